@@ -1,0 +1,65 @@
+"""The codes a model can name, in a fixed order: code <-> column."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+import numpy as np
+from scipy import sparse
+
+from nosology.core import Code
+
+
+class LabelSpace:
+    """An ordered set of codes; column j of every score matrix belongs to `codes[j]`."""
+
+    def __init__(self, codes: Iterable[Code]):
+        self.codes: tuple[Code, ...] = tuple(Code(*code) for code in codes)
+        self._column = {code: column for column, code in enumerate(self.codes)}
+        if len(self._column) != len(self.codes):
+            raise ValueError("codes must be distinct; got a code twice")
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __contains__(self, code: object) -> bool:
+        return code in self._column
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LabelSpace) and self.codes == other.codes
+
+    def __hash__(self) -> int:
+        return hash(self.codes)
+
+    def column(self, code: Code) -> int:
+        """The column of a code; KeyError if the space does not hold it."""
+        return self._column[code]
+
+    @cached_property
+    def hash(self) -> str:
+        """A content hash: equal for equal codes in equal order, on every machine."""
+        return hashlib.sha256("\n".join(map(str, self.codes)).encode()).hexdigest()[:16]
+
+    @property
+    def systems(self) -> tuple[str, ...]:
+        """The code systems in the space, in order of first appearance."""
+        return tuple(dict.fromkeys(code.system for code in self.codes))
+
+    def extended(self, codes: Iterable[Code]) -> LabelSpace:
+        """This space with the codes it lacks appended in sorted order; columns of old codes stay."""
+        return LabelSpace((*self.codes, *sorted({Code(*c) for c in codes} - self._column.keys())))
+
+    def encode(self, code_lists: Sequence[Iterable[Code]]) -> sparse.csr_matrix:
+        """A 0/1 matrix (B notes, L labels); codes outside the space are left out (see `extended`)."""
+        indptr, indices = [0], []
+        for codes in code_lists:
+            indices.extend(sorted({self._column[code] for code in codes if code in self._column}))
+            indptr.append(len(indices))
+        data = np.ones(len(indices), dtype=np.int8)
+        return sparse.csr_matrix((data, indices, indptr), shape=(len(code_lists), len(self.codes)))
+
+    def to_json(self) -> list[list[str]]:
+        """The codes as [system, code] pairs."""
+        return [list(code) for code in self.codes]

@@ -1,0 +1,29 @@
+"""What every room shares: notes, codes, spans, suggestions and the exceptions."""
+
+from nosology.core.errors import (
+    BundleError,
+    CodeError,
+    ConfigError,
+    DataError,
+    NosologyError,
+    OutputError,
+)
+from nosology.core.note import SPLITS, SYSTEMS, Code, Evidence, Note, Span
+from nosology.core.suggestion import EvidenceSpan, Suggestion
+
+__all__ = [
+    "SPLITS",
+    "SYSTEMS",
+    "BundleError",
+    "Code",
+    "CodeError",
+    "ConfigError",
+    "DataError",
+    "Evidence",
+    "EvidenceSpan",
+    "NosologyError",
+    "Note",
+    "OutputError",
+    "Span",
+    "Suggestion",
+]
