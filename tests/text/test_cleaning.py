@@ -1,0 +1,78 @@
+import re
+import unicodedata
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nosology.core import ConfigError
+from nosology.text import BENCHMARK, MULTILINGUAL, RULES, clean
+
+CASES = [
+    ("nul", "a\x00b\x07\ufeffc\td\n", "abc\td\n"),
+    ("crlf", "a\r\nb\rc\nd", "a\nb\nc\nd"),
+    ("unicode", "“no” pt’s 3–4 • ≥5… ﬁne e\u0301", "\"no\" pt's 3-4 - >=5... fine é"),
+    ("fold_accents", "áÉñ ü n\u0303 ß", "aEn u n ß"),
+    ("deid", "Name: ___ by [**First Name8 (NamePattern2) 12**], a_b __ [**", "Name:   by  , a_b __ [**"),
+    ("whitespace", "a \t b  \n c\n\n \n d", "a b\nc\n\nd"),
+    ("strip", " \n a b\t", "a b"),
+    ("strip", " \n ", ""),
+    ("lower", "HIV İ Straße ÑÁ", "hiv i straße ñá"),
+    ("alphanumeric", "HbA1c: 7.5% (é)", "HbA1c 7 5 "),
+    ("words", "Niño_de 3,5 años; tosio\u0301", "Niño de 3 5 años tosio\u0301"),
+    ("numbers", "12 h1n1 7 5 t4 3", "h1n1 t4 "),
+]
+
+
+@pytest.mark.parametrize("rule, text, expected", CASES)
+def test_rule(rule, text, expected):
+    assert clean(text, [rule]).text == expected
+
+
+def plain(text: str) -> str:
+    """The letters of a text whatever their case and accents."""
+    letters = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
+    return "".join(c for c in letters if not unicodedata.combining(c))
+
+
+@given(st.text(), st.lists(st.sampled_from(sorted(RULES)), max_size=5))
+@settings(max_examples=200)
+def test_every_character_comes_from_the_place_it_names(text, rules):
+    cleaned = clean(text, rules)
+    places = [cleaned.original(i, i + 1) for i in range(len(cleaned.text))]
+    for character, place in zip(cleaned.text, places, strict=True):
+        assert 0 <= place.start < place.end <= len(text)
+        if character.isalnum():
+            assert plain(character) in plain(text[slice(*place)])
+    assert all(a.start <= b.start and a.end <= b.end for a, b in pairwise(places))
+
+
+@pytest.mark.parametrize("rule", sorted(RULES.keys() - {"deid", "unicode"}))
+@given(st.text())
+def test_a_rule_leaves_itself_nothing_to_do(rule, text):
+    once = clean(text, [rule]).text
+    assert clean(once, [rule]).text == once
+
+
+@given(st.text() | st.from_regex(r"[A-Za-z0-9 .,é_\n-]*", fullmatch=True))
+def test_benchmark_equals_its_definition(text):
+    expected = re.sub(r"[^a-z0-9]+", " ", text.replace("İ", "i").lower())
+    expected = " ".join(word for word in expected.split() if not word.isdigit())
+    assert clean(text, BENCHMARK).text == expected
+
+
+def test_multilingual_keeps_accents():
+    assert clean("Niño\u00a0de 3 AÑOS — ___ con “tos”", MULTILINGUAL).text == "niño de años con tos"
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("piece", [" ", "_", ".", "[**", "*", "1", "1 ", "\n ", "\r", "\x00", "\u0301", "é", "a _"])
+@pytest.mark.parametrize("rule", RULES)
+def test_time_is_linear(rule, piece):
+    clean(piece * 100_000, [rule])
+
+
+def test_an_unknown_rule_is_named_without_the_text():
+    with pytest.raises(ConfigError, match=r"one of nul, crlf, .*; got 'shout'"):
+        clean("secret", ["shout"])
