@@ -1,0 +1,209 @@
+"""The corpus folder: notes.parquet, and corpus.json with source, filters, counts and a hash of the content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import compute, parquet
+
+from nosology import __version__
+from nosology.core import SPLITS, Code, DataError, Evidence, Note
+from nosology.core.files import new_folder, write_json
+from nosology.corpora.notes_file import note_to_json
+
+MANIFEST, NOTES = "corpus.json", "notes.parquet"
+FORMAT = 1
+
+_CODE = [("system", pa.string()), ("code", pa.string())]
+_EVIDENCE = [*_CODE, ("start", pa.int64()), ("end", pa.int64()), ("extra", pa.string())]
+_SCHEMA = pa.schema(
+    [(name, pa.string()) for name in ("id", "text", "patient", "site", "split", "lang")]
+    + [("codes", pa.list_(pa.struct(_CODE))), ("evidence", pa.list_(pa.struct(_EVIDENCE))), ("extra", pa.string())]
+)
+# A row group holds at most this many notes and characters: what reading and writing keep in memory.
+_GROUP_NOTES, _GROUP_CHARACTERS = 2_000, 1 << 24
+_BATCH_NOTES = 256
+
+
+class Corpus:
+    """A corpus on disk; its notes are streamed, never held."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any]):
+        self.folder = folder
+        self.manifest = manifest
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Corpus:
+        """The corpus in a folder; DataError if it is none or not whole."""
+        folder = Path(folder)
+        path = folder / MANIFEST
+        if not path.is_file():
+            raise DataError(f"{folder} is no corpus: it holds no {MANIFEST} (make one with `nosology corpus prepare`)")
+        try:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+            form, notes = manifest["format"], manifest["counts"]["notes"]
+            manifest["hash"]
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise DataError(f"{path} is damaged or of another program") from error
+        if form != FORMAT:
+            raise DataError(f"{path}: format must be {FORMAT}; got {form!r}")
+        try:
+            with parquet.ParquetFile(folder / NOTES) as file:
+                stored, names = file.metadata.num_rows, file.schema_arrow.names
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{folder / NOTES} is missing or damaged") from error
+        if names != _SCHEMA.names:
+            raise DataError(
+                f"{folder / NOTES} must have the columns {', '.join(_SCHEMA.names)}; got {', '.join(names)}"
+            )
+        if stored != notes:
+            raise DataError(f"{folder / NOTES} holds {stored} notes; {MANIFEST} says {notes}")
+        return cls(folder, manifest)
+
+    @property
+    def hash(self) -> str:
+        """A hash of the notes in their order, the same whatever program wrote the file."""
+        return self.manifest["hash"]
+
+    def __len__(self) -> int:
+        return self.manifest["counts"]["notes"]
+
+    def notes(self, split: str | None = None, text: bool = True) -> Iterator[Note]:
+        """The notes in order, of one split if named; without text, each text is empty and reading is faster."""
+        if split is not None and split not in SPLITS:
+            raise DataError(f"split must be one of {', '.join(SPLITS)}; got {split!r}")
+        names = [name for name in _SCHEMA.names if text or name != "text"]
+        try:
+            with parquet.ParquetFile(self.folder / NOTES) as file:
+                for batch in file.iter_batches(batch_size=_BATCH_NOTES, columns=names):
+                    if split is not None:
+                        batch = batch.filter(compute.equal(batch.column("split"), split))
+                    yield from map(_from_row, batch.to_pylist())
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{self.folder / NOTES} is missing or damaged") from error
+
+
+def write_corpus(
+    notes: Iterable[Note], folder: str | Path, *, source: dict[str, Any], filters: list, counts: dict[str, Any]
+) -> Corpus:
+    """The corpus made of the notes, written whole or not at all.
+
+    `counts` is read after the last note, so that it may still be filled while notes are drawn; the counts of notes,
+    splits and systems are added to it.
+    """
+    folder = Path(folder)
+    tally = _Tally()
+    with new_folder(folder, marker=MANIFEST) as aside:
+        with parquet.ParquetWriter(aside / NOTES, _SCHEMA, compression="zstd") as writer:
+            for group in _groups(notes):
+                for note in group:
+                    tally.add(note)
+                writer.write_table(pa.Table.from_pylist([_to_row(note) for note in group], _SCHEMA))
+        manifest = {
+            "format": FORMAT,
+            "package": f"nosology {__version__}",
+            "source": source,
+            "filters": filters,
+            "counts": tally.to_json() | counts,
+            "hash": tally.digest.hexdigest(),
+        }
+        write_json(aside / MANIFEST, manifest)
+    return Corpus(folder, manifest)
+
+
+class _Tally:
+    """Counts and hashes notes as they pass, and refuses an id that came before."""
+
+    def __init__(self) -> None:
+        self.digest = hashlib.sha256()
+        self.ids: set[str] = set()
+        self.patients: set[str] = set()
+        self.splits: Counter[str] = Counter()
+        self.codes: Counter[Code] = Counter()
+        self.uncoded = 0
+
+    def add(self, note: Note) -> None:
+        if note.id in self.ids:
+            raise DataError(f"a corpus holds an id once; got {note.id!r} twice")
+        self.ids.add(note.id)
+        if note.patient is not None:
+            self.patients.add(note.patient)
+        self.splits[note.split or "none"] += 1
+        self.codes.update(note.codes)
+        self.uncoded += not note.codes
+        self.digest.update(json.dumps(note_to_json(note), sort_keys=True, default=str).encode() + b"\n")
+
+    def to_json(self) -> dict[str, Any]:
+        systems: dict[str, dict[str, int]] = {}
+        for code, count in sorted(self.codes.items()):
+            system = systems.setdefault(code.system, {"codes": 0, "occurrences": 0})
+            system["codes"] += 1
+            system["occurrences"] += count
+        return {
+            "notes": len(self.ids),
+            "patients": len(self.patients),
+            "notes_without_codes": self.uncoded,
+            "splits": {name: self.splits[name] for name in (*SPLITS, "none") if self.splits[name]},
+            "systems": systems,
+        }
+
+
+def _groups(notes: Iterable[Note]) -> Iterator[list[Note]]:
+    group: list[Note] = []
+    characters = 0
+    for note in notes:
+        group.append(note)
+        characters += len(note.text)
+        if len(group) >= _GROUP_NOTES or characters >= _GROUP_CHARACTERS:
+            yield group
+            group, characters = [], 0
+    if group:
+        yield group
+
+
+def _to_row(note: Note) -> dict[str, Any]:
+    return {
+        "id": note.id,
+        "text": note.text,
+        "patient": note.patient,
+        "site": note.site,
+        "split": note.split,
+        "lang": note.lang,
+        "codes": [code._asdict() for code in note.codes],
+        "evidence": [
+            {**item.code._asdict(), "start": item.start, "end": item.end, "extra": _pack(item.extra)}
+            for item in note.evidence
+        ],
+        "extra": _pack(note.extra),
+    }
+
+
+def _from_row(row: dict[str, Any]) -> Note:
+    return Note(
+        id=row["id"],
+        text=row.get("text", ""),
+        patient=row["patient"],
+        site=row["site"],
+        split=row["split"],
+        lang=row["lang"],
+        codes=tuple(Code(item["system"], item["code"]) for item in row["codes"]),
+        evidence=tuple(
+            Evidence(Code(item["system"], item["code"]), item["start"], item["end"], _unpack(item["extra"]))
+            for item in row["evidence"]
+        ),
+        extra=_unpack(row["extra"]),
+    )
+
+
+def _pack(extra: Any) -> str | None:
+    return json.dumps(dict(extra), default=str) if extra else None
+
+
+def _unpack(extra: str | None) -> dict[str, Any]:
+    return json.loads(extra) if extra else {}

@@ -1,0 +1,130 @@
+"""What a note may hold: text and codes as they come, mended or left out, and every such act counted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from nosology.core import SPLITS, SYSTEMS, Code, CodeError, DataError
+
+
+class Kind(NamedTuple):
+    """What a kind of trouble is called, and whether something was lost by it (then --strict refuses it)."""
+
+    sentence: str
+    lossy: bool
+
+
+TROUBLES: dict[str, Kind] = {
+    "encoding": Kind("lines that are not UTF-8, read as Windows-1252", lossy=False),
+    "bad_characters": Kind("notes with NUL bytes or lone surrogates, replaced one for one", lossy=False),
+    "repeated_code": Kind("codes given twice to one note, kept once", lossy=False),
+    "unknown_code": Kind("codes that no known release has, kept", lossy=False),
+    "repaired_code": Kind("codes that lost leading zeros, restored", lossy=False),
+    "malformed_code": Kind("codes that cannot be codes of their system, left out", lossy=True),
+    "empty_note": Kind("notes without a word, left out", lossy=True),
+    "duplicate_id": Kind("notes with an id that came before, left out", lossy=True),
+    "no_admission": Kind("notes without an admission, left out", lossy=True),
+    "ragged_row": Kind("rows with more or fewer fields than the header, left out", lossy=True),
+    "bad_evidence": Kind("evidence whose span does not lie within its text, left out", lossy=True),
+    "codes_without_note": Kind("coded ids or admissions for which there is no note", lossy=False),
+}
+
+PLACES_KEPT = 5
+_BAD = re.compile("[\x00\ud800-\udfff]")
+_SPLIT_NAMES = {**{name: name for name in SPLITS}, "training": "train", "val": "dev", "valid": "dev"} | {
+    "validation": "dev",
+    "development": "dev",
+}
+
+
+def place(file: str | Path, row: int) -> str:
+    """The place as messages name it; row 1 is the first line, which in a table is the header."""
+    return f"{Path(file).name} row {row}"
+
+
+class Intake:
+    """Takes in raw values of one or more files; `troubles` counts what was mended or left out, with the first places.
+
+    `strict` raises where something would be lost; `check_codes` also counts codes that no release has.
+    """
+
+    def __init__(self, *, strict: bool = False, check_codes: bool = False):
+        self.strict = strict
+        self.check_codes = check_codes
+        self.troubles: dict[str, dict] = {}
+        self._codes: dict[tuple[str, str], tuple[Code | None, tuple[str, ...]]] = {}
+
+    def trouble(self, kind: str, file: str | Path, row: int) -> None:
+        """Counts a trouble; raises DataError if it loses something and the intake is strict."""
+        if self.strict and TROUBLES[kind].lossy:
+            raise DataError(f"{place(file, row)}: found {TROUBLES[kind].sentence.removesuffix(', left out')}")
+        found = self.troubles.setdefault(kind, {"count": 0, "first": []})
+        found["count"] += 1
+        if len(found["first"]) < PLACES_KEPT:
+            found["first"].append(place(file, row))
+
+    def text(self, raw: str, file: str | Path, row: int) -> str:
+        """The text with characters no file may hold replaced one for one, so that every offset still holds."""
+        if raw.isascii() and "\x00" not in raw:
+            return raw
+        mended = _BAD.sub(lambda match: " " if match[0] == "\x00" else "\ufffd", raw)
+        if mended != raw:
+            self.trouble("bad_characters", file, row)
+        return mended
+
+    def code(self, raw: str, system: str, file: str | Path, row: int) -> Code | None:
+        """The code in its usual spelling, or None if it cannot be one."""
+        known = self._codes.get((system, raw))
+        if known is None:
+            known = self._codes[system, raw] = self._read_code(raw, system)
+        for kind in known[1]:
+            self.trouble(kind, file, row)
+        return known[0]
+
+    def codes(self, raw: Iterable[tuple[str, str]], file: str | Path, row: int) -> tuple[Code, ...]:
+        """The codes of one note from (system, raw code) pairs, each once, in the order given."""
+        found: dict[Code, None] = {}
+        for system, value in raw:
+            code = self.code(value, system, file, row)
+            if code in found:
+                self.trouble("repeated_code", file, row)
+            elif code is not None:
+                found[code] = None
+        return tuple(found)
+
+    def _read_code(self, raw: str, system: str) -> tuple[Code | None, tuple[str, ...]]:
+        from nosology.codes import normalise
+
+        try:
+            code = normalise(raw, system)
+        except CodeError:
+            return None, ("malformed_code",)
+        return code, ("unknown_code",) if self.check_codes and not exists(code) else ()
+
+
+def exists(code: Code) -> bool:
+    """Whether any release known to this package has the code, billable or not."""
+    from nosology.codes import releases, table
+
+    return any(table(code.system, release).get(code.code) is not None for release in reversed(releases(code.system)))
+
+
+def system_name(raw: object, file: str | Path, row: int) -> str:
+    """The name of a code system; DataError names the place if it is none."""
+    name = raw.strip().lower() if isinstance(raw, str) else raw
+    if name not in SYSTEMS:
+        raise DataError(f"{place(file, row)}: system must be one of {', '.join(SYSTEMS)}; got {str(raw)[:40]!r}")
+    return name
+
+
+def split_name(raw: object, file: str | Path, row: int) -> str | None:
+    """The split a value names (val and validation are dev), None for an empty one; DataError names the place."""
+    if raw is None or raw == "":
+        return None
+    name = _SPLIT_NAMES.get(raw.strip().lower()) if isinstance(raw, str) else None
+    if name is None:
+        raise DataError(f"{place(file, row)}: split must be one of {', '.join(SPLITS)}; got {str(raw)[:40]!r}")
+    return name

@@ -1,0 +1,115 @@
+"""Lines and rows of text files as people have them: gzipped or not, of mixed encodings, with any line ends."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from nosology.core import DataError
+from nosology.corpora.intake import Intake, place
+
+_BLOCK = 1 << 20
+# A longer field is a quote that was never closed: it would swallow the rest of the file.
+_LONGEST_FIELD = 1 << 27
+_SEPARATORS = ",\t;|"
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[BinaryIO]:
+    """The file's bytes, decompressed if they are gzip whatever its name says."""
+    try:
+        with path.open("rb") as raw:
+            packed = raw.peek(2)[:2] == b"\x1f\x8b"
+            yield gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[misc]
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is not a whole gzip file: {error}") from error
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def decode(raw: bytes) -> tuple[str, bool]:
+    """The text, and whether it was UTF-8; if not it is read as Windows-1252, which every byte string can be."""
+    try:
+        return raw.decode("utf-8"), True
+    except UnicodeDecodeError:
+        # The five bytes Windows-1252 leaves undefined stand for themselves, as browsers read them.
+        return "".join(bytes([b]).decode("cp1252", "ignore") or chr(b) for b in raw), False
+
+
+def text_lines(path: Path, intake: Intake) -> Iterator[str]:
+    """The file's lines with their line ends as they are; only a line feed ends a line."""
+    with open_bytes(path) as file:
+        first, rest, line = True, b"", 1
+        while block := file.read(_BLOCK):
+            if first:
+                if block[:2] in (b"\xff\xfe", b"\xfe\xff"):
+                    raise DataError(f"{path} is UTF-16; save it as UTF-8")
+                block, first = block.removeprefix(b"\xef\xbb\xbf"), False
+            whole, newline, tail = (block if not rest else rest + block).rpartition(b"\n")
+            rest = tail
+            if newline:
+                yield from _decoded(whole + newline, path, line, intake)
+                line += whole.count(b"\n") + 1
+        if rest:
+            yield from _decoded(rest, path, line, intake)
+
+
+def _decoded(block: bytes, path: Path, line: int, intake: Intake) -> Iterator[str]:
+    try:
+        yield from io.StringIO(block.decode("utf-8"), newline="\n")
+    except UnicodeDecodeError:
+        for number, raw in enumerate(io.BytesIO(block), start=line):
+            text, was_utf8 = decode(raw)
+            if not was_utf8:
+                intake.trouble("encoding", path, number)
+            yield text
+
+
+def table_rows(path: Path, intake: Intake) -> Iterator[tuple[int, list[str]]]:
+    """(row number, fields) of a separated table; the first is the header, (1, names). Ragged rows are counted.
+
+    The separator is the one that the header holds most often of comma, tab, semicolon and bar.
+    """
+    csv.field_size_limit(_LONGEST_FIELD)
+    lines = text_lines(path, intake)
+    header = next(lines, "")
+    if not header.strip():
+        raise DataError(f"{path} is empty: expected a header row")
+    separator = max(_SEPARATORS, key=header.count)
+    names = next(csv.reader([header], delimiter=separator))
+    yield 1, [name.strip() for name in names]
+    row = 1
+    try:
+        for row, fields in enumerate(csv.reader(lines, delimiter=separator, strict=True), start=2):
+            if len(fields) == len(names):
+                yield row, fields
+            elif fields:
+                intake.trouble("ragged_row", path, row)
+    except csv.Error as error:
+        raise DataError(f"{path.name} row {row + 1}: not a well-formed row of a table ({error})") from error
+
+
+def columns(
+    path: Path, intake: Intake, required: Sequence[str], optional: Sequence[str] = ()
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """(row number, the fields asked for in the order asked), whatever the columns' order and letter case.
+
+    An optional column that is not there yields empty fields.
+    """
+    rows = table_rows(path, intake)
+    _, names = next(rows)
+    positions = {name.lower(): position for position, name in enumerate(names)}
+    missing = [name for name in required if name not in positions]
+    if missing:
+        raise DataError(
+            f"{place(path, 1)}: missing column {', '.join(missing)}; the columns are {', '.join(names)[:200]}"
+        )
+    wanted = [positions.get(name, -1) for name in (*required, *optional)]
+    for row, fields in rows:
+        yield row, tuple(fields[position] if position >= 0 else "" for position in wanted)
