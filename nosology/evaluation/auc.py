@@ -1,0 +1,83 @@
+"""Areas under the ROC curve, exact with ties, and how much each note moves them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nosology.evaluation.cells import CellCounts
+from nosology.evaluation.ranking import Ranks
+from nosology.evaluation.scored import Scored
+
+GRID = 1024
+
+
+def grid_of(cells: CellCounts) -> np.ndarray:
+    """At most 1,024 scores (ascending) spread evenly over the true cells: they stand for them in `micro_auc`."""
+    if not cells.n_true:
+        return np.empty(0)
+    wanted = (np.arange(min(GRID, cells.n_true)) + 0.5) / min(GRID, cells.n_true) * cells.n_true
+    return cells.values[np.searchsorted(cells.true_upto, wanted, "left")]
+
+
+def micro_auc(scored: Scored, cells: CellCounts, ranks: Ranks, grid: np.ndarray) -> tuple[float, np.ndarray]:
+    """The AUC over all cells, and the influence (B,) of each note on it.
+
+    Cells of codes that cannot be named lie below all others and tie among themselves. The AUC is exact; the influence
+    takes `grid` for the true scores.
+    """
+    n_true = np.diff(scored.gold.indptr)
+    n_named = np.diff(scored.named_gold.indptr)
+    n_false = len(scored.space) - n_true
+    total_true, total_false = int(n_true.sum()), int(n_false.sum())
+    if not total_true or not total_false:
+        return np.nan, np.zeros(scored.n_notes)
+    outside_true = n_true - n_named
+    outside_false = scored.n_outside - outside_true
+    note = np.repeat(np.arange(scored.n_notes), n_named)
+    beaten = cells.false_beaten[np.searchsorted(cells.values, scored.true_scores)] + outside_false.sum()
+    won = np.bincount(note, weights=beaten, minlength=scored.n_notes) + outside_true * outside_false.sum() / 2
+    auc = float(won.sum() / total_true / total_false)
+
+    lost = np.zeros(scored.n_notes)
+    if len(grid):
+        true = scored.true_scores
+        own = len(grid) - (np.searchsorted(grid, true, "left") + np.searchsorted(grid, true, "right")) / 2
+        own = np.bincount(note, weights=own, minlength=scored.n_notes)
+        lost = (ranks.grid_beats - own) / len(grid) * n_named.sum()
+    lost += outside_false * (n_named.sum() + outside_true.sum() / 2)
+    influence = (won / total_false - auc * n_true) / total_true + (lost / total_true - auc * n_false) / total_false
+    return auc, influence
+
+
+def code_aucs(scored: Scored) -> tuple[np.ndarray, np.ndarray]:
+    """The AUC of each code (len(space),), NaN where undefined, and the influence (B,) of each note on their mean.
+
+    A code without a true or without a false note has none. A code that cannot be named has the same score everywhere: 0.5.
+    """
+    positives = scored.gold.tocsc()
+    support = np.diff(positives.indptr)
+    mixed = np.flatnonzero((support > 0) & (support < scored.n_notes))
+    aucs, influence = np.full(len(scored.space), np.nan), np.zeros(scored.n_notes)
+    aucs[mixed[mixed >= scored.n_nameable]] = 0.5
+    for group, block in scored.column_blocks(mixed[mixed < scored.n_nameable]):
+        ordered = np.sort(block, axis=1)
+        for column, values, ascending in zip(group, block, ordered):
+            notes = positives.indices[positives.indptr[column] : positives.indptr[column + 1]]
+            aucs[column] = _add_code(values, ascending, notes, influence)
+    return aucs, influence / max(1, len(mixed))
+
+
+def _add_code(values: np.ndarray, ascending: np.ndarray, notes: np.ndarray, influence: np.ndarray) -> float:
+    """The AUC of one code; adds each note's influence on it."""
+    true = np.sort(values[notes])
+    n_true, n_false = len(true), len(values) - len(true)
+    all_halves = np.searchsorted(ascending, values[notes], "left") + np.searchsorted(ascending, values[notes], "right")
+    true_halves = np.searchsorted(true, values[notes], "left") + np.searchsorted(true, values[notes], "right")
+    won = (all_halves - true_halves) / (2 * n_false)
+    auc = won.mean()
+    lost = 1 - (np.searchsorted(true, values, "left") + np.searchsorted(true, values, "right")) / (2 * n_true)
+    lost -= auc
+    lost /= n_false
+    lost[notes] = (won - auc) / n_true
+    influence += lost
+    return float(auc)

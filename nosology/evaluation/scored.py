@@ -1,0 +1,144 @@
+"""Notes with their true codes and a model's scores, checked once and read in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy import sparse
+
+from nosology.codes.label_space import LabelSpace
+from nosology.core import SYSTEMS, Code, ConfigError, DataError
+
+BLOCK_CELLS = 1 << 23  # 32 MiB of float32: large enough for fast sorts, small beside the scores themselves
+
+Scores = np.ndarray | sparse.csr_matrix | sparse.csr_array
+
+
+@dataclass(frozen=True)
+class Scored:
+    """B notes, the L codes a model can name and the true codes it cannot, which stand in columns after L.
+
+    `scores` (B, L) are probabilities, dense or sparse (absent = 0); a code that cannot be named has no score at all.
+    """
+
+    space: LabelSpace
+    n_nameable: int
+    gold: sparse.csr_matrix  # (B, len(space)) of 0/1
+    scores: Scores
+    columns: np.ndarray | None  # of `scores`, where a choice of systems leaves some out
+
+    @staticmethod
+    def of(
+        labels: LabelSpace,
+        gold: Sequence[Collection[Code]],
+        scores: Scores,
+        systems: Collection[str] | None = None,
+    ) -> Scored:
+        """The checked whole; `systems` keeps only the true codes and the columns of these code systems."""
+        scores = _checked(scores, (len(gold), len(labels)))
+        columns = None
+        if systems is not None:
+            wanted = _checked_systems(systems)
+            gold = [[code for code in codes if code[0] in wanted] for codes in gold]
+            columns = np.array([j for j, code in enumerate(labels.codes) if code.system in wanted], dtype=np.intp)
+            labels = LabelSpace(labels.codes[j] for j in columns)
+        space = labels.extended(code for codes in gold for code in codes)
+        return Scored(space, len(labels), space.encode(gold), scores, columns)
+
+    @property
+    def n_notes(self) -> int:
+        """B, the number of notes."""
+        return self.gold.shape[0]
+
+    @property
+    def n_outside(self) -> int:
+        """The number of distinct true codes that the model cannot name."""
+        return len(self.space) - self.n_nameable
+
+    def row_blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """Slices of notes, each with its dense scores (b, L)."""
+        step = max(1, BLOCK_CELLS // max(1, self.scores.shape[1]))
+        for start in range(0, self.n_notes, step):
+            rows = slice(start, min(start + step, self.n_notes))
+            block = self.scores[rows]
+            if sparse.issparse(block):
+                block = block.toarray()
+            yield rows, block if self.columns is None else block[:, self.columns]
+
+    def column_blocks(self, wanted: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The wanted columns in groups, each with its dense scores turned to (l, B)."""
+        step = max(1, BLOCK_CELLS // self.n_notes)
+        stored = self.scores.tocsc() if sparse.issparse(self.scores) else self.scores
+        for start in range(0, len(wanted), step):
+            group = wanted[start : start + step]
+            block = stored[:, group if self.columns is None else self.columns[group]]
+            yield group, np.ascontiguousarray((block.toarray() if sparse.issparse(block) else block).T)
+
+    @cached_property
+    def named_gold(self) -> sparse.csr_matrix:
+        """The true codes that the model can name, (B, L)."""
+        return self.gold[:, : self.n_nameable]
+
+    @cached_property
+    def true_scores(self) -> np.ndarray:
+        """The scores of the true codes that can be named, note by note, in the order of `named_gold`."""
+        rows = np.repeat(np.arange(self.n_notes), np.diff(self.named_gold.indptr))
+        columns = self.named_gold.indices if self.columns is None else self.columns[self.named_gold.indices]
+        return np.asarray(self.scores[rows, columns]).ravel()
+
+    def predicted(self, threshold: float | np.ndarray) -> sparse.csr_matrix:
+        """The accepted codes (B, len(space)): a score above 0 that reaches its threshold."""
+        limit = _checked_threshold(threshold, self.scores.shape[1]).astype(self.scores.dtype)
+        if self.columns is not None and limit.ndim:
+            limit = limit[self.columns]
+        indptr, indices = [np.zeros(1, dtype=np.int64)], []
+        for _, block in self.row_blocks():
+            accepted = (block >= limit) & (block > 0)
+            indices.append(np.nonzero(accepted)[1])
+            indptr.append(indptr[-1][-1] + np.cumsum(np.count_nonzero(accepted, axis=1)))
+        columns = np.concatenate(indices)
+        data = np.ones(len(columns), dtype=np.int8)
+        return sparse.csr_matrix((data, columns, np.concatenate(indptr)), shape=self.gold.shape)
+
+
+def _checked(scores: Scores, shape: tuple[int, int]) -> Scores:
+    if not (isinstance(scores, np.ndarray) or sparse.issparse(scores)):
+        raise ValueError(f"scores must be a numpy array or a scipy sparse matrix; got {type(scores).__name__}")
+    if scores.shape != shape:
+        raise ValueError(f"scores must have the shape (notes, labels) = {shape}; got {scores.shape}")
+    if shape[0] == 0:
+        raise DataError("there is nothing to evaluate: got no notes")
+    if scores.dtype not in (np.float32, np.float64):
+        scores = scores.astype(np.float32)
+    if sparse.issparse(scores):
+        scores = scores.tocsr()
+        if not scores.has_canonical_format:
+            scores = scores.copy()
+            scores.sum_duplicates()
+    values = scores.data if sparse.issparse(scores) else scores
+    if values.size:
+        low, high = values.min(), values.max()
+        if np.isnan(low):
+            raise ValueError("scores must be probabilities in [0, 1]; got NaN")
+        if low < 0 or high > 1:
+            raise ValueError(f"scores must be probabilities in [0, 1], not logits; got {low:.6g} to {high:.6g}")
+    return scores
+
+
+def _checked_threshold(threshold: float | np.ndarray, n_labels: int) -> np.ndarray:
+    limit = np.asarray(threshold, dtype=np.float64)
+    if limit.shape not in ((), (n_labels,)):
+        raise ValueError(f"threshold must be one number or one a label ({n_labels}); got the shape {limit.shape}")
+    if not np.all((limit >= 0) & (limit <= 1)):
+        raise ValueError(f"threshold must lie in [0, 1]; got {limit.min():.6g} to {limit.max():.6g}")
+    return limit
+
+
+def _checked_systems(systems: Collection[str]) -> frozenset[str]:
+    wanted = frozenset([systems] if isinstance(systems, str) else systems)
+    if not wanted or wanted - set(SYSTEMS):
+        raise ConfigError(f"systems must be some of {', '.join(SYSTEMS)}; got {', '.join(sorted(wanted)) or 'none'}")
+    return wanted
