@@ -52,7 +52,7 @@ def micro_auc(scored: Scored, cells: CellCounts, ranks: Ranks, grid: np.ndarray)
 def code_aucs(scored: Scored) -> tuple[np.ndarray, np.ndarray]:
     """The AUC of each code (len(space),), NaN where undefined, and the influence (B,) of each note on their mean.
 
-    A code without a true or without a false note has none. A code that cannot be named has the same score everywhere: 0.5.
+    A code without a true or a false note has none. A code that cannot be named has one score everywhere: 0.5.
     """
     positives = scored.gold.tocsc()
     support = np.diff(positives.indptr)

@@ -1,0 +1,231 @@
+"""Every metric against scikit-learn, or against its definition written out by hand."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn import metrics as oracle
+
+from nosology.codes.label_space import LabelSpace
+from nosology.core import Code, ConfigError, DataError
+from nosology.evaluation import evaluate
+
+CONTRACT = [
+    "micro_f1",
+    "macro_f1",
+    "macro_f1_all",
+    "micro_precision",
+    "micro_recall",
+    "micro_auc",
+    "macro_auc",
+    "map",
+    "p@5",
+    "p@8",
+    "p@15",
+    "r@15",
+    "r_precision",
+    "hamming_loss",
+    "exact_match",
+    "coverage_error",
+]
+COUNTS = ["threshold", "n_notes", "n_codes", "n_true_codes_outside_label_space"]
+
+SHAPES = [
+    {"seed": 0},
+    {"seed": 1, "digits": 1},
+    {"seed": 2, "digits": 2, "n_notes": 7, "n_labels": 40},
+    {"seed": 3, "digits": 1, "n_outside": 3},
+    {"seed": 4, "n_outside": 5, "n_notes": 150, "n_labels": 12},
+]
+
+
+@pytest.fixture(params=SHAPES, ids=str)
+def case(request, make_case):
+    return make_case(**request.param)
+
+
+@pytest.fixture
+def found(case):
+    return evaluate(case.labels, case.gold, case.scores, 0.4, replicates=20)
+
+
+def _accepted(case, width: int) -> np.ndarray:
+    accepted = np.zeros((len(case.gold), width), dtype=int)
+    accepted[:, : len(case.labels)] = case.scores >= np.float32(0.4)
+    return accepted
+
+
+def _below_all(case, width: int) -> np.ndarray:
+    """The scores over the extended space, with codes that cannot be named below every other."""
+    scores = np.full((len(case.gold), width), -1.0)
+    scores[:, : len(case.labels)] = case.scores
+    return scores
+
+
+def test_names_of_the_contract(found):
+    for name in CONTRACT:
+        assert found[f"{name}_low"] <= found[name] <= found[f"{name}_high"], name
+    assert set(COUNTS) <= found.keys()
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_f1_precision_recall(case, found, truth):
+    true = truth(case)
+    accepted = _accepted(case, true.shape[1])
+    with_positive = np.flatnonzero(true.any(0))
+    for average, labels in (("micro", None), ("macro", with_positive)):
+        p, r, f1, _ = oracle.precision_recall_fscore_support(
+            true, accepted, average=average, labels=labels, zero_division=0
+        )
+        ours = [found[f"{average}_{name}"] for name in ("precision", "recall", "f1")]
+        assert ours == pytest.approx([p, r, f1], abs=1e-12)
+    assert found["macro_f1_all"] == pytest.approx(oracle.f1_score(true, accepted, average="macro", zero_division=0))
+    p, r = found["macro_precision"], found["macro_recall"]
+    assert found["caml_macro_f1"] == pytest.approx(2 * p * r / (p + r))
+
+
+def test_hamming_and_exact_match(case, found, truth):
+    true = truth(case)
+    accepted = _accepted(case, true.shape[1])
+    assert found["hamming_loss"] == pytest.approx(oracle.hamming_loss(true, accepted), abs=1e-12)
+    assert found["exact_match"] == pytest.approx(oracle.accuracy_score(true, accepted), abs=1e-12)
+
+
+def test_auc(case, found, truth):
+    true = truth(case)
+    scores = _below_all(case, true.shape[1])
+    assert found["micro_auc"] == pytest.approx(oracle.roc_auc_score(true.ravel(), scores.ravel()), abs=1e-12)
+    mixed = true.any(0) & ~true.all(0)
+    assert found["macro_auc"] == pytest.approx(oracle.roc_auc_score(true[:, mixed], scores[:, mixed]), abs=1e-12)
+
+
+def test_map_and_coverage(case, found, truth):
+    true = truth(case)
+    coded = true.any(1)
+    named = true[coded, : len(case.labels)]
+    # scikit-learn's mean over the true codes it knows, scaled to all of them: a code never found adds 0.
+    known = [oracle.average_precision_score(t, s) if t.any() else 0 for t, s in zip(named, case.scores[coded])]
+    share = named.sum(1) / true[coded].sum(1)
+    assert found["map"] == pytest.approx(np.mean(known * share), abs=1e-7)
+    coverage = oracle.coverage_error(true[coded], _below_all(case, true.shape[1])[coded])
+    assert found["coverage_error"] == pytest.approx(coverage, abs=1e-12)
+    assert found["n_notes_without_codes"] == np.sum(~coded) > 0
+
+
+def test_top_k(case, found, truth):
+    values: dict[str, list[float]] = {}
+    for true, scores in zip(truth(case), case.scores):
+        if not true.any():
+            continue
+        n_true = int(true.sum())
+        ranked = [j for j in np.argsort(-scores, kind="stable") if scores[j] > 0]
+        hits = true[ranked]
+        for k in (5, 8, 15):
+            values.setdefault(f"p@{k}", []).append(hits[:k].sum() / k)
+        values.setdefault("r@15", []).append(hits[:15].sum() / n_true)
+        values.setdefault("r_precision", []).append(hits[:n_true].sum() / n_true)
+    for name, per_note in values.items():
+        assert found[name] == pytest.approx(np.mean(per_note), abs=1e-12), name
+
+
+def test_sparse_scores_give_the_same(case, found):
+    for kind in (sparse.csr_matrix, sparse.csr_array, sparse.csc_matrix):
+        assert evaluate(case.labels, case.gold, kind(case.scores), 0.4, replicates=20) == found
+
+
+def test_blocks_give_the_same(case, found, monkeypatch):
+    monkeypatch.setattr("nosology.evaluation.scored.BLOCK_CELLS", 64)
+    again = evaluate(case.labels, case.gold, case.scores, 0.4, replicates=20)
+    assert again == pytest.approx(found, abs=1e-12)
+
+
+def test_a_system_alone_equals_that_system_cut_out(make_case):
+    case = make_case(seed=5)
+    mixed = LabelSpace(Code("icd10cm" if j % 3 else "icd10pcs", f"{j:07d}") for j in range(len(case.labels)))
+    renamed = dict(zip(case.labels.codes, mixed.codes))
+    gold = [[renamed[code] for code in codes] + [Code("icd9cm", "428.0")] for codes in case.gold]
+    keep = [j for j, code in enumerate(mixed.codes) if code.system == "icd10cm"]
+    cut = [[code for code in codes if code.system == "icd10cm"] for codes in gold]
+    thresholds = np.linspace(0.2, 0.6, len(mixed))
+    alone = evaluate(mixed, gold, case.scores, thresholds, systems={"icd10cm"}, replicates=5)
+    kept = LabelSpace(mixed.codes[j] for j in keep)
+    by_hand = evaluate(kept, cut, case.scores[:, keep], thresholds[keep], replicates=5)
+    assert alone == by_hand
+    assert alone["threshold"] is None
+
+
+def test_a_code_that_cannot_be_named_is_a_miss_everywhere(make_case):
+    case = make_case(seed=6, n_notes=40)
+    more = [[*codes, Code("icd10cm", "Z99.9")] for codes in case.gold]
+    before = evaluate(case.labels, case.gold, case.scores, 0.4, replicates=0)
+    after = evaluate(case.labels, more, case.scores, 0.4, replicates=0)
+    for name in ("micro_f1", "macro_f1", "micro_recall", "macro_recall", "map", "r@15", "micro_auc"):
+        assert after[name] < before[name], name
+    assert after["hamming_loss"] > before["hamming_loss"]
+    assert after["coverage_error"] == len(case.labels) + 1
+    assert (after["exact_match"], after["n_true_codes_outside_label_space"]) == (0, 1)
+    assert after["n_true_assignments_outside_label_space"] == len(case.gold)
+
+
+def test_undefined_is_none(make_case):
+    case = make_case(seed=7)
+    nothing = evaluate(case.labels, [[] for _ in case.gold], case.scores, 1.0, replicates=5)
+    for name in ("micro_f1", "micro_recall", "macro_f1", "macro_auc", "micro_auc", "map", "p@5", "coverage_error"):
+        assert nothing[name] is nothing[f"{name}_low"] is nothing[f"{name}_high"] is None, name
+    assert (nothing["exact_match"], nothing["hamming_loss"], nothing["n_notes_without_codes"]) == (1, 0, len(case.gold))
+    none_named = evaluate(case.labels, case.gold, np.zeros_like(case.scores), 0.0, replicates=0)
+    assert (none_named["micro_precision"], none_named["micro_f1"], none_named["p@5"]) == (None, 0, 0)
+
+
+def test_one_note_and_no_label():
+    one = evaluate(LabelSpace([]), [[Code("icd10cm", "I10")]], np.zeros((1, 0), dtype=np.float32), 0.5, replicates=5)
+    assert (one["micro_recall"], one["map"], one["coverage_error"], one["macro_auc"]) == (0, 0, 1, None)
+
+
+@pytest.mark.parametrize("digits", [None, 1])
+def test_intervals_agree_with_resampling_notes(make_case, digits):
+    case = make_case(seed=8, n_notes=150, n_labels=8, n_outside=1, rate=0.3, digits=digits)
+    found = evaluate(case.labels, case.gold, case.scores, 0.4, replicates=2000)
+    rng = np.random.default_rng(0)
+    names = ("micro_f1", "micro_auc", "macro_auc", "map", "p@5", "hamming_loss", "macro_f1")
+    draws = {name: [] for name in names}
+    for _ in range(250):
+        rows = rng.integers(0, len(case.gold), len(case.gold))
+        again = evaluate(case.labels, [case.gold[i] for i in rows], case.scores[rows], 0.4, replicates=0)
+        for name in names:
+            draws[name].append(again[name])
+    for name in names:
+        width = found[f"{name}_high"] - found[f"{name}_low"]
+        assert width == pytest.approx(2 * 1.96 * np.std(draws[name]), rel=0.25), name
+
+
+def test_same_seed_same_intervals(make_case):
+    case = make_case(seed=9)
+    first, second, other = (
+        evaluate(case.labels, case.gold, case.scores, 0.4, replicates=50, seed=seed) for seed in (1, 1, 2)
+    )
+    assert first == second
+    assert first["micro_f1_low"] != other["micro_f1_low"]
+
+
+def test_bad_input_is_named(make_case):
+    case = make_case(seed=10)
+    bad = case.scores.copy()
+    bad[3, 4] = np.nan
+    calls = [
+        (ValueError, "got NaN", {"scores": bad}),
+        (ValueError, "not logits; got -3 to -3", {"scores": np.full_like(case.scores, -3)}),
+        (ValueError, r"shape \(notes, labels\) = \(60, 20\); got \(60, 19\)", {"scores": case.scores[:, 1:]}),
+        (ValueError, "numpy array or a scipy sparse matrix; got list", {"scores": case.scores.tolist()}),
+        (ValueError, r"threshold must lie in \[0, 1\]; got 1.3", {"threshold": 1.3}),
+        (ValueError, r"one a label \(20\); got the shape \(3,\)", {"threshold": np.ones(3)}),
+        (ConfigError, "systems must be some of icd9cm, .*; got icd11", {"systems": {"icd11"}}),
+        (DataError, "got no notes", {"gold": [], "scores": case.scores[:0]}),
+    ]
+    good = {"labels": case.labels, "gold": case.gold, "scores": case.scores, "threshold": 0.5}
+    for error, message, change in calls:
+        with pytest.raises(error, match=message):
+            evaluate(**good | change)
