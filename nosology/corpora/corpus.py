@@ -175,7 +175,7 @@ def _to_row(note: Note) -> dict[str, Any]:
         "site": note.site,
         "split": note.split,
         "lang": note.lang,
-        "codes": [code._asdict() for code in note.codes],
+        "codes": [{"system": code.system, "code": code.code} for code in note.codes],
         "evidence": [
             {**item.code._asdict(), "start": item.start, "end": item.end, "extra": _pack(item.extra)}
             for item in note.evidence

@@ -24,6 +24,7 @@ TROUBLES: dict[str, Kind] = {
     "unknown_code": Kind("codes that no known release has, kept", lossy=False),
     "repaired_code": Kind("codes that lost leading zeros, restored", lossy=False),
     "malformed_code": Kind("codes that cannot be codes of their system, left out", lossy=True),
+    "empty_code": Kind("rows of a table of codes that hold no code", lossy=False),
     "empty_note": Kind("notes without a word, left out", lossy=True),
     "duplicate_id": Kind("notes with an id that came before, left out", lossy=True),
     "no_admission": Kind("notes without an admission, left out", lossy=True),
@@ -41,8 +42,8 @@ _SPLIT_NAMES = {**{name: name for name in SPLITS}, "training": "train", "val": "
 
 
 def place(file: str | Path, row: int) -> str:
-    """The place as messages name it; row 1 is the first line, which in a table is the header."""
-    return f"{Path(file).name} row {row}"
+    """The place as messages name it; row 1 is the first line, in a table the header; row 0 is the whole file."""
+    return f"{Path(file).name} row {row}" if row else Path(file).name
 
 
 class Intake:
@@ -55,16 +56,30 @@ class Intake:
         self.strict = strict
         self.check_codes = check_codes
         self.troubles: dict[str, dict] = {}
+        self._ids: set[str] = set()
         self._codes: dict[tuple[str, str], tuple[Code | None, tuple[str, ...]]] = {}
 
-    def trouble(self, kind: str, file: str | Path, row: int) -> None:
+    def trouble(self, kind: str, file: str | Path, row: int = 0, *, times: int = 1) -> None:
         """Counts a trouble; raises DataError if it loses something and the intake is strict."""
+        if times == 0:
+            return
         if self.strict and TROUBLES[kind].lossy:
             raise DataError(f"{place(file, row)}: found {TROUBLES[kind].sentence.removesuffix(', left out')}")
         found = self.troubles.setdefault(kind, {"count": 0, "first": []})
-        found["count"] += 1
+        found["count"] += times
         if len(found["first"]) < PLACES_KEPT:
             found["first"].append(place(file, row))
+
+    def accepts(self, note_id: str, text: str, file: str | Path, row: int) -> bool:
+        """Whether a corpus may hold the note: it has a word, and an id that did not come before."""
+        if not text or text.isspace():
+            self.trouble("empty_note", file, row)
+            return False
+        if note_id in self._ids:
+            self.trouble("duplicate_id", file, row)
+            return False
+        self._ids.add(note_id)
+        return True
 
     def text(self, raw: str, file: str | Path, row: int) -> str:
         """The text with characters no file may hold replaced one for one, so that every offset still holds."""
@@ -109,7 +124,7 @@ def exists(code: Code) -> bool:
     """Whether any release known to this package has the code, billable or not."""
     from nosology.codes import releases, table
 
-    return any(table(code.system, release).get(code.code) is not None for release in reversed(releases(code.system)))
+    return any(code.code in table(code.system, release) for release in reversed(releases(code.system)))
 
 
 def system_name(raw: object, file: str | Path, row: int) -> str:

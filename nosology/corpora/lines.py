@@ -6,8 +6,9 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -44,6 +45,10 @@ def decode(raw: bytes) -> tuple[str, bool]:
 
 def text_lines(path: Path, intake: Intake) -> Iterator[str]:
     """The file's lines with their line ends as they are; only a line feed ends a line."""
+    return chain.from_iterable(_blocks_of_lines(path, intake))
+
+
+def _blocks_of_lines(path: Path, intake: Intake) -> Iterator[Iterable[str]]:
     with open_bytes(path) as file:
         first, rest, line = True, b"", 1
         while block := file.read(_BLOCK):
@@ -51,24 +56,25 @@ def text_lines(path: Path, intake: Intake) -> Iterator[str]:
                 if block[:2] in (b"\xff\xfe", b"\xfe\xff"):
                     raise DataError(f"{path} is UTF-16; save it as UTF-8")
                 block, first = block.removeprefix(b"\xef\xbb\xbf"), False
-            whole, newline, tail = (block if not rest else rest + block).rpartition(b"\n")
-            rest = tail
+            whole, newline, rest = (rest + block).rpartition(b"\n")
             if newline:
-                yield from _decoded(whole + newline, path, line, intake)
+                yield _lines(whole + newline, path, line, intake)
                 line += whole.count(b"\n") + 1
         if rest:
-            yield from _decoded(rest, path, line, intake)
+            yield _lines(rest, path, line, intake)
 
 
-def _decoded(block: bytes, path: Path, line: int, intake: Intake) -> Iterator[str]:
+def _lines(block: bytes, path: Path, first: int, intake: Intake) -> Iterable[str]:
     try:
-        yield from io.StringIO(block.decode("utf-8"), newline="\n")
+        return io.StringIO(block.decode("utf-8"), newline="\n")
     except UnicodeDecodeError:
-        for number, raw in enumerate(io.BytesIO(block), start=line):
+        lines = []
+        for number, raw in enumerate(io.BytesIO(block), start=first):
             text, was_utf8 = decode(raw)
             if not was_utf8:
                 intake.trouble("encoding", path, number)
-            yield text
+            lines.append(text)
+        return lines
 
 
 def table_rows(path: Path, intake: Intake) -> Iterator[tuple[int, list[str]]]:

@@ -25,9 +25,10 @@ _SUFFIXES = {
 def read_notes(path: str | Path, intake: Intake | None = None, *, system: str | None = None) -> Iterator[Note]:
     """The notes of a file, one by one; `system` is that of codes which do not name their own.
 
-    Without an intake that counts troubles, a value that would be lost is an error.
+    An intake counts troubles, and leaves out empty notes and repeated ids. Without one every note comes, in order, and
+    a value that would be lost is an error.
     """
-    path, intake = Path(path), intake or Intake(strict=True)
+    path, checked, intake = Path(path), intake is not None, intake or Intake(strict=True)
     suffixes = [suffix.lower() for suffix in path.suffixes]
     form = _SUFFIXES.get(next((s for s in reversed(suffixes) if s != ".gz"), ""))
     if form is None:
@@ -36,7 +37,9 @@ def read_notes(path: str | Path, intake: Intake | None = None, *, system: str | 
         raise DataError(f"{path}: no such notes file")
     records = {"json": _json_records, "table": _table_records, "parquet": _parquet_records}[form]
     for row, record in records(path, intake):
-        yield note_from_json(record, intake, file=path, row=row, system=system)
+        note = note_from_json(record, intake, file=path, row=row, system=system)
+        if not checked or intake.accepts(note.id, note.text, path, row):
+            yield note
 
 
 def note_from_json(
@@ -73,7 +76,7 @@ def note_from_json(
 def note_to_json(note: Note) -> dict[str, Any]:
     """The record of a note; fields that are not known are left away."""
     known = {name: getattr(note, name) for name in FIELDS[:6] if getattr(note, name) is not None}
-    known["codes"] = [code._asdict() for code in note.codes]
+    known["codes"] = [{"system": code.system, "code": code.code} for code in note.codes]
     if note.evidence:
         known["evidence"] = [
             {**item.code._asdict(), "start": item.start, "end": item.end, **item.extra} for item in note.evidence

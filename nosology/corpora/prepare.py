@@ -1,0 +1,109 @@
+"""From the files of a dataset to a corpus folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nosology.core import SYSTEMS, ConfigError, Note
+from nosology.core.progress import progress
+from nosology.corpora import cmc2007, codiesp, mimic3, mimic4, mimic4_radiology, table
+from nosology.corpora.corpus import Corpus, write_corpus
+from nosology.corpora.filters import assign_splits, drop_uncoded, frequent_codes, keep_codes
+from nosology.corpora.intake import Intake
+from nosology.corpora.recipe import CorpusRecipe, load_recipe
+from nosology.corpora.split_files import read_splits
+
+Reader = Callable[[Sequence[Path], Intake], Iterator[Note]]
+
+KINDS: dict[str, Callable[..., Iterator[Note]]] = {
+    "mimic4": mimic4.read,
+    "mimic4-radiology": mimic4_radiology.read,
+    "mimic3": mimic3.read,
+    "codiesp": codiesp.read,
+    "cmc2007": cmc2007.read,
+    "table": table.read,
+}
+
+
+def prepare(
+    kind: str,
+    paths: Sequence[Path],
+    out: Path,
+    *,
+    recipe: CorpusRecipe | str | Path | None = None,
+    splits: Sequence[Path] = (),
+    lang: str | None = None,
+    system: str | None = None,
+    strict: bool = False,
+) -> Corpus:
+    """The corpus made of the dataset's files and written to `out`.
+
+    Filters that need counts over the whole dataset read it twice, so that nothing but one block of notes is ever held.
+    """
+    read = partial(_reader(kind, lang, system), [Path(path) for path in paths])
+    rules = recipe if isinstance(recipe, CorpusRecipe) else load_recipe(recipe) if recipe else CorpusRecipe(kind=kind)
+    if rules.kind != kind:
+        raise ConfigError(f"the recipe is for kind {rules.kind}; got kind {kind}")
+    split_table = read_splits([Path(path) for path in splits]) if splits else None
+
+    frequent = None
+    if rules.min_count > 1:
+        selected = keep_codes(read(Intake(strict=strict)), lambda code: code.system in rules.systems, {})
+        frequent = frequent_codes(progress(selected, "counting codes"), rules.min_count)
+
+    intake = Intake(strict=strict, check_codes=True)
+    filters: list[dict[str, Any]] = []
+
+    def record(name: str, **settings: Any) -> dict[str, Any]:
+        filters.append({"filter": name, **settings})
+        return filters[-1]
+
+    notes = read(intake)
+    if set(rules.systems) != set(SYSTEMS):
+        notes = keep_codes(notes, lambda code: code.system in rules.systems, record("systems", keep=rules.systems))
+    if frequent is not None:
+        notes = keep_codes(notes, frequent.__contains__, record("min_count", min_count=rules.min_count))
+    if rules.drop_uncoded:
+        notes = drop_uncoded(notes, record("drop_uncoded"))
+    if split_table is not None:
+        notes = assign_splits(notes, split_table, record("splits", files=[Path(path).name for path in splits]))
+    source = {
+        "kind": kind,
+        "paths": [str(path) for path in paths],
+        "recipe": rules.model_dump(mode="json", exclude_none=True),
+    }
+    return write_corpus(
+        progress(notes, "preparing"), out, source=source, filters=filters, counts={"troubles": intake.troubles}
+    )
+
+
+def _reader(kind: str, lang: str | None, system: str | None) -> Reader:
+    """The reader of a kind with the options that apply to it; ConfigError if one does not."""
+    if kind not in KINDS:
+        raise ConfigError(f"KIND must be one of {', '.join(KINDS)}; got {kind!r}")
+    if system is not None and system not in SYSTEMS:
+        raise ConfigError(f"--system must be one of {', '.join(SYSTEMS)}; got {system!r}")
+    if lang is not None and kind not in ("codiesp", "table"):
+        raise ConfigError(f"--lang applies to codiesp and table; got kind {kind}")
+    if system is not None and kind != "table":
+        raise ConfigError(f"--system applies to table; got kind {kind}")
+    options = {name: value for name, value in (("lang", lang), ("system", system)) if value is not None}
+    return partial(KINDS[kind], **options)
+
+
+def compare(corpus: Corpus) -> list[tuple[str, int, int]]:
+    """(what, expected, got) for each count that the corpus's recipe expects; splits only if there are some."""
+    counts = corpus.manifest["counts"]
+    got = {
+        "notes": counts["notes"],
+        "codes": sum(system["codes"] for system in counts["systems"].values()),
+        **{name: count for name, count in counts["splits"].items() if name != "none"},
+    }
+    return [
+        (name, wanted, got[name])
+        for name, wanted in corpus.manifest["source"]["recipe"]["expected"].items()
+        if name in got
+    ]
