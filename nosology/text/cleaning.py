@@ -18,8 +18,9 @@ _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 # A mark holds no bracket and is short, so that a lone "[**" is not searched to the end of the note.
 _DEID = re.compile(r"_{3,}|\[\*\*[^\[\]]{0,200}\*\*\]")
 _BLANK = re.compile(r"\s+")
-_OTHER_THAN_ALPHANUMERIC = re.compile(r"[^A-Za-z0-9]+")
-_OTHER_THAN_WORD = re.compile(r"(?:[^\w\u0300-\u036f]|_)+")
+# A lone blank needs no edit, and most runs are one.
+_OTHER_THAN_ALPHANUMERIC = re.compile(r"[^A-Za-z0-9 ][^A-Za-z0-9]*| [^A-Za-z0-9]+")
+_OTHER_THAN_WORD = re.compile(r"(?:[^\w\u0300-\u036f ]|_)(?:[^\w\u0300-\u036f]|_)*| (?:[^\w\u0300-\u036f]|_)+")
 _NUMBER = re.compile(r"(?<!\S)\d+(?!\S)\s?")
 
 PUNCTUATION = {
@@ -102,12 +103,12 @@ def lower(text: str) -> Iterator[Edit]:
 
 def alphanumeric(text: str) -> Iterator[Edit]:
     """Puts one blank for each run of other than A-Z, a-z and 0-9."""
-    return (Edit(*found.span(), " ") for found in _OTHER_THAN_ALPHANUMERIC.finditer(text) if found[0] != " ")
+    return (Edit(*found.span(), " ") for found in _OTHER_THAN_ALPHANUMERIC.finditer(text))
 
 
 def words(text: str) -> Iterator[Edit]:
     """Puts one blank for each run of other than letters and digits of any script."""
-    return (Edit(*found.span(), " ") for found in _OTHER_THAN_WORD.finditer(text) if found[0] != " ")
+    return (Edit(*found.span(), " ") for found in _OTHER_THAN_WORD.finditer(text))
 
 
 def numbers(text: str) -> Iterator[Edit]:

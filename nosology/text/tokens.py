@@ -37,6 +37,11 @@ def lower(text: str) -> str:
     return text.replace("\u0130", "i").lower()
 
 
+def words_of(text: str) -> list[str]:
+    """The words alone, in lower case."""
+    return _WORD.findall(lower(text))
+
+
 def tokens(text: str | Cleaned, *, lower_case: bool = True) -> Tokens:
     """The words of a text; of a cleaned text, its words with their places in the original."""
     if isinstance(text, Cleaned):

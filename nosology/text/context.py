@@ -1,0 +1,119 @@
+"""Which words of a note are denied, doubted, another person's, past or not yet real (NegEx, ConText)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from nosology.core import Span
+from nosology.text.context_rules import CATEGORIES, Match, matches
+from nosology.text.sections import sections
+from nosology.text.sentences import sentences
+from nosology.text.tokens import Tokens, tokens
+
+SECTION_CATEGORY = {"family_history": "family"}
+"""Sections that say of all their words what a phrase says of a few."""
+
+
+class ContextSpan(NamedTuple):
+    """The words in `scope` are what `category` says, because of the words in `trigger`."""
+
+    category: str
+    scope: Span
+    trigger: Span
+
+
+class Context(NamedTuple):
+    """What a note says of a mention beside naming it."""
+
+    negated: bool
+    uncertain: bool
+    family: bool
+    historical: bool
+    hypothetical: bool
+
+
+class _Scope(NamedTuple):
+    """Words first..last-1 stand in the scope of a trigger at the characters `trigger`."""
+
+    category: str
+    first: int
+    last: int
+    trigger: Span
+
+
+def contexts(text: str) -> list[ContextSpan]:
+    """Every scope in the text, in the order of the triggers."""
+    found = tokens(text)
+    scopes = sorted(_scopes(text, found), key=lambda scope: (scope.trigger, scope.first))
+    return [
+        ContextSpan(category, Span(int(found.starts[first]), int(found.ends[last - 1])), trigger)
+        for category, first, last, trigger in scopes
+    ]
+
+
+def context_of(text: str, spans: Iterable[tuple[int, int]]) -> list[Context]:
+    """What the text says of each span: a flag is set where any of the span's words stands in such a scope."""
+    found = tokens(text)
+    marks = word_marks(text, found)
+    # counts[c, i]: how many of the first i words carry mark c.
+    counts = np.concatenate([np.zeros((len(CATEGORIES), 1), np.int64), np.cumsum(marks, axis=1)], axis=1)
+    places = np.array([tuple(span) for span in spans], dtype=np.int64).reshape(-1, 2)
+    first = np.searchsorted(found.ends, places[:, 0], side="right")
+    last = np.maximum(first, np.searchsorted(found.starts, places[:, 1], side="left"))
+    flags = (counts[:, last] > counts[:, first]).T
+    return [Context(*row) for row in flags.tolist()]
+
+
+def word_marks(text: str, found: Tokens) -> np.ndarray:
+    """Which words stand in which scopes: boolean (categories, words), in the order of CATEGORIES."""
+    changes = np.zeros((len(CATEGORIES), len(found) + 1), dtype=np.int64)
+    for scope in _scopes(text, found):
+        changes[CATEGORIES.index(scope.category), scope.first] += 1
+        changes[CATEGORIES.index(scope.category), scope.last] -= 1
+    return np.cumsum(changes, axis=1)[:, :-1] > 0
+
+
+def _scopes(text: str, found: Tokens) -> list[_Scope]:
+    """The scopes of a text whose words are `found`; none is empty."""
+    starts, ends = found.starts.tolist(), found.ends.tolist()
+    sentence_starts = [sentence.start for sentence in sentences(text)]
+    bounds = [*np.searchsorted(found.starts, sentence_starts).tolist(), len(found)]
+    return [
+        _Scope(category, first, last, Span(starts[match.first], ends[match.last - 1]))
+        for begin, end in pairwise(bounds)
+        for category, first, last, match in _sentence_scopes(list(matches(found.words, begin, end)), begin, end)
+        if first < last
+    ] + _section_scopes(text, found)
+
+
+def _sentence_scopes(inside: list[Match], begin: int, end: int) -> Iterator[tuple[str, int, int, Match]]:
+    """Category, first word, last word + 1 and trigger of the scopes in the sentence of words begin..end-1."""
+    opened = dict.fromkeys(CATEGORIES, begin)
+    for match in inside:
+        for effect in match.effects:
+            if effect.backward:
+                first = max(match.first - effect.words, opened[effect.category])
+                yield effect.category, first, match.first, match
+            opened.update(dict.fromkeys(effect.ends, match.last))
+    closed = dict.fromkeys(CATEGORIES, end)
+    for match in reversed(inside):
+        for effect in match.effects:
+            if effect.forward:
+                yield effect.category, match.last, min(match.last + effect.words, closed[effect.category]), match
+        for effect in match.effects:
+            closed.update(dict.fromkeys(effect.ends, match.first))
+
+
+def _section_scopes(text: str, found: Tokens) -> list[_Scope]:
+    scopes = []
+    for section in sections(text):
+        category = SECTION_CATEGORY.get(section.kind)
+        if category is not None:
+            first, last = np.searchsorted(found.starts, section.body).tolist()
+            if first < last:
+                scopes.append(_Scope(category, first, last, Span(section.span.start, section.body.start)))
+    return scopes

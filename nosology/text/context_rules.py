@@ -1,0 +1,95 @@
+"""What phrases do to the words around them, read from data/context.tsv (in the manner of NegEx and ConText).
+
+A phrase may hold alternatives: "is|was|has_been seen" is "is seen", "was seen" and "has been seen", and an alternative
+may be empty. Accents may be left out in a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
+
+from nosology.text.cleaning import fold_accents
+from nosology.text.data import rows
+from nosology.text.edits import apply, untouched
+from nosology.text.tokens import words_of
+
+CATEGORIES = ("negated", "uncertain", "family", "historical", "hypothetical")
+
+MAX_SCOPE = 40
+"""No phrase reaches further than this many words."""
+
+
+class Effect(NamedTuple):
+    """One thing a phrase does: mark up to `words` words before or after it, or end the scope of other phrases."""
+
+    category: str
+    forward: bool = False
+    backward: bool = False
+    words: int = MAX_SCOPE
+    ends: frozenset[str] = frozenset()
+
+
+class Match(NamedTuple):
+    """The words first..last-1 of a note are a phrase with these effects."""
+
+    first: int
+    last: int
+    effects: tuple[Effect, ...]
+
+
+# First word -> the lengths of the phrases that start with it, longest first, and what each phrase does.
+Index = dict[str, tuple[list[int], dict[tuple[str, ...], tuple[Effect, ...]]]]
+
+
+def matches(words: Sequence[str], begin: int, end: int) -> Iterator[Match]:
+    """The phrases among words begin..end-1, from left to right; of phrases that overlap, the first and longest."""
+    index, done = _index(), begin
+    for first in range(begin, end):
+        if words[first] not in index or first < done:
+            continue
+        lengths, phrases = index[words[first]]
+        for length in lengths:
+            done = first + length
+            effects = phrases.get(tuple(words[first:done])) if done <= end else None
+            if effects is not None:
+                yield Match(first, done, effects)
+                break
+        else:
+            done = first + 1
+
+
+def spellings(phrase: str) -> set[tuple[str, ...]]:
+    """Each way to write a phrase of the table, as lower-cased words."""
+    choices = product(*(part.replace("_", " ").split("|") for part in phrase.split(" ")))
+    written = {" ".join(choice) for choice in choices}
+    written |= {apply(fold_accents(way), untouched(way)).text for way in written}
+    return {tuple(words_of(way)) for way in written}
+
+
+def _effect(row: dict[str, str]) -> Effect:
+    direction, ends = row["direction"], row["ends"]
+    return Effect(
+        row["category"],
+        forward=direction in ("forward", "both"),
+        backward=direction in ("backward", "both"),
+        words=int(row["words"] or MAX_SCOPE),
+        ends=frozenset(CATEGORIES if ends == "all" else ends.split(",") if ends else ()),
+    )
+
+
+@lru_cache(maxsize=1)
+def _index() -> Index:
+    phrases: dict[tuple[str, ...], dict[Effect, None]] = {}
+    for row in rows("context.tsv"):
+        for phrase in spellings(row["phrase"]):
+            phrases.setdefault(phrase, {})[_effect(row)] = None
+    index: Index = {}
+    for phrase in sorted(phrases, key=lambda phrase: (-len(phrase), phrase)):
+        lengths, known = index.setdefault(phrase[0], ([], {}))
+        known[phrase] = tuple(phrases[phrase])
+        if len(phrase) not in lengths:
+            lengths.append(len(phrase))
+    return index

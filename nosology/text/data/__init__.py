@@ -1,0 +1,19 @@
+"""Rules as data: context triggers, headings, abbreviations and function words, one table each."""
+
+from __future__ import annotations
+
+import csv
+from functools import lru_cache
+from importlib.resources import files
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    """The rows of a table of this folder, by column name."""
+    with files(__name__).joinpath(name).open(encoding="utf-8", newline="") as table:
+        return list(csv.DictReader(table, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+@lru_cache(maxsize=1)
+def function_words() -> frozenset[str]:
+    """Words without content of their own: articles, prepositions, pronouns, negators."""
+    return frozenset(row["word"] for row in rows("function_words.tsv"))

@@ -1,0 +1,82 @@
+"""Sections of a note, by their headings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from nosology.core import Span
+from nosology.text.data import rows
+
+LONGEST = 60
+"""A heading has at most this many characters."""
+
+_LINE = re.compile(r"[^\n\r]+")
+_ORNAMENT = " \t\xa0-*#=•>_.:0123456789()[]"
+# One-line reports: "INDICATION: Cough. FINDINGS: Clear lungs."
+_INLINE = re.compile(r"(?<=[.;] )[A-ZÁÉÍÓÚÑ][A-ZÁÉÍÓÚÑ /&]{1,40}(?=:)")
+_UNKNOWN = re.compile(r"[A-ZÁÉÍÓÚÑ][\w /&,()'-]{2,58}")
+_PLAIN = str.maketrans("áéíóúüñ", "aeiouun")
+
+
+class Section(NamedTuple):
+    """A stretch of a note under one heading: `span` with it, `body` without."""
+
+    title: str
+    kind: str
+    span: Span
+    body: Span
+
+
+def _key(title: str) -> str:
+    return " ".join(title.lower().translate(_PLAIN).strip(_ORNAMENT).split())
+
+
+@lru_cache(maxsize=1)
+def _kinds() -> dict[str, str]:
+    return {_key(row["heading"]): row["kind"] for row in rows("sections.tsv")}
+
+
+def kinds() -> tuple[str, ...]:
+    """Every kind a section can have."""
+    return ("start", *dict.fromkeys(_kinds().values()), "other")
+
+
+def sections(text: str) -> list[Section]:
+    """The sections in order; together they hold the whole text.
+
+    What stands before the first heading is a section of kind "start" without a title; a heading that
+    the table does not know opens a section of kind "other" if it stands alone after an empty line.
+    """
+    found: list[Section] = []
+    title, kind, start, body = "", "start", 0, 0
+    for next_title, next_kind, next_start, next_body in _headings(text):
+        if start < next_start:
+            found.append(Section(title, kind, Span(start, next_start), Span(body, next_start)))
+        title, kind, start, body = next_title, next_kind, next_start, next_body
+    if start < len(text):
+        found.append(Section(title, kind, Span(start, len(text)), Span(body, len(text))))
+    return found
+
+
+def _headings(text: str) -> Iterator[tuple[str, str, int, int]]:
+    """Each heading's title and kind, where it starts, and where what it heads starts."""
+    kinds, last_end = _kinds(), 0
+    for line in _LINE.finditer(text):
+        start, end = line.span()
+        if line[0].isspace():
+            continue
+        colon = text.find(":", start, min(end, start + LONGEST + 1))
+        stop = colon if colon >= 0 else min(end, start + LONGEST + 1)
+        title = text[start:stop].strip(_ORNAMENT)
+        kind = kinds.get(_key(title)) if colon >= 0 or (stop == end and title[:1].isupper()) else None
+        if kind is None and colon >= 0 and text[colon:end].rstrip() == ":" and text.count("\n", last_end, start) != 1:
+            kind = "other" if _UNKNOWN.fullmatch(title) else None
+        if kind is not None:
+            yield title, kind, start, stop + (colon >= 0)
+        for inline in _INLINE.finditer(text, start, end):
+            if (kind := kinds.get(_key(inline[0]))) is not None:
+                yield inline[0], kind, inline.start(), inline.end() + 1
+        last_end = end

@@ -1,0 +1,80 @@
+"""Sentences of clinical text: prose wrapped over lines, lists, headings, abbreviations."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from nosology.core import Span
+from nosology.text.data import function_words, rows
+
+# Each alternative takes a whole run, so that no character is looked at from two starting points.
+_MAYBE_END = re.compile(r"[.!?]+[\"'”’)\]]*|[\n\r]\s*")
+_LIST_ITEM = re.compile(r"(?:[-*•▪●◦>#+]|\(?\d{1,3}[.)](?!\d)|[A-Za-z][.)])[ \t]*(?=\S)")
+_HEADING = re.compile(r"[A-ZÁÉÍÓÚÑ][^:.;\n]{0,50}:(?!\d)")
+_LAST_WORD = re.compile(r"[^\W\d_](?:\.?[^\W\d_]+|\.[^\W\d_])*$")
+
+# A line at least this long was broken by its width, not by its writer; the second where a small letter goes on.
+WRAPPED = 50
+WRAPPED_BEFORE_LOWER = 30
+
+
+@lru_cache(maxsize=1)
+def _abbreviations() -> dict[str, str]:
+    """How often each abbreviation is the last word of a sentence: never (Dr.), or seldom (q.d.), before a capital."""
+    return {row["abbreviation"]: row["last"] for row in rows("abbreviations.tsv")}
+
+
+def sentences(text: str) -> list[Span]:
+    """The sentences in order, without the blanks around them; together they hold every other character."""
+    spans: list[Span] = []
+    start = 0
+    for found in _MAYBE_END.finditer(text):
+        ends = _breaks_line if found[0][0] in "\n\r" else _ends_sentence
+        if ends(text, start, found.start(), found.end()):
+            _add(text, start, found.end(), spans)
+            start = found.end()
+    _add(text, start, len(text), spans)
+    return spans
+
+
+def _add(text: str, start: int, end: int, spans: list[Span]) -> None:
+    sentence = text[start:end]
+    stripped = sentence.strip()
+    if stripped:
+        first = start + len(sentence) - len(sentence.lstrip())
+        spans.append(Span(first, first + len(stripped)))
+
+
+def _breaks_line(text: str, start: int, stop: int, resume: int) -> bool:
+    """Whether the line end at `stop` is one that the writer meant."""
+    if resume == len(text) or max(text.count("\n", stop, resume), text.count("\r", stop, resume)) > 1:
+        return True
+    line = text[max(start, stop - WRAPPED) : stop].rstrip()
+    if not line or line[-1] == ":" or _LIST_ITEM.match(text, resume) or _HEADING.match(text, resume):
+        return True
+    if line[-1] in ",;-/&(" or line.rsplit(None, 1)[-1].lower() in function_words():
+        return False
+    window = max(0, stop - WRAPPED)
+    before = max(text.rfind("\n", window, stop), text.rfind("\r", window, stop))
+    length = stop - window if before < 0 else stop - 1 - before
+    return length < (WRAPPED_BEFORE_LOWER if text[resume].islower() else WRAPPED)
+
+
+def _ends_sentence(text: str, start: int, stop: int, resume: int) -> bool:
+    """Whether the full stop, question or exclamation mark at `stop` ends a sentence."""
+    following = text[resume : resume + 3].lstrip()
+    if not text[resume : resume + 1].isspace():
+        # "no pain.He has": a blank was forgotten.
+        return text[stop - 1 : stop].islower() and following[:1].isupper() and following[1:2].islower()
+    if following[:1].islower():
+        return False
+    if stop - start < 8 and text[start:stop].strip().isdigit():
+        return False  # the number of a list item
+    word = _LAST_WORD.search(text[max(start, stop - 12) : stop])
+    if word is None or text[stop] != ".":
+        return True
+    initial = len(word[0]) == 1 and word[0].isupper()
+    how_often = "never" if initial else _abbreviations().get(word[0].lower())
+    capitalised = following[:1].isupper() and following[1:2].islower()
+    return how_often is None or (how_often == "seldom" and capitalised)
