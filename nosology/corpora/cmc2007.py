@@ -21,7 +21,10 @@ def read(paths: Sequence[Path], intake: Intake) -> Iterator[Note]:
     The text is "History: ..." and "Impression: ..." on a line each. Rows in messages count the reports.
     """
     for path in paths:
-        for file in sorted(path.glob("*.xml")) if path.is_dir() else [path]:
+        files = sorted(path.glob("*.xml")) if path.is_dir() else [path]
+        if not files:
+            raise DataError(f"{path} holds no XML file")
+        for file in files:
             yield from _read_file(file, intake)
 
 

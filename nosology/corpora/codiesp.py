@@ -67,7 +67,7 @@ def _read_split(folder: Path, lang: str, intake: Intake) -> Iterator[Note]:
             evidence=tuple(within),
         )
     for note_id in codes:
-        intake.trouble("codes_without_note", folder / f"{note_id}.txt", 1)
+        intake.trouble("codes_without_note", folder / f"{note_id}.txt")
 
 
 def _evidence(path: Path, intake: Intake) -> dict[str, list[Evidence]]:

@@ -1,0 +1,60 @@
+import pytest
+
+from nosology.core import Code, DataError
+from nosology.corpora import cmc2007
+from nosology.corpora.intake import Intake
+
+TRAIN = """<?xml version="1.0" encoding="ISO-8859-1"?>
+<docs>
+  <doc id="97634811" type="RADIOLOGY_REPORT">
+    <codes>
+      <code origin="CMC_MAJORITY" type="ICD-9-CM">786.2</code>
+      <code origin="COMPANY3" type="ICD-9-CM">786.2</code>
+      <code origin="COMPANY1" type="ICD-9-CM">518.0</code>
+      <code origin="CMC_MAJORITY" type="ICD-9-CM">486</code>
+    </codes>
+    <texts>
+      <text origin="CCHMC_RADIOLOGY" type="IMPRESSION">Señal &amp; normal.</text>
+      <text origin="CCHMC_RADIOLOGY" type="CLINICAL_HISTORY">Eleven year old with cough. </text>
+    </texts>
+  </doc>
+</docs>
+"""
+TEST = """<docs><doc id="99" type="RADIOLOGY_REPORT">
+<texts><text type="CLINICAL_HISTORY">Fever.</text><text type="IMPRESSION"/></texts></doc></docs>"""
+
+
+def test_history_then_impression_with_the_majority_codes(tmp_path):
+    (tmp_path / "train.xml").write_bytes(TRAIN.encode("latin-1"))
+    (tmp_path / "test.xml").write_text(TEST)
+    train, test = cmc2007.read([tmp_path / "train.xml", tmp_path / "test.xml"], Intake())
+    assert train.id == "97634811"
+    assert train.text == "History: Eleven year old with cough.\nImpression: Señal & normal."
+    assert train.codes == (Code("icd9cm", "786.2"), Code("icd9cm", "486"))
+    assert (test.id, test.text, test.codes) == ("99", "History: Fever.", ())
+    assert {note.id for note in cmc2007.read([tmp_path], Intake())} == {"97634811", "99"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('<!DOCTYPE docs [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><docs><doc id="1">&b;</doc></docs>', "is refused"),
+        ('<!DOCTYPE docs SYSTEM "file:///etc/passwd"><docs/>', "is refused"),
+        ("<docs><doc>", "line 1: no element found"),
+        ("<docs></docs>", "holds no report"),
+        ("<docs><doc><texts/></doc></docs>", "a.xml row 1: a doc has no id"),
+        ("no xml", "not well-formed"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_bad_files_are_answered_by_a_sentence(tmp_path, content, message, encoding):
+    (tmp_path / "a.xml").write_bytes(content.encode(encoding))
+    with pytest.raises(DataError, match=message):
+        list(cmc2007.read([tmp_path / "a.xml"], Intake()))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"cannot read .*none\.xml"):
+        list(cmc2007.read([tmp_path / "none.xml"], Intake()))
+    with pytest.raises(DataError, match="holds no XML file"):
+        list(cmc2007.read([tmp_path], Intake()))

@@ -1,0 +1,69 @@
+import pytest
+
+from nosology.core import Code, ConfigError, DataError
+from nosology.corpora import codiesp
+from nosology.corpora.intake import Intake
+
+TEXT = "Varón con hipertensión.\r\nSe realiza ecografía del riñón derecho.\n"
+
+
+def span(words):
+    start = TEXT.index(words)
+    return f"{start} {start + len(words)}"
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    for split in ("train", "test", "background"):
+        for texts, content in (("text_files", TEXT), ("text_files_en", "Man with hypertension.")):
+            folder = tmp_path / "v4" / split / texts
+            folder.mkdir(parents=True)
+            (folder / f"S0001-{split}-1.txt").write_bytes(content.encode())
+    train = tmp_path / "v4" / "train"
+    (train / "trainD.tsv").write_text("S0001-train-1\ti10\nS0001-train-1\ti10\nS0001-gone-1\ti10\n")
+    (train / "trainP.tsv").write_text("S0001-train-1\tbt41zzz\r\nS0001-train-1\r\n")
+    pieces = f"{span('ecografía')};{span('riñón derecho')}"
+    (train / "trainX.tsv").write_text(
+        f"S0001-train-1\tDIAGNOSTICO\ti10\thipertensión\t{span('hipertensión')}\n"
+        f"S0001-train-1\tPROCEDIMIENTO\tbt41zzz\tecografía riñón derecho\t{pieces}\n"
+        "S0001-train-1\tDIAGNOSTICO\ti10\tx\t900 905\n"
+        "S0001-train-1\tDIAGNOSTICO\ti10\tx\tnowhere\n",
+        encoding="utf-8",
+    )
+    return tmp_path
+
+
+def test_spanish_with_evidence(dataset):
+    intake = Intake()
+    train, test = codiesp.read([dataset], intake)
+    assert (train.id, train.patient, train.split, train.lang) == ("S0001-train-1", "S0001-train", "train", "es")
+    assert train.text == TEXT
+    assert train.codes == (Code("icd10cm", "I10"), Code("icd10pcs", "BT41ZZZ"))
+    one, two = train.evidence
+    assert TEXT[one.start : one.end] == one.extra["text"] == "hipertensión"
+    assert TEXT[two.start : two.end] == "ecografía del riñón derecho"
+    assert " ".join(TEXT[start:end] for start, end in two.extra["spans"]) == two.extra["text"]
+    assert (test.split, test.codes, test.evidence) == ("test", (), ())
+    assert {kind: (found["count"], found["first"]) for kind, found in intake.troubles.items()} == {
+        "ragged_row": (1, ["trainP.tsv row 2"]),
+        "bad_evidence": (2, ["trainX.tsv row 4", "S0001-train-1.txt row 1"]),
+        "codes_without_note": (1, ["S0001-gone-1.txt"]),
+    }
+
+
+def test_english_without_evidence(dataset):
+    train, _ = codiesp.read([dataset / "v4"], Intake(), lang="en")
+    assert (train.text, train.lang, train.evidence) == ("Man with hypertension.", "en", ())
+    assert len(train.codes) == 2
+
+
+def test_bad_input(dataset, tmp_path):
+    with pytest.raises(ConfigError, match="--lang must be one of es, en for codiesp; got 'fr'"):
+        list(codiesp.read([dataset], Intake(), lang="fr"))
+    with pytest.raises(DataError, match="no such folder"):
+        list(codiesp.read([tmp_path / "none"], Intake()))
+    with pytest.raises(DataError, match="found no folder train, dev or test with text_files"):
+        list(codiesp.read([dataset / "v4" / "background"], Intake()))
+    (dataset / "v4" / "train" / "trainX.tsv").write_text("S0001-train-1\tOTRO\ti10\tx\t1 2\n")
+    with pytest.raises(DataError, match=r"trainX\.tsv row 1: expected DIAGNOSTICO or PROCEDIMIENTO"):
+        list(codiesp.read([dataset], Intake()))

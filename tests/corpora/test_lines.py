@@ -1,0 +1,77 @@
+import gzip
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nosology.core import DataError
+from nosology.corpora import lines
+from nosology.corpora.intake import Intake
+from nosology.corpora.lines import columns, decode, table_rows, text_lines
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.binary(max_size=30), max_size=6))
+def test_any_bytes_become_text_with_their_line_ends(tmp_path_factory, parts):
+    raw = b"\r\n".join(parts)
+    path = tmp_path_factory.mktemp("lines") / "a.txt"
+    path.write_bytes(b"x" + raw)
+    read = list(text_lines(path, Intake()))
+    assert "".join(read) == "".join(decode(line + b"\n")[0] for line in (b"x" + raw).split(b"\n"))[:-1]
+    assert all(line.endswith("\n") for line in read[:-1])
+
+
+def test_lines_do_not_depend_on_blocks(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    path.write_bytes("\n".join(["ñandú"] * 40).encode() + "\nñ\nlast".encode("cp1252"))
+    whole_intake, blocks_intake = Intake(), Intake()
+    whole = list(text_lines(path, whole_intake))
+    monkeypatch.setattr(lines, "_BLOCK", 7)
+    assert list(text_lines(path, blocks_intake)) == whole
+    assert blocks_intake.troubles == whole_intake.troubles == {"encoding": {"count": 1, "first": ["a.txt row 41"]}}
+
+
+def test_gzip_is_known_by_its_content(tmp_path):
+    (tmp_path / "a.csv").write_bytes(gzip.compress(b"a\n1\n"))
+    (tmp_path / "b.csv.gz").write_bytes(b"a\n1\n")
+    for name in ("a.csv", "b.csv.gz"):
+        assert list(table_rows(tmp_path / name, Intake())) == [(1, ["a"]), (2, ["1"])]
+
+
+def test_columns_in_any_order_and_case_with_quoted_line_ends(tmp_path):
+    (tmp_path / "a.csv").write_bytes(
+        b'TEXT,"Hadm_ID",x\r\n"one\r\n""two"", \r three\x00",7,\r\n\r\n"long","8"\r\nb,9,\r\n'
+    )
+    intake = Intake()
+    rows = list(columns(tmp_path / "a.csv", intake, ["hadm_id", "text"], ["seq"]))
+    assert rows == [(2, ("7", 'one\r\n"two", \r three\x00', "")), (5, ("9", "b", ""))]
+    assert intake.troubles == {"ragged_row": {"count": 1, "first": ["a.csv row 4"]}}
+
+
+def test_a_note_of_a_hundred_thousand_words_passes(tmp_path):
+    text = "word " * 100_000
+    (tmp_path / "a.csv").write_text(f'id,text\n1,"{text}"\n')
+    assert [fields[1] for _, fields in table_rows(tmp_path / "a.csv", Intake())][1] == text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty: expected a header row"),
+        (b"\xff\xfei\x00d\x00", "is UTF-16; save it as UTF-8"),
+        (b'a,b\n1,"secret\n2,3\n', r"a\.csv row 2: not a well-formed row"),
+        (b'a,b\n1,2\n1,"secret" 2\n', r"a\.csv row 3: not a well-formed row"),
+    ],
+)
+def test_broken_tables_are_answered_by_a_sentence(tmp_path, content, message):
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        list(table_rows(tmp_path / "a.csv", Intake()))
+    assert "secret" not in str(caught.value)
+
+
+def test_a_quote_that_never_closes_does_not_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "_LONGEST_FIELD", 1000)
+    (tmp_path / "a.csv").write_text('a\n"' + "secret\n" * 1000)
+    with pytest.raises(DataError, match=r"a\.csv row 2: not a well-formed row"):
+        list(table_rows(tmp_path / "a.csv", Intake()))

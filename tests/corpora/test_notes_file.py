@@ -1,0 +1,177 @@
+import gzip
+import json
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from nosology.core import Code, DataError, Evidence, Note
+from nosology.corpora.intake import Intake
+from nosology.corpora.notes_file import note_from_json, note_to_json, read_notes
+
+NOTE = {
+    "id": 7,
+    "text": "Heart failure.\r\nNo fever.",
+    "patient": 12,
+    "site": "north",
+    "split": "val",
+    "lang": "en",
+    "codes": [{"system": "icd10cm", "code": "i509"}, {"system": "icd9proc", "code": "39.95"}],
+    "evidence": [{"system": "icd10cm", "code": "I50.9", "start": 0, "end": 13, "coder": "x"}],
+    "ward": {"floor": 3},
+}
+
+
+def lines(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+def test_every_field_is_read_and_unknown_ones_are_kept(tmp_path):
+    (note,) = read_notes(lines(tmp_path / "a.jsonl", NOTE))
+    assert note == Note(
+        id="7",
+        text="Heart failure.\r\nNo fever.",
+        patient="12",
+        site="north",
+        split="dev",
+        lang="en",
+        codes=(Code("icd10cm", "I50.9"), Code("icd9proc", "39.95")),
+        evidence=(Evidence(Code("icd10cm", "I50.9"), 0, 13, {"coder": "x"}),),
+        extra={"ward": {"floor": 3}},
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    text=st.text(),
+    extra=st.dictionaries(
+        st.text(min_size=1).filter(lambda key: key not in note_to_json(Note("a", ""))), st.integers()
+    ),
+)
+def test_json_round_trip(text, extra):
+    note = note_from_json({"id": "a", "text": text, **extra}, Intake())
+    assert note.text == text.replace("\x00", " ")
+    assert note_from_json(json.loads(json.dumps(note_to_json(note)))) == note
+
+
+def test_csv_parquet_and_gzip_say_the_same_as_json(tmp_path):
+    (expected,) = read_notes(lines(tmp_path / "a.jsonl", NOTE))
+    columns = {key: json.dumps(value) if key in ("codes", "evidence") else value for key, value in NOTE.items()}
+    columns["ward"] = "3"
+    quoted = ",".join('"' + str(value).replace('"', '""') + '"' for value in columns.values())
+    header = ",".join(name.upper() if name != "ward" else name for name in columns)
+    (tmp_path / "a.csv").write_bytes(f"{header}\r\n{quoted}\r\n".encode())
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
+    parquet.write_table(pa.Table.from_pylist([NOTE]), tmp_path / "a.parquet")
+    (packed,) = read_notes(tmp_path / "a.jsonl.gz")
+    (stored,) = read_notes(tmp_path / "a.parquet")
+    (tabular,) = read_notes(tmp_path / "a.csv")
+    assert packed == stored == expected
+    assert tabular.extra == {"ward": "3"}
+    assert note_to_json(tabular) | {"ward": 0} == note_to_json(expected) | {"ward": 0}
+
+
+@pytest.mark.parametrize("cell", ["I10; E11.9", "I10 E11.9", "icd10cm:I10,icd10cm:E119", '["I10", "E11.9"]'])
+def test_codes_of_a_csv_cell(tmp_path, cell):
+    (tmp_path / "a.csv").write_text('id;text;codes\n1;word;"{}"\n'.format(cell.replace('"', '""')))
+    (note,) = read_notes(tmp_path / "a.csv", system="icd10cm")
+    assert note.codes == (Code("icd10cm", "I10"), Code("icd10cm", "E11.9"))
+
+
+def test_nul_bytes_and_lone_surrogates_keep_offsets(tmp_path):
+    intake = Intake()
+    note = {"id": 1, "text": "a\x00b\ud800c", "evidence": [{"system": "icd10cm", "code": "I10", "start": 4, "end": 5}]}
+    (read,) = read_notes(lines(tmp_path / "a.jsonl", note), intake)
+    assert read.text == "a b\ufffdc"
+    assert read.text[read.evidence[0].start] == "c"
+    assert intake.troubles == {"bad_characters": {"count": 1, "first": ["a.jsonl row 1"]}}
+
+
+def test_lines_that_are_not_utf8_are_windows_1252(tmp_path):
+    intake = Intake()
+    (tmp_path / "a.jsonl").write_bytes(
+        '\ufeff{"id": 1, "text": "señal"}\n'.encode() + '{"id": 2, "text": "señal €"}\n'.encode("cp1252")
+    )
+    assert [note.text for note in read_notes(tmp_path / "a.jsonl", intake)] == ["señal", "señal €"]
+    assert intake.troubles == {"encoding": {"count": 1, "first": ["a.jsonl row 2"]}}
+
+
+def test_unicode_line_separators_do_not_end_a_line(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"id": 1, "text": "a\u2028b\x85c"}\n', encoding="utf-8")
+    assert [note.text for note in read_notes(tmp_path / "a.jsonl")] == ["a\u2028b\x85c"]
+
+
+def test_troubles_are_counted_and_named_by_file_and_row(tmp_path):
+    intake = Intake(check_codes=True)
+    path = lines(
+        tmp_path / "a.jsonl",
+        {"id": 1, "text": "word", "codes": [{"system": "icd10cm", "code": code} for code in ("I10", "I10.", "???")]},
+        {"id": 2, "text": " \n"},
+        {"id": 1, "text": "other"},
+        {"id": 3, "text": "word", "codes": [{"system": "icd10cm", "code": "Z99.77"}]},
+        {"id": 4, "text": "word", "evidence": [{"system": "icd10cm", "code": "I10", "start": 2, "end": 5}]},
+    )
+    notes = list(read_notes(path, intake))
+    assert [note.id for note in notes] == ["1", "3", "4"]
+    assert notes[0].codes == (Code("icd10cm", "I10"),)
+    assert notes[1].codes == (Code("icd10cm", "Z99.77"),)
+    assert {kind: found["first"] for kind, found in intake.troubles.items()} == {
+        "malformed_code": ["a.jsonl row 1"],
+        "repeated_code": ["a.jsonl row 1"],
+        "empty_note": ["a.jsonl row 2"],
+        "duplicate_id": ["a.jsonl row 3"],
+        "unknown_code": ["a.jsonl row 4"],
+        "bad_evidence": ["a.jsonl row 5"],
+    }
+
+
+def test_without_an_intake_every_note_comes_in_order(tmp_path):
+    path = lines(tmp_path / "a.jsonl", {"id": 1, "text": ""}, {"id": 1, "text": "word"}, {"id": 2, "text": None})
+    assert [(note.id, note.text) for note in read_notes(path)] == [("1", ""), ("1", "word"), ("2", "")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"id": 1, "text": "secret"\n', "row 1: not a line of JSON"),
+        ("[" * 100_000 + "\n", "row 1: not a line of JSON"),
+        ("[1]\n", "row 1: expected a JSON object"),
+        ('\n{"text": "secret"}\n', "row 2: id is missing"),
+        ('{"id": 1}\n', "row 1: text is missing"),
+        ('{"id": 1, "text": ["secret"]}\n', "row 1: text is missing or no string"),
+        ('{"id": [1], "text": "secret"}\n', "row 1: id must be text"),
+        ('{"id": 1, "text": "secret", "split": "holdout"}\n', "split must be one of train, dev, test; got 'holdout'"),
+        ('{"id": 1, "text": "secret", "codes": 3}\n', "codes must be a list"),
+        ('{"id": 1, "text": "secret", "codes": ["I10"]}\n', "names no system; give one with --system"),
+        ('{"id": 1, "text": "secret", "codes": ["icd11:I10"]}\n', "system must be one of icd9cm"),
+        ('{"id": 1, "text": "secret", "codes": [{"system": "icd10cm"}]}\n', "a code must be text"),
+        ('{"id": 1, "text": "secret", "codes": ["icd10cm:???"]}\n', "row 1: found codes that cannot be codes"),
+        ('{"id": 1, "text": "secret", "evidence": [1]}\n', "evidence must be objects"),
+    ],
+)
+def test_bad_json_lines_are_answered_by_a_sentence_without_text(tmp_path, content, message):
+    (tmp_path / "a.jsonl").write_text(content)
+    with pytest.raises(DataError, match="a.jsonl ") as caught:
+        list(read_notes(tmp_path / "a.jsonl"))
+    assert message in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_bad_files_are_answered_by_a_sentence(tmp_path):
+    with pytest.raises(DataError, match="no such notes file"):
+        list(read_notes(tmp_path / "none.jsonl"))
+    with pytest.raises(DataError, match=r"must end in \.jsonl"):
+        list(read_notes(tmp_path / "notes.docx"))
+    (tmp_path / "a.parquet").write_bytes(b"no parquet")
+    with pytest.raises(DataError, match="cannot be read as Parquet"):
+        list(read_notes(tmp_path / "a.parquet"))
+    (tmp_path / "a.csv").write_text("name,text\n1,word\n")
+    with pytest.raises(DataError, match=r"a\.csv row 1: missing column id; the columns are name, text"):
+        list(read_notes(tmp_path / "a.csv"))
+    lines(tmp_path / "b.jsonl", *[NOTE] * 1000)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "b.jsonl").read_bytes())[:-20])
+    with pytest.raises(DataError, match="not a whole gzip file"):
+        list(read_notes(tmp_path / "b.jsonl.gz"))
