@@ -57,13 +57,17 @@ def code_aucs(scored: Scored) -> tuple[np.ndarray, np.ndarray]:
     positives = scored.gold.tocsc()
     support = np.diff(positives.indptr)
     mixed = np.flatnonzero((support > 0) & (support < scored.n_notes))
-    aucs, influence = np.full(len(scored.space), np.nan), np.zeros(scored.n_notes)
+    aucs = np.full(len(scored.space), np.nan)
     aucs[mixed[mixed >= scored.n_nameable]] = 0.5
-    for group, block in scored.column_blocks(mixed[mixed < scored.n_nameable]):
-        ordered = np.sort(block, axis=1)
-        for column, values, ascending in zip(group, block, ordered):
+
+    def look(group: np.ndarray, block: np.ndarray) -> np.ndarray:
+        influence = np.zeros(scored.n_notes)
+        for column, values, ascending in zip(group, block, np.sort(block, axis=1)):
             notes = positives.indices[positives.indptr[column] : positives.indptr[column + 1]]
             aucs[column] = _add_code(values, ascending, notes, influence)
+        return influence
+
+    influence = sum(scored.over_codes(mixed[mixed < scored.n_nameable], look), np.zeros(scored.n_notes))
     return aucs, influence / max(1, len(mixed))
 
 

@@ -29,11 +29,12 @@ class CellCounts:
         """The counts over all notes: each block is sorted alone, and the counts add up."""
         true = np.sort(scored.true_scores)
         values = np.unique(true)
-        below, upto = np.zeros(len(values), dtype=np.int64), np.zeros(len(values), dtype=np.int64)
-        for _, block in scored.row_blocks():
+
+        def count(_: slice, block: np.ndarray) -> np.ndarray:
             cells = np.sort(block, axis=None)
-            below += np.searchsorted(cells, values, "left")
-            upto += np.searchsorted(cells, values, "right")
+            return np.stack([np.searchsorted(cells, values, "left"), np.searchsorted(cells, values, "right")])
+
+        below, upto = sum(scored.over_notes(count))
         true_below, true_upto = np.searchsorted(true, values, "left"), np.searchsorted(true, values, "right")
         return CellCounts(values, below, upto, true_below, true_upto, scored.n_notes * scored.n_nameable, len(true))
 

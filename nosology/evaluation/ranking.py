@@ -33,20 +33,20 @@ def rank(scored: Scored, grid: np.ndarray) -> Ranks:
     columns = scored.named_gold.indices
     place, worst = np.empty(len(true)), np.empty(len(true), dtype=np.int64)
     grid_beats = np.zeros(scored.n_notes)
-    for rows, block in scored.row_blocks():
-        ordered = np.sort(block, axis=1)
-        for note in range(rows.start, rows.stop):
-            ascending = ordered[note - rows.start]
+
+    def look(notes: slice, block: np.ndarray) -> None:
+        for note, row, ascending in zip(range(notes.start, notes.stop), block, np.sort(block, axis=1)):
             mine = slice(bounds[note], bounds[note + 1])
             values = true[mine]
-            above = len(ascending) - np.searchsorted(ascending, values, "right")
-            worst[mine] = len(ascending) - np.searchsorted(ascending, values, "left")
+            above = len(row) - np.searchsorted(ascending, values, "right")
+            worst[mine] = len(row) - np.searchsorted(ascending, values, "left")
             place[mine] = above + 1
             for i in np.flatnonzero((worst[mine] - above > 1) & (values > 0)):
-                before = block[note - rows.start, : columns[mine.start + i]]
-                place[mine.start + i] += np.count_nonzero(before == values[i])
+                place[mine.start + i] += np.count_nonzero(row[: columns[mine.start + i]] == values[i])
             beats = np.searchsorted(ascending, grid, "left") + np.searchsorted(ascending, grid, "right")
             grid_beats[note] = beats.sum() / 2
+
+    scored.over_notes(look)
     place[true == 0] = np.inf
     return Ranks(place, worst, grid_beats)
 

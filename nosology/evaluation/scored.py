@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import os
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from scipy import sparse
@@ -13,7 +16,9 @@ from nosology.codes.label_space import LabelSpace
 from nosology.core import SYSTEMS, Code, ConfigError, DataError
 
 BLOCK_CELLS = 1 << 23  # 32 MiB of float32: large enough for fast sorts, small beside the scores themselves
+MAX_THREADS = 8
 
+T = TypeVar("T")
 Scores = np.ndarray | sparse.csr_matrix | sparse.csr_array
 
 
@@ -58,24 +63,30 @@ class Scored:
         """The number of distinct true codes that the model cannot name."""
         return len(self.space) - self.n_nameable
 
-    def row_blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Slices of notes, each with its dense scores (b, L)."""
+    def over_notes(self, look: Callable[[slice, np.ndarray], T]) -> list[T]:
+        """What `look` returns for each block of notes, in order; it gets their slice and their dense scores (b, L)."""
         step = max(1, BLOCK_CELLS // max(1, self.scores.shape[1]))
-        for start in range(0, self.n_notes, step):
-            rows = slice(start, min(start + step, self.n_notes))
-            block = self.scores[rows]
+
+        def one(start: int) -> T:
+            notes = slice(start, min(start + step, self.n_notes))
+            block = self.scores[notes]
             if sparse.issparse(block):
                 block = block.toarray()
-            yield rows, block if self.columns is None else block[:, self.columns]
+            return look(notes, block if self.columns is None else block[:, self.columns])
 
-    def column_blocks(self, wanted: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The wanted columns in groups, each with its dense scores turned to (l, B)."""
+        return _in_threads(one, range(0, self.n_notes, step))
+
+    def over_codes(self, wanted: np.ndarray, look: Callable[[np.ndarray, np.ndarray], T]) -> list[T]:
+        """What `look` returns for each group of the wanted columns, in order; it gets their scores turned to (l, B)."""
         step = max(1, BLOCK_CELLS // self.n_notes)
         stored = self.scores.tocsc() if sparse.issparse(self.scores) else self.scores
-        for start in range(0, len(wanted), step):
+
+        def one(start: int) -> T:
             group = wanted[start : start + step]
             block = stored[:, group if self.columns is None else self.columns[group]]
-            yield group, np.ascontiguousarray((block.toarray() if sparse.issparse(block) else block).T)
+            return look(group, np.ascontiguousarray((block.toarray() if sparse.issparse(block) else block).T))
+
+        return _in_threads(one, range(0, len(wanted), step))
 
     @cached_property
     def named_gold(self) -> sparse.csr_matrix:
@@ -94,14 +105,20 @@ class Scored:
         limit = _checked_threshold(threshold, self.scores.shape[1]).astype(self.scores.dtype)
         if self.columns is not None and limit.ndim:
             limit = limit[self.columns]
-        indptr, indices = [np.zeros(1, dtype=np.int64)], []
-        for _, block in self.row_blocks():
-            accepted = (block >= limit) & (block > 0)
-            indices.append(np.nonzero(accepted)[1])
-            indptr.append(indptr[-1][-1] + np.cumsum(np.count_nonzero(accepted, axis=1)))
-        columns = np.concatenate(indices)
-        data = np.ones(len(columns), dtype=np.int8)
-        return sparse.csr_matrix((data, columns, np.concatenate(indptr)), shape=self.gold.shape)
+
+        def accepted(_: slice, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            note, column = np.nonzero((block >= limit) & (block > 0))
+            return np.bincount(note, minlength=len(block)), column
+
+        sizes, columns = (np.concatenate(parts) for parts in zip(*self.over_notes(accepted)))
+        indptr = np.concatenate([[0], np.cumsum(sizes)])
+        return sparse.csr_matrix((np.ones(len(columns), dtype=np.int8), columns, indptr), shape=self.gold.shape)
+
+
+def _in_threads(one: Callable[[int], T], starts: range) -> list[T]:
+    # numpy sorts and searches outside the interpreter lock, so that threads do the work of processes.
+    with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
+        return list(pool.map(one, starts))
 
 
 def _checked(scores: Scores, shape: tuple[int, int]) -> Scores:

@@ -41,14 +41,16 @@ def tune_thresholds(
     thresholds = np.full(len(labels), _best_threshold(scored))
     positives = scored.named_gold.tocsc()
     frequent = np.flatnonzero(np.diff(positives.indptr) >= max(1, min_positives))
-    for group, block in scored.column_blocks(frequent):
-        ordered = np.sort(block, axis=1)
-        for column, values, ascending in zip(group, block, ordered):
+
+    def tune(group: np.ndarray, block: np.ndarray) -> None:
+        for column, values, ascending in zip(group, block, np.sort(block, axis=1)):
             true = np.sort(values[positives.indices[positives.indptr[column] : positives.indptr[column + 1]]])
             accepted = len(ascending) - np.searchsorted(ascending, true, "left")
             hits = len(true) - np.searchsorted(true, true, "left")
             best = _best(true, hits, accepted, len(true))
             thresholds[column] = thresholds[column] if best is None else best
+
+    scored.over_codes(frequent, tune)
     return thresholds
 
 
