@@ -26,7 +26,8 @@ def write_dataset(folder: Path, notes: int, words: int) -> int:
     """Writes discharge, diagnoses_icd and procedures_icd as gzipped CSV; returns the characters of all notes."""
     rng = np.random.default_rng(0)
     vocabulary = np.array(["".join(rng.choice(list("abcdefghij"), size=n)) for n in rng.integers(2, 10, size=4000)])
-    lines = [" ".join(rng.choice(vocabulary, size=10)) for _ in range(20_000)]
+    lines = [" ".join(words) for words in rng.choice(vocabulary, size=(50_000, 10))]
+    paragraphs = ["\n".join(lines[start : start + 10]) for start in range(0, len(lines), 10)]
     characters = 0
     with (
         gzip.open(folder / "discharge.csv.gz", "wt", compresslevel=1, newline="", encoding="utf-8") as discharge,
@@ -39,7 +40,7 @@ def write_dataset(folder: Path, notes: int, words: int) -> int:
         codes.writerow(["subject_id", "hadm_id", "seq_num", "icd_code", "icd_version"])
         csv.writer(procedures).writerow(["subject_id", "hadm_id", "seq_num", "chartdate", "icd_code", "icd_version"])
         for number in range(notes):
-            text = "\n".join(lines[index] for index in rng.integers(len(lines), size=words // 10))
+            text = "\n\n".join(paragraphs[index] for index in rng.integers(len(paragraphs), size=words // 100))
             characters += len(text)
             patient, admission = 10_000_000 + number // 2, 20_000_000 + number
             when = "2150-01-01 00:00:00"

@@ -7,7 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
+from nosology.cli.corpus_splits import audit, split
+
 app = typer.Typer(help="Make corpus folders of datasets and look into them.", no_args_is_help=True)
+app.command()(split)
+app.command()(audit)
 
 
 @app.command()
@@ -41,7 +45,8 @@ def prepare(
     corpus = make(kind, paths, out, recipe=rules, splits=splits or (), lang=lang, system=system, strict=strict)
     _print_counts(corpus.manifest)
     for name, wanted, got in compare(corpus):
-        typer.echo(f"expected {name:8} {wanted:>9,}   got {got:>9,}   {'equal' if wanted == got else got - wanted:>+9}")
+        verdict = "equal" if wanted == got else f"{got - wanted:+,}"
+        typer.echo(f"expected {name:5} {wanted:>9,}, got {got:>9,}: {verdict}")
 
 
 def _print_counts(manifest: dict[str, Any]) -> None:

@@ -114,7 +114,7 @@ def write_corpus(
             "hash": tally.digest.hexdigest(),
         }
         write_json(aside / MANIFEST, manifest)
-    return Corpus(folder, manifest)
+    return Corpus.open(folder)
 
 
 class _Tally:

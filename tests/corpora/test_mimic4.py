@@ -15,7 +15,8 @@ DISCHARGE = (
 )
 DIAGNOSES = (
     "subject_id,hadm_id,seq_num,icd_code,icd_version\n"
-    "10,20,2,I10  ,10\n10,20,1,I509,10\n11,21,1,0389 ,9\n11,21,2,0389,9\n11,21,3,???,10\n11,21,4,I10,11\n10,20,3,,10\n99,99,1,I10,10\n"
+    "10,20,2,I10  ,10\n10,20,1,I509,10\n11,21,1,0389 ,9\n11,21,2,0389,9\n11,21,3,???,10\n"
+    "11,21,4,I10,11\n10,20,3,,10\n99,99,1,I10,10\n"
 )
 PROCEDURES = "icd_version,icd_code,chartdate,seq_num,hadm_id,subject_id\n10,02HV33Z,,1,20,10\n9,0066,,1,21,11\n"
 

@@ -154,7 +154,7 @@ def test_without_an_intake_every_note_comes_in_order(tmp_path):
 )
 def test_bad_json_lines_are_answered_by_a_sentence_without_text(tmp_path, content, message):
     (tmp_path / "a.jsonl").write_text(content)
-    with pytest.raises(DataError, match="a.jsonl ") as caught:
+    with pytest.raises(DataError, match=r"a\.jsonl ") as caught:
         list(read_notes(tmp_path / "a.jsonl"))
     assert message in str(caught.value)
     assert "secret" not in str(caught.value)

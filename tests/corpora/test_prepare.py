@@ -1,0 +1,86 @@
+import json
+
+import pytest
+
+from nosology.core import Code, ConfigError, DataError
+from nosology.corpora.corpus import Corpus
+from nosology.corpora.prepare import compare, prepare
+from nosology.corpora.recipe import CorpusRecipe, Expected
+
+
+def code(value, system="icd10cm"):
+    return {"system": system, "code": value}
+
+
+@pytest.fixture
+def notes(tmp_path):
+    records = [
+        {"id": "a", "text": "one", "split": "train", "codes": [code("I10"), code("E11.9"), code("401.9", "icd9cm")]},
+        {"id": "b", "text": "two", "split": "dev", "codes": [code("I10"), code("02HV33Z", "icd10pcs")]},
+        {"id": "c", "text": "three", "split": "dev", "codes": [code("401.9", "icd9cm")]},
+        {"id": "d", "text": "four"},
+        {"id": "e", "text": "five", "split": "train", "codes": [code("E11.9")]},
+        {"id": "a", "text": "again"},
+        {"id": "f", "text": ""},
+    ]
+    path = tmp_path / "notes.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_without_a_recipe_all_is_kept_and_troubles_are_told(notes, tmp_path):
+    corpus = prepare("table", [notes], tmp_path / "c")
+    assert [note.id for note in corpus.notes()] == ["a", "b", "c", "d", "e"]
+    counts = corpus.manifest["counts"]
+    assert counts["splits"] == {"train": 2, "dev": 2, "none": 1}
+    assert counts["troubles"] == {
+        "duplicate_id": {"count": 1, "first": ["notes.jsonl row 6"]},
+        "empty_note": {"count": 1, "first": ["notes.jsonl row 7"]},
+    }
+    assert corpus.manifest["filters"] == []
+    assert Corpus.open(tmp_path / "c").hash == prepare("table", [notes], tmp_path / "d").hash
+
+
+def test_a_recipe_counts_over_the_whole_before_it_filters(notes, tmp_path):
+    rules = CorpusRecipe(
+        kind="table",
+        systems=("icd10cm", "icd10pcs"),
+        min_count=2,
+        drop_uncoded=True,
+        expected=Expected(notes=3, train=2, test=7, codes=3),
+    )
+    splits = tmp_path / "splits.csv"
+    splits.write_text("id,split\na,test\nb,train\n")
+    corpus = prepare("table", [notes], tmp_path / "c", recipe=rules, splits=[splits])
+    assert [(note.id, note.split, note.codes) for note in corpus.notes()] == [
+        ("a", "test", (Code("icd10cm", "I10"), Code("icd10cm", "E11.9"))),
+        ("b", "train", (Code("icd10cm", "I10"),)),
+    ]
+    assert corpus.manifest["filters"] == [
+        {"filter": "systems", "keep": ["icd10cm", "icd10pcs"], "code_occurrences_left_out": 2, "notes_left_out": 1},
+        {"filter": "min_count", "min_count": 2, "code_occurrences_left_out": 1, "notes_left_out": 0},
+        {"filter": "drop_uncoded", "notes_left_out": 1},
+        {"filter": "splits", "files": ["splits.csv"], "notes_left_out": 1, "entries_without_note": 0},
+    ]
+    assert compare(corpus) == [("notes", 3, 2), ("train", 2, 1), ("test", 7, 1), ("codes", 3, 2)]
+
+
+def test_strict_refuses_what_would_be_left_out(notes, tmp_path):
+    with pytest.raises(DataError, match=r"notes\.jsonl row 6: found notes with an id that came before"):
+        prepare("table", [notes], tmp_path / "c", strict=True)
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("mimic5", {}, "KIND must be one of mimic4, mimic4-radiology, mimic3, codiesp, cmc2007, table; got 'mimic5'"),
+        ("mimic4", {"lang": "en"}, "--lang applies to codiesp and table; got kind mimic4"),
+        ("mimic4", {"system": "icd9cm"}, "--system applies to table; got kind mimic4"),
+        ("table", {"system": "icd11"}, "--system must be one of"),
+        ("table", {"recipe": "mimic4-icd10"}, "the recipe is for kind mimic4; got kind table"),
+    ],
+)
+def test_bad_arguments_are_answered_by_a_sentence(notes, tmp_path, kind, options, message):
+    with pytest.raises(ConfigError, match=message):
+        prepare(kind, [notes], tmp_path / "c", **options)
