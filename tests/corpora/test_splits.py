@@ -1,0 +1,154 @@
+from collections import Counter, defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import feather
+
+from nosology.core import Code, ConfigError, DataError, Note
+from nosology.corpora.corpus import Corpus, write_corpus
+from nosology.corpora.roster import read_roster
+from nosology.corpora.splits import split_by_files, split_corpus, stratified_splits
+
+
+def notes(count: int, seed: int = 0, patients: int = 0) -> list[Note]:
+    """Notes of random words and long-tailed codes; with patients, each note has one."""
+    rng = np.random.default_rng(seed)
+    return [
+        Note(
+            f"note{number:05d}",
+            " ".join(map(str, rng.integers(0, 5000, 30))),
+            patient=f"p{rng.integers(patients)}" if patients else None,
+            codes=tuple(Code("icd10cm", f"A{code:02d}") for code in np.unique(rng.zipf(1.6, 3).clip(max=90))),
+        )
+        for number in range(count)
+    ]
+
+
+def corpus(folder: Path, held: list[Note]) -> Path:
+    write_corpus(held, folder, source={"kind": "table"}, filters=[{"filter": "before"}], counts={})
+    return folder
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(10, 120), st.integers(5, 40), st.integers(0, 10**6))
+def test_no_patient_is_ever_in_two_splits(count, patients, seed):
+    held = notes(count, seed, patients)
+    roster = read_roster(held)
+    if len({note.patient for note in held}) < 3:
+        return
+    split = stratified_splits(roster, seed=seed)[0]
+    of_patient = defaultdict(set)
+    for note in held:
+        of_patient[note.patient].add(split[note.id])
+    assert all(len(found) == 1 for found in of_patient.values())
+    assert split.keys() == {note.id for note in held}
+
+
+def test_ratios_hold_with_patients_and_for_every_frequent_code():
+    held = notes(3000, patients=1200)
+    split = stratified_splits(read_roster(held), (0.6, 0.1, 0.3))[0]
+    sizes = Counter(split.values())
+    assert sizes["train"] / 3000 == pytest.approx(0.6, abs=0.005)
+    assert sizes["dev"] / 3000 == pytest.approx(0.1, abs=0.005)
+    of_code = Counter(code for note in held for code in note.codes)
+    in_test = Counter(code for note in held if split[note.id] == "test" for code in note.codes)
+    for code, count in of_code.items():
+        if count >= 50:
+            assert in_test[code] / count == pytest.approx(0.3, abs=0.05)
+
+
+def test_the_split_hangs_on_the_seed_and_not_on_the_order_of_notes():
+    held = notes(300, patients=100)
+    first, second = stratified_splits(read_roster(held), seed=5, k=2)
+    assert stratified_splits(read_roster(held[::-1]), seed=5) == [first]
+    assert first != second
+    assert stratified_splits(read_roster(held), seed=6)[0] != first
+
+
+def test_duplicates_stay_together_across_patients():
+    held = notes(200, patients=200)
+    held += [
+        replace(note, id=f"copy{note.id}", patient=f"other{number}", text=note.text.upper())
+        for number, note in enumerate(held[:60])
+    ]
+    split = stratified_splits(read_roster(held))[0]
+    assert all(split[note.id] == split[f"copy{note.id}"] for note in held[:60])
+    apart = stratified_splits(read_roster(held, texts=False))[0]
+    assert any(apart[note.id] != apart[f"copy{note.id}"] for note in held[:60])
+
+
+def test_each_site_gets_its_share_of_every_split():
+    held = [replace(note, site=f"s{number % 4}") for number, note in enumerate(notes(1000, patients=600))]
+    split = stratified_splits(read_roster(held))[0]
+    for site in range(4):
+        found = Counter(split[note.id] for note in held if note.site == f"s{site}")
+        assert found["test"] / 250 == pytest.approx(0.15, abs=0.02)
+
+
+@pytest.mark.parametrize("ratios", [(0.7, 0.2, 0.2), (0.5, 0.5), (1.2, -0.1, -0.1), (float("nan"), 0.5, 0.5)])
+def test_wrong_ratios_are_answered_in_a_sentence(ratios):
+    with pytest.raises(ConfigError, match="ratios must be three numbers for train, dev and test that sum to 1; got"):
+        stratified_splits(read_roster(notes(20)), ratios)
+
+
+def test_a_split_without_dev_leaves_dev_empty():
+    split = stratified_splits(read_roster(notes(100)), (0.8, 0, 0.2))[0]
+    assert Counter(split.values()) == {"train": 80, "test": 20}
+
+
+def test_too_few_patients_are_answered_in_a_sentence():
+    held = [replace(note, patient="one") for note in notes(10)]
+    with pytest.raises(ConfigError, match="3 splits need as many patients .* got 1"):
+        stratified_splits(read_roster(held))
+
+
+def test_split_corpus_keeps_notes_and_says_what_was_done(tmp_path):
+    folder = corpus(tmp_path / "in", notes(60))
+    (written,) = split_corpus(folder, tmp_path / "out", seed=3)
+    assert [replace(note, split=None) for note in written.notes()] == list(Corpus.open(folder).notes())
+    step = written.manifest["filters"][-1]
+    assert step["filter"] == "split"
+    assert step["seed"] == 3
+    assert step["corpus"] == Corpus.open(folder).hash
+    assert written.manifest["filters"][0] == {"filter": "before"}
+    assert written.manifest["counts"]["splits"] == {"train": 42, "dev": 9, "test": 9}
+
+
+def test_k_splits_are_folders_and_a_corpus_may_be_split_in_place(tmp_path):
+    folder = corpus(tmp_path / "in", notes(60))
+    many = split_corpus(folder, tmp_path / "many", k=3)
+    assert [one.folder.name for one in many] == ["split-00", "split-01", "split-02"]
+    assert len({one.hash for one in many}) == 3
+    (same,) = split_corpus(folder, folder)
+    assert same.hash == many[0].hash == Corpus.open(folder).hash
+
+
+def test_a_published_file_gives_the_splits_and_counts_what_does_not_match(tmp_path):
+    held = [replace(note, extra={"hadm_id": str(1000 + n)}) for n, note in enumerate(notes(6))]
+    folder = corpus(tmp_path / "in", held)
+    table = pa.table({"_id": [1000, 1001, 1002, 1003, 7777], "split": ["train", "train", "val", "test", "test"]})
+    feather.write_feather(table, tmp_path / "splits.feather")
+    written = split_by_files(folder, tmp_path / "out", [tmp_path / "splits.feather"])
+    assert [note.split for note in written.notes()] == ["train", "train", "dev", "test"]
+    step = written.manifest["filters"][-1]
+    assert (step["notes_left_out"], step["entries_without_note"]) == (2, 1)
+
+
+def test_a_file_of_other_notes_is_answered_in_a_sentence(tmp_path):
+    folder = corpus(tmp_path / "in", notes(6))
+    (tmp_path / "splits.csv").write_text("id,split\nelse,train\n")
+    with pytest.raises(DataError, match=r"none of the 1 ids in splits.csv is a note or an admission of"):
+        split_by_files(folder, tmp_path / "out", [tmp_path / "splits.csv"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_split_name_is_answered_with_its_row(tmp_path):
+    folder = corpus(tmp_path / "in", notes(6))
+    (tmp_path / "splits.csv").write_text("id,split\nnote00000,train\nnote00001,holdout\n")
+    with pytest.raises(DataError, match=r"splits.csv row 3: split must be one of train, dev, test; got 'holdout'"):
+        split_by_files(folder, tmp_path / "out", [tmp_path / "splits.csv"])

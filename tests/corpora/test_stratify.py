@@ -1,0 +1,66 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from iterstrat.ml_stratifiers import IterativeStratification
+from scipy import sparse
+
+from nosology.corpora.stratify import stratify
+
+SHARES = np.array([0.7, 0.15, 0.15])
+
+
+def labels(notes: int, codes: int, seed: int) -> sparse.csr_matrix:
+    """A long-tailed 0/1 matrix: code j is about as frequent as 1 / (j + 1)."""
+    rng = np.random.default_rng(seed)
+    frequency = 1 / np.arange(1, codes + 1)
+    how_many = np.maximum(1, rng.poisson(4, notes))
+    rows = np.repeat(np.arange(notes), how_many)
+    columns = rng.choice(codes, p=frequency / frequency.sum(), size=len(rows))
+    matrix = sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), shape=(notes, codes))
+    matrix.data[:] = 1
+    return matrix
+
+
+def distance(matrix: sparse.csr_matrix, part: np.ndarray) -> float:
+    """The mean difference of a label's frequency in a part and in the whole (Sechidis et al.'s label distribution)."""
+    whole = np.asarray(matrix.mean(axis=0)).ravel()
+    return float(np.mean([np.abs(np.asarray(matrix[part == p].mean(axis=0)).ravel() - whole) for p in range(3)]))
+
+
+@pytest.mark.parametrize(("notes", "codes"), [(400, 30), (1500, 100), (1500, 700)])
+def test_labels_are_spread_at_least_as_evenly_as_by_the_oracle(notes, codes):
+    ours, oracle = [], []
+    for seed in range(3):
+        matrix = labels(notes, codes, seed)
+        part = stratify(matrix, np.ones(notes), SHARES, np.random.default_rng(seed))
+        other = IterativeStratification(matrix.toarray().astype(bool), SHARES.copy(), np.random.RandomState(seed))  # noqa: NPY002
+        ours.append(distance(matrix, part))
+        oracle.append(distance(matrix, other))
+        assert np.abs(np.bincount(part) / notes - SHARES).max() < 0.01
+    assert np.mean(ours) <= np.mean(oracle)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(3, 60), st.integers(0, 8), st.integers(0, 10**6))
+def test_every_group_is_in_a_part_and_shares_are_kept_to_about_one_group(groups, codes, seed):
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 4, groups)
+    matrix = sparse.csr_matrix(rng.integers(0, 2, (groups, codes)) * sizes[:, None])
+    part = stratify(matrix, sizes, SHARES, np.random.default_rng(seed))
+    assert part.shape == (groups,)
+    assert set(part) <= {0, 1, 2}
+    got = np.bincount(part, weights=sizes, minlength=3)
+    assert np.abs(got - SHARES * sizes.sum()).max() <= 2 * sizes.max()
+
+
+def test_what_each_part_wants_is_met_where_it_can_be():
+    labels = sparse.csr_matrix(np.repeat(np.eye(2), 50, axis=0))
+    wanted = np.array([[50.0, 0], [0, 50]])
+    part = stratify(labels, np.ones(100), np.array([0.5, 0.5]), np.random.default_rng(0), wanted=wanted)
+    assert part.tolist() == [0] * 50 + [1] * 50
+
+
+def test_groups_without_labels_are_placed_by_size():
+    part = stratify(sparse.csr_matrix((100, 0)), np.ones(100), SHARES, np.random.default_rng(0))
+    assert np.bincount(part).tolist() == [70, 15, 15]
