@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
 import typer
 
 from nosology import __version__
+from nosology.cli import train
 from nosology.core import NosologyError
 
 app = typer.Typer(
@@ -33,6 +35,11 @@ def _options(
     pass
 
 
+app.command("train")(train.train)
+app.command("evaluate")(train.evaluate)
+app.command("code")(train.code)
+
+
 def main() -> None:
     """Runs the command line; an error meant for the user becomes one sentence and exit code 1, Ctrl-C becomes 130."""
     try:
@@ -40,6 +47,8 @@ def main() -> None:
     except NosologyError as error:
         print(f"nosology: {error}", file=sys.stderr)
         sys.exit(1)
+    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         print("nosology: interrupted; nothing half-written was kept", file=sys.stderr)
         sys.exit(130)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nosology.core import SYSTEMS, DataError, Evidence, Note
-from nosology.corpora.intake import Intake, place, split_name, system_name
+from nosology.corpora.intake import Intake, missing_columns, place, split_name, system_name
 from nosology.corpora.lines import table_rows, text_lines
 
 FIELDS = ("id", "text", "patient", "site", "split", "lang", "codes", "evidence")
@@ -22,6 +22,16 @@ _SUFFIXES = {
 }
 
 
+def is_notes_file(path: str | Path) -> bool:
+    """Whether the name says so."""
+    return _form(Path(path)) is not None
+
+
+def _form(path: Path) -> str | None:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    return _SUFFIXES.get(next((suffix for suffix in reversed(suffixes) if suffix != ".gz"), ""))
+
+
 def read_notes(path: str | Path, intake: Intake | None = None, *, system: str | None = None) -> Iterator[Note]:
     """The notes of a file, one by one; `system` is that of codes which do not name their own.
 
@@ -29,8 +39,7 @@ def read_notes(path: str | Path, intake: Intake | None = None, *, system: str | 
     a value that would be lost is an error.
     """
     path, checked, intake = Path(path), intake is not None, intake or Intake(strict=True)
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    form = _SUFFIXES.get(next((s for s in reversed(suffixes) if s != ".gz"), ""))
+    form = _form(path)
     if form is None:
         raise DataError(f"{path}: a notes file must end in .jsonl, .csv, .tsv (each also .gz) or .parquet")
     if not path.is_file():
@@ -104,9 +113,7 @@ def _table_records(path: Path, intake: Intake) -> Iterator[tuple[int, dict]]:
     names = [name.lower() if name.lower() in FIELDS else name for name in names]
     missing = [name for name in FIELDS[:2] if name not in names]
     if missing:
-        raise DataError(
-            f"{place(path, 1)}: missing column {', '.join(missing)}; the columns are {', '.join(names)[:200]}"
-        )
+        raise missing_columns(path, missing, names)
     for row, fields in rows:
         yield row, dict(zip(names, fields))
 

@@ -1,1 +1,1 @@
-"""The serving room."""
+"""From a bundle to suggestions."""

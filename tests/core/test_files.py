@@ -34,7 +34,10 @@ def test_a_folder_replaces_only_its_own_kind(tmp_path):
     assert (mine / "m.json").read_text() == "new"
     other.mkdir()
     (other / "thesis.doc").write_text("years of work")
-    with pytest.raises(OutputError, match=r"will not overwrite .* holds no m\.json"), new_folder(other, marker="m.json"):
+    with (
+        pytest.raises(OutputError, match=r"will not overwrite .* holds no m\.json"),
+        new_folder(other, marker="m.json"),
+    ):
         pass
     assert (other / "thesis.doc").exists()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "other"]

@@ -1,0 +1,151 @@
+"""The verbs around a model: train, evaluate, code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from itertools import tee
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nosology.core import ConfigError, DataError, Suggestion
+
+Overrides = Annotated[list[str], typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting.")]
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="A built-in recipe's name or a TOML file.")],
+    corpus: Annotated[list[Path], typer.Option(help="A corpus folder; may be given several times.")],
+    out: Annotated[Path, typer.Option(help="The bundle folder to write.")],
+    settings: Overrides = [],  # noqa: B006 (typer copies it)
+    refit: Annotated[bool, typer.Option("--refit", help="In the end train once more on train + dev.")] = False,
+) -> None:
+    """Train a coder on one or more corpora."""
+    from nosology.config import load_recipe
+    from nosology.corpora.corpus import Corpus
+    from nosology.training.run import train as run
+
+    checked = load_recipe(recipe, settings)
+    bundle = run(checked, [Corpus.open(folder) for folder in corpus], out, refit=refit)
+    made = bundle.provenance
+    typer.echo(
+        f"{out}: {bundle.model.kind} coder, {len(bundle.model.labels):,} codes, trained on {made['n_train']:,} notes"
+        f"{' + dev' if made['refit'] else ''}, threshold {bundle.decision.threshold:.3f} found on {made['tuned_on']}"
+        f" ({made['n_dev']:,} notes), {made['seconds']:.0f} s"
+    )
+
+
+def code(
+    bundle: Annotated[Path, typer.Argument(help="The bundle folder.")],
+    notes: Annotated[list[str], typer.Argument(metavar="NOTE...", help="Text files, notes files, or - .")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print predictions as JSON lines.")] = False,
+    top: Annotated[
+        int | None, typer.Option(min=1, help="How many codes a note (default: accepted ones; JSON: 50).")
+    ] = None,
+    release: Annotated[str | None, typer.Option(help="Keep to the code set of this year, for example 2019.")] = None,
+    settings: Overrides = [],  # noqa: B006
+) -> None:
+    """Code notes and show the words each code rests on."""
+    from nosology.serving.coder import TOP, Coder
+
+    coder = Coder.load(bundle, release=release, threshold=_threshold(bundle, settings))
+    for_ids, for_texts = tee(_notes(notes))
+    results = coder.code_all((text for _, text in for_texts), top or TOP)
+    for (note_id, _), suggestions in zip(for_ids, results):
+        if as_json:
+            record = {"id": note_id, "codes": [suggestion.to_json() for suggestion in suggestions]}
+            typer.echo(json.dumps(record, ensure_ascii=False))
+        else:
+            show(note_id, suggestions if top else [item for item in suggestions if item.accepted])
+
+
+def evaluate(
+    bundle: Annotated[Path, typer.Argument(help="The bundle folder.")],
+    corpus: Annotated[Path, typer.Option(help="The corpus folder.")],
+    out: Annotated[Path, typer.Option(help="The report folder to write.")],
+    split: Annotated[str, typer.Option(help="train, dev, test, or all.")] = "test",
+    system: Annotated[
+        list[str], typer.Option(help="Count only codes of this system; may be given several times.")
+    ] = [],  # noqa: B006
+    settings: Overrides = [],  # noqa: B006
+) -> None:
+    """Measure a coder on the notes of a corpus and write a report."""
+    from nosology.corpora.corpus import Corpus
+    from nosology.models.bundle import Bundle
+    from nosology.models.measure import measure
+
+    loaded = Bundle.load(bundle).with_threshold(_threshold(bundle, settings))
+    measured = measure(loaded, Corpus.open(corpus), split, out, systems=system)
+    show_metrics(measured.evaluation.metrics)
+    for caution in measured.cautions:
+        typer.echo(f"caution: {caution}", err=True)
+    typer.echo(f"report: {out / 'report.html'}")
+
+
+def show(note_id: str, suggestions: list[Suggestion]) -> None:
+    """Prints suggestions: code, probability, description, and below it the words it rests on."""
+    typer.echo(f"{note_id}: {len(suggestions)} code{'' if len(suggestions) == 1 else 's'}")
+    for item in suggestions:
+        typer.echo(f"  {item.code:<9}{item.probability:5.2f} {' ' if item.accepted else '?'} {item.description}")
+        words = dict.fromkeys(" ".join(span.text.split()) for span in item.evidence)
+        if words:
+            typer.echo(f"{'':18}{', '.join(words)}")
+
+
+def show_metrics(metrics: dict[str, Any]) -> None:
+    """Prints each metric with its interval."""
+    for name, value in metrics.items():
+        if name.endswith(("_low", "_high")):
+            continue
+        if isinstance(value, float):
+            low, high = metrics.get(f"{name}_low"), metrics.get(f"{name}_high")
+            interval = f"  ({low:.4f} to {high:.4f})" if low is not None and high is not None else ""
+            typer.echo(f"{name:<42}{value:>10.4f}{interval}")
+        else:
+            typer.echo(f"{name:<42}{'undefined' if value is None else value:>10}")
+
+
+def _notes(names: list[str]) -> Iterator[tuple[str, str]]:
+    """The id and text of each note of text files, notes files and, for -, of standard input."""
+    from nosology.corpora.notes_file import is_notes_file, read_notes
+
+    for name in names:
+        if name == "-":
+            yield "-", _decoded(sys.stdin.buffer.read())
+            continue
+        path = Path(name)
+        if not path.is_file():
+            raise DataError(f"no such note: {name}")
+        if is_notes_file(path):
+            for note in read_notes(path):
+                yield note.id, note.text
+        else:
+            yield path.name, _decoded(path.read_bytes())
+
+
+def _decoded(raw: bytes) -> str:
+    """The text of a note in UTF-8, or, where it is not that, in Windows' Western encoding, as old systems write."""
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return raw.decode("cp1252", errors="replace")
+
+
+def _threshold(bundle: Path, settings: list[str]) -> float | None:
+    """The threshold that --set asks for, if any; nothing else of a trained coder can still be changed."""
+    from nosology.config import check, override
+    from nosology.models.bundle import read_manifest
+
+    if not settings:
+        return None
+    recipe = read_manifest(bundle)["recipe"]
+    changed = check(override(recipe, settings), "--set")
+    before = check(recipe, str(bundle))
+    if changed.model_copy(update={"decision": before.decision}) != before:
+        raise ConfigError("of a trained coder only decision.threshold can still be set; train anew for the rest")
+    if not isinstance(changed.decision.threshold, float):
+        raise ConfigError(f"decision.threshold must be a number in [0, 1]; got {changed.decision.threshold!r}")
+    return changed.decision.threshold

@@ -1,0 +1,100 @@
+"""What a recipe may say: TOML tables, checked before anything runs."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from nosology.core import ConfigError
+from nosology.models.linear import LinearRecipe
+from nosology.models.settings import Recipe
+
+RECIPES: dict[str, type[Recipe]] = {
+    "linear": LinearRecipe,
+}
+
+
+def built_in() -> list[str]:
+    """The names of the recipes that come with the package."""
+    folder = files("nosology") / "recipes"
+    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
+    """The recipe of a built-in name or a TOML file, with `section.key=value` overrides applied, checked."""
+    path = Path(name)
+    if name in built_in():
+        source, text = name, (files("nosology") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+    elif path.is_file():
+        source, text = str(path), _read(path)
+    else:
+        raise ConfigError(f"recipe must be a file or one of {', '.join(built_in())}; got {name!r}")
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not TOML: {error}") from error
+    return check(override(values, overrides), source)
+
+
+def override(values: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
+    """A copy of recipe values with each `section.key=value` set; a value is TOML, or a plain word."""
+    changed = {key: dict(value) if isinstance(value, dict) else value for key, value in values.items()}
+    for setting in settings:
+        path, equals, raw = setting.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            raise ConfigError(f"--set takes section.key=value; got {setting!r}")
+        table = changed
+        for key in keys[:-1]:
+            table = table.setdefault(key, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"--set {path}: {key} is a value, not a section")
+        table[keys[-1]] = _value(raw.strip())
+    return changed
+
+
+def check(values: dict[str, Any], source: str) -> Recipe:
+    """The recipe of plain values; ConfigError names the place, what is allowed and what was given."""
+    kind = values.get("kind")
+    if kind not in RECIPES:
+        raise ConfigError(f"{source}: kind must be one of {', '.join(RECIPES)}; got {kind!r}")
+    try:
+        return RECIPES[kind].model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_sentence(error, RECIPES[kind], source)) from error
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the recipe {path}") from error
+
+
+def _value(raw: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        return raw
+
+
+def _sentence(error: ValidationError, recipe: type[Recipe], source: str) -> str:
+    """The first complaint as one sentence: source, place, what is allowed, what was given."""
+    first = error.errors()[0]
+    keys = [str(key) for key in first["loc"]]
+    if first["type"] == "extra_forbidden":
+        allowed = ", ".join(_section(recipe, keys[:-1]).model_fields)
+        where = f"[{'.'.join(keys[:-1])}]" if len(keys) > 1 else "a recipe"
+        return f"{source}: {where} has no key {keys[-1]!r}; allowed: {allowed}"
+    return f"{source}: {'.'.join(keys)}: {first['msg'].lower()}; got {first['input']!r}"
+
+
+def _section(recipe: type[BaseModel], keys: list[str]) -> type[BaseModel]:
+    for key in keys:
+        recipe = recipe.model_fields[key].annotation  # type: ignore[assignment]
+    return recipe

@@ -1,0 +1,122 @@
+"""A trained coder as a folder: weights as safetensors, the rest JSON, nothing that can run code when loaded.
+
+bundle.json names the kind, the decision, the recipe, what made it, and a checksum of every other file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from nosology import __version__
+from nosology.codes.label_space import LabelSpace
+from nosology.core import BundleError, EvidenceSpan
+from nosology.core.files import new_folder, write_json
+from nosology.models.decision import Decision
+from nosology.models.linear import Linear
+
+MANIFEST = "bundle.json"
+FORMAT = 1
+
+
+class Model(Protocol):
+    """What every coder can do, whatever it is made of."""
+
+    kind: str
+    labels: LabelSpace
+    notes: np.ndarray  # (L,) training notes of each code
+
+    def probabilities(self, texts: Iterable[str]) -> np.ndarray:
+        """Probabilities (B, L)."""
+
+    def evidence(self, text: str, columns: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
+        """For each column, the stretches of the note that speak for its code, strongest first."""
+
+    def save(self, folder: Path) -> None:
+        """Writes the model's own files."""
+
+
+LOADERS: dict[str, Callable[[Path], Model]] = {
+    "linear": Linear.load,
+}
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A model with its decision, its recipe and its provenance."""
+
+    model: Model
+    decision: Decision
+    recipe: dict[str, Any]
+    provenance: dict[str, Any]
+
+    def with_threshold(self, threshold: float | None) -> Bundle:
+        """This bundle with one threshold for every code; unchanged where None is given."""
+        return self if threshold is None else replace(self, decision=Decision(threshold))
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the bundle, whole or not at all."""
+        with new_folder(folder, marker=MANIFEST) as aside:
+            self.model.save(aside)
+            manifest = {
+                "format": FORMAT,
+                "package": f"nosology {__version__}",
+                "kind": self.model.kind,
+                "n_codes": len(self.model.labels),
+                "labels_hash": self.model.labels.hash,
+                "decision": self.decision.to_json(),
+                "recipe": self.recipe,
+                "provenance": self.provenance,
+                "files": {path.name: _sha256(path) for path in sorted(aside.iterdir())},
+            }
+            write_json(aside / MANIFEST, manifest)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Bundle:
+        """The bundle in a folder; BundleError if anything is missing, changed or unknown."""
+        folder = Path(folder)
+        manifest = read_manifest(folder)
+        try:
+            kind, files, decision = manifest["kind"], dict(manifest["files"]), manifest["decision"]
+            recipe, provenance, labels_hash = manifest["recipe"], manifest["provenance"], manifest["labels_hash"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise BundleError(f"{folder / MANIFEST} is damaged: it lacks {error}") from error
+        if kind not in LOADERS:
+            raise BundleError(f"{folder / MANIFEST}: kind must be one of {', '.join(LOADERS)}; got {kind!r}")
+        for name, digest in files.items():
+            if Path(name).name != name or not (folder / name).is_file():
+                raise BundleError(f"the bundle {folder} is not whole: {name} is missing")
+            if _sha256(folder / name) != digest:
+                raise BundleError(f"the bundle {folder} is damaged: {name} is not the file that was saved")
+        try:
+            model, decision = LOADERS[kind](folder), Decision.from_json(decision)
+        except Exception as error:  # whatever a damaged file makes a loader raise, the user needs one sentence
+            raise BundleError(f"the bundle {folder} cannot be read: {type(error).__name__}") from error
+        if model.labels.hash != labels_hash:
+            raise BundleError(f"the bundle {folder} is damaged: its codes are not those of {MANIFEST}")
+        return cls(model, decision, recipe, provenance)
+
+
+def read_manifest(folder: str | Path) -> dict[str, Any]:
+    """bundle.json of a folder; BundleError if there is none of a known format."""
+    path = Path(folder) / MANIFEST
+    if not path.is_file():
+        raise BundleError(f"{folder} is no bundle: it holds no {MANIFEST} (make one with `nosology train`)")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise BundleError(f"{path} is damaged: it is not JSON") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise BundleError(f"{path}: format must be {FORMAT}; this bundle is of another version of nosology or damaged")
+    return manifest
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

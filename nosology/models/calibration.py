@@ -1,0 +1,55 @@
+"""Scores of one-against-rest models as probabilities."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from scipy import sparse
+from scipy.special import expit
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """P(code | score s, n training notes of the code) = sigmoid(a + b s + c log n + d s log n).
+
+    One curve serves all codes, since most codes have too few notes for one of their own; n lets it bend, because the
+    score of a code seen once means something else than that of a code seen a thousand times.
+    """
+
+    intercept: float
+    score: float
+    log_notes: float
+    both: float
+
+    @classmethod
+    def fit(
+        cls, scores: np.ndarray, gold: sparse.csr_matrix, notes: np.ndarray, max_cells: int = 4_000_000
+    ) -> Calibration:
+        """The curve of highest likelihood on scores (B, L) of notes that the model was not trained on.
+
+        gold: 0/1 (B, L). notes: (L,) training notes of each code. Of more than `max_cells` cells, evenly spaced notes
+        are taken.
+        """
+        from sklearn.linear_model import LogisticRegression
+
+        step = -(-scores.size // max_cells)
+        scores, gold = scores[::step], gold[::step]
+        target = np.asarray(gold.todense(), dtype=bool).ravel()
+        if not target.any() or target.all():
+            raise ValueError("calibration needs true and false cells; got one kind only")
+        log_notes = np.broadcast_to(np.log(notes), scores.shape).ravel()
+        s = scores.ravel()
+        features = np.column_stack([s, log_notes, s * log_notes])
+        fitted = LogisticRegression(C=np.inf, solver="newton-cholesky", tol=1e-8).fit(features, target)
+        return cls(float(fitted.intercept_[0]), *map(float, fitted.coef_[0]))
+
+    def __call__(self, scores: np.ndarray, notes: np.ndarray) -> np.ndarray:
+        """Probabilities (B, L) of scores (B, L)."""
+        log_notes = np.log(notes)
+        slope = self.score + self.both * log_notes
+        return expit(scores * slope + (self.intercept + self.log_notes * log_notes)).astype(np.float32)
+
+    def to_json(self) -> dict[str, float]:
+        """The four numbers by name."""
+        return asdict(self)

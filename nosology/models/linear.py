@@ -1,0 +1,213 @@
+"""The linear coder: TF-IDF vectors and one linear support vector machine a code."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+from safetensors.numpy import load_file, save_file
+from scipy import sparse
+
+from nosology.codes.label_space import LabelSpace
+from nosology.core import EvidenceSpan
+from nosology.core.progress import progress
+from nosology.models.calibration import Calibration
+from nosology.models.settings import Recipe, Section
+from nosology.models.spans import best_spans
+from nosology.models.tfidf import Tfidf, TfidfSettings
+
+
+class FitSettings(Section):
+    """How the machines are fitted."""
+
+    c: list[float] = Field([1.0, 3.0, 10.0], min_length=1)  # inverse regularisation; of several the best on dev
+    c_codes: int = Field(200, ge=1)  # codes on which that choice is made
+    negatives: int = Field(4000, ge=1)  # a code with more notes without it learns from this many of them,
+    negatives_per_positive: int = Field(10, ge=1)  # or from so many for each note with it, if that is more
+    max_features: int = Field(4000, ge=1)  # weights kept a code, the largest
+
+
+class LinearRecipe(Recipe):
+    """What a recipe of kind `linear` may say."""
+
+    kind: Literal["linear"] = "linear"
+    features: TfidfSettings = TfidfSettings()
+    fit: FitSettings = FitSettings()
+
+
+@dataclass(frozen=True)
+class Linear:
+    """score = x . w + b with x the note's TF-IDF vector; probability = calibration(score)."""
+
+    labels: LabelSpace
+    notes: np.ndarray  # (L,) training notes of each code
+    tfidf: Tfidf
+    weights: sparse.csr_matrix  # (features, L)
+    bias: np.ndarray  # (L,)
+    calibration: Calibration | None = None
+
+    kind = "linear"
+
+    def scores(self, vectors: sparse.csr_matrix) -> np.ndarray:
+        """Scores (B, L) of vectors (B, features)."""
+        return (vectors @ self.weights).toarray() + self.bias
+
+    def probabilities(self, texts: Iterable[str]) -> np.ndarray:
+        """Probabilities (B, L) of the model's codes for notes; a note without a known word has none (zeros)."""
+        vectors = self.tfidf.transform(texts)
+        found = self._calibrated(self.scores(vectors))
+        found[np.diff(vectors.indptr) == 0] = 0
+        return found
+
+    def _calibrated(self, scores: np.ndarray) -> np.ndarray:
+        if self.calibration is None:
+            raise ValueError("the model must be calibrated before it gives probabilities")
+        return self.calibration(scores, self.notes)
+
+    def contributions(self, text: str, columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What each token adds to the score of each column (T, columns), and where the tokens start and end (T,).
+
+        A word's part is shared among its occurrences, a pair's part between its two words; over all tokens the parts
+        add up to score - bias.
+        """
+        found = self.tfidf.occurrences(text)
+        vector = self.tfidf.transform([text])
+        value = np.zeros(len(self.tfidf), dtype=np.float32)
+        value[vector.indices] = vector.data
+        times = np.bincount(found.features, minlength=len(self.tfidf))[found.features]
+        parts = self.weights[found.features][:, columns].toarray() * (value[found.features] / times)[:, None]
+        total = np.zeros((len(found.tokens), len(columns)))
+        for offset in (0, 1):  # a pair's second token
+            covers = found.length > offset
+            np.add.at(total, found.first[covers] + offset, parts[covers] / found.length[covers, None])
+        return total, found.tokens.starts, found.tokens.ends
+
+    def evidence(self, text: str, columns: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
+        """For each column, the stretches of the note that add most to its score, strongest first."""
+        total, starts, ends = self.contributions(text, columns)
+        return [best_spans(text, total[:, i], starts, ends, limit) for i in range(len(columns))]
+
+    def save(self, folder: Path) -> None:
+        """Writes model.json and model.safetensors."""
+        described = {
+            "codes": self.labels.to_json(),
+            "words": self.tfidf.words,
+            "calibration": self.calibration.to_json() if self.calibration else None,
+        }
+        (folder / "model.json").write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
+        arrays = {
+            "notes": self.notes,
+            "pairs": self.tfidf.pairs,
+            "scale": self.tfidf.scale,
+            "bias": self.bias,
+            "weights.data": self.weights.data,
+            "weights.indices": self.weights.indices,
+            "weights.indptr": self.weights.indptr,
+        }
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / "model.safetensors")
+
+    @classmethod
+    def load(cls, folder: Path) -> Linear:
+        """The model that `save` wrote."""
+        described = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        arrays = load_file(folder / "model.safetensors")
+        labels = LabelSpace(described["codes"])
+        tfidf = Tfidf(described["words"], arrays["pairs"], arrays["scale"])
+        weights = sparse.csr_matrix(
+            tuple(arrays[f"weights.{part}"] for part in ("data", "indices", "indptr")), shape=(len(tfidf), len(labels))
+        )
+        calibration = Calibration(**described["calibration"]) if described["calibration"] else None
+        return cls(labels, arrays["notes"], tfidf, weights, arrays["bias"], calibration)
+
+    def calibrated(self, texts: Iterable[str], gold: sparse.csr_matrix) -> Linear:
+        """This model with its calibration fitted on notes that it was not trained on; gold: 0/1 (B, L)."""
+        scores = self.scores(self.tfidf.transform(texts))
+        return replace(self, calibration=Calibration.fit(scores, gold, self.notes))
+
+
+def fit_linear(
+    settings: LinearRecipe, labels: LabelSpace, texts: Iterable[str], gold: sparse.csr_matrix, c: float
+) -> Linear:
+    """The model, not yet calibrated, of training notes; gold: 0/1 (B, L), each code with a true note at least."""
+    tfidf, vectors = Tfidf.fit(texts, settings.features)
+    weights, bias = _fit_codes(settings, vectors, gold, np.arange(len(labels)), c)
+    notes = np.asarray(gold.sum(0)).ravel().astype(np.int64)
+    return Linear(labels, notes, tfidf, weights, bias)
+
+
+def choose_c(
+    settings: LinearRecipe,
+    texts: Iterable[str],
+    gold: sparse.csr_matrix,
+    dev_texts: Iterable[str],
+    dev_gold: sparse.csr_matrix,
+) -> float:
+    """The value of `fit.c` with the best pooled average precision on dev, over a sample of the codes."""
+    from sklearn.metrics import average_precision_score
+
+    if len(settings.fit.c) == 1:
+        return settings.fit.c[0]
+    tfidf, vectors = Tfidf.fit(texts, settings.features)
+    dev_vectors = tfidf.transform(dev_texts)
+    known = np.flatnonzero(np.asarray(dev_gold.sum(0)).ravel())
+    rng = np.random.default_rng(settings.seed)
+    columns = np.sort(rng.permutation(known)[: settings.fit.c_codes])
+    if not len(columns):
+        return settings.fit.c[0]
+    target = dev_gold[:, columns].toarray().ravel()
+
+    def quality(c: float) -> float:
+        weights, bias = _fit_codes(settings, vectors, gold, columns, c)
+        return float(average_precision_score(target, ((dev_vectors @ weights).toarray() + bias).ravel()))
+
+    return max(settings.fit.c, key=quality)
+
+
+def _fit_codes(
+    settings: LinearRecipe, vectors: sparse.csr_matrix, gold: sparse.csr_matrix, columns: np.ndarray, c: float
+) -> tuple[sparse.csr_matrix, np.ndarray]:
+    """Weights (features, len(columns)) and biases of one machine a column."""
+    vectors, positives = vectors.astype(np.float64), gold.tocsc()  # LIBLINEAR computes in float64
+
+    def one(column: int) -> tuple[np.ndarray, np.ndarray, float]:
+        true = positives.indices[positives.indptr[column] : positives.indptr[column + 1]]
+        return _fit_code(settings, vectors, true, c, seed=(settings.seed, int(column)))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # LIBLINEAR works outside the interpreter's lock
+        fitted = list(progress(pool.map(one, columns), "fitting", total=len(columns), unit="codes"))
+    features, values, bias = zip(*fitted)
+    indptr = np.concatenate([[0], np.cumsum([len(part) for part in features])])
+    shape = (vectors.shape[1], len(columns))
+    weights = sparse.csc_matrix((np.concatenate(values), np.concatenate(features), indptr), shape=shape)
+    return weights.tocsr(), np.array(bias, dtype=np.float32)
+
+
+def _fit_code(
+    settings: LinearRecipe, vectors: sparse.csr_matrix, true: np.ndarray, c: float, seed: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """One machine: the features it uses in ascending order, their weights, and its bias."""
+    from sklearn.svm import LinearSVC
+
+    n, fit = vectors.shape[0], settings.fit
+    if len(true) == n:  # nothing to tell apart
+        return np.empty(0, np.int32), np.empty(0, np.float32), 1.0
+    target = np.full(n, -1)
+    target[true] = 1
+    wanted = max(fit.negatives, fit.negatives_per_positive * len(true))
+    if n - len(true) > wanted:
+        false = np.random.default_rng(seed).choice(np.flatnonzero(target < 0), wanted, replace=False)
+        rows = np.sort(np.concatenate([true, false]))
+        vectors, target = vectors[rows], target[rows]
+    machine = LinearSVC(C=c, tol=1e-3, random_state=0).fit(vectors, target)
+    weights = machine.coef_[0]
+    used = np.flatnonzero(weights)
+    if len(used) > fit.max_features:
+        used = np.sort(used[np.argsort(-np.abs(weights[used]), kind="stable")[: fit.max_features]])
+    return used.astype(np.int32), weights[used].astype(np.float32), float(machine.intercept_[0])

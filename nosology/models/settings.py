@@ -1,0 +1,45 @@
+"""What all settings have in common: typed, frozen, and deaf to keys they do not know."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """One table of a recipe; an unknown key is an error, not a silent nothing."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LabelSettings(Section):
+    """Which codes of the training notes a model learns."""
+
+    systems: list[Literal["icd9cm", "icd9proc", "icd10cm", "icd10pcs"]] = []  # empty: all that the notes have
+    min_notes: int = Field(1, ge=1)  # codes of fewer training notes are not learned
+
+
+class DecisionSettings(Section):
+    """How probabilities become accepted codes."""
+
+    threshold: Annotated[float, Field(ge=0, le=1)] | Literal["global", "per_code"] = (
+        "global"  # a number, or how to find it on dev
+    )
+    min_positives: int = Field(10, ge=1)  # per_code: codes with fewer dev notes keep the global threshold
+
+
+class HoldoutSettings(Section):
+    """What stands in for dev notes where a corpus has none."""
+
+    share: float = Field(0.15, gt=0, lt=1)  # of the training patients
+
+
+class Recipe(Section):
+    """What every recipe may say; each kind of model adds its own tables."""
+
+    kind: str
+    seed: int = Field(0, ge=0)
+    labels: LabelSettings = LabelSettings()
+    holdout: HoldoutSettings = HoldoutSettings()
+    decision: DecisionSettings = DecisionSettings()

@@ -1,0 +1,1 @@
+"""From a recipe and corpora to a bundle."""

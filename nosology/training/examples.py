@@ -1,0 +1,67 @@
+"""The notes of one or more corpora that a model learns from or is tuned on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+
+from nosology.core import Code, DataError, Note
+from nosology.corpora.corpus import Corpus
+
+
+class Examples:
+    """Some notes of corpora: codes are held, texts are streamed anew each time they are asked for."""
+
+    def __init__(self, corpora: Iterable[Corpus], keep: Callable[[Note], bool]):
+        self.corpora = tuple(corpora)
+        self.keep = keep
+
+    @cached_property
+    def codes(self) -> list[tuple[Code, ...]]:
+        """The gold codes of each note."""
+        return [note.codes for note in self._notes(text=False)]
+
+    def texts(self) -> Iterator[str]:
+        """The text of each note, in the order of `codes`."""
+        return (note.text for note in self._notes(text=True))
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def _notes(self, text: bool) -> Iterator[Note]:
+        for corpus in self.corpora:
+            yield from filter(self.keep, corpus.notes(text=text))
+
+
+def train_and_dev(corpora: list[Corpus], share: float, seed: int) -> tuple[Examples, Examples, bool]:
+    """The train notes, the dev notes, and whether dev had to be carved out of train.
+
+    Where no corpus says which notes are for what, all are train. Where there are no dev notes, `share` of the train
+    patients (or notes without one) stand in for them, chosen by hash, so that the choice is the same in any order.
+    """
+    splits = {name for corpus in corpora for name in corpus.manifest["counts"]["splits"]}
+    named = splits - {"none"}
+
+    def train(note: Note) -> bool:
+        return note.split == "train" or not named
+
+    if named and "train" not in splits:
+        raise DataError(f"no corpus has train notes; splits found: {', '.join(sorted(splits))}")
+    if "dev" in splits:
+        return Examples(corpora, train), Examples(corpora, lambda note: note.split == "dev"), False
+
+    def held(note: Note) -> bool:
+        digest = hashlib.sha256(f"{seed}:{note.patient or note.id}".encode()).digest()
+        return int.from_bytes(digest[:8]) < share * 2**64
+
+    return (
+        Examples(corpora, lambda note: train(note) and not held(note)),
+        Examples(corpora, lambda note: train(note) and held(note)),
+        True,
+    )
+
+
+def both(first: Examples, second: Examples) -> Examples:
+    """The notes of the first and the second together, in the order of the corpora."""
+    return Examples(first.corpora, lambda note: first.keep(note) or second.keep(note))

@@ -1,0 +1,98 @@
+"""One training run: recipe and corpora in, bundle out."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nosology import __version__
+from nosology.codes.label_space import LabelSpace
+from nosology.core import Code, DataError
+from nosology.corpora.corpus import Corpus
+from nosology.models.bundle import Bundle, Model
+from nosology.models.decision import Decision
+from nosology.models.linear import LinearRecipe, choose_c, fit_linear
+from nosology.models.settings import LabelSettings, Recipe
+from nosology.training.examples import Examples, both, train_and_dev
+
+Trained = tuple[Model, Decision, dict[str, Any]]  # and the settings found on dev
+
+
+def train(recipe: Recipe, corpora: list[Corpus], out: str | Path, *, refit: bool = False) -> Bundle:
+    """The bundle that the recipe makes of the corpora, saved in `out`.
+
+    Settings and threshold are found on dev; with `refit`, or where dev had to be carved out of train, the model is then
+    trained once more on train and dev together.
+    """
+    started = time.monotonic()
+    train_notes, dev_notes, carved = train_and_dev(corpora, recipe.holdout.share, recipe.seed)
+    if not any(train_notes.codes):
+        raise DataError("the training notes have no codes: nothing can be learned from them")
+    if not any(dev_notes.codes):
+        raise DataError("the dev notes have no codes: no threshold can be found on them")
+    model, decision, found = TRAINERS[recipe.kind](recipe, train_notes, dev_notes, refit or carved)
+    provenance = {
+        "corpora": [{"hash": corpus.hash, "source": corpus.manifest["source"]} for corpus in corpora],
+        "trained_on": sorted({"train", "dev"} if refit and not carved else {"train"}),
+        "tuned_on": f"{recipe.holdout.share:.0%} of train" if carved else "dev",
+        "n_train": len(train_notes),
+        "n_dev": len(dev_notes),
+        "refit": refit or carved,
+        "found": found,
+        "seed": recipe.seed,
+        "package": f"nosology {__version__}",
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    bundle = Bundle(model, decision, recipe.model_dump(mode="json"), provenance)
+    bundle.save(out)
+    return bundle
+
+
+def label_space(settings: LabelSettings, codes: list[tuple[Code, ...]]) -> LabelSpace:
+    """The codes that a model learns from these notes, sorted."""
+    counts = Counter(code for note in codes for code in set(note))
+    kept = [
+        code
+        for code, count in counts.items()
+        if count >= settings.min_notes and (not settings.systems or code.system in settings.systems)
+    ]
+    if not kept:
+        raise DataError(
+            f"no code is left to learn: labels.systems = {settings.systems}, labels.min_notes = {settings.min_notes}"
+        )
+    return LabelSpace(sorted(kept))
+
+
+def of_systems(settings: LabelSettings, codes: list[tuple[Code, ...]]) -> list[tuple[Code, ...]]:
+    """The codes of each note that are of the systems to learn: another system's code is no miss."""
+    if not settings.systems:
+        return codes
+    return [tuple(code for code in note if code.system in settings.systems) for note in codes]
+
+
+def _train_linear(recipe: LinearRecipe, train_notes: Examples, dev_notes: Examples, refit: bool) -> Trained:
+    labels = label_space(recipe.labels, train_notes.codes)
+    gold, dev_gold = labels.encode(train_notes.codes), labels.encode(dev_notes.codes)
+    c = choose_c(recipe, train_notes.texts(), gold, dev_notes.texts(), dev_gold)
+    model = fit_linear(recipe, labels, train_notes.texts(), gold, c).calibrated(dev_notes.texts(), dev_gold)
+    decision = Decision.tune(
+        recipe.decision, labels, of_systems(recipe.labels, dev_notes.codes), model.probabilities(dev_notes.texts())
+    )
+    if refit:
+        notes = both(train_notes, dev_notes)
+        labels = label_space(recipe.labels, notes.codes)
+        last = fit_linear(recipe, labels, notes.texts(), labels.encode(notes.codes), c)
+        model = replace(last, calibration=model.calibration)
+    return model, decision, {"c": c}
+
+
+TRAINERS: dict[str, Callable[..., Trained]] = {
+    "linear": _train_linear,
+}

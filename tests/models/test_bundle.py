@@ -1,0 +1,82 @@
+"""A bundle comes back as it was saved, or not at all."""
+
+import json
+
+import numpy as np
+import pytest
+
+from nosology.codes.label_space import LabelSpace
+from nosology.core import BundleError, Code
+from nosology.models.bundle import Bundle
+from nosology.models.calibration import Calibration
+from nosology.models.decision import Decision
+from nosology.models.linear import Linear, LinearRecipe, fit_linear
+
+LABELS = LabelSpace([Code("icd10cm", "I10"), Code("icd9cm", "401.9")])
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    texts = ["high blood pressure", "fever", "blood pressure high", "cough"]
+    gold = LABELS.encode([[LABELS.codes[0]], [], [LABELS.codes[1]], []])
+    model = fit_linear(LinearRecipe(), LABELS, texts, gold, c=1.0)
+    model = Linear(LABELS, model.notes, model.tfidf, model.weights, model.bias, Calibration(0, 1, 0, 0))
+    saved = Bundle(model, Decision(0.4, {LABELS.codes[1]: 0.7}), {"kind": "linear"}, {"seed": 1})
+    saved.save(tmp_path / "b")
+    return saved, tmp_path / "b"
+
+
+def test_round_trip(bundle):
+    saved, folder = bundle
+    again = Bundle.load(folder)
+    texts = ["high fever", "blood"]
+    assert np.array_equal(again.model.probabilities(texts), saved.model.probabilities(texts))
+    assert (again.decision, again.recipe, again.provenance) == (saved.decision, saved.recipe, saved.provenance)
+    assert {path.suffix for path in folder.iterdir()} == {".json", ".safetensors"}
+
+
+def test_saving_again_replaces(bundle):
+    saved, folder = bundle
+    saved.with_threshold(0.9).save(folder)
+    assert Bundle.load(folder).decision == Decision(0.9)
+
+
+@pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
+def test_changed_and_missing_files_are_named(bundle, name):
+    _, folder = bundle
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[:-1] + b"x")
+    with pytest.raises(BundleError, match=f"damaged: {name}"):
+        Bundle.load(folder)
+    (folder / name).unlink()
+    with pytest.raises(BundleError, match=f"not whole: {name} is missing"):
+        Bundle.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"kind": "pickle"}, "kind must be one of linear.*got 'pickle'"),
+        ({"format": 99}, "format must be 1"),
+        ({"files": {"../../etc/passwd": "0"}}, "not whole"),
+        ({"decision": {}}, "cannot be read: KeyError"),
+        ({"labels_hash": "0"}, "its codes are not those"),
+    ],
+)
+def test_a_wrong_manifest_is_one_sentence(bundle, change, sentence):
+    _, folder = bundle
+    path = folder / "bundle.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(BundleError, match=sentence):
+        Bundle.load(folder)
+
+
+def test_no_bundle_at_all(tmp_path):
+    with pytest.raises(BundleError, match=r"holds no bundle\.json"):
+        Bundle.load(tmp_path)
+    (tmp_path / "bundle.json").write_text("{")
+    with pytest.raises(BundleError, match="not JSON"):
+        Bundle.load(tmp_path)
+    (tmp_path / "bundle.json").write_text('{"format": 1, "kind": "linear"}')
+    with pytest.raises(BundleError, match="damaged: it lacks"):
+        Bundle.load(tmp_path)

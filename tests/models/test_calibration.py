@@ -1,0 +1,41 @@
+import numpy as np
+import pytest
+from scipy import sparse
+from scipy.special import expit
+
+from nosology.models.calibration import Calibration
+
+
+def simulated(seed=0, shape=(4000, 30)):
+    rng = np.random.default_rng(seed)
+    notes = rng.integers(1, 500, shape[1])
+    truth = Calibration(-3.0, 2.0, 0.4, -0.1)
+    scores = rng.normal(size=shape)
+    return truth, notes, scores, sparse.csr_matrix(rng.random(shape) < truth(scores, notes), dtype=np.int8)
+
+
+def test_finds_the_curve_that_made_the_data():
+    truth, notes, scores, gold = simulated()
+    found = Calibration.fit(scores, gold, notes)
+    assert found(scores, notes) == pytest.approx(truth(scores, notes), abs=0.03)
+
+
+def test_probabilities_are_calibrated_on_new_data():
+    _, notes, scores, gold = simulated()
+    found = Calibration.fit(scores, gold, notes)
+    _, notes, scores, gold = simulated(seed=0)
+    p = found(scores, notes)
+    for low in (0.0, 0.2, 0.5, 0.8):
+        cells = (p >= low) & (p < low + 0.2)
+        assert p[cells].mean() == pytest.approx(gold.toarray()[cells].mean(), abs=0.03)
+
+
+def test_formula():
+    found = Calibration(-1.0, 2.0, 0.5, 0.25)(np.array([[0.3, -0.2]]), np.array([1, 100]))
+    log = np.log(100)
+    assert found[0] == pytest.approx([expit(-1 + 0.6), expit(-1 - 0.4 + 0.5 * log - 0.05 * log)])
+
+
+def test_one_kind_of_cell_is_refused():
+    with pytest.raises(ValueError, match="true and false"):
+        Calibration.fit(np.zeros((2, 2)), sparse.csr_matrix((2, 2)), np.ones(2))

@@ -1,0 +1,117 @@
+"""The linear coder learns, explains itself exactly, and comes back from disk unchanged."""
+
+import numpy as np
+import pytest
+from sklearn.svm import LinearSVC
+
+from nosology.codes.label_space import LabelSpace
+from nosology.core import Code
+from nosology.models.linear import Linear, LinearRecipe, choose_c, fit_linear
+
+HEART, LUNG, ALWAYS = Code("icd10cm", "I50.9"), Code("icd10cm", "J18.9"), Code("icd10cm", "Z00.0")
+FILLER = [
+    "the",
+    "patient",
+    "was",
+    "seen",
+    "today",
+    "and",
+    "is",
+    "doing",
+    "well",
+    "with",
+    "no",
+    "complaint",
+    "of",
+    "any",
+    "kind",
+]
+
+
+def notes(n, seed):
+    """Notes of filler with a telling phrase for each code."""
+    rng = np.random.default_rng(seed)
+    texts, codes = [], []
+    for _ in range(n):
+        heart, lung = (rng.random(2) < 0.4).tolist()
+        words = [*rng.choice(FILLER, 12), *(["heart", "failure"] * heart), *(["pneumonia"] * lung)]
+        texts.append(" ".join(words))
+        codes.append([code for code, has in ((HEART, heart), (LUNG, lung), (ALWAYS, True)) if has])
+    return texts, codes
+
+
+LABELS = LabelSpace([HEART, LUNG, ALWAYS])
+
+
+@pytest.fixture(scope="module")
+def model():
+    texts, codes = notes(80, 0)
+    dev_texts, dev_codes = notes(40, 1)
+    fitted = fit_linear(LinearRecipe(), LABELS, texts, LABELS.encode(codes), c=1.0)
+    return fitted.calibrated(dev_texts, LABELS.encode(dev_codes))
+
+
+def test_learns(model):
+    texts, codes = notes(40, 2)
+    assert np.array_equal(model.probabilities(texts) > 0.5, LABELS.encode(codes).toarray() > 0)
+
+
+def test_parts_of_the_evidence_add_up_to_the_score(model):
+    text = notes(1, 3)[0][0] + " heart failure and PNEUMONIA, unheard-of words"
+    parts, starts, ends = model.contributions(text, [0, 1, 2])
+    score = model.scores(model.tfidf.transform([text]))[0]
+    assert parts.sum(0) + model.bias == pytest.approx(score, abs=1e-5)
+    assert len(starts) == len(ends) == len(parts)
+
+
+def test_evidence_is_in_the_note(model):
+    text = "Today: Heart  Failure is doing well"
+    (spans,) = model.evidence(text, [0])
+    assert spans[0].text == "Heart  Failure"
+    assert all(text[span.start : span.end] == span.text for span in spans)
+
+
+def test_a_note_without_known_words_has_no_codes(model):
+    assert not model.probabilities(["", "zzz 12345"]).any()
+
+
+def test_save_and_load(model, tmp_path):
+    model.save(tmp_path)
+    again = Linear.load(tmp_path)
+    texts, _ = notes(5, 4)
+    assert np.array_equal(again.probabilities(texts), model.probabilities(texts))
+    assert again.labels == model.labels
+
+
+def test_weights_are_those_of_liblinear():
+    texts, codes = notes(60, 5)
+    gold = LABELS.encode(codes)
+    model = fit_linear(LinearRecipe(), LABELS, texts, gold, c=3.0)
+    x = model.tfidf.transform(texts).astype(np.float64)
+    oracle = LinearSVC(C=3.0, tol=1e-3, random_state=0).fit(x, np.where(gold.toarray()[:, 0], 1, -1))
+    assert model.scores(x)[:, 0] == pytest.approx(oracle.decision_function(x), abs=1e-5)
+
+
+def test_sampled_negatives_and_pruned_weights_still_separate():
+    texts, codes = notes(400, 6)
+    recipe = LinearRecipe(fit={"negatives": 50, "negatives_per_positive": 1, "max_features": 5})
+    model = fit_linear(recipe, LABELS, texts, LABELS.encode(codes), c=1.0)
+    assert model.weights.tocsc().indptr[1] <= 5
+    scores = model.scores(model.tfidf.transform(texts))[:, 1]
+    has = np.array([LUNG in note for note in codes])
+    assert scores[has].min() > scores[~has].max()
+
+
+def test_c_is_chosen_on_dev():
+    texts, codes = notes(60, 7)
+    gold = LABELS.encode(codes)
+    recipe = LinearRecipe(fit={"c": [1e-6, 1.0]})
+    shuffled = LABELS.encode(codes[::-1])
+    assert choose_c(recipe, texts, gold, texts, gold) in recipe.fit.c
+    assert choose_c(LinearRecipe(fit={"c": [2.5]}), texts, gold, texts, shuffled) == 2.5
+
+
+def test_uncalibrated_gives_no_probabilities():
+    texts, codes = notes(20, 8)
+    with pytest.raises(ValueError, match="calibrated"):
+        fit_linear(LinearRecipe(), LABELS, texts, LABELS.encode(codes), c=1.0).probabilities(texts)

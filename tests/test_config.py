@@ -1,0 +1,52 @@
+"""A wrong recipe is answered with its place and what is allowed."""
+
+import pytest
+
+from nosology.config import RECIPES, built_in, load_recipe
+from nosology.core import ConfigError
+
+
+@pytest.mark.parametrize("name", built_in())
+def test_built_in_recipes_are_valid(name):
+    assert load_recipe(name).kind in RECIPES
+
+
+def test_the_linear_recipe_states_the_defaults():
+    assert load_recipe("linear") == RECIPES["linear"]()
+
+
+def test_overrides():
+    recipe = load_recipe("linear", ["decision.threshold=0.3", "fit.c=[2.0]", "labels.systems=['icd9cm']"])
+    assert recipe.decision.threshold == 0.3
+    assert recipe.fit.c == [2.0]
+    assert recipe.labels.systems == ["icd9cm"]
+    assert load_recipe("linear", ["decision.threshold=per_code"]).decision.threshold == "per_code"
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("fit.cc=1", r"\[fit\] has no key 'cc'; allowed: c, c_codes"),
+        ("fitt.c=1", r"a recipe has no key 'fitt'; allowed: kind, seed"),
+        ("fit.negatives=0", r"fit.negatives: .*greater than or equal to 1.*got 0"),
+        ("decision.threshold=1.3", r"decision.threshold.*got 1.3"),
+        ("labels.systems=['icd11']", r"labels.systems.0.*icd10cm.*got 'icd11'"),
+        ("kind=quadratic", r"kind must be one of linear.*got 'quadratic'"),
+        ("fit.c", r"--set takes section.key=value; got 'fit.c'"),
+        ("seed.x=1", r"seed is a value, not a section"),
+    ],
+)
+def test_wrong_settings(setting, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        load_recipe("linear", [setting])
+
+
+def test_unknown_recipe_and_broken_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"recipe must be a file or one of .*linear.*; got 'liner'"):
+        load_recipe("liner")
+    path = tmp_path / "mine.toml"
+    path.write_text("kind = ")
+    with pytest.raises(ConfigError, match=r"mine\.toml is not TOML"):
+        load_recipe(str(path))
+    path.write_text('kind = "linear"\n[fit]\nc = [0.5]\n')
+    assert load_recipe(str(path)).fit.c == [0.5]
