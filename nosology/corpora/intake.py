@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,16 +34,25 @@ TROUBLES: dict[str, Kind] = {
 }
 
 PLACES_KEPT = 5
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,30}")
 _BAD = re.compile("[\x00\ud800-\udfff]")
-_SPLIT_NAMES = {**{name: name for name in SPLITS}, "training": "train", "val": "dev", "valid": "dev"} | {
-    "validation": "dev",
-    "development": "dev",
-}
+_SPLIT_NAMES = {name: name for name in SPLITS} | {"val": "dev", "valid": "dev", "validation": "dev"}
 
 
 def place(file: str | Path, row: int) -> str:
     """The place as messages name it; row 1 is the first line, in a table the header; row 0 is the whole file."""
     return f"{Path(file).name} row {row}" if row else Path(file).name
+
+
+def shown(value: object) -> str:
+    """The value as a message may show it: a short word as it is, anything else not at all, for it may be note text."""
+    return repr(value) if isinstance(value, str) and _NAME.fullmatch(value) else f"another {type(value).__name__}"
+
+
+def missing_columns(file: str | Path, missing: Sequence[str], names: Sequence[str]) -> DataError:
+    """The error of a table that lacks columns; of a table without a header, `names` are a patient's."""
+    there = ", ".join(name for name in names if _NAME.fullmatch(name))
+    return DataError(f"{place(file, 1)}: missing column {', '.join(missing)}; the columns are {there or 'not named'}")
 
 
 class Intake:
@@ -72,6 +81,8 @@ class Intake:
 
     def accepts(self, note_id: str, text: str, file: str | Path, row: int) -> bool:
         """Whether a corpus may hold the note: it has a word, and an id that did not come before."""
+        if not note_id:
+            raise DataError(f"{place(file, row)}: the id of a note is missing")
         if not text or text.isspace():
             self.trouble("empty_note", file, row)
             return False
@@ -131,7 +142,7 @@ def system_name(raw: object, file: str | Path, row: int) -> str:
     """The name of a code system; DataError names the place if it is none."""
     name = raw.strip().lower() if isinstance(raw, str) else raw
     if name not in SYSTEMS:
-        raise DataError(f"{place(file, row)}: system must be one of {', '.join(SYSTEMS)}; got {str(raw)[:40]!r}")
+        raise DataError(f"{place(file, row)}: system must be one of {', '.join(SYSTEMS)}; got {shown(raw)}")
     return name
 
 
@@ -141,5 +152,5 @@ def split_name(raw: object, file: str | Path, row: int) -> str | None:
         return None
     name = _SPLIT_NAMES.get(raw.strip().lower()) if isinstance(raw, str) else None
     if name is None:
-        raise DataError(f"{place(file, row)}: split must be one of {', '.join(SPLITS)}; got {str(raw)[:40]!r}")
+        raise DataError(f"{place(file, row)}: split must be one of {', '.join(SPLITS)}; got {shown(raw)}")
     return name

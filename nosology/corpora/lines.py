@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nosology.core import DataError
-from nosology.corpora.intake import Intake, place
+from nosology.corpora.intake import Intake, missing_columns, place
 
 _BLOCK = 1 << 20
-# A longer field is a quote that was never closed: it would swallow the rest of the file.
-_LONGEST_FIELD = 1 << 27
+# A longer field is a quote that was never closed, a longer line a file without line feeds: each would fill the memory.
+_LONGEST = 1 << 27
 _SEPARATORS = ",\t;|"
 
 
@@ -40,7 +40,7 @@ def decode(raw: bytes) -> tuple[str, bool]:
         return raw.decode("utf-8"), True
     except UnicodeDecodeError:
         # The five bytes Windows-1252 leaves undefined stand for themselves, as browsers read them.
-        return "".join(bytes([b]).decode("cp1252", "ignore") or chr(b) for b in raw), False
+        return "".join(bytes([byte]).decode("cp1252", "ignore") or chr(byte) for byte in raw), False
 
 
 def text_lines(path: Path, intake: Intake) -> Iterator[str]:
@@ -50,18 +50,24 @@ def text_lines(path: Path, intake: Intake) -> Iterator[str]:
 
 def _blocks_of_lines(path: Path, intake: Intake) -> Iterator[Iterable[str]]:
     with open_bytes(path) as file:
-        first, rest, line = True, b"", 1
+        line, begun = 1, bytearray()
         while block := file.read(_BLOCK):
-            if first:
+            if line == 1 and not begun:
                 if block[:2] in (b"\xff\xfe", b"\xfe\xff"):
                     raise DataError(f"{path} is UTF-16; save it as UTF-8")
-                block, first = block.removeprefix(b"\xef\xbb\xbf"), False
-            whole, newline, rest = (rest + block).rpartition(b"\n")
+                block = block.removeprefix(b"\xef\xbb\xbf")
+            whole, newline, rest = block.rpartition(b"\n")
             if newline:
-                yield _lines(whole + newline, path, line, intake)
+                yield _lines(bytes(begun) + whole + newline, path, line, intake)
                 line += whole.count(b"\n") + 1
-        if rest:
-            yield _lines(rest, path, line, intake)
+                begun.clear()
+            begun += rest
+            if len(begun) > _LONGEST:
+                raise DataError(
+                    f"{place(path, line)}: a line of more than {_LONGEST >> 20} MB; a line feed ends a line"
+                )
+        if begun:
+            yield _lines(bytes(begun), path, line, intake)
 
 
 def _lines(block: bytes, path: Path, first: int, intake: Intake) -> Iterable[str]:
@@ -82,7 +88,7 @@ def table_rows(path: Path, intake: Intake) -> Iterator[tuple[int, list[str]]]:
 
     The separator is the one that the header holds most often of comma, tab, semicolon and bar.
     """
-    csv.field_size_limit(_LONGEST_FIELD)
+    csv.field_size_limit(_LONGEST)
     lines = text_lines(path, intake)
     header = next(lines, "")
     if not header.strip():
@@ -113,9 +119,7 @@ def columns(
     positions = {name.lower(): position for position, name in enumerate(names)}
     missing = [name for name in required if name not in positions]
     if missing:
-        raise DataError(
-            f"{place(path, 1)}: missing column {', '.join(missing)}; the columns are {', '.join(names)[:200]}"
-        )
+        raise missing_columns(path, missing, names)
     wanted = [positions.get(name, -1) for name in (*required, *optional)]
     for row, fields in rows:
         yield row, tuple(fields[position] if position >= 0 else "" for position in wanted)

@@ -83,7 +83,7 @@ class AdmissionCodes:
 def _number(raw: str) -> int:
     try:
         return int(float(raw))
-    except ValueError:
+    except (ValueError, OverflowError):
         return 1 << 30  # MIMIC-III has rows without a sequence number: they come last
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nosology.core import SPLITS, DataError
-from nosology.corpora.intake import Intake, place, split_name
+from nosology.corpora.intake import Intake, missing_columns, place, split_name
 from nosology.corpora.lines import table_rows
 from nosology.corpora.mimic_tables import admission_id
 
@@ -38,9 +38,7 @@ def _columns(names: Sequence[str], path: Path) -> tuple[int, int]:
     lower = [name.lower() for name in names]
     key = next((lower.index(name) for name in _KEYS if name in lower), None)
     if key is None or "split" not in lower:
-        raise DataError(
-            f"{path}: a split file has a column split and one of {', '.join(_KEYS)}; got {', '.join(names)[:200]}"
-        )
+        raise missing_columns(path, [f"split or an id ({', '.join(_KEYS)})"], names)
     return key, lower.index("split")
 
 

@@ -71,7 +71,15 @@ def test_broken_tables_are_answered_by_a_sentence(tmp_path, content, message):
 
 
 def test_a_quote_that_never_closes_does_not_fill_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "_LONGEST_FIELD", 1000)
+    monkeypatch.setattr(lines, "_LONGEST", 1000)
     (tmp_path / "a.csv").write_text('a\n"' + "secret\n" * 1000)
     with pytest.raises(DataError, match=r"a\.csv row 2: not a well-formed row"):
         list(table_rows(tmp_path / "a.csv", Intake()))
+
+
+def test_a_file_without_line_feeds_does_not_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "_BLOCK", 100)
+    monkeypatch.setattr(lines, "_LONGEST", 1000)
+    (tmp_path / "a.csv").write_text("id\n" + "secret\r" * 1000)
+    with pytest.raises(DataError, match=r"a\.csv row 2: a line of more than"):
+        list(text_lines(tmp_path / "a.csv", Intake()))

@@ -144,6 +144,7 @@ def test_without_an_intake_every_note_comes_in_order(tmp_path):
         ('{"id": 1, "text": ["secret"]}\n', "row 1: text is missing or no string"),
         ('{"id": [1], "text": "secret"}\n', "row 1: id must be text"),
         ('{"id": 1, "text": "secret", "split": "holdout"}\n', "split must be one of train, dev, test; got 'holdout'"),
+        ('{"id": 1, "text": "x", "split": "a secret"}\n', "split must be one of train, dev, test; got another str"),
         ('{"id": 1, "text": "secret", "codes": 3}\n', "codes must be a list"),
         ('{"id": 1, "text": "secret", "codes": ["I10"]}\n', "names no system; give one with --system"),
         ('{"id": 1, "text": "secret", "codes": ["icd11:I10"]}\n', "system must be one of icd9cm"),
@@ -170,6 +171,9 @@ def test_bad_files_are_answered_by_a_sentence(tmp_path):
         list(read_notes(tmp_path / "a.parquet"))
     (tmp_path / "a.csv").write_text("name,text\n1,word\n")
     with pytest.raises(DataError, match=r"a\.csv row 1: missing column id; the columns are name, text"):
+        list(read_notes(tmp_path / "a.csv"))
+    (tmp_path / "a.csv").write_text("7,The patient is a secret,I10\n")
+    with pytest.raises(DataError, match=r"missing column id, text; the columns are 7, I10$"):
         list(read_notes(tmp_path / "a.csv"))
     lines(tmp_path / "b.jsonl", *[NOTE] * 1000)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "b.jsonl").read_bytes())[:-20])

@@ -23,7 +23,11 @@ def test_every_form_says_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", "id,fold\n1,train\n", "has a column split and one of _id, hadm_id, note_id, id; got id, fold"),
+        (
+            "a.csv",
+            "id,fold\n1,train\n",
+            "missing column split or an id .*; the columns are id, fold",
+        ),
         ("a.csv", "id,split\n1,train\n1,test\n", r"a\.csv row 3: an id must be in one split"),
         ("a.csv", "id,split\n1,\n", r"a\.csv row 2: an id must be in one split"),
         ("a.csv", "id,split\n1,fold1\n", "split must be one of train, dev, test; got 'fold1'"),
