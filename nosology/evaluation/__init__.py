@@ -1,7 +1,25 @@
 """Metrics, thresholds, calibration, significance and the report."""
 
+from nosology.evaluation.calibration import Reliability, reliability
 from nosology.evaluation.counts import Counts
 from nosology.evaluation.evaluate import Evaluation, evaluate, examine
+from nosology.evaluation.significance import Difference, approximate_randomisation, paired_bootstrap, paired_t_test
+from nosology.evaluation.strata import chapters, strata
 from nosology.evaluation.thresholds import tune_threshold, tune_thresholds
 
-__all__ = ["Counts", "Evaluation", "evaluate", "examine", "tune_threshold", "tune_thresholds"]
+__all__ = [
+    "Counts",
+    "Difference",
+    "Evaluation",
+    "Reliability",
+    "approximate_randomisation",
+    "chapters",
+    "evaluate",
+    "examine",
+    "paired_bootstrap",
+    "paired_t_test",
+    "reliability",
+    "strata",
+    "tune_threshold",
+    "tune_thresholds",
+]

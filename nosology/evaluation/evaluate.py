@@ -31,6 +31,7 @@ class Evaluation:
     counts: Counts
     cells: CellCounts
     aucs: np.ndarray  # (len(space),) NaN where undefined
+    per_note: dict[str, np.ndarray]  # each ranking metric (B,) NaN for a note without a true code
     metrics: Metrics
 
 
@@ -74,7 +75,8 @@ def examine(
     pooled, pooled_influence = micro_auc(scored, cells, ranks, grid)
     aucs, mean_influence = code_aucs(scored)
     mean = float(np.nanmean(aucs)) if not np.all(np.isnan(aucs)) else np.nan
-    weighed = _Weighed(scored, predicted, note_values(scored, ranks))
+    per_note = note_values(scored, ranks)
+    weighed = _Weighed(scored, predicted, per_note)
     linear = {"micro_auc": (pooled, pooled_influence), "macro_auc": (mean, mean_influence)}
     metrics = _with_intervals(weighed, linear, replicates, seed)
     metrics |= {
@@ -87,7 +89,7 @@ def examine(
         "n_true_assignments": int(scored.gold.nnz),
         "n_true_assignments_outside_label_space": int(scored.gold.nnz - scored.named_gold.nnz),
     }
-    return Evaluation(scored, threshold, predicted, counts, cells, aucs, metrics)
+    return Evaluation(scored, threshold, predicted, counts, cells, aucs, per_note, metrics)
 
 
 class _Weighed:
@@ -119,6 +121,12 @@ class _Weighed:
         return found | macro(hits, np.maximum(predicted - hits, 0), np.maximum(true - hits, 0), self.n_codes)
 
 
+def random_weights(rng: np.random.Generator, replicates: int, n_notes: int) -> np.ndarray:
+    """Weights of the notes (replicates, B) from a flat Dirichlet distribution, with mean 1: the Bayesian bootstrap."""
+    weights = rng.standard_exponential((replicates, n_notes))
+    return weights / weights.mean(1, keepdims=True)
+
+
 def _with_intervals(
     weighed: _Weighed, linear: dict[str, tuple[float, np.ndarray]], replicates: int, seed: int
 ) -> Metrics:
@@ -131,8 +139,7 @@ def _with_intervals(
     rng = np.random.default_rng(seed)
     spread: dict[str, list[np.ndarray]] = {}
     for start in range(0, replicates, CHUNK):
-        weights = rng.standard_exponential((min(CHUNK, replicates - start), weighed.n_notes))
-        weights /= weights.mean(1, keepdims=True)
+        weights = random_weights(rng, min(CHUNK, replicates - start), weighed.n_notes)
         found = weighed.at(weights)
         found |= {n: np.clip(value + (weights - 1) @ influence, 0, 1) for n, (value, influence) in linear.items()}
         for name, values in found.items():

@@ -1,0 +1,60 @@
+"""Whether a probability of 0.3 is right three times in ten."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from nosology.evaluation.scored import Scored
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Cells (notes x codes) in bins of their score; each array has one entry a bin that holds a cell."""
+
+    count: np.ndarray
+    mean_score: np.ndarray
+    true_rate: np.ndarray
+
+    @property
+    def ece(self) -> float | None:
+        """The expected calibration error: the mean distance of score and true rate, weighed by cells; None if empty."""
+        if not self.count.sum():
+            return None
+        return float(np.average(np.abs(self.mean_score - self.true_rate), weights=self.count))
+
+
+def reliability(
+    scored: Scored, *, n_bins: int = 15, bins: Literal["equal_mass", "equal_width"] = "equal_mass", floor: float = 0.01
+) -> Reliability:
+    """The reliability table over the cells that score at least `floor`.
+
+    A label space of thousands has almost only cells near 0, which are right whatever the model knows; with floor = 0
+    they hide every other, so that the floor is above it by default. equal_mass bins hold about as many cells each.
+    Codes that cannot be named have no score and no part in this.
+    """
+    if bins not in ("equal_mass", "equal_width"):
+        raise ValueError(f"bins must be equal_mass or equal_width; got {bins}")
+    if n_bins < 1 or not 0 <= floor < 1:
+        raise ValueError(f"n_bins must be at least 1 and floor in [0, 1); got {n_bins} and {floor}")
+    if bins == "equal_mass":
+        kept = np.concatenate(scored.over_notes(lambda _, block: block[block >= floor]))
+        edges = np.quantile(kept.astype(np.float64), np.linspace(0, 1, n_bins + 1))[1:-1] if len(kept) else np.empty(0)
+    else:
+        edges = np.linspace(floor, 1, n_bins + 1)[1:-1]
+
+    def tally(_: slice, block: np.ndarray) -> np.ndarray:
+        return _sums(block[block >= floor], edges)
+
+    count, total = np.sum(scored.over_notes(tally), axis=0)
+    true, _ = _sums(scored.true_scores[scored.true_scores >= floor], edges)
+    filled = count > 0
+    return Reliability(count[filled].astype(np.int64), total[filled] / count[filled], true[filled] / count[filled])
+
+
+def _sums(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """The number and the sum of the values in each bin, (2, bins)."""
+    where = np.searchsorted(edges, values.astype(np.float64))
+    return np.stack([np.bincount(where, weights=w, minlength=len(edges) + 1) for w in (None, values)])

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from nosology.codes.label_space import LabelSpace
+from nosology.core import DataError
+from nosology.evaluation import approximate_randomisation, evaluate, examine, paired_bootstrap, paired_t_test
+
+METRICS = ("micro_f1", "micro_precision", "macro_f1", "map", "r_precision")
+
+
+def _pair(make_case, seed: int, harm: float):
+    """Two models on the same notes; the second one's scores are blurred by `harm`."""
+    case = make_case(seed=seed, n_notes=80, n_outside=1)
+    rng = np.random.default_rng(seed)
+    blurred = [
+        np.clip(case.scores + width * rng.normal(size=case.scores.shape), 0, 1).astype(np.float32)
+        for width in (0.05, 0.05 + harm)
+    ]
+    return case, [examine(case.labels, case.gold, scores, 0.4, replicates=0) for scores in blurred]
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_difference_is_that_of_the_metrics(make_case, metric):
+    _, (first, second) = _pair(make_case, 1, 0.2)
+    gap = first.metrics[metric] - second.metrics[metric]
+    swapped = approximate_randomisation(first, second, metric, replicates=200)
+    bootstrapped = paired_bootstrap(first, second, metric, replicates=200)
+    assert swapped.value == pytest.approx(gap, abs=1e-12)
+    assert bootstrapped.value == pytest.approx(gap, abs=1e-12)
+    assert bootstrapped.low < gap < bootstrapped.high
+
+
+@pytest.mark.parametrize("test", [paired_bootstrap, approximate_randomisation])
+def test_a_large_difference_is_found_and_none_is_not(make_case, test):
+    _, (first, second) = _pair(make_case, 2, 0.3)
+    assert test(first, second, replicates=500).p < 0.01
+    assert test(first, first, replicates=100).p == 1
+
+
+def test_randomisation_equals_the_sign_flip_test_of_scipy(make_case):
+    _, (first, second) = _pair(make_case, 3, 0.08)
+    gaps = first.per_note["map"] - second.per_note["map"]
+    gaps = gaps[~np.isnan(gaps)]
+    oracle = stats.permutation_test(
+        (gaps,), np.mean, permutation_type="samples", n_resamples=5000, rng=np.random.default_rng(1), vectorized=True
+    )
+    found = approximate_randomisation(first, second, "map", replicates=5000)
+    assert 0.001 < oracle.pvalue < 0.9
+    assert found.p == pytest.approx(oracle.pvalue, abs=0.03)
+
+
+@pytest.mark.parametrize("test", [paired_bootstrap, approximate_randomisation])
+def test_equal_models_are_told_apart_one_time_in_twenty(make_case, test):
+    values = [test(*_pair(make_case, seed, 0.0)[1], replicates=200, seed=seed).p for seed in range(150)]
+    assert 0.01 < np.mean(np.array(values) < 0.05) < 0.11
+    assert 0.4 < np.mean(values) < 0.6
+
+
+def test_label_spaces_may_differ(make_case):
+    case, (first, _) = _pair(make_case, 4, 0.1)
+    fewer = LabelSpace(reversed(case.labels.codes[5:]))
+    second = examine(fewer, case.gold, case.scores[:, :4:-1], 0.4, replicates=0)
+    found = paired_bootstrap(first, second, "macro_f1", replicates=50)
+    assert found.value == pytest.approx(first.metrics["macro_f1"] - second.metrics["macro_f1"], abs=1e-12)
+    assert second.metrics == evaluate(fewer, case.gold, case.scores[:, :4:-1], 0.4, replicates=0)
+
+
+def test_t_test_equals_scipy():
+    first, second = [0.51, 0.52, 0.49, 0.53, 0.50], [0.48, 0.50, 0.49, 0.50, 0.47]
+    oracle = stats.ttest_rel(first, second)
+    found = paired_t_test(first, second)
+    low, high = oracle.confidence_interval()
+    assert (found.p, found.low, found.high) == pytest.approx((oracle.pvalue, low, high))
+    assert paired_t_test([0.5, 0.5], [0.5, 0.5]).p is None
+
+
+def test_bad_comparisons_are_named(make_case):
+    case, (first, second) = _pair(make_case, 5, 0.1)
+    other = examine(case.labels, case.gold[::-1], case.scores, 0.4, replicates=0)
+    with pytest.raises(ValueError, match="same notes"):
+        paired_bootstrap(first, other)
+    with pytest.raises(ValueError, match=r"metric must be one of micro_f1, .*; got accuracy"):
+        approximate_randomisation(first, second, "accuracy")
+    with pytest.raises(ValueError, match="2 or more; got 1 and 1"):
+        paired_t_test([0.5], [0.4])
+    nothing = examine(case.labels, [[] for _ in case.gold], case.scores, 1.0, replicates=0)
+    with pytest.raises(DataError, match="map: it is undefined"):
+        paired_bootstrap(nothing, nothing, "map")
