@@ -48,7 +48,7 @@ def assign_sites(
     if not 1 <= sites <= len(sizes):
         raise ConfigError(f"sites must lie between 1 and the {len(sizes)} patients (or notes without one); got {sites}")
     rng = np.random.default_rng([seed, sites])
-    shares = np.arange(1, sites + 1) ** -exponent if skew == "size" else np.ones(sites)
+    shares = np.arange(1.0, sites + 1) ** -exponent if skew == "size" else np.ones(sites)
     shares = shares / shares.sum()
     wanted = None
     if skew == "dirichlet":
