@@ -42,7 +42,10 @@ def _read_split(folder: Path, lang: str, intake: Intake) -> Iterator[Note]:
     codes: defaultdict[str, list[Code]] = defaultdict(list)
     for letter, system in (("D", "icd10cm"), ("P", "icd10pcs")):
         for path, row, (note_id, raw) in _rows(folder / f"{split}{letter}.tsv", 2, intake):
-            if code := intake.code(raw, system, path, row):
+            code = intake.code(raw, system, path, row)
+            if code in codes[note_id]:
+                intake.trouble("repeated_code", path, row)
+            elif code is not None:
                 codes[note_id].append(code)
     evidence = _evidence(folder / f"{split}X.tsv", intake) if lang == "es" else {}
     files = sorted((folder / LANGUAGES[lang]).glob("*.txt"))
@@ -63,7 +66,7 @@ def _read_split(folder: Path, lang: str, intake: Intake) -> Iterator[Note]:
             patient=path.stem.rpartition("-")[0] or path.stem,
             split=split,
             lang=lang,
-            codes=tuple(dict.fromkeys(codes.pop(path.stem, ()))),
+            codes=tuple(codes.pop(path.stem, ())),
             evidence=tuple(within),
         )
     for note_id in codes:

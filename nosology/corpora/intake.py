@@ -22,7 +22,8 @@ TROUBLES: dict[str, Kind] = {
     "bad_characters": Kind("notes with NUL bytes or lone surrogates, replaced one for one", lossy=False),
     "repeated_code": Kind("codes given twice to one note, kept once", lossy=False),
     "unknown_code": Kind("codes that no known release has, kept", lossy=False),
-    "repaired_code": Kind("codes that lost leading zeros, restored", lossy=False),
+    "repaired_code": Kind("codes that lost leading zeros or have letters for digits, restored", lossy=False),
+    "doubtful_code": Kind("codes that may have lost a leading zero, read as they are written", lossy=False),
     "malformed_code": Kind("codes that cannot be codes of their system, left out", lossy=True),
     "empty_code": Kind("rows of a table of codes that hold no code", lossy=False),
     "empty_note": Kind("notes without a word, left out", lossy=True),
@@ -122,13 +123,20 @@ class Intake:
         return tuple(found)
 
     def _read_code(self, raw: str, system: str) -> tuple[Code | None, tuple[str, ...]]:
-        from nosology.codes import normalise
+        from nosology.codes import parse
 
         try:
-            code = normalise(raw, system)
+            code, repairs = parse(raw, system)
         except CodeError:
             return None, ("malformed_code",)
-        return code, ("unknown_code",) if self.check_codes and not exists(code) else ()
+        kinds = []
+        if any(repair.endswith("restored") or repair.startswith("letters") for repair in repairs):
+            kinds.append("repaired_code")
+        if any(repair.startswith("or ") for repair in repairs):
+            kinds.append("doubtful_code")
+        if self.check_codes and not exists(code):
+            kinds.append("unknown_code")
+        return code, tuple(kinds)
 
 
 def exists(code: Code) -> bool:

@@ -53,4 +53,4 @@ def read(paths: Sequence[Path], intake: Intake) -> Iterator[Note]:
         if intake.accepts(admission, text, path, rows[0].row):
             extra = {"hadm_id": admission, "parts": len(rows)}
             yield Note(admission, text, patient=patients[admission], lang="en", codes=codes.of(admission), extra=extra)
-    codes.count_unused(path, intake)
+    codes.report(path, intake)

@@ -20,7 +20,7 @@ def read(paths: Sequence[Path], intake: Intake) -> Iterator[Note]:
     for _, (note_id, patient, admission, text, charttime) in note_rows(path, intake, ["charttime"]):
         extra = {"hadm_id": admission, "charttime": charttime}
         yield Note(note_id, text, patient=patient, lang="en", codes=codes.of(admission), extra=extra)
-    codes.count_unused(path, intake)
+    codes.report(path, intake)
 
 
 def admission_codes(paths: Sequence[Path], intake: Intake) -> AdmissionCodes:

@@ -54,7 +54,7 @@ def read(paths: Sequence[Path], intake: Intake) -> Iterator[Note]:
             "admission_type": admission_type or None,
         }
         yield Note(note_id, text, patient=patient, lang="en", codes=codes.of(admission), extra=extra)
-    codes.count_unused(path, intake)
+    codes.report(path, intake)
 
 
 def age(anchor_age: str, anchor_year: str, admitted: str) -> int | None:

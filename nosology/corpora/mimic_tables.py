@@ -53,6 +53,7 @@ class AdmissionCodes:
         self._codes: defaultdict[str, list[_Ranked]] = defaultdict(list)
         self._tables = 0
         self._used: set[str] = set()
+        self._repeated = 0
 
     def load(self, path: Path, code_column: str, systems: Mapping[str, str], intake: Intake) -> None:
         """Adds a table; `systems` maps icd_version to a system, or "" to the one system of tables without versions."""
@@ -72,12 +73,16 @@ class AdmissionCodes:
 
     def of(self, admission: str) -> tuple[Code, ...]:
         """The codes of an admission, each once; none if it has none."""
+        ranked = sorted(self._codes.get(admission, ()))
+        codes = tuple(dict.fromkeys(code for _, _, code in ranked))
         self._used.add(admission)
-        return tuple(dict.fromkeys(code for _, _, code in sorted(self._codes.get(admission, ()))))
+        self._repeated += len(ranked) - len(codes)
+        return codes
 
-    def count_unused(self, path: Path, intake: Intake) -> None:
-        """Counts the coded admissions that no note of the file at `path` belongs to."""
+    def report(self, path: Path, intake: Intake) -> None:
+        """Counts the coded admissions that no note of the file at `path` belongs to, and the codes given twice."""
         intake.trouble("codes_without_note", path, times=len(self._codes.keys() - self._used))
+        intake.trouble("repeated_code", path, times=self._repeated)
 
 
 def _number(raw: str) -> int:

@@ -45,6 +45,7 @@ def test_spanish_with_evidence(dataset):
     assert " ".join(TEXT[start:end] for start, end in two.extra["spans"]) == two.extra["text"]
     assert (test.split, test.codes, test.evidence) == ("test", (), ())
     assert {kind: (found["count"], found["first"]) for kind, found in intake.troubles.items()} == {
+        "repeated_code": (1, ["trainD.tsv row 2"]),
         "ragged_row": (1, ["trainP.tsv row 2"]),
         "bad_evidence": (2, ["trainX.tsv row 4", "S0001-train-1.txt row 1"]),
         "codes_without_note": (1, ["S0001-gone-1.txt"]),

@@ -51,6 +51,7 @@ def test_notes_get_the_codes_of_their_admission_in_order(tmp_path):
         "empty_code": ["diagnoses_icd.csv.gz row 8"],
         "no_admission": ["discharge.csv.gz row 4"],
         "codes_without_note": ["discharge.csv.gz"],
+        "repeated_code": ["discharge.csv.gz"],
     }
     assert intake.troubles["codes_without_note"]["count"] == 1
 
