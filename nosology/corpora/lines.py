@@ -93,18 +93,19 @@ def table_rows(path: Path, intake: Intake) -> Iterator[tuple[int, list[str]]]:
     header = next(lines, "")
     if not header.strip():
         raise DataError(f"{path} is empty: expected a header row")
-    separator = max(_SEPARATORS, key=header.count)
-    names = next(csv.reader([header], delimiter=separator))
-    yield 1, [name.strip() for name in names]
-    row = 1
+    reader = csv.reader(chain([header], lines), delimiter=max(_SEPARATORS, key=header.count), strict=True)
+    row = 0
     try:
-        for row, fields in enumerate(csv.reader(lines, delimiter=separator, strict=True), start=2):
+        names = [name.strip() for name in next(reader)]
+        row = 1
+        yield row, names
+        for row, fields in enumerate(reader, start=2):
             if len(fields) == len(names):
                 yield row, fields
             elif fields:
                 intake.trouble("ragged_row", path, row)
     except csv.Error as error:
-        raise DataError(f"{path.name} row {row + 1}: not a well-formed row of a table ({error})") from error
+        raise DataError(f"{place(path, row + 1)}: not a well-formed row (a quote or line end out of place)") from error
 
 
 def columns(
