@@ -1,6 +1,6 @@
 """How long a split and the search for near-duplicates take on one core, and what they find.
 
-    python benchmarks/speed/splits.py [--notes 120000 --codes 8000 --texts 50000 --words 1500]
+python benchmarks/speed/splits.py [--notes 120000 --codes 8000 --texts 50000 --words 1500]
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ def main() -> None:
     planted = {(number, arguments.texts - PLANTED + number) for number in range(PLANTED)}
     results |= {"planted": PLANTED, "found": len(planted & set(map(tuple, pairs.tolist()))), "pairs": len(pairs)}
     results["peak_gib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
-    print(f"near-duplicates found {results['found']} of {PLANTED} planted, {results['pairs'] - results['found']} others")
+    print(
+        f"near-duplicates found {results['found']} of {PLANTED} planted, {results['pairs'] - results['found']} others"
+    )
     print(f"peak memory {results['peak_gib']} GiB")
     write_json(arguments.out, results)
 

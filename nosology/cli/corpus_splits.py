@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from nosology.corpora.audit import Audit
+    from nosology.corpora.corpus import Corpus
 
 LEAK = 3  # 1 is an error, 2 a wrong command line
 
@@ -24,7 +25,7 @@ def split(
         list[Path] | None, typer.Option(help="A published file of ids and splits; may be repeated.")
     ] = None,
     sites: Annotated[int | None, typer.Option(help="Deal the notes to so many sites; splits stay as they are.")] = None,
-    skew: Annotated[str, typer.Option(help="How sites differ: equal, size or dirichlet.")] = "equal",
+    skew: Annotated[str | None, typer.Option(help="How sites differ: equal, size or dirichlet.")] = None,
     alpha: Annotated[float, typer.Option(help="dirichlet: the smaller, the more sites differ.")] = 0.5,
     exponent: Annotated[float, typer.Option(help="size: site i has a share of (i + 1) ** -exponent.")] = 1.0,
     min_notes_per_site: Annotated[
@@ -38,10 +39,10 @@ def split(
     from nosology.corpora.sites import site_corpus
     from nosology.corpora.splits import split_by_files, split_corpus
 
-    if official and (sites is not None or k is not None):
-        raise ConfigError("--official goes with neither --sites nor --k")
-    if sites is not None and k is not None:
-        raise ConfigError("--sites does not go with --k: deal to sites first, then split the result")
+    if sum((bool(official), sites is not None, k is not None)) > 1:
+        raise ConfigError("--official, --sites and --k exclude each other: divide one way, then divide the result")
+    if sites is None and (skew is not None or min_notes_per_site):
+        raise ConfigError("--skew and --min-notes-per-site need --sites")
     if official:
         written = [split_by_files(folder, out, official)]
     elif sites is not None:
@@ -50,7 +51,7 @@ def split(
                 folder,
                 out,
                 sites,
-                skew=skew,
+                skew=skew or "equal",
                 alpha=alpha,
                 exponent=exponent,
                 seed=seed,
@@ -69,9 +70,36 @@ def split(
             keep_duplicates_together=keep_duplicates_together,
             threshold=similarity,
         )
+        _warn_of_ratios(written[0], _numbers(ratios))
     for corpus in written:
-        splits = ", ".join(f"{name} {count:,}" for name, count in corpus.manifest["counts"]["splits"].items())
-        typer.echo(f"{corpus.folder}: {len(corpus):,} notes ({splits})")
+        _print_division(corpus, sites is not None)
+
+
+def _warn_of_ratios(corpus: Corpus, ratios: list[float]) -> None:
+    counts = corpus.manifest["counts"]["splits"]
+    for name, ratio in zip(("train", "dev", "test"), ratios):
+        share = counts.get(name, 0) / len(corpus)
+        if abs(share - ratio) > 0.02:
+            typer.echo(
+                f"{name} got {share:.1%} of the notes instead of {ratio:.1%}: patients with many notes, or linked by "
+                "(near-)duplicates (--no-keep-duplicates-together parts those), cannot be divided",
+                err=True,
+            )
+
+
+def _print_division(corpus: Corpus, sites: bool) -> None:
+    splits = ", ".join(f"{name} {count:,}" for name, count in corpus.manifest["counts"]["splits"].items())
+    typer.echo(f"{corpus.folder}: {len(corpus):,} notes ({splits})")
+    for step in corpus.manifest["filters"][-2:]:
+        if left_out := step.get("notes_left_out"):
+            typer.echo(f"  {left_out:,} notes left out ({step['filter']})")
+        if unused := step.get("entries_without_note"):
+            typer.echo(f"  {unused:,} ids of the split file without a note")
+    if sites:
+        from collections import Counter
+
+        for site, count in sorted(Counter(note.site for note in corpus.notes(text=False)).items()):
+            typer.echo(f"  {site} {count:>9,} notes")
 
 
 def audit(

@@ -10,7 +10,7 @@ from typing import Any
 
 from nosology.core import ConfigError, Note
 from nosology.corpora.corpus import Corpus
-from nosology.corpora.duplicates import SHINGLE, THRESHOLD, exact_pairs, near_pairs
+from nosology.corpora.duplicates import SHINGLE, THRESHOLD, check_threshold, exact_pairs, near_pairs
 from nosology.corpora.intake import exists
 from nosology.corpora.roster import Row, read_roster
 from nosology.corpora.splits import reading
@@ -58,8 +58,7 @@ class Audit:
 
 def audit(folder: str | Path, *, threshold: float = THRESHOLD, shingle: int = SHINGLE) -> Audit:
     """The findings about the corpus in a folder; examples are ids, never words of a note."""
-    if not 0 < threshold <= 1:
-        raise ConfigError(f"the similarity of near-duplicates must lie in (0, 1]; got {threshold:g}")
+    check_threshold(threshold)
     if not 1 <= shingle <= 50:
         raise ConfigError(f"a shingle must have 1 to 50 words; got {shingle}")
     corpus = Corpus.open(folder)

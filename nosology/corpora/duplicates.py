@@ -15,6 +15,8 @@ from zlib import crc32
 
 import numpy as np
 
+from nosology.core import ConfigError
+
 SHINGLE = 5
 THRESHOLD = 0.8
 
@@ -85,6 +87,12 @@ def near_pairs(prints: list[Fingerprint], threshold: float = THRESHOLD) -> tuple
     similarity = np.array([jaccard(prints[a].shingles, prints[b].shingles) for a, b in pairs])
     keep = similarity >= threshold
     return pairs[keep], similarity[keep]
+
+
+def check_threshold(threshold: float) -> None:
+    """Nothing; ConfigError if near-duplicates cannot be found at that similarity."""
+    if not 0.5 <= threshold <= 1:
+        raise ConfigError(f"the similarity of near-duplicates must lie in [0.5, 1]; got {threshold:g}")
 
 
 def jaccard(left: np.ndarray, right: np.ndarray) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 
 from nosology.core import SYSTEMS, Code, ConfigError
 from nosology.corpora.corpus import Corpus
-from nosology.corpora.duplicates import THRESHOLD
+from nosology.corpora.duplicates import THRESHOLD, check_threshold
 from nosology.corpora.filters import frequent_codes, keep_codes
 from nosology.corpora.roster import Row, group_counts, groups, read_roster
 from nosology.corpora.splits import reading, rewrite
@@ -38,11 +38,7 @@ def assign_sites(
     a symmetric Dirichlet(alpha), as far as notes with codes of several families allow: the smaller alpha, the fewer
     sites see a family. Splits that notes already have keep their shares within each site.
     """
-    if skew not in SKEWS:
-        raise ConfigError(f"skew must be one of {', '.join(SKEWS)}; got {skew!r}")
-    for name, value in (("alpha", alpha), ("exponent", exponent)):
-        if not (0 < value < np.inf):
-            raise ConfigError(f"{name} must be positive; got {value:g}")
+    _check(skew, alpha, exponent)
     group = groups(roster, threshold=threshold)
     counts, sizes, labels = group_counts(roster, group, within="split")
     if not 1 <= sites <= len(sizes):
@@ -59,6 +55,14 @@ def assign_sites(
         raise ConfigError(f"{empty} of {sites} sites would get no note; ask for fewer sites or less skew")
     width = max(2, len(str(sites - 1)))
     return {row.id: f"site-{site:0{width}d}" for row, site in zip(roster, part[group])}
+
+
+def _check(skew: str, alpha: float, exponent: float) -> None:
+    if skew not in SKEWS:
+        raise ConfigError(f"skew must be one of {', '.join(SKEWS)}; got {skew!r}")
+    for name, value in (("alpha", alpha), ("exponent", exponent)):
+        if not 0 < value < np.inf:
+            raise ConfigError(f"{name} must be positive; got {value:g}")
 
 
 def _dirichlet(
@@ -109,6 +113,8 @@ def site_corpus(
     With `min_notes` a code stays only if every site can get so many notes of it, that is, if sites * min_notes have it.
     """
     corpus = Corpus.open(folder)
+    _check(skew, alpha, exponent)
+    check_threshold(threshold)
     steps: list[dict[str, Any]] = []
     keep: Callable[[Code], bool] = lambda code: True  # noqa: E731
     if min_notes > 0:

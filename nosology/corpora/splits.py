@@ -12,7 +12,7 @@ import numpy as np
 from nosology.core import SPLITS, ConfigError, DataError, Note
 from nosology.core.progress import progress
 from nosology.corpora.corpus import Corpus, write_corpus
-from nosology.corpora.duplicates import THRESHOLD
+from nosology.corpora.duplicates import THRESHOLD, check_threshold
 from nosology.corpora.filters import assign_splits
 from nosology.corpora.roster import Row, group_counts, groups, read_roster
 from nosology.corpora.split_files import read_splits
@@ -73,6 +73,8 @@ def split_corpus(
 ) -> list[Corpus]:
     """The corpus in `folder` with new splits, written to `out`, or for a given k to out/split-00, out/split-01, ..."""
     corpus = Corpus.open(folder)
+    check_ratios(ratios)
+    check_threshold(threshold)
     roster = read_roster(reading(corpus, text=keep_duplicates_together), texts=keep_duplicates_together)
     splits = stratified_splits(roster, ratios, seed=seed, k=1 if k is None else k, threshold=threshold)
     step = {"filter": "split", "ratios": list(ratios), "seed": seed}

@@ -130,7 +130,7 @@ def test_no_word_of_a_note_is_in_the_result(tmp_path):
 
 
 def test_wrong_settings_are_answered_in_a_sentence(tmp_path):
-    with pytest.raises(ConfigError, match=r"similarity of near-duplicates must lie in \(0, 1\]; got 85"):
+    with pytest.raises(ConfigError, match=r"similarity of near-duplicates must lie in \[0.5, 1\]; got 85"):
         audit(tmp_path, threshold=85)
     with pytest.raises(ConfigError, match="a shingle must have 1 to 50 words; got 0"):
         audit(tmp_path, shingle=0)

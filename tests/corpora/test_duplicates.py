@@ -76,7 +76,7 @@ def test_a_crowd_of_look_alikes_is_one_connected_cluster():
 
     rng = np.random.default_rng(3)
     base = text(rng, 400)
-    prints = [fingerprint(" ".join(changed(base, [int(rng.integers(400))]) + [f"tail{n}"])) for n in range(400)]
+    prints = [fingerprint(" ".join([*changed(base, [int(rng.integers(400))]), f"tail{n}"])) for n in range(400)]
     pairs, _ = near_pairs(prints)
     assert len(pairs) < 400 * 399 / 2
     graph = sparse.coo_matrix((np.ones(len(pairs)), tuple(pairs.T)), shape=(400, 400))

@@ -103,7 +103,7 @@ def test_a_split_without_dev_leaves_dev_empty():
 
 def test_too_few_patients_are_answered_in_a_sentence():
     held = [replace(note, patient="one") for note in notes(10)]
-    with pytest.raises(ConfigError, match="3 splits need as many patients .* got 1"):
+    with pytest.raises(ConfigError, match=r"3 splits need as many patients .* got 1"):
         stratified_splits(read_roster(held))
 
 

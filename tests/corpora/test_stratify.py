@@ -34,7 +34,7 @@ def test_labels_are_spread_at_least_as_evenly_as_by_the_oracle(notes, codes):
     for seed in range(3):
         matrix = labels(notes, codes, seed)
         part = stratify(matrix, np.ones(notes), SHARES, np.random.default_rng(seed))
-        other = IterativeStratification(matrix.toarray().astype(bool), SHARES.copy(), np.random.RandomState(seed))  # noqa: NPY002
+        other = IterativeStratification(matrix.toarray().astype(bool), SHARES.copy(), np.random.RandomState(seed))
         ours.append(distance(matrix, part))
         oracle.append(distance(matrix, other))
         assert np.abs(np.bincount(part) / notes - SHARES).max() < 0.01
