@@ -12,7 +12,7 @@ from nosology.text import BENCHMARK, MULTILINGUAL, RULES, clean
 CASES = [
     ("nul", "a\x00b\x07\ufeffc\td\n", "abc\td\n"),
     ("crlf", "a\r\nb\rc\nd", "a\nb\nc\nd"),
-    ("unicode", "“no” pt’s 3–4 • ≥5… ﬁne e\u0301", "\"no\" pt's 3-4 - >=5... fine é"),
+    ("unicode", "“no” pt’s 3–4 • ≥5… ﬁne e\u0301", '"no" pt\'s 3-4 - >=5... fine é'),
     ("fold_accents", "áÉñ ü n\u0303 ß", "aEn u n ß"),
     ("deid", "Name: ___ by [**First Name8 (NamePattern2) 12**], a_b __ [**", "Name:   by  , a_b __ [**"),
     ("whitespace", "a \t b  \n c\n\n \n d", "a b\nc\n\nd"),

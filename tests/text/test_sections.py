@@ -1,0 +1,84 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nosology.text import sections
+from nosology.text.data import rows
+from nosology.text.sections import kinds
+
+NOTE = """Name:  ___
+
+Chief Complaint:
+chest pain
+
+History of Present Illness:
+Seen by Dr. Smith: stable.
+
+PMH: 1. HTN
+FAMILY HISTORY
+father with MI
+
+Pertinent Results:
+CT: normal
+BRIEF HOSPITAL COURSE:
+# CHF: diuresed at 10:30.
+
+Transitional Plans:
+- none
+"""
+
+
+def test_headings_alone_inline_capitalised_and_unknown():
+    found = [(s.title, s.kind, NOTE[slice(*s.body)].strip()) for s in sections(NOTE)]
+    assert found == [
+        ("Name", "service", "___"),
+        ("Chief Complaint", "chief_complaint", "chest pain"),
+        ("History of Present Illness", "hpi", "Seen by Dr. Smith: stable."),
+        ("PMH", "past_medical_history", "1. HTN"),
+        ("FAMILY HISTORY", "family_history", "father with MI"),
+        ("Pertinent Results", "results", ""),
+        ("CT", "results", "normal"),
+        ("BRIEF HOSPITAL COURSE", "hospital_course", "# CHF: diuresed at 10:30."),
+        ("Transitional Plans", "other", "- none"),
+    ]
+
+
+def test_a_report_on_one_line():
+    report = "Portable film. INDICATION: Cough. FINDINGS: Clear lungs. IMPRESSION: No pneumonia."
+    found = [(s.kind, report[slice(*s.body)].strip()) for s in sections(report)]
+    assert found == [
+        ("start", "Portable film."),
+        ("indication", "Cough."),
+        ("findings", "Clear lungs."),
+        ("impression", "No pneumonia."),
+    ]
+
+
+def test_spanish_headings_with_and_without_accents():
+    note = (
+        "Motivo de consulta: tos\nExploracion fisica:\nnormal\nAntecedentes familiares: padre con IAM\nEvolución\nbuena"
+    )
+    assert [s.kind for s in sections(note)] == ["chief_complaint", "physical_exam", "family_history", "hospital_course"]
+
+
+def test_every_heading_of_the_table_is_found():
+    for row in rows("sections.tsv"):
+        found = sections(f"text\n{row['heading'].upper()}:\nbody")
+        assert [s.kind for s in found] == ["start", row["kind"]], row
+        assert row["kind"] in kinds()
+
+
+@given(
+    st.text() | st.lists(st.sampled_from(["PMH", ":", "\n", " ", "x.", "FINDINGS", "Allergies:", "\r\n"])).map("".join)
+)
+def test_sections_cover_the_text(text):
+    found = sections(text)
+    assert "".join(text[slice(*s.span)] for s in found) == text
+    assert all(s.span.start <= s.body.start <= s.body.end == s.span.end for s in found)
+    assert {s.kind for s in found} <= set(kinds())
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("piece", [" ", ":", "\n", "A", "A:\n", ". A", ". AB ", "\n\nAb:", "_", "\r"])
+def test_time_is_linear(piece):
+    sections(piece * 200_000)
