@@ -1,1 +1,22 @@
-"""The codes room."""
+"""ICD-9-CM, ICD-10-CM and ICD-10-PCS: one spelling, meaning, tree, releases, and the way from one to another."""
+
+from nosology.codes.gems import Mapping, map_code
+from nosology.codes.lookup import describe, known, table
+from nosology.codes.releases import release_on, releases
+from nosology.codes.spelling import Parsed, normalise, parse
+from nosology.codes.table import CodeTable, Entry
+
+__all__ = [
+    "CodeTable",
+    "Entry",
+    "Mapping",
+    "Parsed",
+    "describe",
+    "known",
+    "map_code",
+    "normalise",
+    "parse",
+    "release_on",
+    "releases",
+    "table",
+]

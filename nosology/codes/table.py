@@ -1,0 +1,206 @@
+"""A code system in one release: every chapter, block, category and code, its place in the tree and its notes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nosology.codes.search import Hit
+
+NOTES = (
+    "inclusion_terms",
+    "includes",
+    "excludes1",
+    "excludes2",
+    "code_first",
+    "code_also",
+    "use_additional",
+    "notes",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line of the classification with the notes written at that line (see CodeTable.inherited for those above it)."""
+
+    code: str
+    description: str
+    billable: bool
+    parent: str | None
+    kind: str
+    inclusion_terms: tuple[str, ...] = ()
+    includes: tuple[str, ...] = ()
+    excludes1: tuple[str, ...] = ()
+    excludes2: tuple[str, ...] = ()
+    code_first: tuple[str, ...] = ()
+    code_also: tuple[str, ...] = ()
+    use_additional: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class CodeTable:
+    """The lines of one system and release, in the order of the book.
+
+    Columns, all of one length: codes, descriptions, parents (code or None), billable. `notes` is sparse:
+    code -> kind of note (see NOTES) -> the notes.
+    """
+
+    def __init__(
+        self,
+        system: str,
+        release: str,
+        codes: Sequence[str],
+        descriptions: Sequence[str],
+        parents: Sequence[str | None],
+        billable: Sequence[bool | int],
+        notes: Mapping[str, Mapping[str, Sequence[str]]],
+    ):
+        self.system = system
+        self.release = release
+        self._codes, self._descriptions, self._parents, self._billable = codes, descriptions, parents, billable
+        self._notes = notes
+        self._row = {code: row for row, code in enumerate(codes)}
+
+    @classmethod
+    def from_json(cls, system: str, release: str, value: Mapping[str, Any]) -> CodeTable:
+        """The table that `to_json` wrote."""
+        columns = (value["codes"], value["descriptions"], value["parents"], value["billable"])
+        return cls(system, release, *columns, value["notes"])
+
+    def to_json(self) -> dict[str, Any]:
+        """The table as columns."""
+        return {
+            "codes": list(self._codes),
+            "descriptions": list(self._descriptions),
+            "parents": list(self._parents),
+            "billable": [int(value) for value in self._billable],
+            "notes": {code: {kind: list(lines) for kind, lines in notes.items()} for code, notes in self._notes.items()},
+        }
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    def __contains__(self, code: object) -> bool:
+        return code in self._row
+
+    def __iter__(self) -> Iterator[Entry]:
+        return map(self.__getitem__, self._codes)
+
+    def __getitem__(self, code: str) -> Entry:
+        row = self._row[code]
+        notes = {kind: tuple(lines) for kind, lines in self._notes.get(code, {}).items()}
+        billable = bool(self._billable[row])
+        return Entry(code, self._descriptions[row], billable, self._parents[row], self.kind(code), **notes)
+
+    def get(self, code: str) -> Entry | None:
+        """The line of a code, block or chapter; None if the release has none."""
+        return self[code] if code in self._row else None
+
+    def codes(self, *, billable: bool | None = None) -> list[str]:
+        """All codes, without chapters and blocks; with `billable` only those that are, or are not."""
+        return [
+            code
+            for code, flag in zip(self._codes, self._billable)
+            if (billable is None or bool(flag) == billable) and self.kind(code) in ("category", "subcategory")
+        ]
+
+    def lines(self) -> list[str]:
+        """All codes, blocks and chapters."""
+        return list(self._codes)
+
+    def all_notes(self) -> Mapping[str, Mapping[str, Sequence[str]]]:
+        """The notes by line and kind."""
+        return self._notes
+
+    def description(self, code: str) -> str:
+        """The description of a code, block or chapter; KeyError if the release has none."""
+        return self._descriptions[self._row[code]]
+
+    def billable(self, code: str) -> bool:
+        """Whether the code may be billed: it exists in this release and is not divided further."""
+        return code in self._row and bool(self._billable[self._row[code]])
+
+    def kind(self, code: str) -> str:
+        """chapter, block, category or subcategory; of procedures the corresponding levels (see docs/codes.md)."""
+        if self._parents[self._row[code]] is None:
+            return "chapter"
+        if self.system == "icd10pcs":
+            return ("chapter", "block", "category")[len(code) - 1] if len(code) < 4 else "subcategory"
+        if "-" in code:
+            return "block"
+        return "subcategory" if "." in code else "category"
+
+    def parent(self, code: str) -> str | None:
+        """The line above; None for a chapter. KeyError if the release has no such code."""
+        return self._parents[self._row[code]]
+
+    def children(self, code: str) -> list[str]:
+        """The lines directly below, in the order of the book."""
+        self._row[code]
+        return list(self._children.get(code, ()))
+
+    @cached_property
+    def _children(self) -> dict[str | None, list[str]]:
+        children: dict[str | None, list[str]] = {}
+        for code, parent in zip(self._codes, self._parents):
+            children.setdefault(parent, []).append(code)
+        return children
+
+    def chapters(self) -> list[str]:
+        """The top lines."""
+        return list(self._children[None])
+
+    def ancestors(self, code: str) -> list[str]:
+        """The lines above, from the parent up to the chapter."""
+        above = []
+        parent = self.parent(code)
+        while parent is not None:
+            above.append(parent)
+            parent = self.parent(parent)
+        return above
+
+    def descendants(self, code: str) -> list[str]:
+        """All lines below, in the order of the book."""
+        below = []
+        for child in self.children(code):
+            below.append(child)
+            below.extend(self.descendants(child))
+        return below
+
+    def _at_level(self, code: str, kind: str) -> str | None:
+        return next((line for line in (code, *self.ancestors(code)) if self.kind(line) == kind), None)
+
+    def chapter(self, code: str) -> str:
+        """The chapter a code stands in."""
+        return self._at_level(code, "chapter") or code
+
+    def block(self, code: str) -> str | None:
+        """The innermost block a code stands in; None where a chapter has no blocks."""
+        return self._at_level(code, "block")
+
+    def category(self, code: str) -> str | None:
+        """The category (three characters, of procedures fewer or as many) of a code; None for chapters and blocks."""
+        return self._at_level(code, "category")
+
+    def inherited(self, code: str, kind: str) -> list[tuple[str, str]]:
+        """The notes of a kind (see NOTES) that bind a code: (line where it is written, note), the nearest first."""
+        if kind not in NOTES:
+            raise ValueError(f"kind must be one of {', '.join(NOTES)}; got {kind}")
+        return [(line, note) for line in (code, *self.ancestors(code)) for note in self._notes.get(line, {}).get(kind, ())]
+
+    def search(self, query: str, limit: int = 20, *, billable: bool | None = None) -> list[Hit]:
+        """The codes whose description or terms match the words of the query, best first."""
+        from nosology.codes.search import search
+
+        return search(self, query, limit, billable=billable)
+
+    def searchable(self) -> Iterable[tuple[str, str, tuple[str, ...]]]:
+        """Each code with its description and its inclusion terms."""
+        for code, description in zip(self._codes, self._descriptions):
+            if self.kind(code) in ("category", "subcategory"):
+                notes = self._notes.get(code)
+                terms = (*notes.get("inclusion_terms", ()), *notes.get("includes", ())) if notes else ()
+                yield code, description, terms

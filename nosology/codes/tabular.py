@@ -1,0 +1,97 @@
+"""ICD-10-CM from the official tabular list (XML): the tree, the notes, and the seventh characters."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+from nosology.codes.table import CodeTable
+from nosology.core import DataError
+
+TAGS = {
+    "inclusionTerm": "inclusion_terms",
+    "includes": "includes",
+    "excludes1": "excludes1",
+    "excludes2": "excludes2",
+    "codeFirst": "code_first",
+    "codeAlso": "code_also",
+    "useAdditionalCode": "use_additional",
+    "notes": "notes",
+    "sevenChrNote": "notes",
+}
+
+
+def read_tabular(path: Path, release: str, exists: Container[str] | None = None) -> CodeTable:
+    """The table of a tabular XML file; `exists` holds the codes (without dots) that the release really has.
+
+    The XML states seventh characters by rule, and a few of the codes so formed do not exist; without the list
+    (the order file, or the code list) all of them are taken.
+    """
+    try:
+        root = ElementTree.parse(path).getroot()
+    except ElementTree.ParseError as error:
+        raise DataError(f"{path} is not well-formed XML: line {error.position[0]}") from error
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    reader = _Reader(exists)
+    for chapter in root.iterfind("chapter"):
+        reader.line(chapter, None, {})
+    if not reader.codes:
+        raise DataError(f"{path} holds no chapter: it is not an ICD-10-CM tabular list")
+    return CodeTable("icd10cm", release, reader.codes, reader.descriptions, reader.parents, reader.billable, reader.notes)
+
+
+def _texts(element: ElementTree.Element) -> Iterator[str]:
+    return (note.text.strip() for note in element.iterfind("note") if note.text and note.text.strip())
+
+
+class _Reader:
+    """Walks the XML depth first and fills the columns."""
+
+    def __init__(self, exists: Container[str] | None):
+        self.exists = exists
+        self.codes: list[str] = []
+        self.descriptions: list[str] = []
+        self.parents: list[str | None] = []
+        self.billable: list[bool] = []
+        self.notes: dict[str, dict[str, list[str]]] = {}
+
+    def add(self, code: str, description: str, parent: str | None, billable: bool) -> None:
+        self.codes.append(code)
+        self.descriptions.append(description)
+        self.parents.append(parent)
+        self.billable.append(billable)
+
+    def line(self, element: ElementTree.Element, parent: str | None, sevenths: dict[str, str]) -> None:
+        """Adds a chapter, section or diag and all below it; `sevenths` are the characters in force above."""
+        name, description, below, notes = element.get("id", ""), "", [], {}
+        for part in element:
+            tag = part.tag
+            if tag in ("diag", "section"):
+                below.append(part)
+            elif tag == "name":
+                name = (part.text or "").strip()
+            elif tag == "desc":
+                description = (part.text or "").strip()
+            elif tag in TAGS:
+                notes.setdefault(TAGS[tag], []).extend(_texts(part))
+            elif tag == "sevenChrDef":
+                sevenths = {ext.get("char", ""): (ext.text or "").strip() for ext in part.iterfind("extension")}
+        if element.tag == "section" and "-" not in name:
+            name = f"{name}-{name}"  # a block of one category would bear the category's own name
+        if notes := {kind: lines for kind, lines in notes.items() if lines}:
+            self.notes[name] = notes
+        extended = [] if below or element.tag != "diag" else list(self.extended(name, sevenths))
+        self.add(name, description, parent, element.tag == "diag" and not below and not extended)
+        for part in below:
+            self.line(part, name, sevenths)
+        for code, character in extended:
+            self.add(code, f"{description}, {sevenths[character]}", name, True)
+
+    def extended(self, code: str, sevenths: dict[str, str]) -> Iterator[tuple[str, str]]:
+        """The codes that a seventh character makes of an undivided code, with placeholders X up to the sixth."""
+        bare = code.replace(".", "").ljust(6, "X")
+        for character in sevenths:
+            if self.exists is None or bare + character in self.exists:
+                yield f"{bare[:3]}.{bare[3:]}{character}", character
