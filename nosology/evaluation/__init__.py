@@ -3,6 +3,7 @@
 from nosology.evaluation.calibration import Reliability, reliability
 from nosology.evaluation.counts import Counts
 from nosology.evaluation.evaluate import Evaluation, evaluate, examine
+from nosology.evaluation.report import write_report
 from nosology.evaluation.significance import Difference, approximate_randomisation, paired_bootstrap, paired_t_test
 from nosology.evaluation.strata import chapters, strata
 from nosology.evaluation.thresholds import tune_threshold, tune_thresholds
@@ -22,4 +23,5 @@ __all__ = [
     "strata",
     "tune_threshold",
     "tune_thresholds",
+    "write_report",
 ]
