@@ -2,9 +2,9 @@
 
     python tools/build_code_titles.py FOLDER
 
-FOLDER holds icd-10-2019-hierarchy.json ... icd-10-2025-hierarchy.json and icd-9-hierarchy.json. What is kept are facts: for
-each ICD-10-CM release what differs from the newest one (which lines exist, which are divided further, which are worded
-otherwise), and for ICD-9-CM the chapters, blocks and categories, which the list of billable codes lacks.
+FOLDER holds icd-10-2019-hierarchy.json ... icd-10-2025-hierarchy.json and icd-9-hierarchy.json. What is kept are facts:
+for each ICD-10-CM release what differs from the newest one (which lines exist, which are divided further, which are
+worded otherwise), and for ICD-9-CM the chapters, blocks and categories, which the list of billable codes lacks.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def icd9cm_titles(folder: Path) -> dict[str, Any]:
         lines[of_chapter], parents[of_chapter] = chapter["id"], None
         for block in chapter["children"]:
             below = {stem(code) for code in leaves(block)}
-            if len(below) == 1 and len(span(block).split("-")[0]) and stem(leaves(block)[0]) != leaves(block)[0]:
+            flat = all("children" not in child for child in block["children"])
+            if flat and len(below) == 1 and below != set(leaves(block)):
                 categories.setdefault(of_chapter, {})[below.pop()] = block["id"]  # a category without a block
                 continue
             of_block = span(block)

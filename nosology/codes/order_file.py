@@ -37,4 +37,4 @@ def read_order(path: Path, release: str | None = None) -> CodeTable:
     newest = table("icd10cm")
     above = {line: newest.description(line) for line in newest.lines() if newest.kind(line) in ("chapter", "block")}
     dotted = {normalise(code, "icd10cm").code: title for code, title in lines.items()}
-    return tree_of_prefixes(release, above | dotted, {normalise(code, "icd10cm").code for code in billable}, {})
+    return tree_of_prefixes(newest, release, above | dotted, {normalise(code, "icd10cm").code for code in billable}, {})

@@ -8,6 +8,7 @@ from nosology.codes.table import CodeTable
 
 
 def tree_of_prefixes(
+    newest: CodeTable,
     release: str,
     lines: Mapping[str, str],
     billable: Container[str],
@@ -15,18 +16,22 @@ def tree_of_prefixes(
 ) -> CodeTable:
     """The table of ICD-10-CM lines (code, block or chapter -> description); notes of absent lines are left out.
 
-    A chapter is a number whose description ends with its range, as in "Neoplasms (C00-D49)".
+    A line keeps the parent it has in the newest release where that exists. A chapter is a number whose description ends
+    with its range, as in "Neoplasms (C00-D49)".
     """
     chapters = {line: lines[line][-8:-1] for line in sorted(filter(str.isdigit, lines), key=int)}
     blocks = [line for line in lines if "-" in line]
     parents: dict[str, str | None] = {}
     for line in lines:
+        above = newest.parent(line) if line in newest else None
         if line in chapters:
             parents[line] = None
+        elif above in lines:
+            parents[line] = above  # also where ranges mislead: C4A stands in C43-C44
         elif "-" in line:
             parents[line] = next(chapter for chapter, span in chapters.items() if span[:3] <= line[:3] <= span[-3:])
         elif len(line) == 3:
-            parents[line] = _block(line, blocks)
+            parents[line] = max((block for block in blocks if block[:3] <= line <= block[-3:]), default=None)
         else:
             parents[line] = _longest_prefix(line, lines)
     order = _book_order(parents, chapters)
@@ -45,11 +50,6 @@ def _longest_prefix(code: str, lines: Container[str]) -> str | None:
     """The line above a code; it skips the placeholders of T07.XXXA, which stands below T07."""
     prefixes = (code[:length].rstrip(".") for length in range(len(code) - 1, 2, -1))
     return next((prefix for prefix in prefixes if prefix in lines), None)
-
-
-def _block(category: str, blocks: Sequence[str]) -> str | None:
-    """The block whose range holds a category; of two (C76-C80 and C7A-C7A) the one that starts later."""
-    return max((block for block in blocks if block[:3] <= category <= block[-3:]), default=None)
 
 
 def _book_order(parents: Mapping[str, str | None], chapters: Sequence[str]) -> list[str]:

@@ -35,16 +35,16 @@ def in_force_from(release: str) -> date:
 
 
 def release_on(day: date | str, system: str = "icd10cm") -> str:
-    """The release of a system in force on a day (a date or YYYY-MM-DD); CodeError for a day before the first one known."""
+    """The release in force on a day (a date or YYYY-MM-DD); CodeError for a day before the first one known."""
     try:
         day = date.fromisoformat(day[:10]) if isinstance(day, str) else day
     except ValueError as error:
         raise CodeError(f"date must be YYYY-MM-DD; got {day[:10]}") from error
     known = releases(system)
-    past = [release for release in known if (in_force_from(release).timetuple()[:3]) <= day.timetuple()[:3]]
+    past = [release for release in known if in_force_from(release).isoformat() <= day.isoformat()[:10]]
     if not past:
         first = known[0]
-        raise CodeError(f"no release of {system} is known for {day}; the earliest is {first}, from {in_force_from(first)}")
+        raise CodeError(f"no {system} release is known for {day}; the earliest is {first}, from {in_force_from(first)}")
     return past[-1]
 
 
@@ -73,4 +73,4 @@ def past_release(newest: CodeTable, release: str) -> CodeTable:
         for text, mask in texts.items():
             if mask & bit:
                 lines[code] = text
-    return tree_of_prefixes(release, lines, billable, newest.all_notes())
+    return tree_of_prefixes(newest, release, lines, billable, newest.all_notes())

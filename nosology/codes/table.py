@@ -77,7 +77,7 @@ class CodeTable:
             "descriptions": list(self._descriptions),
             "parents": list(self._parents),
             "billable": [int(value) for value in self._billable],
-            "notes": {code: {kind: list(lines) for kind, lines in notes.items()} for code, notes in self._notes.items()},
+            "notes": {line: {kind: list(texts) for kind, texts in by.items()} for line, by in self._notes.items()},
         }
 
     def __len__(self) -> int:
@@ -189,7 +189,8 @@ class CodeTable:
         """The notes of a kind (see NOTES) that bind a code: (line where it is written, note), the nearest first."""
         if kind not in NOTES:
             raise ValueError(f"kind must be one of {', '.join(NOTES)}; got {kind}")
-        return [(line, note) for line in (code, *self.ancestors(code)) for note in self._notes.get(line, {}).get(kind, ())]
+        lines = (code, *self.ancestors(code))
+        return [(line, note) for line in lines for note in self._notes.get(line, {}).get(kind, ())]
 
     def search(self, query: str, limit: int = 20, *, billable: bool | None = None) -> list[Hit]:
         """The codes whose description or terms match the words of the query, best first."""

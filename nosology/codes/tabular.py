@@ -39,7 +39,8 @@ def read_tabular(path: Path, release: str, exists: Container[str] | None = None)
         reader.line(chapter, None, {})
     if not reader.codes:
         raise DataError(f"{path} holds no chapter: it is not an ICD-10-CM tabular list")
-    return CodeTable("icd10cm", release, reader.codes, reader.descriptions, reader.parents, reader.billable, reader.notes)
+    columns = (reader.codes, reader.descriptions, reader.parents, reader.billable)
+    return CodeTable("icd10cm", release, *columns, reader.notes)
 
 
 def _texts(element: ElementTree.Element) -> Iterator[str]:
