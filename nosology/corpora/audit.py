@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from nosology.codes import known
 from nosology.core import ConfigError, Note
 from nosology.corpora.corpus import Corpus
 from nosology.corpora.duplicates import SHINGLE, THRESHOLD, check_threshold, exact_pairs, near_pairs
-from nosology.corpora.intake import exists
 from nosology.corpora.roster import Row, read_roster
 from nosology.corpora.splits import reading
 
@@ -157,5 +157,5 @@ def _unseen(roster: list[Row]) -> Iterator[Finding]:
 
 def _unknown(roster: list[Row]) -> Finding:
     codes = sorted({code for row in roster for code in row.codes})
-    unknown = [str(code) for code in codes if not exists(code)]
+    unknown = [str(code) for code in codes if not known(code)]
     return _finding("codes no release has", False, unknown, len(codes), "codes")

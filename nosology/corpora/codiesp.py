@@ -83,7 +83,7 @@ def _evidence(path: Path, intake: Intake) -> dict[str, list[Evidence]]:
         spans = _spans(offsets)
         if spans is None:
             intake.trouble("bad_evidence", path, row)
-        elif code := intake.code(raw, system, path, row):
+        elif code := intake.evidence_code(raw, system, path, row):
             extra = {"text": text, "spans": [list(span) for span in spans]}
             envelope = min(start for start, _ in spans), max(end for _, end in spans)
             found[note_id].append(Evidence(code, *envelope, extra))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from nosology.codes import known, parse
 from nosology.core import SPLITS, SYSTEMS, Code, CodeError, DataError
 
 
@@ -30,7 +31,7 @@ TROUBLES: dict[str, Kind] = {
     "duplicate_id": Kind("notes with an id that came before, left out", lossy=True),
     "no_admission": Kind("notes without an admission, left out", lossy=True),
     "ragged_row": Kind("rows with more or fewer fields than the header, left out", lossy=True),
-    "bad_evidence": Kind("evidence whose span does not lie within its text, left out", lossy=True),
+    "bad_evidence": Kind("evidence with an impossible code or a span not within its text, left out", lossy=True),
     "codes_without_note": Kind("coded ids or admissions for which there is no note", lossy=False),
 }
 
@@ -77,8 +78,9 @@ class Intake:
             raise DataError(f"{place(file, row)}: found {TROUBLES[kind].sentence.removesuffix(', left out')}")
         found = self.troubles.setdefault(kind, {"count": 0, "first": []})
         found["count"] += times
-        if len(found["first"]) < PLACES_KEPT:
-            found["first"].append(place(file, row))
+        where = place(file, row)
+        if len(found["first"]) < PLACES_KEPT and where not in found["first"]:
+            found["first"].append(where)
 
     def accepts(self, note_id: str, text: str, file: str | Path, row: int) -> bool:
         """Whether a corpus may hold the note: it has a word, and an id that did not come before."""
@@ -104,12 +106,17 @@ class Intake:
 
     def code(self, raw: str, system: str, file: str | Path, row: int) -> Code | None:
         """The code in its usual spelling, or None if it cannot be one."""
-        known = self._codes.get((system, raw))
-        if known is None:
-            known = self._codes[system, raw] = self._read_code(raw, system)
-        for kind in known[1]:
+        code, kinds = self._lookup(raw, system)
+        for kind in kinds:
             self.trouble(kind, file, row)
-        return known[0]
+        return code
+
+    def evidence_code(self, raw: str, system: str, file: str | Path, row: int) -> Code | None:
+        """The same for a piece of evidence, whose code is counted where the note has it."""
+        code, _ = self._lookup(raw, system)
+        if code is None:
+            self.trouble("bad_evidence", file, row)
+        return code
 
     def codes(self, raw: Iterable[tuple[str, str]], file: str | Path, row: int) -> tuple[Code, ...]:
         """The codes of one note from (system, raw code) pairs, each once, in the order given."""
@@ -122,9 +129,13 @@ class Intake:
                 found[code] = None
         return tuple(found)
 
-    def _read_code(self, raw: str, system: str) -> tuple[Code | None, tuple[str, ...]]:
-        from nosology.codes import parse
+    def _lookup(self, raw: str, system: str) -> tuple[Code | None, tuple[str, ...]]:
+        found = self._codes.get((system, raw))
+        if found is None:
+            found = self._codes[system, raw] = self._read_code(raw, system)
+        return found
 
+    def _read_code(self, raw: str, system: str) -> tuple[Code | None, tuple[str, ...]]:
         try:
             code, repairs = parse(raw, system)
         except CodeError:
@@ -134,16 +145,9 @@ class Intake:
             kinds.append("repaired_code")
         if any(repair.startswith("or ") for repair in repairs):
             kinds.append("doubtful_code")
-        if self.check_codes and not exists(code):
+        if self.check_codes and not known(code):
             kinds.append("unknown_code")
         return code, tuple(kinds)
-
-
-def exists(code: Code) -> bool:
-    """Whether any release known to this package has the code, billable or not."""
-    from nosology.codes import releases, table
-
-    return any(code.code in table(code.system, release) for release in reversed(releases(code.system)))
 
 
 def system_name(raw: object, file: str | Path, row: int) -> str:

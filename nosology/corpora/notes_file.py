@@ -193,7 +193,7 @@ def _evidence(
         if not (isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= length):
             intake.trouble("bad_evidence", file, row)
             continue
-        code = intake.code(raw, named, file, row)
+        code = intake.evidence_code(raw, named, file, row)
         if code is not None:
             extra = {key: value for key, value in item.items() if key not in ("system", "code", "start", "end")}
             found.append(Evidence(code, start, end, extra))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from nosology.codes import releases, table
 from nosology.core import SPLITS, Code, Note
 from nosology.core.progress import progress
 from nosology.corpora.corpus import Corpus
@@ -82,11 +83,9 @@ def _chapters(codes: Counter[Code]) -> list[dict[str, Any]]:
 
 
 def _chapter(code: Code) -> str:
-    from nosology.codes import releases, table
-
     for release in reversed(releases(code.system)):
         codes = table(code.system, release)
         if code.code in codes:
             chapter = codes.chapter(code.code)
-            return f"{chapter} {codes.get(chapter).description}"
+            return f"{chapter} {codes.description(chapter)}"
     return "unknown"
