@@ -78,8 +78,7 @@ class Intake:
             raise DataError(f"{place(file, row)}: found {TROUBLES[kind].sentence.removesuffix(', left out')}")
         found = self.troubles.setdefault(kind, {"count": 0, "first": []})
         found["count"] += times
-        where = place(file, row)
-        if len(found["first"]) < PLACES_KEPT and where not in found["first"]:
+        if len(found["first"]) < PLACES_KEPT and (where := place(file, row)) not in found["first"]:
             found["first"].append(where)
 
     def accepts(self, note_id: str, text: str, file: str | Path, row: int) -> bool:
