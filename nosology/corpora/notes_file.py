@@ -32,11 +32,13 @@ def _form(path: Path) -> str | None:
     return _SUFFIXES.get(next((suffix for suffix in reversed(suffixes) if suffix != ".gz"), ""))
 
 
-def read_notes(path: str | Path, intake: Intake | None = None, *, system: str | None = None) -> Iterator[Note]:
+def read_notes(
+    path: str | Path, intake: Intake | None = None, *, system: str | None = None, coded: bool = True
+) -> Iterator[Note]:
     """The notes of a file, one by one; `system` is that of codes which do not name their own.
 
     An intake counts troubles, and leaves out empty notes and repeated ids. Without one every note comes, in order, and
-    a value that would be lost is an error.
+    a value that would be lost is an error. `coded=False` leaves codes and evidence unread, whatever they are.
     """
     path, checked, intake = Path(path), intake is not None, intake or Intake(strict=True)
     form = _form(path)
@@ -46,6 +48,8 @@ def read_notes(path: str | Path, intake: Intake | None = None, *, system: str | 
         raise DataError(f"{path}: no such notes file")
     records = {"json": _json_records, "table": _table_records, "parquet": _parquet_records}[form]
     for row, record in records(path, intake):
+        if not coded:
+            record = {name: value for name, value in record.items() if name not in ("codes", "evidence")}
         note = note_from_json(record, intake, file=path, row=row, system=system)
         if not checked or intake.accepts(note.id, note.text, path, row):
             yield note
@@ -61,8 +65,8 @@ def note_from_json(
 ) -> Note:
     """The note a record describes; file and row are for messages."""
     intake = intake or Intake(strict=True)
-    text = record.get("text", "") or ""
-    if "text" not in record or not isinstance(text, str):
+    text = "" if record.get("text", 0) is None else record.get("text")
+    if not isinstance(text, str):
         raise DataError(f"{place(file, row)}: text is missing or no string")
     text = intake.text(text, file, row)
     note_id = _label(record, "id", file, row)

@@ -133,6 +133,11 @@ def test_without_an_intake_every_note_comes_in_order(tmp_path):
     assert [(note.id, note.text) for note in read_notes(path)] == [("1", ""), ("1", "word"), ("2", "")]
 
 
+def test_codes_may_stay_unread(tmp_path):
+    path = lines(tmp_path / "a.jsonl", {"id": 1, "text": "word", "codes": ["???"], "evidence": 3, "ward": 2})
+    assert list(read_notes(path, coded=False)) == [Note("1", "word", extra={"ward": 2})]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -142,6 +147,7 @@ def test_without_an_intake_every_note_comes_in_order(tmp_path):
         ('\n{"text": "secret"}\n', "row 2: id is missing"),
         ('{"id": 1}\n', "row 1: text is missing"),
         ('{"id": 1, "text": ["secret"]}\n', "row 1: text is missing or no string"),
+        ('{"id": 1, "text": 0}\n', "row 1: text is missing or no string"),
         ('{"id": [1], "text": "secret"}\n', "row 1: id must be text"),
         ('{"id": 1, "text": "secret", "split": "holdout"}\n', "split must be one of train, dev, test; got 'holdout'"),
         ('{"id": 1, "text": "x", "split": "a secret"}\n', "split must be one of train, dev, test; got another str"),
