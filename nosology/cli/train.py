@@ -120,7 +120,7 @@ def _notes(names: list[str]) -> Iterator[tuple[str, str]]:
         if not path.is_file():
             raise DataError(f"no such note: {name}")
         if is_notes_file(path):
-            for note in read_notes(path):
+            for note in read_notes(path, coded=False):
                 yield note.id, note.text
         else:
             yield path.name, _decoded(path.read_bytes())
