@@ -27,11 +27,11 @@ from nosology.models.tfidf import Tfidf, TfidfSettings
 class FitSettings(Section):
     """How the machines are fitted."""
 
-    c: list[float] = Field([1.0, 3.0, 10.0], min_length=1)  # inverse regularisation; of several the best on dev
-    c_codes: int = Field(200, ge=1)  # codes on which that choice is made
+    c: list[float] = Field([1.0, 10.0], min_length=1)  # inverse regularisation
+    max_features: list[int] = Field([100, 300, 1000, 4000], min_length=1)  # weights kept a code, the largest
+    choice_codes: int = Field(300, ge=1)  # of several values above the best on dev is taken, over so many codes
     negatives: int = Field(4000, ge=1)  # a code with more notes without it learns from this many of them,
     negatives_per_positive: int = Field(10, ge=1)  # or from so many for each note with it, if that is more
-    max_features: int = Field(4000, ge=1)  # weights kept a code, the largest
 
 
 class LinearRecipe(Recipe):
@@ -132,53 +132,70 @@ class Linear:
         return replace(self, calibration=Calibration.fit(scores, gold, self.notes))
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The settings that dev decides on."""
+
+    c: float
+    max_features: int
+
+
 def fit_linear(
-    settings: LinearRecipe, labels: LabelSpace, texts: Iterable[str], gold: sparse.csr_matrix, c: float
+    recipe: LinearRecipe, labels: LabelSpace, texts: Iterable[str], gold: sparse.csr_matrix, choice: Choice
 ) -> Linear:
     """The model, not yet calibrated, of training notes; gold: 0/1 (B, L), each code with a true note at least."""
-    tfidf, vectors = Tfidf.fit(texts, settings.features)
-    weights, bias = _fit_codes(settings, vectors, gold, np.arange(len(labels)), c)
+    tfidf, vectors = Tfidf.fit(texts, recipe.features)
+    weights, bias = _fit_codes(recipe, vectors, gold, np.arange(len(labels)), choice)
     notes = np.asarray(gold.sum(0)).ravel().astype(np.int64)
     return Linear(labels, notes, tfidf, weights, bias)
 
 
-def choose_c(
-    settings: LinearRecipe,
+def choose(
+    recipe: LinearRecipe,
     texts: Iterable[str],
     gold: sparse.csr_matrix,
     dev_texts: Iterable[str],
     dev_gold: sparse.csr_matrix,
-) -> float:
-    """The value of `fit.c` with the best pooled average precision on dev, over a sample of the codes."""
+) -> Choice:
+    """The settings with the best pooled average precision on dev, over a sample of the codes that dev has."""
     from sklearn.metrics import average_precision_score
 
-    if len(settings.fit.c) == 1:
-        return settings.fit.c[0]
-    tfidf, vectors = Tfidf.fit(texts, settings.features)
-    dev_vectors = tfidf.transform(dev_texts)
     known = np.flatnonzero(np.asarray(dev_gold.sum(0)).ravel())
-    rng = np.random.default_rng(settings.seed)
-    columns = np.sort(rng.permutation(known)[: settings.fit.c_codes])
-    if not len(columns):
-        return settings.fit.c[0]
+    if not len(known) or len(recipe.fit.c) * len(recipe.fit.max_features) == 1:
+        return Choice(recipe.fit.c[0], max(recipe.fit.max_features))
+    columns = np.sort(np.random.default_rng(recipe.seed).permutation(known)[: recipe.fit.choice_codes])
+    tfidf, vectors = Tfidf.fit(texts, recipe.features)
+    dev_vectors = tfidf.transform(dev_texts)
     target = dev_gold[:, columns].toarray().ravel()
+    quality: dict[Choice, float] = {}
+    for c in recipe.fit.c:
+        weights, bias = _fit_codes(recipe, vectors, gold, columns, Choice(c, max(recipe.fit.max_features)))
+        for kept in sorted(recipe.fit.max_features):
+            scores = (dev_vectors @ _largest(weights, kept)).toarray() + bias
+            quality[Choice(c, kept)] = float(average_precision_score(target, scores.ravel()))
+    return max(quality, key=quality.__getitem__)
 
-    def quality(c: float) -> float:
-        weights, bias = _fit_codes(settings, vectors, gold, columns, c)
-        return float(average_precision_score(target, ((dev_vectors @ weights).toarray() + bias).ravel()))
 
-    return max(settings.fit.c, key=quality)
+def _largest(weights: sparse.csr_matrix, kept: int) -> sparse.csr_matrix:
+    """The weights (features, L) with only the `kept` largest of each column."""
+    columns = weights.tocsc()
+    for start, end in zip(columns.indptr[:-1], columns.indptr[1:]):
+        if end - start > kept:
+            part = columns.data[start:end]
+            part[np.argpartition(-np.abs(part), kept)[kept:]] = 0
+    columns.eliminate_zeros()
+    return columns.tocsr()
 
 
 def _fit_codes(
-    settings: LinearRecipe, vectors: sparse.csr_matrix, gold: sparse.csr_matrix, columns: np.ndarray, c: float
+    recipe: LinearRecipe, vectors: sparse.csr_matrix, gold: sparse.csr_matrix, columns: np.ndarray, choice: Choice
 ) -> tuple[sparse.csr_matrix, np.ndarray]:
     """Weights (features, len(columns)) and biases of one machine a column."""
     vectors, positives = vectors.astype(np.float64), gold.tocsc()  # LIBLINEAR computes in float64
 
     def one(column: int) -> tuple[np.ndarray, np.ndarray, float]:
         true = positives.indices[positives.indptr[column] : positives.indptr[column + 1]]
-        return _fit_code(settings, vectors, true, c, seed=(settings.seed, int(column)))
+        return _fit_code(recipe.fit, vectors, true, choice, seed=(recipe.seed, int(column)))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # LIBLINEAR works outside the interpreter's lock
         fitted = list(progress(pool.map(one, columns), "fitting", total=len(columns), unit="codes"))
@@ -190,12 +207,12 @@ def _fit_codes(
 
 
 def _fit_code(
-    settings: LinearRecipe, vectors: sparse.csr_matrix, true: np.ndarray, c: float, seed: tuple[int, int]
+    fit: FitSettings, vectors: sparse.csr_matrix, true: np.ndarray, choice: Choice, seed: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """One machine: the features it uses in ascending order, their weights, and its bias."""
     from sklearn.svm import LinearSVC
 
-    n, fit = vectors.shape[0], settings.fit
+    n = vectors.shape[0]
     if len(true) == n:  # nothing to tell apart
         return np.empty(0, np.int32), np.empty(0, np.float32), 1.0
     target = np.full(n, -1)
@@ -205,9 +222,9 @@ def _fit_code(
         false = np.random.default_rng(seed).choice(np.flatnonzero(target < 0), wanted, replace=False)
         rows = np.sort(np.concatenate([true, false]))
         vectors, target = vectors[rows], target[rows]
-    machine = LinearSVC(C=c, tol=1e-3, random_state=0).fit(vectors, target)
+    machine = LinearSVC(C=choice.c, tol=1e-3, random_state=0).fit(vectors, target)
     weights = machine.coef_[0]
     used = np.flatnonzero(weights)
-    if len(used) > fit.max_features:
-        used = np.sort(used[np.argsort(-np.abs(weights[used]), kind="stable")[: fit.max_features]])
+    if len(used) > choice.max_features:
+        used = np.sort(used[np.argsort(-np.abs(weights[used]), kind="stable")[: choice.max_features]])
     return used.astype(np.int32), weights[used].astype(np.float32), float(machine.intercept_[0])

@@ -6,7 +6,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from nosology.core import Code, DataError
 from nosology.corpora.corpus import Corpus
 from nosology.models.bundle import Bundle, Model
 from nosology.models.decision import Decision
-from nosology.models.linear import LinearRecipe, choose_c, fit_linear
+from nosology.models.linear import LinearRecipe, choose, fit_linear
 from nosology.models.settings import LabelSettings, Recipe
 from nosology.training.examples import Examples, both, train_and_dev
 
@@ -80,17 +80,17 @@ def of_systems(settings: LabelSettings, codes: list[tuple[Code, ...]]) -> list[t
 def _train_linear(recipe: LinearRecipe, train_notes: Examples, dev_notes: Examples, refit: bool) -> Trained:
     labels = label_space(recipe.labels, train_notes.codes)
     gold, dev_gold = labels.encode(train_notes.codes), labels.encode(dev_notes.codes)
-    c = choose_c(recipe, train_notes.texts(), gold, dev_notes.texts(), dev_gold)
-    model = fit_linear(recipe, labels, train_notes.texts(), gold, c).calibrated(dev_notes.texts(), dev_gold)
+    choice = choose(recipe, train_notes.texts(), gold, dev_notes.texts(), dev_gold)
+    model = fit_linear(recipe, labels, train_notes.texts(), gold, choice).calibrated(dev_notes.texts(), dev_gold)
     decision = Decision.tune(
         recipe.decision, labels, of_systems(recipe.labels, dev_notes.codes), model.probabilities(dev_notes.texts())
     )
     if refit:
         notes = both(train_notes, dev_notes)
         labels = label_space(recipe.labels, notes.codes)
-        last = fit_linear(recipe, labels, notes.texts(), labels.encode(notes.codes), c)
+        last = fit_linear(recipe, labels, notes.texts(), labels.encode(notes.codes), choice)
         model = replace(last, calibration=model.calibration)
-    return model, decision, {"c": c}
+    return model, decision, asdict(choice)
 
 
 TRAINERS: dict[str, Callable[..., Trained]] = {

@@ -6,7 +6,7 @@ from sklearn.svm import LinearSVC
 
 from nosology.codes.label_space import LabelSpace
 from nosology.core import Code
-from nosology.models.linear import Linear, LinearRecipe, choose_c, fit_linear
+from nosology.models.linear import Choice, Linear, LinearRecipe, choose, fit_linear
 
 HEART, LUNG, ALWAYS = Code("icd10cm", "I50.9"), Code("icd10cm", "J18.9"), Code("icd10cm", "Z00.0")
 FILLER = [
@@ -47,7 +47,7 @@ LABELS = LabelSpace([HEART, LUNG, ALWAYS])
 def model():
     texts, codes = notes(80, 0)
     dev_texts, dev_codes = notes(40, 1)
-    fitted = fit_linear(LinearRecipe(), LABELS, texts, LABELS.encode(codes), c=1.0)
+    fitted = fit_linear(LinearRecipe(), LABELS, texts, LABELS.encode(codes), Choice(1.0, 4000))
     return fitted.calibrated(dev_texts, LABELS.encode(dev_codes))
 
 
@@ -86,7 +86,7 @@ def test_save_and_load(model, tmp_path):
 def test_weights_are_those_of_liblinear():
     texts, codes = notes(60, 5)
     gold = LABELS.encode(codes)
-    model = fit_linear(LinearRecipe(), LABELS, texts, gold, c=3.0)
+    model = fit_linear(LinearRecipe(), LABELS, texts, gold, Choice(3.0, 4000))
     x = model.tfidf.transform(texts).astype(np.float64)
     oracle = LinearSVC(C=3.0, tol=1e-3, random_state=0).fit(x, np.where(gold.toarray()[:, 0], 1, -1))
     assert model.scores(x)[:, 0] == pytest.approx(oracle.decision_function(x), abs=1e-5)
@@ -94,24 +94,24 @@ def test_weights_are_those_of_liblinear():
 
 def test_sampled_negatives_and_pruned_weights_still_separate():
     texts, codes = notes(400, 6)
-    recipe = LinearRecipe(fit={"negatives": 50, "negatives_per_positive": 1, "max_features": 5})
-    model = fit_linear(recipe, LABELS, texts, LABELS.encode(codes), c=1.0)
+    recipe = LinearRecipe(fit={"negatives": 50, "negatives_per_positive": 1})
+    model = fit_linear(recipe, LABELS, texts, LABELS.encode(codes), Choice(1.0, 5))
     assert model.weights.tocsc().indptr[1] <= 5
     scores = model.scores(model.tfidf.transform(texts))[:, 1]
     has = np.array([LUNG in note for note in codes])
     assert scores[has].min() > scores[~has].max()
 
 
-def test_c_is_chosen_on_dev():
+def test_settings_are_chosen_on_dev():
     texts, codes = notes(60, 7)
-    gold = LABELS.encode(codes)
-    recipe = LinearRecipe(fit={"c": [1e-6, 1.0]})
-    shuffled = LABELS.encode(codes[::-1])
-    assert choose_c(recipe, texts, gold, texts, gold) in recipe.fit.c
-    assert choose_c(LinearRecipe(fit={"c": [2.5]}), texts, gold, texts, shuffled) == 2.5
+    dev_texts, dev_codes = notes(60, 9)
+    gold, dev_gold = LABELS.encode(codes), LABELS.encode(dev_codes)
+    assert choose(LinearRecipe(fit={"c": [1e-9, 1.0], "max_features": [50]}), texts, gold, dev_texts, dev_gold).c == 1.0
+    only = LinearRecipe(fit={"c": [2.5], "max_features": [7]})
+    assert choose(only, texts, gold, dev_texts, dev_gold) == Choice(2.5, 7)
 
 
 def test_uncalibrated_gives_no_probabilities():
     texts, codes = notes(20, 8)
     with pytest.raises(ValueError, match="calibrated"):
-        fit_linear(LinearRecipe(), LABELS, texts, LABELS.encode(codes), c=1.0).probabilities(texts)
+        fit_linear(LinearRecipe(), LABELS, texts, LABELS.encode(codes), Choice(1.0, 4000)).probabilities(texts)
