@@ -98,6 +98,7 @@ def _sentence_scopes(inside: list[Match], begin: int, end: int) -> Iterator[tupl
             if effect.backward:
                 first = max(match.first - effect.words, opened[effect.category])
                 yield effect.category, first, match.first, match
+        for effect in match.effects:
             opened.update(dict.fromkeys(effect.ends, match.last))
     closed = dict.fromkeys(CATEGORIES, end)
     for match in reversed(inside):

@@ -12,7 +12,7 @@ from nosology.text.data import function_words, rows
 _MAYBE_END = re.compile(r"[.!?]+[\"'”’)\]]*|[\n\r]\s*")
 _LIST_ITEM = re.compile(r"(?:[-*•▪●◦>#+]|\(?\d{1,3}[.)](?!\d)|[A-Za-z][.)])[ \t]*(?=\S)")
 _HEADING = re.compile(r"[A-ZÁÉÍÓÚÑ][^:.;\n]{0,50}:(?!\d)")
-_LAST_WORD = re.compile(r"[^\W\d_](?:\.?[^\W\d_]+|\.[^\W\d_])*$")
+_LAST_WORD = re.compile(r"[^\W\d_]+(?:\.[^\W\d_]+)*$")
 
 # A line at least this long was broken by its width, not by its writer; the second where a small letter goes on.
 WRAPPED = 50

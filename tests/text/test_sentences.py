@@ -55,6 +55,8 @@ def test_sentences_hold_everything_but_blanks_in_order(text):
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("piece", [" ", ".", ". ", "\n", "\n ", "_", "a.", "1. ", "A: ", "?)", "\r", "a\n", "word "])
+@pytest.mark.parametrize(
+    "piece", [" ", ".", ". ", "\n", "\n ", "_", "a.", "1. ", "A: ", "?)", "\r", "a\n", "word ", "aaaaaaaaaa1. "]
+)
 def test_time_is_linear(piece):
     sentences(piece * 200_000)
