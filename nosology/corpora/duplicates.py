@@ -7,7 +7,6 @@ Shared templates make notes alike, but not that alike: a pair at 0.8 differs in 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -23,7 +22,8 @@ THRESHOLD = 0.8
 _BINS = 256
 _RECALL = 0.995
 _LARGE = 64  # a bucket with more notes is compared with this many pivots, not pair by pair
-_WORDS = re.compile(rb"[a-z0-9\x80-\xff]+")
+# Letters, digits and every byte of a character outside ASCII make words; the rest is blank.
+_BLANKS = bytes(byte if chr(byte).isalnum() or byte > 127 else ord(" ") for byte in range(256))
 _MIX = np.random.default_rng(0x6E6F736F).integers(0, 2**64, size=64, dtype=np.uint64) | np.uint64(1)
 # For each bin, in which order an empty bin looks for a full one to borrow from (one order for all notes).
 _BORROW = np.stack([np.random.default_rng([7, bin_]).permutation(_BINS) for bin_ in range(_BINS)])
@@ -39,7 +39,7 @@ class Fingerprint:
 
 def fingerprint(text: str, shingle: int = SHINGLE) -> Fingerprint:
     """The fingerprint of a text; case, blanks, line ends, punctuation and de-identification marks do not count."""
-    words = _WORDS.findall(text.lower().encode(errors="replace"))
+    words = text.lower().encode(errors="replace").translate(_BLANKS).split()
     if not words:
         return Fingerprint(b"", np.empty(0, dtype=np.uint32))
     hashes = np.fromiter(map(crc32, words), dtype=np.uint64, count=len(words))
@@ -50,7 +50,8 @@ def fingerprint(text: str, shingle: int = SHINGLE) -> Fingerprint:
     runs ^= runs >> np.uint64(31)
     runs *= _MIX[-1]
     digest = blake2b(b" ".join(words), digest_size=16).digest()
-    return Fingerprint(digest, np.unique((runs >> np.uint64(32)).astype(np.uint32)))
+    shingles = np.sort((runs >> np.uint64(32)).astype(np.uint32))
+    return Fingerprint(digest, shingles[np.append(True, shingles[1:] != shingles[:-1])])
 
 
 def exact_pairs(prints: Iterable[Fingerprint]) -> np.ndarray:

@@ -50,9 +50,6 @@ def assign_sites(
     if skew == "dirichlet":
         wanted = _dirichlet(labels, np.asarray(counts.sum(axis=0)).ravel(), sites, alpha, rng)
     part = stratify(counts, sizes, shares, rng, wanted=wanted)
-    empty = sites - len(np.unique(part))
-    if empty:
-        raise ConfigError(f"{empty} of {sites} sites would get no note; ask for fewer sites or less skew")
     width = max(2, len(str(sites - 1)))
     return {row.id: f"site-{site:0{width}d}" for row, site in zip(roster, part[group])}
 

@@ -10,7 +10,10 @@ from __future__ import annotations
 import numpy as np
 from scipy import sparse
 
-SWEEPS = 3
+# In each sweep, how much the size of a part and its number of labels weigh against the labels of one note together.
+# Without them rare labels, which only the largest part can take, draw notes with many labels there; heavy from the
+# start, they let no note move.
+_WHOLE = (0.5, 1, 2, 4)
 
 
 def stratify(
@@ -26,43 +29,53 @@ def stratify(
     `counts` (G, L labels) says how many notes of a group have a label, `sizes` (G) how many notes it has, `shares`
     (P parts) what share of all notes each part should get. `wanted` (P, L) says how many notes with each label a part
     should get: by default its share of them; if given, frequent labels go first, else the rare ones would decide alone.
+    No part is empty if there are as many groups as parts.
     """
-    totals = np.asarray(counts.sum(axis=0), dtype=float).ravel()
-    lacking = np.outer(shares, totals) if wanted is None else wanted.astype(float)
-    # The size is one more label: it breaks ties, places groups without labels, and keeps the parts' shares.
-    counts = sparse.csr_matrix(sparse.hstack([counts, sizes[:, None]]), dtype=float)
+    # Two more labels: how many labels a group has, and how many notes.
+    whole = np.column_stack([np.asarray(counts.sum(axis=1)).ravel(), sizes])
+    counts = sparse.csr_matrix(sparse.hstack([counts, whole]), dtype=float)
     counts.sort_indices()
-    totals = np.append(totals, sizes.sum())
-    lacking = np.column_stack([lacking, shares * sizes.sum()])
+    totals = np.asarray(counts.sum(axis=0)).ravel()
+    lacking = np.outer(shares, totals)
+    if wanted is not None:
+        lacking[:, :-2] = wanted
     part = _greedy(counts, lacking, rng, rarest_first=wanted is None)
-    weights = 1 / np.maximum(totals, 1)
-    weights[-1] *= max(totals[:-1].sum() / max(totals[-1], 1), 1)  # as much as the labels of a note together
-    for _ in range(SWEEPS):
-        if not _sweep(counts, lacking, weights, shares, part, rng.permutation(len(sizes))):
-            break
+    for whole_weight in _WHOLE:
+        weights = 1 / np.maximum(totals, 1)
+        weights[-2:] *= whole_weight * max(totals[-2] / max(totals[-1], 1), 1)
+        _sweep(counts, lacking, weights, shares, part, rng.permutation(len(sizes)))
+    _fill(part, sizes, len(shares))
     return part
+
+
+def _fill(part: np.ndarray, sizes: np.ndarray, parts: int) -> None:
+    """Gives each empty part the smallest group of the part with most groups, while that has two."""
+    for empty in np.setdiff1d(np.arange(parts), part):
+        crowded = np.flatnonzero(part == np.bincount(part).argmax())
+        if len(crowded) > 1:
+            part[crowded[sizes[crowded].argmin()]] = empty
 
 
 def _greedy(
     counts: sparse.csr_matrix, lacking: np.ndarray, rng: np.random.Generator, *, rarest_first: bool
 ) -> np.ndarray:
-    """The part of each group (G), which is taken from `lacking`; the last label, the size, goes last."""
+    """The part of each group (G), which is taken from `lacking`; groups without labels are placed by size."""
     groups, labels = counts.shape
     part = np.full(groups, -1)
     by_label = counts.tocsc()
-    left = np.asarray(counts[:, :-1].sum(axis=0)).ravel()
+    left = np.asarray(counts.sum(axis=0)).ravel()
     sign = 1 if rarest_first else -1
     # Of a label's groups the largest goes first, while every part has room; equal ones in random order.
     rank = np.lexsort((rng.random(groups), -counts[:, [-1]].toarray().ravel())).argsort()
     while True:
-        label = int(np.where(left > 0, sign * left, np.inf).argmin()) if (left > 0).any() else labels - 1
+        some = left[:-2] > 0
+        label = int(np.where(some, sign * left[:-2], np.inf).argmin()) if some.any() else labels - 1
         members = by_label.indices[by_label.indptr[label] : by_label.indptr[label + 1]]
         members = members[part[members] < 0]
         for group in members[rank[members].argsort()]:
-            row = slice(counts.indptr[group], counts.indptr[group + 1] - 1)
+            row = slice(counts.indptr[group], counts.indptr[group + 1])
             part[group] = chosen = _most_lacking(lacking[:, label], lacking[:, -1], rng)
             lacking[chosen, counts.indices[row]] -= counts.data[row]
-            lacking[chosen, -1] -= counts.data[row.stop]
             left[counts.indices[row]] -= counts.data[row]
         if label == labels - 1:
             return part
@@ -83,9 +96,8 @@ def _sweep(
     shares: np.ndarray,
     part: np.ndarray,
     order: np.ndarray,
-) -> int:
-    """How many groups moved, each to the part that makes sum(weights * lacking**2 / shares) smallest."""
-    moved = 0
+) -> None:
+    """Moves each group in turn to the part that makes sum(weights * lacking**2 / shares) smallest."""
     for group in order:
         row = slice(counts.indptr[group], counts.indptr[group + 1])
         labels, notes = counts.indices[row], counts.data[row]
@@ -93,11 +105,7 @@ def _sweep(
         lacking[old, labels] += notes
         weighted = weights[labels] * notes
         cost = (weighted @ notes - 2 * (lacking[:, labels] @ weighted)) / shares
-        new = int(cost.argmin())
-        if cost[new] < cost[old] - 1e-9:
-            part[group] = new
-            moved += 1
-        else:
-            new = old
-        lacking[new, labels] -= notes
-    return moved
+        best = int(cost.argmin())
+        if cost[best] < cost[old] - 1e-9:
+            part[group] = best
+        lacking[part[group], labels] -= notes

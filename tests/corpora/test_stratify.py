@@ -38,6 +38,8 @@ def test_labels_are_spread_at_least_as_evenly_as_by_the_oracle(notes, codes):
         ours.append(distance(matrix, part))
         oracle.append(distance(matrix, other))
         assert np.abs(np.bincount(part) / notes - SHARES).max() < 0.01
+        labels_a_note = [matrix[part == p].sum() / (part == p).sum() for p in range(3)]
+        assert max(labels_a_note) < 1.05 * min(labels_a_note)
     assert np.mean(ours) <= np.mean(oracle)
 
 
@@ -49,7 +51,7 @@ def test_every_group_is_in_a_part_and_shares_are_kept_to_about_one_group(groups,
     matrix = sparse.csr_matrix(rng.integers(0, 2, (groups, codes)) * sizes[:, None])
     part = stratify(matrix, sizes, SHARES, np.random.default_rng(seed))
     assert part.shape == (groups,)
-    assert set(part) <= {0, 1, 2}
+    assert set(part) == {0, 1, 2}
     got = np.bincount(part, weights=sizes, minlength=3)
     assert np.abs(got - SHARES * sizes.sum()).max() <= 2 * sizes.max()
 
@@ -64,3 +66,10 @@ def test_what_each_part_wants_is_met_where_it_can_be():
 def test_groups_without_labels_are_placed_by_size():
     part = stratify(sparse.csr_matrix((100, 0)), np.ones(100), SHARES, np.random.default_rng(0))
     assert np.bincount(part).tolist() == [70, 15, 15]
+
+
+def test_no_part_is_empty_if_there_are_groups_enough():
+    for parts in range(1, 8):
+        shares = np.full(parts, 1 / parts) if parts < 4 else np.array([0.97] + [0.03 / (parts - 1)] * (parts - 1))
+        part = stratify(labels(7, 3, 0), np.ones(7), shares, np.random.default_rng(0))
+        assert set(part) == set(range(parts))
