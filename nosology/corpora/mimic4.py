@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nosology.core import Note
+from nosology.corpora.gold import Gold
 from nosology.corpora.intake import Intake
 from nosology.corpora.mimic_tables import DIAGNOSES, PROCEDURES, AdmissionCodes, need_table, note_rows
 
@@ -13,13 +14,23 @@ from nosology.corpora.mimic_tables import DIAGNOSES, PROCEDURES, AdmissionCodes,
 def read(paths: Sequence[Path], intake: Intake) -> Iterator[Note]:
     """The discharge summaries in the order of the file; hadm_id and charttime are in extra.
 
-    Tables: discharge, diagnoses_icd, procedures_icd, in any folder below the paths.
+    Tables: discharge, diagnoses_icd, procedures_icd, in any folder below the paths; site and evidence where there are
+    such (see gold.py).
     """
     path = need_table(paths, "discharge")
-    codes = admission_codes(paths, intake)
+    codes, gold = admission_codes(paths, intake), Gold(paths, intake)
     for _, (note_id, patient, admission, text, charttime) in note_rows(path, intake, ["charttime"]):
-        extra = {"hadm_id": admission, "charttime": charttime}
-        yield Note(note_id, text, patient=patient, lang="en", codes=codes.of(admission), extra=extra)
+        site, evidence = gold.of(note_id, text)
+        yield Note(
+            note_id,
+            text,
+            patient=patient,
+            site=site,
+            lang="en",
+            codes=codes.of(admission),
+            evidence=evidence,
+            extra={"hadm_id": admission, "charttime": charttime},
+        )
     codes.report(path, intake)
 
 

@@ -15,12 +15,13 @@ DIAGNOSES = {"9": "icd9cm", "10": "icd10cm"}
 PROCEDURES = {"9": "icd9proc", "10": "icd10pcs"}
 
 
-def find_table(paths: Sequence[Path], name: str) -> Path | None:
-    """The one file NAME.csv or NAME.csv.gz among the paths or anywhere below them, in any letter case; None if none is.
+def find_table(paths: Sequence[Path], name: str, suffix: str = ".csv") -> Path | None:
+    """The one file NAME.csv or NAME.csv.gz among the paths or anywhere below them; None if there is none.
 
-    Beside an unpacked table its .gz is ignored; two tables of one name in different folders are an error.
+    Letter case does not matter. Beside an unpacked table its .gz is ignored; two tables of one name in different
+    folders are an error.
     """
-    wanted = (f"{name}.csv", f"{name}.csv.gz")
+    wanted = (f"{name}{suffix}", f"{name}{suffix}.gz")
     found: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
@@ -94,7 +95,9 @@ def _number(raw: str) -> int:
 
 def admission_id(raw: str) -> str:
     """The admission's number as text; 123.0, as spreadsheets write a column with gaps, is 123."""
-    return raw.strip().removesuffix(".0")
+    text = raw.strip()
+    number = text.removesuffix(".0")
+    return number if number.isdigit() else text
 
 
 def lookup(path: Path | None, key: str, fields: Sequence[str], intake: Intake) -> dict[str, tuple[str, ...]]:

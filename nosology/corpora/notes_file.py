@@ -46,7 +46,7 @@ def read_notes(
         raise DataError(f"{path}: a notes file must end in .jsonl, .csv, .tsv (each also .gz) or .parquet")
     if not path.is_file():
         raise DataError(f"{path}: no such notes file")
-    records = {"json": _json_records, "table": _table_records, "parquet": _parquet_records}[form]
+    records = {"json": json_records, "table": _table_records, "parquet": _parquet_records}[form]
     for row, record in records(path, intake):
         if not coded:
             record = {name: value for name, value in record.items() if name not in ("codes", "evidence")}
@@ -81,7 +81,9 @@ def note_from_json(
         split=split_name(record.get("split"), file, row),
         lang=_label(record, "lang", file, row),
         codes=intake.codes(pairs, file, row),
-        evidence=_evidence(_list(record, "evidence", file, row), len(text), intake, file, row, system),
+        evidence=evidence_from_json(
+            _list(record, "evidence", file, row), len(text), intake, file=file, row=row, system=system
+        ),
         extra={name: value for name, value in record.items() if name not in FIELDS},
     )
 
@@ -97,7 +99,8 @@ def note_to_json(note: Note) -> dict[str, Any]:
     return known | dict(note.extra)
 
 
-def _json_records(path: Path, intake: Intake) -> Iterator[tuple[int, dict]]:
+def json_records(path: Path, intake: Intake) -> Iterator[tuple[int, dict]]:
+    """(row, object) of each line that is not empty."""
     for row, line in enumerate(text_lines(path, intake), start=1):
         if not line.strip():
             continue
@@ -185,9 +188,10 @@ def _code_pair(item: Any, system: str | None, file: str | Path, row: int) -> tup
     return system_name(named, file, row), code
 
 
-def _evidence(
-    items: list, length: int, intake: Intake, file: str | Path, row: int, system: str | None
+def evidence_from_json(
+    items: list, length: int, intake: Intake, *, file: str | Path, row: int, system: str | None = None
 ) -> tuple[Evidence, ...]:
+    """The evidence that lies within a text of that length; other keys than system, code, start and end are kept."""
     found = []
     for item in items:
         if not isinstance(item, Mapping):
