@@ -24,7 +24,6 @@ TROUBLES: dict[str, Kind] = {
     "repeated_code": Kind("codes given twice to one note, kept once", lossy=False),
     "unknown_code": Kind("codes that no known release has, kept", lossy=False),
     "repaired_code": Kind("codes that lost leading zeros or have letters for digits, restored", lossy=False),
-    "doubtful_code": Kind("codes that may have lost a leading zero, read as they are written", lossy=False),
     "malformed_code": Kind("codes that cannot be codes of their system, left out", lossy=True),
     "empty_code": Kind("rows of a table of codes that hold no code", lossy=False),
     "empty_note": Kind("notes without a word, left out", lossy=True),
@@ -142,8 +141,6 @@ class Intake:
         kinds = []
         if any(repair.endswith("restored") or repair.startswith("letters") for repair in repairs):
             kinds.append("repaired_code")
-        if any(repair.startswith("or ") for repair in repairs):
-            kinds.append("doubtful_code")
         if self.check_codes and not known(code):
             kinds.append("unknown_code")
         return code, tuple(kinds)

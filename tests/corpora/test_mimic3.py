@@ -25,5 +25,19 @@ def test_rows_of_an_admission_are_joined_report_first(tmp_path):
     assert first.codes == (Code("icd9cm", "038.9"), Code("icd9cm", "401.9"), Code("icd9proc", "38.93"))
     assert first.extra == {"hadm_id": "100", "parts": 3}
     assert (second.id, second.text, second.codes) == ("200", 'second "patient"', ())
+    assert "repaired_code" not in intake.troubles
     assert intake.troubles["empty_code"]["first"] == ["DIAGNOSES_ICD.csv row 4"]
     assert intake.troubles["no_admission"]["first"] == ["NOTEEVENTS.csv row 6"]
+
+
+def test_leading_zeros_that_were_lost_are_restored_and_counted(tmp_path):
+    for name, content in (
+        ("NOTEEVENTS", NOTES),
+        ("DIAGNOSES_ICD", DIAGNOSES.replace("0389", "38.9")),
+        ("PROCEDURES_ICD", PROCEDURES),
+    ):
+        (tmp_path / f"{name}.csv").write_bytes(content.encode())
+    intake = Intake()
+    first, _ = mimic3.read([tmp_path], intake)
+    assert first.codes[0] == Code("icd9cm", "038.9")
+    assert intake.troubles["repaired_code"] == {"count": 1, "first": ["DIAGNOSES_ICD.csv row 3"]}
