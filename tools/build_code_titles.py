@@ -28,9 +28,9 @@ def icd10cm_lines(node: dict[str, Any], depth: int = 0, parent: str = "") -> Ite
     for number, child in enumerate(node.get("children", ()), 1):
         name, description, below = child["id"], child.get("description", ""), bool(child.get("children"))
         if depth < 2:
-            description, first, last = re.fullmatch(r"(.*) \(([A-Z0-9]{3})(?:-([A-Z0-9]{3}))?\)", name).groups()
+            description = name
+            first, last = re.search(r"\(([A-Z0-9]{3})(?:-([A-Z0-9]{3}))?\)$", name).groups()
             name = str(number) if depth == 0 else f"{first}-{last or first}"
-            description = child["id"] if depth == 0 else description
         elif len(name) == 8 and description.startswith(parent + " "):
             description = f"{parent}, {description[len(parent) + 1:]}"
         yield name, description, depth >= 2 and not below

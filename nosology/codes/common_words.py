@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-_LINKS = set(", [ and or of with the in to by for into using from on as type".split())
+_LINKS = frozenset({",", "and", "as", "by", "for", "from", "in", "into", "of", "on", "or", "the", "to", "type", "with"})
 
 
 def common_start(phrases: Sequence[Sequence[str]]) -> list[str]:
@@ -17,7 +17,7 @@ def common_start(phrases: Sequence[Sequence[str]]) -> list[str]:
 
 
 def common_title(descriptions: Iterable[str]) -> str:
-    """The words that all descriptions begin with and, up to the first comma, end with; "" if they share fewer than two."""
+    """The words that all descriptions begin and, up to the first comma, end with; "" if they share fewer than two."""
     phrases = [description.replace(",", " ,").split() for description in descriptions]
     start = common_start(phrases)
     if "," not in start:

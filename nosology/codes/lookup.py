@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from nosology.codes import icd9, pcs
-from nosology.codes.releases import past_release, releases
+from nosology.codes.releases import past_release, past_wording, releases
 from nosology.codes.sources import cached, package_file, read_lines
 from nosology.codes.table import CodeTable
 from nosology.codes.tabular import read_tabular
@@ -47,12 +47,14 @@ def _pcs(release: str) -> tuple[list[Path], Callable[[], CodeTable]]:
 
 def describe(code: Code, release: str | None = None) -> str:
     """The description of a code in a release, else in the newest one that has it; "" if none has."""
-    known = releases(code.system)
-    order = reversed(known) if release is None else (release, *reversed(known))
-    tables = (table(code.system, name) for name in order)
-    return next((found.description(code.code) for found in tables if code.code in found), "")
+    newest = table(code.system)
+    if code.system == "icd10cm" and release is not None and (wording := past_wording(code.code, release)):
+        return wording
+    if code.code in newest:
+        return newest.description(code.code)
+    return past_wording(code.code) if code.system == "icd10cm" else ""
 
 
 def known(code: Code) -> bool:
     """Whether any release has the code."""
-    return any(code.code in table(code.system, release) for release in reversed(releases(code.system)))
+    return bool(describe(code))

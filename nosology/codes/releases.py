@@ -54,6 +54,23 @@ def _changes() -> dict[str, Any]:
         return json.load(file)
 
 
+def changed_lines() -> dict[str, tuple[int, int]]:
+    """For each line of ICD-10-CM that has not always been as now: bit i of the first number says whether it exists in
+    release i, bit i of the second whether it is billable there."""
+    return _changes()["changed"]
+
+
+def past_wording(code: str, release: str | None = None) -> str:
+    """The description of an ICD-10-CM line in a past release (by default the last that had one), where it is not the
+    newest release's; else ""."""
+    texts = _changes()["wordings"].get(code, {})
+    if release is None:
+        return max(texts, key=texts.__getitem__, default="")
+    years = _changes()["releases"]
+    bit = 1 << years.index(release) if release in years else 0
+    return next((text for text, mask in texts.items() if mask & bit), "")
+
+
 def past_release(newest: CodeTable, release: str) -> CodeTable:
     """ICD-10-CM as it was: the newest table with what has changed since undone.
 

@@ -12,6 +12,7 @@ from nosology.core import SYSTEMS, Code, CodeError
 _ICD10CM = re.compile(r"[A-Z][0-9][0-9A-Z][0-9A-Z]{0,4}")
 _ICD10PCS = re.compile(r"[0-9A-HJ-NP-Z]{1,7}")
 _ICD9CM = re.compile(r"(?:[0-9]{1,3}|E[0-9]{1,3}|V[0-9]{1,2})(?:\.[0-9]{1,2})?")
+_LETTERS = "letters O and I read as digits 0 and 1"
 _ICD9PROC = re.compile(r"[0-9]{1,2}(?:\.[0-9]{1,2})?")
 
 
@@ -40,21 +41,18 @@ def parse(raw: str, system: str | None = None) -> Parsed:
 def _parse(raw: str, system: str) -> Parsed:
     if system not in SPELLERS:
         raise CodeError(f"system must be one of {', '.join(SYSTEMS)}; got {system}")
-    text = "".join(raw.split()).upper()
-    repairs = []
-    if text != raw:
-        repairs.append("blanks removed" if text == raw.upper() or len(text) < len(raw) else "")
-        repairs.append("upper case" if "".join(raw.split()) != text else "")
-    if text.rstrip(".-") != text:
-        text = text.rstrip(".-")
-        repairs.append("stray dot removed")
+    closed = "".join(raw.split())
+    text = closed.upper().rstrip(".-")
     spelled, mended = SPELLERS[system](text)
     if not spelled:
         raise CodeError(f"not an {system} code: {_shown(raw)}")
-    repairs += mended
-    if spelled != text and not mended:
-        repairs.append(f"dot {'added' if '.' in spelled and '.' not in text else 'moved'}")
-    return Parsed(Code(system, spelled), tuple(repair for repair in repairs if repair))
+    repairs = ["blanks removed"] * (closed != raw) + ["upper case"] * (closed.upper() != closed)
+    repairs += ["stray dot removed"] * (len(text) != len(closed)) + mended
+    if spelled.count(".") > text.count("."):
+        repairs.append("dot added")
+    elif spelled.replace(".", "") == text.replace(".", "") and spelled != text:
+        repairs.append("dot moved" if "." in spelled else "dot removed")
+    return Parsed(Code(system, spelled), tuple(repairs))
 
 
 def _shown(raw: str) -> str:
@@ -74,7 +72,7 @@ def _icd10pcs(text: str) -> tuple[str, list[str]]:
     mended = []
     if "O" in bare or "I" in bare:  # the alphabet of ICD-10-PCS leaves these letters out
         bare = bare.replace("O", "0").replace("I", "1")
-        mended.append("letters O and I read as digits 0 and 1")
+        mended.append(_LETTERS)
     if not _ICD10PCS.fullmatch(bare):
         return "", []
     if bare.isdigit() and 4 < len(bare) < 7 and _known("icd10pcs", bare.zfill(7)):
@@ -143,7 +141,8 @@ def _guess(raw: str) -> Parsed:
             parsed = _parse(raw, system)
         except CodeError:
             continue
-        if "." not in text or parsed.code.code == text:  # a dot says where the stem ends
+        # A dot says where the stem ends, and a guess should not rest on a mended letter.
+        if ("." not in text or parsed.code.code == text) and _LETTERS not in parsed.repairs:
             readings.append(parsed)
     if not readings and "." in text:
         readings = [_parse(raw, "icd9cm")]

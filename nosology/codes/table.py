@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -198,10 +198,6 @@ class CodeTable:
 
         return search(self, query, limit, billable=billable)
 
-    def searchable(self) -> Iterable[tuple[str, str, tuple[str, ...]]]:
-        """Each code with its description and its inclusion terms."""
-        for code, description in zip(self._codes, self._descriptions):
-            if self.kind(code) in ("category", "subcategory"):
-                notes = self._notes.get(code)
-                terms = (*notes.get("inclusion_terms", ()), *notes.get("includes", ())) if notes else ()
-                yield code, description, terms
+    def descriptions(self) -> list[str]:
+        """The descriptions of all lines, in the order of `lines`."""
+        return list(self._descriptions)
