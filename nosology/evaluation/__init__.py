@@ -2,10 +2,10 @@
 
 from nosology.evaluation.calibration import Reliability, reliability
 from nosology.evaluation.counts import Counts
-from nosology.evaluation.evaluate import Evaluation, evaluate, examine
+from nosology.evaluation.metrics import Evaluation, evaluate, examine
 from nosology.evaluation.report import write_report
 from nosology.evaluation.significance import Difference, approximate_randomisation, paired_bootstrap, paired_t_test
-from nosology.evaluation.strata import chapters, strata
+from nosology.evaluation.strata import by_chapter, by_frequency
 from nosology.evaluation.thresholds import tune_threshold, tune_thresholds
 
 __all__ = [
@@ -14,13 +14,13 @@ __all__ = [
     "Evaluation",
     "Reliability",
     "approximate_randomisation",
-    "chapters",
+    "by_chapter",
+    "by_frequency",
     "evaluate",
     "examine",
     "paired_bootstrap",
     "paired_t_test",
     "reliability",
-    "strata",
     "tune_threshold",
     "tune_thresholds",
     "write_report",

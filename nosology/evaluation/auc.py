@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy import sparse
 
 from nosology.evaluation.cells import CellCounts
 from nosology.evaluation.ranking import Ranks
@@ -49,39 +50,42 @@ def micro_auc(scored: Scored, cells: CellCounts, ranks: Ranks, grid: np.ndarray)
     return auc, influence
 
 
-def code_aucs(scored: Scored) -> tuple[np.ndarray, np.ndarray]:
-    """The AUC of each code (len(space),), NaN where undefined, and the influence (B,) of each note on their mean.
+def code_aucs(scored: Scored) -> tuple[np.ndarray, sparse.csr_matrix, np.ndarray]:
+    """The AUC of each code (len(space),), and what resampled notes need to find the mean of these again.
 
-    A code without a true or a false note has none. A code that cannot be named has one score everywhere: 0.5.
+    A code without a true or a false note has no AUC (NaN); one that cannot be named has one score everywhere: 0.5.
+    The matrix (B, len(space)) holds for each true code of a note the share of the code's false notes that score less,
+    a tie counting one half: a code's AUC is the mean of its column. The vector (B,) is the influence that notes have
+    on the mean AUC as false notes of their codes.
     """
     positives = scored.gold.tocsc()
     support = np.diff(positives.indptr)
     mixed = np.flatnonzero((support > 0) & (support < scored.n_notes))
-    aucs = np.full(len(scored.space), np.nan)
+    aucs, won = np.full(len(scored.space), np.nan), np.full(scored.gold.nnz, 0.5)
     aucs[mixed[mixed >= scored.n_nameable]] = 0.5
 
     def look(group: np.ndarray, block: np.ndarray) -> np.ndarray:
         influence = np.zeros(scored.n_notes)
         for column, values, ascending in zip(group, block, np.sort(block, axis=1)):
-            notes = positives.indices[positives.indptr[column] : positives.indptr[column + 1]]
-            aucs[column] = _add_code(values, ascending, notes, influence)
+            mine = slice(positives.indptr[column], positives.indptr[column + 1])
+            won[mine] = _add_code(values, ascending, positives.indices[mine], influence)
+            aucs[column] = won[mine].mean()
         return influence
 
     influence = sum(scored.over_codes(mixed[mixed < scored.n_nameable], look), np.zeros(scored.n_notes))
-    return aucs, influence / max(1, len(mixed))
+    shares = sparse.csc_matrix((won, positives.indices, positives.indptr), shape=positives.shape)
+    return aucs, shares.tocsr(), influence / max(1, len(mixed))
 
 
-def _add_code(values: np.ndarray, ascending: np.ndarray, notes: np.ndarray, influence: np.ndarray) -> float:
-    """The AUC of one code; adds each note's influence on it."""
-    true = np.sort(values[notes])
+def _add_code(values: np.ndarray, ascending: np.ndarray, notes: np.ndarray, influence: np.ndarray) -> np.ndarray:
+    """The share of false notes that each true note of one code beats; adds the influence of the false notes."""
+    own = values[notes]
+    true = np.sort(own)
     n_true, n_false = len(true), len(values) - len(true)
-    all_halves = np.searchsorted(ascending, values[notes], "left") + np.searchsorted(ascending, values[notes], "right")
-    true_halves = np.searchsorted(true, values[notes], "left") + np.searchsorted(true, values[notes], "right")
-    won = (all_halves - true_halves) / (2 * n_false)
-    auc = won.mean()
-    lost = 1 - (np.searchsorted(true, values, "left") + np.searchsorted(true, values, "right")) / (2 * n_true)
-    lost -= auc
-    lost /= n_false
-    lost[notes] = (won - auc) / n_true
+    beaten = np.searchsorted(ascending, own, "left") + np.searchsorted(ascending, own, "right")
+    won = (beaten - np.searchsorted(true, own, "left") - np.searchsorted(true, own, "right")) / (2 * n_false)
+    lost = np.searchsorted(true, values, "left") + np.searchsorted(true, values, "right")
+    lost = (1 - won.mean() - lost / (2 * n_true)) / n_false
+    lost[notes] = 0
     influence += lost
-    return float(auc)
+    return won

@@ -16,7 +16,7 @@ from nosology.evaluation.counts import Counts, macro, micro, ratio
 from nosology.evaluation.ranking import note_values, rank
 from nosology.evaluation.scored import Scored, Scores
 
-CHUNK = 50  # replicates at a time: their weights and per-code sums stay small beside the scores
+CHUNK = 50  # replicates at a time: their draws and per-code sums stay small beside the scores
 
 Metrics = dict[str, float | int | str | None]
 
@@ -72,13 +72,10 @@ def examine(
     cells = CellCounts.of(scored)
     grid = grid_of(cells)
     ranks = rank(scored, grid)
-    pooled, pooled_influence = micro_auc(scored, cells, ranks, grid)
-    aucs, mean_influence = code_aucs(scored)
-    mean = float(np.nanmean(aucs)) if not np.all(np.isnan(aucs)) else np.nan
     per_note = note_values(scored, ranks)
-    weighed = _Weighed(scored, predicted, per_note)
-    linear = {"micro_auc": (pooled, pooled_influence), "macro_auc": (mean, mean_influence)}
-    metrics = _with_intervals(weighed, linear, replicates, seed)
+    aucs, won, false_influence = code_aucs(scored)
+    resampled = _Resampled(scored, predicted, per_note, aucs, won, false_influence)
+    metrics = _with_intervals(resampled, micro_auc(scored, cells, ranks, grid), replicates, seed)
     metrics |= {
         "threshold": float(threshold) if np.ndim(threshold) == 0 else None,
         "n_notes": scored.n_notes,
@@ -92,62 +89,67 @@ def examine(
     return Evaluation(scored, threshold, predicted, counts, cells, aucs, per_note, metrics)
 
 
-class _Weighed:
-    """The metrics as functions of the notes' weights: weights of 1 give the value, random ones its spread."""
+class _Resampled:
+    """The metrics as functions of how often each note is drawn: once each gives the value, random draws its spread."""
 
-    def __init__(self, scored: Scored, predicted: sparse.csr_matrix, ranking: dict[str, np.ndarray]):
+    def __init__(
+        self,
+        scored: Scored,
+        predicted: sparse.csr_matrix,
+        per_note: dict[str, np.ndarray],
+        aucs: np.ndarray,
+        won: sparse.csr_matrix,
+        false_influence: np.ndarray,
+    ):
         gold, self.n_notes, self.n_codes = scored.gold, scored.n_notes, len(scored.space)
         hits = gold.multiply(predicted).tocsr()
         tp, n_gold, n_predicted = (np.diff(matrix.indptr) for matrix in (hits, gold, predicted))
         exact = (tp == n_gold) & (tp == n_predicted)
         self.sums = np.stack([tp, n_predicted - tp, n_gold - tp, exact], axis=1).astype(np.float64)
         has_codes = n_gold > 0
-        self.ranking = np.stack([np.where(has_codes, v, 0.0) for v in ranking.values()] + [has_codes], axis=1)
-        self.ranking_names = list(ranking)
+        self.ranking = np.stack([np.where(has_codes, v, 0.0) for v in per_note.values()] + [has_codes], axis=1)
+        self.ranking_names = list(per_note)
         active = np.unique(np.concatenate([gold.indices, predicted.indices]))
-        self.by_code = [matrix[:, active].T.astype(np.float64).tocsr() for matrix in (hits, predicted, gold)]
+        self.by_code = [m[:, active].T.astype(np.float64).tocsr() for m in (hits, predicted, gold, won)]
+        self.mixed = ~np.isnan(aucs[active])
+        self.false_influence = false_influence
 
-    def at(self, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """Each metric (R,) at R sets of weights (R, B)."""
-        tp, fp, fn, exact = (weights @ self.sums).T
+    def at(self, draws: np.ndarray) -> dict[str, np.ndarray]:
+        """Each metric (R,) where each note is drawn so often, (R, B)."""
+        tp, fp, fn, exact = (draws @ self.sums).T
         found = micro(tp, fp, fn)
-        mass = weights.sum(1)
-        found["hamming_loss"] = ratio(fp + fn, mass * self.n_codes)
-        found["exact_match"] = exact / mass
-        *values, with_codes = (weights @ self.ranking).T
+        total = draws.sum(1)
+        found["hamming_loss"] = ratio(fp + fn, total * self.n_codes)
+        found["exact_match"] = exact / total
+        *values, with_codes = (draws @ self.ranking).T
         found |= {name: ratio(value, with_codes) for name, value in zip(self.ranking_names, values)}
-        hits, predicted, true = ((matrix @ weights.T).T for matrix in self.by_code)
-        # Sums of real weights differ in the last digit by their order; a count of 0 must not come out as -1e-16.
-        return found | macro(hits, np.maximum(predicted - hits, 0), np.maximum(true - hits, 0), self.n_codes)
+        hits, predicted, true, won = ((matrix @ draws.T).T for matrix in self.by_code)
+        found |= macro(hits, predicted - hits, true - hits, self.n_codes)
+        present = self.mixed & (true > 0)
+        aucs = np.where(present, won, 0.0) / np.maximum(true, 1)
+        # True notes are resampled in full; false ones, which are many to a code, to first order.
+        found["macro_auc"] = ratio(aucs.sum(1), present.sum(1)) + (draws - 1) @ self.false_influence
+        return found
 
 
-def random_weights(rng: np.random.Generator, replicates: int, n_notes: int) -> np.ndarray:
-    """Weights of the notes (replicates, B) from a flat Dirichlet distribution, with mean 1: the Bayesian bootstrap."""
-    weights = rng.standard_exponential((replicates, n_notes))
-    return weights / weights.mean(1, keepdims=True)
+def random_draws(rng: np.random.Generator, replicates: int, n_notes: int) -> np.ndarray:
+    """How often each note is drawn (replicates, B) when B notes are drawn with replacement."""
+    return rng.multinomial(n_notes, np.full(n_notes, 1 / n_notes), replicates).astype(np.float64)
 
 
-def _with_intervals(
-    weighed: _Weighed, linear: dict[str, tuple[float, np.ndarray]], replicates: int, seed: int
-) -> Metrics:
-    """Every metric, with the 2.5% and 97.5% quantiles of `replicates` Bayesian bootstrap replicates over notes.
-
-    Notes get weights from a flat Dirichlet distribution instead of counts of draws: no code loses all its notes in a
-    replicate, so that macro means run over the same codes in each and their intervals are not shifted. Metrics in
-    `linear` come as (value, influence of each note) and follow the weights to first order.
-    """
+def _with_intervals(resampled: _Resampled, pooled_auc: tuple[float, np.ndarray], replicates: int, seed: int) -> Metrics:
+    """Every metric with its interval; micro AUC comes as (value, influence of each note) and follows to first order."""
     rng = np.random.default_rng(seed)
+    auc, influence = pooled_auc
     spread: dict[str, list[np.ndarray]] = {}
     for start in range(0, replicates, CHUNK):
-        weights = random_weights(rng, min(CHUNK, replicates - start), weighed.n_notes)
-        found = weighed.at(weights)
-        found |= {name: value + (weights - 1) @ influence for name, (value, influence) in linear.items()}
+        draws = random_draws(rng, min(CHUNK, replicates - start), resampled.n_notes)
+        found = resampled.at(draws) | {"micro_auc": auc + (draws - 1) @ influence}
         for name, values in found.items():
             spread.setdefault(name, []).append(values)
-    points = {name: float(value[0]) for name, value in weighed.at(np.ones((1, weighed.n_notes))).items()}
-    points |= {name: value for name, (value, _) in linear.items()}
+    points = {name: float(value[0]) for name, value in resampled.at(np.ones((1, resampled.n_notes))).items()}
     metrics: Metrics = {}
-    for name, value in points.items():
+    for name, value in (points | {"micro_auc": auc}).items():
         metrics[name] = None if np.isnan(value) else value
         if replicates:
             low, high = _interval(value, np.concatenate(spread[name]))
@@ -158,10 +160,11 @@ def _with_intervals(
 def _interval(value: float, spread: np.ndarray) -> tuple[float | None, float | None]:
     """The middle 95% of the replicates, moved so that their mean is the value.
 
-    F1 is concave in the weights: the mean F1 of many rare codes is lower in every replicate than in the sample.
+    Rare codes drop out of a replicate, and a macro mean over those left is shifted; its spread is right, its place not.
     """
     if np.isnan(value):
         return None, None
+    spread = spread[~np.isnan(spread)]
     low, high = np.quantile(spread, (0.025, 0.975)) - spread.mean() + value
     ceiling = 1.0 if value <= 1 else np.inf  # all metrics lie in [0, 1] but coverage error, which is at least 1
     return float(np.clip(low, 0, value)), float(np.clip(high, value, ceiling))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from nosology.evaluation.evaluate import Metrics
+from nosology.evaluation.metrics import Metrics
 from nosology.evaluation.strata import Row
 
 HEADLINES = ("micro_f1", "macro_f1", "map", "p@8", "micro_auc")

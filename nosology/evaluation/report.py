@@ -16,9 +16,9 @@ from nosology.core import Code
 from nosology.core.files import new_folder, write_json
 from nosology.evaluation import plots
 from nosology.evaluation.calibration import reliability
-from nosology.evaluation.evaluate import Evaluation, Metrics
+from nosology.evaluation.metrics import Evaluation, Metrics
 from nosology.evaluation.page import page
-from nosology.evaluation.strata import Row, chapters, strata
+from nosology.evaluation.strata import Row, by_chapter, by_frequency
 
 SHOWN = 25
 
@@ -41,14 +41,14 @@ def write_report(
         "ece": calibrated.ece,
         "ece_all": reliability(found.scored, bins="equal_width", floor=0).ece,
     }
-    codes, by_chapter = per_code(found, train_counts), chapters(found)
+    codes, in_chapters = per_code(found, train_counts), by_chapter(found)
     pictures = {
         "Precision and recall": ("Over all thresholds; the dot is the one in use.", plots.precision_recall(found)),
         "Reliability": (
             "Cells with a probability of 0.01 or more, in 15 bins of equal size.",
             plots.reliability_curve(calibrated),
         ),
-        "Chapters": ("", plots.chapter_bars(by_chapter)),
+        "Chapters": ("", plots.chapter_bars(in_chapters)),
     }
     tables: dict[str, tuple[str, Sequence[Row]]] = {}
     if train_counts is not None:
@@ -57,9 +57,9 @@ def write_report(
             "Each code with a true note, and the mean of codes seen about as often.",
             plots.frequency(found, seen),
         )
-        by_stratum = strata(found, train_counts)
-        tables["By training frequency"] = ("The band 1-5 lies inside 1-9.", by_stratum)
-    tables["By chapter"] = ("", by_chapter)
+        in_bands = by_frequency(found, train_counts)
+        tables["By training frequency"] = ("The band 1-5 lies inside 1-9.", in_bands)
+    tables["By chapter"] = ("", in_chapters)
     tables["Most frequent codes"] = (
         f"The first {SHOWN}; all are in per_code.csv.",
         _most_frequent(codes, nameable=True),
@@ -75,9 +75,9 @@ def write_report(
         write_json(aside / "metrics.json", metrics)
         write_json(aside / "provenance.json", dict(provenance or {}))
         _write_csv(aside / "per_code.csv", codes)
-        _write_csv(aside / "chapters.csv", by_chapter)
+        _write_csv(aside / "chapters.csv", in_chapters)
         if train_counts is not None:
-            _write_csv(aside / "strata.csv", by_stratum)
+            _write_csv(aside / "strata.csv", in_bands)
         for heading, (_, png) in pictures.items():
             (aside / f"{heading.lower().replace(' ', '_')}.png").write_bytes(png)
         html = page(title, metrics, pictures, tables, provenance or {})

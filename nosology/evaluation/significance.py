@@ -10,7 +10,7 @@ from scipy import sparse
 
 from nosology.core import DataError
 from nosology.evaluation.counts import macro, micro, ratio
-from nosology.evaluation.evaluate import Evaluation, random_weights
+from nosology.evaluation.metrics import Evaluation, random_draws
 
 CHUNK = 50
 
@@ -44,15 +44,15 @@ def paired_bootstrap(
 ) -> Difference:
     """The difference of two models on the same notes, with its bootstrap interval.
 
-    Both models get the same random weights of notes. p is the share of replicates that lie as far from the difference
-    found as that lies from 0.
+    Notes are drawn with replacement, the same for both models. p is the share of replicates that lie as far from the
+    difference found as that lies from 0.
     """
     a, b = _tallies(first, second, metric)
     rng, n_notes = np.random.default_rng(seed), first.scored.n_notes
     found = _gap(a, b, metric)
     draws = []
     for size in _chunks(replicates):
-        weights = random_weights(rng, size, n_notes)
+        weights = random_draws(rng, size, n_notes)
         draws.append(a.at(weights) - b.at(weights))
     spread = np.concatenate(draws)
     low, high = np.quantile(spread, (0.025, 0.975))

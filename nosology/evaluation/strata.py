@@ -8,7 +8,7 @@ import numpy as np
 
 from nosology.core import Code
 from nosology.evaluation.counts import macro, micro
-from nosology.evaluation.evaluate import Evaluation
+from nosology.evaluation.metrics import Evaluation
 
 # The last band lies inside the second: the few-shot codes of the literature.
 BANDS = (("0", 0, 0), ("1-9", 1, 9), ("10-99", 10, 99), ("100-999", 100, 999), ("1000+", 1000, None), ("1-5", 1, 5))
@@ -16,7 +16,7 @@ BANDS = (("0", 0, 0), ("1-9", 1, 9), ("10-99", 10, 99), ("100-999", 100, 999), (
 Row = dict[str, str | int | float | None]
 
 
-def strata(found: Evaluation, train_counts: Mapping[Code, int]) -> list[Row]:
+def by_frequency(found: Evaluation, train_counts: Mapping[Code, int]) -> list[Row]:
     """One row a band of training frequency; codes that the model cannot name are in the band of their own count."""
     seen = np.array([train_counts.get(code, 0) for code in found.scored.space.codes], dtype=np.int64)
     return [
@@ -25,7 +25,7 @@ def strata(found: Evaluation, train_counts: Mapping[Code, int]) -> list[Row]:
     ]
 
 
-def chapters(found: Evaluation) -> list[Row]:
+def by_chapter(found: Evaluation) -> list[Row]:
     """One row a chapter that holds a code of the space, by system and in the order of the book."""
     places = [_chapter(code) for code in found.scored.space.codes]
     rows = []

@@ -202,6 +202,26 @@ def test_intervals_agree_with_resampling_notes(make_case, digits):
         assert width == pytest.approx(2 * 1.96 * np.std(draws[name]), rel=0.25), name
 
 
+def test_intervals_of_a_long_tail_are_as_wide_as_fresh_notes_scatter():
+    labels = LabelSpace(Code("icd10cm", f"X{j}") for j in range(300))
+    rate = np.minimum(3 / np.arange(1, 301), 0.5)
+    skill = np.random.default_rng(0).normal(3, 1.2, 300)
+
+    def fresh(seed: int, replicates: int) -> dict:
+        rng = np.random.default_rng(seed)
+        true = rng.random((250, 300)) < rate
+        scores = 1 / (1 + np.exp(-(np.log(rate) - 0.5 + rng.normal(size=true.shape) + true * skill)))
+        gold = [[labels.codes[j] for j in np.flatnonzero(row)] for row in true]
+        return evaluate(labels, gold, scores, 0.3, replicates=replicates)
+
+    samples = [fresh(seed, 0) for seed in range(80)]
+    intervals = [fresh(seed, 200) for seed in range(100, 110)]
+    for name in ("micro_f1", "macro_f1", "macro_auc", "micro_auc", "map"):
+        scatter = np.std([sample[name] for sample in samples])
+        width = np.mean([found[f"{name}_high"] - found[f"{name}_low"] for found in intervals])
+        assert 0.75 < width / (2 * 1.96 * scatter) < 1.3, name
+
+
 def test_same_seed_same_intervals(make_case):
     case = make_case(seed=9)
     first, second, other = (

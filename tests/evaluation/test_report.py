@@ -10,7 +10,7 @@ import pytest
 
 from nosology.codes.label_space import LabelSpace
 from nosology.core import Code, OutputError
-from nosology.evaluation import chapters, examine, strata, write_report
+from nosology.evaluation import by_chapter, by_frequency, examine, write_report
 
 CODES = ["A41.9", "I10", "I50.9", "I21.4", "E11.9", "E78.5", "N17.9", "N18.6", "J18.9", "J44.1", "Z79.4", "R51.9"]
 LABELS = LabelSpace([*(Code("icd10cm", code) for code in CODES), Code("icd10pcs", "02HV33Z"), Code("icd9cm", "428.0")])
@@ -112,17 +112,17 @@ def test_rows_per_code_add_up(folder, found):
 
 
 def test_strata_and_chapters_partition_the_assignments(found, train_counts):
-    by_frequency = strata(found, train_counts)
-    bands = {row["train_notes"]: row for row in by_frequency}
+    rows = by_frequency(found, train_counts)
+    bands = {row["train_notes"]: row for row in rows}
     assert sum(bands[name]["codes"] for name in ("0", "1-9", "10-99", "100-999", "1000+")) == len(LABELS) + 3
     assert bands["0"]["micro_recall"] == 0
     assert bands["1-5"]["codes"] == sum(1 <= n <= 5 for n in train_counts.values())
-    by_chapter = chapters(found)
-    assert sum(row["true_assignments"] for row in by_chapter) == found.scored.gold.nnz
-    circulatory = next(row for row in by_chapter if "irculatory" in row["title"] and row["system"] == "icd10cm")
+    rows = by_chapter(found)
+    assert sum(row["true_assignments"] for row in rows) == found.scored.gold.nnz
+    circulatory = next(row for row in rows if "irculatory" in row["title"] and row["system"] == "icd10cm")
     assert circulatory["codes"] == 3
-    assert sum(row["title"] == "not in the code table" for row in by_chapter) == 1
-    assert any("usculoskeletal" in row["title"] for row in by_chapter)
+    assert sum(row["title"] == "not in the code table" for row in rows) == 1
+    assert any("usculoskeletal" in row["title"] for row in rows)
 
 
 def test_without_train_counts_there_are_no_strata(found, tmp_path):
