@@ -82,7 +82,7 @@ def evaluate(
     show_metrics(measured.evaluation.metrics)
     for caution in measured.cautions:
         typer.echo(f"caution: {caution}", err=True)
-    typer.echo(f"report: {out / 'report.html'}")
+    typer.echo(f"report: {out / 'index.html'}")
 
 
 def show(note_id: str, suggestions: list[Suggestion]) -> None:

@@ -41,7 +41,8 @@ class Calibration:
         log_notes = np.broadcast_to(np.log(notes), scores.shape).ravel()
         s = scores.ravel()
         features = np.column_stack([s, log_notes, s * log_notes])
-        fitted = LogisticRegression(C=np.inf, solver="newton-cholesky", tol=1e-8).fit(features, target)
+        # A trace of regularisation keeps the curve defined where all codes have equally many notes.
+        fitted = LogisticRegression(C=1e3, solver="newton-cholesky", tol=1e-8).fit(features, target)
         return cls(float(fitted.intercept_[0]), *map(float, fitted.coef_[0]))
 
     def __call__(self, scores: np.ndarray, notes: np.ndarray) -> np.ndarray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -22,6 +21,9 @@ from nosology.models.calibration import Calibration
 from nosology.models.settings import Recipe, Section
 from nosology.models.spans import best_spans
 from nosology.models.tfidf import Tfidf, TfidfSettings
+
+_PART = 32  # codes that a process takes at a time
+_WORTH_PROCESSES = 50_000_000  # codes x stored values; below this, starting processes costs more than it saves
 
 
 class FitSettings(Section):
@@ -191,19 +193,31 @@ def _fit_codes(
     recipe: LinearRecipe, vectors: sparse.csr_matrix, gold: sparse.csr_matrix, columns: np.ndarray, choice: Choice
 ) -> tuple[sparse.csr_matrix, np.ndarray]:
     """Weights (features, len(columns)) and biases of one machine a column."""
+    from joblib import Parallel, delayed
+
     vectors, positives = vectors.astype(np.float64), gold.tocsc()  # LIBLINEAR computes in float64
-
-    def one(column: int) -> tuple[np.ndarray, np.ndarray, float]:
-        true = positives.indices[positives.indptr[column] : positives.indptr[column + 1]]
-        return _fit_code(recipe.fit, vectors, true, choice, seed=(recipe.seed, int(column)))
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # LIBLINEAR works outside the interpreter's lock
-        fitted = list(progress(pool.map(one, columns), "fitting", total=len(columns), unit="codes"))
+    true = [positives.indices[positives.indptr[column] : positives.indptr[column + 1]] for column in columns]
+    # Threads would share LIBLINEAR's one random generator, and the weights would depend on their order.
+    workers = (os.cpu_count() or 1) if len(columns) * vectors.nnz > _WORTH_PROCESSES else 1
+    parts = [range(start, min(start + _PART, len(columns))) for start in range(0, len(columns), _PART)]
+    with Parallel(n_jobs=workers, return_as="generator") as pool:
+        work = delayed(_fit_part)
+        results = pool(work(recipe, vectors, [(int(columns[i]), true[i]) for i in part], choice) for part in parts)
+        fitted = [
+            one for part in progress(results, "fitting", total=len(parts), unit=f"x {_PART} codes") for one in part
+        ]
     features, values, bias = zip(*fitted)
     indptr = np.concatenate([[0], np.cumsum([len(part) for part in features])])
     shape = (vectors.shape[1], len(columns))
     weights = sparse.csc_matrix((np.concatenate(values), np.concatenate(features), indptr), shape=shape)
     return weights.tocsr(), np.array(bias, dtype=np.float32)
+
+
+def _fit_part(
+    recipe: LinearRecipe, vectors: sparse.csr_matrix, codes: list[tuple[int, np.ndarray]], choice: Choice
+) -> list[tuple[np.ndarray, np.ndarray, float]]:
+    """The machines of some codes, given as column and rows of the notes that have it."""
+    return [_fit_code(recipe.fit, vectors, true, choice, (recipe.seed, column)) for column, true in codes]
 
 
 def _fit_code(

@@ -42,14 +42,14 @@ def measure(
         raise DataError(f"{corpus.folder} has no {split} notes; it has {', '.join(found) or 'none at all'}")
     model = bundle.model
     probabilities = _probabilities(model, corpus, wanted, len(gold))
-    chosen = set(systems or model.labels.systems)
+    chosen = set(systems) or None
     thresholds = bundle.decision.thresholds(model.labels)
     evaluation = examine(model.labels, gold, probabilities, thresholds, systems=chosen, seed=seed)
     cautions = _cautions(bundle, corpus, split, chosen, gold)
     provenance = {
         "corpus": corpus.hash,
         "split": split,
-        "systems": ", ".join(sorted(chosen)),
+        "systems": ", ".join(sorted(chosen)) if chosen else "all",
         "cautions": "; ".join(cautions) or "none",
         "bundle": f"{model.kind}, labels {model.labels.hash}",
         "trained with": bundle.provenance.get("package"),
@@ -72,8 +72,8 @@ def _probabilities(model: Model, corpus: Corpus, split: str | None, n: int) -> n
     return found
 
 
-def _cautions(bundle: Bundle, corpus: Corpus, split: str, systems: set[str], gold: list) -> list[str]:
-    """What makes these scores better or narrower than they look."""
+def _cautions(bundle: Bundle, corpus: Corpus, split: str, systems: set[str] | None, gold: list) -> list[str]:
+    """What makes these scores better or worse than they look."""
     cautions = []
     if corpus.hash in {item["hash"] for item in bundle.provenance.get("corpora", [])}:
         if split == "all" or split in bundle.provenance["trained_on"]:
@@ -82,7 +82,7 @@ def _cautions(bundle: Bundle, corpus: Corpus, split: str, systems: set[str], gol
             cautions.append(
                 f"threshold and calibration were tuned on these notes ({split}): the scores flatter a little"
             )
-    others = sorted({code.system for codes in gold for code in codes} - systems)
-    if others:
-        cautions.append(f"codes of {', '.join(others)} are not counted: the coder was not trained on them or not asked")
+    counted = {code.system for codes in gold for code in codes} & (systems or set(SYSTEMS))
+    if unknown := sorted(counted - set(bundle.model.labels.systems)):
+        cautions.append(f"the coder names no code of {', '.join(unknown)}: each counts as a miss (--system narrows)")
     return cautions

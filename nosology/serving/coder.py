@@ -11,7 +11,7 @@ import numpy as np
 from nosology.codes import describe
 from nosology.core import Code, Suggestion
 from nosology.models.bundle import Bundle
-from nosology.serving.release import ReleaseFilter
+from nosology.serving.release import release_translator
 
 TOP = 50  # suggestions a note, where nobody asks for another number
 _BATCH = 64
@@ -22,7 +22,8 @@ class Coder:
 
     def __init__(self, bundle: Bundle, release: str | None = None):
         self.model, self.decision = bundle.model, bundle.decision
-        self.release = ReleaseFilter(self.model.labels, release) if release else None
+        self.release = release
+        self._translate = release_translator(release) if release else None
 
     @classmethod
     def load(cls, folder: str | Path, *, release: str | None = None, threshold: float | None = None) -> Coder:
@@ -47,7 +48,9 @@ class Coder:
         for column in np.argsort(-probabilities, kind="stable"):
             if len(ranked) == top or not probabilities[column]:
                 break
-            code = self.release.translate(column) if self.release else self.model.labels.codes[column]
+            code: Code | None = self.model.labels.codes[column]
+            if self._translate is not None:
+                code = self._translate(code)
             if code is not None:
                 ranked.setdefault(code, (float(probabilities[column]), int(column)))
         evidence = self.model.evidence(text, [column for _, column in ranked.values()]) if ranked else []
@@ -55,7 +58,7 @@ class Coder:
             Suggestion(
                 system=code.system,
                 code=code.code,
-                description=describe(code),
+                description=describe(code, self.release),
                 probability=probability,
                 accepted=self.decision.accepts(self.model.labels.codes[column], probability),
                 evidence=tuple(spans),

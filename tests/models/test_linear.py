@@ -115,3 +115,14 @@ def test_uncalibrated_gives_no_probabilities():
     texts, codes = notes(20, 8)
     with pytest.raises(ValueError, match="calibrated"):
         fit_linear(LinearRecipe(), LABELS, texts, LABELS.encode(codes), Choice(1.0, 4000)).probabilities(texts)
+
+
+def test_processes_give_the_weights_of_one(monkeypatch):
+    texts, codes = notes(60, 10)
+    gold = LABELS.encode(codes)
+    alone = fit_linear(LinearRecipe(), LABELS, texts, gold, Choice(1.0, 4000))
+    monkeypatch.setattr("nosology.models.linear._WORTH_PROCESSES", 0)
+    monkeypatch.setattr("nosology.models.linear._PART", 1)
+    together = fit_linear(LinearRecipe(), LABELS, texts, gold, Choice(1.0, 4000))
+    assert np.array_equal(together.weights.toarray(), alone.weights.toarray())
+    assert np.array_equal(together.bias, alone.bias)

@@ -1,0 +1,48 @@
+"""A small world that many tests share: coded notes, their corpus, and a coder trained on it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nosology.config import load_recipe
+from nosology.core import Code, Note
+from nosology.corpora.corpus import Corpus, write_corpus
+from nosology.training.run import train
+
+PHRASES = {
+    Code("icd10cm", "I50.9"): "congestive heart failure",
+    Code("icd10cm", "J18.9"): "pneumonia of the right lower lobe",
+    Code("icd10cm", "M54.5"): "chronic low back pain",
+    Code("icd10cm", "E11.9"): "type 2 diabetes",
+    Code("icd10pcs", "0DTJ4ZZ"): "laparoscopic appendectomy",
+    Code("icd9cm", "428.0"): "decompensated cardiac failure",
+}
+FILLER = ["patient", "seen", "today", "feels", "well", "plan", "continue", "home", "follow", "up", "clinic", "stable"]
+
+
+def small_notes(n: int, seed: int = 0) -> list[Note]:
+    """Notes whose codes can be learned from their phrases; every third is dev, every fourth test."""
+    rng = np.random.default_rng(seed)
+    notes = []
+    for i in range(n):
+        codes = tuple(code for code in PHRASES if rng.random() < 0.35)
+        words = [*(PHRASES[code] for code in codes), *rng.choice(FILLER, 8)]
+        text = ". ".join(rng.permutation(words)).capitalize() + "."
+        split = ("train", "train", "dev", "test")[i % 4]
+        notes.append(Note(id=f"n{i}", text=text, patient=f"p{i}", split=split, codes=codes))
+    return notes
+
+
+@pytest.fixture(scope="session")
+def small_corpus(tmp_path_factory) -> Corpus:
+    folder = tmp_path_factory.mktemp("small") / "corpus"
+    return write_corpus(small_notes(160), folder, source={"kind": "test"}, filters=[], counts={})
+
+
+@pytest.fixture(scope="session")
+def small_bundle(small_corpus, tmp_path_factory):
+    """The folder of a linear coder trained on the small corpus."""
+    folder = tmp_path_factory.mktemp("small") / "bundle"
+    train(load_recipe("linear"), [small_corpus], folder)
+    return folder

@@ -1,0 +1,13 @@
+from nosology.core import Code
+from nosology.serving.release import release_translator
+
+
+def test_codes_of_systems_without_the_release_stay():
+    translate = release_translator("2019")
+    assert translate(Code("icd9cm", "428.0")) == Code("icd9cm", "428.0")
+
+
+def test_new_codes_go_back_and_unknown_ones_go():
+    translate = release_translator("2019")
+    assert translate(Code("icd10cm", "R51.9")) == Code("icd10cm", "R51")
+    assert translate(Code("icd10cm", "M80.08X")) is None

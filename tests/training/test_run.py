@@ -1,0 +1,100 @@
+"""A training run uses train for learning, dev for choices, and nothing else."""
+
+from dataclasses import replace
+
+import pytest
+
+from nosology.config import load_recipe
+from nosology.core import Code, DataError
+from nosology.corpora.corpus import write_corpus
+from nosology.models.bundle import Bundle
+from nosology.training.run import train
+from tests.conftest import small_notes
+
+
+def corpus(notes, folder):
+    return write_corpus(notes, folder, source={"kind": "test"}, filters=[], counts={})
+
+
+def weights(folder):
+    return (folder / "model.safetensors").read_bytes(), (folder / "model.json").read_bytes()
+
+
+def test_the_same_seed_gives_the_same_bundle(small_corpus, small_bundle, tmp_path):
+    train(load_recipe("linear"), [small_corpus], tmp_path / "b")
+    assert weights(tmp_path / "b") == weights(small_bundle)
+
+
+def test_test_notes_never_matter(small_bundle, tmp_path):
+    changed = [
+        replace(note, text="changed", codes=(Code("icd10cm", "A00.0"),)) if note.split == "test" else note
+        for note in small_notes(160)
+    ]
+    train(load_recipe("linear"), [corpus(changed, tmp_path / "c")], tmp_path / "b")
+    assert weights(tmp_path / "b") == weights(small_bundle)
+
+
+def test_dev_words_and_codes_are_not_learned_without_refit(tmp_path):
+    new = Code("icd10cm", "B20")
+    notes = [
+        replace(note, text=note.text + " xylophone", codes=(*note.codes, new)) if note.split == "dev" else note
+        for note in small_notes(80)
+    ]
+    made = corpus(notes, tmp_path / "c")
+    plain = train(load_recipe("linear"), [made], tmp_path / "plain")
+    assert new not in plain.model.labels
+    assert "xylophone" not in plain.model.tfidf.words
+    refit = train(load_recipe("linear"), [made], tmp_path / "refit", refit=True)
+    assert new in refit.model.labels
+    assert refit.decision == plain.decision
+    assert refit.provenance["trained_on"] == ["dev", "train"]
+
+
+def test_a_corpus_without_splits_holds_out_a_share_and_then_uses_all(tmp_path):
+    notes = [replace(note, split=None) for note in small_notes(120)]
+    bundle = train(load_recipe("linear"), [corpus(notes, tmp_path / "c")], tmp_path / "b")
+    assert 0 < bundle.provenance["n_dev"] < 60
+    assert bundle.provenance["n_train"] + bundle.provenance["n_dev"] == 120
+    assert bundle.provenance["tuned_on"] == "15% of train"
+    assert bundle.model.notes.sum() == sum(len(note.codes) for note in notes)
+
+
+def test_several_corpora_are_one(tmp_path):
+    notes = small_notes(160)
+    halves = [corpus(notes[:80], tmp_path / "a"), corpus(notes[80:], tmp_path / "b")]
+    split = train(load_recipe("linear"), halves, tmp_path / "two")
+    whole = train(load_recipe("linear"), [corpus(notes, tmp_path / "c")], tmp_path / "one")
+    assert weights(tmp_path / "two") == weights(tmp_path / "one")
+    assert split.decision == whole.decision
+
+
+def test_label_settings(small_corpus, tmp_path):
+    recipe = load_recipe("linear", ["labels.systems=['icd10pcs']"])
+    assert train(recipe, [small_corpus], tmp_path / "b").model.labels.systems == ("icd10pcs",)
+    with pytest.raises(DataError, match="no code is left to learn"):
+        train(load_recipe("linear", ["labels.min_notes=1000"]), [small_corpus], tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda note: replace(note, codes=()), "training notes have no codes"),
+        (lambda note: replace(note, split="test"), "no corpus has train notes"),
+        (
+            lambda note: replace(note, codes=() if note.split == "dev" else note.codes),
+            "dev notes have no codes",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_on_is_answered(change, sentence, tmp_path):
+    made = corpus([change(note) for note in small_notes(40)], tmp_path / "c")
+    with pytest.raises(DataError, match=sentence):
+        train(load_recipe("linear"), [made], tmp_path / "b")
+
+
+def test_the_bundle_on_disk_is_the_one_returned(small_corpus, tmp_path):
+    made = train(load_recipe("linear"), [small_corpus], tmp_path / "b")
+    again = Bundle.load(tmp_path / "b")
+    assert again.decision == made.decision
+    assert again.provenance == made.provenance
