@@ -62,7 +62,7 @@ def load_recipe(name: str | Path) -> CorpusRecipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not a TOML file ({error})") from error
     except ValidationError as error:
-        raise ConfigError(f"{path}: {first_fault(error)}") from error
+        raise ConfigError(f"{path}: {_first_fault(error)}") from error
 
 
 def adjusted(
@@ -83,10 +83,10 @@ def adjusted(
     try:
         return CorpusRecipe.model_validate(recipe.model_dump() | given)
     except ValidationError as error:
-        raise ConfigError(f"--{first_fault(error)}") from error
+        raise ConfigError(f"--{_first_fault(error)}") from error
 
 
-def first_fault(error: ValidationError) -> str:
+def _first_fault(error: ValidationError) -> str:
     """One sentence on the first thing that is wrong: its key and why; a wrong key is answered with those allowed."""
     fault = error.errors(include_url=False)[0]
     key = ".".join(map(str, fault["loc"]))
