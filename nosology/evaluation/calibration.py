@@ -46,7 +46,7 @@ def reliability(
         edges = np.linspace(floor, 1, n_bins + 1)[1:-1]
 
     def tally(_: slice, block: np.ndarray) -> np.ndarray:
-        return _sums(block[block >= floor], edges)
+        return _sums(block[block >= floor] if floor else block.ravel(), edges)
 
     count, total = np.sum(scored.over_notes(tally), axis=0)
     true, _ = _sums(scored.true_scores[scored.true_scores >= floor], edges)
@@ -56,5 +56,9 @@ def reliability(
 
 def _sums(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """The number and the sum of the values in each bin, (2, bins)."""
-    where = np.searchsorted(edges, values.astype(np.float64))
-    return np.stack([np.bincount(where, weights=w, minlength=len(edges) + 1) for w in (None, values)])
+    # Without a floor almost all values lie in the first bin: only the others are worth a search.
+    high = values[values > edges[0]] if len(edges) else values[:0]
+    where = np.searchsorted(edges, high.astype(np.float64))
+    sums = np.stack([np.bincount(where, weights=w, minlength=len(edges) + 1) for w in (None, high)]).astype(np.float64)
+    sums[:, 0] += len(values) - len(high), values.sum(dtype=np.float64) - high.sum(dtype=np.float64)
+    return sums

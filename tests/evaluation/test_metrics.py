@@ -192,14 +192,14 @@ def test_intervals_agree_with_resampling_notes(make_case, digits):
     rng = np.random.default_rng(0)
     names = ("micro_f1", "micro_auc", "macro_auc", "map", "p@5", "hamming_loss", "macro_f1")
     draws = {name: [] for name in names}
-    for _ in range(250):
+    for _ in range(150):
         rows = rng.integers(0, len(case.gold), len(case.gold))
         again = evaluate(case.labels, [case.gold[i] for i in rows], case.scores[rows], 0.4, replicates=0)
         for name in names:
             draws[name].append(again[name])
     for name in names:
         width = found[f"{name}_high"] - found[f"{name}_low"]
-        assert width == pytest.approx(2 * 1.96 * np.std(draws[name]), rel=0.25), name
+        assert width == pytest.approx(2 * 1.96 * np.std(draws[name]), rel=0.3), name
 
 
 def test_intervals_of_a_long_tail_are_as_wide_as_fresh_notes_scatter():
@@ -214,8 +214,8 @@ def test_intervals_of_a_long_tail_are_as_wide_as_fresh_notes_scatter():
         gold = [[labels.codes[j] for j in np.flatnonzero(row)] for row in true]
         return evaluate(labels, gold, scores, 0.3, replicates=replicates)
 
-    samples = [fresh(seed, 0) for seed in range(80)]
-    intervals = [fresh(seed, 200) for seed in range(100, 110)]
+    samples = [fresh(seed, 0) for seed in range(50)]
+    intervals = [fresh(seed, 200) for seed in range(100, 106)]
     for name in ("micro_f1", "macro_f1", "macro_auc", "micro_auc", "map"):
         scatter = np.std([sample[name] for sample in samples])
         width = np.mean([found[f"{name}_high"] - found[f"{name}_low"] for found in intervals])
