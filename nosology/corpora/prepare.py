@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from nosology.core import SYSTEMS, ConfigError, Note
+from nosology.core import SYSTEMS, ConfigError, DataError, Note
 from nosology.core.progress import progress
 from nosology.corpora import cmc2007, codiesp, mimic3, mimic4, mimic4_radiology, table
 from nosology.corpora.corpus import Corpus, write_corpus
@@ -43,41 +43,62 @@ def prepare(
 
     Filters that need counts over the whole dataset read it twice, so that nothing but one block of notes is ever held.
     """
-    read = partial(_reader(kind, lang, system), [Path(path) for path in paths])
+    paths, splits = [Path(path) for path in paths], [Path(path) for path in splits]
+    read = partial(_reader(kind, lang, system), paths)
     rules = recipe if isinstance(recipe, CorpusRecipe) else load_recipe(recipe) if recipe else CorpusRecipe(kind=kind)
     if rules.kind != kind:
         raise ConfigError(f"the recipe is for kind {rules.kind}; got kind {kind}")
-    split_table = read_splits([Path(path) for path in splits]) if splits else None
-
-    frequent = None
-    if rules.min_count > 1:
-        selected = keep_codes(read(Intake(strict=strict)), lambda code: code.system in rules.systems, {})
-        frequent = frequent_codes(progress(selected, "counting codes"), rules.min_count)
-
+    steps = _steps(rules, splits, read(Intake(strict=strict)))
     intake = Intake(strict=strict, check_codes=True)
-    filters: list[dict[str, Any]] = []
-
-    def record(name: str, **settings: Any) -> dict[str, Any]:
-        filters.append({"filter": name, **settings})
-        return filters[-1]
-
     notes = read(intake)
-    if set(rules.systems) != set(SYSTEMS):
-        notes = keep_codes(notes, lambda code: code.system in rules.systems, record("systems", keep=rules.systems))
-    if frequent is not None:
-        notes = keep_codes(notes, frequent.__contains__, record("min_count", min_count=rules.min_count))
-    if rules.drop_uncoded:
-        notes = drop_uncoded(notes, record("drop_uncoded"))
-    if split_table is not None:
-        notes = assign_splits(notes, split_table, record("splits", files=[Path(path).name for path in splits]))
+    for step in steps:
+        notes = step.apply(notes, record=step.record)
     source = {
         "kind": kind,
         "paths": [str(path) for path in paths],
         "recipe": rules.model_dump(mode="json", exclude_none=True),
     }
     return write_corpus(
-        progress(notes, "preparing"), out, source=source, filters=filters, counts={"troubles": intake.troubles}
+        progress(_at_least_one(notes, paths), "preparing"),
+        out,
+        source=source,
+        filters=[step.record for step in steps],
+        counts={"troubles": intake.troubles},
     )
+
+
+class _Step(NamedTuple):
+    """A filter, and what corpus.json says of it: its settings, and later what it left out."""
+
+    record: dict[str, Any]
+    apply: Callable[..., Iterator[Note]]
+
+
+def _steps(rules: CorpusRecipe, splits: Sequence[Path], notes: Iterator[Note]) -> list[_Step]:
+    """The filters of a recipe in their order; `notes` are drawn only if codes must be counted first."""
+    steps = []
+    if set(rules.systems) != set(SYSTEMS):
+        select = partial(keep_codes, keep=lambda code: code.system in rules.systems)
+        steps.append(_Step({"filter": "systems", "keep": rules.systems}, select))
+        notes = select(notes, record={})
+    if rules.min_count > 1:
+        frequent = frequent_codes(progress(notes, "counting codes"), rules.min_count)
+        record = {"filter": "min_count", "min_count": rules.min_count}
+        steps.append(_Step(record, partial(keep_codes, keep=frequent.__contains__)))
+    if rules.drop_uncoded:
+        steps.append(_Step({"filter": "drop_uncoded"}, drop_uncoded))
+    if splits:
+        record = {"filter": "splits", "files": [path.name for path in splits]}
+        steps.append(_Step(record, partial(assign_splits, splits=read_splits(splits))))
+    return steps
+
+
+def _at_least_one(notes: Iterator[Note], paths: Sequence[Path]) -> Iterator[Note]:
+    first = next(notes, None)
+    if first is None:
+        raise DataError(f"{', '.join(map(str, paths))}: no note is left after reading and filtering")
+    yield first
+    yield from notes
 
 
 def _reader(kind: str, lang: str | None, system: str | None) -> Reader:

@@ -71,6 +71,12 @@ def test_strict_refuses_what_would_be_left_out(notes, tmp_path):
     assert not (tmp_path / "c").exists()
 
 
+def test_a_corpus_without_notes_is_refused(notes, tmp_path):
+    with pytest.raises(DataError, match="no note is left after reading and filtering"):
+        prepare("table", [notes], tmp_path / "c", recipe=CorpusRecipe(kind="table", min_count=99, drop_uncoded=True))
+    assert not (tmp_path / "c").exists()
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
