@@ -60,21 +60,23 @@ def main() -> None:
         folder = Path(name)
         (folder / "data").mkdir()
         characters = write_dataset(folder / "data", options.notes, options.words)
-        command = [sys.executable, "-m", "nosology.cli", "corpus", "prepare", "mimic4", str(folder / "data")]
-        command += ["--out", str(folder / "corpus"), *(["--recipe", options.recipe] if options.recipe else [])]
+        command = [sys.executable, "-c", "from nosology.cli import main; main()", "corpus", "prepare", "mimic4"]
+        command += [str(folder / "data"), "--out", str(folder / "corpus")]
+        command += ["--recipe", options.recipe] if options.recipe else []
         start = time.perf_counter()
         subprocess.run(command, check=True)
         seconds = time.perf_counter() - start
-    # The most memory of any child; ru_maxrss is in kilobytes on Linux.
-    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = used.ru_utime + used.ru_stime
     result = {
         "notes": options.notes,
         "words_a_note": options.words,
         "gigabytes_of_text": round(characters / 1e9, 2),
         "recipe": options.recipe,
-        "seconds": round(seconds, 1),
-        "notes_a_second": round(options.notes / seconds),
-        "peak_memory_gb": round(memory, 2),
+        "wall_seconds": round(seconds, 1),
+        "cpu_seconds": round(cpu, 1),
+        "notes_a_cpu_second": round(options.notes / cpu),
+        "peak_memory_gb": round(used.ru_maxrss / 2**20, 2),  # ru_maxrss is in kilobytes on Linux
     }
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     RESULT.write_text(json.dumps(result, indent=2) + "\n")

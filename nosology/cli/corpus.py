@@ -16,7 +16,9 @@ app.command()(audit)
 
 @app.command()
 def prepare(
-    kind: Annotated[str, typer.Argument(help="mimic4, mimic4-radiology, mimic3, codiesp, cmc2007 or table.")],
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="mimic4, mimic4-radiology, mimic3, codiesp, cmc2007 or table.")
+    ],
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files, or folders that hold them.")],
     out: Annotated[Path, typer.Option(help="The corpus folder to write.")],
     recipe: Annotated[
