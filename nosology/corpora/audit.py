@@ -126,11 +126,11 @@ def _duplicates(roster: list[Row], threshold: float) -> Iterator[Finding]:
     for check, what, found in (("duplicate notes", "texts", texts), ("near-duplicate notes", "pairs", pairs)):
         crossing = [_ids(roster, where) + tail for where, _, tail in found if where]
         staying = [_ids(roster, pair) + tail for where, pair, tail in found if not where]
-        yield _finding(f"{check} across splits", True, crossing, len(found), what)
-        yield _finding(f"{check} within a split", False, staying, len(found), what)
+        yield _finding(f"{check} across splits", True, crossing, len(roster), what)
+        yield _finding(f"{check} within a split", False, staying, len(roster), what)
     both = [*exact.tolist(), *near.tolist()]
     own = [_ids(roster, pair) for pair in both if len({roster[position].patient or position for position in pair}) == 1]
-    yield _finding("(near-)duplicates of one patient", False, own, len(both), "pairs")
+    yield _finding("(near-)duplicates of one patient", False, own, len(roster), "pairs")
 
 
 def _crossing(left: dict[str | None, int], right: dict[str | None, int]) -> tuple[int, ...]:
