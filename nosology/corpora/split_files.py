@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nosology.core import SPLITS, DataError
 from nosology.corpora.intake import Intake, missing_columns, place, split_name
-from nosology.corpora.lines import table_rows
+from nosology.corpora.lines import table_rows, text_lines
 from nosology.corpora.mimic_tables import admission_id
 
 _KEYS = ("_id", "hadm_id", "note_id", "id")
 
 
 def read_splits(paths: Sequence[Path]) -> dict[str, str]:
-    """id -> split of one or more files: feather, parquet or csv with a column of ids and one named split.
+    """id -> split of one or more files: feather, parquet, csv or json lines with ids and a column named split.
 
     A csv of ids alone, without a header, is the split its name begins with, as in train_full_hadm_ids.csv.
     """
@@ -22,8 +23,8 @@ def read_splits(paths: Sequence[Path]) -> dict[str, str]:
     for path in paths:
         if not path.is_file():
             raise DataError(f"{path}: no such split file")
-        rows = _arrow_rows(path) if path.suffix.lower() in (".feather", ".parquet") else _text_rows(path)
-        for row, key, raw in rows:
+        suffix = Path(path.name.lower().removesuffix(".gz")).suffix
+        for row, key, raw in _READERS.get(suffix, _text_rows)(path):
             split = split_name(raw, path, row)
             key = admission_id(key)
             if split is None or splits.setdefault(key, split) != split:
@@ -67,3 +68,18 @@ def _text_rows(path: Path) -> Iterator[tuple[int, str, str]]:
         return
     key, split = _columns(names, path)
     yield from ((row, fields[key], fields[split]) for row, fields in rows)
+
+
+def _json_rows(path: Path) -> Iterator[tuple[int, str, str]]:
+    for row, line in enumerate(text_lines(path, Intake(strict=True)), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            key = next(record[name] for name in _KEYS if name in record)
+            yield row, str(key), record["split"]
+        except (ValueError, TypeError, KeyError, StopIteration) as error:
+            raise DataError(f"{place(path, row)}: must hold split and one of {', '.join(_KEYS)}") from error
+
+
+_READERS = {".feather": _arrow_rows, ".parquet": _arrow_rows, ".jsonl": _json_rows}

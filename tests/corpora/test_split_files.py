@@ -13,7 +13,9 @@ def test_every_form_says_the_same(tmp_path):
     feather.write_feather(table, tmp_path / "a.feather")
     parquet.write_table(table, tmp_path / "a.parquet")
     (tmp_path / "a.csv").write_text("split,hadm_id\ntrain,101\nvalidation,102.0\ntest,103\n")
-    for name in ("a.feather", "a.parquet", "a.csv"):
+    lines = ['{"id": "101", "split": "train"}', '{"split": "valid", "hadm_id": 102}', '{"_id": 103, "split": "test"}']
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    for name in ("a.feather", "a.parquet", "a.csv", "a.jsonl"):
         assert read_splits([tmp_path / name]) == EXPECTED
     for split, number in (("train", 101), ("dev", 102), ("test", 103)):
         (tmp_path / f"{split}_full_hadm_ids.csv").write_text(f"{number}\n")
@@ -45,3 +47,10 @@ def test_bad_files_are_answered_by_a_sentence(tmp_path, name, content, message):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(DataError, match="no such split file"):
         read_splits([tmp_path / "none.csv"])
+
+
+@pytest.mark.parametrize("line", ["not json", "[1]", '{"id": 1}', '{"split": "test"}'])
+def test_a_wrong_json_line_is_named(tmp_path, line):
+    (tmp_path / "a.jsonl").write_text('{"id": 1, "split": "train"}\n' + line)
+    with pytest.raises(DataError, match=r"a.jsonl row 2: must hold split and one of _id"):
+        read_splits([tmp_path / "a.jsonl"])
