@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ FORMAT = 1  # raise it when what is cached changes
 DATA = Path(__file__).parent / "data"
 
 
+@cache
 def package_file(package: str, pattern: str) -> Path:
     """The one file of an installed package that matches a glob pattern; the package itself is not imported."""
     spec = find_spec(package)

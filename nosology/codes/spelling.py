@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from nosology.core import SYSTEMS, Code, CodeError
 
-_ICD10CM = re.compile(r"[A-Z][0-9][0-9A-Z][0-9A-Z]{0,4}")
+_ICD10CM = re.compile(r"[A-Z][0-9A][0-9A-Z][0-9A-Z]{0,4}")  # QA0 came in 2026
 _ICD10PCS = re.compile(r"[0-9A-HJ-NP-Z]{1,7}")
 _ICD9CM = re.compile(r"(?:[0-9]{1,3}|E[0-9]{1,3}|V[0-9]{1,2})(?:\.[0-9]{1,2})?")
 _LETTERS = "letters O and I read as digits 0 and 1"
@@ -106,7 +106,7 @@ def _icd9(text: str, system: str, letter: str, width: int, pattern: re.Pattern[s
         return "", []
     if len(number) < width:
         return plain, ["leading zeros restored"]
-    if letter or len(number) >= width + 2 or not number.isdigit():
+    if letter or len(number) >= width + 2 or number.startswith("0"):
         return plain, []
     with_zero = f"0{number[: width - 1]}.{number[width - 1 :]}"
     if not _known(system, with_zero):
@@ -131,8 +131,8 @@ SPELLERS: dict[str, Callable[[str], tuple[str, list[str]]]] = {
 
 
 def _guess(raw: str) -> Parsed:
-    """The reading that exists; among several the first of ICD-10-CM, ICD-9-CM, ICD-10-PCS, procedures of ICD-9-CM."""
-    from nosology.codes.lookup import known
+    """The reading that exists, best if billable; among equals ICD-10-CM, ICD-9-CM, ICD-10-PCS, ICD-9-CM procedures."""
+    from nosology.codes.lookup import known, table
 
     text = "".join(raw.split()).upper().rstrip(".-")
     readings = []
@@ -151,6 +151,7 @@ def _guess(raw: str) -> Parsed:
     if len(readings) == 1:
         return readings[0]
     existing = [parsed for parsed in readings if known(parsed.code)] or readings
+    existing.sort(key=lambda parsed: not table(parsed.code.system).billable(parsed.code.code))
     best, *others = existing
     doubt = (f"read as {best.code.system}; it may also be {', '.join(map(str, (o.code for o in others)))}",)
     return Parsed(best.code, best.repairs + (doubt if others else ()))

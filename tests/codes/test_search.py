@@ -1,0 +1,49 @@
+import pytest
+
+from nosology.codes import table
+
+
+def top(query: str, n: int, system: str = "icd10cm", release: str | None = None) -> list[str]:
+    return [hit.code for hit in table(system, release).search(query, n)]
+
+
+@pytest.mark.parametrize(
+    "query, code",
+    [
+        ("heart failure", "I50.9"),
+        ("congestive heart failure", "I50.9"),
+        ("hypertension", "I10"),
+        ("pneumonia", "J18.9"),
+        ("sepsis", "A41.9"),
+        ("low back pain", "M54.50"),
+        ("urinary tract infection", "N39.0"),
+        ("acute kidney injury", "N17.9"),
+        ("chronic obstructive pulmonary disease", "J44.9"),
+        ("Diabetes type 2", "E11"),
+    ],
+)
+def test_what_a_person_means_is_near_the_top(query, code):
+    assert code in top(query, 3)
+
+
+def test_other_systems_and_releases():
+    assert "428.0" in top("congestive heart failure", 3, "icd9cm")
+    assert "02HV33Z" in top("insertion infusion device superior vena cava percutaneous", 5, "icd10pcs")
+    assert top("headache", 1, release="2019") == ["R51"]
+
+
+def test_limits_and_billable_only():
+    hits = table("icd10cm").search("fracture of radius", 7, billable=True)
+    assert len(hits) == 7 and all(hit.billable for hit in hits)
+    scores = [hit.score for hit in hits]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_an_inclusion_term_is_shown_as_what_matched():
+    (hit,) = table("icd10cm").search("congestive heart failure", 1)
+    assert hit.matched == "Congestive heart failure NOS"
+
+
+@pytest.mark.parametrize("query", ["", "   ", "xyzzy", "%_\\"])
+def test_nothing_found(query):
+    assert table("icd10cm").search(query) == []
