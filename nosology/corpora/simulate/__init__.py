@@ -1,4 +1,4 @@
-"""A simulated hospital that writes the files MIMIC-IV ships; docs/simulation.md says what it does and does not resemble.
+"""A simulated hospital that writes the files MIMIC-IV ships; docs/simulation.md says what it resembles and what not.
 
 It knows nothing of any model, and no coder reads its tables of words.
 """

@@ -8,18 +8,18 @@ from random import Random
 from nosology.core import Evidence
 from nosology.corpora.simulate.clinic import Admission, Clinic, Finding, band
 from nosology.corpora.simulate.concepts import Concept
-from nosology.corpora.simulate.phrases import Slot, flat, pools, slots
+from nosology.corpora.simulate.phrases import Slot, flat, for_sex, pools, slots
 from nosology.corpora.simulate.speech import Speech
 
 # The length in words: log-normal with this median and spread, the longer the more codes.
 MEDIAN_WORDS, WORDS_SPREAD = 1492, 0.385
 # Where the words go that say nothing about a code.
 FILLER = (
-    ("hpi", 0.13),
-    ("exam", 0.14),
-    ("labs", 0.27),
+    ("exam", 0.15),
+    ("labs", 0.24),
+    ("hpi", 0.12),
     ("results", 0.06),
-    ("course", 0.16),
+    ("course", 0.19),
     ("instructions", 0.16),
     ("meds", 0.05),
     ("followup", 0.03),
@@ -27,7 +27,9 @@ FILLER = (
 # Where things that speak for a condition without naming it stand.
 PLACES = {"rx": "meds", "lab": "results", "ex": "exam", "hc": "course"}
 
-Piece = str | tuple[str, Finding, str]
+KNOWN = ("with a history of ", "with h/o ", "with PMH of ", "with known ", "with ", "w/ ")
+
+Piece = str | tuple[str, Finding, str]  # plain text, or what it says of a finding and whether by mention or signal
 
 
 class Discharge:
@@ -35,7 +37,8 @@ class Discharge:
 
     def __init__(self, clinic: Clinic, speech: Speech):
         self.clinic, self.speech = clinic, speech
-        self.slots, self.filler = slots("slots"), flat("filler")
+        self.slots = {sex: for_sex(slots("slots"), sex) for sex in "FM"}
+        self.filler = {sex: for_sex(flat("filler"), sex) for sex in "FM"}
         self.exam = pools("filler")["exam"]
         self.remarks = flat("slots")["problem"]
 
@@ -48,9 +51,10 @@ class _Summary:
     def __init__(self, room: Discharge, rng: Random, admission: Admission):
         self.room, self.rng, self.draw, self.admission, self.site = room, rng, rng.random, admission, admission.site
         self.body: dict[str, list[Piece]] = {name: [] for name in self.site.headings}
-        self.body["labs"] = []
+        self.body |= {"labs": [], "background": []}
+        self.slots, self.filler = room.slots[admission.patient.sex], room.filler[admission.patient.sex]
         self.numbers = dict.fromkeys(("pmh", "diagnosis", "meds", "home_meds", "procedure", "course"), 0)
-        self.words = 60
+        self.words = 170
 
     def pick(self, pool: list):
         return pool[int(self.draw() * len(pool))]
@@ -90,7 +94,7 @@ class _Summary:
         self._say("course", ("\n" + before, after), finding, self.pick(self.room.remarks) + " ")
 
     def _named(self, finding: Finding, first: bool) -> None:
-        kind, draw, slots = finding.concept.kind, self.draw, self.room.slots
+        kind, draw, slots = finding.concept.kind, self.draw, self.slots
         if first:
             self._say("complaint", self.pick(slots["complaint"]), finding, "\n")
             self._say("hpi", self.pick(slots["hpi"]), finding)
@@ -99,7 +103,7 @@ class _Summary:
             self._lay(finding)
         elif kind == "chronic":
             self._one_of(finding, (("pmh", 0.55), ("hpi", 0.12), ("problem", 0.23), ("diagnosis", 0.1)))
-            if draw() < 0.3:
+            if draw() < 0.4:
                 self._one_of(finding, (("hpi", 0.4), ("problem", 0.35), ("diagnosis", 0.25)))
         elif kind == "acute":
             self._one_of(finding, (("hpi", 0.25), ("problem", 0.4), ("course", 0.25), ("diagnosis", 0.1)))
@@ -120,26 +124,35 @@ class _Summary:
 
     def _one_of(self, finding: Finding, places: tuple[tuple[str, float], ...]) -> None:
         left = self.draw()
-        for place, share in places:
+        for place, share in places:  # noqa: B007  read after the loop
             left -= share
             if left < 0:
                 break
-        if place in ("pmh", "diagnosis"):
+        if place == "hpi" and finding.concept.kind == "chronic":
+            self._say("background", ("", ""), finding, ", ")
+        elif place in ("pmh", "diagnosis"):
             self._item(place, finding)
         elif place == "list":
             self._item("procedure", finding)
         elif place == "problem":
             self._problem(finding)
         elif place == "procedure":
-            self._say("course", self.pick(self.room.slots["procedure"]), finding)
+            self._say("course", self.pick(self.slots["procedure"]), finding)
         else:
-            self._say(place, self.pick(self.room.slots[place]), finding)
+            self._say(place, self.pick(self.slots[place]), finding)
 
     def _lay(self, finding: Finding) -> None:
         lay = finding.concept.signals.get("lay")
         if lay:
-            before, after = self.pick(self.room.slots["instruct"])
+            before, after = self.pick(self.slots["instruct"])
             self.body["instructions"] += (before, (self.pick(lay), finding, "mention"), after + " ")
+
+    def _opening(self) -> list[Piece]:
+        title, person = ("Ms.", "woman") if self.admission.patient.sex == "F" else ("Mr.", "man")
+        known = self.body.pop("background")
+        if not known:
+            return [f"{title} ___ is a ___ year old {person}. "]
+        return [f"{title} ___ is a ___ year old {person} {self.pick(KNOWN)}", *known[:-1], ". "]
 
     def _implied(self, finding: Finding, times: int) -> None:
         signals = finding.concept.signals
@@ -164,9 +177,9 @@ class _Summary:
 
     def _distractors(self) -> None:
         present = {finding.concept.key for finding in self.admission.findings}
-        draw, slots, body = self.draw, self.room.slots, self.body
+        draw, slots, body = self.draw, self.slots, self.body
         for name, times, places in (
-            ("negated", 2 + 9 * draw(), ("hpi", "course", "hpi", "results", "exam")),
+            ("negated", 2 + 6 * draw(), ("hpi", "course", "hpi", "results", "exam")),
             ("family", 3 * draw(), ("family",)),
             ("historical", 3.2 * draw(), ("pmh", "hpi")),
             ("hypothetical", 3 * draw(), ("instructions", "course")),
@@ -189,51 +202,53 @@ class _Summary:
             concept = clinic.of_cluster[admission.cluster].draw(self.rng)
         else:
             concept = clinic.general[band(admission.patient.age(admission.day))].draw(self.rng)
-        return None if concept.key in present or concept.kind in ("status", "cause", "family") else concept
+        if concept.key in present or concept.kind in ("status", "cause", "family"):
+            return None
+        return concept if concept.sex in ("", admission.patient.sex) else None
 
     # The rest
 
     def _fill(self, words: float) -> None:
-        filler, body, pick = self.room.filler, self.body, self.pick
+        filler, body, pick, over = self.filler, self.body, self.pick, 0.0
         for name in ("hpi", "course"):
             body[name].append("\n")
-        body["social"].append(pick(filler["social"]) + " ")
-        body["exam"].insert(0, pick(filler["vitals"]) + "\n")
         body["exam"].append("\n")
         for name, share in FILLER:
-            left, lines = words * share, name not in ("hpi", "course", "instructions")
-            end = "\n" if lines else " "
+            over += words * share
             if name == "exam":
-                self._exam(left)
+                over = self._exam(over)
                 continue
-            while left > 0:
-                text = pick(filler[name])
-                left -= text.count(" ") + 1
+            some, end = filler[name], " " if name in ("hpi", "course", "instructions") else "\n"
+            while over > 0:
+                text = pick(some)
+                over -= text.count(" ") + 1
                 if name == "meds":
                     which = "meds" if self.draw() < 0.6 else "home_meds"
                     body[which] += (self._number(which), text, "\n")
-                elif name == "hpi" and self.draw() < 0.12:
-                    body["social"].append(pick(filler["social"]) + " ")
                 else:
                     body[name].append(text + end)
+        body["social"] += [pick(filler["social"]) + " " for _ in range(2 + int(3 * self.draw()))]
         body["hpi"].append("\n" + pick(filler["ros"]))
         body["disposition"].append(pick(filler["disposition"]) if not self.admission.died else "Expired")
         body["condition"].append(pick(filler["condition"]))
 
-    def _exam(self, left: float) -> None:
+    def _exam(self, words: float) -> float:
+        """How many of the words are left after an examination on admission and, in longer notes, one at discharge."""
         body = self.body["exam"]
-        while left > 0:
+        for _ in range(1 + (words > 120)):
+            body.append(self.pick(self.filler["vitals"]) + "\n")
             for group in self.room.exam:
-                if self.draw() < 0.75:
+                if self.draw() < 0.8:
                     text = self.pick(group)
-                    left -= text.count(" ") + 1
+                    words -= text.count(" ") + 1
                     body.append(text + "\n")
-            body.append(self.pick(self.room.filler["vitals"]) + "\n")
+        return words
 
     def _assemble(self) -> tuple[str, list[Evidence]]:
         admission = self.admission
         body = self.body
         body["results"] = body.pop("labs") + body["results"]
+        body["hpi"] = self._opening() + body["hpi"]
         service = self.room.clinic.clusters[admission.cluster]["service"]
         parts = [
             f" \nName:  ___                Unit No:   ___\n \nAdmission Date:  ___              Discharge Date:   ___\n"

@@ -107,10 +107,11 @@ class Mimic4Files:
         insurance, language, married, race = traits
         provider = f"P{int(rng.random() * 1e5):05d}"
         arrival = f"{_day(patient, admission.day)} 00:00:00"
+        expired = int(admission.died)
         self._row(
             "hosp/admissions",
             f"{subject_id(patient)},{hadm_id(admission)},{came},{left},{death},{_one(rng, TYPES)},{provider},"
-            f"{_one(rng, ARRIVE)},{where},{insurance},{language},{married},{race},{arrival},{came},{int(admission.died)}",
+            f"{_one(rng, ARRIVE)},{where},{insurance},{language},{married},{race},{arrival},{came},{expired}",
         )
 
     def _codes(self, stay: Stay) -> None:

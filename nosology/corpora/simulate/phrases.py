@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from importlib.resources import files
 
 from nosology.corpora.simulate.spin import spin
 
 Slot = tuple[str, str]  # the words before and after a mention
+
+_OTHER_SEX = {
+    "F": re.compile(r"\b([Hh]e|[Hh]is|man|M|wife|prostate)\b"),
+    "M": re.compile(r"\b([Ss]he|[Hh]er|woman|F|husband|uterus)\b"),
+}
 
 
 @cache
@@ -37,3 +43,13 @@ def slots(name: str) -> dict[str, list[Slot]]:
         heading: [(before, after) for s in sentences for before, gap, after in [s.partition("{}")] if gap]
         for heading, sentences in flat(name).items()
     }
+
+
+def for_sex(phrases: dict[str, list], sex: str) -> dict[str, list]:
+    """The phrases (sentences or slots) that do not speak of a patient of the other sex."""
+    other = _OTHER_SEX[sex]
+
+    def fits(phrase: str | Slot) -> bool:
+        return not other.search(phrase if isinstance(phrase, str) else " ".join(phrase))
+
+    return {heading: [phrase for phrase in some if fits(phrase)] for heading, some in phrases.items()}

@@ -1,4 +1,4 @@
-"""Radiology reports of an admission: what the exam shows depends on what the patient has, and much is only ruled out."""
+"""Radiology reports of an admission: an exam shows what the patient has, and rules out much that he has not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 from nosology.corpora.simulate.clinic import Admission, Clinic
-from nosology.corpora.simulate.phrases import flat, slots
+from nosology.corpora.simulate.phrases import flat, for_sex, slots
 from nosology.corpora.simulate.speech import Speech
 from nosology.corpora.simulate.tail import Pool
 from nosology.corpora.simulate.wording import rows
@@ -42,7 +42,7 @@ class Radiology:
                 key, _, text = line.partition(": ")
                 self.shows[key].append(text)
         self.texts, self.slots = flat("radiology"), slots("radiology")
-        self.indication = slots("slots")["indication"]
+        self.indication = {sex: for_sex(slots("slots"), sex)["indication"] for sex in "FM"}
 
     def choose(self, rng: Random, admission: Admission) -> list[Exam]:
         """The examinations of an admission, none to five, those that its conditions call for first."""
@@ -80,7 +80,7 @@ class Radiology:
         findings += [pick(self.texts[exam.key]) for _ in range(2 + int(draw() * 5))]
         named = [f for f in admission.findings if f.shown == "named"] or admission.findings
         reason = pick(named[: 1 + len(named) // 2])
-        before, after = pick(self.indication)
+        before, after = pick(self.indication[admission.patient.sex])
         indication = before + self.speech.name(rng, admission.site, reason.concept, reason.coding) + after
         conclusion = [put("conclude", text) for text in seen] or [pick(self.texts["unremarkable"])]
         if draw() < 0.25:

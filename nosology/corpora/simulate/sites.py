@@ -14,7 +14,7 @@ class Site:
 
     share: of all patients. short: how often it abbreviates. specific: how often words tell the exact code. typos: per
     mention. missed: how often a coder overlooks a condition. habit: how far its choice among codes of one condition
-    departs from the others'. problem, bullet, sentence_list, upper: the look of its lists. case_mix: factors by cluster.
+    departs from the others'. problem, bullet, sentence_list: the look of its lists. case_mix: factors by cluster.
     """
 
     name: str
@@ -27,7 +27,6 @@ class Site:
     problem: str
     bullet: str
     sentence_list: bool
-    upper: bool
     case_mix: dict[str, float]
     headings: dict[str, str]
 

@@ -15,8 +15,10 @@ from nosology.core import Code
 from nosology.corpora.simulate import wording
 from nosology.corpora.simulate.concepts import Coding, Concept, concepts
 
-# Spread of the logarithm of a code's frequency, between categories and between the codes of one.
-CATEGORY_SPREAD, CODE_SPREAD = 1.3, 2.0
+# Spread of the logarithm of a code's frequency, between categories and between the codes of one; how many deviations
+# from the mean are the commonest, and the rarest that are used at all.
+CATEGORY_SPREAD, CODE_SPREAD, MOST = 1.2, 1.8, 1.8
+LEAST = {"icd10cm": -0.1, "icd10pcs": 0.6, "icd9proc": -1.0}
 # How rare, against the initial encounter, are later ones in a hospital.
 SEVENTH = {"A": 1.0, "B": 0.15, "C": 0.05, "D": 0.03, "S": 0.03}
 # Fixed, so that a new release of the classification does not change anybody's simulated patients.
@@ -53,7 +55,7 @@ class Tail:
     def diagnoses(self) -> dict[str, Pool]:
         """(kind, code) by cluster."""
         codes = self._own("icd10cm")
-        weights = _weights(codes)
+        weights = _weights("icd10cm", codes)
         pools: dict[str, tuple[list, list]] = {}
         for cluster, kind, low, high, weight in wording.rows("tail.tsv"):
             items, sums = pools.setdefault(cluster, ([], []))
@@ -67,7 +69,7 @@ class Tail:
     def procedures(self) -> dict[tuple[str, str], Pool]:
         """Codes by cluster and system."""
         codes = {system: self._own(system) for system in ("icd10pcs", "icd9proc")}
-        weights = {system: _weights(codes[system]) for system in codes}
+        weights = {system: _weights(system, codes[system]) for system in codes}
         pools: dict[tuple[str, str], tuple[list, list]] = {}
         for cluster, system, low, high, weight in wording.rows("procedures_tail.tsv"):
             items, sums = pools.setdefault((cluster, system), ([], []))
@@ -112,15 +114,17 @@ def _within(code: str, ranges: tuple[tuple[str, str], ...]) -> bool:
     return any(low <= code[:3] <= high for low, high in ranges)
 
 
-def _weights(codes: list[str]) -> np.ndarray:
+def _weights(system: str, codes: list[str]) -> np.ndarray:
     """(codes,) how often each is drawn within any range, log-normal around its category."""
-    normal = _normal(codes)
+    # Without the upper end, since no code of the tail shall be among the common ones; without the lower end, since
+    # most of what the book lists is never seen.
+    normal = np.minimum(_normal(codes), MOST)
     categories = [code[:3] for code in codes]
     names = sorted(set(categories))
-    by_category = dict(zip(names, _normal(names)))
+    by_category = dict(zip(names, np.minimum(_normal(names), MOST)))
     spread = CATEGORY_SPREAD * np.array([by_category[name] for name in categories]) + CODE_SPREAD * normal
     later = np.array([SEVENTH.get(code[7:], 0.02) if len(code) == 8 and code[0] in "STVWXYM" else 1 for code in codes])
-    return np.exp(spread) * later
+    return np.exp(spread) * later * (normal >= LEAST[system])
 
 
 def _normal(names: list[str]) -> np.ndarray:
