@@ -13,7 +13,7 @@ from typing import Any
 from nosology.core import DataError, OutputError
 from nosology.core.files import cache_folder, new_file
 
-FORMAT = 1  # raise it when what is cached changes
+FORMAT = 2  # raise it when what is cached changes
 DATA = Path(__file__).parent / "data"
 
 

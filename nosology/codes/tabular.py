@@ -44,7 +44,7 @@ def read_tabular(path: Path, release: str, exists: Container[str] | None = None)
 
 
 def _texts(element: ElementTree.Element) -> Iterator[str]:
-    return (note.text.strip() for note in element.iterfind("note") if note.text and note.text.strip())
+    return (text for note in element if note.tag == "note" and (text := (note.text or "").strip()))
 
 
 class _Reader:
@@ -78,7 +78,7 @@ class _Reader:
             elif tag in TAGS:
                 notes.setdefault(TAGS[tag], []).extend(_texts(part))
             elif tag == "sevenChrDef":
-                sevenths = {ext.get("char", ""): (ext.text or "").strip() for ext in part.iterfind("extension")}
+                sevenths = {ext.get("char", ""): (ext.text or "").strip() for ext in part if ext.tag == "extension"}
         if element.tag == "section" and "-" not in name:
             name = f"{name}-{name}"  # a block of one category would bear the category's own name
         if notes := {kind: lines for kind, lines in notes.items() if lines}:
