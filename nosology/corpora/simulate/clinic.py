@@ -159,17 +159,13 @@ class Clinic:
         admission.died = rng.random() < 0.0012 * wanted
         return admission
 
-    def coding(self, rng: Random, site: Site, concept: Concept, present: set[str]) -> Coding:
-        """One of the concept's codings, as the site is used to choose."""
-        codings = concept.codings
-        if len(codings) == 1:
-            return codings[0]
-        for coding in codings:
-            if coding.needs and present.issuperset(coding.needs) and rng.random() < 0.85:
-                return coding
+    def coding(self, rng: Random, site: Site, concept: Concept) -> Coding:
+        """One of the concept's codings that need nothing else, as the site is used to choose."""
+        if len(concept.codings) == 1:
+            return concept.codings[0]
         key = (site.name, concept.key)
         if key not in self._codings:
-            free = tuple(coding for coding in codings if not coding.needs)
+            free = tuple(coding for coding in concept.codings if not coding.needs)
             weights = (c.weight * math.exp(site.habit * _habit(site.name, c.code)) for c in free)
             self._codings[key] = free, list(accumulate(weights))
         free, sums = self._codings[key]
@@ -255,9 +251,10 @@ class _Draw:
         for concept, seen in self.present.values():
             coding = patient.chronic.get(concept.key)
             if coding is None or (len(concept.codings) > 1 and rng.random() < 0.3):
-                coding = clinic.coding(rng, admission.site, concept, present)
+                coding = clinic.coding(rng, admission.site, concept)
             if concept.kind == "chronic":
                 patient.chronic[concept.key] = coding
+            coding = next((c for c in concept.codings if c.needs and present.issuperset(c.needs)), coding)
             named, implied = SHOWN[concept.kind]
             draw = rng.random() if admission.findings else 0.0
             shown = "named" if draw < named or not seen else "implied" if draw < named + implied else "silent"

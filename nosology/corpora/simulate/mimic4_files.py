@@ -7,15 +7,14 @@ note/discharge.csv.gz: note_id, site, evidence (list of system, code, start, end
 from __future__ import annotations
 
 import gzip
-import json
 from collections import Counter
+from contextlib import ExitStack
 from datetime import date
 from io import TextIOWrapper
 from pathlib import Path
 from random import Random
 
 from nosology.codes import table
-from nosology.core import Code
 from nosology.corpora.simulate.clinic import Patient
 from nosology.corpora.simulate.hospital import Stay, hadm_id, subject_id
 
@@ -47,6 +46,7 @@ class Mimic4Files:
     def __init__(self, folder: Path):
         self.counts: Counter[str] = Counter()
         self._files: dict[str, TextIOWrapper] = {}
+        self._stack = ExitStack()
         for name in FILES:
             self._open(name, folder / f"{name}.csv.gz").write(FILES[name] + "\n")
         self._open("evidence", folder / EVIDENCE)
@@ -54,18 +54,16 @@ class Mimic4Files:
     def _open(self, name: str, path: Path) -> TextIOWrapper:
         path.parent.mkdir(exist_ok=True)
         # No name and no time in the header: the same patients give the same bytes.
-        raw = gzip.GzipFile("", "wb", compresslevel=1, fileobj=path.open("wb"), mtime=0)
-        self._files[name] = TextIOWrapper(raw, encoding="utf-8", newline="\n", write_through=False)
+        raw = self._stack.enter_context(path.open("wb"))
+        zipped = gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0)
+        self._files[name] = self._stack.enter_context(TextIOWrapper(zipped, encoding="utf-8", newline="\n"))
         return self._files[name]
 
     def __enter__(self) -> Mimic4Files:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for file in self._files.values():
-            raw = file.buffer
-            file.close()
-            raw.fileobj and raw.fileobj.close()
+        self._stack.close()
 
     def _row(self, name: str, row: str) -> None:
         self._files[name].write(row + "\n")
@@ -183,13 +181,6 @@ def bare(code: str) -> str:
 def quoted(text: str) -> str:
     """The text as a field of a CSV file."""
     return '"' + text.replace('"', '""') + '"'
-
-
-def evidence_line(line: str) -> tuple[str, str, list[tuple[Code, int, int, str]]]:
-    """note_id, site and (code, start, end, kind) of a line of the evidence file."""
-    value = json.loads(line)
-    spans = [(Code(e["system"], e["code"]), e["start"], e["end"], e["kind"]) for e in value["evidence"]]
-    return value["note_id"], value["site"], spans
 
 
 def _one(rng: Random, choices: tuple[str, ...]) -> str:

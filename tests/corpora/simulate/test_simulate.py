@@ -1,0 +1,97 @@
+"""The folder of files, and the way from it to a corpus."""
+
+import csv
+import gzip
+import json
+
+import pytest
+
+from nosology.core import ConfigError, OutputError
+from nosology.corpora.prepare import prepare
+from nosology.corpora.simulate import MARKER, simulate, simulate_notes
+from nosology.corpora.simulate.mimic4_files import FILES
+
+PATIENTS = 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("hospital") / "sim"
+    simulate(PATIENTS, 11, out)
+    return out
+
+
+def rows(folder, name):
+    with gzip.open(folder / f"{name}.csv.gz", "rt", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_files_have_the_columns_of_mimic4(folder):
+    for name, header in FILES.items():
+        with gzip.open(folder / f"{name}.csv.gz", "rt", encoding="utf-8") as file:
+            assert file.readline().strip() == header
+    about = json.loads((folder / MARKER).read_text())
+    assert about["rows"]["hosp/patients"] == PATIENTS
+    assert {name: len(rows(folder, name)) for name in FILES} == {n: about["rows"].get(n, 0) for n in FILES}
+
+
+def test_the_same_seed_gives_the_same_bytes(folder, tmp_path):
+    simulate(PATIENTS, 11, tmp_path / "again")
+    names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    assert names == sorted(path.relative_to(tmp_path / "again") for path in (tmp_path / "again").rglob("*.*"))
+    assert all((folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in names)
+
+
+def test_more_patients_keep_the_ones_before(folder, tmp_path):
+    simulate(PATIENTS + 5, 11, tmp_path / "more")
+    for name in ("note/discharge", "hosp/diagnoses_icd", "note/radiology_detail"):
+        few = rows(folder, name)
+        assert rows(tmp_path / "more", name)[: len(few)] == few
+
+
+def test_tables_agree(folder):
+    patients = {row["subject_id"]: row for row in rows(folder, "hosp/patients")}
+    admissions = {row["hadm_id"]: row for row in rows(folder, "hosp/admissions")}
+    titles = {
+        (r["icd_code"], r["icd_version"]) for t in ("diagnoses", "procedures") for r in rows(folder, f"hosp/d_icd_{t}")
+    }
+    known = [(row["icd_code"], row["icd_version"]) in titles for row in rows(folder, "hosp/diagnoses_icd")]
+    assert sum(known) > 0.98 * len(known)  # a few codes are in no title table, as in the real one
+    for name in ("note/discharge", "note/radiology", "hosp/diagnoses_icd", "hosp/procedures_icd"):
+        for row in rows(folder, name):
+            assert row["subject_id"] in patients
+            assert not row["hadm_id"] or admissions[row["hadm_id"]]["subject_id"] == row["subject_id"]
+    for row in admissions.values():
+        assert row["admittime"] < row["dischtime"]
+        assert (row["hospital_expire_flag"] == "1") == bool(row["deathtime"])
+        age = int(patients[row["subject_id"]]["anchor_age"])
+        year = int(row["admittime"][:4]) - int(patients[row["subject_id"]]["anchor_year"])
+        assert 18 <= age + year <= 105
+    details = {row["note_id"] for row in rows(folder, "note/radiology_detail")}
+    assert details == {row["note_id"] for row in rows(folder, "note/radiology")}
+    assert any(not row["hadm_id"] for row in rows(folder, "note/radiology"))
+
+
+def test_the_corpus_holds_what_the_stream_holds(folder, tmp_path):
+    corpus = prepare("mimic4", [folder], tmp_path / "corpus")
+    read = {note.id: note for note in corpus.notes()}
+    made = list(simulate_notes(PATIENTS, 11))
+    assert len(read) == len(made)
+    for note in made:
+        other = read[note.id]
+        assert other.text == note.text
+        assert (other.patient, other.site, set(other.codes)) == (note.patient, note.site, set(note.codes))
+        spans = {(e.code, e.start, e.end) for e in note.evidence}
+        assert {(e.code, e.start, e.end) for e in other.evidence} == spans
+
+
+def test_wrong_wishes_are_answered(tmp_path):
+    with pytest.raises(ConfigError, match="layout must be one of mimic4; got mimic3"):
+        simulate(1, 0, tmp_path / "x", layout="mimic3")
+    with pytest.raises(ConfigError, match="patients must be at least 1; got 0"):
+        simulate(0, 0, tmp_path / "x")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "data.txt").write_text("precious")
+    with pytest.raises(OutputError, match="will not overwrite"):
+        simulate(1, 0, tmp_path / "mine")
+    assert not (tmp_path / "x").exists()
