@@ -3,7 +3,7 @@
 The files in data/conditions hold them, a block each:
 
     @ key kind [F|M] [18-50] | cluster weight, ... | general weight young middle old
-    CODE[/ICD9] weight [if key ...] [: wordings of this very code; ...]
+    CODE[/ICD9] weight [if key ...] [: wordings of this very code; ...]     (:= if the others never stand for it)
     ~ wordings of the whole condition; ...
     lay | rx | lab | ex | hc | im   what speaks for it without naming it: lay words, drugs, laboratory, examination,
                                     hospital course, imaging (EXAM: finding)
@@ -25,7 +25,7 @@ from nosology.corpora.simulate.spin import spin
 KINDS = ("chronic", "acute", "symptom", "status", "family", "cause", "procedure")
 SIGNALS = ("lay", "rx", "lab", "ex", "hc", "im")
 
-_CODE = re.compile(r"([A-Z0-9.]+)(?:/([A-Z0-9.]+))?\s+([\d.]+)(?:\s+if\s+([a-z0-9_ ]+?))?\s*(?::\s*(.*))?$")
+_CODE = re.compile(r"([A-Z0-9.]+)(?:/([A-Z0-9.]+))?\s+([\d.]+)(?:\s+if\s+([a-z0-9_ ]+?))?\s*(?:(:=?)\s*(.*))?$")
 _ABBREVIATION = re.compile(r"\b[A-Z][A-Z0-9]{1,5}s?\b|\w/|\bs/p\b|\bfx\b|\bhx\b|\bdz\b")
 
 
@@ -48,13 +48,18 @@ class Wording:
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """One code a concept can be given; `needs` are the concepts that must be present for it."""
+    """One code a concept can be given.
+
+    needs: the concepts that must be present for it. own: it is a thing apart, which the concept's general words and
+    signals do not fit.
+    """
 
     code: str
     icd9: str | None = None
     weight: float = 1.0
     needs: tuple[str, ...] = ()
     wording: Wording = Wording()
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,6 +163,6 @@ def _coding(line: str) -> Coding:
     match = _CODE.match(line)
     if not match:
         raise ValueError(f"neither a code line nor a known mark: {line[:30]!r}")
-    code, icd9, weight, needs, names = match.groups()
+    code, icd9, weight, needs, mark, names = match.groups()
     wording = Wording.of(_phrases(names, "~")) if names else Wording()
-    return Coding(code, icd9, float(weight), tuple((needs or "").split()), wording)
+    return Coding(code, icd9, float(weight), tuple((needs or "").split()), wording, own=mark == ":=")

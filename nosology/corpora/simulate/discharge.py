@@ -54,7 +54,7 @@ class _Summary:
         self.body |= {"labs": [], "background": []}
         self.slots, self.filler = room.slots[admission.patient.sex], room.filler[admission.patient.sex]
         self.numbers = dict.fromkeys(("pmh", "diagnosis", "meds", "home_meds", "procedure", "course"), 0)
-        self.words = 170
+        self.words = 138
 
     def pick(self, pool: list):
         return pool[int(self.draw() * len(pool))]
@@ -143,7 +143,7 @@ class _Summary:
 
     def _lay(self, finding: Finding) -> None:
         lay = finding.concept.signals.get("lay")
-        if lay:
+        if lay and not finding.coding.own:
             before, after = self.pick(self.slots["instruct"])
             self.body["instructions"] += (before, (self.pick(lay), finding, "mention"), after + " ")
 
@@ -155,11 +155,16 @@ class _Summary:
         return [f"{title} ___ is a ___ year old {person} {self.pick(KNOWN)}", *known[:-1], ". "]
 
     def _implied(self, finding: Finding, times: int) -> None:
+        if finding.coding.own:
+            return
         signals = finding.concept.signals
-        marks = [mark for mark in PLACES if mark in signals]
+        marks, said = [mark for mark in PLACES if mark in signals], set()
         for _ in range(times if marks else 0):
             mark = self.pick(marks)
             text, section = self.pick(signals[mark]), PLACES[mark]
+            if text in said:
+                continue
+            said.add(text)
             self.words += text.count(" ") + 1
             if mark == "rx":
                 for name in ("home_meds", "meds") if self.draw() < 0.5 else ("meds",):
@@ -226,7 +231,7 @@ class _Summary:
                     which = "meds" if self.draw() < 0.6 else "home_meds"
                     body[which] += (self._number(which), text, "\n")
                 else:
-                    body[name].append(text + end)
+                    body[name].append(text + (end if text[-1] in ".!" else "\n"))
         body["social"] += [pick(filler["social"]) + " " for _ in range(2 + int(3 * self.draw()))]
         body["hpi"].append("\n" + pick(filler["ros"]))
         body["disposition"].append(pick(filler["disposition"]) if not self.admission.died else "Expired")

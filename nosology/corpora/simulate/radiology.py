@@ -70,7 +70,8 @@ class Radiology:
         seen = [
             pick(lines).partition(": ")[2]
             for finding in admission.findings
-            if (lines := [x for x in finding.concept.signals.get("im", ()) if x.startswith(exam.key + ":")])
+            if not finding.coding.own
+            and (lines := [x for x in finding.concept.signals.get("im", ()) if x.startswith(exam.key + ":")])
             and draw() < 0.8
         ]
         absent = [pick(self.shows[exam.key]) for _ in range(int(draw() * 3)) if self.shows[exam.key]]

@@ -21,7 +21,7 @@ class Speech:
         """One way to write the concept, which may or may not tell which of its codes it is."""
         draw = rng.random
         words = concept.generic
-        if not words or draw() < site.specific:
+        if not words or coding.own or draw() < site.specific:
             words = coding.wording or self._of_code(concept, coding)
         some = words.short if words.short and (not words.long or draw() < site.short) else words.long
         text = some[int(draw() * len(some))]
