@@ -80,9 +80,10 @@ class Radiology:
         ]
         findings += [pick(self.texts[exam.key]) for _ in range(2 + int(draw() * 5))]
         named = [f for f in admission.findings if f.shown == "named"] or admission.findings
-        reason = pick(named[: 1 + len(named) // 2])
+        reasons = dict.fromkeys(int(draw() * len(named)) for _ in range(1 + int(draw() * 4)))
+        known = [self.speech.name(rng, admission.site, named[r].concept, named[r].coding) for r in reasons]
         before, after = pick(self.indication[admission.patient.sex])
-        indication = before + self.speech.name(rng, admission.site, reason.concept, reason.coding) + after
+        indication = before + ", ".join(known) + after
         conclusion = [put("conclude", text) for text in seen] or [pick(self.texts["unremarkable"])]
         if draw() < 0.25:
             conclusion.append(pick(self.texts["recommend"]))
