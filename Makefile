@@ -11,10 +11,17 @@ SHELL := /bin/bash
 	touch $@
 
 demo: .venv/installed
-	$(BIN)/python -m nosology.cli demo
+	$(BIN)/nosology simulate --patients 800 --seed 1 --years 2016-2019 --layout mimic4 --out out/demo/hospital
+	$(BIN)/nosology corpus prepare mimic4 out/demo/hospital --systems icd10cm,icd10pcs --drop-uncoded --out out/demo/notes
+	$(BIN)/nosology corpus split out/demo/notes --out out/demo/corpus
+	$(BIN)/nosology corpus audit out/demo/corpus
+	$(BIN)/nosology train linear --corpus out/demo/corpus --out out/demo/bundle
+	$(BIN)/nosology evaluate out/demo/bundle --corpus out/demo/corpus --split test --out out/demo/report
+	$(BIN)/nosology code out/demo/bundle examples/notes/*.txt
 
 lint: .venv/installed
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/lint-imports
 
 test: lint

@@ -9,8 +9,11 @@ from typing import Annotated
 import typer
 
 from nosology import __version__
-from nosology.cli import train
+from nosology.cli import codes, corpus, train
+from nosology.cli.simulate import simulate
 from nosology.core import NosologyError
+
+INTERRUPTED = 130  # what typer makes of Ctrl-C
 
 app = typer.Typer(
     name="nosology",
@@ -35,6 +38,9 @@ def _options(
     pass
 
 
+app.add_typer(codes.app, name="codes")
+app.add_typer(corpus.app, name="corpus")
+app.command()(simulate)
 app.command("train")(train.train)
 app.command("evaluate")(train.evaluate)
 app.command("code")(train.code)
@@ -49,10 +55,7 @@ def main() -> None:
         sys.exit(1)
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:
-        print("nosology: interrupted; nothing half-written was kept", file=sys.stderr)
-        sys.exit(130)
-
-
-if __name__ == "__main__":
-    main()
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            print("nosology: interrupted; nothing half-written was kept", file=sys.stderr)
+        raise

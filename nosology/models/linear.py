@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 from pydantic import Field
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 from scipy import sparse
 
 from nosology.codes.label_space import LabelSpace
@@ -29,10 +29,10 @@ _WORTH_PROCESSES = 50_000_000  # codes x stored values; below this, starting pro
 class FitSettings(Section):
     """How the machines are fitted."""
 
-    c: list[float] = Field([1.0, 10.0], min_length=1)  # inverse regularisation
+    c: list[float] = Field([0.3, 1.0, 10.0], min_length=1)  # inverse regularisation
     max_features: list[int] = Field([100, 300, 1000, 4000], min_length=1)  # weights kept a code, the largest
     choice_codes: int = Field(300, ge=1)  # of several values above the best on dev is taken, over so many codes
-    negatives: int = Field(4000, ge=1)  # a code with more notes without it learns from this many of them,
+    negatives: int = Field(2000, ge=1)  # a code with more notes without it learns from this many of them,
     negatives_per_positive: int = Field(10, ge=1)  # or from so many for each note with it, if that is more
 
 
@@ -113,7 +113,8 @@ class Linear:
             "weights.indices": self.weights.indices,
             "weights.indptr": self.weights.indptr,
         }
-        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / "model.safetensors")
+        packed = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+        (folder / "model.safetensors").write_bytes(packed)  # save_file would not say OSError when the disk is full
 
     @classmethod
     def load(cls, folder: Path) -> Linear:
@@ -236,7 +237,7 @@ def _fit_code(
         false = np.random.default_rng(seed).choice(np.flatnonzero(target < 0), wanted, replace=False)
         rows = np.sort(np.concatenate([true, false]))
         vectors, target = vectors[rows], target[rows]
-    machine = LinearSVC(C=choice.c, tol=1e-3, random_state=0).fit(vectors, target)
+    machine = LinearSVC(C=choice.c, tol=0.1, random_state=0).fit(vectors, target)
     weights = machine.coef_[0]
     used = np.flatnonzero(weights)
     if len(used) > choice.max_features:

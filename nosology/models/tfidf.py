@@ -17,7 +17,8 @@ from nosology.text import Tokens, tokens
 class TfidfSettings(Section):
     """How notes become vectors."""
 
-    min_notes: int = Field(1, ge=1)  # a word in fewer training notes is no feature
+    min_notes: int = Field(1, ge=1)  # a word in fewer training notes is no feature,
+    max_share: float = Field(0.5, gt=0, le=1)  # nor is one in more than this share of them
     pair_min_notes: int = Field(2, ge=1)  # the same for a pair of neighbouring words
     pair_weight: float = Field(0.3, ge=0)  # pairs count less than words; 0 leaves them out
     max_words: int = Field(200_000, ge=1)  # the most frequent are kept
@@ -57,7 +58,8 @@ class Tfidf:
         ids.default_factory = ids.__len__
         notes = [np.fromiter(map(ids.__getitem__, tokens(text).words), dtype=np.int32) for text in texts]
         word_notes = _document_frequency(notes, len(ids))
-        kept = _most_frequent(word_notes, settings.min_notes, settings.max_words)
+        common = word_notes > max(settings.max_share * len(notes), settings.min_notes)
+        kept = _most_frequent(np.where(common, 0, word_notes), settings.min_notes, settings.max_words)
         renumber = np.full(len(ids) + 1, -1, dtype=np.int64)
         renumber[kept] = np.arange(len(kept))
         notes = [renumber[note] for note in notes]

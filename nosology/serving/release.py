@@ -11,8 +11,8 @@ from nosology.core import SYSTEMS, Code, CodeError
 def release_translator(release: str) -> Callable[[Code], Code | None]:
     """A function that gives a code's counterpart in a release, None where it has none.
 
-    Of several counterparts (M54.5 was divided into three) the unspecified one is taken: the coder has said no more. Codes
-    of systems without such a release stay as they are.
+    Of several counterparts (M54.5 was divided into three) the unspecified one is taken: the coder has said no more.
+    Codes of systems without such a release stay as they are.
     """
     having = [system for system in SYSTEMS if release in releases(system)]
     if not having:

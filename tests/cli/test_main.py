@@ -1,0 +1,194 @@
+"""The verbs as a user types them: right ones, wrong ones, and what is left behind."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from nosology.cli import main
+from nosology.corpora.notes_file import note_to_json
+from tests.conftest import small_notes
+
+SECRET = "xyzzyplugh"  # stands in every note below and must stand in no message
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs `nosology WORDS` and gives exit code, standard output and standard error."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["nosology", *map(str, words)])
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def notes_file(tmp_path):
+    path = tmp_path / "notes.jsonl"
+    path.write_text("".join(json.dumps(note_to_json(note)) + "\n" for note in small_notes(120)))
+    return path
+
+
+def test_from_notes_file_to_predictions(run, notes_file, tmp_path):
+    assert run("corpus", "prepare", "table", notes_file, "--out", tmp_path / "c")[0] == 0
+    code, out, _ = run("train", "linear", "--corpus", tmp_path / "c", "--out", tmp_path / "b", "--refit")
+    assert code == 0 and "6 codes" in out
+    code, out, err = run(
+        "evaluate", tmp_path / "b", "--corpus", tmp_path / "c", "--split", "test", "--out", tmp_path / "r"
+    )
+    assert code == 0 and "micro_f1" in out and err == ""
+    assert (tmp_path / "r" / "metrics.json").is_file()
+    code, out, _ = run("code", tmp_path / "b", notes_file, "--json")
+    records = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [record["id"] for record in records] == [f"n{i}" for i in range(120)]
+    first = records[0]["codes"][0]
+    assert set(first) == {"system", "code", "description", "probability", "accepted", "evidence"}
+    assert set(first["evidence"][0]) == {"start", "end", "text", "score"}
+
+
+def test_text_files_standard_input_and_old_encodings(run, small_bundle, tmp_path, monkeypatch):
+    (tmp_path / "old.txt").write_bytes("Señora with congestive heart failure".encode("cp1252"))
+    (tmp_path / "empty.txt").write_text("")
+    code, out, _ = run("code", small_bundle, tmp_path / "old.txt", tmp_path / "empty.txt")
+    assert code == 0
+    assert "old.txt: 1 code" in out and "I50.9" in out and "empty.txt: 0 codes" in out
+    stdin = type("Stdin", (), {"buffer": io.BytesIO(b"type 2 diabetes")})()
+    monkeypatch.setattr(sys, "stdin", stdin)
+    code, out, _ = run("code", small_bundle, "-", "--json", "--top", "1")
+    assert json.loads(out)["id"] == "-"
+    assert [item["code"] for item in json.loads(out)["codes"]] == ["E11.9"]
+
+
+def test_settings_when_coding(run, small_bundle, tmp_path):
+    note = tmp_path / "n.txt"
+    note.write_text(f"congestive heart failure {SECRET}")
+    accepted = [
+        sum(item["accepted"] for item in json.loads(run("code", small_bundle, note, "--json", *more)[1])["codes"])
+        for more in ([], ["--set", "decision.threshold=0"], ["--set", "decision.threshold=1"])
+    ]
+    assert accepted[0] == 1 < accepted[1]
+    assert accepted[2] <= 1
+    code, _, err = run("code", small_bundle, note, "--set", "fit.negatives=7")
+    assert code == 1 and "only decision.threshold" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["train", "liner", "--corpus", "{corpus}", "--out", "{out}"], "recipe must be a file or one of"),
+        (["train", "linear", "--corpus", "/no/where", "--out", "{out}"], "is no corpus: it holds no corpus.json"),
+        (["train", "linear", "--corpus", "{corpus}", "--out", "{out}", "--set", "fit.k=1"], "[fit] has no key 'k'"),
+        (["train", "linear", "--corpus", "{corpus}", "--out", "{corpus}"], "will not overwrite"),
+        (["code", "/no/bundle", "{note}"], "is no bundle: it holds no bundle.json"),
+        (["code", "{bundle}", "/no/note.txt"], "no such note: /no/note.txt"),
+        (["code", "{bundle}", "{note}", "--release", "1066"], "release must be one of"),
+        (["code", "{bundle}", "{broken}"], "broken.jsonl row 2"),
+        (["evaluate", "{bundle}", "--corpus", "{corpus}", "--split", "tset", "--out", "{out}"], "split must be one of"),
+        (["corpus", "prepare", "mimic5", "{corpus}", "--out", "{out}"], "mimic5"),
+        (["simulate", "--patients", "3", "--layout", "epic", "--out", "{out}"], "mimic4"),
+        (["codes", "show", "QQQ"], "QQQ"),
+        (["codes", "map", "428.0", "--to", "icd11"], "icd11"),
+    ],
+)
+def test_wrong_input_is_one_sentence(run, words, sentence, small_corpus, small_bundle, tmp_path):
+    note, broken, out = tmp_path / "note.txt", tmp_path / "broken.jsonl", tmp_path / "out"
+    note.write_text(SECRET)
+    broken.write_text(f'{{"id": "1", "text": "{SECRET}"}}\n{{"id": "2", "text": "{SECRET}\n')
+    places = {"corpus": small_corpus.folder, "bundle": small_bundle, "note": note, "broken": broken, "out": out}
+    code, _, err = run(*(word.format(**places) for word in words))
+    assert code != 0
+    assert sentence in err
+    assert err.count("\n") == 1 and "Traceback" not in err
+    assert SECRET not in err
+    assert not out.exists()
+    assert not list(tmp_path.glob(".*partial"))
+
+
+def test_a_bundle_with_a_flipped_byte_is_refused(run, small_bundle, tmp_path):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in small_bundle.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    weights = bytearray((copy / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(weights)
+    code, _, err = run("code", copy, __file__)
+    assert code == 1 and "model.safetensors is not the file that was saved" in err
+
+
+def command(*words, **options):
+    return subprocess.Popen(
+        [sys.executable, "-m", "nosology", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path):
+    process = command("simulate", "--patients", 100_000, "--out", tmp_path / "h")
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob(".h.*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in err and "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_one_sentence(small_corpus, tmp_path):
+    """A file size limit makes every write fail as a full disk does."""
+    limited = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); from nosology.cli import main; main()"
+    words = ["train", "linear", "--corpus", str(small_corpus.folder), "--out", str(tmp_path / "b")]
+    done = subprocess.run([sys.executable, "-c", limited, *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith("nosology: cannot write") and done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_output_into_a_closed_pipe_ends_quietly(small_bundle, notes_file):
+    with command("code", small_bundle, notes_file, "--json") as process:
+        process.stdout.readline()
+        process.stdout.close()
+        err = process.stderr.read()
+    assert "Traceback" not in err and "Exception" not in err
+
+
+def test_help_is_instant_and_light():
+    """Help must not load the scientific stack; time on a shared machine is too noisy to assert, imports are not."""
+    heavy = ["numpy", "scipy", "sklearn", "pyarrow", "torch", "matplotlib", "pydantic"]
+    probe = f"""
+import sys
+from nosology.cli import main
+sys.argv = ["nosology", "--help"]
+try:
+    main()
+except SystemExit:
+    assert not set({heavy}) & set(sys.modules), set({heavy}) & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, env=os.environ, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_readme_commands_exist(run):
+    code, out, _ = run("--help")
+    assert code == 0
+    for verb in ("codes", "corpus", "simulate", "train", "evaluate", "code"):
+        assert verb in out
