@@ -26,7 +26,7 @@ def test_overrides():
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ("fit.cc=1", r"\[fit\] has no key 'cc'; allowed: c, c_codes"),
+        ("fit.cc=1", r"\[fit\] has no key 'cc'; allowed: c, max_features"),
         ("fitt.c=1", r"a recipe has no key 'fitt'; allowed: kind, seed"),
         ("fit.negatives=0", r"fit.negatives: .*greater than or equal to 1.*got 0"),
         ("decision.threshold=1.3", r"decision.threshold.*got 1.3"),

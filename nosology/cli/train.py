@@ -91,8 +91,7 @@ def show(note_id: str, suggestions: list[Suggestion]) -> None:
     for item in suggestions:
         typer.echo(f"  {item.code:<9}{item.probability:5.2f} {' ' if item.accepted else '?'} {item.description}")
         words = dict.fromkeys(" ".join(span.text.split()) for span in item.evidence)
-        if words:
-            typer.echo(f"{'':18}{', '.join(words)}")
+        typer.echo(f"{'':18}{', '.join(words) or '(no word of this note: the code is frequent in the training notes)'}")
 
 
 def show_metrics(metrics: dict[str, Any]) -> None:

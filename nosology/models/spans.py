@@ -8,7 +8,7 @@ from nosology.core import EvidenceSpan
 
 
 def best_spans(
-    text: str, parts: np.ndarray, starts: np.ndarray, ends: np.ndarray, limit: int, share: float = 0.05
+    text: str, parts: np.ndarray, starts: np.ndarray, ends: np.ndarray, limit: int, share: float = 0.15
 ) -> list[EvidenceSpan]:
     """At most `limit` runs of neighbouring tokens, each scored by the sum of its parts, strongest first.
 

@@ -22,7 +22,7 @@ def test_runs_end_at_line_breaks():
 
 
 def test_small_and_negative_parts_are_left_out():
-    assert spans([0.01, 1, -2, 0, 0, 0, 0]) == [("heart", 1)]
+    assert spans([0.1, 1, -2, 0, 0, 0, 0]) == [("heart", 1)]
     assert spans([0, -1, 0, 0, 0, 0, 0]) == []
 
 
