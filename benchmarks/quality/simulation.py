@@ -1,6 +1,6 @@
 """How hard the simulated hospital is, and how like MIMIC-IV: the linear coder and look-up of descriptions on it.
 
-    python benchmarks/quality/simulation.py --notes 20000 [--folder DIR]
+    python benchmarks/quality/simulation.py --notes 20000 [--folder DIR] [--set labels.min_notes=5]
 
 Simulates ICD-10 admissions, splits them by patient (70/15/15), trains the linear recipe and measures on test; a true
 code outside the label space counts as a miss.
@@ -87,14 +87,14 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(re.findall(r"[a-z0-9]+", text))
 
 
-def run(notes: int, seed: int, folder: Path) -> dict[str, float]:
+def run(notes: int, seed: int, folder: Path, settings: list[str]) -> dict[str, float]:
     """Everything in one table; the folder keeps the simulation, the corpus, the bundle and the report."""
     simulate(round(notes / NOTES_A_PATIENT), seed, folder / "hospital", years=YEARS)
     whole = prepare("mimic4", [folder / "hospital"], folder / "whole")
     corpus = split_corpus(whole.folder, folder / "corpus", seed=seed)[0]
     table = shape(corpus.notes())
     started = time.process_time()
-    bundle = train(load_recipe("linear"), [corpus], folder / "bundle")
+    bundle = train(load_recipe("linear", settings), [corpus], folder / "bundle")
     table["linear_training_cpu_seconds"] = time.process_time() - started
     metrics = measure(bundle, corpus, "test", folder / "report").evaluation.metrics
     wanted = ("micro_f1", "macro_f1", "macro_f1_all", "micro_precision", "micro_recall", "map", "p@8")
@@ -111,13 +111,15 @@ def main() -> None:
     parser.add_argument("--notes", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="keep what is made here (default: a temporary folder)")
+    parser.add_argument("--set", dest="settings", action="append", default=[], help="a setting of the linear recipe")
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        table = run(arguments.notes, arguments.seed, arguments.folder or Path(temporary))
+        table = run(arguments.notes, arguments.seed, arguments.folder or Path(temporary), arguments.settings)
     for name, value in table.items():
         print(f"{name:42} {value:12,.3f}")
-    write_json(arguments.out, {name: round(float(value), 4) for name, value in table.items()})
+    numbers = {name: round(float(value), 4) for name, value in table.items()}
+    write_json(arguments.out, {"seed": arguments.seed, "settings": arguments.settings, **numbers})
 
 
 if __name__ == "__main__":

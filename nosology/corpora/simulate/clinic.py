@@ -22,7 +22,7 @@ ICD10_FROM = date(2015, 10, 1).toordinal()
 MOST_ADMISSIONS = 12
 
 # Mean number of codes, and the shape of the gamma distribution of each patient's own mean (15.7 +- 8.7 in all).
-CODES, CODES_SHAPE = 15.1, 4.5
+CODES, CODES_SHAPE = 15.1, 4.35
 # Where the next thing is drawn from: the general population, the patient's clusters, the tail; the rest are procedures.
 GENERAL, CLUSTER, TAIL = 0.41, 0.62, 0.84
 # How often a thing of each kind is named, or only implied by what else is written; otherwise the note is silent.
