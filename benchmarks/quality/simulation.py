@@ -30,7 +30,7 @@ from nosology.training.run import train
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_simulation.json"
 YEARS = (2016, 2019)
-NOTES_A_PATIENT = 1.61
+NOTES_A_PATIENT = 1.585
 VAGUE = re.compile(r", (initial|subsequent) encounter.*|, sequela|,? ?\bunspecified\b|\bother specified\b|\bother\b")
 
 
@@ -93,9 +93,9 @@ def run(notes: int, seed: int, folder: Path, settings: list[str]) -> dict[str, f
     whole = prepare("mimic4", [folder / "hospital"], folder / "whole")
     corpus = split_corpus(whole.folder, folder / "corpus", seed=seed)[0]
     table = shape(corpus.notes())
-    started = time.process_time()
+    started = time.monotonic()
     bundle = train(load_recipe("linear", settings), [corpus], folder / "bundle")
-    table["linear_training_cpu_seconds"] = time.process_time() - started
+    table["linear_training_seconds"] = time.monotonic() - started
     metrics = measure(bundle, corpus, "test", folder / "report").evaluation.metrics
     wanted = ("micro_f1", "macro_f1", "macro_f1_all", "micro_precision", "micro_recall", "map", "p@8")
     table |= {f"linear_{name}": metrics[name] for name in wanted if name in metrics}
