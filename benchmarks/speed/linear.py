@@ -51,14 +51,14 @@ def main() -> None:
     columns = np.sort(np.random.default_rng(0).permutation(np.flatnonzero(seen < len(notes)))[: words.codes])
     labels = LabelSpace([space.codes[i] for i in columns])
     wanted = labels.encode([note.codes for note in notes])
-    model, fit_s = timed(lambda: fit_linear(LinearRecipe(), labels, texts, wanted, Choice(1.0, 1000)))
+    model, fit_s = timed(lambda: fit_linear(LinearRecipe(), labels, *ours_tfidf, wanted, Choice(1.0, 1000)))
     dense = wanted.toarray()
     fit = [timed(lambda y=y: LinearSVC().fit(their_vectors, y))[1] for y in dense.T]
     _, score_s = timed(lambda: model.scores(model.tfidf.transform(texts[:100])))
     _, evidence_s = timed(lambda: [model.evidence(text, range(min(15, len(labels)))) for text in texts[:50]])
     rows = {
         "tfidf, ms a note": (tfidf_s / len(texts) * 1e3, their_tfidf_s / len(texts) * 1e3),
-        "fit, ms a code": ((fit_s - tfidf_s) / len(columns) * 1e3, sum(fit) / len(columns) * 1e3),
+        "fit, ms a code": (fit_s / len(columns) * 1e3, sum(fit) / len(columns) * 1e3),
         "score, ms a note": (score_s / 100 * 1e3, None),
         "evidence of 15 codes, ms a note": (evidence_s / 50 * 1e3, None),
     }

@@ -63,15 +63,15 @@ class Linear:
 
     def probabilities(self, texts: Iterable[str]) -> np.ndarray:
         """Probabilities (B, L) of the model's codes for notes; a note without a known word has none (zeros)."""
-        vectors = self.tfidf.transform(texts)
-        found = self._calibrated(self.scores(vectors))
-        found[np.diff(vectors.indptr) == 0] = 0
-        return found
+        return self.vector_probabilities(self.tfidf.transform(texts))
 
-    def _calibrated(self, scores: np.ndarray) -> np.ndarray:
+    def vector_probabilities(self, vectors: sparse.csr_matrix) -> np.ndarray:
+        """The same (B, L) of vectors (B, features)."""
         if self.calibration is None:
             raise ValueError("the model must be calibrated before it gives probabilities")
-        return self.calibration(scores, self.notes)
+        found = self.calibration(self.scores(vectors), self.notes)
+        found[np.diff(vectors.indptr) == 0] = 0
+        return found
 
     def contributions(self, text: str, columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """What each token adds to the score of each column (T, columns), and where the tokens start and end (T,).
@@ -129,10 +129,9 @@ class Linear:
         calibration = Calibration(**described["calibration"]) if described["calibration"] else None
         return cls(labels, arrays["notes"], tfidf, weights, arrays["bias"], calibration)
 
-    def calibrated(self, texts: Iterable[str], gold: sparse.csr_matrix) -> Linear:
+    def calibrated(self, vectors: sparse.csr_matrix, gold: sparse.csr_matrix) -> Linear:
         """This model with its calibration fitted on notes that it was not trained on; gold: 0/1 (B, L)."""
-        scores = self.scores(self.tfidf.transform(texts))
-        return replace(self, calibration=Calibration.fit(scores, gold, self.notes))
+        return replace(self, calibration=Calibration.fit(self.scores(vectors), gold, self.notes))
 
 
 @dataclass(frozen=True)
@@ -144,10 +143,17 @@ class Choice:
 
 
 def fit_linear(
-    recipe: LinearRecipe, labels: LabelSpace, texts: Iterable[str], gold: sparse.csr_matrix, choice: Choice
+    recipe: LinearRecipe,
+    labels: LabelSpace,
+    tfidf: Tfidf,
+    vectors: sparse.csr_matrix,
+    gold: sparse.csr_matrix,
+    choice: Choice,
 ) -> Linear:
-    """The model, not yet calibrated, of training notes; gold: 0/1 (B, L), each code with a true note at least."""
-    tfidf, vectors = Tfidf.fit(texts, recipe.features)
+    """The model, not yet calibrated, of training notes.
+
+    tfidf, vectors: what `Tfidf.fit` made of the notes. gold: 0/1 (B, L), each code with a true note at least.
+    """
     weights, bias = _fit_codes(recipe, vectors, gold, np.arange(len(labels)), choice)
     notes = np.asarray(gold.sum(0)).ravel().astype(np.int64)
     return Linear(labels, notes, tfidf, weights, bias)
@@ -155,9 +161,9 @@ def fit_linear(
 
 def choose(
     recipe: LinearRecipe,
-    texts: Iterable[str],
+    vectors: sparse.csr_matrix,
     gold: sparse.csr_matrix,
-    dev_texts: Iterable[str],
+    dev_vectors: sparse.csr_matrix,
     dev_gold: sparse.csr_matrix,
 ) -> Choice:
     """The settings with the best pooled average precision on dev, over a sample of the codes that dev has."""
@@ -167,8 +173,6 @@ def choose(
     if not len(known) or len(recipe.fit.c) * len(recipe.fit.max_features) == 1:
         return Choice(recipe.fit.c[0], max(recipe.fit.max_features))
     columns = np.sort(np.random.default_rng(recipe.seed).permutation(known)[: recipe.fit.choice_codes])
-    tfidf, vectors = Tfidf.fit(texts, recipe.features)
-    dev_vectors = tfidf.transform(dev_texts)
     target = dev_gold[:, columns].toarray().ravel()
     quality: dict[Choice, float] = {}
     for c in recipe.fit.c:

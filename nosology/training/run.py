@@ -18,6 +18,7 @@ from nosology.models.bundle import Bundle, Model
 from nosology.models.decision import Decision
 from nosology.models.linear import LinearRecipe, choose, fit_linear
 from nosology.models.settings import LabelSettings, Recipe
+from nosology.models.tfidf import Tfidf
 from nosology.training.examples import Examples, both, train_and_dev
 
 Trained = tuple[Model, Decision, dict[str, Any]]  # and the settings found on dev
@@ -80,15 +81,17 @@ def of_systems(settings: LabelSettings, codes: list[tuple[Code, ...]]) -> list[t
 def _train_linear(recipe: LinearRecipe, train_notes: Examples, dev_notes: Examples, refit: bool) -> Trained:
     labels = label_space(recipe.labels, train_notes.codes)
     gold, dev_gold = labels.encode(train_notes.codes), labels.encode(dev_notes.codes)
-    choice = choose(recipe, train_notes.texts(), gold, dev_notes.texts(), dev_gold)
-    model = fit_linear(recipe, labels, train_notes.texts(), gold, choice).calibrated(dev_notes.texts(), dev_gold)
-    decision = Decision.tune(
-        recipe.decision, labels, of_systems(recipe.labels, dev_notes.codes), model.probabilities(dev_notes.texts())
-    )
+    tfidf, vectors = Tfidf.fit(train_notes.texts(), recipe.features)
+    dev_vectors = tfidf.transform(dev_notes.texts())
+    choice = choose(recipe, vectors, gold, dev_vectors, dev_gold)
+    model = fit_linear(recipe, labels, tfidf, vectors, gold, choice).calibrated(dev_vectors, dev_gold)
+    dev_codes = of_systems(recipe.labels, dev_notes.codes)
+    decision = Decision.tune(recipe.decision, labels, dev_codes, model.vector_probabilities(dev_vectors))
     if refit:
         notes = both(train_notes, dev_notes)
         labels = label_space(recipe.labels, notes.codes)
-        last = fit_linear(recipe, labels, notes.texts(), labels.encode(notes.codes), choice)
+        tfidf, vectors = Tfidf.fit(notes.texts(), recipe.features)
+        last = fit_linear(recipe, labels, tfidf, vectors, labels.encode(notes.codes), choice)
         model = replace(last, calibration=model.calibration)
     return model, decision, asdict(choice)
 

@@ -7,6 +7,7 @@ from sklearn.svm import LinearSVC
 from nosology.codes.label_space import LabelSpace
 from nosology.core import Code
 from nosology.models.linear import Choice, Linear, LinearRecipe, choose, fit_linear
+from nosology.models.tfidf import Tfidf, TfidfSettings
 
 HEART, LUNG, ALWAYS = Code("icd10cm", "I50.9"), Code("icd10cm", "J18.9"), Code("icd10cm", "Z00.0")
 FILLER = [f"word{i}" for i in range(40)]
@@ -27,12 +28,17 @@ def notes(n, seed):
 LABELS = LabelSpace([HEART, LUNG, ALWAYS])
 
 
+def fitted(texts, gold, choice, recipe=None):
+    recipe = recipe or LinearRecipe()
+    return fit_linear(recipe, LABELS, *Tfidf.fit(texts, recipe.features), gold, choice)
+
+
 @pytest.fixture(scope="module")
 def model():
     texts, codes = notes(80, 0)
     dev_texts, dev_codes = notes(40, 1)
-    fitted = fit_linear(LinearRecipe(), LABELS, texts, LABELS.encode(codes), Choice(1.0, 4000))
-    return fitted.calibrated(dev_texts, LABELS.encode(dev_codes))
+    plain = fitted(texts, LABELS.encode(codes), Choice(1.0, 4000))
+    return plain.calibrated(plain.tfidf.transform(dev_texts), LABELS.encode(dev_codes))
 
 
 def test_learns(model):
@@ -71,7 +77,7 @@ def test_save_and_load(model, tmp_path):
 def test_weights_are_those_of_liblinear():
     texts, codes = notes(60, 5)
     gold = LABELS.encode(codes)
-    model = fit_linear(LinearRecipe(), LABELS, texts, gold, Choice(3.0, 4000))
+    model = fitted(texts, gold, Choice(3.0, 4000))
     x = model.tfidf.transform(texts).astype(np.float64)
     oracle = LinearSVC(C=3.0, tol=0.1, random_state=0).fit(x, np.where(gold.toarray()[:, 0], 1, -1))
     assert model.scores(x)[:, 0] == pytest.approx(oracle.decision_function(x), abs=1e-5)
@@ -80,7 +86,7 @@ def test_weights_are_those_of_liblinear():
 def test_sampled_negatives_and_pruned_weights_still_separate():
     texts, codes = notes(400, 6)
     recipe = LinearRecipe(fit={"negatives": 50, "negatives_per_positive": 1})
-    model = fit_linear(recipe, LABELS, texts, LABELS.encode(codes), Choice(1.0, 5))
+    model = fitted(texts, LABELS.encode(codes), Choice(1.0, 5), recipe)
     assert model.weights.tocsc().indptr[1] <= 5
     scores = model.scores(model.tfidf.transform(texts))[:, 1]
     has = np.array([LUNG in note for note in codes])
@@ -91,23 +97,26 @@ def test_settings_are_chosen_on_dev():
     texts, codes = notes(60, 7)
     dev_texts, dev_codes = notes(60, 9)
     gold, dev_gold = LABELS.encode(codes), LABELS.encode(dev_codes)
-    assert choose(LinearRecipe(fit={"c": [1e-9, 1.0], "max_features": [50]}), texts, gold, dev_texts, dev_gold).c == 1.0
+    tfidf, vectors = Tfidf.fit(texts, TfidfSettings())
+    dev_vectors = tfidf.transform(dev_texts)
+    several = LinearRecipe(fit={"c": [1e-9, 1.0], "max_features": [50]})
+    assert choose(several, vectors, gold, dev_vectors, dev_gold).c == 1.0
     only = LinearRecipe(fit={"c": [2.5], "max_features": [7]})
-    assert choose(only, texts, gold, dev_texts, dev_gold) == Choice(2.5, 7)
+    assert choose(only, vectors, gold, dev_vectors, dev_gold) == Choice(2.5, 7)
 
 
 def test_uncalibrated_gives_no_probabilities():
     texts, codes = notes(20, 8)
     with pytest.raises(ValueError, match="calibrated"):
-        fit_linear(LinearRecipe(), LABELS, texts, LABELS.encode(codes), Choice(1.0, 4000)).probabilities(texts)
+        fitted(texts, LABELS.encode(codes), Choice(1.0, 4000)).probabilities(texts)
 
 
 def test_processes_give_the_weights_of_one(monkeypatch):
     texts, codes = notes(60, 10)
     gold = LABELS.encode(codes)
-    alone = fit_linear(LinearRecipe(), LABELS, texts, gold, Choice(1.0, 4000))
+    alone = fitted(texts, gold, Choice(1.0, 4000))
     monkeypatch.setattr("nosology.models.linear._WORTH_PROCESSES", 0)
     monkeypatch.setattr("nosology.models.linear._PART", 1)
-    together = fit_linear(LinearRecipe(), LABELS, texts, gold, Choice(1.0, 4000))
+    together = fitted(texts, gold, Choice(1.0, 4000))
     assert np.array_equal(together.weights.toarray(), alone.weights.toarray())
     assert np.array_equal(together.bias, alone.bias)
