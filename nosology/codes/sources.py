@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,12 +51,14 @@ def cached(name: str, sources: list[Path], build: Callable[[], dict[str, Any]]) 
     key = hashlib.sha256(repr((FORMAT, stats)).encode()).hexdigest()[:16]
     path = cache_folder() / "codes" / f"{name}-{key}.json"
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        with _no_collection():
+            value = json.loads(path.read_text(encoding="utf-8"))
         if value["key"] == key:
             return value["value"]
     except (OSError, ValueError, KeyError, TypeError):
         pass  # absent or damaged: made anew below
-    value = build()
+    with _no_collection():
+        value = build()
     try:
         with new_file(path) as aside:
             text = json.dumps({"key": key, "value": value}, ensure_ascii=False, separators=(",", ":"))
@@ -62,3 +66,15 @@ def cached(name: str, sources: list[Path], build: Callable[[], dict[str, Any]]) 
     except (OutputError, OSError):
         pass
     return value
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Stops the search for garbage while a large table without any is built: it takes half of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -37,10 +37,9 @@ def read_tabular(path: Path, release: str, exists: Container[str] | None = None)
     reader = _Reader(exists)
     for chapter in root.iterfind("chapter"):
         reader.line(chapter, None, {})
-    if not reader.codes:
+    if not reader.lines:
         raise DataError(f"{path} holds no chapter: it is not an ICD-10-CM tabular list")
-    columns = (reader.codes, reader.descriptions, reader.parents, reader.billable)
-    return CodeTable("icd10cm", release, *columns, reader.notes)
+    return CodeTable("icd10cm", release, *zip(*reader.lines), reader.notes)
 
 
 def _texts(element: ElementTree.Element) -> Iterator[str]:
@@ -48,21 +47,12 @@ def _texts(element: ElementTree.Element) -> Iterator[str]:
 
 
 class _Reader:
-    """Walks the XML depth first and fills the columns."""
+    """Walks the XML depth first and gathers its lines: code, description, parent, billable."""
 
     def __init__(self, exists: Container[str] | None):
         self.exists = exists
-        self.codes: list[str] = []
-        self.descriptions: list[str] = []
-        self.parents: list[str | None] = []
-        self.billable: list[bool] = []
+        self.lines: list[tuple[str, str, str | None, bool]] = []
         self.notes: dict[str, dict[str, list[str]]] = {}
-
-    def add(self, code: str, description: str, parent: str | None, billable: bool) -> None:
-        self.codes.append(code)
-        self.descriptions.append(description)
-        self.parents.append(parent)
-        self.billable.append(billable)
 
     def line(self, element: ElementTree.Element, parent: str | None, sevenths: dict[str, str]) -> None:
         """Adds a chapter, section or diag and all below it; `sevenths` are the characters in force above."""
@@ -84,11 +74,11 @@ class _Reader:
         if notes := {kind: lines for kind, lines in notes.items() if lines}:
             self.notes[name] = notes
         extended = [] if below or element.tag != "diag" else list(self.extended(name, sevenths))
-        self.add(name, description, parent, element.tag == "diag" and not below and not extended)
+        self.lines.append((name, description, parent, element.tag == "diag" and not below and not extended))
         for part in below:
             self.line(part, name, sevenths)
         for code, character in extended:
-            self.add(code, f"{description}, {sevenths[character]}", name, True)
+            self.lines.append((code, f"{description}, {sevenths[character]}", name, True))
 
     def extended(self, code: str, sevenths: dict[str, str]) -> Iterator[tuple[str, str]]:
         """The codes that a seventh character makes of an undivided code, with placeholders X up to the sixth."""
