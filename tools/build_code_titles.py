@@ -32,7 +32,7 @@ def icd10cm_lines(node: dict[str, Any], depth: int = 0, parent: str = "") -> Ite
             first, last = re.search(r"\(([A-Z0-9]{3})(?:-([A-Z0-9]{3}))?\)$", name).groups()
             name = str(number) if depth == 0 else f"{first}-{last or first}"
         elif len(name) == 8 and description.startswith(parent + " "):
-            description = f"{parent}, {description[len(parent) + 1:]}"
+            description = f"{parent}, {description[len(parent) + 1 :]}"
         yield name, description, depth >= 2 and not below
         yield from icd10cm_lines(child, depth + 1, description)
 
