@@ -23,17 +23,25 @@ def _beside(target: Path) -> Path:
 def new_file(target: str | Path) -> Iterator[Path]:
     """A path to write to; on success it becomes `target` (replacing it), on any failure it is removed."""
     target = Path(target)
-    if target.is_dir():
-        raise OutputError(f"cannot write the file {target}: a folder of that name exists")
-    try:
+    with _blaming(target):
+        if target.is_dir():
+            raise OutputError(f"cannot write the file {target}: a folder of that name exists")
         aside = _beside(target)
         try:
             yield aside
             aside.replace(target)
         finally:
             aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _blaming(target: Path) -> Iterator[None]:
+    """Turns an OSError into an OutputError that names the target, and the file at fault if that is another."""
+    try:
+        yield
     except OSError as error:
-        raise OutputError(f"cannot write {target}: {error.strerror or error}") from error
+        fault = f" ({error.filename})" if error.filename and target.name not in str(error.filename) else ""
+        raise OutputError(f"cannot write {target}: {error.strerror or error}{fault}") from error
 
 
 @contextmanager
@@ -44,9 +52,13 @@ def new_folder(target: str | Path, *, marker: str) -> Iterator[Path]:
     kind (or empty); anything else there is somebody's data.
     """
     target = Path(target)
-    if target.exists() and not (target.is_dir() and ((target / marker).exists() or not any(target.iterdir()))):
-        raise OutputError(f"will not overwrite {target}: it exists and holds no {marker}")
-    try:
+    with _blaming(target):
+        if target.exists() and not (target.is_dir() and ((target / marker).exists() or not any(target.iterdir()))):
+            raise OutputError(f"will not overwrite {target}: it exists and holds no {marker}")
+        if target.name in ("", ".."):
+            raise OutputError(f"cannot write {target}: give a folder by its name")
+        if target.is_symlink():
+            target = target.resolve()
         aside = _beside(target)
         aside.mkdir()
         try:
@@ -60,8 +72,6 @@ def new_folder(target: str | Path, *, marker: str) -> Iterator[Path]:
                 aside.rename(target)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-    except OSError as error:
-        raise OutputError(f"cannot write {target}: {error.strerror or error}") from error
 
 
 def write_json(path: str | Path, value: Any) -> None:

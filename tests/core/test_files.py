@@ -53,3 +53,28 @@ def test_nan_is_refused(tmp_path):
     with pytest.raises(ValueError):
         write_json(tmp_path / "a.json", {"x": float("nan")})
     assert not (tmp_path / "a.json").exists()
+
+
+@pytest.mark.parametrize("name", [".", "..", "x" * 300])
+def test_a_folder_that_cannot_be_is_one_sentence(tmp_path, monkeypatch, name):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(OutputError, match=r"cannot write|will not overwrite"), new_folder(name, marker="m.json"):
+        pass
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+
+
+def test_a_link_to_a_folder_is_written_through(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for text in ("old", "new"):
+        with new_folder(tmp_path / "link", marker="m.json") as aside:
+            (aside / "m.json").write_text(text)
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real" / "m.json").read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+
+
+def test_an_input_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(OutputError, match=r"cannot write .*out: No such file or directory \(.*absent\.txt\)"):  # noqa: SIM117
+        with new_folder(tmp_path / "out", marker="m.json"):
+            (tmp_path / "absent.txt").read_text()
