@@ -47,15 +47,30 @@ app.command("code")(train.code)
 
 
 def main() -> None:
-    """Runs the command line; an error meant for the user becomes one sentence and exit code 1, Ctrl-C becomes 130."""
+    """Runs the command line; an error meant for the user becomes one sentence and exit code 1, Ctrl-C becomes 130.
+
+    Files that cannot be looked at (a forbidden folder, a name too long) and output that cannot be printed (a full disk)
+    end the same way.
+    """
     try:
         app()
     except NosologyError as error:
         print(f"nosology: {error}", file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _close_output()
+    except OSError as error:
+        place = error.filename or "standard output"
+        print(f"nosology: cannot read or write {place}: {error.strerror or error}", file=sys.stderr)
+        if error.filename is None:
+            _close_output()
+        sys.exit(1)
     except SystemExit as end:
         if end.code == INTERRUPTED:
             print("nosology: interrupted; nothing half-written was kept", file=sys.stderr)
         raise
+
+
+def _close_output() -> None:
+    """Sends what is still to be printed nowhere, so that the end of the program does not fail on it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

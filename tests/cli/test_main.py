@@ -99,6 +99,9 @@ def test_settings_when_coding(run, small_bundle, tmp_path):
         (["evaluate", "{bundle}", "--corpus", "{corpus}", "--split", "tset", "--out", "{out}"], "split must be one of"),
         (["corpus", "prepare", "mimic5", "{corpus}", "--out", "{out}"], "mimic5"),
         (["simulate", "--patients", "3", "--layout", "epic", "--out", "{out}"], "mimic4"),
+        (["corpus", "prepare", "table", "x" * 300 + ".jsonl", "--out", "{out}"], "File name too long"),
+        (["corpus", "stats", "x" * 300], "File name too long"),
+        (["corpus", "split", "{corpus}", "--official", "x" * 300, "--out", "{out}"], "File name too long"),
         (["codes", "show", "QQQ"], "QQQ"),
         (["codes", "map", "428.0", "--to", "icd11"], "icd11"),
     ],
@@ -161,6 +164,21 @@ def test_a_full_disk_is_one_sentence(small_corpus, tmp_path):
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("nosology: cannot write") and done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_standard_output_that_is_full_is_one_sentence():
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(
+            [sys.executable, "-m", "nosology", "codes", "show", "I10"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "nosology: cannot read or write standard output: No space left on device\n",
+    )
 
 
 def test_output_into_a_closed_pipe_ends_quietly(small_bundle, notes_file):
