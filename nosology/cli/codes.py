@@ -84,7 +84,7 @@ def search(
     if as_json:
         return _print_json([asdict(hit) for hit in hits])
     if not hits:
-        raise CodeError(f"no {system} code has any of these words: {query}")
+        raise CodeError(f"no {system} code has any of these words: {query!r}")
     width = max(len(hit.code) for hit in hits)
     for hit in hits:
         also = f"  ({hit.matched})" if hit.matched != hit.description else ""
@@ -222,9 +222,9 @@ def _life(stages: list) -> str:
 def _table(system: str, release: str | None, date: str | None) -> CodeTable:
     from nosology.codes import release_on, table
 
-    if release and date:
+    if release is not None and date is not None:
         raise ConfigError("--release and --date exclude each other; give one")
-    return table(system, release_on(date, system) if date else release)
+    return table(system, release if date is None else release_on(date, system))
 
 
 def _release_or_file(name: str, system: str) -> CodeTable:
@@ -232,7 +232,10 @@ def _release_or_file(name: str, system: str) -> CodeTable:
     from nosology.codes.order_file import read_order
 
     if Path(name).is_file():
-        return read_order(Path(name))
+        found = read_order(Path(name))
+        if found.system != system:
+            raise CodeError(f"{name} is an order file of {found.system}; give --system {found.system}")
+        return found
     if "/" in name or "." in name:
         raise CodeError(f"no such file: {name}; give a release such as 2024 or an order file")
     return table(system, name)

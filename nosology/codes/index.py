@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
+from nosology.codes.sources import read_xml
 from nosology.codes.spelling import normalise
 from nosology.core import Code, CodeError, DataError
 
@@ -23,13 +24,7 @@ class IndexTerm:
 
 def read_index(path: Path) -> Iterator[IndexTerm]:
     """All lines of icd10cm_index_YYYY.xml (or of the external causes), those that name codes and those that refer."""
-    try:
-        root = ElementTree.parse(path).getroot()
-    except ElementTree.ParseError as error:
-        raise DataError(f"{path} is not well-formed XML: line {error.position[0]}") from error
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    terms = root.findall("./letter/mainTerm")
+    terms = read_xml(path).findall("./letter/mainTerm")
     if not terms:
         raise DataError(f"{path} holds no letter with main terms: it is not an index of ICD-10-CM")
     for term in terms:

@@ -26,6 +26,8 @@ def read_order(path: Path, release: str | None = None) -> CodeTable:
         if not (line[:5].isdigit() and line[5:6] == " " and line[14:15] in ("0", "1")):
             raise DataError(f"{path}, line {row}: not a line of an order file (number, code, 0 or 1, two titles)")
         code = line[6:13].strip()
+        if not code.isalnum():
+            raise DataError(f"{path}, line {row}: no code in columns 7 to 13")
         lines[code] = line[77:].strip() or line[16:76].strip()
         if line[14] == "1":
             billable.add(code)

@@ -29,11 +29,10 @@ def tree_of_prefixes(
         elif above in lines:
             parents[line] = above  # also where ranges mislead: C4A stands in C43-C44
         elif "-" in line:
-            parents[line] = next(chapter for chapter, span in chapters.items() if span[:3] <= line[:3] <= span[-3:])
-        elif len(line) == 3:
-            parents[line] = max((block for block in blocks if block[:3] <= line <= block[-3:]), default=None)
+            parents[line] = _chapter(line, chapters)
         else:
-            parents[line] = _longest_prefix(line, lines)
+            around = (block for block in blocks if block[:3] <= line[:3] <= block[-3:])
+            parents[line] = _longest_prefix(line, lines) or max(around, default=None) or _chapter(line, chapters)
     order = _book_order(parents, chapters)
     return CodeTable(
         "icd10cm",
@@ -44,6 +43,11 @@ def tree_of_prefixes(
         [line in billable for line in order],
         {line: notes[line] for line in order if line in notes},
     )
+
+
+def _chapter(line: str, chapters: Mapping[str, str]) -> str:
+    """The chapter that begins last before a line: a new category may lie beyond the known end of its chapter."""
+    return max((chapter for chapter, span in chapters.items() if span[:3] <= line[:3]), key=chapters.__getitem__)
 
 
 def _longest_prefix(code: str, lines: Container[str]) -> str | None:

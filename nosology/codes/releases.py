@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from datetime import date
+from datetime import date, datetime
 from functools import cache
 from typing import Any
 
@@ -37,14 +37,14 @@ def in_force_from(release: str) -> date:
 def release_on(day: date | str, system: str = "icd10cm") -> str:
     """The release in force on a day (a date or YYYY-MM-DD); CodeError for a day before the first one known."""
     try:
-        day = date.fromisoformat(day[:10]) if isinstance(day, str) else day
+        day = datetime.fromisoformat(day) if isinstance(day, str) else day
     except ValueError as error:
-        raise CodeError(f"date must be YYYY-MM-DD; got {day[:10]}") from error
+        raise CodeError(f"date must be YYYY-MM-DD; got {day[:20]!r}") from error
     known = releases(system)
     past = [release for release in known if in_force_from(release).isoformat() <= day.isoformat()[:10]]
     if not past:
-        first = known[0]
-        raise CodeError(f"no {system} release is known for {day}; the earliest is {first}, from {in_force_from(first)}")
+        earliest = f"{known[0]}, from {in_force_from(known[0])}"
+        raise CodeError(f"no {system} release is known for {day:%Y-%m-%d}; the earliest is {earliest}")
     return past[-1]
 
 

@@ -11,6 +11,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from nosology.core import DataError, OutputError
 from nosology.core.files import cache_folder, new_file
@@ -40,6 +41,18 @@ def read_lines(path: Path) -> list[str]:
         return content.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
         return content.decode("latin-1").splitlines()
+
+
+def read_xml(path: Path) -> ElementTree.Element:
+    """The root of an official XML file."""
+    try:
+        return ElementTree.parse(path).getroot()
+    except ElementTree.ParseError as error:
+        raise DataError(f"{path} is not well-formed XML: line {error.position[0]}") from error
+    except (LookupError, ValueError) as error:
+        raise DataError(f"{path} is XML in an encoding that cannot be read: save it as UTF-8") from error
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def cached(name: str, sources: list[Path], build: Callable[[], dict[str, Any]]) -> dict[str, Any]:

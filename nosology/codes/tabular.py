@@ -6,6 +6,7 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
+from nosology.codes.sources import read_xml
 from nosology.codes.table import CodeTable
 from nosology.core import DataError
 
@@ -28,14 +29,8 @@ def read_tabular(path: Path, release: str, exists: Container[str] | None = None)
     The XML states seventh characters by rule, and a few of the codes so formed do not exist; without the list
     (the order file, or the code list) all of them are taken.
     """
-    try:
-        root = ElementTree.parse(path).getroot()
-    except ElementTree.ParseError as error:
-        raise DataError(f"{path} is not well-formed XML: line {error.position[0]}") from error
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     reader = _Reader(exists)
-    for chapter in root.iterfind("chapter"):
+    for chapter in read_xml(path).iterfind("chapter"):
         reader.line(chapter, None, {})
     if not reader.lines:
         raise DataError(f"{path} holds no chapter: it is not an ICD-10-CM tabular list")

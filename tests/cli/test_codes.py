@@ -58,6 +58,13 @@ def test_map():
 def test_diff(tmp_path):
     assert output("diff", "2024", "2026", "--limit", "2").startswith("icd10cm 2024 -> 2026\nadded: 739\n")
     assert "M54.5" in as_json("diff", "2021", "2022")["divided"]
+    order = tmp_path / "icd10pcs_order_2026.txt"
+    order.write_text(f"00001 001     0 {'Bypass':60} Bypass\n00002 0016070 1 {'Bypass':60} Bypass of it\n")
+    assert output("diff", str(order), "2024", "--system", "icd10pcs", "--limit", "1").startswith(
+        "icd10pcs 2026 -> 2024"
+    )
+    with pytest.raises(NosologyError, match="is an order file of icd10pcs; give --system icd10pcs"):
+        output("diff", str(order), "2026")
 
 
 def test_follow():
@@ -75,6 +82,7 @@ def test_follow():
         (["show", "I10", "--release", "1999"], "release of icd10cm must be one of 2019"),
         (["show", "I10", "--release", "2019", "--date", "2019-01-01"], "exclude each other"),
         (["show", "I10", "--system", "icd11"], "system must be one of"),
+        (["show", "I10", "--date", ""], "date must be YYYY-MM-DD; got ''"),
         (["search", "xyzzy"], "no icd10cm code has any of these words"),
         (["map", "428", "--to", "icd10cm"], "did you mean 428.0"),
         (["map", "39.95", "--from", "icd9proc", "--to", "icd10pcs"], "no built-in mapping from icd9proc to icd10pcs"),

@@ -119,8 +119,10 @@ def test_a_date_picks_the_release_in_force():
     assert release_on("2015-03-01", "icd9cm") == "2015"
     with pytest.raises(CodeError, match="the earliest is 2019, from 2018-10-01"):
         release_on("2016-01-01")
-    with pytest.raises(CodeError, match="YYYY-MM-DD"):
-        release_on("01/02/2020")
+    assert release_on("2021-10-01 08:00:00") == "2022"
+    for wrong in ("01/02/2020", "2020-03-01st", ""):
+        with pytest.raises(CodeError, match="YYYY-MM-DD"):
+            release_on(wrong)
 
 
 def test_unknown_releases_and_systems_are_named():

@@ -49,7 +49,18 @@ def test_an_order_file_of_procedures(tmp_path):
     assert read_order(path).codes() == table("icd10pcs").codes()
 
 
-@pytest.mark.parametrize("text", ["", "A000 Cholera\n"])
+def test_no_line_of_an_order_file_is_lost(tmp_path):
+    """A later release has categories beyond the blocks and chapters known now, and a code may lack its category."""
+    path = tmp_path / "icd10cm_order_2030.txt"
+    codes = ["A00", "A000", "E999", "Q99Z", "U99", "Z9Z"]
+    path.write_text("\n".join(order_line(number, code, True, "Thing") for number, code in enumerate(codes, 1)))
+    read = read_order(path)
+    assert sorted(code.replace(".", "") for code in read.codes()) == codes
+    assert [read.chapter(code) for code in ("E99.9", "Q99.Z", "U99", "Z9Z")] == ["4", "17", "22", "21"]
+    assert (read.category("A00.0"), read.kind("U99")) == ("A00", "category")
+
+
+@pytest.mark.parametrize("text", ["", "A000 Cholera\n", "00001 !!!     1 x\n"])
 def test_another_file_is_not_taken_for_an_order_file(tmp_path, text):
     path = tmp_path / "list.txt"
     path.write_text(text)

@@ -110,7 +110,7 @@ def test_small_file(tmp_path):
     assert "A00.0XXD" in read_tabular(path, "2099")
 
 
-@pytest.mark.parametrize("text", ["<a>", "<a/>", ""])
+@pytest.mark.parametrize("text", ["<a>", "<a/>", "", '<?xml version="1.0" encoding="no-such"?><a/>'])
 def test_what_is_not_a_tabular_list_is_said_to_be_none(tmp_path, text):
     path = tmp_path / "tabular.xml"
     path.write_text(text)
