@@ -50,7 +50,7 @@ def _note(doc: ElementTree.Element, path: Path, row: int, intake: Intake) -> Not
     parts = {name: [] for name in _PARTS}
     for element in doc.iter("text"):
         if element.get("type") in parts:
-            parts[element.get("type")].append((element.text or "").strip())
+            parts[element.get("type")].append("".join(element.itertext()).strip())
     lines = [f"{_PARTS[name]}: {' '.join(texts)}" for name, texts in parts.items() if any(texts)]
     gold = [("icd9cm", code.text or "") for code in doc.iter("code") if code.get("origin") == _GOLD]
     text = intake.text("\n".join(lines), path, row)
@@ -71,3 +71,5 @@ def _refuse_doctype(path: Path) -> None:
     except expat.ExpatError as error:
         reason = expat.errors.messages[error.code]
         raise DataError(f"{path}: not well-formed XML (line {error.lineno}: {reason})") from error
+    except (LookupError, ValueError) as error:
+        raise DataError(f"{path}: XML in an encoding that cannot be read; save it as UTF-8") from error

@@ -57,9 +57,9 @@ def _read_split(folder: Path, lang: str, intake: Intake) -> Iterator[Note]:
         text = intake.text(text, path, 1)
         if not intake.accepts(path.stem, text, path, 1):
             continue
-        within = [item for item in evidence.get(path.stem, ()) if item.end <= len(text)]
-        for _ in range(len(evidence.get(path.stem, ())) - len(within)):
-            intake.trouble("bad_evidence", path, 1)
+        given = evidence.pop(path.stem, [])
+        within = [item for item in given if item.end <= len(text)]
+        intake.trouble("bad_evidence", path, 1, times=len(given) - len(within))
         yield Note(
             path.stem,
             text,
@@ -69,7 +69,7 @@ def _read_split(folder: Path, lang: str, intake: Intake) -> Iterator[Note]:
             codes=tuple(codes.pop(path.stem, ())),
             evidence=tuple(within),
         )
-    for note_id in codes:
+    for note_id in sorted(codes.keys() | evidence.keys()):
         intake.trouble("codes_without_note", folder / f"{note_id}.txt")
 
 

@@ -48,11 +48,13 @@ class Corpus:
         try:
             manifest = json.loads(path.read_text(encoding="utf-8"))
             form, notes = manifest["format"], manifest["counts"]["notes"]
-            manifest["hash"]
-        except (ValueError, KeyError, TypeError, OSError) as error:
+            whole = {"hash", "source", "filters"} <= manifest.keys() and "splits" in manifest["counts"]
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             raise DataError(f"{path} is damaged or of another program") from error
         if form != FORMAT:
             raise DataError(f"{path}: format must be {FORMAT}; got {form!r}")
+        if not whole:
+            raise DataError(f"{path} is damaged: source, filters, counts or hash are not there")
         try:
             with parquet.ParquetFile(folder / NOTES) as file:
                 stored, names = file.metadata.num_rows, file.schema_arrow.names
@@ -85,7 +87,8 @@ class Corpus:
                     if split is not None:
                         batch = batch.filter(compute.equal(batch.column("split"), split))
                     yield from map(_from_row, batch.to_pylist())
-        except (pa.ArrowException, OSError) as error:
+        # A flipped bit may also show as text that is no UTF-8, or as a field that is not there.
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{self.folder / NOTES} is missing or damaged") from error
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from nosology.core import Code, Note
+from nosology.corpora.mimic_tables import admission_id
 
 
 def keep_codes(notes: Iterable[Note], keep: Callable[[Code], bool], record: dict[str, Any]) -> Iterator[Note]:
@@ -40,7 +41,7 @@ def assign_splits(notes: Iterable[Note], splits: Mapping[str, str], record: dict
     record.update(notes_left_out=0, entries_without_note=len(splits))
     used: set[str] = set()
     for note in notes:
-        key = next((key for key in (note.extra.get("hadm_id"), note.id) if key in splits), None)
+        key = next((key for key in (admission_id(str(note.extra.get("hadm_id"))), note.id) if key in splits), None)
         if key is None:
             record["notes_left_out"] += 1
             continue

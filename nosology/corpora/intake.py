@@ -16,10 +16,11 @@ class Kind(NamedTuple):
 
     sentence: str
     lossy: bool
+    unit: str = "row"
 
 
 TROUBLES: dict[str, Kind] = {
-    "encoding": Kind("lines that are not UTF-8, read as Windows-1252", lossy=False),
+    "encoding": Kind("lines that are not UTF-8, read as Windows-1252", lossy=False, unit="line"),
     "bad_characters": Kind("notes with NUL bytes or lone surrogates, replaced one for one", lossy=False),
     "repeated_code": Kind("codes given twice to one note, kept once", lossy=False),
     "unknown_code": Kind("codes that no known release has, kept", lossy=False),
@@ -29,7 +30,7 @@ TROUBLES: dict[str, Kind] = {
     "empty_note": Kind("notes without a word, left out", lossy=True),
     "duplicate_id": Kind("notes with an id that came before, left out", lossy=True),
     "no_admission": Kind("notes without an admission, left out", lossy=True),
-    "ragged_row": Kind("rows with more or fewer fields than the header, left out", lossy=True),
+    "ragged_row": Kind("rows with too many or too few fields, left out", lossy=True),
     "bad_evidence": Kind("evidence with an impossible code or a span not within its text, left out", lossy=True),
     "codes_without_note": Kind("coded ids or admissions for which there is no note", lossy=False),
 }
@@ -40,20 +41,36 @@ _BAD = re.compile("[\x00\ud800-\udfff]")
 _SPLIT_NAMES = {name: name for name in SPLITS} | {"val": "dev", "valid": "dev", "validation": "dev"}
 
 
-def place(file: str | Path, row: int) -> str:
-    """The place as messages name it; row 1 is the first line, in a table the header; row 0 is the whole file."""
-    return f"{Path(file).name} row {row}" if row else Path(file).name
+def place(file: str | Path, row: int, unit: str = "row") -> str:
+    """The place as messages name it: row 1 is the first record, in a table the header; row 0 is the whole file.
+
+    A quoted field may hold line feeds, so that a row of a table may have many lines.
+    """
+    return f"{Path(file).name} {unit} {row}" if row else Path(file).name
 
 
 def shown(value: object) -> str:
     """The value as a message may show it: a short word as it is, anything else not at all, for it may be note text."""
-    return repr(value) if isinstance(value, str) and _NAME.fullmatch(value) else f"another {type(value).__name__}"
+    return (
+        repr(value) if isinstance(value, str) and _NAME.fullmatch(value) else f"a value of type {type(value).__name__}"
+    )
 
 
-def missing_columns(file: str | Path, missing: Sequence[str], names: Sequence[str]) -> DataError:
-    """The error of a table that lacks columns; of a table without a header, `names` are a patient's."""
-    there = ", ".join(name for name in names if _NAME.fullmatch(name))
-    return DataError(f"{place(file, 1)}: missing column {', '.join(missing)}; the columns are {there or 'not named'}")
+def check_columns(file: str | Path, names: Sequence[str], required: Sequence[str], once: Sequence[str] = ()) -> None:
+    """Raises DataError unless the required columns are there, and these and the ones in `once` no more than once.
+
+    If no required one is there, the first row is perhaps no header but a patient's: it is not shown.
+    """
+    missing = [name for name in required if name not in names]
+    if missing:
+        there = ", ".join(name for name in names if _NAME.fullmatch(name)) if len(missing) < len(required) else ""
+        header = f"; the columns are {there}" if there else " in the header"
+        raise DataError(f"{place(file, 1)}: missing column {', '.join(missing)}{header}")
+    for name in (*required, *once):
+        if names.count(name) > 1:
+            raise DataError(
+                f"{place(file, 1)}: column {shown(name)} must be there once; got it {names.count(name)} times"
+            )
 
 
 class Intake:
@@ -73,11 +90,13 @@ class Intake:
         """Counts a trouble; raises DataError if it loses something and the intake is strict."""
         if times == 0:
             return
-        if self.strict and TROUBLES[kind].lossy:
-            raise DataError(f"{place(file, row)}: found {TROUBLES[kind].sentence.removesuffix(', left out')}")
+        sentence, lossy, unit = TROUBLES[kind]
+        where = place(file, row, unit)
+        if self.strict and lossy:
+            raise DataError(f"{where}: found {sentence.removesuffix(', left out')}")
         found = self.troubles.setdefault(kind, {"count": 0, "first": []})
         found["count"] += times
-        if len(found["first"]) < PLACES_KEPT and (where := place(file, row)) not in found["first"]:
+        if len(found["first"]) < PLACES_KEPT and where not in found["first"]:
             found["first"].append(where)
 
     def accepts(self, note_id: str, text: str, file: str | Path, row: int) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nosology.core import DataError
-from nosology.corpora.intake import Intake, missing_columns, place
+from nosology.corpora.intake import Intake, check_columns, place
 
 _BLOCK = 1 << 20
 # A longer field is a quote that was never closed, a longer line a file without line feeds: each would fill the memory.
@@ -64,7 +64,7 @@ def _blocks_of_lines(path: Path, intake: Intake) -> Iterator[Iterable[str]]:
             begun += rest
             if len(begun) > _LONGEST:
                 raise DataError(
-                    f"{place(path, line)}: a line of more than {_LONGEST >> 20} MB; a line feed ends a line"
+                    f"{place(path, line, 'line')}: a line of more than {_LONGEST >> 20} MB; a line feed ends a line"
                 )
         if begun:
             yield _lines(bytes(begun), path, line, intake)
@@ -117,10 +117,9 @@ def columns(
     """
     rows = table_rows(path, intake)
     _, names = next(rows)
-    positions = {name.lower(): position for position, name in enumerate(names)}
-    missing = [name for name in required if name not in positions]
-    if missing:
-        raise missing_columns(path, missing, names)
+    names = [name.lower() for name in names]
+    check_columns(path, names, required)
+    positions = {name: position for position, name in enumerate(names)}
     wanted = [positions.get(name, -1) for name in (*required, *optional)]
     for row, fields in rows:
         yield row, tuple(fields[position] if position >= 0 else "" for position in wanted)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nosology.core import SYSTEMS, DataError, Evidence, Note
-from nosology.corpora.intake import Intake, missing_columns, place, split_name, system_name
+from nosology.corpora.intake import Intake, check_columns, place, split_name, system_name
 from nosology.corpora.lines import table_rows, text_lines
 
 FIELDS = ("id", "text", "patient", "site", "split", "lang", "codes", "evidence")
@@ -107,7 +107,7 @@ def json_records(path: Path, intake: Intake) -> Iterator[tuple[int, dict]]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            reason = getattr(error, "msg", "nested too deep")
+            reason = getattr(error, "msg", "nested too deep, or a number too long")
             raise DataError(f"{place(path, row)}: not a line of JSON ({reason})") from error
         if not isinstance(record, dict):
             raise DataError(f"{place(path, row)}: expected a JSON object; got {type(record).__name__}")
@@ -118,9 +118,7 @@ def _table_records(path: Path, intake: Intake) -> Iterator[tuple[int, dict]]:
     rows = table_rows(path, intake)
     _, names = next(rows)
     names = [name.lower() if name.lower() in FIELDS else name for name in names]
-    missing = [name for name in FIELDS[:2] if name not in names]
-    if missing:
-        raise missing_columns(path, missing, names)
+    check_columns(path, names, FIELDS[:2], once=[name for name in names if name])
     for row, fields in rows:
         yield row, dict(zip(names, fields))
 
@@ -136,7 +134,7 @@ def _parquet_records(path: Path, intake: Intake) -> Iterator[tuple[int, dict]]:
                 for record in batch.to_pylist():
                     row += 1
                     yield row, record
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as Parquet after row {row}") from error
 
 

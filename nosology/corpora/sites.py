@@ -119,6 +119,8 @@ def site_corpus(
         steps.append({"filter": "min_count", "min_count": sites * min_notes, "sites": sites, "min_notes": min_notes})
     notes = keep_codes(reading(corpus, text=keep_duplicates_together), keep, {})
     roster = read_roster(notes, texts=keep_duplicates_together)
+    if not roster:
+        raise ConfigError(f"no note is left for {sites} sites: no code has {sites * min_notes} notes")
     site = assign_sites(roster, sites, skew=skew, alpha=alpha, exponent=exponent, seed=seed, threshold=threshold)
     steps.append({"filter": "sites", "sites": sites, "skew": skew, "seed": seed})
     steps[-1] |= {"size": {"exponent": exponent}, "dirichlet": {"alpha": alpha}}.get(skew, {})

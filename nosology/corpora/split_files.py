@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nosology.core import SPLITS, DataError
-from nosology.corpora.intake import Intake, missing_columns, place, split_name
+from nosology.corpora.intake import Intake, check_columns, place, split_name
 from nosology.corpora.lines import table_rows, text_lines
 from nosology.corpora.mimic_tables import admission_id
 
@@ -38,8 +38,9 @@ def _columns(names: Sequence[str], path: Path) -> tuple[int, int]:
     """The positions of the id and the split."""
     lower = [name.lower() for name in names]
     key = next((lower.index(name) for name in _KEYS if name in lower), None)
-    if key is None or "split" not in lower:
-        raise missing_columns(path, [f"split or an id ({', '.join(_KEYS)})"], names)
+    if key is None:
+        raise DataError(f"{place(path, 1)}: missing a column of ids, named {', '.join(_KEYS[:-1])} or {_KEYS[-1]}")
+    check_columns(path, lower, [lower[key], "split"])
     return key, lower.index("split")
 
 

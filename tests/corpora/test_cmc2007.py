@@ -53,6 +53,18 @@ def test_bad_files_are_answered_by_a_sentence(tmp_path, content, message, encodi
         list(cmc2007.read([tmp_path / "a.xml"], Intake()))
 
 
+@pytest.mark.parametrize("encoding", ["no-such", "shift_jis"])
+def test_an_encoding_that_cannot_be_read_is_answered_by_a_sentence(tmp_path, encoding):
+    (tmp_path / "a.xml").write_text(f'<?xml version="1.0" encoding="{encoding}"?>{TEST}')
+    with pytest.raises(DataError, match="in an encoding that cannot be read"):
+        list(cmc2007.read([tmp_path / "a.xml"], Intake()))
+
+
+def test_marked_words_inside_a_text_are_kept(tmp_path):
+    (tmp_path / "a.xml").write_text(TEST.replace("Fever.", "Fever <b>and</b> cough."))
+    assert next(cmc2007.read([tmp_path / "a.xml"], Intake())).text == "History: Fever and cough."
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(DataError, match=r"cannot read .*none\.xml"):
         list(cmc2007.read([tmp_path / "none.xml"], Intake()))

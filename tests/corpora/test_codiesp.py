@@ -27,7 +27,8 @@ def dataset(tmp_path):
         f"S0001-train-1\tDIAGNOSTICO\ti10\thipertensión\t{span('hipertensión')}\n"
         f"S0001-train-1\tPROCEDIMIENTO\tbt41zzz\tecografía riñón derecho\t{pieces}\n"
         "S0001-train-1\tDIAGNOSTICO\ti10\tx\t900 905\n"
-        "S0001-train-1\tDIAGNOSTICO\ti10\tx\tnowhere\n",
+        "S0001-train-1\tDIAGNOSTICO\ti10\tx\tnowhere\n"
+        "S0001-lost-1\tDIAGNOSTICO\ti10\tx\t1 2\n",
         encoding="utf-8",
     )
     return tmp_path
@@ -48,7 +49,7 @@ def test_spanish_with_evidence(dataset):
         "repeated_code": (1, ["trainD.tsv row 2"]),
         "ragged_row": (1, ["trainP.tsv row 2"]),
         "bad_evidence": (2, ["trainX.tsv row 4", "S0001-train-1.txt row 1"]),
-        "codes_without_note": (1, ["S0001-gone-1.txt"]),
+        "codes_without_note": (2, ["S0001-gone-1.txt", "S0001-lost-1.txt"]),
     }
 
 

@@ -1,4 +1,5 @@
 import json
+import random
 
 import pyarrow as pa
 import pytest
@@ -129,9 +130,28 @@ def test_what_is_no_corpus_is_refused(tmp_path):
     (tmp_path / "c" / NOTES).write_bytes(b"PAR1")
     with pytest.raises(DataError, match="missing or damaged"):
         Corpus.open(tmp_path / "c")
+    (tmp_path / "c" / MANIFEST).write_text('{"format": 1, "counts": {"notes": 2}, "hash": ""}')
+    with pytest.raises(DataError, match="damaged: source, filters, counts or hash"):
+        Corpus.open(tmp_path / "c")
     (tmp_path / "c" / MANIFEST).write_text('{"format": 9, "counts": {"notes": 2}, "hash": ""}')
     with pytest.raises(DataError, match="format must be 1; got 9"):
         Corpus.open(tmp_path / "c")
     (tmp_path / "c" / MANIFEST).write_text("{")
     with pytest.raises(DataError, match="is damaged"):
         Corpus.open(tmp_path / "c")
+
+
+def test_notes_with_flipped_bytes_are_read_or_refused_in_a_sentence(tmp_path):
+    write([note(number, codes=(Code("icd10cm", "I10"),), extra={"ward": "w"}) for number in range(30)], tmp_path / "c")
+    whole = (tmp_path / "c" / NOTES).read_bytes()
+    rng = random.Random(0)
+    refused = 0
+    for _ in range(150):
+        flipped = bytearray(whole)
+        flipped[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        (tmp_path / "c" / NOTES).write_bytes(flipped)
+        try:
+            list(Corpus.open(tmp_path / "c").notes())
+        except DataError:
+            refused += 1
+    assert refused > 50

@@ -35,10 +35,12 @@ def test_frequent_codes_are_counted_by_note(lists, min_count):
 def test_a_split_file_decides_by_admission_or_id():
     notes = [
         Note("a", "x", extra={"hadm_id": "1"}),
-        Note("b", "x"),
+        Note("a2", "x", extra={"hadm_id": 1}),  # as JSON has it
+        Note("a3", "x", extra={"hadm_id": 1.0}),  # as a Parquet column with gaps has it
+        Note("b", "x", extra={"hadm_id": ["odd"]}),
         Note("c", "x", split="test", extra={"hadm_id": "9"}),
     ]
     record = {}
     assigned = list(assign_splits(notes, {"1": "dev", "b": "train", "7": "test"}, record))
-    assert [(note.id, note.split) for note in assigned] == [("a", "dev"), ("b", "train")]
+    assert [(note.id, note.split) for note in assigned] == [("a", "dev"), ("a2", "dev"), ("a3", "dev"), ("b", "train")]
     assert record == {"notes_left_out": 1, "entries_without_note": 1}

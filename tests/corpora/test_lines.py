@@ -28,7 +28,7 @@ def test_lines_do_not_depend_on_blocks(tmp_path, monkeypatch):
     whole = list(text_lines(path, whole_intake))
     monkeypatch.setattr(lines, "_BLOCK", 7)
     assert list(text_lines(path, blocks_intake)) == whole
-    assert blocks_intake.troubles == whole_intake.troubles == {"encoding": {"count": 1, "first": ["a.txt row 41"]}}
+    assert blocks_intake.troubles == whole_intake.troubles == {"encoding": {"count": 1, "first": ["a.txt line 41"]}}
 
 
 def test_gzip_is_known_by_its_content(tmp_path):
@@ -81,5 +81,12 @@ def test_a_file_without_line_feeds_does_not_fill_the_memory(tmp_path, monkeypatc
     monkeypatch.setattr(lines, "_BLOCK", 100)
     monkeypatch.setattr(lines, "_LONGEST", 1000)
     (tmp_path / "a.csv").write_text("id\n" + "secret\r" * 1000)
-    with pytest.raises(DataError, match=r"a\.csv row 2: a line of more than"):
+    with pytest.raises(DataError, match=r"a\.csv line 2: a line of more than"):
         list(text_lines(tmp_path / "a.csv", Intake()))
+
+
+def test_a_line_that_is_not_utf8_is_counted_by_its_line_not_its_row(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b'id,text\n1,"two\nlines"\n2,caf\xe9\n')
+    intake = Intake()
+    assert [row for row, _ in table_rows(tmp_path / "a.csv", intake)] == [1, 2, 3]
+    assert intake.troubles["encoding"]["first"] == ["a.csv line 4"]

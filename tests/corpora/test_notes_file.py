@@ -96,7 +96,7 @@ def test_lines_that_are_not_utf8_are_windows_1252(tmp_path):
         '\ufeff{"id": 1, "text": "señal"}\n'.encode() + '{"id": 2, "text": "señal €"}\n'.encode("cp1252")
     )
     assert [note.text for note in read_notes(tmp_path / "a.jsonl", intake)] == ["señal", "señal €"]
-    assert intake.troubles == {"encoding": {"count": 1, "first": ["a.jsonl row 2"]}}
+    assert intake.troubles == {"encoding": {"count": 1, "first": ["a.jsonl line 2"]}}
 
 
 def test_unicode_line_separators_do_not_end_a_line(tmp_path):
@@ -143,6 +143,7 @@ def test_codes_may_stay_unread(tmp_path):
     [
         ('{"id": 1, "text": "secret"\n', "row 1: not a line of JSON"),
         ("[" * 100_000 + "\n", "row 1: not a line of JSON"),
+        ("9" * 5000 + "\n", "row 1: not a line of JSON (nested too deep, or a number too long)"),
         ("[1]\n", "row 1: expected a JSON object"),
         ('\n{"text": "secret"}\n', "row 2: id is missing"),
         ('{"id": 1}\n', "row 1: text is missing"),
@@ -150,7 +151,10 @@ def test_codes_may_stay_unread(tmp_path):
         ('{"id": 1, "text": 0}\n', "row 1: text is missing or no string"),
         ('{"id": [1], "text": "secret"}\n', "row 1: id must be text"),
         ('{"id": 1, "text": "secret", "split": "holdout"}\n', "split must be one of train, dev, test; got 'holdout'"),
-        ('{"id": 1, "text": "x", "split": "a secret"}\n', "split must be one of train, dev, test; got another str"),
+        (
+            '{"id": 1, "text": "x", "split": "a secret"}\n',
+            "split must be one of train, dev, test; got a value of type str",
+        ),
         ('{"id": 1, "text": "secret", "codes": 3}\n', "codes must be a list"),
         ('{"id": 1, "text": "secret", "codes": ["I10"]}\n', "names no system; give one with --system"),
         ('{"id": 1, "text": "secret", "codes": ["icd11:I10"]}\n', "system must be one of icd9cm"),
@@ -179,7 +183,13 @@ def test_bad_files_are_answered_by_a_sentence(tmp_path):
     with pytest.raises(DataError, match=r"a\.csv row 1: missing column id; the columns are name, text"):
         list(read_notes(tmp_path / "a.csv"))
     (tmp_path / "a.csv").write_text("7,The patient is a secret,I10\n")
-    with pytest.raises(DataError, match=r"missing column id, text; the columns are 7, I10$"):
+    with pytest.raises(DataError, match=r"a\.csv row 1: missing column id, text in the header$"):
+        list(read_notes(tmp_path / "a.csv"))
+    (tmp_path / "a.csv").write_text("id,text,Text\n1,word,other\n")
+    with pytest.raises(DataError, match=r"a\.csv row 1: column 'text' must be there once; got it 2 times"):
+        list(read_notes(tmp_path / "a.csv"))
+    (tmp_path / "a.csv").write_text("id,text,ward,ward,,\n1,word,a,b,,\n")
+    with pytest.raises(DataError, match="column 'ward' must be there once"):
         list(read_notes(tmp_path / "a.csv"))
     lines(tmp_path / "b.jsonl", *[NOTE] * 1000)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "b.jsonl").read_bytes())[:-20])

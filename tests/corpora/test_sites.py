@@ -108,6 +108,8 @@ def test_a_code_stays_only_if_each_site_can_get_enough_notes_of_it(tmp_path):
     assert (kept["min_count"], kept["code_occurrences_left_out"], kept["notes_left_out"]) == (21, 20, 1)
     assert (dealt["sites"], dealt["skew"]) == (7, "equal")
     assert len({note.site for note in written.notes()}) == 7
+    with pytest.raises(ConfigError, match="no note is left for 7 sites: no code has 700 notes"):
+        site_corpus(tmp_path / "in", tmp_path / "none", 7, min_notes=100)
 
 
 @pytest.mark.parametrize(

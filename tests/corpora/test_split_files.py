@@ -28,8 +28,9 @@ def test_every_form_says_the_same(tmp_path):
         (
             "a.csv",
             "id,fold\n1,train\n",
-            "missing column split or an id .*; the columns are id, fold",
+            "missing column split; the columns are id, fold",
         ),
+        ("a.csv", "subject,split\n1,train\n", r"a\.csv row 1: missing a column of ids, named _id, .* or id"),
         ("a.csv", "id,split\n1,train\n1,test\n", r"a\.csv row 3: an id must be in one split"),
         ("a.csv", "id,split\n1,\n", r"a\.csv row 2: an id must be in one split"),
         ("a.csv", "id,split\n1,fold1\n", "split must be one of train, dev, test; got 'fold1'"),
