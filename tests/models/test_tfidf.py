@@ -81,7 +81,12 @@ def test_occurrences_stand_where_they_say():
     assert found.length.tolist().count(2) == 2
 
 
-def test_words_of_most_notes_are_no_features():
+def test_common_words_with_content_and_negators_stay():
+    tfidf, _ = Tfidf.fit(["no cough of the chest", "no cough of the heart", "no cough of the lung"], TfidfSettings())
+    assert set(tfidf.words) == {"no", "cough", "chest", "heart", "lung"}
+
+
+def test_articles_of_most_notes_are_no_features():
     tfidf, _ = Tfidf.fit(["the cough", "the fever", "the gout"], TfidfSettings())
     assert set(tfidf.words) == {"cough", "fever", "gout"}
     alone, _ = Tfidf.fit(["one note"], TfidfSettings())
