@@ -19,10 +19,11 @@ def tune_threshold(
     *,
     systems: Collection[str] | None = None,
 ) -> float:
-    """The threshold with the highest micro F1 on these notes; of equally good ones the highest.
+    """The threshold with the highest micro F1 on these notes; of equally good scores the highest.
 
     The optimum is exact: between two scores of true cells a lower threshold only adds false codes, so that the best
-    one is the score of a true cell. True codes that the model cannot name are misses at every threshold.
+    one is the score of a true cell. The threshold is put in the middle of the gap below that score, which accepts the
+    same codes here and is the safer place for new notes. True codes that the model cannot name are misses anywhere.
     """
     scored = Scored.of(labels, gold, scores, systems)
     return _best_threshold(scored)
@@ -48,7 +49,9 @@ def tune_thresholds(
             accepted = len(ascending) - np.searchsorted(ascending, true, "left")
             hits = len(true) - np.searchsorted(true, true, "left")
             best = _best(true, hits, accepted, len(true))
-            thresholds[column] = thresholds[column] if best is None else best
+            if best is not None:
+                at = np.searchsorted(ascending, best, "left")
+                thresholds[column] = _middle(best, ascending[at - 1] if at else ascending.dtype.type(0))
 
     scored.over_codes(frequent, tune)
     return thresholds
@@ -59,12 +62,18 @@ def _best_threshold(scored: Scored) -> float:
     best = _best(cells.values, cells.hits, cells.accepted, scored.gold.nnz)
     if best is None:
         raise DataError("cannot tune a threshold: no true code of these notes has a score above 0")
-    return best
+    return _middle(best, max(scored.over_notes(lambda _, block: np.where(block < best, block, 0).max(initial=0))))
 
 
-def _best(values: np.ndarray, hits: np.ndarray, accepted: np.ndarray, n_true: int) -> float | None:
+def _middle(best: np.floating, below: np.floating) -> float:
+    """The middle of the gap between the best score and the next one below it, in the precision of the scores."""
+    middle = below + (best - below) / 2
+    return float(middle if middle > below else best)
+
+
+def _best(values: np.ndarray, hits: np.ndarray, accepted: np.ndarray, n_true: int) -> np.floating | None:
     """The value (ascending) with the highest F1 = 2 hits / (accepted + true); zero scores are never accepted."""
     f1 = np.where(values > 0, 2 * hits / (accepted + n_true), -1.0)
     if not len(f1) or f1.max() < 0:
         return None
-    return float(values[len(f1) - 1 - np.argmax(f1[::-1])])
+    return values[len(f1) - 1 - np.argmax(f1[::-1])]

@@ -16,7 +16,15 @@ def test_global_threshold_is_the_exact_optimum(make_case, shape):
     f1 = np.array([evaluate(case.labels, case.gold, case.scores, t, replicates=0)["micro_f1"] for t in every])
     best = evaluate(case.labels, case.gold, case.scores, threshold, replicates=0)["micro_f1"]
     assert best == f1.max()
-    assert threshold == pytest.approx(every[np.flatnonzero(f1 == f1.max()).max()])
+    at = np.flatnonzero(f1 == f1.max()).max()
+    assert threshold == pytest.approx((every[at] + (every[at - 1] if at else 0)) / 2)
+
+
+def test_neighbouring_floats_have_no_middle(make_case):
+    case = make_case(seed=5, n_notes=2, n_labels=1)
+    high = np.float32(0.5)
+    scores = np.array([[high], [np.nextafter(high, np.float32(0))]])
+    assert tune_threshold(case.labels, [[case.labels.codes[0]], []], scores) == high
 
 
 def test_thresholds_per_code_are_exact_and_fall_back(make_case):
