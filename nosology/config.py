@@ -61,7 +61,7 @@ def override(values: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
 def check(values: dict[str, Any], source: str) -> Recipe:
     """The recipe of plain values; ConfigError names the place, what is allowed and what was given."""
     kind = values.get("kind")
-    if kind not in RECIPES:
+    if not isinstance(kind, str) or kind not in RECIPES:
         raise ConfigError(f"{source}: kind must be one of {', '.join(RECIPES)}; got {kind!r}")
     try:
         return RECIPES[kind].model_validate(values)
@@ -85,13 +85,21 @@ def _value(raw: str) -> Any:
 
 def _sentence(error: ValidationError, recipe: type[Recipe], source: str) -> str:
     """The first complaint as one sentence: source, place, what is allowed, what was given."""
-    first = error.errors()[0]
-    keys = [str(key) for key in first["loc"]]
+    first, *others = error.errors()
+    keys = _place(first["loc"])
     if first["type"] == "extra_forbidden":
         allowed = ", ".join(_section(recipe, keys[:-1]).model_fields)
         where = f"[{'.'.join(keys[:-1])}]" if len(keys) > 1 else "a recipe"
         return f"{source}: {where} has no key {keys[-1]!r}; allowed: {allowed}"
-    return f"{source}: {'.'.join(keys)}: {first['msg'].lower()}; got {first['input']!r}"
+    # A value may be of one kind or another: each kind that it is not complains about the same place.
+    same = [first, *(other for other in others if _place(other["loc"]) == keys)]
+    wanted = ", or ".join(dict.fromkeys(item["msg"].removeprefix("Input ") for item in same))
+    return f"{source}: {'.'.join(keys)} {wanted}; got {first['input']!r}"
+
+
+def _place(loc: tuple[int | str, ...]) -> list[str]:
+    """Section, key and position in a list, without the names that pydantic gives to kinds of values."""
+    return [str(key) for depth, key in enumerate(loc) if depth < 2 or isinstance(key, int)]
 
 
 def _section(recipe: type[BaseModel], keys: list[str]) -> type[BaseModel]:
