@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from itertools import tee
 from pathlib import Path
@@ -29,13 +30,16 @@ def train(
     from nosology.training.run import train as run
 
     checked = load_recipe(recipe, settings)
+    started = time.monotonic()
     bundle = run(checked, [Corpus.open(folder) for folder in corpus], out, refit=refit)
     made = bundle.provenance
     typer.echo(
         f"{out}: {bundle.model.kind} coder, {len(bundle.model.labels):,} codes, trained on {made['n_train']:,} notes"
-        f"{' + dev' if made['refit'] else ''}, threshold {bundle.decision.threshold:.3f} found on {made['tuned_on']}"
-        f" ({made['n_dev']:,} notes), {made['seconds']:.0f} s"
+        f"{' + dev' if made['refit'] else ''}, tuned on {made['tuned_on']} ({made['n_dev']:,} notes)"
+        f" with threshold {bundle.decision.threshold:.3f}, {time.monotonic() - started:.0f} s"
     )
+    if not made["found"].get("dev_codes", 1):
+        typer.echo("caution: no code of the tuning notes is in the training notes: probabilities are guesses", err=True)
 
 
 def code(

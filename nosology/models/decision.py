@@ -13,6 +13,8 @@ from nosology.core import Code
 from nosology.evaluation import tune_threshold, tune_thresholds
 from nosology.models.settings import DecisionSettings
 
+UNTUNED = 0.5  # the threshold where dev has no true code that the model gives a probability
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -29,9 +31,14 @@ class Decision:
         gold: Sequence[Collection[Code]],
         probabilities: np.ndarray,
     ) -> Decision:
-        """The decision that the settings ask for, found on these dev notes where they leave it open."""
+        """The decision that the settings ask for, found on these dev notes where they leave it open.
+
+        Where no true code of the dev notes has a probability, there is nothing to find it on, and it is `UNTUNED`.
+        """
         if isinstance(settings.threshold, float):
             return cls(settings.threshold)
+        if not labels.encode(gold).multiply(probabilities > 0).count_nonzero():
+            return cls(UNTUNED)
         general = tune_threshold(labels, gold, probabilities)
         if settings.threshold == "global":
             return cls(general)

@@ -7,15 +7,15 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from safetensors.numpy import load_file, save
 from scipy import sparse
 
 from nosology.codes.label_space import LabelSpace
-from nosology.core import EvidenceSpan
+from nosology.core import DataError, EvidenceSpan
 from nosology.core.progress import progress
 from nosology.models.calibration import Calibration
 from nosology.models.settings import Recipe, Section
@@ -26,11 +26,14 @@ _PART = 32  # codes that a process takes at a time
 _WORTH_PROCESSES = 50_000_000  # codes x stored values; below this, starting processes costs more than it saves
 
 
+Strength = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 class FitSettings(Section):
     """How the machines are fitted."""
 
-    c: list[float] = Field([0.3, 1.0, 10.0], min_length=1)  # inverse regularisation
-    max_features: list[int] = Field([100, 300, 1000, 4000], min_length=1)  # weights kept a code, the largest
+    c: list[Strength] = Field([0.3, 1.0, 10.0], min_length=1)  # inverse regularisation
+    max_features: list[PositiveInt] = Field([100, 300, 1000, 4000], min_length=1)  # weights kept a code, the largest
     choice_codes: int = Field(300, ge=1)  # of several values above the best on dev is taken, over so many codes
     negatives: int = Field(2000, ge=1)  # a code with more notes without it learns from this many of them,
     negatives_per_positive: int = Field(10, ge=1)  # or from so many for each note with it, if that is more
@@ -200,6 +203,8 @@ def _fit_codes(
     """Weights (features, len(columns)) and biases of one machine a column."""
     from joblib import Parallel, delayed
 
+    if not vectors.shape[1]:
+        raise DataError("the training notes have no word that [features] lets in: nothing can be learned from them")
     vectors, positives = vectors.astype(np.float64), gold.tocsc()  # LIBLINEAR computes in float64
     true = [positives.indices[positives.indptr[column] : positives.indptr[column + 1]] for column in columns]
     # Threads would share LIBLINEAR's one random generator, and the weights would depend on their order.

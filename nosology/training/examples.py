@@ -29,6 +29,10 @@ class Examples:
     def __len__(self) -> int:
         return len(self.codes)
 
+    def distinct(self, name: Callable[[Note], str], *, coded: bool = False) -> set[str]:
+        """The names of all notes, or of those with a code."""
+        return {name(note) for note in self._notes(text=False) if note.codes or not coded}
+
     def _notes(self, text: bool) -> Iterator[Note]:
         for corpus in self.corpora:
             yield from filter(self.keep, corpus.notes(text=text))
@@ -39,6 +43,7 @@ def train_and_dev(corpora: list[Corpus], share: float, seed: int) -> tuple[Examp
 
     Where no corpus says which notes are for what, all are train. Where there are no dev notes, `share` of the train
     patients (or notes without one) stand in for them, chosen by hash, so that the choice is the same in any order.
+    Where all coded notes are of one patient, notes are chosen in the place of patients.
     """
     splits = {name for corpus in corpora for name in corpus.manifest["counts"]["splits"]}
     named = splits - {"none"}
@@ -51,15 +56,30 @@ def train_and_dev(corpora: list[Corpus], share: float, seed: int) -> tuple[Examp
     if "dev" in splits:
         return Examples(corpora, train), Examples(corpora, lambda note: note.split == "dev"), False
 
-    def held(note: Note) -> bool:
-        digest = hashlib.sha256(f"{seed}:{note.patient or note.id}".encode()).digest()
-        return int.from_bytes(digest[:8]) < share * 2**64
-
+    whole = Examples(corpora, train)
+    unit = _patient if len(whole.distinct(_patient, coded=True)) > 1 else _id
+    coded = whole.distinct(unit, coded=True)
+    groups = (coded, whole.distinct(unit) - coded)  # a share of each, so that few coded notes are in both parts
+    held = {name for group in groups for name in _share_of(group, share, seed)}
     return (
-        Examples(corpora, lambda note: train(note) and not held(note)),
-        Examples(corpora, lambda note: train(note) and held(note)),
+        Examples(corpora, lambda note: train(note) and unit(note) not in held),
+        Examples(corpora, lambda note: train(note) and unit(note) in held),
         True,
     )
+
+
+def _patient(note: Note) -> str:
+    return note.patient or note.id
+
+
+def _id(note: Note) -> str:
+    return note.id
+
+
+def _share_of(names: set[str], share: float, seed: int) -> list[str]:
+    """A share of the names, chosen by hash; of two and more at least one and not all."""
+    by_hash = sorted(names, key=lambda name: hashlib.sha256(f"{seed}:{name}".encode()).digest())
+    return by_hash[: min(max(1, round(share * len(names))), len(names) - 1)]
 
 
 def both(first: Examples, second: Examples) -> Examples:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -21,7 +20,7 @@ from nosology.models.settings import LabelSettings, Recipe
 from nosology.models.tfidf import Tfidf
 from nosology.training.examples import Examples, both, train_and_dev
 
-Trained = tuple[Model, Decision, dict[str, Any]]  # and the settings found on dev
+Trained = tuple[Model, Decision, dict[str, Any]]  # and what dev has said: settings, number of true codes it could use
 
 
 def train(recipe: Recipe, corpora: list[Corpus], out: str | Path, *, refit: bool = False) -> Bundle:
@@ -30,10 +29,11 @@ def train(recipe: Recipe, corpora: list[Corpus], out: str | Path, *, refit: bool
     Settings and threshold are found on dev; with `refit`, or where dev had to be carved out of train, the model is then
     trained once more on train and dev together.
     """
-    started = time.monotonic()
     train_notes, dev_notes, carved = train_and_dev(corpora, recipe.holdout.share, recipe.seed)
     if not any(train_notes.codes):
         raise DataError("the training notes have no codes: nothing can be learned from them")
+    if carved and not any(dev_notes.codes):
+        raise DataError("training needs two notes with codes or more, to learn from and to tune on; got one")
     if not any(dev_notes.codes):
         raise DataError("the dev notes have no codes: no threshold can be found on them")
     model, decision, found = TRAINERS[recipe.kind](recipe, train_notes, dev_notes, refit or carved)
@@ -49,7 +49,6 @@ def train(recipe: Recipe, corpora: list[Corpus], out: str | Path, *, refit: bool
         "package": f"nosology {__version__}",
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
-        "seconds": round(time.monotonic() - started, 1),
     }
     bundle = Bundle(model, decision, recipe.model_dump(mode="json"), provenance)
     bundle.save(out)
@@ -93,7 +92,7 @@ def _train_linear(recipe: LinearRecipe, train_notes: Examples, dev_notes: Exampl
         tfidf, vectors = Tfidf.fit(notes.texts(), recipe.features)
         last = fit_linear(recipe, labels, tfidf, vectors, labels.encode(notes.codes), choice)
         model = replace(last, calibration=model.calibration)
-    return model, decision, asdict(choice)
+    return model, decision, asdict(choice) | {"dev_codes": int(dev_gold.nnz)}
 
 
 TRAINERS: dict[str, Callable[..., Trained]] = {

@@ -36,6 +36,22 @@ def test_formula():
     assert found[0] == pytest.approx([expit(-1 + 0.6), expit(-1 - 0.4 + 0.5 * log - 0.05 * log)])
 
 
-def test_one_kind_of_cell_is_refused():
-    with pytest.raises(ValueError, match="true and false"):
-        Calibration.fit(np.zeros((2, 2)), sparse.csr_matrix((2, 2)), np.ones(2))
+@pytest.mark.parametrize("notes", [[1, 1], [3, 400]])
+def test_without_a_true_cell_the_sign_of_the_score_decides(notes):
+    notes = np.array(notes)
+    found = Calibration.fit(np.full((50, 2), -0.7), sparse.csr_matrix((50, 2)), notes)
+    assert found(np.array([[0.0, 0.0]]), notes)[0] == pytest.approx([0.5, 0.5], abs=1e-3)
+    assert found(np.array([[1.0, -1.0]]), notes)[0] == pytest.approx([0.9, 0.1], abs=1e-2)
+
+
+def test_true_cells_alone_do():
+    p = Calibration.fit(np.ones((4, 1)), sparse.csr_matrix(np.ones((4, 1))), np.array([9]))(
+        np.ones((1, 1)), np.array([9])
+    )
+    assert 0.9 < p < 1
+
+
+def test_a_few_cells_that_are_told_apart_do_not_make_it_sure():
+    scores = np.array([[1.0, -1.0], [-1.0, 1.0]])
+    found = Calibration.fit(scores, sparse.csr_matrix(scores > 0), np.array([2, 20]))
+    assert found(scores, np.array([2, 20])).max() < 0.99

@@ -1,6 +1,7 @@
 import json
 
 import numpy as np
+import pytest
 
 from nosology.codes.label_space import LabelSpace
 from nosology.core import Code
@@ -25,6 +26,13 @@ def test_per_code_thresholds_differ_and_survive_json():
 
 def test_a_given_number_is_kept():
     assert Decision.tune(DecisionSettings(threshold=0.25), LABELS, GOLD, P).thresholds(LABELS) == 0.25
+
+
+@pytest.mark.parametrize("kind", ["global", "per_code"])
+def test_without_a_true_code_to_tune_on_it_is_one_half(kind):
+    elsewhere = [[Code("icd10cm", "Z99.2")]] * len(GOLD)
+    assert Decision.tune(DecisionSettings(threshold=kind), LABELS, elsewhere, P) == Decision(0.5)
+    assert Decision.tune(DecisionSettings(threshold=kind), LABELS, GOLD, np.zeros_like(P)) == Decision(0.5)
 
 
 def test_nothing_impossible_is_accepted():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from nosology.config import load_recipe
-from nosology.core import Code, DataError
+from nosology.core import Code, DataError, Note
 from nosology.corpora.corpus import write_corpus
 from nosology.models.bundle import Bundle
 from nosology.training.run import train
@@ -20,9 +20,13 @@ def weights(folder):
     return (folder / "model.safetensors").read_bytes(), (folder / "model.json").read_bytes()
 
 
+def every_byte(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def test_the_same_seed_gives_the_same_bundle(small_corpus, small_bundle, tmp_path):
     train(load_recipe("linear"), [small_corpus], tmp_path / "b")
-    assert weights(tmp_path / "b") == weights(small_bundle)
+    assert every_byte(tmp_path / "b") == every_byte(small_bundle)
 
 
 def test_test_notes_never_matter(small_bundle, tmp_path):
@@ -57,6 +61,49 @@ def test_a_corpus_without_splits_holds_out_a_share_and_then_uses_all(tmp_path):
     assert bundle.provenance["n_train"] + bundle.provenance["n_dev"] == 120
     assert bundle.provenance["tuned_on"] == "15% of train"
     assert bundle.model.notes.sum() == sum(len(note.codes) for note in notes)
+
+
+def tiny(codes, **fields):
+    words = ("cough fever", "sugar thirst", "edema ankles", "wheeze night", "gout toe")
+    return [Note(id=str(i), text=words[i % 5], codes=(code,), **fields) for i, code in enumerate(codes)]
+
+
+I10, E11 = Code("icd10cm", "I10"), Code("icd10cm", "E11.9")
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        tiny([I10, E11]),
+        tiny([I10, I10]),
+        tiny([I10] * 5),
+        tiny([Code("icd10cm", f"A0{i}.0") for i in range(5)]),
+        tiny([I10, E11] * 10, patient="one"),
+        [*tiny([I10, I10]), *(Note(id=f"none{i}", text="well") for i in range(30))],
+        [replace(note, split=split) for note, split in zip(tiny([I10, E11]), ("train", "dev"))],
+    ],
+    ids=["two notes", "one code", "one code in five", "codes seen once", "one patient", "few coded", "foreign dev"],
+)
+@pytest.mark.parametrize("threshold", ["global", "per_code"])
+def test_tiny_corpora_make_a_coder(notes, threshold, tmp_path):
+    recipe = load_recipe("linear", [f"decision.threshold={threshold}"])
+    bundle = train(recipe, [corpus(notes, tmp_path / "c")], tmp_path / "b")
+    assert bundle.provenance["n_train"] and bundle.provenance["n_dev"]
+    assert 0 < bundle.decision.threshold < 1
+    assert Bundle.load(tmp_path / "b").model.probabilities(["cough"]).shape == (1, len(bundle.model.labels))
+
+
+def test_a_lone_coded_note_is_refused(tmp_path):
+    made = corpus([*tiny([I10]), Note(id="x", text="well")], tmp_path / "c")
+    with pytest.raises(DataError, match="two notes with codes"):
+        train(load_recipe("linear"), [made], tmp_path / "b")
+
+
+def test_notes_without_a_feature_are_refused(tmp_path):
+    with pytest.raises(DataError, match="no word"):
+        train(
+            load_recipe("linear", ["features.min_notes=99"]), [corpus(tiny([I10, E11]), tmp_path / "c")], tmp_path / "b"
+        )
 
 
 def test_several_corpora_are_one(tmp_path):
