@@ -249,8 +249,10 @@ def _find(raw: str, system: str | None, release: str | None, date: str | None) -
     for candidate in (system,) if system else ("icd10cm", "icd9cm", "icd9proc"):
         if ("-" in name or name.isdigit()) and (system or "-" in name):
             table = _table(candidate, release, date)
-            if name in table and table.kind(name) in ("chapter", "block"):
-                return Code(candidate, name), table, []
+            # A chapter of ICD-10-CM is a number; its range stands at the end of its description.
+            ranged = [chapter for chapter in table.chapters() if table.description(chapter).endswith(f"({name})")]
+            if ranged or (name in table and table.kind(name) in ("chapter", "block")):
+                return Code(candidate, (*ranged, name)[0]), table, []
     code, repairs = parse(raw, system)
     table = _table(code.system, release, date)
     if code.code not in table:

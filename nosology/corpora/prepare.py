@@ -45,6 +45,7 @@ def prepare(
     """
     paths, splits = [Path(path) for path in paths], [Path(path) for path in splits]
     read = partial(_reader(kind, lang, system), paths)
+    _check_reachable([*paths, *splits])
     rules = recipe if isinstance(recipe, CorpusRecipe) else load_recipe(recipe) if recipe else CorpusRecipe(kind=kind)
     if rules.kind != kind:
         raise ConfigError(f"the recipe is for kind {rules.kind}; got kind {kind}")
@@ -65,6 +66,15 @@ def prepare(
         filters=[step.record for step in steps],
         counts={"troubles": intake.troubles},
     )
+
+
+def _check_reachable(paths: Sequence[Path]) -> None:
+    """Raises DataError for a path that cannot even be looked at; one that is not there is named by its reader."""
+    for path in paths:
+        try:
+            path.exists()
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 class _Step(NamedTuple):

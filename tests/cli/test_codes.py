@@ -28,6 +28,7 @@ def test_show():
     assert output("show", "428.0").splitlines()[1] == "icd9cm 2015, billable"
     assert output("show", "390-459").startswith("390-459  Diseases Of The Circulatory System\n")
     assert "I30-I5A" in output("show", "9", "--system", "icd10cm")
+    assert output("show", "i00-i99") == output("show", "9", "--system", "icd10cm")
 
 
 def test_show_json():

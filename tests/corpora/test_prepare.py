@@ -90,3 +90,9 @@ def test_a_corpus_without_notes_is_refused(notes, tmp_path):
 def test_bad_arguments_are_answered_by_a_sentence(notes, tmp_path, kind, options, message):
     with pytest.raises(ConfigError, match=message):
         prepare(kind, [notes], tmp_path / "c", **options)
+
+
+def test_a_path_that_cannot_be_looked_at_is_no_fault_of_the_output(tmp_path):
+    with pytest.raises(DataError, match=r"cannot read x+\.jsonl: File name too long"):
+        prepare("table", [f"{'x' * 300}.jsonl"], tmp_path / "c")
+    assert list(tmp_path.iterdir()) == []
