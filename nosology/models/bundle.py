@@ -23,6 +23,7 @@ from nosology.models.linear import Linear
 
 MANIFEST = "bundle.json"
 FORMAT = 1
+_FIELDS = {"kind": str, "files": dict, "decision": dict, "recipe": dict, "provenance": dict, "labels_hash": str}
 
 
 class Model(Protocol):
@@ -82,29 +83,25 @@ class Bundle:
         """The bundle in a folder; BundleError if anything is missing, changed or unknown."""
         folder = Path(folder)
         manifest = read_manifest(folder)
-        try:
-            kind, files, decision = manifest["kind"], dict(manifest["files"]), manifest["decision"]
-            recipe, provenance, labels_hash = manifest["recipe"], manifest["provenance"], manifest["labels_hash"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise BundleError(f"{folder / MANIFEST} is damaged: it lacks {error}") from error
+        kind = manifest["kind"]
         if kind not in LOADERS:
             raise BundleError(f"{folder / MANIFEST}: kind must be one of {', '.join(LOADERS)}; got {kind!r}")
-        for name, digest in files.items():
+        for name, digest in manifest["files"].items():
             if Path(name).name != name or not (folder / name).is_file():
                 raise BundleError(f"the bundle {folder} is not whole: {name} is missing")
             if _sha256(folder / name) != digest:
                 raise BundleError(f"the bundle {folder} is damaged: {name} is not the file that was saved")
         try:
-            model, decision = LOADERS[kind](folder), Decision.from_json(decision)
+            model, decision = LOADERS[kind](folder), Decision.from_json(manifest["decision"])
         except Exception as error:  # whatever a damaged file makes a loader raise, the user needs one sentence
             raise BundleError(f"the bundle {folder} cannot be read: {type(error).__name__}") from error
-        if model.labels.hash != labels_hash:
+        if model.labels.hash != manifest["labels_hash"]:
             raise BundleError(f"the bundle {folder} is damaged: its codes are not those of {MANIFEST}")
-        return cls(model, decision, recipe, provenance)
+        return cls(model, decision, manifest["recipe"], manifest["provenance"])
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """bundle.json of a folder; BundleError if there is none of a known format."""
+    """bundle.json of a folder, with all that it must hold; BundleError if there is none of a known format."""
     path = Path(folder) / MANIFEST
     if not path.is_file():
         raise BundleError(f"{folder} is no bundle: it holds no {MANIFEST} (make one with `nosology train`)")
@@ -114,6 +111,9 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         raise BundleError(f"{path} is damaged: it is not JSON") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise BundleError(f"{path}: format must be {FORMAT}; this bundle is of another version of nosology or damaged")
+    for name, kind in _FIELDS.items():
+        if not isinstance(manifest.get(name), kind):
+            raise BundleError(f"{path} is damaged: {name} is missing or no {kind.__name__}")
     return manifest
 
 

@@ -63,4 +63,7 @@ class Decision:
     def from_json(cls, value: dict[str, Any]) -> Decision:
         """The decision that `to_json` gave."""
         own = {Code(system, code): float(threshold) for system, code, threshold in value["by_code"]}
-        return cls(float(value["threshold"]), own)
+        general = float(value["threshold"])
+        if not all(0 <= threshold <= 1 for threshold in (general, *own.values())):
+            raise ValueError("a threshold must lie in [0, 1]")
+        return cls(general, own)

@@ -76,9 +76,9 @@ def _cautions(bundle: Bundle, corpus: Corpus, split: str, systems: set[str] | No
     """What makes these scores better or worse than they look."""
     cautions = []
     if corpus.hash in {item["hash"] for item in bundle.provenance.get("corpora", [])}:
-        if split == "all" or split in bundle.provenance["trained_on"]:
+        if split == "all" or split in bundle.provenance.get("trained_on", ()):
             cautions.append(f"the coder was trained on these notes ({split}): the scores say nothing about new ones")
-        elif split == bundle.provenance["tuned_on"]:
+        elif split == bundle.provenance.get("tuned_on"):
             cautions.append(
                 f"threshold and calibration were tuned on these notes ({split}): the scores flatter a little"
             )

@@ -61,6 +61,11 @@ def test_changed_and_missing_files_are_named(bundle, name):
         ({"format": 99}, "format must be 1"),
         ({"files": {"../../etc/passwd": "0"}}, "not whole"),
         ({"decision": {}}, "cannot be read: KeyError"),
+        ({"decision": {"threshold": 7, "by_code": []}}, "cannot be read: ValueError"),
+        ({"kind": ["linear"]}, "kind is missing or no str"),
+        ({"files": ["model.json"]}, "files is missing or no dict"),
+        ({"provenance": None}, "provenance is missing or no dict"),
+        ({"recipe": None}, "recipe is missing or no dict"),
         ({"labels_hash": "0"}, "its codes are not those"),
     ],
 )
@@ -79,5 +84,5 @@ def test_no_bundle_at_all(tmp_path):
     with pytest.raises(BundleError, match="not JSON"):
         Bundle.load(tmp_path)
     (tmp_path / "bundle.json").write_text('{"format": 1, "kind": "linear"}')
-    with pytest.raises(BundleError, match="damaged: it lacks"):
+    with pytest.raises(BundleError, match="damaged: files is missing"):
         Bundle.load(tmp_path)
