@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from nosology.codes import icd9, pcs
 from nosology.codes.releases import past_release, past_wording, releases
@@ -31,7 +32,14 @@ def _table(system: str, release: str) -> CodeTable:
     if release != releases(system)[-1]:
         return past_release(_table(system, releases(system)[-1]), release)
     sources, build = (_pcs if system == "icd10pcs" else _icd10cm)(release)
-    return CodeTable.from_json(system, release, cached(system, sources, lambda: build().to_json()))
+    built: list[CodeTable] = []  # a table made just now need not be read back
+
+    def make() -> dict[str, Any]:
+        built.append(build())
+        return built[0].to_json()
+
+    kept = cached(system, sources, make)
+    return built[0] if built else CodeTable.from_json(system, release, kept)
 
 
 def _icd10cm(release: str) -> tuple[list[Path], Callable[[], CodeTable]]:

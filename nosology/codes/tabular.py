@@ -66,7 +66,7 @@ class _Reader:
                 sevenths = {ext.get("char", ""): (ext.text or "").strip() for ext in part if ext.tag == "extension"}
         if element.tag == "section" and "-" not in name:
             name = f"{name}-{name}"  # a block of one category would bear the category's own name
-        if notes := {kind: lines for kind, lines in notes.items() if lines}:
+        if notes and (notes := {kind: lines for kind, lines in notes.items() if lines}):
             self.notes[name] = notes
         extended = [] if below or element.tag != "diag" else list(self.extended(name, sevenths))
         self.lines.append((name, description, parent, element.tag == "diag" and not below and not extended))
