@@ -12,16 +12,13 @@ from scipy import sparse
 
 from nosology.models.settings import Section
 from nosology.text import Tokens, tokens
-from nosology.text.data import function_words
-
-NEGATORS = frozenset(["no", "not", "nor", "without", "never", "none", "ni", "sin", "nunca"])
 
 
 class TfidfSettings(Section):
     """How notes become vectors."""
 
-    min_notes: int = Field(1, ge=1)  # a word in fewer training notes is no feature,
-    max_share: float = Field(0.5, gt=0, le=1)  # nor is an article, preposition or the like in more than this share
+    min_notes: int = Field(1, ge=1)  # a word in fewer training notes is no feature
+    words_a_note: int = Field(400, ge=1)  # if notes have more different words on average, the commonest are left out
     pair_min_notes: int = Field(2, ge=1)  # the same for a pair of neighbouring words
     pair_weight: float = Field(0.3, ge=0)  # pairs count less than words; 0 leaves them out
     max_words: int = Field(200_000, ge=1)  # the most frequent are kept
@@ -61,11 +58,8 @@ class Tfidf:
         ids.default_factory = ids.__len__
         notes = [np.fromiter(map(ids.__getitem__, tokens(text).words), dtype=np.int32) for text in texts]
         word_notes = _document_frequency(notes, len(ids))
-        # A common word may still name a common disease, and a negator turns its pairs round: only empty ones go.
-        dispensable = function_words() - NEGATORS
-        empty = np.fromiter((word in dispensable for word in ids), dtype=bool, count=len(ids))
-        common = word_notes > max(settings.max_share * len(notes), settings.min_notes)
-        kept = _most_frequent(np.where(common & empty, 0, word_notes), settings.min_notes, settings.max_words)
+        rare = np.where(word_notes <= _commonest(word_notes, len(notes), settings.words_a_note), word_notes, 0)
+        kept = _most_frequent(rare, settings.min_notes, settings.max_words)
         renumber = np.full(len(ids) + 1, -1, dtype=np.int64)
         renumber[kept] = np.arange(len(kept))
         notes = [renumber[note] for note in notes]
@@ -134,6 +128,17 @@ def _document_frequency(notes: list[np.ndarray], n_words: int) -> np.ndarray:
     for note in notes:
         total[np.unique(note)] += 1
     return total
+
+
+def _commonest(word_notes: np.ndarray, n_notes: int, words_a_note: int) -> float:
+    """The document frequency up to which words fit into `words_a_note` different words a note on average.
+
+    Long notes share most of their words; these tell no code apart and take most of the time. Short notes keep them all,
+    since there a common word may name a common disease.
+    """
+    ascending = np.sort(word_notes)
+    fitting = np.cumsum(ascending) <= words_a_note * n_notes
+    return np.inf if fitting.all() else ascending[np.argmin(fitting)] - 1
 
 
 def _most_frequent(counts: np.ndarray, at_least: int, at_most: int) -> np.ndarray:

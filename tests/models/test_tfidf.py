@@ -27,7 +27,7 @@ def as_dict(tfidf, row):
 
 @pytest.mark.parametrize("min_notes", [1, 2])
 def test_equals_scikit_learn(min_notes):
-    options = TfidfSettings(min_notes=min_notes, pair_min_notes=min_notes, pair_weight=1.0, max_share=1)
+    options = TfidfSettings(min_notes=min_notes, pair_min_notes=min_notes, pair_weight=1.0)
     tfidf, vectors = Tfidf.fit(NOTES, options)
     oracle = TfidfVectorizer(
         ngram_range=(1, 2), min_df=min_notes, sublinear_tf=True, tokenizer=lambda t: tokens(t).words, token_pattern=None
@@ -41,15 +41,15 @@ def test_equals_scikit_learn(min_notes):
 
 
 def test_pair_weight_scales_pairs_only():
-    light, _ = Tfidf.fit(NOTES, TfidfSettings(pair_weight=0.5, pair_min_notes=1, max_share=1))
-    heavy, _ = Tfidf.fit(NOTES, TfidfSettings(pair_weight=1.0, pair_min_notes=1, max_share=1))
+    light, _ = Tfidf.fit(NOTES, TfidfSettings(pair_weight=0.5, pair_min_notes=1))
+    heavy, _ = Tfidf.fit(NOTES, TfidfSettings(pair_weight=1.0, pair_min_notes=1))
     words = len(light.words)
     assert light.scale[:words] == pytest.approx(heavy.scale[:words])
     assert light.scale[words:] == pytest.approx(heavy.scale[words:] / 2)
 
 
 def test_limits_keep_the_most_frequent():
-    tfidf, _ = Tfidf.fit(NOTES, TfidfSettings(max_words=2, max_pairs=1, pair_min_notes=1, max_share=1))
+    tfidf, _ = Tfidf.fit(NOTES, TfidfSettings(max_words=2, max_pairs=1, pair_min_notes=1))
     assert len(tfidf.words) == 2
     assert set(tfidf.words) <= {"heart", "failure", "chest", "pain"}
     assert len(tfidf.pairs) == 1
@@ -69,7 +69,7 @@ def test_training_vectors_are_those_of_transform(texts):
 
 def test_occurrences_stand_where_they_say():
     text = "Heart failure; no heart\nfailure"
-    tfidf, _ = Tfidf.fit(NOTES, TfidfSettings(pair_min_notes=1, max_share=1))
+    tfidf, _ = Tfidf.fit(NOTES, TfidfSettings(pair_min_notes=1))
     found = tfidf.occurrences(text)
     for feature, first, length in zip(found.features, found.first, found.length):
         words = found.tokens.words[first : first + length]
@@ -81,13 +81,14 @@ def test_occurrences_stand_where_they_say():
     assert found.length.tolist().count(2) == 2
 
 
-def test_common_words_with_content_and_negators_stay():
-    tfidf, _ = Tfidf.fit(["no cough of the chest", "no cough of the heart", "no cough of the lung"], TfidfSettings())
-    assert set(tfidf.words) == {"no", "cough", "chest", "heart", "lung"}
-
-
-def test_articles_of_most_notes_are_no_features():
+def test_short_notes_keep_every_word():
     tfidf, _ = Tfidf.fit(["the cough", "the fever", "the gout"], TfidfSettings())
-    assert set(tfidf.words) == {"cough", "fever", "gout"}
-    alone, _ = Tfidf.fit(["one note"], TfidfSettings())
-    assert set(alone.words) == {"one", "note"}
+    assert set(tfidf.words) == {"the", "cough", "fever", "gout"}
+
+
+def test_of_long_notes_the_commonest_words_go():
+    notes = ["the and cough", "the and fever", "the gout"]  # 8 words and notes in all, 2.7 a note
+    for words_a_note, kept in ((2, {"and", "cough", "fever", "gout"}), (1, {"cough", "fever", "gout"})):
+        tfidf, vectors = Tfidf.fit(notes, TfidfSettings(words_a_note=words_a_note, pair_weight=0))
+        assert set(tfidf.words) == kept
+        assert vectors.nnz / len(notes) <= words_a_note
