@@ -47,17 +47,17 @@ def code(
     notes: Annotated[list[str], typer.Argument(metavar="NOTE...", help="Text files, notes files, or - .")],
     as_json: Annotated[bool, typer.Option("--json", help="Print predictions as JSON lines.")] = False,
     top: Annotated[
-        int | None, typer.Option(min=1, help="How many codes a note (default: accepted ones; JSON: 50).")
+        int | None, typer.Option(min=1, help="How many codes a note (default: those accepted; JSON: 50 at least).")
     ] = None,
     release: Annotated[str | None, typer.Option(help="Keep to the code set of this year, for example 2019.")] = None,
     settings: Overrides = [],  # noqa: B006
 ) -> None:
     """Code notes and show the words each code rests on."""
-    from nosology.serving.coder import TOP, Coder
+    from nosology.serving.coder import Coder
 
     coder = Coder.load(bundle, release=release, threshold=_threshold(bundle, settings))
     for_ids, for_texts = tee(_notes(notes))
-    results = coder.code_all((text for _, text in for_texts), top or TOP)
+    results = coder.code_all((text for _, text in for_texts), top)
     for (note_id, _), suggestions in zip(for_ids, results):
         if as_json:
             record = {"id": note_id, "codes": [suggestion.to_json() for suggestion in suggestions]}

@@ -13,7 +13,7 @@ from nosology.core import Code, Suggestion
 from nosology.models.bundle import Bundle
 from nosology.serving.release import release_translator
 
-TOP = 50  # suggestions a note, where nobody asks for another number
+TOP = 50  # suggestions a note at least, where nobody asks for another number
 _BATCH = 64
 
 
@@ -30,11 +30,11 @@ class Coder:
         """The coder in a bundle folder; `threshold` replaces the one found in training, for every code."""
         return cls(Bundle.load(folder).with_threshold(threshold), release)
 
-    def code(self, text: str, top: int | None = TOP) -> list[Suggestion]:
-        """Suggestions for one note, the most probable first; `top` None gives every code the coder knows."""
+    def code(self, text: str, top: int | None = None) -> list[Suggestion]:
+        """Suggestions for one note, the most probable first: `top` of them, or the first 50 and all accepted ones."""
         return next(self.code_all([text], top))
 
-    def code_all(self, texts: Iterable[str], top: int | None = TOP) -> Iterator[list[Suggestion]]:
+    def code_all(self, texts: Iterable[str], top: int | None = None) -> Iterator[list[Suggestion]]:
         """Suggestions for each note, in order; notes are read as they are needed."""
         texts = iter(texts)
         while batch := list(islice(texts, _BATCH)):
@@ -42,17 +42,27 @@ class Coder:
             for text, row in zip(batch, probabilities):
                 yield self._suggest(text, row, top)
 
-    def _suggest(self, text: str, probabilities: np.ndarray, top: int | None) -> list[Suggestion]:
-        """probabilities: (L,)."""
+    def _ranked(self, probabilities: np.ndarray, top: int | None) -> dict[Code, tuple[float, int]]:
+        """The codes to suggest, each with its probability and the column it comes from; probabilities: (L,)."""
+        accepted = (probabilities > 0) & (probabilities >= self.decision.thresholds(self.model.labels))
+        more = 0 if top is not None else int(accepted.sum())  # accepted codes still to come
         ranked: dict[Code, tuple[float, int]] = {}
         for column in np.argsort(-probabilities, kind="stable"):
-            if len(ranked) == top or not probabilities[column]:
+            full = len(ranked) >= (TOP if top is None else top)
+            if not probabilities[column] or (full and not more):
                 break
+            more -= bool(accepted[column]) and top is None
+            if full and not accepted[column]:
+                continue
             code: Code | None = self.model.labels.codes[column]
             if self._translate is not None:
                 code = self._translate(code)
             if code is not None:
                 ranked.setdefault(code, (float(probabilities[column]), int(column)))
+        return ranked
+
+    def _suggest(self, text: str, probabilities: np.ndarray, top: int | None) -> list[Suggestion]:
+        ranked = self._ranked(probabilities, top)
         evidence = self.model.evidence(text, [column for _, column in ranked.values()]) if ranked else []
         return [
             Suggestion(

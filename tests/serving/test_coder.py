@@ -35,6 +35,13 @@ def test_top(coder):
     assert len(coder.code(TEXT, top=2)) == 2
 
 
+def test_accepted_codes_are_never_cut_off(coder, monkeypatch):
+    whole = coder.code(TEXT)
+    monkeypatch.setattr("nosology.serving.coder.TOP", 1)
+    assert coder.code(TEXT) == [item for item in whole if item.accepted]
+    assert len(coder.code(TEXT, top=1)) == 1
+
+
 def test_an_empty_note_has_no_codes(coder):
     assert coder.code("") == []
 
