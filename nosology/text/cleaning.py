@@ -13,7 +13,6 @@ from nosology.text.tokens import lower as same_length_lower
 
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\ufeff\u200b-\u200d\u2060\u00ad]+")
 _CRLF = re.compile(r"\r\n?")
-_DECOMPOSED = re.compile(r"[^\W_][\u0300-\u036f]+")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 # A mark holds no bracket and is short, so that a lone "[**" is not searched to the end of the note.
 _DEID = re.compile(r"_{3,}|\[\*\*[^\[\]]{0,200}\*\*\]")
@@ -37,7 +36,7 @@ PUNCTUATION = {
     "ﬁ": "fi",
     "ﬂ": "fl",
 }
-_PUNCTUATION = re.compile(f"[{''.join(PUNCTUATION)}]")
+_TYPOGRAPHIC = re.compile(f"[^\\W_][\u0300-\u036f]+|[{''.join(PUNCTUATION)}]")
 
 
 def nul(text: str) -> Iterator[Edit]:
@@ -54,9 +53,9 @@ def unicode(text: str) -> Iterator[Edit]:
     """Writes typographic marks and ligatures in ASCII, and joins letters with their combining accents."""
     if text.isascii():
         return
-    found = [(*m.span(), PUNCTUATION[m[0]]) for m in _PUNCTUATION.finditer(text)]
-    found += [(*m.span(), unicodedata.normalize("NFC", m[0])) for m in _DECOMPOSED.finditer(text)]
-    yield from map(Edit._make, sorted(found))
+    for found in _TYPOGRAPHIC.finditer(text):
+        first, accents = found[0][0], found[0][1:]
+        yield Edit(*found.span(), unicodedata.normalize("NFC", PUNCTUATION.get(first, first) + accents))
 
 
 @lru_cache(maxsize=4096)

@@ -76,3 +76,9 @@ def test_time_is_linear(rule, piece):
 def test_an_unknown_rule_is_named_without_the_text():
     with pytest.raises(ConfigError, match=r"one of nul, crlf, .*; got 'shout'"):
         clean("secret", ["shout"])
+
+
+def test_a_ligature_with_a_combining_accent_is_one_edit():
+    cleaned = clean("ﬁ\u0301n ʼ\u0301", ["unicode"])
+    assert cleaned.text == "fi\u0301n '\u0301".replace("i\u0301", "í")
+    assert cleaned.original(0, 2) == (0, 2)
