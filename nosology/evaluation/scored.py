@@ -51,6 +51,9 @@ class Scored:
             columns = np.array([j for j, code in enumerate(labels.codes) if code.system in wanted], dtype=np.intp)
             labels = LabelSpace(labels.codes[j] for j in columns)
         space = labels.extended(code for codes in gold for code in codes)
+        if not len(space):
+            of = f" of {', '.join(sorted(wanted))}" if systems is not None else ""
+            raise DataError(f"there is nothing to evaluate: neither the model nor the notes have a code{of}")
         return Scored(space, len(labels), space.encode(gold), scores, columns)
 
     @property

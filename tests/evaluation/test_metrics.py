@@ -249,3 +249,9 @@ def test_bad_input_is_named(make_case):
     for error, message, change in calls:
         with pytest.raises(error, match=message):
             evaluate(**good | change)
+
+
+def test_a_system_that_nobody_has_is_refused(make_case):
+    case = make_case(seed=0)
+    with pytest.raises(DataError, match="neither the model nor the notes have a code of icd9proc"):
+        evaluate(case.labels, case.gold, case.scores, 0.5, systems={"icd9proc"})
