@@ -104,6 +104,7 @@ class Linear:
         described = {
             "codes": self.labels.to_json(),
             "words": self.tfidf.words,
+            "shortest": self.tfidf.shortest,
             "calibration": self.calibration.to_json() if self.calibration else None,
         }
         (folder / "model.json").write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
@@ -125,7 +126,7 @@ class Linear:
         described = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         arrays = load_file(folder / "model.safetensors")
         labels = LabelSpace(described["codes"])
-        tfidf = Tfidf(described["words"], arrays["pairs"], arrays["scale"])
+        tfidf = Tfidf(described["words"], arrays["pairs"], arrays["scale"], described["shortest"])
         weights = sparse.csr_matrix(
             tuple(arrays[f"weights.{part}"] for part in ("data", "indices", "indptr")), shape=(len(tfidf), len(labels))
         )

@@ -13,6 +13,8 @@ from scipy import sparse
 from nosology.models.settings import Section
 from nosology.text import Tokens, tokens
 
+SHORT_SHARE = 0.05  # of the training notes may be shorter than `Tfidf.shortest`
+
 
 class TfidfSettings(Section):
     """How notes become vectors."""
@@ -39,13 +41,17 @@ class Occurrences:
 class Tfidf:
     """Log term frequency times inverse document frequency, pairs scaled by `pair_weight`, rows of unit length.
 
+    A note shorter than almost all training notes keeps a shorter row: stretched to unit length, its few words would
+    weigh many times what they do in the notes that the weights come from.
+
     Features 0 .. W-1 are words; feature W + i is the pair `pairs[i]` = first word * W + second word.
     """
 
-    def __init__(self, words: list[str], pairs: np.ndarray, scale: np.ndarray):
+    def __init__(self, words: list[str], pairs: np.ndarray, scale: np.ndarray, shortest: float):
         self.words = words
         self.pairs = np.asarray(pairs, dtype=np.int64)  # sorted
         self.scale = np.asarray(scale, dtype=np.float32)  # (W + P,) idf, times the weight of its kind
+        self.shortest = shortest  # rows are divided by their length, or by this if it is more
         self._id = {word: i for i, word in enumerate(words)}
 
     def __len__(self) -> int:
@@ -66,7 +72,10 @@ class Tfidf:
         pairs, pair_notes = _frequent_pairs(notes, len(kept), settings)
         spelling = list(ids)
         idf = np.concatenate([_idf(word_notes[kept], len(notes)), _idf(pair_notes, len(notes)) * settings.pair_weight])
-        fitted = cls([spelling[i] for i in kept], pairs, idf)
+        fitted = cls([spelling[i] for i in kept], pairs, idf, 0.0)
+        lengths = [length for note in notes if (length := np.linalg.norm(fitted._values(note)[1])) > 0]
+        if lengths:
+            fitted.shortest = float(np.quantile(lengths, SHORT_SHARE, method="lower"))
         return fitted, _stack([fitted._vector(note) for note in notes], len(fitted))
 
     def transform(self, texts: Iterable[str]) -> sparse.csr_matrix:
@@ -100,11 +109,14 @@ class Tfidf:
         return len(self.words) + at[known], first[known]
 
     def _vector(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The features of a token sequence in ascending order, and their values."""
-        features, counts = np.unique(np.concatenate([ids[ids >= 0], self._pairs_of(ids)[0]]), return_counts=True)
-        values = (1 + np.log(counts)) * self.scale[features]
-        length = np.sqrt(values @ values)
+        """The features of a token sequence in ascending order, and their values in a row of unit length."""
+        features, values = self._values(ids)
+        length = max(np.linalg.norm(values), self.shortest)
         return features.astype(np.int32), (values / length if length > 0 else values).astype(np.float32)
+
+    def _values(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        features, counts = np.unique(np.concatenate([ids[ids >= 0], self._pairs_of(ids)[0]]), return_counts=True)
+        return features, (1 + np.log(counts)) * self.scale[features]
 
 
 def _pair_keys(ids: np.ndarray, n_words: int) -> tuple[np.ndarray, np.ndarray]:

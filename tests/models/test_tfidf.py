@@ -92,3 +92,11 @@ def test_of_long_notes_the_commonest_words_go():
         tfidf, vectors = Tfidf.fit(notes, TfidfSettings(words_a_note=words_a_note, pair_weight=0))
         assert set(tfidf.words) == kept
         assert vectors.nnz / len(notes) <= words_a_note
+
+
+def test_a_note_much_shorter_than_the_training_notes_is_not_stretched():
+    long = [f"word{i} " + " ".join(f"w{j}" for j in range(i, i + 200)) for i in range(40)]
+    tfidf, _ = Tfidf.fit(long, TfidfSettings())
+    lengths = [np.linalg.norm(tfidf.transform([text]).data) for text in (long[20], "w20 w21", "w20")]
+    assert lengths[0] == pytest.approx(1, abs=0.05)
+    assert 0 < lengths[2] < lengths[1] < 0.3
