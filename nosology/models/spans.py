@@ -6,6 +6,8 @@ import numpy as np
 
 from nosology.core import EvidenceSpan
 
+_LONGEST = 12  # tokens of a span: evidence is to be read at a glance
+
 
 def best_spans(
     text: str, parts: np.ndarray, starts: np.ndarray, ends: np.ndarray, limit: int, share: float = 0.15
@@ -13,7 +15,7 @@ def best_spans(
     """At most `limit` runs of neighbouring tokens, each scored by the sum of its parts, strongest first.
 
     parts, starts, ends: (T,). A token belongs to a run if its part is at least `share` of the largest one; runs do not
-    cross a line break.
+    cross a line break and have at most 12 tokens.
     """
     if not len(parts) or parts.max() <= 0:
         return []
@@ -21,7 +23,7 @@ def best_spans(
     spans: list[EvidenceSpan] = []
     run = [chosen[0]]
     for token in chosen[1:]:
-        if token == run[-1] + 1 and "\n" not in text[ends[run[-1]] : starts[token]]:
+        if token == run[-1] + 1 and len(run) < _LONGEST and "\n" not in text[ends[run[-1]] : starts[token]]:
             run.append(token)
         else:
             spans.append(_span(text, parts, starts, ends, run))

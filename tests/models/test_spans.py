@@ -28,3 +28,10 @@ def test_small_and_negative_parts_are_left_out():
 
 def test_limit():
     assert spans([1, 0, 1, 0, 1, 0, 1], limit=2) == [("acute", 1), ("failure", 1)]
+
+
+def test_long_runs_are_cut():
+    text = "pain " * 30
+    found = tokens(text)
+    spans = best_spans(text, np.ones(30), found.starts, found.ends, 5)
+    assert [len(span.text.split()) for span in spans] == [12, 12, 6]
