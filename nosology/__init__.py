@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nosology.core.version import __version__
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from nosology.serving.coder import Coder
-
-__version__ = "0.1.0"
 
 
 def load(bundle: str | Path) -> Coder:

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from nosology import __version__
 from nosology.cli import codes, corpus, train
 from nosology.cli.simulate import simulate
 from nosology.core import NosologyError
+from nosology.core.version import __version__
 
 INTERRUPTED = 130  # what typer makes of Ctrl-C
 

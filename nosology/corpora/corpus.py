@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import compute, parquet
 
-from nosology import __version__
 from nosology.core import SPLITS, Code, DataError, Evidence, Note
 from nosology.core.files import new_folder, write_json
+from nosology.core.version import __version__
 from nosology.corpora.notes_file import note_to_json
 
 MANIFEST, NOTES = "corpus.json", "notes.parquet"

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from nosology import __version__
 from nosology.codes.label_space import LabelSpace
 from nosology.core import BundleError, EvidenceSpan
 from nosology.core.files import new_folder, write_json
+from nosology.core.version import __version__
 from nosology.models.decision import Decision
 from nosology.models.linear import Linear
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from nosology import __version__
 from nosology.core import SPLITS, SYSTEMS, ConfigError, DataError
 from nosology.core.progress import progress
+from nosology.core.version import __version__
 from nosology.corpora.corpus import Corpus
 from nosology.evaluation import Evaluation, examine, write_report
 from nosology.models.bundle import Bundle, Model

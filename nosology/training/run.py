@@ -9,9 +9,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from nosology import __version__
 from nosology.codes.label_space import LabelSpace
 from nosology.core import Code, DataError
+from nosology.core.version import __version__
 from nosology.corpora.corpus import Corpus
 from nosology.models.bundle import Bundle, Model
 from nosology.models.decision import Decision

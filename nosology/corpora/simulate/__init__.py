@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nosology import __version__
 from nosology.core import ConfigError
 from nosology.core.files import new_folder, write_json
 from nosology.core.progress import progress
+from nosology.core.version import __version__
 from nosology.corpora.simulate.hospital import YEARS, Hospital, simulate_notes
 from nosology.corpora.simulate.mimic4_files import Mimic4Files
 
