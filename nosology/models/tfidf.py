@@ -42,7 +42,7 @@ class Tfidf:
     """Log term frequency times inverse document frequency, pairs scaled by `pair_weight`, rows of unit length.
 
     A note shorter than almost all training notes keeps a shorter row: stretched to unit length, its few words would
-    weigh many times what they do in the notes that the weights come from.
+    weigh many times what they do in the notes that the weights come from. Half the way (in logarithms) is gone.
 
     Features 0 .. W-1 are words; feature W + i is the pair `pairs[i]` = first word * W + second word.
     """
@@ -51,7 +51,7 @@ class Tfidf:
         self.words = words
         self.pairs = np.asarray(pairs, dtype=np.int64)  # sorted
         self.scale = np.asarray(scale, dtype=np.float32)  # (W + P,) idf, times the weight of its kind
-        self.shortest = shortest  # rows are divided by their length, or by this if it is more
+        self.shortest = shortest  # a row shorter than this is divided by the geometric mean of both
         self._id = {word: i for i, word in enumerate(words)}
 
     def __len__(self) -> int:
@@ -109,9 +109,10 @@ class Tfidf:
         return len(self.words) + at[known], first[known]
 
     def _vector(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The features of a token sequence in ascending order, and their values in a row of unit length."""
+        """The features of a token sequence in ascending order, and their values in a row of unit length or less."""
         features, values = self._values(ids)
-        length = max(np.linalg.norm(values), self.shortest)
+        length = np.linalg.norm(values)
+        length = np.sqrt(length * max(length, self.shortest))
         return features.astype(np.int32), (values / length if length > 0 else values).astype(np.float32)
 
     def _values(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
