@@ -77,7 +77,7 @@ def cached(name: str, sources: list[Path], build: Callable[[], dict[str, Any]]) 
             text = json.dumps({"key": key, "value": value}, ensure_ascii=False, separators=(",", ":"))
             aside.write_text(text, encoding="utf-8")
     except (OutputError, OSError):
-        pass
+        pass  # nowhere to keep it: it is made again next time
     return value
 
 
