@@ -1,0 +1,170 @@
+"""Dual label-wise attention: codes, read from their descriptions, attend to the tokens of a note (paper 001, eq. 3-6).
+
+Shapes: B notes, T tokens, D width of a state, M heads, P width of a projection, L labels.
+
+The L x T weights of a note and the L x M D features made with them are far larger than everything else, and nothing
+outside needs them. So the loss goes through the notes in chunks and differentiates each chunk on the spot: no chunk's
+tensors outlive it, and nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nosology.attention import kernels
+
+_CELLS = 1 << 25  # weights (notes x labels x heads x tokens) that scoring holds at once, where nobody says otherwise
+
+
+class Head(NamedTuple):
+    """The weights between a note's states and a code's logit."""
+
+    key: Tensor  # (M P, D): projections of the note's states, all heads
+    key_bias: Tensor  # (M P,)
+    hidden: Tensor  # (C, M D): the classifier's first layer
+    hidden_bias: Tensor  # (C,)
+    out: Tensor  # (C,): its second
+    out_bias: Tensor  # (1,)
+
+    def to(self, kind: torch.dtype) -> Head:
+        """The same in another precision."""
+        return Head(*(weight.to(kind) for weight in self))
+
+
+@dataclass
+class _Forward:
+    keys: Tensor  # (n, T, M P)
+    weights: Tensor  # (n, L M, T) attention
+    features: Tensor  # (n L, M D)
+    hidden: Tensor  # (n L, C)
+    logits: Tensor  # (n, L) float32, or double where that came in
+
+
+def attention_weights(states: Tensor, lengths: Tensor, queries: Tensor, head: Head) -> tuple[Tensor, Tensor]:
+    """Equation 3: weights (n, L, M, T) of states (n, T, D) under queries (M, L, P), and the keys (n, T, M P)."""
+    n, t, _ = states.shape
+    m, labels, p = queries.shape
+    keys = torch.addmm(head.key_bias, states.flatten(0, 1), head.key.t()).tanh_().view(n, t, m * p)
+    weights = states.new_empty(n, labels, m, t)
+    for i in range(m):
+        key = keys[..., i * p : (i + 1) * p]
+        torch.bmm(queries[i].expand(n, labels, p), key.transpose(1, 2), out=weights[:, :, i])
+    kernels.masked_softmax_(weights.view(n, labels * m, t), lengths)
+    return weights, keys
+
+
+def _forward(states: Tensor, lengths: Tensor, queries: Tensor, head: Head) -> _Forward:
+    """Logits of states (n, T, D) for queries (M, L, P), and all that led to them."""
+    n, t, _ = states.shape
+    m, labels, _ = queries.shape
+    weights, keys = attention_weights(states, lengths, queries, head)
+    weights = weights.view(n, labels * m, t)
+    features = torch.bmm(weights, states).view(n * labels, -1)  # equations 4 and 5
+    hidden = torch._addmm_activation(head.hidden_bias, features, head.hidden.t())  # with a ReLU
+    logits = (hidden @ head.out + head.out_bias).view(n, labels)  # equation 6
+    return _Forward(keys, weights, features, hidden, logits.to(torch.promote_types(logits.dtype, torch.float32)))
+
+
+def _chunks(lengths: Tensor, size: int) -> Iterator[tuple[slice, int]]:
+    """Slices of at most `size` notes, each with its longest note rounded up to a multiple of 8."""
+    longest = lengths.clamp(min=1)
+    for start in range(0, len(lengths), size):
+        part = slice(start, start + size)
+        yield part, -(-int(longest[part].max()) // 8) * 8
+
+
+def dual_logits(
+    states: Tensor, lengths: Tensor, queries: Tensor, head: Head, *, notes: int = 0, labels: int = 0
+) -> Tensor:
+    """Logits (B, L) of states (B, T, D) for queries (M, L, P), without gradients, so many notes and labels at a time.
+
+    lengths: (B,) on the CPU. The answer does not depend on the sizes of the chunks; 0: what fits.
+    """
+    heads, total, _ = queries.shape
+    notes = notes or max(1, min(len(states), _CELLS // (heads * states.shape[1] * min(total, 512))))
+    labels = labels or max(1, _CELLS // (notes * heads * states.shape[1]))
+    on_device = lengths.clamp(min=1).to(states.device)
+    found = states.new_empty(len(states), total, dtype=torch.promote_types(states.dtype, torch.float32))
+    for part, width in _chunks(lengths, notes):
+        held = _cut(states, part, width)
+        for start in range(0, total, labels):
+            some = queries[:, start : start + labels]
+            found[part, start : start + labels] = _forward(held, on_device[part], some, head).logits
+    return found
+
+
+def _cut(states: Tensor, part: slice, width: int) -> Tensor:
+    """The states of some notes, cut or padded to a width (n, width, D)."""
+    held = states[part, :width]
+    if held.shape[1] < width:
+        held = torch.nn.functional.pad(held, (0, 0, 0, width - held.shape[1]))
+    return held.contiguous()
+
+
+class _DualLoss(torch.autograd.Function):
+    """The mean cross entropy and, found together with it, all its derivatives."""
+
+    @staticmethod
+    def forward(ctx, chunk: int, lengths: Tensor, targets: Tensor, states: Tensor, queries: Tensor, *head: Tensor):
+        kind = states.dtype
+        cast, asked = Head(*head).to(kind), queries.to(kind)
+        on_device = lengths.clamp(min=1).to(states.device)
+        total = torch.zeros((), device=states.device, dtype=torch.promote_types(kind, torch.float32))
+        d_states = torch.zeros_like(states)
+        d_queries = torch.zeros_like(queries)
+        d_head = Head(*(torch.zeros_like(weight) for weight in head))
+        for part, width in _chunks(lengths, chunk):
+            held = _cut(states, part, width)
+            done = _forward(held, on_device[part], asked, cast)
+            wanted = targets[part].to(done.logits.dtype)
+            total += torch.nn.functional.binary_cross_entropy_with_logits(done.logits, wanted, reduction="sum")
+            d_logits = (done.logits.sigmoid() - wanted) / targets.numel()
+            found = _backward(done, d_logits.to(kind), held, asked, cast, d_queries, d_head)
+            d_states[part, :width] = found[:, : states.shape[1]]
+        ctx.found = (d_states, d_queries, *d_head)
+        return total / targets.numel()
+
+    @staticmethod
+    def backward(ctx, scale: Tensor):
+        return None, None, None, *(grad.mul_(scale) for grad in ctx.found)
+
+
+def _backward(
+    done: _Forward, d_logits: Tensor, states: Tensor, queries: Tensor, head: Head, d_queries: Tensor, d_head: Head
+) -> Tensor:
+    """Derivatives by the states (n, T, D); those by queries and head are added to what is there. Consumes `done`."""
+    n, t, d = states.shape
+    m, labels, p = queries.shape
+    given = d_logits.reshape(-1)
+    d_hidden, d_hidden_bias, d_out = kernels.relu_backward_(done.hidden, given, head.out)
+    d_head.out.add_(d_out)
+    d_head.hidden_bias.add_(d_hidden_bias)
+    d_head.out_bias.add_(given.sum())
+    d_head.hidden.add_(d_hidden.t() @ done.features)
+    d_features = (d_hidden @ head.hidden).view(n, labels * m, d)
+    d_states = torch.bmm(done.weights.transpose(1, 2), d_features)
+    d_scores = kernels.softmax_backward(done.weights, done.features.view(n, labels * m, d), d_features, states)
+    d_scores = d_scores.view(n, labels, m, t)
+    d_keys = torch.empty_like(done.keys)
+    for i in range(m):
+        span = slice(i * p, (i + 1) * p)
+        d_queries[i].add_(torch.bmm(d_scores[:, :, i], done.keys[..., span]).sum(0, dtype=d_queries.dtype))
+        torch.bmm(d_scores[:, :, i].transpose(1, 2), queries[i].expand(n, labels, p), out=d_keys[..., span])
+    d_inner = d_keys.mul_(1 - done.keys.square()).flatten(0, 1)
+    d_head.key.add_(d_inner.t() @ states.flatten(0, 1))
+    d_head.key_bias.add_(d_inner.sum(0))
+    return d_states.view(n * t, d).addmm_(d_inner, head.key).view(n, t, d)
+
+
+def dual_loss(states: Tensor, lengths: Tensor, queries: Tensor, targets: Tensor, head: Head, chunk: int = 4) -> Tensor:
+    """The mean binary cross entropy over notes x labels.
+
+    states: (B, T, D), its precision is that of the arithmetic; lengths: (B,) on the CPU; queries: (M, L, P); targets:
+    (B, L) of 0 and 1; chunk: notes whose weights are held at once, which changes memory and nothing else.
+    """
+    return _DualLoss.apply(chunk, lengths, targets, states, queries, *head)

@@ -1,0 +1,115 @@
+"""DualLAAT as a network (paper 001, appendix B): notes and code descriptions are read by one encoder each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from nosology.attention.dual import Head, attention_weights, dual_logits, dual_loss
+from nosology.encoders.conv import Conv
+from nosology.encoders.recurrent import Recurrent
+from nosology.models.batch import PAD, Batch, mask
+from nosology.models.neural_settings import DualLaatShape
+
+_CODES = 4096  # descriptions encoded at a time
+
+
+class DualLaatNet(nn.Module):
+    """Scores any code that has a description.
+
+    `descriptions` (codes, words) are the token ids by which the codes of a batch's `labels` are read, PAD at the end.
+    """
+
+    def __init__(self, shape: DualLaatShape, words: int, size: int, vectors: Tensor | None = None):
+        super().__init__()
+        self.shape = shape
+        self.embedding = nn.Embedding(words, size, padding_idx=PAD)
+        if vectors is not None:
+            with torch.no_grad():
+                self.embedding.weight.copy_(vectors)
+        self.dropout = nn.Dropout(shape.dropout)
+        self.text_encoder = _encoder(shape, size)
+        self.code_encoder = _encoder(shape, size)
+        states, projected = self.text_encoder.width, shape.width
+        self.text_projections = nn.ModuleList(nn.Linear(states, projected) for _ in range(shape.heads))
+        self.code_projections = nn.ModuleList(nn.Linear(states, projected) for _ in range(shape.heads))
+        joined = shape.heads * states
+        self.classifier = nn.Sequential(nn.Linear(joined, joined), nn.ReLU(), nn.Linear(joined, 1))
+        self.chunk = 4  # notes whose attention is in memory at once while training
+        self.register_buffer("descriptions", torch.zeros(0, 1, dtype=torch.int64), persistent=False)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The mean binary cross entropy over the batch's notes x labels."""
+        states = self.states(batch)
+        queries = self.queries(self.descriptions[batch.labels])
+        return dual_loss(states, self._lengths(batch), queries, batch.targets, self._head(), self.chunk)
+
+    @torch.no_grad()
+    def logits(self, batch: Batch, queries: Tensor | None = None) -> Tensor:
+        """Logits (B, L) for the batch's labels, for all where it names none, or for queries (M, L, P) made before."""
+        if queries is None:
+            wanted = self.descriptions if batch.labels is None else self.descriptions[batch.labels]
+            queries = self.all_queries(wanted)
+        states = self.states(batch)
+        return dual_logits(states, self._lengths(batch), queries.to(states.dtype), self._head().to(states.dtype))
+
+    @torch.no_grad()
+    def attention(self, batch: Batch, queries: Tensor | None = None) -> Tensor:
+        """The weights (B, L, T) of each label over the tokens, mean of the heads."""
+        if queries is None:
+            queries = self.all_queries(self.descriptions if batch.labels is None else self.descriptions[batch.labels])
+        states = self.states(batch)
+        lengths = self._lengths(batch).clamp(min=1).to(states.device)
+        head = self._head().to(states.dtype)
+        return attention_weights(states.contiguous(), lengths, queries.to(states.dtype), head)[0].float().mean(2)
+
+    def states(self, batch: Batch) -> Tensor:
+        """Equation 1: the states (B, T, D) of the notes' tokens."""
+        return self.text_encoder(self.dropout(self.embedding(batch.tokens)), self._lengths(batch))
+
+    def queries(self, descriptions: Tensor) -> Tensor:
+        """Equation 2 and the code's half of equation 3: queries (M, L, P) of descriptions (L, words)."""
+        lengths = (descriptions != PAD).sum(1)
+        width = max(1, int(lengths.max())) if not self.shape.literal else descriptions.shape[1]
+        descriptions = descriptions[:, :width]
+        if self.shape.literal:
+            lengths = torch.full_like(lengths, width)
+        x = self.dropout(self.embedding(descriptions))
+        codes = _pooled(self.code_encoder, x, lengths.cpu())
+        return torch.stack([projection(codes).tanh() for projection in self.code_projections])
+
+    @torch.no_grad()
+    def all_queries(self, descriptions: Tensor) -> Tensor:
+        """The same for many descriptions, a part at a time."""
+        parts = [self.queries(part) for part in descriptions.split(_CODES)]
+        return torch.cat(parts, dim=1)
+
+    def _lengths(self, batch: Batch) -> Tensor:
+        if self.shape.literal:
+            return torch.full_like(batch.lengths, batch.tokens.shape[1])
+        return batch.lengths
+
+    def _head(self) -> Head:
+        first, _, last = self.classifier
+        return Head(
+            torch.cat([projection.weight for projection in self.text_projections]),
+            torch.cat([projection.bias for projection in self.text_projections]),
+            first.weight,
+            first.bias,
+            last.weight[0],
+            last.bias,
+        )
+
+
+def _encoder(shape: DualLaatShape, size: int) -> Conv | Recurrent:
+    if shape.encoder == "conv":
+        return Conv(size, shape.width, shape.kernel)
+    return Recurrent(size, shape.width, "gru")
+
+
+def _pooled(encoder: Conv | Recurrent, x: Tensor, lengths: Tensor) -> Tensor:
+    """One vector a code (L, D): the final states of both directions, or the maximum over the words."""
+    if isinstance(encoder, Recurrent):
+        return encoder.last(x, lengths)
+    states = encoder(x, lengths)
+    return states.masked_fill(~mask(lengths.clamp(min=1), x.shape[1], x.device)[..., None], float("-inf")).amax(1)
