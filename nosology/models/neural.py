@@ -1,0 +1,218 @@
+"""What all neural coders have in common: notes into batches, logits into probabilities, attention into evidence.
+
+A kind of coder is a subclass: it names its reader and its settings and says how an empty net is made of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save
+from scipy import sparse
+from torch import Tensor, nn
+
+from nosology.codes.label_space import LabelSpace
+from nosology.core import EvidenceSpan
+from nosology.encoders.vocabulary import Read
+from nosology.models.batch import Batch, rectangle
+from nosology.models.platt import Platt
+from nosology.models.settings import Section
+from nosology.models.spans import best_spans
+
+NOTHING = -100.0  # the logit of every code for a note without a token
+_TOKENS = {"cpu": 16_384, "cuda": 131_072}  # of a batch, pads included
+_NOTES = 256
+
+
+class Reader(Protocol):
+    """Anything that turns a note into tokens with their places."""
+
+    def read(self, text: str) -> Read:
+        """The tokens of a note."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` of the same class makes the reader of."""
+
+
+@dataclass
+class NeuralModel:
+    """P(code | note) = calibration(net(reader(note)))."""
+
+    labels: LabelSpace
+    notes: np.ndarray  # (L,) training notes of each code
+    reader: Reader
+    net: nn.Module
+    shape: Section  # the recipe's table [model], with every size a number
+    calibration: Platt = field(default_factory=Platt)
+
+    kind: ClassVar[str]
+    reader_type: ClassVar[type]  # with from_json
+    shape_type: ClassVar[type[Section]]
+
+    # What a kind says about itself.
+
+    @classmethod
+    def empty_net(cls, shape: Section, labels: LabelSpace, reader: Reader, more: dict[str, Any]) -> nn.Module:
+        """A net of the right sizes, whose weights are then read from the bundle; more: what `more` gave."""
+        raise NotImplementedError
+
+    def more(self) -> dict[str, Any]:
+        """Anything else that has to stand in model.json."""
+        return {}
+
+    def take(self, more: dict[str, Any]) -> None:
+        """Takes over what `more` gave when the model was saved; the weights are there already."""
+
+    def batch_logits(self, batch: Batch) -> Tensor:
+        """Logits (B, L) of a batch."""
+        return self.net.logits(batch)
+
+    def batch_attention(self, batch: Batch) -> Tensor:
+        """The weights (B, L, T) that the labels of a batch lay on its tokens."""
+        return self.net.attention(batch)
+
+    # What all kinds do.
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the net is on."""
+        return next(self.net.parameters()).device
+
+    def to(self, device: torch.device | str) -> Self:
+        """This model, moved to a device."""
+        self.net.to(device)
+        return self
+
+    def probabilities(self, texts: Iterable[str]) -> np.ndarray:
+        """Probabilities (B, L) of the model's codes for notes; a note without a token has none (zeros)."""
+        reads = [self.reader.read(text) for text in texts]
+        found = self.calibration(self.logits_of(reads))
+        found[[len(read.ids) == 0 for read in reads]] = 0
+        return found
+
+    def logits_of(self, reads: Sequence[Read], columns: Sequence[int] | None = None) -> np.ndarray:
+        """Logits (B, L), float32, of notes that are read already, in their order; columns: of these labels alone.
+
+        A note without a token has the logit `NOTHING` throughout.
+        """
+        wide = len(self.labels) if columns is None else len(columns)
+        found = np.full((len(reads), wide), NOTHING, dtype=np.float32)
+        wanted = None if columns is None else torch.tensor(columns, dtype=torch.int64)
+        lengths = np.array([len(read.ids) for read in reads], dtype=np.int64)
+        with evaluating(self.net):
+            for rows in by_length(lengths, _TOKENS.get(self.device.type, _TOKENS["cpu"]), _NOTES):
+                batch = Batch(*rectangle([reads[row].ids for row in rows]), labels=wanted).to(self.device)
+                found[rows] = self.batch_logits(batch).float().cpu().numpy()
+        return found
+
+    def evidence(self, text: str, columns: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
+        """For each column, the stretches of the note that its code attends to most, strongest first."""
+        read = self.reader.read(text)
+        if not len(read.ids) or not len(columns):
+            return [[] for _ in columns]
+        wanted = torch.tensor(columns, dtype=torch.int64)
+        with evaluating(self.net):
+            batch = Batch(*rectangle([read.ids]), labels=wanted).to(self.device)
+            weights = self.batch_attention(batch)[0, :, : len(read.ids)].float().cpu().numpy()
+        # Pieces of one word stand at the same place; the word has what they have together.
+        first = np.flatnonzero(np.diff(read.starts, prepend=-1))
+        words = np.add.reduceat(weights, first, axis=1)
+        starts, ends = read.starts[first], read.ends[first]
+        words[:, ends <= starts] = 0
+        return [best_spans(text, row, starts, ends, limit) for row in words]
+
+    def calibrated(self, logits: np.ndarray, gold: sparse.csr_matrix) -> Self:
+        """This model with its calibration fitted on logits (B, L) of notes that it has not seen; gold: 0/1 (B, L)."""
+        read = logits.max(axis=1, initial=NOTHING) > NOTHING
+        model = copy(self)
+        model.calibration = Platt.fit(logits[read], gold[read])
+        return model
+
+    def save(self, folder: Path) -> None:
+        """Writes model.json and model.safetensors."""
+        tensors, tied = _distinct(self.net.state_dict())
+        described = {
+            "kind": self.kind,
+            "codes": self.labels.to_json(),
+            "reader": self.reader.to_json(),
+            "shape": self.shape.model_dump(mode="json"),
+            "calibration": self.calibration.to_json(),
+            "tied": tied,
+            "more": self.more(),
+        }
+        (folder / "model.json").write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
+        packed = save({"notes": torch.from_numpy(np.asarray(self.notes, dtype=np.int64)), **tensors})
+        (folder / "model.safetensors").write_bytes(packed)  # save_file would not say OSError when the disk is full
+
+    @classmethod
+    def load(cls, folder: Path, device: str | None = None) -> Self:
+        """The model that `save` wrote, on a device: a GPU where there is one and nothing else is said."""
+        folder = Path(folder)
+        described = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        tensors = load_file(folder / "model.safetensors")
+        labels = LabelSpace(described["codes"])
+        reader = cls.reader_type.from_json(described["reader"])
+        shape = cls.shape_type.model_validate(described["shape"])
+        net = cls.empty_net(shape, labels, reader, described["more"])
+        weights = {name.removeprefix(_NET): tensor for name, tensor in tensors.items() if name.startswith(_NET)}
+        weights |= {name: weights[kept] for name, kept in described["tied"].items()}
+        net.load_state_dict(weights)
+        model = cls(labels, tensors["notes"].numpy(), reader, net.eval(), shape, Platt(**described["calibration"]))
+        model.take(described["more"])
+        return model.to(device or default_device())
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Inside, a net is in evaluation mode and no gradient is kept; afterwards it is as it was."""
+    training = net.training
+    net.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        net.train(training)
+
+
+_NET = "net."
+
+
+def _distinct(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Each weight once, on the CPU, and for names that share the weight of another name, that name."""
+    kept: dict[tuple, str] = {}
+    tensors, tied = {}, {}
+    for name, weight in weights.items():
+        place = (weight.device, weight.data_ptr(), weight.shape, weight.stride())
+        if weight.numel() and place in kept:
+            tied[name] = kept[place]
+        else:
+            kept[place] = name
+            tensors[_NET + name] = weight.detach().cpu().clone(memory_format=torch.contiguous_format)
+    return tensors, tied
+
+
+def by_length(lengths: np.ndarray, tokens: int, notes: int) -> Iterator[np.ndarray]:
+    """Rows of batches of similar length, the longest first; notes without a token are in none.
+
+    A batch has at most `tokens` tokens, pads included, and `notes` notes, but always one note.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    order = order[: np.count_nonzero(lengths)]
+    start = 0
+    while start < len(order):
+        size = max(1, min(notes, tokens // int(lengths[order[start]])))
+        yield order[start : start + size]
+        start += size
+
+
+def default_device() -> torch.device:
+    """A GPU where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
