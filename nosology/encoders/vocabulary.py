@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from nosology.text.tokens import tokens, words_of
+from nosology.text.tokens import lower, tokens, words_of
 
 PAD, UNKNOWN = 0, 1  # what stands after a note's end, and for a word that is not in the vocabulary
 SPECIALS = 2
+_LITERAL = re.compile(r"[a-z0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +85,52 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class WordReader:
-    """Reads a note as its first `limit` words."""
+    """Reads a note as its first `limit` words.
+
+    literal: as the authors of DualLAAT do. Words are of a-z and 0-9, numbers standing alone are left out (but at the
+    very ends of a text), a note is filled up with pads to the limit, and descriptions are cut at blanks alone.
+    """
 
     vocabulary: Vocabulary
     limit: int
+    literal: bool = False
 
     kind = "words"
 
     def read(self, text: str) -> Read:
-        """The words of a note (T,)."""
-        return self.vocabulary.read(text, self.limit)
+        """The words of a note (T,); none, and no pads either, where a text has no word."""
+        return self._literal(text) if self.literal else self.vocabulary.read(text, self.limit)
+
+    def description(self, text: str, limit: int | None = None) -> np.ndarray:
+        """The numbers (T,) of the first `limit` words of a code's description, int32."""
+        words = text.lower().split() if self.literal else words_of(text)
+        return self.vocabulary.ids(words[:limit])
+
+    def _literal(self, text: str) -> Read:
+        found = list(islice(_literal_words(lower(text)), self.limit))
+        if not found:
+            return Read(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
+        ids = np.full(self.limit, PAD, dtype=np.int32)
+        starts, ends = np.full((2, self.limit), len(text), dtype=np.int64)  # a pad stands nowhere: an empty place
+        ids[: len(found)] = self.vocabulary.ids([match[0] for match in found])
+        starts[: len(found)] = [match.start() for match in found]
+        ends[: len(found)] = [match.end() for match in found]
+        return Read(ids, starts, ends)
 
     def to_json(self) -> dict[str, Any]:
         """All that the reader is made of."""
-        return {"kind": self.kind, "limit": self.limit, "words": self.vocabulary.to_json()}
+        words = self.vocabulary.to_json()
+        return {"kind": self.kind, "limit": self.limit, "literal": self.literal, "words": words}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> WordReader:
         """The reader that `to_json` gave."""
-        return cls(Vocabulary.from_json(value["words"]), value["limit"])
+        return cls(Vocabulary.from_json(value["words"]), value["limit"], value.get("literal", False))
+
+
+def _literal_words(text: str) -> Iterator[re.Match[str]]:
+    """The words of a text in lower case, as the authors of DualLAAT take them."""
+    for match in _LITERAL.finditer(text):
+        # They look for blanks on both sides of a number: at the first and at the last character there is none.
+        if not match[0].isdigit() or match.start() == 0 or match.end() == len(text):
+            yield match

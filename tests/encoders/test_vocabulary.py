@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -61,12 +62,35 @@ def test_a_token_stands_where_it_says(text, limit):
         np.testing.assert_array_equal(getattr(cut, part), getattr(whole, part)[:limit])
 
 
-@given(st.lists(st.text(max_size=30), max_size=5), st.text(max_size=30))
-def test_saved_and_loaded_reads_the_same(texts, text):
-    reader = WordReader(Vocabulary.build(texts, min_notes=1), 5)
+@given(st.lists(st.text(max_size=30), max_size=5), st.text(max_size=30), st.booleans())
+def test_saved_and_loaded_reads_the_same(texts, text, literal):
+    reader = WordReader(Vocabulary.build(texts, min_notes=1), 5, literal)
     again = WordReader.from_json(json.loads(json.dumps(reader.to_json())))
     assert again == reader
     assert again.read(text).ids.tolist() == reader.read(text).ids.tolist()
+
+
+@given(st.text(alphabet="ab12 .,-_éK\n", max_size=40))
+def test_literal_words_are_those_of_the_authors(text):
+    # Their preparation, step by step: lower case, one blank for every run of others, lone numbers out.
+    plain = re.sub(r"[^A-Za-z0-9]+", " ", text.lower())
+    words = re.sub(r"(\s\d+)+\s", " ", plain).split()
+    vocabulary = Vocabulary(sorted(set(words)))
+    read = WordReader(vocabulary, 60, literal=True).read(text)
+    assert len(read) == (60 if words else 0)
+    assert read.ids[: len(words)].tolist() == vocabulary.ids(words).tolist()
+    assert (read.ids[len(words) :] == PAD).all()
+    assert [text[a:b].lower() for a, b in zip(read.starts, read.ends)][: len(words)] == words
+    assert (read.starts[len(words) :] == read.ends[len(words) :]).all()
+
+
+def test_descriptions_keep_their_numbers():
+    words = ["type", "1", "2", "diabetes,", "diabetes"]
+    reader = WordReader(Vocabulary(words), 10)
+    assert reader.description("Type 2 diabetes, mild").tolist() == [2, 4, 6, 1]
+    assert reader.description("Type 2 diabetes, mild", 2).tolist() == [2, 4]
+    literal = WordReader(Vocabulary(words), 10, literal=True)
+    assert literal.description("Type 2 diabetes, mild").tolist() == [2, 4, 5, 1]
 
 
 def test_texts_are_streamed():
