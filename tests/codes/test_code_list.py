@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nosology.codes import describe, table
+from nosology.codes.code_list import description_of, read_code_list
+from nosology.core import Code, DataError
+
+
+@pytest.fixture
+def listed(tmp_path):
+    def read(content: str | bytes):
+        path = tmp_path / "my_codes.csv"
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return read_code_list(path)
+
+    return read
+
+
+def test_codes_come_in_their_order_with_given_or_known_descriptions(listed):
+    found = listed("code,description,system\nI50.9,,icd10cm\ni21.4,my own words,ICD-10-CM\n4280,,icd9cm\n")
+    assert found == [
+        (Code("icd10cm", "I50.9"), "Heart failure, unspecified"),
+        (Code("icd10cm", "I21.4"), "my own words"),
+        (Code("icd9cm", "428.0"), describe(Code("icd9cm", "428.0"))),
+    ]
+
+
+def test_only_a_column_of_codes_is_needed(listed):
+    assert [code for code, _ in listed("code\nI50.9\n0DTJ4ZZ\n\n")] == [
+        Code("icd10cm", "I50.9"),
+        Code("icd10pcs", "0DTJ4ZZ"),
+    ]
+
+
+def test_other_columns_separators_marks_and_line_ends_are_fine(listed):
+    raw = "\ufeffSystem;Note;CODE\r\nicd10cm;x;E11.9\r\n".encode()
+    assert listed(raw) == [(Code("icd10cm", "E11.9"), describe(Code("icd10cm", "E11.9")))]
+    assert listed('code\tdescription\nE11.9\t"of ""type"" 2"') == [(Code("icd10cm", "E11.9"), 'of "type" 2')]
+
+
+def test_a_code_of_next_year_needs_a_description(listed):
+    assert listed("code,description\nI50.77,Heart failure of next year\n") == [
+        (Code("icd10cm", "I50.77"), "Heart failure of next year")
+    ]
+    with pytest.raises(DataError, match=r"my_codes.csv, row 3: I50.77 is in no table of icd10cm and needs a descr"):
+        listed("code\nI50.9\nI50.77\n")
+
+
+def test_codes_of_older_releases_are_described(listed):
+    assert listed("code,system\nM54.5,icd10cm\n")[0][1] == "Low back pain"
+
+
+@pytest.mark.parametrize(
+    ("content", "answer"),
+    [
+        ("", "the first row must name the columns"),
+        ("I50.9\nE11.9\n", "the first row must name the columns code, description, system; code is not among"),
+        ("code,code\nI50.9,I50.9\n", "must name the column code once"),
+        ("code\n", "has no codes below its header"),
+        ("code\nI50.9\n\ni509\n", "row 4: I50.9 of icd10cm stands in row 2 already"),
+        ("code,system\nI50.9,icd11\n", "row 2: system must be one of icd9cm, .* got 'icd11'"),
+        ("code,system\nI50.9,icd9cm\n", "row 2: not an icd9cm code: 'I50.9'"),
+        ("code,system\n,icd9cm\n", "row 2: not an icd9cm code"),
+        ("code,description\nI50.9,a,b\n", "row 2: must have 2 fields as the header; got 3"),
+        ('code,description\nI50.9,a\nE11.9,"open\n', "row 3: not a well-formed row"),
+        ("code\n???\n", "row 2: not a code of"),
+        ("code\nV30\n", "row 2: .* is a code of several systems; add a column system"),
+        (b"code,description\nI50.9,caf\xe9\n", "is not UTF-8"),
+    ],
+)
+def test_wrong_input_is_answered_with_its_place(listed, content, answer):
+    with pytest.raises(DataError, match=f"my_codes.csv.*{answer}"):
+        listed(content)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(DataError, match=r"cannot read the list of codes .*none.csv: No such file"):
+        read_code_list(tmp_path / "none.csv")
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_list_or_an_answer(tmp_path_factory, text):
+    path = tmp_path_factory.mktemp("codes") / "list.csv"
+    path.write_bytes(("code" + text).encode("utf-8", "surrogatepass"))
+    try:
+        assert read_code_list(path)
+    except DataError as error:
+        assert str(path) in str(error)
+
+
+def test_a_known_code_is_read_by_its_description():
+    for system in ("icd10cm", "icd10pcs", "icd9cm", "icd9proc"):
+        for code in table(system).codes()[:50]:
+            assert description_of(Code(system, code)) == describe(Code(system, code))
+
+
+def test_an_unknown_code_is_read_by_what_stands_above_it():
+    assert description_of(Code("icd10cm", "I50.99")) == "Heart failure, unspecified"
+    assert description_of(Code("icd10cm", "I50.77")) == describe(Code("icd10cm", "I50"))
+    assert description_of(Code("icd9cm", "428.99")) == describe(Code("icd9cm", "428.9"))
+    assert description_of(Code("icd10pcs", "0DTJ4Z1")) == "Resection of Appendix"
+
+
+def test_a_code_below_nothing_is_read_as_itself():
+    assert description_of(Code("icd9cm", "X")) == "X"
