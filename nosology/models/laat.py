@@ -1,0 +1,170 @@
+"""CAML, LAAT and PLM-ICD: three encoders below one attention with a learned query a code.
+
+            encoder                                     attention over its states
+CAML        convolution, tanh                           softmax(H u_l)                 Mullenbach et al. 2018
+LAAT        bidirectional LSTM                          softmax(tanh(H W) u_l)         Vu et al. 2020
+PLM-ICD     pretrained transformer, in windows          softmax(tanh(H W) u_l)         Huang et al. 2022
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from nosology.attention.learned import Learned
+from nosology.codes.label_space import LabelSpace
+from nosology.encoders.conv import Conv
+from nosology.encoders.pieces import PieceReader
+from nosology.encoders.recurrent import Recurrent
+from nosology.encoders.transformer import Windows
+from nosology.encoders.vocabulary import WordReader
+from nosology.models.batch import PAD, Batch, mask
+from nosology.models.neural import NeuralModel
+from nosology.models.neural_settings import CamlShape, LaatShape, PlmIcdShape
+from nosology.models.settings import Section
+
+
+class LabelNet(nn.Module):
+    """A net of states, one a token, and a learned attention over them."""
+
+    learned: Learned
+
+    def states(self, batch: Batch) -> Tensor:
+        """The states (B, T, D) of a batch's tokens."""
+        raise NotImplementedError
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The mean binary cross entropy over the batch's notes x labels."""
+        return binary_cross_entropy_with_logits(self.logits(batch).float(), batch.targets)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Logits (B, L) for the batch's labels, or for all where it names none."""
+        return self.learned.logits(self.states(batch), _mask(batch), batch.labels)
+
+    def attention(self, batch: Batch) -> Tensor:
+        """The weights (B, L, T) of each label over the tokens."""
+        return self.learned.attention(self.states(batch), _mask(batch), batch.labels)
+
+
+class CamlNet(LabelNet):
+    """CAML: H = tanh(conv(x)), attention without a projection."""
+
+    def __init__(
+        self,
+        shape: CamlShape,
+        words: int,
+        size: int,
+        labels: int,
+        vectors: Tensor | None = None,
+        rates: Tensor | None = None,
+    ):
+        """words: V. size: E. vectors: (V, E) word vectors to begin with. rates: (L,) share of notes with each label."""
+        super().__init__()
+        self.embedding = embedding(words, size, vectors)
+        self.dropout = nn.Dropout(shape.dropout)
+        self.encoder = Conv(size, shape.filters, shape.kernel)
+        self.learned = Learned(self.encoder.width, labels, rates=rates)
+
+    def states(self, batch: Batch) -> Tensor:
+        """The states (B, T, filters)."""
+        return self.encoder(self.dropout(self.embedding(batch.tokens)), batch.lengths).tanh()
+
+
+class LaatNet(LabelNet):
+    """LAAT: H = BiLSTM(x), attention with a projection."""
+
+    def __init__(
+        self,
+        shape: LaatShape,
+        words: int,
+        size: int,
+        labels: int,
+        vectors: Tensor | None = None,
+        rates: Tensor | None = None,
+    ):
+        """words: V. size: E. vectors: (V, E) word vectors to begin with. rates: (L,) share of notes with each label."""
+        super().__init__()
+        self.embedding = embedding(words, size, vectors)
+        self.dropout = nn.Dropout(shape.dropout)
+        self.encoder = Recurrent(size, shape.hidden, "lstm")
+        self.learned = Learned(self.encoder.width, labels, shape.projection, rates)
+
+    def states(self, batch: Batch) -> Tensor:
+        """The states (B, T, 2 hidden)."""
+        return self.encoder(self.dropout(self.embedding(batch.tokens)), batch.lengths)
+
+
+class PlmIcdNet(LabelNet):
+    """PLM-ICD: H = the states of all windows of a note one after the other, attention with a projection."""
+
+    def __init__(self, shape: PlmIcdShape, encoder: Windows, labels: int, rates: Tensor | None = None):
+        """rates: (L,) share of notes with each label."""
+        super().__init__()
+        self.encoder = encoder
+        self.encoder.requires_grad_(not shape.frozen)
+        self.dropout = nn.Dropout(shape.dropout)
+        self.learned = Learned(encoder.width, labels, shape.projection or encoder.width, rates)
+
+    def states(self, batch: Batch) -> Tensor:
+        """The states (B, T, D)."""
+        return self.dropout(self.encoder(batch.tokens, batch.lengths))
+
+
+class WordModel(NeuralModel):
+    """A coder that reads words; its net is made of shape, vocabulary, vector size and number of labels."""
+
+    reader_type = WordReader
+    net_type: ClassVar[type[CamlNet] | type[LaatNet]]
+
+    def more(self) -> dict[str, Any]:
+        """The size of the word vectors."""
+        return {"size": self.net.embedding.embedding_dim}
+
+    @classmethod
+    def empty_net(cls, shape: Section, labels: LabelSpace, reader: WordReader, more: dict[str, Any]) -> LabelNet:
+        """A net without learned weights."""
+        return cls.net_type(shape, len(reader.vocabulary), more["size"], len(labels))
+
+
+class Caml(WordModel):
+    """A coder of kind `caml`."""
+
+    kind, shape_type, net_type = "caml", CamlShape, CamlNet
+
+
+class Laat(WordModel):
+    """A coder of kind `laat`."""
+
+    kind, shape_type, net_type = "laat", LaatShape, LaatNet
+
+
+class PlmIcd(NeuralModel):
+    """A coder of kind `plm_icd`."""
+
+    kind, reader_type, shape_type = "plm_icd", PieceReader, PlmIcdShape
+
+    def more(self) -> dict[str, Any]:
+        """How the transformer is built."""
+        return {"transformer": self.net.encoder.to_json()}
+
+    @classmethod
+    def empty_net(cls, shape: PlmIcdShape, labels: LabelSpace, reader: PieceReader, more: dict[str, Any]) -> PlmIcdNet:
+        """A net without learned weights."""
+        return PlmIcdNet(shape, Windows.from_json(more["transformer"]), len(labels))
+
+
+def embedding(words: int, size: int, vectors: Tensor | None) -> nn.Embedding:
+    """Word vectors (V, E), given or random; the pad's is zero and stays so."""
+    made = nn.Embedding(words, size, padding_idx=PAD)
+    if vectors is not None:
+        with torch.no_grad():
+            made.weight.copy_(vectors)
+            made.weight[PAD] = 0
+    return made
+
+
+def _mask(batch: Batch) -> Tensor:
+    return mask(batch.lengths, batch.tokens.shape[1], batch.tokens.device)

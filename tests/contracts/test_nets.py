@@ -1,0 +1,203 @@
+"""What must hold for every net, whatever it is made of; a new kind is one line in MODELS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nosology.codes.label_space import LabelSpace
+from nosology.core import Code
+from nosology.encoders.transformer import pretrained
+from nosology.encoders.vocabulary import Vocabulary, WordReader
+from nosology.models.batch import PAD, Batch, mask, rectangle
+from nosology.models.laat import Caml, CamlNet, Laat, LaatNet, PlmIcd, PlmIcdNet
+from nosology.models.neural import NeuralModel
+from nosology.models.neural_settings import CamlShape, LaatShape, PlmIcdShape
+from nosology.text.tokens import words_of
+from tests.encoders.tiny import tiny_bert
+
+CODES = LabelSpace(Code("icd10cm", code) for code in ("I50.9", "J18.9", "M54.5", "E10.9", "E11.9", "R51.9", "Z23"))
+NOTES = np.arange(1, len(CODES) + 1)
+WORDS = words_of("chronic low back pain heart failure pneumonia of the right lobe type 1 2")
+READER = WordReader(Vocabulary(WORDS), 40)
+
+
+def _caml(_: Path) -> Caml:
+    shape = CamlShape(filters=12, kernel=4)
+    return Caml(CODES, NOTES, READER, CamlNet(shape, len(READER.vocabulary), 8, len(CODES)), shape)
+
+
+def _laat(_: Path) -> Laat:
+    shape = LaatShape(hidden=6, projection=10)
+    return Laat(CODES, NOTES, READER, LaatNet(shape, len(READER.vocabulary), 8, len(CODES)), shape)
+
+
+def _plm_icd(folder: Path) -> PlmIcd:
+    shape = PlmIcdShape(encoder="tiny", window=10, max_tokens=40)
+    reader, encoder = pretrained(str(tiny_bert(folder / "encoder")), shape.window, shape.max_tokens)
+    return PlmIcd(CODES, NOTES, reader, PlmIcdNet(shape, encoder, len(CODES)), shape)
+
+
+MODELS: dict[str, Callable[[Path], NeuralModel]] = {
+    "caml": _caml,
+    "laat": _laat,
+    "plm_icd": _plm_icd,
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request, tmp_path_factory) -> NeuralModel:
+    torch.manual_seed(1)
+    model = MODELS[request.param](tmp_path_factory.mktemp(request.param))
+    with torch.no_grad():
+        for weight in model.net.parameters():  # away from the beginning, where all tokens weigh nearly the same
+            weight.add_(0.3 * torch.randn_like(weight))
+        for module in model.net.modules():
+            if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
+                module.weight[module.padding_idx] = 0
+    model.net.eval()
+    return model
+
+
+def _notes(lengths: list[int], seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(1, 16, size=length, dtype=np.int32) for length in lengths]
+
+
+def _batch(notes: list[np.ndarray], **asked: torch.Tensor) -> Batch:
+    return Batch(*rectangle(notes), **asked)
+
+
+def _wider(batch: Batch, pads: int) -> Batch:
+    return replace(batch, tokens=torch.nn.functional.pad(batch.tokens, (0, pads), value=PAD))
+
+
+def _logits(model: NeuralModel, batch: Batch) -> np.ndarray:
+    with torch.no_grad():
+        return model.batch_logits(batch).numpy()
+
+
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=5)
+QUICK = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@QUICK
+@given(lengths=LENGTHS, pads=st.integers(1, 50), seed=st.integers(0, 99))
+def test_padding_never_changes_a_score(model, lengths, pads, seed):
+    batch = _batch(_notes(lengths, seed))
+    assert _logits(model, _wider(batch, pads)) == pytest.approx(_logits(model, batch), abs=1e-5)
+
+
+@QUICK
+@given(lengths=LENGTHS, seed=st.integers(0, 99))
+def test_batch_mates_never_change_a_score(model, lengths, seed):
+    notes = _notes(lengths, seed)
+    alone = np.concatenate([_logits(model, _batch([note])) for note in notes])
+    assert _logits(model, _batch(notes)) == pytest.approx(alone, abs=1e-5)
+
+
+@QUICK
+@given(columns=st.lists(st.integers(0, len(CODES) - 1), min_size=1, max_size=9), seed=st.integers(0, 99))
+def test_other_labels_never_change_a_score(model, columns, seed):
+    notes = _notes([7, 20, 3], seed)
+    some = _logits(model, _batch(notes, labels=torch.tensor(columns)))
+    assert some == pytest.approx(_logits(model, _batch(notes))[:, columns], abs=1e-5)
+
+
+@QUICK
+@given(lengths=LENGTHS, pads=st.integers(0, 20), seed=st.integers(0, 99))
+def test_attention_is_shared_among_the_tokens_of_the_note(model, lengths, pads, seed):
+    batch = _wider(_batch(_notes(lengths, seed)), pads)
+    with torch.no_grad():
+        weights = model.batch_attention(batch)
+    assert weights.shape == (len(lengths), len(CODES), batch.tokens.shape[1])
+    inside = mask(batch.lengths, batch.tokens.shape[1], batch.tokens.device)
+    assert (weights >= 0).all()
+    assert weights.sum(-1).numpy() == pytest.approx(1, abs=1e-5)
+    assert (weights * ~inside[:, None]).abs().max() == 0
+
+
+def test_attention_of_some_labels_is_that_of_all(model):
+    notes = _notes([30])
+    with torch.no_grad():
+        some = model.batch_attention(_batch(notes, labels=torch.tensor([5, 2])))
+        every = model.batch_attention(_batch(notes))
+    assert some.numpy() == pytest.approx(every[:, [5, 2]].numpy(), abs=1e-6)
+
+
+def test_the_loss_is_the_mean_cross_entropy_of_the_logits(model):
+    columns = torch.tensor([0, 3, 6])
+    targets = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]])
+    batch = _batch(_notes([9, 22]), labels=columns, targets=targets)
+    logits = torch.from_numpy(_logits(model, batch)).double()
+    expected = -(targets * logits.sigmoid().log() + (1 - targets) * (-logits).sigmoid().log()).mean()
+    with torch.no_grad():
+        assert float(model.net(batch)) == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_a_gradient_reaches_every_weight(model):
+    model.net.train()
+    targets = (torch.arange(4 * len(CODES)).reshape(4, -1) % 3 == 0).float()
+    model.net(_batch(_notes([40, 35, 38, 30]), labels=torch.arange(len(CODES)), targets=targets)).backward()
+    unreached = [name for name, weight in model.net.named_parameters() if weight.grad is None]
+    model.net.zero_grad()
+    model.net.eval()
+    assert not unreached
+
+
+def test_a_step_lowers_the_loss(model, tmp_path):
+    model.save(tmp_path)
+    net = type(model).load(tmp_path, device="cpu").net
+    targets = (torch.arange(3 * len(CODES)).reshape(3, -1) % 2 == 0).float()
+    batch = _batch(_notes([20, 8, 33]), labels=torch.arange(len(CODES)), targets=targets)
+    optimiser = torch.optim.SGD((weight for weight in net.parameters() if weight.requires_grad), lr=1e-3)
+    before = net(batch)
+    before.backward()
+    optimiser.step()
+    with torch.no_grad():
+        assert float(net(batch)) < float(before)
+
+
+def test_evaluation_is_the_same_each_time_and_training_has_dropout(model):
+    reads = [model.reader.read("chronic low back pain, heart failure"), model.reader.read("pneumonia")]
+    assert np.array_equal(model.logits_of(reads), model.logits_of(reads))
+    model.net.train()
+    batch = _batch(_notes([20, 30]), labels=torch.arange(len(CODES)), targets=torch.zeros(2, len(CODES)))
+    with torch.no_grad():
+        losses = {float(model.net(batch)) for _ in range(3)}
+    assert model.logits_of(reads) is not None and model.net.training, "the mode must be as it was"
+    model.net.eval()
+    assert len(losses) == 3
+
+
+def test_a_saved_model_gives_the_same_logits(model, tmp_path):
+    texts = ["Chronic low back pain.", "Type 1 diabetes; type 2 diabetes", "", "heart failure and pneumonia " * 9]
+    model.save(tmp_path)
+    assert all(path.suffix in (".json", ".safetensors") and path.is_file() for path in tmp_path.iterdir())
+    loaded = type(model).load(tmp_path, device="cpu")
+    assert (loaded.kind, loaded.labels, loaded.calibration) == (model.kind, model.labels, model.calibration)
+    assert loaded.notes.tolist() == NOTES.tolist() and not loaded.net.training
+    assert np.array_equal(loaded.probabilities(texts), model.probabilities(texts))
+
+
+def test_evidence_lies_in_the_note(model):
+    text = "Chronic low back pain.\nPneumonia of the RIGHT lobe, type 2"
+    spans = model.evidence(text, [4, 0], limit=3)
+    assert len(spans) == 2 and all(1 <= len(found) <= 3 for found in spans)
+    for span in (span for found in spans for span in found):
+        assert text[span.start : span.end] == span.text and span.text.strip() and 0 < span.score <= 1 + 1e-5
+    assert model.evidence("", [1, 2]) == [[], []]
+
+
+def test_a_note_without_a_token_has_no_code(model):
+    found = model.probabilities(["", "heart failure", " \n"])
+    assert found.shape == (3, len(CODES)) and found.dtype == np.float32
+    assert not found[[0, 2]].any() and found[1].all()
+    assert model.probabilities([]).shape == (0, len(CODES))
