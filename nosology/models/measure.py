@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 
 import numpy as np
 
-from nosology.core import SPLITS, SYSTEMS, ConfigError, DataError
+from nosology.codes.code_list import description_of
+from nosology.codes.label_space import LabelSpace
+from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError
 from nosology.core.progress import progress
 from nosology.core.version import __version__
 from nosology.corpora.corpus import Corpus
-from nosology.evaluation import Evaluation, examine, write_report
+from nosology.evaluation import Evaluation, examine, tune_threshold, write_report
 from nosology.models.bundle import Bundle, Model
+from nosology.models.code_sets import CodeSet
 
 _BATCH = 256
 
@@ -28,51 +31,126 @@ class Measured:
 
 
 def measure(
-    bundle: Bundle, corpus: Corpus, split: str, out: str | Path, *, systems: Collection[str] = (), seed: int = 0
+    bundle: Bundle,
+    corpus: Corpus,
+    split: str,
+    out: str | Path,
+    *,
+    systems: Collection[str] = (),
+    codes: str | Collection[Code] | None = None,
+    tune: bool = False,
+    seed: int = 0,
 ) -> Measured:
-    """Codes the notes of a split ("all": every note), lays the result beside their gold codes and writes the report."""
-    if split not in (*SPLITS, "all"):
-        raise ConfigError(f"split must be one of {', '.join(SPLITS)}, all; got {split!r}")
-    if unknown := set(systems) - set(SYSTEMS):
-        raise ConfigError(f"system must be one of {', '.join(SYSTEMS)}; got {', '.join(sorted(unknown))}")
-    wanted = None if split == "all" else split
-    gold = [note.codes for note in corpus.notes(wanted, text=False)]
+    """Codes the notes of a split ("all": every note), lays the result beside their gold codes and writes the report.
+
+    systems: count only their codes; where none is named, those that a note of the split has, so that a coder of several
+    ICD versions is not blamed for the others. codes: count only "full", "frequent" or "rare" ones (see `CodeSet`), or
+    those given; a coder that reads codes by their descriptions is then asked for all of them, be they trained or not.
+    tune: look for the threshold anew, on the dev notes of the corpus and with the same codes.
+    """
+    _check(split, systems)
+    gold = [note.codes for note in corpus.notes(_split(split), text=False)]
     if not gold:
         found = corpus.manifest["counts"]["splits"]
         raise DataError(f"{corpus.folder} has no {split} notes; it has {', '.join(found) or 'none at all'}")
-    model = bundle.model
-    probabilities = _probabilities(model, corpus, wanted, len(gold))
-    chosen = set(systems) or None
-    thresholds = bundle.decision.thresholds(model.labels)
-    evaluation = examine(model.labels, gold, probabilities, thresholds, systems=chosen, seed=seed)
-    cautions = _cautions(bundle, corpus, split, chosen, gold)
+    present = {code.system for note in gold for code in note}
+    counted = set(systems) or present or set(SYSTEMS)
+    chosen = None
+    if codes is not None:
+        everything = (note.codes for note in corpus.notes(text=False))
+        chosen = CodeSet.of(codes, everything).of_systems(counted)
+    model, columns = _candidates(bundle.model, chosen, counted)
+    asked = _Asked(model, columns, chosen, corpus)
+
+    thresholds: float | np.ndarray
+    if tune:
+        labels, true, probabilities = asked.on("dev")
+        thresholds = tune_threshold(labels, true, probabilities, systems=counted)
+        origin = "tuned on the dev notes of this corpus with the same codes"
+    else:
+        thresholds = bundle.decision.thresholds(LabelSpace(model.labels.codes[j] for j in columns))
+        origin = "the coder's own"
+    labels, true, probabilities = asked.on(split)
+    evaluation = examine(labels, true, probabilities, thresholds, systems=counted, seed=seed)
+
+    cautions = _cautions(bundle, corpus, split, tune, counted & present - set(labels.systems))
+    if not systems and (silent := sorted(set(bundle.model.labels.systems) - counted)):
+        cautions.append(f"codes of {', '.join(silent)} are not counted: no note of {split} has one (--system asks)")
     provenance = {
         "corpus": corpus.hash,
         "split": split,
-        "systems": ", ".join(sorted(chosen)) if chosen else "all",
+        "systems": ", ".join(sorted(counted)),
+        "codes": str(chosen) if chosen else "all that the coder names and the notes have",
+        "codes without training": len(set(labels.codes) - set(bundle.model.labels.codes)),
+        "threshold": origin,
         "cautions": "; ".join(cautions) or "none",
-        "bundle": f"{model.kind}, labels {model.labels.hash}",
+        "bundle": f"{bundle.model.kind}, labels {bundle.model.labels.hash}",
         "trained with": bundle.provenance.get("package"),
         "measured with": f"nosology {__version__}",
         "trained on": bundle.provenance.get("trained_on"),
         "training corpora": [item["hash"] for item in bundle.provenance.get("corpora", [])],
         "recipe": bundle.recipe,
     }
-    counts = dict(zip(model.labels.codes, model.notes.tolist()))
+    counts = dict(zip(bundle.model.labels.codes, bundle.model.notes.tolist()))
     write_report(out, evaluation, train_counts=counts, provenance=provenance)
     return Measured(evaluation, cautions)
 
 
-def _probabilities(model: Model, corpus: Corpus, split: str | None, n: int) -> np.ndarray:
-    """Probabilities (n, L) of the notes of a split."""
-    found = np.empty((n, len(model.labels)), dtype=np.float32)
-    texts = (note.text for note in progress(corpus.notes(split), "coding", total=n))
-    for start in range(0, n, _BATCH):
-        found[start : start + _BATCH] = model.probabilities(islice(texts, _BATCH))
-    return found
+def _check(split: str, systems: Collection[str]) -> None:
+    if split not in (*SPLITS, "all"):
+        raise ConfigError(f"split must be one of {', '.join(SPLITS)}, all; got {split!r}")
+    if unknown := set(systems) - set(SYSTEMS):
+        raise ConfigError(f"system must be one of {', '.join(SYSTEMS)}; got {', '.join(sorted(unknown))}")
 
 
-def _cautions(bundle: Bundle, corpus: Corpus, split: str, systems: set[str] | None, gold: list) -> list[str]:
+def _split(name: str) -> str | None:
+    return None if name == "all" else name
+
+
+def _candidates(model: Model, chosen: CodeSet | None, systems: set[str]) -> tuple[Model, np.ndarray]:
+    """The model to ask, and which of its columns count."""
+    if chosen is not None and chosen.codes - set(model.labels.codes) and hasattr(model, "with_codes"):
+        model = model.with_codes([(code, description_of(code)) for code in sorted(chosen.codes)])
+    wanted = [code.system in systems and (chosen is None or code in chosen.codes) for code in model.labels.codes]
+    return model, np.flatnonzero(wanted)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A model that is asked for some of its codes about the notes of a corpus."""
+
+    model: Model
+    columns: np.ndarray
+    chosen: CodeSet | None
+    corpus: Corpus
+
+    def on(self, split: str) -> tuple[LabelSpace, list[Collection[Code]], np.ndarray]:
+        """The L codes asked for, and of the B notes of a split that count: the true codes, and probabilities (B, L)."""
+        gold: list[Collection[Code]] = [note.codes for note in self.corpus.notes(_split(split), text=False)]
+        kept = np.ones(len(gold), dtype=bool)
+        if self.chosen is not None:
+            rows, gold = self.chosen.narrow(gold)
+            kept[:] = False
+            kept[rows] = True
+        if not len(gold):
+            which = f" with a {self.chosen.name} code" if self.chosen else ""
+            raise DataError(f"{self.corpus.folder} has no {split} notes{which}")
+        notes = compress(self.corpus.notes(_split(split)), kept)
+        texts = (note.text for note in progress(notes, f"coding {split}", total=len(gold)))
+        labels = LabelSpace(self.model.labels.codes[j] for j in self.columns)
+        return labels, gold, self._probabilities(texts, len(gold))
+
+    def _probabilities(self, texts: Iterable[str], n: int) -> np.ndarray:
+        found = np.empty((n, len(self.columns)), dtype=np.float32)
+        whole = len(self.columns) == len(self.model.labels)
+        texts = iter(texts)
+        for start in range(0, n, _BATCH):
+            block = self.model.probabilities(islice(texts, _BATCH))
+            found[start : start + _BATCH] = block if whole else block[:, self.columns]
+        return found
+
+
+def _cautions(bundle: Bundle, corpus: Corpus, split: str, tune: bool, unknown: set[str]) -> list[str]:
     """What makes these scores better or worse than they look."""
     cautions = []
     if corpus.hash in {item["hash"] for item in bundle.provenance.get("corpora", [])}:
@@ -82,7 +160,10 @@ def _cautions(bundle: Bundle, corpus: Corpus, split: str, systems: set[str] | No
             cautions.append(
                 f"threshold and calibration were tuned on these notes ({split}): the scores flatter a little"
             )
-    counted = {code.system for codes in gold for code in codes} & (systems or set(SYSTEMS))
-    if unknown := sorted(counted - set(bundle.model.labels.systems)):
-        cautions.append(f"the coder names no code of {', '.join(unknown)}: each counts as a miss (--system narrows)")
+    if tune and split in ("dev", "all") and not cautions:
+        cautions.append(f"the threshold was tuned on these notes ({split}): the scores flatter a little")
+    if unknown:
+        cautions.append(
+            f"the coder names no code of {', '.join(sorted(unknown))}: each counts as a miss (--system narrows)"
+        )
     return cautions
