@@ -50,12 +50,28 @@ def code(
         int | None, typer.Option(min=1, help="How many codes a note (default: those accepted; JSON: 50 at least).")
     ] = None,
     release: Annotated[str | None, typer.Option(help="Keep to the code set of this year, for example 2019.")] = None,
+    codes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Choose among these codes, trained or not: a CSV file with a column code and, if wanted, description"
+            " and system. For coders that read descriptions, such as dual_laat.",
+        ),
+    ] = None,
+    system: Annotated[
+        list[str],
+        typer.Option(
+            help="Suggest only codes of this system; may be given several times. Without it, a dual_laat coder trained"
+            " on ICD-9 and ICD-10 suggests ICD-10 codes alone (icd10cm, icd10pcs)."
+        ),
+    ] = [],  # noqa: B006
     settings: Overrides = [],  # noqa: B006
 ) -> None:
     """Code notes and show the words each code rests on."""
     from nosology.serving.coder import Coder
 
-    coder = Coder.load(bundle, release=release, threshold=_threshold(bundle, settings))
+    threshold = _threshold(bundle, settings)
+    coder = Coder.load(bundle, release=release, threshold=threshold, codes=codes, systems=system)
     for_ids, for_texts = tee(_notes(notes))
     results = coder.code_all((text for _, text in for_texts), top)
     for (note_id, _), suggestions in zip(for_ids, results):
@@ -74,6 +90,17 @@ def evaluate(
     system: Annotated[
         list[str], typer.Option(help="Count only codes of this system; may be given several times.")
     ] = [],  # noqa: B006
+    codes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="full|frequent|rare",
+            help="Count only the codes of the corpus, those of them with 10 notes or more, or those with fewer (then"
+            " over the notes that have one).",
+        ),
+    ] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Find the threshold anew, on the corpus's dev notes and these codes.")
+    ] = False,
     settings: Overrides = [],  # noqa: B006
 ) -> None:
     """Measure a coder on the notes of a corpus and write a report."""
@@ -81,8 +108,11 @@ def evaluate(
     from nosology.models.bundle import Bundle
     from nosology.models.measure import measure
 
-    loaded = Bundle.load(bundle).with_threshold(_threshold(bundle, settings))
-    measured = measure(loaded, Corpus.open(corpus), split, out, systems=system)
+    threshold = _threshold(bundle, settings)
+    if tune and threshold is not None:
+        raise ConfigError("either --tune finds the threshold or --set decision.threshold gives it, not both")
+    loaded = Bundle.load(bundle).with_threshold(threshold)
+    measured = measure(loaded, Corpus.open(corpus), split, out, systems=system, codes=codes, tune=tune)
     show_metrics(measured.evaluation.metrics)
     for caution in measured.cautions:
         typer.echo(f"caution: {caution}", err=True)

@@ -2,33 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from nosology.codes import describe
-from nosology.core import Code, Suggestion
-from nosology.models.bundle import Bundle
+from nosology.codes.code_list import read_code_list
+from nosology.core import SYSTEMS, Code, ConfigError, Suggestion
+from nosology.models.bundle import Bundle, Model
 from nosology.serving.release import release_translator
 
 TOP = 50  # suggestions a note at least, where nobody asks for another number
+NEWEST = ("icd10cm", "icd10pcs")  # the code systems of the newest ICD version
 _BATCH = 64
 
 
 class Coder:
-    """A bundle that codes notes, within one code-set release if asked."""
+    """A bundle that codes notes: within one code-set release, one list of codes, or some code systems if asked.
 
-    def __init__(self, bundle: Bundle, release: str | None = None):
-        self.model, self.decision = bundle.model, bundle.decision
+    codes: the codes to choose among, each with the description by which it is read, in the place of those that the
+    coder was trained on; only a coder that reads descriptions can be given any.
+    systems: suggestions are of these code systems alone. Where neither systems nor codes are named, a coder that reads
+    descriptions and knows both ICD-9 and ICD-10 suggests ICD-10 codes alone: otherwise a code of either version would
+    stand in the list for the same thing. Every other coder suggests whatever it was trained on.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        release: str | None = None,
+        *,
+        codes: Sequence[tuple[Code, str]] | None = None,
+        systems: Collection[str] = (),
+    ):
+        self.model = bundle.model if codes is None else _with_codes(bundle.model, codes)
+        self.decision = bundle.decision
         self.release = release
+        self._descriptions = dict(codes or ())
         self._translate = release_translator(release) if release else None
+        self._kept = _kept(self.model, _systems(self.model, systems, codes is not None))
 
     @classmethod
-    def load(cls, folder: str | Path, *, release: str | None = None, threshold: float | None = None) -> Coder:
-        """The coder in a bundle folder; `threshold` replaces the one found in training, for every code."""
-        return cls(Bundle.load(folder).with_threshold(threshold), release)
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        release: str | None = None,
+        threshold: float | None = None,
+        codes: Sequence[tuple[Code, str]] | str | Path | None = None,
+        systems: Collection[str] = (),
+    ) -> Coder:
+        """The coder in a bundle folder; `threshold` replaces the one found in training, for every code.
+
+        codes: pairs of code and description, or a file of them (see `read_code_list`).
+        """
+        if isinstance(codes, str | Path):
+            codes = read_code_list(codes)
+        return cls(Bundle.load(folder).with_threshold(threshold), release, codes=codes, systems=systems)
 
     def code(self, text: str, top: int | None = None) -> list[Suggestion]:
         """Suggestions for one note, the most probable first: `top` of them, or the first 50 and all accepted ones."""
@@ -39,6 +71,8 @@ class Coder:
         texts = iter(texts)
         while batch := list(islice(texts, _BATCH)):
             probabilities = self.model.probabilities(batch)
+            if self._kept is not None:
+                probabilities = probabilities * self._kept
             for text, row in zip(batch, probabilities):
                 yield self._suggest(text, row, top)
 
@@ -68,10 +102,40 @@ class Coder:
             Suggestion(
                 system=code.system,
                 code=code.code,
-                description=describe(code, self.release),
+                description=self._descriptions.get(code) or describe(code, self.release),
                 probability=probability,
                 accepted=self.decision.accepts(self.model.labels.codes[column], probability),
                 evidence=tuple(spans),
             )
             for (code, (probability, column)), spans in zip(ranked.items(), evidence)
         ]
+
+
+def _with_codes(model: Model, codes: Sequence[tuple[Code, str]]) -> Model:
+    """The model with these codes in the place of its own."""
+    if not hasattr(model, "with_codes"):
+        raise ConfigError(
+            f"codes cannot be given to a coder of kind {model.kind}: it knows only the codes it was trained on"
+        )
+    return model.with_codes(list(codes))
+
+
+def _systems(model: Model, systems: Collection[str], given: bool) -> set[str]:
+    """The code systems that suggestions are of; given: whether the user has named the codes."""
+    known = set(model.labels.systems)
+    if unknown := sorted(set(systems) - set(SYSTEMS)):
+        raise ConfigError(f"system must be one of {', '.join(SYSTEMS)}; got {', '.join(unknown)}")
+    if systems:
+        if not known & set(systems):
+            named = ", ".join(sorted(known))
+            raise ConfigError(f"system must be one that the coder knows: {named}; got {', '.join(systems)}")
+        return set(systems)
+    newest = known & set(NEWEST)
+    return newest if newest and not given and hasattr(model, "with_codes") else known
+
+
+def _kept(model: Model, systems: set[str]) -> np.ndarray | None:
+    """1 for each label (L,) of these systems and 0 for the others; None if all are kept."""
+    if systems >= set(model.labels.systems):
+        return None
+    return np.array([code.system in systems for code in model.labels.codes], dtype=np.float32)

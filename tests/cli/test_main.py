@@ -72,6 +72,21 @@ def test_text_files_standard_input_and_old_encodings(run, small_bundle, tmp_path
     assert [item["code"] for item in json.loads(out)["codes"]] == ["E11.9"]
 
 
+def test_systems_when_coding(run, small_bundle, tmp_path):
+    note = tmp_path / "n.txt"
+    note.write_text("congestive heart failure")
+    _, out, _ = run("code", small_bundle, note, "--json", "--system", "icd9cm", "--system", "icd10pcs")
+    assert {item["system"] for item in json.loads(out)["codes"]} == {"icd9cm", "icd10pcs"}
+
+
+def test_a_set_of_codes_and_a_threshold_of_its_own(run, small_bundle, small_corpus, tmp_path):
+    words = ["evaluate", small_bundle, "--corpus", small_corpus.folder, "--codes", "frequent", "--tune"]
+    code, _, err = run(*words, "--out", tmp_path / "r")
+    assert code == 0 and err == ""
+    made = json.loads((tmp_path / "r" / "provenance.json").read_text())
+    assert made["codes"].startswith("frequent (10 notes or more)") and made["threshold"].startswith("tuned on the dev")
+
+
 def test_settings_when_coding(run, small_bundle, tmp_path):
     note = tmp_path / "n.txt"
     note.write_text(f"congestive heart failure {SECRET}")
@@ -96,6 +111,28 @@ def test_settings_when_coding(run, small_bundle, tmp_path):
         (["code", "{bundle}", "/no/note.txt"], "no such note: /no/note.txt"),
         (["code", "{bundle}", "{note}", "--release", "1066"], "release must be one of"),
         (["code", "{bundle}", "{broken}"], "broken.jsonl row 2"),
+        (["code", "{bundle}", "{note}", "--system", "icd11"], "system must be one of icd9cm"),
+        (["code", "{bundle}", "{note}", "--codes", "{codes}"], "it knows only the codes it was trained on"),
+        (["code", "{bundle}", "{note}", "--codes", "{broken}"], "must name the columns code, description, system"),
+        (["code", "{bundle}", "{note}", "--codes", "/no/codes.csv"], "cannot read the list of codes /no/codes.csv"),
+        (
+            ["evaluate", "{bundle}", "--corpus", "{corpus}", "--codes", "seldom", "--out", "{out}"],
+            "codes must be one of full, frequent, rare; got 'seldom'",
+        ),
+        (
+            [
+                "evaluate",
+                "{bundle}",
+                "--corpus",
+                "{corpus}",
+                "--out",
+                "{out}",
+                "--tune",
+                "--set",
+                "decision.threshold=1",
+            ],
+            "either --tune finds the threshold",
+        ),
         (["evaluate", "{bundle}", "--corpus", "{corpus}", "--split", "tset", "--out", "{out}"], "split must be one of"),
         (["corpus", "prepare", "mimic5", "{corpus}", "--out", "{out}"], "mimic5"),
         (["simulate", "--patients", "3", "--layout", "epic", "--out", "{out}"], "mimic4"),
@@ -110,7 +147,10 @@ def test_wrong_input_is_one_sentence(run, words, sentence, small_corpus, small_b
     note, broken, out = tmp_path / "note.txt", tmp_path / "broken.jsonl", tmp_path / "out"
     note.write_text(SECRET)
     broken.write_text(f'{{"id": "1", "text": "{SECRET}"}}\n{{"id": "2", "text": "{SECRET}\n')
+    codes = tmp_path / "codes.csv"
+    codes.write_text("code\nI50.9\n")
     places = {"corpus": small_corpus.folder, "bundle": small_bundle, "note": note, "broken": broken, "out": out}
+    places["codes"] = codes
     code, _, err = run(*(word.format(**places) for word in words))
     assert code != 0
     assert sentence in err

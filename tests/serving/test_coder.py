@@ -1,9 +1,13 @@
 """A note goes in, codes with evidence come out."""
 
+import numpy as np
 import pytest
 
 import nosology
-from nosology.core import CodeError
+from nosology.codes.label_space import LabelSpace
+from nosology.core import Code, CodeError, ConfigError
+from nosology.models.bundle import Bundle
+from nosology.models.decision import Decision
 from nosology.serving.coder import Coder
 
 TEXT = "Known CONGESTIVE  heart failure, feels well. Chronic low back pain."
@@ -69,3 +73,79 @@ def test_an_unknown_release_is_answered(small_bundle):
 def test_a_threshold_replaces_the_tuned_one(small_bundle):
     assert not any(item.accepted for item in Coder.load(small_bundle, threshold=1.0).code("patient seen today"))
     assert all(item.accepted for item in Coder.load(small_bundle, threshold=0.0).code(TEXT))
+
+
+def test_systems_keep_suggestions_to_themselves(small_bundle):
+    whole = Coder.load(small_bundle).code(TEXT)
+    narrow = Coder.load(small_bundle, systems=["icd9cm", "icd10pcs"]).code(TEXT)
+    assert narrow == [item for item in whole if item.system in ("icd9cm", "icd10pcs")]
+    with pytest.raises(ConfigError, match=r"system must be one of icd9cm, .*; got icd11"):
+        Coder.load(small_bundle, systems=["icd11"])
+    with pytest.raises(ConfigError, match=r"system must be one that the coder knows: .*; got icd9proc"):
+        Coder.load(small_bundle, systems=["icd9proc"])
+
+
+def test_a_linear_coder_takes_no_codes(small_bundle):
+    with pytest.raises(ConfigError, match="kind linear: it knows only the codes it was trained on"):
+        Coder.load(small_bundle, codes=[(Code("icd10cm", "I50.9"), "Heart failure")])
+
+
+HEART9, HEART10, PAIN = Code("icd9cm", "428.0"), Code("icd10cm", "I50.9"), Code("icd10pcs", "0DTJ4ZZ")
+
+
+class ByDescription:
+    """A coder that reads descriptions: a code is as probable as many of its words stand in the note."""
+
+    kind = "fake"
+
+    def __init__(self, codes):
+        self.labels = LabelSpace(code for code, _ in codes)
+        self.texts = [text.lower().split() for _, text in codes]
+        self.notes = np.zeros(len(codes), dtype=np.int64)
+
+    def probabilities(self, texts):
+        return np.array([[0.9 * np.mean([w in text.lower() for w in words]) for words in self.texts] for text in texts])
+
+    def evidence(self, text, columns, limit=5):
+        return [[] for _ in columns]
+
+    def with_codes(self, codes):
+        return ByDescription(codes)
+
+
+@pytest.fixture
+def bundle():
+    model = ByDescription([(HEART9, "heart failure"), (HEART10, "heart failure"), (PAIN, "chronic pain")])
+    return Bundle(model, Decision(0.5), {}, {})
+
+
+def found(coder):
+    return {Code(item.system, item.code) for item in coder.code(TEXT)}
+
+
+def test_of_several_versions_the_newest_is_suggested(bundle):
+    assert found(Coder(bundle)) == {HEART10, PAIN}
+    assert found(Coder(bundle, systems=["icd9cm"])) == {HEART9}
+    assert found(Coder(bundle, systems=["icd9cm", "icd10cm"])) == {HEART9, HEART10}
+
+
+def test_a_coder_of_one_old_version_suggests_it(bundle):
+    alone = Bundle(bundle.model.with_codes([(HEART9, "heart failure")]), bundle.decision, {}, {})
+    assert found(Coder(alone)) == {HEART9}
+
+
+def test_codes_of_the_user_take_the_place_of_those_trained(bundle, tmp_path):
+    new = Code("icd10cm", "I50.77")
+    codes = [(new, "Heart failure of next year"), (HEART9, "congestive")]
+    coder = Coder(bundle, codes=codes)
+    assert found(coder) == {new, HEART9}  # the user has chosen: no version is left out
+    assert {item.description for item in coder.code(TEXT)} == {"Heart failure of next year", "congestive"}
+    assert found(Coder(bundle, codes=codes, systems=["icd10cm"])) == {new}
+    assert found(Coder(bundle)) == {HEART10, PAIN}
+
+
+def test_codes_may_come_from_a_file(bundle, tmp_path, monkeypatch):
+    path = tmp_path / "my_codes.csv"
+    path.write_text("code,description\nI50.77,heart\n")
+    monkeypatch.setattr(Bundle, "load", lambda folder: bundle)
+    assert found(Coder.load("anywhere", codes=path)) == {Code("icd10cm", "I50.77")}
