@@ -14,6 +14,7 @@ from nosology.cli import main
 from nosology.corpora.notes_file import note_to_json
 from tests.conftest import small_notes
 
+SET = ["--set", "decision.threshold=1"]
 SECRET = "xyzzyplugh"  # stands in every note below and must stand in no message
 
 
