@@ -56,9 +56,10 @@ class Learned(nn.Module):
     def _part(
         self, keys: Tensor, states: Tensor, mask: Tensor, queries: Tensor, weights: Tensor, bias: Tensor
     ) -> Tensor:
-        queries = queries.to(keys.dtype).expand(len(states), -1, -1)
-        found = scaled_dot_product_attention(queries, keys, states, _some(mask)[:, None], scale=1.0)  # (B, L, D)
-        return (found * weights).sum(-1) + bias
+        queries = queries.to(keys.dtype).expand(len(states), 1, -1, -1)
+        keys, values = keys[:, None], states[:, None]  # one head: without it no fused kernel takes them
+        found = scaled_dot_product_attention(queries, keys, values, _some(mask)[:, None, None], scale=1.0)[:, 0]
+        return (found * weights).sum(-1) + bias  # found: (B, L, D)
 
 
 def _some(mask: Tensor) -> Tensor:

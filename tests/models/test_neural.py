@@ -1,0 +1,204 @@
+"""What all neural coders share, seen through a net whose logits can be worked out by hand."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import sparse
+from scipy.special import expit
+from torch import nn
+
+from nosology.codes.label_space import LabelSpace
+from nosology.core import Code
+from nosology.encoders.vocabulary import Read, Vocabulary, WordReader
+from nosology.models.batch import mask
+from nosology.models.neural import NOTHING, NeuralModel, by_length
+from nosology.models.platt import Platt
+from nosology.models.settings import Section
+
+LABELS = LabelSpace([Code("icd10cm", "I50.9"), Code("icd10cm", "J18.9"), Code("icd9cm", "428.0")])
+WORDS = ["heart", "failure", "pneumonia", "pain"]
+
+
+class CountShape(Section):
+    """Nothing to set."""
+
+    labels: int = 3
+
+
+class CountNet(nn.Module):
+    """logit of a label = the sum of its weights for the tokens of a note; two names stand for one table."""
+
+    def __init__(self, words: int, labels: int):
+        super().__init__()
+        self.table = nn.Embedding(words, labels)
+        self.same = self.table
+        self.seen: list[tuple[int, ...]] = []
+
+    def logits(self, batch):
+        self.seen.append((*batch.tokens.shape, self.training))
+        inside = mask(batch.lengths, batch.tokens.shape[1], batch.tokens.device)
+        found = (self.table(batch.tokens) * inside[..., None]).sum(1)
+        return found if batch.labels is None else found[:, batch.labels]
+
+    def attention(self, batch):
+        inside = mask(batch.lengths, batch.tokens.shape[1], batch.tokens.device)
+        found = self.table(batch.tokens).exp() * inside[..., None]
+        return (found / found.sum(1, keepdim=True)).transpose(1, 2)[:, batch.labels]
+
+
+class Count(NeuralModel):
+    kind, reader_type, shape_type = "count", WordReader, CountShape
+
+    def more(self):
+        return {"words": self.net.table.num_embeddings}
+
+    @classmethod
+    def empty_net(cls, shape, labels, reader, more):
+        return CountNet(more["words"], shape.labels)
+
+
+@pytest.fixture
+def model() -> Count:
+    reader = WordReader(Vocabulary(WORDS), 100)
+    torch.manual_seed(0)
+    return Count(LABELS, np.array([3, 2, 1]), reader, CountNet(len(reader.vocabulary), 3), CountShape())
+
+
+def by_hand(model: Count, text: str) -> np.ndarray:
+    table = model.net.table.weight.detach().numpy()
+    return table[model.reader.read(text).ids].sum(0)
+
+
+def test_probabilities_come_in_the_order_of_the_notes_and_do_not_need_a_list(model):
+    texts = ["heart failure " * n for n in (3, 1, 40, 7)] + ["pain", ""]
+    found = model.probabilities(iter(texts))
+    assert found.dtype == np.float32 and found.shape == (6, 3)
+    for text, row in zip(texts[:5], found):
+        assert row == pytest.approx(expit(by_hand(model, text)), abs=1e-5)
+    assert not found[5].any()
+
+
+def test_logits_of_some_columns_and_of_empty_notes(model):
+    reads = [model.reader.read(text) for text in ("pneumonia", "", "pain pain")]
+    every = model.logits_of(reads)
+    assert (every[1] == NOTHING).all()
+    assert np.array_equal(model.logits_of(reads, [2, 0]), every[:, [2, 0]])
+    assert model.logits_of([]).shape == (0, 3)
+
+
+def test_scoring_is_in_evaluation_mode_and_leaves_the_mode_as_it_was(model):
+    model.net.train()
+    model.probabilities(["pain"])
+    assert model.net.seen[-1][-1] is False and model.net.training
+    model.net.eval()
+    model.probabilities(["pain"])
+    assert not model.net.training
+
+
+def test_weights_that_were_scored_with_can_still_be_trained(model):
+    model.probabilities(["pain"])
+    model.net.table(torch.tensor([1])).sum().backward()
+    assert model.net.table.weight.grad is not None
+
+
+@given(st.lists(st.integers(0, 60), max_size=40), st.integers(1, 100), st.integers(1, 9))
+def test_batches_hold_every_note_once_and_keep_their_bounds(lengths, tokens, notes):
+    lengths = np.array(lengths, dtype=np.int64)
+    batches = list(by_length(lengths, tokens, notes))
+    rows = np.concatenate(batches) if batches else np.empty(0, int)
+    assert sorted(rows.tolist()) == np.flatnonzero(lengths).tolist()
+    for batch in batches:
+        assert len(batch) <= notes
+        assert len(batch) == 1 or len(batch) * lengths[batch].max() <= tokens
+    assert (np.diff(lengths[rows]) <= 0).all(), "notes of like length are together"
+
+
+def test_evidence_is_the_words_with_the_largest_attention(model):
+    with torch.no_grad():
+        model.net.table.weight.fill_(-9.0)
+        model.net.table.weight[model.reader.vocabulary.ids(["pneumonia"])[0], 1] = 5.0
+        model.net.table.weight[model.reader.vocabulary.ids(["heart", "failure"]), 0] = 4.0
+    text = "No pain.\nHeart  failure and (pneumonia)"
+    (second,), (first,) = model.evidence(text, [1, 0])
+    assert second.text == "pneumonia" and (second.start, second.end) == (29, 38)
+    assert first.text == "Heart  failure" and first.score == pytest.approx(1, abs=1e-3)
+
+
+def test_pieces_of_a_word_count_together(model):
+    class Pieces:
+        def read(self, text):
+            # "pneu" "mon" "ia" of one word, then a piece without a place, then "pain"
+            return Read(
+                np.array([2, 3, 4, 5, 5], np.int32), np.array([0, 0, 0, 9, 10]), np.array([9, 9, 9, 9, 14], np.int64)
+            )
+
+    model.reader = Pieces()
+    with torch.no_grad():
+        model.net.table.weight.zero_()
+    (spans,) = model.evidence("pneumonia pain", [0])
+    assert [(span.text, pytest.approx(span.score)) for span in spans] == [("pneumonia", 0.6), ("pain", 0.2)]
+
+
+def test_saving_keeps_shared_weights_shared_and_nothing_is_a_pickle(model, tmp_path):
+    model.calibration = Platt(0.5, -1.0)
+    model.save(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"model.json", "model.safetensors"}
+    described = json.loads((tmp_path / "model.json").read_text())
+    assert described["kind"] == "count" and described["tied"] == {"same.weight": "table.weight"}
+    loaded = Count.load(tmp_path, device="cpu")
+    assert loaded.net.same.weight is loaded.net.table.weight
+    assert np.array_equal(loaded.probabilities(["pain heart"]), model.probabilities(["pain heart"]))
+    assert loaded.notes.tolist() == [3, 2, 1] and loaded.labels == LABELS
+    assert loaded.device == torch.device("cpu")
+
+
+def test_calibrating_makes_a_new_model_and_passes_over_empty_notes(model):
+    logits = np.concatenate([np.random.default_rng(0).normal(size=(400, 3)), np.full((50, 3), NOTHING)])
+    gold = np.random.default_rng(1).random(logits.shape) < expit(2 * logits - 1)
+    gold[400:] = True
+    changed = model.calibrated(logits.astype(np.float32), sparse.csr_matrix(gold.astype(np.int8)))
+    assert model.calibration == Platt() and changed.net is model.net
+    assert changed.calibration.a == pytest.approx(2, abs=0.4) and changed.calibration.b == pytest.approx(-1, abs=0.2)
+
+
+def test_platt_finds_the_pair_that_made_the_data():
+    rng = np.random.default_rng(3)
+    logits = rng.normal(-2, 3, size=(2000, 20))
+    gold = sparse.csr_matrix((rng.random(logits.shape) < expit(0.6 * logits - 0.8)).astype(np.int8))
+    found = Platt.fit(logits, gold)
+    assert (found.a, found.b) == (pytest.approx(0.6, abs=0.03), pytest.approx(-0.8, abs=0.06))
+    thinned = Platt.fit(logits, gold, max_cells=10_000)
+    assert (thinned.a, thinned.b) == (pytest.approx(0.6, abs=0.06), pytest.approx(-0.8, abs=0.12))
+    assert found(logits) == pytest.approx(expit(found.a * logits + found.b), abs=1e-6)
+
+
+def test_platt_is_the_logistic_regression_of_scikit_learn_where_data_are_many():
+    from sklearn.linear_model import LogisticRegression
+
+    rng = np.random.default_rng(5)
+    logits = rng.normal(size=(3000, 5)) * 2
+    target = rng.random(logits.shape) < expit(1.4 * logits + 0.3)
+    found = Platt.fit(logits, sparse.csr_matrix(target.astype(np.int8)))
+    oracle = LogisticRegression(C=1e6).fit(logits.reshape(-1, 1), target.ravel())
+    assert found.a == pytest.approx(float(oracle.coef_[0, 0]), abs=2e-3)
+    assert found.b == pytest.approx(float(oracle.intercept_[0]), abs=2e-3)
+
+
+def test_platt_never_turns_the_order_around_and_believes_logits_without_a_true_cell():
+    logits = np.linspace(-4, 4, 200).reshape(20, 10)
+    wrong = Platt.fit(logits, sparse.csr_matrix((logits < 0).astype(np.int8)))
+    assert wrong.a > 0
+    assert Platt.fit(logits, sparse.csr_matrix(logits.shape, dtype=np.int8)) == Platt(1.0, 0.0)
+
+
+@pytest.mark.parametrize("perfect", [4, 1])
+def test_platt_stays_finite_where_dev_is_separated_or_tiny(perfect):
+    logits = np.array([[-3.0, 3.0], [-2.0, 5.0]])[:perfect]
+    found = Platt.fit(logits, sparse.csr_matrix((logits > 0).astype(np.int8)))
+    assert 1 <= found.a < 3 and abs(found.b) < 1
