@@ -24,6 +24,7 @@ class LoopSettings(Section):
     epochs: int = Field(0, ge=0)  # 0: as many as the data needs, see `resolve`
     batch: int = Field(32, ge=1)  # notes a step
     micro_tokens: int = Field(0, ge=0)  # tokens, pads included, that are in memory at once; 0: by the device
+    micro_batches: int = Field(0, ge=0)  # a step is dealt out in so many parts at least; 0: one a GPU, on CPUs one
     learning_rate: float = Field(1e-3, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     warmup: int = Field(2000, ge=0)  # steps; never more than a tenth of all
@@ -34,6 +35,7 @@ class LoopSettings(Section):
     choose_by: Literal["map", "micro_f1"] = "map"  # of the checkpoints the best on dev by this is kept
     validation_notes: int = Field(2000, ge=1)  # dev notes looked at after each epoch
     checkpoint_minutes: float = Field(5.0, ge=0)  # time between checkpoints; one is written after each epoch too
+    log_steps: int = Field(20, ge=1)  # steps between looks at the loss; the curves have every step all the same
 
 
 class CamlShape(Section):
