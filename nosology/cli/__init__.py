@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nosology.cli import codes, corpus, train
+from nosology.cli import codes, corpus, import_checkpoint, train
 from nosology.cli.simulate import simulate
 from nosology.core import NosologyError
 from nosology.core.version import __version__
@@ -44,6 +44,7 @@ app.command()(simulate)
 app.command("train")(train.train)
 app.command("evaluate")(train.evaluate)
 app.command("code")(train.code)
+app.add_typer(import_checkpoint.app, name="import")
 
 
 def main() -> None:

@@ -9,19 +9,27 @@ blanks.
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from nosology.core import BundleError
-from nosology.encoders.vocabulary import Vocabulary
-from nosology.models.neural_settings import DualLaatShape
+from nosology.codes.label_space import LabelSpace
+from nosology.core import BundleError, Code, ConfigError
+from nosology.core.version import __version__
+from nosology.encoders.vocabulary import Vocabulary, WordReader
+from nosology.models.decision import UNTUNED, Decision
+from nosology.models.neural_settings import DualLaatRecipe, DualLaatShape, VectorSettings
+from nosology.models.settings import DecisionSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from nosology.models.bundle import Bundle
 
 CONFIG, WORDS, WEIGHTS = "config.json", "token2id.json", "pytorch_model.bin"
 _SPECIALS = ("<PAD>", "<UNK>")
@@ -58,6 +66,39 @@ def import_checkpoint(folder: str | Path) -> tuple[DualLaatShape, Vocabulary, di
     return shape, vocabulary, state, Details(length, weights["embedding.weight"].shape[1], config)
 
 
+def import_bundle(folder: str | Path, codes: Sequence[tuple[Code, str]], threshold: float = UNTUNED) -> Bundle:
+    """A coder of these codes, each with its description, with the weights of a checkpoint and the authors' reading."""
+    shape, vocabulary, state, details = import_checkpoint(folder)
+    import numpy as np
+
+    from nosology.models.bundle import Bundle
+    from nosology.models.dual_laat import DualLaat
+    from nosology.models.dual_laat_net import DualLaatNet
+
+    net = DualLaatNet(shape, len(vocabulary), details.size)
+    net.load_state_dict(state)
+    reader = WordReader(vocabulary, details.max_note_length, literal=True)
+    empty = DualLaat(LabelSpace(()), np.zeros(0, dtype=np.int64), reader, net.eval(), shape)
+    recipe = DualLaatRecipe(
+        model=shape,
+        vectors=VectorSettings(size=details.size, max_words=details.max_note_length),
+        decision=DecisionSettings(threshold=threshold),
+    )
+    provenance = {
+        "imported": "a DualLAAT checkpoint of its authors",
+        "weights": _sha256(Path(folder) / WEIGHTS),
+        "config": details.config,
+        "corpora": [],
+        "package": f"nosology {__version__}",
+    }
+    return Bundle(empty.with_codes(list(codes)), Decision(threshold), recipe.model_dump(mode="json"), provenance)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _object(path: Path) -> dict[str, Any]:
     """A JSON file that holds an object."""
     try:
@@ -73,7 +114,10 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a checkpoint, on the CPU and in float32; a file that wants more than tensors is refused."""
-    import torch
+    try:
+        import torch
+    except ImportError as error:
+        raise ConfigError("DualLAAT needs torch, which is not installed: pip install nosology[train]") from error
 
     if not path.is_file():
         raise BundleError(f"the checkpoint {path.parent} is not whole: {path.name} is missing")

@@ -135,6 +135,10 @@ def test_settings_when_coding(run, small_bundle, tmp_path):
             "either --tune finds the threshold",
         ),
         (["evaluate", "{bundle}", "--corpus", "{corpus}", "--split", "tset", "--out", "{out}"], "split must be one of"),
+        (
+            ["import", "dual-laat", "/no/checkpoint", "--codes", "{codes}", "--out", "{out}"],
+            "/no/checkpoint is no folder with a DualLAAT checkpoint",
+        ),
         (["corpus", "prepare", "mimic5", "{corpus}", "--out", "{out}"], "mimic5"),
         (["simulate", "--patients", "3", "--layout", "epic", "--out", "{out}"], "mimic4"),
         (["corpus", "prepare", "table", "x" * 300 + ".jsonl", "--out", "{out}"], "File name too long"),

@@ -1,0 +1,37 @@
+"""The verb that takes over coders which other programs have trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Take over a coder that another program has trained.", no_args_is_help=True)
+
+
+@app.callback()
+def _options() -> None:
+    pass  # with it, the one command below keeps its name
+
+
+@app.command("dual-laat")
+def dual_laat(
+    folder: Annotated[Path, typer.Argument(help="The folder with config.json, token2id.json, pytorch_model.bin.")],
+    codes: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="The codes to suggest: a CSV file with a column code and, if wanted, description and system.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The bundle folder to write.")],
+    threshold: Annotated[float, typer.Option(min=0, max=1, help="From which probability on a code is accepted.")] = 0.5,
+) -> None:
+    """Make a bundle of a DualLAAT checkpoint that its authors have published."""
+    from nosology.codes.code_list import read_code_list
+    from nosology.models.dual_laat_import import import_bundle
+
+    bundle = import_bundle(folder, read_code_list(codes), threshold)
+    bundle.save(out)
+    typer.echo(f"{out}: dual_laat coder, {len(bundle.model.labels):,} codes, threshold {threshold:.3f}")
