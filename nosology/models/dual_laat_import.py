@@ -71,14 +71,14 @@ def import_bundle(folder: str | Path, codes: Sequence[tuple[Code, str]], thresho
     shape, vocabulary, state, details = import_checkpoint(folder)
     import numpy as np
 
+    from nosology.models import dual_laat
     from nosology.models.bundle import Bundle
-    from nosology.models.dual_laat import DualLaat
     from nosology.models.dual_laat_net import DualLaatNet
 
     net = DualLaatNet(shape, len(vocabulary), details.size)
     net.load_state_dict(state)
     reader = WordReader(vocabulary, details.max_note_length, literal=True)
-    empty = DualLaat(LabelSpace(()), np.zeros(0, dtype=np.int64), reader, net.eval(), shape)
+    empty = dual_laat.DualLaat(LabelSpace(()), np.zeros(0, dtype=np.int64), reader, net.eval(), shape)
     recipe = DualLaatRecipe(
         model=shape,
         vectors=VectorSettings(size=details.size, max_words=details.max_note_length),
