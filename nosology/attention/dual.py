@@ -9,6 +9,7 @@ tensors outlive it, and nothing is computed twice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from nosology.attention import kernels
 
+_MULTIPLE = 64
 _CELLS = 1 << 25  # weights (notes x labels x heads x tokens) that scoring holds at once, where nobody says otherwise
 
 
@@ -36,46 +38,79 @@ class Head(NamedTuple):
         return Head(*(weight.to(kind) for weight in self))
 
 
+class _Room:
+    """Memory for the large tensors of a chunk, taken once: chunks of ever new sizes would leave it in shreds."""
+
+    def __init__(self, like: Tensor, cells: int, rows: int, features: int, hidden: int):
+        self.weights, self.d_weights = like.new_empty(cells), like.new_empty(cells)
+        self.features, self.d_features = like.new_empty(rows * features), like.new_empty(rows * features)
+        self.hidden = like.new_empty(rows * hidden)
+
+    @staticmethod
+    def for_chunks(states: Tensor, lengths: Tensor, queries: Tensor, head: Head, chunk: int) -> _Room:
+        """Room for the largest of the chunks, with derivatives."""
+        m, labels, _ = queries.shape
+        notes = min(chunk, len(states))
+        cells = max((part.stop - part.start) * width for part, width in _chunks(lengths, chunk)) * m * labels
+        return _Room(states, cells, notes * labels, m * states.shape[-1], len(head.hidden))
+
+
+def _in(room: Tensor | None, like: Tensor, *shape: int) -> Tensor:
+    """A tensor of that shape, at the beginning of the room or, where there is none, in memory of its own."""
+    return like.new_empty(shape) if room is None else room[: math.prod(shape)].view(shape)
+
+
 @dataclass
 class _Forward:
-    keys: Tensor  # (n, T, M P)
-    weights: Tensor  # (n, L M, T) attention
+    keys: Tensor  # (n T, M P)
+    weights: Tensor  # (L, M, n, T) attention
     features: Tensor  # (n L, M D)
     hidden: Tensor  # (n L, C)
     logits: Tensor  # (n, L) float32, or double where that came in
 
 
-def attention_weights(states: Tensor, lengths: Tensor, queries: Tensor, head: Head) -> tuple[Tensor, Tensor]:
-    """Equation 3: weights (n, L, M, T) of states (n, T, D) under queries (M, L, P), and the keys (n, T, M P)."""
+def attention_weights(
+    states: Tensor, lengths: Tensor, queries: Tensor, head: Head, room: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Equation 3: weights (L, M, n, T) of states (n, T, D) under queries (M, L, P), and the keys (n T, M P).
+
+    With the labels first, scores of all notes together are one matrix product a head.
+    """
     n, t, _ = states.shape
     m, labels, p = queries.shape
-    keys = torch.addmm(head.key_bias, states.flatten(0, 1), head.key.t()).tanh_().view(n, t, m * p)
-    weights = states.new_empty(n, labels, m, t)
+    keys = torch.addmm(head.key_bias, states.flatten(0, 1), head.key.t()).tanh_()
+    weights = _in(room, states, labels, m, n * t)
     for i in range(m):
-        key = keys[..., i * p : (i + 1) * p]
-        torch.bmm(queries[i].expand(n, labels, p), key.transpose(1, 2), out=weights[:, :, i])
-    kernels.masked_softmax_(weights.view(n, labels * m, t), lengths)
+        torch.mm(queries[i], keys[:, i * p : (i + 1) * p].t(), out=weights[:, i])
+    weights = weights.view(labels, m, n, t)
+    kernels.masked_softmax_(weights, lengths)
     return weights, keys
 
 
-def _forward(states: Tensor, lengths: Tensor, queries: Tensor, head: Head) -> _Forward:
+def _forward(states: Tensor, lengths: Tensor, queries: Tensor, head: Head, room: _Room | None = None) -> _Forward:
     """Logits of states (n, T, D) for queries (M, L, P), and all that led to them."""
-    n, t, _ = states.shape
-    m, labels, _ = queries.shape
-    weights, keys = attention_weights(states, lengths, queries, head)
-    weights = weights.view(n, labels * m, t)
-    features = torch.bmm(weights, states).view(n * labels, -1)  # equations 4 and 5
-    hidden = torch._addmm_activation(head.hidden_bias, features, head.hidden.t())  # with a ReLU
+    weights, keys = attention_weights(states, lengths, queries, head, room and room.weights)
+    n, labels, rows = len(states), len(weights), weights.shape[0] * weights.shape[1]
+    features = _in(room and room.features, states, n, rows, states.shape[-1])
+    torch.bmm(_by_note(weights), states, out=features)  # equations 4 and 5
+    features = features.view(n * labels, -1)
+    hidden = _in(room and room.hidden, states, n * labels, len(head.hidden))
+    torch.ops.aten._addmm_activation.out(head.hidden_bias, features, head.hidden.t(), out=hidden)  # with a ReLU
     logits = (hidden @ head.out + head.out_bias).view(n, labels)  # equation 6
     return _Forward(keys, weights, features, hidden, logits.to(torch.promote_types(logits.dtype, torch.float32)))
 
 
+def _by_note(weights: Tensor) -> Tensor:
+    """Weights (L, M, n, T) seen as (n, L M, T)."""
+    return weights.flatten(0, 1).transpose(0, 1)
+
+
 def _chunks(lengths: Tensor, size: int) -> Iterator[tuple[slice, int]]:
-    """Slices of at most `size` notes, each with its longest note rounded up to a multiple of 8."""
+    """Slices of at most `size` notes, each with its longest note rounded up: matrix products want even sizes."""
     longest = lengths.clamp(min=1)
     for start in range(0, len(lengths), size):
-        part = slice(start, start + size)
-        yield part, -(-int(longest[part].max()) // 8) * 8
+        part = slice(start, min(start + size, len(lengths)))
+        yield part, -(-int(longest[part].max()) // _MULTIPLE) * _MULTIPLE
 
 
 def dual_logits(
@@ -116,15 +151,16 @@ class _DualLoss(torch.autograd.Function):
         on_device = lengths.clamp(min=1).to(states.device)
         total = torch.zeros((), device=states.device, dtype=torch.promote_types(kind, torch.float32))
         d_states = torch.zeros_like(states)
-        d_queries = torch.zeros_like(queries)
+        d_queries = torch.zeros_like(queries, dtype=total.dtype)
         d_head = Head(*(torch.zeros_like(weight) for weight in head))
+        room = _Room.for_chunks(states, lengths, asked, cast, chunk)
         for part, width in _chunks(lengths, chunk):
             held = _cut(states, part, width)
-            done = _forward(held, on_device[part], asked, cast)
+            done = _forward(held, on_device[part], asked, cast, room)
             wanted = targets[part].to(done.logits.dtype)
             total += torch.nn.functional.binary_cross_entropy_with_logits(done.logits, wanted, reduction="sum")
             d_logits = (done.logits.sigmoid() - wanted) / targets.numel()
-            found = _backward(done, d_logits.to(kind), held, asked, cast, d_queries, d_head)
+            found = _backward(done, d_logits.to(kind), held, asked, cast, d_queries, d_head, room)
             d_states[part, :width] = found[:, : states.shape[1]]
         ctx.found = (d_states, d_queries, *d_head)
         return total / targets.numel()
@@ -135,27 +171,37 @@ class _DualLoss(torch.autograd.Function):
 
 
 def _backward(
-    done: _Forward, d_logits: Tensor, states: Tensor, queries: Tensor, head: Head, d_queries: Tensor, d_head: Head
+    done: _Forward,
+    d_logits: Tensor,
+    states: Tensor,
+    queries: Tensor,
+    head: Head,
+    d_queries: Tensor,
+    d_head: Head,
+    room: _Room,
 ) -> Tensor:
     """Derivatives by the states (n, T, D); those by queries and head are added to what is there. Consumes `done`."""
     n, t, d = states.shape
     m, labels, p = queries.shape
     given = d_logits.reshape(-1)
-    d_hidden, d_hidden_bias, d_out = kernels.relu_backward_(done.hidden, given, head.out)
-    d_head.out.add_(d_out)
-    d_head.hidden_bias.add_(d_hidden_bias)
+    d_head.out.add_(given @ done.hidden)
     d_head.out_bias.add_(given.sum())
+    d_hidden = kernels.relu_backward_(done.hidden, given, head.out)
+    d_head.hidden_bias.add_(d_hidden.new_ones(len(d_hidden)) @ d_hidden)
     d_head.hidden.add_(d_hidden.t() @ done.features)
-    d_features = (d_hidden @ head.hidden).view(n, labels * m, d)
-    d_states = torch.bmm(done.weights.transpose(1, 2), d_features)
-    d_scores = kernels.softmax_backward(done.weights, done.features.view(n, labels * m, d), d_features, states)
-    d_scores = d_scores.view(n, labels, m, t)
+    d_features = torch.mm(d_hidden, head.hidden, out=_in(room.d_features, states, n * labels, m * d))
+    d_features = d_features.view(n, labels * m, d)
+    d_states = torch.bmm(_by_note(done.weights).transpose(1, 2), d_features)
+    d_scores = _in(room.d_weights, states, labels, m, n, t)
+    torch.bmm(d_features, states.transpose(1, 2), out=_by_note(d_scores))
+    kernels.softmax_backward_(done.weights, d_scores)
+    d_scores = d_scores.view(labels, m, n * t)
     d_keys = torch.empty_like(done.keys)
     for i in range(m):
         span = slice(i * p, (i + 1) * p)
-        d_queries[i].add_(torch.bmm(d_scores[:, :, i], done.keys[..., span]).sum(0, dtype=d_queries.dtype))
-        torch.bmm(d_scores[:, :, i].transpose(1, 2), queries[i].expand(n, labels, p), out=d_keys[..., span])
-    d_inner = d_keys.mul_(1 - done.keys.square()).flatten(0, 1)
+        d_queries[i].add_(d_scores[:, i] @ done.keys[:, span])
+        torch.mm(d_scores[:, i].t(), queries[i], out=d_keys[:, span])
+    d_inner = kernels.tanh_backward_(done.keys, d_keys)
     d_head.key.add_(d_inner.t() @ states.flatten(0, 1))
     d_head.key_bias.add_(d_inner.sum(0))
     return d_states.view(n * t, d).addmm_(d_inner, head.key).view(n, t, d)

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import warnings
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence
 
 CELLS = {"gru": nn.GRU, "lstm": nn.LSTM}
+
+
+class _Order(NamedTuple):
+    """How the tokens of padded notes follow one another when packed: first tokens first, longest note first."""
+
+    places: Tensor  # (tokens,) of each packed token in the flat (B T) rectangle
+    sizes: Tensor  # (T,) notes that have a token t, on the CPU
+    back: Tensor  # (B,) where a note stands among the notes sorted by length
+
+    @staticmethod
+    def of(lengths: Tensor, width: int, device: torch.device) -> _Order:
+        # A note without a word is read as one pad; its states are never attended to.
+        longest, notes = lengths.clamp(min=1).sort(descending=True, stable=True)
+        inside = torch.arange(int(longest[0]))[:, None] < longest
+        step, rank = inside.nonzero(as_tuple=True)
+        return _Order((notes[rank] * width + step).to(device), inside.sum(1), notes.argsort().to(device))
 
 
 class Recurrent(nn.Module):
@@ -21,25 +38,31 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """States (B, T, D) of embedded tokens (B, T, E); lengths: (B,) on the CPU. States after a note's end are 0."""
-        packed, _ = self._run(x, lengths)
-        return pad_packed_sequence(packed, batch_first=True, total_length=x.shape[1])[0]
+        order = _Order.of(lengths, x.shape[1], x.device)
+        packed, _ = self._run(x, order)
+        # torch's own unpacking takes a pass over everything for each different length.
+        flat = packed.new_zeros(x.shape[0] * x.shape[1], self.width)
+        return flat.index_copy(0, order.places, packed).view(*x.shape[:2], self.width)
 
     def last(self, x: Tensor, lengths: Tensor) -> Tensor:
         """The final states of both directions (B, D), forward first."""
-        _, final = self._run(x, lengths)
+        order = _Order.of(lengths, x.shape[1], x.device)
+        _, final = self._run(x, order)
         if isinstance(final, tuple):
             final = final[0]
-        return torch.cat([final[0], final[1]], dim=-1)
+        return torch.cat([final[0], final[1]], dim=-1)[order.back]
 
-    def _run(self, x: Tensor, lengths: Tensor) -> tuple[PackedSequence, Tensor]:
-        # A note without a word is read as one pad; its states are never attended to.
-        packed = pack_padded_sequence(x, lengths.clamp(min=1), batch_first=True, enforce_sorted=False)
+    def _run(self, x: Tensor, order: _Order) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:
+        """The packed states (tokens, D) and the final ones (2, B, hidden), longest note first."""
+        packed = PackedSequence(x.flatten(0, 1).index_select(0, order.places), order.sizes)
         if not (x.is_cuda and torch.is_autocast_enabled("cuda")):
-            return self.cell(packed)
+            states, final = self.cell(packed)
+            return states.data, final
         # Autocast would run the cells in float16, whatever it was asked for.
         kind = torch.get_autocast_dtype("cuda")
         weights = {name: weight.to(kind) for name, weight in self.cell.named_parameters()}
         with torch.autocast("cuda", enabled=False), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
-            cast = PackedSequence(packed.data.to(kind), *packed[1:])
-            return torch.func.functional_call(self.cell, weights, (cast,))
+            cast = PackedSequence(packed.data.to(kind), packed.batch_sizes)
+            states, final = torch.func.functional_call(self.cell, weights, (cast,))
+        return states.data, final

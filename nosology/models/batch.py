@@ -19,16 +19,13 @@ class Batch:
 
     tokens: Tensor  # (B, T) int64, PAD after each note's end
     lengths: Tensor  # (B,) int64, always on the CPU
-    labels: Tensor | None = None  # (L,) int64: the columns that are scored; None: all
+    labels: Tensor | None = None  # (L,) int64, on the CPU: the columns that are scored; None: all
     targets: Tensor | None = None  # (B, L) float32, 0 or 1
 
     def to(self, device: torch.device | str) -> Batch:
-        """The batch on a device; lengths stay."""
-        moved = {
-            name: None if value is None else value.to(device, non_blocking=True)
-            for name, value in (("tokens", self.tokens), ("labels", self.labels), ("targets", self.targets))
-        }
-        return replace(self, **moved)
+        """The batch on a device; lengths and labels stay, since asking a GPU for them would make it wait."""
+        targets = None if self.targets is None else self.targets.to(device, non_blocking=True)
+        return replace(self, tokens=self.tokens.to(device, non_blocking=True), targets=targets)
 
 
 def rectangle(notes: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:

@@ -35,14 +35,13 @@ class DualLaatNet(nn.Module):
         self.code_projections = nn.ModuleList(nn.Linear(states, projected) for _ in range(shape.heads))
         joined = shape.heads * states
         self.classifier = nn.Sequential(nn.Linear(joined, joined), nn.ReLU(), nn.Linear(joined, 1))
-        self.chunk = 4  # notes whose attention is in memory at once while training
-        self.register_buffer("descriptions", torch.zeros(0, 1, dtype=torch.int64), persistent=False)
+        self.descriptions = torch.zeros(0, 1, dtype=torch.int64)  # on the CPU: a GPU asked for lengths has to stop
 
     def forward(self, batch: Batch) -> Tensor:
         """The mean binary cross entropy over the batch's notes x labels."""
         states = self.states(batch)
         queries = self.queries(self.descriptions[batch.labels])
-        return dual_loss(states, self._lengths(batch), queries, batch.targets, self._head(), self.chunk)
+        return dual_loss(states, self._lengths(batch), queries, batch.targets, self._head(), self.shape.chunk)
 
     @torch.no_grad()
     def logits(self, batch: Batch, queries: Tensor | None = None) -> Tensor:
@@ -61,21 +60,22 @@ class DualLaatNet(nn.Module):
         states = self.states(batch)
         lengths = self._lengths(batch).clamp(min=1).to(states.device)
         head = self._head().to(states.dtype)
-        return attention_weights(states.contiguous(), lengths, queries.to(states.dtype), head)[0].float().mean(2)
+        weights, _ = attention_weights(states.contiguous(), lengths, queries.to(states.dtype), head)
+        return weights.float().mean(1).transpose(0, 1)
 
     def states(self, batch: Batch) -> Tensor:
         """Equation 1: the states (B, T, D) of the notes' tokens."""
         return self.text_encoder(self.dropout(self.embedding(batch.tokens)), self._lengths(batch))
 
     def queries(self, descriptions: Tensor) -> Tensor:
-        """Equation 2 and the code's half of equation 3: queries (M, L, P) of descriptions (L, words)."""
+        """Equation 2 and the code's half of equation 3: queries (M, L, P) of descriptions (L, words) on the CPU."""
         lengths = (descriptions != PAD).sum(1)
         width = max(1, int(lengths.max())) if not self.shape.literal else descriptions.shape[1]
         descriptions = descriptions[:, :width]
         if self.shape.literal:
             lengths = torch.full_like(lengths, width)
-        x = self.dropout(self.embedding(descriptions))
-        codes = _pooled(self.code_encoder, x, lengths.cpu())
+        x = self.dropout(self.embedding(descriptions.to(self.embedding.weight.device, non_blocking=True)))
+        codes = _pooled(self.code_encoder, x, lengths)
         return torch.stack([projection(codes).tanh() for projection in self.code_projections])
 
     @torch.no_grad()

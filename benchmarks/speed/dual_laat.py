@@ -1,0 +1,130 @@
+"""What a training step of DualLAAT costs on a GPU: python benchmarks/speed/dual_laat.py [--quick] [--out FILE]
+
+Notes as long as MIMIC-IV's (quartiles 1,147, 1,492 and 1,931 words, cut at 4,000) in batches of similar length, scored
+against 8,192 codes with descriptions of 2 to 25 words; 4 heads; the paper's sizes. A step is all of it: word vectors,
+both encoders, attention, classifier, loss, their derivatives and AdamW. Prints milliseconds a note, notes/s, TFLOP/s
+of the arithmetic that the model needs, and the peak of memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from nosology.models.batch import Batch, rectangle
+from nosology.models.dual_laat_net import DualLaatNet
+from nosology.models.neural_settings import DualLaatShape
+
+LABELS, WORDS, SIZE = 8192, 125_762, 100
+MEDIAN, SPREAD, LONGEST = 1492, 0.386, 4000
+SHAPES = {
+    "gru": DualLaatShape(encoder="gru", width=512, dropout=0.3),
+    "conv": DualLaatShape(encoder="conv", width=256, dropout=0.2),
+}
+RUNS = (  # encoder, notes a step, tokens in memory at once, notes whose attention is in memory at once
+    ("gru", 512, 640_000, 8),
+    ("gru", 256, 640_000, 8),
+    ("gru", 512, 420_000, 3),
+    ("conv", 256, 960_000, 16),
+    ("conv", 256, 960_000, 32),
+    ("gru", 32, 640_000, 8),
+)
+
+
+def lengths(batch: int, batches: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Lengths of the notes of each batch: pools of 50 batches are sorted, so that a batch's notes are alike."""
+    drawn = np.exp(rng.normal(np.log(MEDIAN), SPREAD, batch * 50)).clip(50, LONGEST).astype(int)
+    every = np.sort(drawn)[::-1].reshape(50, batch)
+    return list(every[np.linspace(0, 49, batches).round().astype(int)])
+
+
+def operations(shape: DualLaatShape, words: np.ndarray) -> float:
+    """Floating-point operations of a forward pass over notes of these lengths, attention and classifier alone."""
+    states = shape.width * (2 if shape.encoder == "gru" else 1)
+    joined = shape.heads * states
+    attention = 2 * LABELS * shape.heads * (shape.width + states) * words.sum()
+    return float(attention + 2 * LABELS * joined * (joined + 1) * len(words))
+
+
+def micro_batches(words: np.ndarray, tokens: int) -> list[np.ndarray]:
+    """The notes of a step, longest first, in parts that fit."""
+    parts, start = [], 0
+    while start < len(words):
+        size = max(1, tokens // int(words[start]))
+        parts.append(words[start : start + size])
+        start += size
+    return parts
+
+
+def run(encoder: str, batch: int, tokens: int, chunk: int, batches: int, device: str) -> dict[str, float]:
+    """One row of the table."""
+    rng = np.random.default_rng(0)
+    shape = SHAPES[encoder].model_copy(update={"chunk": chunk})
+    torch.manual_seed(0)
+    net = DualLaatNet(shape, WORDS, SIZE).to(device)
+    described = [rng.integers(1, WORDS, rng.integers(2, 26)) for _ in range(LABELS)]
+    net.descriptions = rectangle(described)[0]
+    optimiser = torch.optim.AdamW(net.parameters(), lr=1e-4, weight_decay=1e-3, fused=device == "cuda")
+    labels = torch.arange(LABELS)
+
+    def step(words: np.ndarray) -> None:
+        for part in micro_batches(words, tokens):
+            noted, sizes = rectangle([rng.integers(1, WORDS, n) for n in part])
+            targets = (torch.rand(len(part), LABELS, device=device) < 15.7 / LABELS).float()
+            with torch.autocast(device, torch.bfloat16):
+                loss = net(Batch(noted, sizes, labels, targets).to(device))
+            (loss * (len(part) / len(words))).backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+    every = lengths(batch, batches, rng)
+    for words in (every[0], every[len(every) // 2]):
+        step(words)
+    synchronise = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+    synchronise()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    started = time.perf_counter()
+    for words in every:
+        step(words)
+    synchronise()
+    seconds = time.perf_counter() - started
+    notes = sum(map(len, every))
+    memory = torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else 0.0
+    return {
+        "ms_a_note": 1000 * seconds / notes,
+        "notes_a_second": notes / seconds,
+        "tflops": 3 * sum(operations(shape, words) for words in every) / seconds / 1e12,
+        "peak_gb": memory,
+        "mean_words": float(np.concatenate(every).mean()),
+    }
+
+
+def main() -> None:
+    """Prints the table and writes it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batches", type=int, default=25, help="steps that are timed")
+    parser.add_argument("--only", type=int, nargs="*", help="rows to run")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "speed_dual_laat.json")
+    asked = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("this measures a training step on a GPU, and there is none here")
+    rows = {}
+    for number, (encoder, batch, tokens, chunk) in enumerate(RUNS):
+        if asked.only and number not in asked.only:
+            continue
+        name = f"{encoder}, batch {batch}, {tokens} tokens, chunk {chunk}"
+        torch.cuda.empty_cache()
+        rows[name] = found = run(encoder, batch, tokens, chunk, asked.batches, "cuda")
+        print(f"{name:42}" + "".join(f"  {key} {value:,.2f}" for key, value in found.items()), flush=True)
+    result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
+    asked.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
