@@ -1,0 +1,140 @@
+"""A transformer over windows of a note."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from nosology.core import ConfigError
+from nosology.encoders.pieces import SHIFT
+from nosology.encoders.transformer import Windows, pretrained
+from nosology.models.batch import rectangle
+from tests.encoders.tiny import tiny_bert, tiny_roberta
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("tiny")
+    return {
+        "minilm": "minilm",
+        "bert": str(tiny_bert(folder / "bert")),
+        "roberta": str(tiny_roberta(folder / "roberta")),
+    }
+
+
+@pytest.mark.parametrize("name", ["minilm", "bert", "roberta"])
+def test_states_are_those_of_the_transformer_on_each_window_alone(folders, name):
+    reader, encoder = pretrained(folders[name], window=12, max_tokens=100)
+    encoder.eval()
+    text = "Chronic low back pain and heart failure, pneumonia of the right lobe; type 2 diabetes. "
+    notes = [reader.read(text).ids, reader.read(text * 3).ids[:20], reader.read("").ids, reader.read("pain").ids]
+    tokens, lengths = rectangle(notes)
+    with torch.no_grad():
+        found = encoder(tokens, lengths)
+        assert found.shape == (*tokens.shape, encoder.width)
+        for row, ids in enumerate(notes):
+            for start in range(0, len(ids), 10):
+                piece = ids[start : start + 10] - SHIFT
+                alone = torch.tensor([[*encoder.begin, *piece.tolist(), *encoder.end]])
+                expected = encoder.model(input_ids=alone).last_hidden_state[0, 1:-1]
+                assert np.allclose(found[row, start : start + len(piece)], expected, atol=1e-5)
+            assert not found[row, len(ids) :].any()
+
+
+def test_the_windows_begin_and_end_as_the_tokenizer_would_have_it(folders):
+    from transformers import AutoTokenizer
+
+    for name in ("bert", "roberta"):
+        reader, encoder = pretrained(folders[name], window=12, max_tokens=100)
+        ids = (reader.read("heart failure").ids - SHIFT).tolist()
+        assert AutoTokenizer.from_pretrained(folders[name])("heart failure")["input_ids"] == [
+            *encoder.begin,
+            *ids,
+            *encoder.end,
+        ]
+
+
+def test_no_note_has_a_token(folders):
+    _, encoder = pretrained(folders["bert"], window=12, max_tokens=100)
+    assert not encoder(*rectangle([np.empty(0, np.int32)] * 2)).any()
+
+
+def test_a_transformer_is_built_again_from_json_without_a_file(folders):
+    for name in ("bert", "roberta"):
+        _, encoder = pretrained(folders[name], window=12, max_tokens=100)
+        described = json.loads(json.dumps(encoder.to_json()))
+        assert folders[name] not in json.dumps(described)
+        again = Windows.from_json(described)
+        again.load_state_dict(encoder.state_dict())
+        tokens, lengths = rectangle([np.arange(5, 30, dtype=np.int32)])
+        encoder.eval(), again.eval()
+        with torch.no_grad():
+            assert torch.equal(encoder(tokens, lengths), again(tokens, lengths))
+
+
+def test_a_frozen_transformer_neither_learns_nor_drops_out(folders):
+    _, encoder = pretrained(folders["bert"], window=12, max_tokens=100)
+    tokens, lengths = rectangle([np.arange(5, 30, dtype=np.int32)])
+    encoder.train()
+    assert not torch.equal(encoder(tokens, lengths), encoder(tokens, lengths)), "dropout"
+    encoder.requires_grad_(False).train()
+    states = encoder(tokens, lengths)
+    assert not states.requires_grad and torch.equal(states, encoder(tokens, lengths))
+
+
+@pytest.mark.parametrize(
+    ("name", "window", "sentence"),
+    [
+        ("bert", 63, "model.window must be at most 62 for this encoder; got 63"),
+        ("roberta", 63, "model.window must be at most 62 for this encoder; got 63"),
+        ("bert", 2, "model.window must be more than 2 for this encoder; got 2"),
+    ],
+)
+def test_a_window_that_the_transformer_cannot_read_is_refused(folders, name, window, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        pretrained(folders[name], window, 100)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_the_widest_window_can_be_read(folders, name):
+    _, encoder = pretrained(folders[name], 62, 200)
+    assert torch.isfinite(encoder(*rectangle([np.full(100, 7, np.int32)]))).all()
+
+
+def test_what_cannot_be_loaded_is_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "config.json").write_text("{}")
+    for name in ("nobody/has-such-a-model", str(tmp_path), str(tmp_path / "absent")):
+        with pytest.raises(ConfigError, match=r"model\.encoder must be minilm, a folder .* got"):
+            pretrained(name, 128, 100)
+
+
+def test_a_model_that_brings_its_own_program_is_refused(folders, tmp_path):
+    from pathlib import Path
+    from shutil import copytree
+
+    folder = copytree(folders["bert"], tmp_path / "own")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Model"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    marker = tmp_path / "ran"
+    Path(folder / "own.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    with pytest.raises(ConfigError, match=r"model\.encoder"):
+        pretrained(str(folder), 12, 100)
+    assert not marker.exists()
+
+
+def test_an_encoder_with_a_decoder_is_refused(tmp_path):
+    from shutil import copy
+
+    from transformers import T5Config, T5Model
+
+    bert = tiny_bert(tmp_path / "bert")
+    T5Model(T5Config(vocab_size=40, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)).save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        copy(bert / name, tmp_path / name)
+    with pytest.raises(ConfigError, match="must be an encoder alone"):
+        pretrained(str(tmp_path), 12, 100)
