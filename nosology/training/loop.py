@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -25,6 +24,7 @@ from nosology.models.batch import Batch
 from nosology.models.neural_settings import LoopSettings
 from nosology.training.checkpoint import Checkpoints, State, weights
 from nosology.training.curves import Curves
+from nosology.training.devices import launch, room, seed_device
 from nosology.training.display import Display
 from nosology.training.feed import Feed, MakeBatch, Prepare, Work
 from nosology.training.plan import Plan, seed_of
@@ -32,8 +32,6 @@ from nosology.training.schedule import resolve
 
 Validate = Callable[[nn.Module], dict[str, float]]  # metrics on dev
 
-_CPU_TOKENS = 16_384  # of a micro-batch where a recipe leaves it open; on a GPU
-_BYTES_A_TOKEN = 2**19  # one for so much of its memory
 _WRITING = 10  # an epoch's checkpoint waits until so many times as long as it takes has passed
 _HARMLESS = {"checkpoint_minutes", "log_steps", "micro_tokens", "micro_batches"}  # a run may go on with others
 
@@ -49,22 +47,6 @@ class Fitted:
     pads: float  # share of pads among the tokens
     notes_per_second: float  # in training, without validation
     resumed_at: int  # step; 0: from the beginning
-
-
-def launch(settings: LoopSettings) -> Fabric:
-    """The device of this process and its tie to the others: one device under plain python, all under torchrun."""
-    here, nodes = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), int(os.environ.get("GROUP_WORLD_SIZE", 1))
-    bf16 = settings.precision == "bf16" or (
-        settings.precision == "auto" and torch.cuda.is_available() and torch.cuda.is_bf16_supported(False)
-    )
-    fabric = Fabric(
-        devices=here,
-        num_nodes=nodes,
-        strategy="ddp" if here * nodes > 1 else "auto",
-        precision="bf16-mixed" if bf16 else "32-true",
-    )
-    fabric.launch()
-    return fabric
 
 
 def fit(
@@ -102,9 +84,9 @@ def fit(
     gpu = fabric.device.type == "cuda"
     plan = Plan(
         np.asarray(lengths),
-        np.asarray(groups),
+        np.unique(groups, return_inverse=True)[1],
         settings.batch,
-        settings.micro_tokens or _device_tokens(fabric.device),
+        settings.micro_tokens or room(fabric.device),
         seed,
         settings.micro_batches or (fabric.world_size if gpu else 1),
     )
@@ -175,7 +157,7 @@ class _Run:
         total = torch.zeros((), device=self.fabric.device)
         try:
             for i, part in enumerate(work.parts):
-                _seed(self.fabric.device, seed_of("micro", self.plan.seed, work.epoch, work.step, part.number))
+                seed_device(self.fabric.device, seed_of("micro", self.plan.seed, work.epoch, work.step, part.number))
                 with self.fabric.no_backward_sync(self.module, enabled=i + 1 < len(work.parts)):
                     loss = self.module(_Parcel(part.batch.to(self.fabric.device)))
                     # The processes' gradients are averaged, not added: hence the number of processes.
@@ -312,22 +294,6 @@ class _Parcel:
 
     def __init__(self, batch: Batch):
         self.batch = batch
-
-
-def _seed(device: torch.device, seed: int) -> None:
-    """Seeds the generators in use. torch.manual_seed would keep a note, for ever, of each call for absent devices."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
-    elif device.type == "mps":
-        torch.mps.manual_seed(seed)
-
-
-def _device_tokens(device: torch.device) -> int:
-    """Tokens of a micro-batch that the device surely has room for."""
-    if device.type != "cuda":
-        return _CPU_TOKENS
-    return torch.cuda.get_device_properties(device).total_memory // _BYTES_A_TOKEN
 
 
 def _whole(fingerprint: str, settings: LoopSettings, plan: Plan) -> str:

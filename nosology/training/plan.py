@@ -95,10 +95,9 @@ class Epoch(Sequence[list[np.ndarray]]):
         widths = self.plan._widths[notes].tolist()
         cuts = [0]
         while cuts[-1] < len(notes):
-            cuts.append(cuts[-1] + max(1, self.plan.micro_tokens // widths[cuts[-1]]))
-        if len(cuts) - 1 < self.plan.micro_batches:
-            size = -(-len(notes) // self.plan.micro_batches)
-            cuts = [*range(0, len(notes), size), len(notes)]
+            parts = max(1, self.plan.micro_batches + 1 - len(cuts))  # that are still wanted
+            fair = -(-(len(notes) - cuts[-1]) // parts)
+            cuts.append(cuts[-1] + max(1, min(fair, self.plan.micro_tokens // widths[cuts[-1]])))
         return [notes[start:end] for start, end in pairwise(cuts)]
 
     def pads(self) -> float:
