@@ -19,5 +19,7 @@ class Conv(nn.Module):
         """States (B, T, D) of embedded tokens (B, T, E); lengths: (B,). States after a note's end mean nothing."""
         after = torch.arange(x.shape[1], device=x.device) >= lengths.to(x.device)[:, None]
         x = x.masked_fill(after[..., None], 0)  # a pad's vector is zero anyway, unless somebody has trained it
-        x = nn.functional.pad(x.transpose(1, 2), ((self.kernel - 1) // 2, self.kernel // 2))
-        return self.conv(x).transpose(1, 2)
+        x = nn.functional.pad(x, (0, 0, (self.kernel - 1) // 2, self.kernel // 2))
+        # One matrix product over the windows: cuDNN's convolutions take many times as long for thousands of short texts.
+        windows = x.unfold(1, self.kernel, 1).flatten(2)  # (B, T, E k)
+        return nn.functional.linear(windows, self.conv.weight.flatten(1), self.conv.bias)
