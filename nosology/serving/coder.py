@@ -40,7 +40,7 @@ class Coder:
         self.model = bundle.model if codes is None else _with_codes(bundle.model, codes)
         self.decision = bundle.decision
         self.release = release
-        self._descriptions = dict(codes or ())
+        self._descriptions = dict(zip(self.model.labels.codes, getattr(self.model, "descriptions", ())))
         self._translate = release_translator(release) if release else None
         self._kept = _kept(self.model, _systems(self.model, systems, codes is not None))
 
@@ -95,6 +95,11 @@ class Coder:
                 ranked.setdefault(code, (float(probabilities[column]), int(column)))
         return ranked
 
+    def _describe(self, code: Code) -> str:
+        """The description of a code in the release asked for, else the one that the model reads it by."""
+        own = self._descriptions.get(code, "")
+        return describe(code, self.release) or own if self.release else own or describe(code)
+
     def _suggest(self, text: str, probabilities: np.ndarray, top: int | None) -> list[Suggestion]:
         ranked = self._ranked(probabilities, top)
         evidence = self.model.evidence(text, [column for _, column in ranked.values()]) if ranked else []
@@ -102,7 +107,7 @@ class Coder:
             Suggestion(
                 system=code.system,
                 code=code.code,
-                description=self._descriptions.get(code) or describe(code, self.release),
+                description=self._describe(code),
                 probability=probability,
                 accepted=self.decision.accepts(self.model.labels.codes[column], probability),
                 evidence=tuple(spans),

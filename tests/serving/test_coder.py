@@ -100,7 +100,8 @@ class ByDescription:
 
     def __init__(self, codes):
         self.labels = LabelSpace(code for code, _ in codes)
-        self.texts = [text.lower().split() for _, text in codes]
+        self.descriptions = [text for _, text in codes]
+        self.texts = [text.lower().split() for text in self.descriptions]
         self.notes = np.zeros(len(codes), dtype=np.int64)
 
     def probabilities(self, texts):
@@ -141,6 +142,8 @@ def test_codes_of_the_user_take_the_place_of_those_trained(bundle, tmp_path):
     assert found(coder) == {new, HEART9}  # the user has chosen: no version is left out
     assert {item.description for item in coder.code(TEXT)} == {"Heart failure of next year", "congestive"}
     assert found(Coder(bundle, codes=codes, systems=["icd10cm"])) == {new}
+    dated = Coder(bundle, "2026", codes=[(HEART10, "my heart")])
+    assert [item.description for item in dated.code(TEXT)] == ["Heart failure, unspecified"]
     assert found(Coder(bundle)) == {HEART10, PAIN}
 
 
