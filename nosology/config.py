@@ -12,10 +12,15 @@ from pydantic import BaseModel, ValidationError
 
 from nosology.core import ConfigError
 from nosology.models.linear import LinearRecipe
+from nosology.models.neural_settings import CamlRecipe, DualLaatRecipe, LaatRecipe, PlmIcdRecipe
 from nosology.models.settings import Recipe
 
 RECIPES: dict[str, type[Recipe]] = {
     "linear": LinearRecipe,
+    "caml": CamlRecipe,
+    "laat": LaatRecipe,
+    "plm_icd": PlmIcdRecipe,
+    "dual_laat": DualLaatRecipe,
 }
 
 

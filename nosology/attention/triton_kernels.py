@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-
 ROWS, WARPS = 4, 4  # of a program: several rows keep more bytes on their way
 
 

@@ -43,8 +43,36 @@ class Model(Protocol):
         """Writes the model's own files."""
 
 
-LOADERS: dict[str, Callable[[Path], Model]] = {
+def _caml(folder: Path) -> Model:
+    from nosology.models.laat import Caml
+
+    return Caml.load(folder)
+
+
+def _laat(folder: Path) -> Model:
+    from nosology.models.laat import Laat
+
+    return Laat.load(folder)
+
+
+def _plm_icd(folder: Path) -> Model:
+    from nosology.models.laat import PlmIcd
+
+    return PlmIcd.load(folder)
+
+
+def _dual_laat(folder: Path) -> Model:
+    from nosology.models.dual_laat import DualLaat
+
+    return DualLaat.load(folder)
+
+
+LOADERS: dict[str, Callable[[Path], Model]] = {  # neural ones import torch, which takes seconds, when they are called
     "linear": Linear.load,
+    "caml": _caml,
+    "laat": _laat,
+    "plm_icd": _plm_icd,
+    "dual_laat": _dual_laat,
 }
 
 

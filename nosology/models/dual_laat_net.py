@@ -41,7 +41,7 @@ class DualLaatNet(nn.Module):
         """The mean binary cross entropy over the batch's notes x labels."""
         states = self.states(batch)
         queries = self.queries(self.descriptions[batch.labels])
-        return dual_loss(states, self._lengths(batch), queries, batch.targets, self._head(), self.shape.chunk)
+        return dual_loss(states, self._attended(batch, states), queries, batch.targets, self._head(), self.shape.chunk)
 
     @torch.no_grad()
     def logits(self, batch: Batch, queries: Tensor | None = None) -> Tensor:
@@ -50,7 +50,9 @@ class DualLaatNet(nn.Module):
             wanted = self.descriptions if batch.labels is None else self.descriptions[batch.labels]
             queries = self.all_queries(wanted)
         states = self.states(batch)
-        return dual_logits(states, self._lengths(batch), queries.to(states.dtype), self._head().to(states.dtype))
+        return dual_logits(
+            states, self._attended(batch, states), queries.to(states.dtype), self._head().to(states.dtype)
+        )
 
     @torch.no_grad()
     def attention(self, batch: Batch, queries: Tensor | None = None) -> Tensor:
@@ -58,14 +60,15 @@ class DualLaatNet(nn.Module):
         if queries is None:
             queries = self.all_queries(self.descriptions if batch.labels is None else self.descriptions[batch.labels])
         states = self.states(batch)
-        lengths = self._lengths(batch).clamp(min=1).to(states.device)
+        lengths = self._attended(batch, states).clamp(min=1).to(states.device)
         head = self._head().to(states.dtype)
         weights, _ = attention_weights(states.contiguous(), lengths, queries.to(states.dtype), head)
-        return weights.float().mean(1).transpose(0, 1)
+        return weights.float().mean(1).transpose(0, 1)[..., : batch.tokens.shape[1]]
 
     def states(self, batch: Batch) -> Tensor:
         """Equation 1: the states (B, T, D) of the notes' tokens."""
-        return self.text_encoder(self.dropout(self.embedding(batch.tokens)), self._lengths(batch))
+        lengths = torch.full_like(batch.lengths, batch.tokens.shape[1]) if self.shape.literal else batch.lengths
+        return self.text_encoder(self.dropout(self.embedding(batch.tokens)), lengths)
 
     def queries(self, descriptions: Tensor) -> Tensor:
         """Equation 2 and the code's half of equation 3: queries (M, L, P) of descriptions (L, words) on the CPU."""
@@ -84,10 +87,9 @@ class DualLaatNet(nn.Module):
         parts = [self.queries(part) for part in descriptions.split(_CODES)]
         return torch.cat(parts, dim=1)
 
-    def _lengths(self, batch: Batch) -> Tensor:
-        if self.shape.literal:
-            return torch.full_like(batch.lengths, batch.tokens.shape[1])
-        return batch.lengths
+    def _attended(self, batch: Batch, states: Tensor) -> Tensor:
+        """How many of the states of each note (B,) a code may look at."""
+        return torch.full_like(batch.lengths, states.shape[1]) if self.shape.literal else batch.lengths
 
     def _head(self) -> Head:
         first, _, last = self.classifier
@@ -103,7 +105,7 @@ class DualLaatNet(nn.Module):
 
 def _encoder(shape: DualLaatShape, size: int) -> Conv | Recurrent:
     if shape.encoder == "conv":
-        return Conv(size, shape.width, shape.kernel)
+        return Conv(size, shape.width, shape.kernel, even=shape.literal)
     return Recurrent(size, shape.width, "gru")
 
 
@@ -112,4 +114,5 @@ def _pooled(encoder: Conv | Recurrent, x: Tensor, lengths: Tensor) -> Tensor:
     if isinstance(encoder, Recurrent):
         return encoder.last(x, lengths)
     states = encoder(x, lengths)
-    return states.masked_fill(~mask(lengths.clamp(min=1), x.shape[1], x.device)[..., None], float("-inf")).amax(1)
+    beyond = ~mask(lengths.clamp(min=1) + states.shape[1] - x.shape[1], states.shape[1], x.device)
+    return states.masked_fill(beyond[..., None], float("-inf")).amax(1)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import platform
-from collections import Counter
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from nosology.codes.label_space import LabelSpace
-from nosology.core import Code, DataError
+from nosology.core import ConfigError, DataError
 from nosology.core.version import __version__
 from nosology.corpora.corpus import Corpus
 from nosology.models.bundle import Bundle, Model
 from nosology.models.decision import Decision
 from nosology.models.linear import LinearRecipe, choose, fit_linear
-from nosology.models.settings import LabelSettings, Recipe
+from nosology.models.settings import Recipe
 from nosology.models.tfidf import Tfidf
 from nosology.training.examples import Examples, both, train_and_dev
+from nosology.training.labels import label_space, of_systems
 
 Trained = tuple[Model, Decision, dict[str, Any]]  # and what dev has said: settings, number of true codes it could use
 
@@ -36,7 +36,7 @@ def train(recipe: Recipe, corpora: list[Corpus], out: str | Path, *, refit: bool
         raise DataError("training needs two notes with codes or more, to learn from and to tune on; got one")
     if not any(dev_notes.codes):
         raise DataError("the dev notes have no codes: no threshold can be found on them")
-    model, decision, found = TRAINERS[recipe.kind](recipe, train_notes, dev_notes, refit or carved)
+    model, decision, found = TRAINERS[recipe.kind](recipe, train_notes, dev_notes, refit or carved, run_folder(out))
     provenance = {
         "corpora": [{"hash": corpus.hash, "source": corpus.manifest["source"]} for corpus in corpora],
         "trained_on": sorted({"train", "dev"} if refit and not carved else {"train"}),
@@ -52,32 +52,19 @@ def train(recipe: Recipe, corpora: list[Corpus], out: str | Path, *, refit: bool
     }
     bundle = Bundle(model, decision, recipe.model_dump(mode="json"), provenance)
     bundle.save(out)
+    shutil.rmtree(run_folder(out), ignore_errors=True)
     return bundle
 
 
-def label_space(settings: LabelSettings, codes: list[tuple[Code, ...]]) -> LabelSpace:
-    """The codes that a model learns from these notes, sorted."""
-    counts = Counter(code for note in codes for code in set(note))
-    kept = [
-        code
-        for code, count in counts.items()
-        if count >= settings.min_notes and (not settings.systems or code.system in settings.systems)
-    ]
-    if not kept:
-        raise DataError(
-            f"no code is left to learn: labels.systems = {settings.systems}, labels.min_notes = {settings.min_notes}"
-        )
-    return LabelSpace(sorted(kept))
+def run_folder(out: str | Path) -> Path:
+    """Where a run keeps checkpoints and curves until its bundle is written; started again, it goes on from there."""
+    out = Path(out)
+    return out.with_name(f"{out.name}.run")
 
 
-def of_systems(settings: LabelSettings, codes: list[tuple[Code, ...]]) -> list[tuple[Code, ...]]:
-    """The codes of each note that are of the systems to learn: another system's code is no miss."""
-    if not settings.systems:
-        return codes
-    return [tuple(code for code in note if code.system in settings.systems) for note in codes]
-
-
-def _train_linear(recipe: LinearRecipe, train_notes: Examples, dev_notes: Examples, refit: bool) -> Trained:
+def _train_linear(
+    recipe: LinearRecipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path
+) -> Trained:
     labels = label_space(recipe.labels, train_notes.codes)
     gold, dev_gold = labels.encode(train_notes.codes), labels.encode(dev_notes.codes)
     tfidf, vectors = Tfidf.fit(train_notes.texts(), recipe.features)
@@ -95,6 +82,20 @@ def _train_linear(recipe: LinearRecipe, train_notes: Examples, dev_notes: Exampl
     return model, decision, asdict(choice) | {"dev_codes": int(dev_gold.nnz)}
 
 
-TRAINERS: dict[str, Callable[..., Trained]] = {
+def _train_neural(recipe: Recipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path) -> Trained:
+    try:
+        from nosology.training.neural import train_neural  # torch takes seconds to import
+    except ImportError as error:
+        raise ConfigError(
+            f"{recipe.kind} needs {error.name}, which is not there: pip install nosology[train]"
+        ) from error
+    return train_neural(recipe, train_notes, dev_notes, refit, folder)
+
+
+TRAINERS: dict[str, Callable[[Any, Examples, Examples, bool, Path], Trained]] = {
     "linear": _train_linear,
+    "caml": _train_neural,
+    "laat": _train_neural,
+    "plm_icd": _train_neural,
+    "dual_laat": _train_neural,
 }

@@ -1,0 +1,120 @@
+"""The DualLAAT coder: it reads codes by their descriptions, so that it can score codes it was never trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nosology.codes.label_space import LabelSpace
+from nosology.core import Code
+from nosology.encoders.vocabulary import Read, WordReader
+from nosology.models.batch import Batch, rectangle
+from nosology.models.dual_laat_net import DualLaatNet
+from nosology.models.neural import NOTHING, NeuralModel, evaluating
+from nosology.models.neural_settings import DualLaatShape
+
+if TYPE_CHECKING:
+    from nosology.models.proposer import Proposer
+
+
+@dataclass
+class DualLaat(NeuralModel):
+    """A coder of kind `dual_laat`; descriptions are encoded once and kept."""
+
+    descriptions: list[str] = field(default_factory=list)  # of each label
+    proposer: Proposer | None = None  # names the codes worth a full score, where that is asked for
+    candidates: int = 0  # so many of them; 0: all codes are scored
+
+    kind, reader_type, shape_type = "dual_laat", WordReader, DualLaatShape
+    _queries: Tensor | None = None
+
+    @property
+    def queries(self) -> Tensor:
+        """The queries (M, L, P) of all labels, made at the first use."""
+        if self._queries is None or self._queries.device != self.device:
+            with evaluating(self.net):
+                self._queries = self.net.all_queries(self.description_ids(self.descriptions))
+        return self._queries
+
+    def forget(self) -> None:
+        """Lets go of the encoded descriptions; to be called when the net's weights have changed."""
+        self._queries = None
+
+    def description_ids(self, descriptions: Sequence[str]) -> Tensor:
+        """The tokens (L, words) of descriptions; one without a word is read as one unknown word."""
+        limit = self.shape.max_description
+        read = [self.reader.description(text, limit) for text in descriptions]
+        return rectangle([ids if len(ids) else self.reader.vocabulary.ids([""]) for ids in read] or [np.ones(1)])[0]
+
+    def with_codes(self, codes: Sequence[tuple[Code, str]]) -> Self:
+        """This coder for other codes, each given with its description; no weight changes."""
+        model = copy(self)
+        model.labels = LabelSpace(code for code, _ in codes)
+        model.descriptions = [text for _, text in codes]
+        seen = dict(zip(self.labels.codes, self.notes.tolist()))
+        model.notes = np.array([seen.get(code, 0) for code in model.labels.codes], dtype=np.int64)
+        if self.proposer:
+            columns = {code: column for column, code in enumerate(self.labels.codes)}
+            kept = [columns.get(code, -1) for code in model.labels.codes]
+            model.proposer = self.proposer.for_codes(kept, model.description_ids(model.descriptions).numpy())
+        model.forget()
+        return model
+
+    def two_stage(self, candidates: int) -> Self:
+        """This coder with so many codes a note scored in full, those that the proposer names; 0: all."""
+        model = copy(self)
+        model.candidates = candidates if self.proposer else 0
+        return model
+
+    def logits_of(self, reads: Sequence[Read], columns: Sequence[int] | None = None) -> np.ndarray:
+        """Logits (B, L); in two stages, a code that is not among a note's candidates has the logit `NOTHING`."""
+        if columns is not None or not 0 < self.candidates < len(self.labels):
+            return super().logits_of(reads, columns)
+        found = np.full((len(reads), len(self.labels)), NOTHING, dtype=np.float32)
+        for row, read in enumerate(reads):
+            if len(read.ids):
+                chosen = self.proposer.best(read.ids, self.candidates)
+                found[row, chosen] = super().logits_of([read], chosen)[0]
+        return found
+
+    def batch_logits(self, batch: Batch) -> Tensor:
+        """Logits (B, L) of a batch."""
+        return self.net.logits(batch, self._chosen(batch))
+
+    def batch_attention(self, batch: Batch) -> Tensor:
+        """The weights (B, L, T) that the labels of a batch lay on its tokens."""
+        return self.net.attention(batch, self._chosen(batch))
+
+    def _chosen(self, batch: Batch) -> Tensor:
+        return self.queries if batch.labels is None else self.queries[:, batch.labels.to(self.device)]
+
+    def more(self) -> dict[str, Any]:
+        """What model.json holds besides."""
+        return {
+            "size": self.net.embedding.embedding_dim,
+            "descriptions": self.descriptions,
+            "candidates": self.candidates,
+            "proposer": self.proposer.to_json() if self.proposer else None,
+        }
+
+    def take(self, more: dict[str, Any]) -> None:
+        """Takes over what `more` gave."""
+        self.descriptions = more["descriptions"]
+        self.candidates = more["candidates"]
+        if more["proposer"]:
+            from nosology.models.proposer import Proposer
+
+            self.proposer = Proposer.from_json(more["proposer"])
+
+    @classmethod
+    def empty_net(cls, shape: DualLaatShape, labels: LabelSpace, reader: WordReader, more: dict) -> DualLaatNet:
+        """A net without learned weights."""
+        with torch.device("meta"):
+            net = DualLaatNet(shape, len(reader.vocabulary), more["size"])
+        return net.to_empty(device="cpu")

@@ -1,0 +1,290 @@
+"""The neural coders' way from notes to a model: words, vectors, batches, the loop, calibration, threshold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from scipy import sparse
+
+from nosology.codes import table
+from nosology.codes.code_list import description_of
+from nosology.codes.label_space import LabelSpace
+from nosology.core import DataError
+from nosology.core.progress import progress
+from nosology.core.version import __version__
+from nosology.encoders.vocabulary import Read, Vocabulary, WordReader
+from nosology.encoders.word_vectors import train_word_vectors
+from nosology.models.batch import Batch, rectangle
+from nosology.models.decision import Decision
+from nosology.models.dual_laat import DualLaat
+from nosology.models.dual_laat_net import DualLaatNet
+from nosology.models.laat import Caml, CamlNet, Laat, LaatNet
+from nosology.models.neural import NeuralModel, Reader
+from nosology.models.neural_settings import DualLaatShape, VectorSettings
+from nosology.models.settings import Recipe
+from nosology.text.tokens import words_of
+from nosology.training.examples import Examples, both
+from nosology.training.label_sampling import label_targets, sample_labels
+from nosology.training.labels import label_space, of_systems
+from nosology.training.loop import Fitted, fit
+from nosology.training.versions import label_versions, only_own_version, versions
+
+if TYPE_CHECKING:
+    from nosology.models.proposer import Proposer
+
+Trained = tuple[NeuralModel, Decision, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Notes:
+    """Notes read once: tokens, labels and version of each."""
+
+    reads: list[Read]
+    gold: sparse.csr_matrix  # (B, L) of 0/1
+    versions: np.ndarray  # (B,)
+
+    @staticmethod
+    def of(examples: Examples, codes: list, reader: Reader, labels: LabelSpace, title: str) -> Notes:
+        """The notes of examples, whose codes are given apart since some may be left out."""
+        reads = [reader.read(text) for text in progress(examples.texts(), title, total=len(examples))]
+        return Notes(reads, labels.encode(codes), versions(codes))
+
+    def part(self, size: int, seed: int) -> Notes:
+        """At most `size` of the notes, drawn by the seed."""
+        if len(self.reads) <= size:
+            return self
+        rows = np.sort(np.random.default_rng(seed).choice(len(self.reads), size, replace=False))
+        return Notes([self.reads[row] for row in rows], self.gold[rows], self.versions[rows])
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the loop is asked to learn: which questions there are, and which of them each label answers.
+
+    For most nets a question is a label. DualLAAT asks by description, and codes that share one are one question: none
+    of them is ever another's negative.
+    """
+
+    question: np.ndarray  # (L,) of each label
+    pools: dict[int, np.ndarray]  # the questions of each version
+    size: int  # questions of a step at most; 0: all of its version
+
+    @staticmethod
+    def of(labels: LabelSpace, question: np.ndarray, size: int) -> Asked:
+        """The questions of a label space by version."""
+        version = label_versions(labels)
+        return Asked(question, {v: np.unique(question[version == v]) for v in np.unique(version).tolist()}, size)
+
+
+def train_neural(recipe: Recipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path) -> Trained:
+    """The coder of a recipe; `folder` keeps checkpoints and curves, from which a stopped run goes on."""
+    start = STARTS[recipe.kind]
+    train_codes = of_systems(recipe.labels, train_notes.codes)
+    labels = label_space(recipe.labels, train_codes)
+    model, asked = start(recipe, labels, train_notes)
+    notes = Notes.of(train_notes, train_codes, model.reader, labels, "reading")
+    model.notes = np.asarray(notes.gold.sum(0)).ravel().astype(np.int64)
+    dev_codes = of_systems(recipe.labels, dev_notes.codes)
+    dev = Notes.of(dev_notes, dev_codes, model.reader, labels, "reading")
+    fitted = _fit(recipe, model, asked, notes, dev, folder, _fingerprint(recipe, train_notes, dev_notes))
+    if isinstance(model, DualLaat) and recipe.two_stage.candidates:
+        model.proposer = _proposer(model, notes)
+    logits = model.logits_of(dev.reads)
+    in_version = only_own_version(np.ones(logits.shape, dtype=bool), dev.versions, label_versions(labels))
+    model = model.calibrated(np.where(in_version, logits, -100.0), dev.gold)
+    probabilities = only_own_version(model.calibration(logits), dev.versions, label_versions(labels))
+    decision = Decision.tune(recipe.decision, labels, dev_codes, probabilities)
+    found = asdict(fitted) | {"dev_codes": int(dev.gold.nnz), "shape": model.shape.model_dump()}
+    if refit:
+        model = _refitted(recipe, model, both(train_notes, dev_notes), fitted, folder)
+    if isinstance(model, DualLaat):
+        model = model.two_stage(recipe.two_stage.candidates)
+    return model, decision, found
+
+
+def _refitted(recipe: Recipe, tuned: NeuralModel, examples: Examples, fitted: Fitted, folder: Path) -> NeuralModel:
+    """The model trained anew on more notes, for as many epochs as were best, with the tuned one's calibration."""
+    codes = of_systems(recipe.labels, examples.codes)
+    labels = label_space(recipe.labels, codes)
+    model, asked = STARTS[recipe.kind](recipe, labels, examples)
+    notes = Notes.of(examples, codes, model.reader, labels, "reading again")
+    model.notes = np.asarray(notes.gold.sum(0)).ravel().astype(np.int64)
+    settings = recipe.training.model_copy(update={"epochs": fitted.best_epoch})
+    shorter = recipe.model_copy(update={"training": settings})
+    _fit(shorter, model, asked, notes, None, folder / "refit", _fingerprint(shorter, examples))
+    model.calibration = tuned.calibration
+    if isinstance(tuned, DualLaat) and tuned.proposer:
+        model.proposer = _proposer(model, notes)
+    return model
+
+
+def _proposer(model: DualLaat, notes: Notes) -> Proposer:
+    from nosology.models.proposer import Proposer
+
+    return Proposer.fit([read.ids for read in notes.reads], notes.gold, _texts(model))
+
+
+def _texts(model: DualLaat) -> np.ndarray:
+    return model.description_ids(model.descriptions).numpy()
+
+
+def _fit(
+    recipe: Recipe, model: NeuralModel, asked: Asked, notes: Notes, dev: Notes | None, folder: Path, fingerprint: str
+) -> Fitted:
+    """Trains the model's net on the notes."""
+    lengths = np.array([len(read.ids) for read in notes.reads])
+    used = np.flatnonzero(lengths)
+    if not len(used):
+        raise DataError("the training notes have no word: nothing can be learned from them")
+
+    def ids(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The questions of all notes one after the other, and where each note's begin and end."""
+        some = notes.gold[used[rows]]
+        return asked.question[some.indices], some.indptr
+
+    def prepare(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        pool = asked.pools[int(notes.versions[used[rows[0]]])]
+        return sample_labels(ids(rows)[0], pool, asked.size or len(pool), rng)
+
+    def make_batch(rows: np.ndarray, shared: np.ndarray) -> Batch:
+        tokens = rectangle([notes.reads[row].ids for row in used[rows]])
+        targets = torch.from_numpy(label_targets(shared, *ids(rows)))
+        return Batch(*tokens, torch.from_numpy(shared.astype(np.int64)), targets)
+
+    looked_at = dev and dev.part(recipe.training.validation_notes, recipe.seed)
+    return fit(
+        model.net,
+        recipe.training,
+        lengths=lengths[used],
+        groups=notes.versions[used],
+        make_batch=make_batch,
+        prepare=prepare,
+        validate=partial(_validate, model, looked_at) if looked_at else None,
+        folder=folder,
+        fingerprint=fingerprint,
+        seed=recipe.seed,
+        title=recipe.kind,
+    )
+
+
+def _validate(model: NeuralModel, dev: Notes, net: torch.nn.Module) -> dict[str, float]:
+    """Micro F1 at its best threshold and mean average precision on dev notes, each within its own version."""
+    if isinstance(model, DualLaat):
+        model.forget()
+    logits = model.logits_of(dev.reads)
+    probabilities = only_own_version(1 / (1 + np.exp(-logits)), dev.versions, label_versions(model.labels))
+    return {"map": mean_average_precision(probabilities, dev.gold), "micro_f1": best_f1(probabilities, dev.gold)}
+
+
+def mean_average_precision(probabilities: np.ndarray, gold: sparse.csr_matrix) -> float:
+    """The mean over notes (B, L) of the average precision; notes without a true label are left out."""
+    total, notes = 0.0, 0
+    for row, true in zip(probabilities, np.split(gold.indices, gold.indptr[1:-1])):
+        if len(true):
+            place = 1 + np.sort([np.count_nonzero(row > row[column]) for column in true])
+            total += float(np.mean(np.arange(1, len(true) + 1) / place))
+            notes += 1
+    return total / max(1, notes)
+
+
+def best_f1(probabilities: np.ndarray, gold: sparse.csr_matrix) -> float:
+    """The best micro F1 that one threshold reaches."""
+    true = np.sort(np.asarray(probabilities[gold.nonzero()]).ravel())[::-1]
+    grid = np.unique(np.quantile(true, np.linspace(0, 1, 201))) if len(true) else np.array([0.5])
+    grid = grid[grid > 0]
+    if not len(grid):
+        return 0.0
+    given = np.array([np.count_nonzero(probabilities >= threshold) for threshold in grid])
+    right = np.searchsorted(-true, -grid, side="right")
+    return float(np.max(2 * right / (given + len(true))))
+
+
+def _fingerprint(recipe: Recipe, *examples: Examples) -> str:
+    """What decides the weights: recipe, corpora and package, and which of the notes are used."""
+    told = recipe.model_dump(mode="json", exclude={"training", "decision", "two_stage"})
+    hashes = [[corpus.hash for corpus in part.corpora] + [len(part)] for part in examples]
+    return hashlib.sha256(json.dumps([told, hashes, __version__]).encode()).hexdigest()
+
+
+def _words(recipe: Recipe, labels: LabelSpace, examples: Examples) -> tuple[WordReader, torch.Tensor]:
+    """The reader of word models and their first word vectors (V, E), from the examples alone.
+
+    Every word of the code tables is in the vocabulary, so that a code never seen is read in its own words.
+    """
+    settings: VectorSettings = recipe.vectors
+    described = set(chain.from_iterable(map(words_of, map(description_of, labels.codes))))
+    if recipe.kind == "dual_laat":
+        for system in labels.systems:
+            described.update(chain.from_iterable(map(words_of, table(system).descriptions())))
+    texts = progress(examples.texts(), "counting words", total=len(examples))
+    vocabulary = Vocabulary.build(texts, settings.min_notes, also=described)
+    vectors = train_word_vectors(
+        lambda: progress(examples.texts(), "word vectors", total=len(examples)),
+        vocabulary,
+        size=settings.size,
+        epochs=settings.epochs,
+        max_words=settings.max_words,
+        seed=recipe.seed,
+        workers=settings.workers,
+    )
+    return WordReader(vocabulary, settings.max_words), torch.from_numpy(vectors)
+
+
+def _seeded(recipe: Recipe) -> None:
+    torch.manual_seed(recipe.seed)  # of the net's first weights
+
+
+def _start_dual_laat(recipe: Recipe, labels: LabelSpace, examples: Examples) -> tuple[NeuralModel, Asked]:
+    reader, vectors = _words(recipe, labels, examples)
+    shape: DualLaatShape = recipe.model.resolved(len(examples))
+    _seeded(recipe)
+    net = DualLaatNet(shape, len(reader.vocabulary), recipe.vectors.size, vectors)
+    descriptions = [description_of(code) for code in labels.codes]
+    model = DualLaat(labels, np.zeros(len(labels), np.int64), reader, net, shape, descriptions=descriptions)
+    texts, question = np.unique(_texts(model), axis=0, return_inverse=True)
+    net.descriptions = torch.from_numpy(texts)
+    return model, Asked.of(labels, question.ravel(), shape.labels)
+
+
+def _start_words(
+    net: type[CamlNet | LaatNet], kind: type[Caml | Laat], recipe: Recipe, labels: LabelSpace, examples: Examples
+) -> tuple[NeuralModel, Asked]:
+    reader, vectors = _words(recipe, labels, examples)
+    shape = recipe.model.resolved(len(examples))
+    _seeded(recipe)
+    made = net(shape, len(reader.vocabulary), recipe.vectors.size, len(labels), vectors, _rates(labels, examples))
+    model = kind(labels, np.zeros(len(labels), np.int64), reader, made, shape)
+    return model, Asked.of(labels, np.arange(len(labels)), 0)
+
+
+def _rates(labels: LabelSpace, examples: Examples) -> torch.Tensor:
+    """The share of the notes that have each label (L,)."""
+    counts = np.asarray(labels.encode(examples.codes).sum(0)).ravel()
+    return torch.from_numpy(counts / max(1, len(examples))).float()
+
+
+def _start_plm_icd(recipe: Recipe, labels: LabelSpace, examples: Examples) -> tuple[NeuralModel, Asked]:
+    from nosology.models.laat import PlmIcd, PlmIcdNet, pretrained
+
+    _seeded(recipe)
+    reader, encoder = pretrained(recipe.model)
+    net = PlmIcdNet(recipe.model, encoder, len(labels), _rates(labels, examples))
+    model = PlmIcd(labels, np.zeros(len(labels), np.int64), reader, net, recipe.model)
+    return model, Asked.of(labels, np.arange(len(labels)), 0)
+
+
+STARTS: dict[str, Callable[[Any, LabelSpace, Examples], tuple[NeuralModel, Asked]]] = {
+    "caml": partial(_start_words, CamlNet, Caml),
+    "laat": partial(_start_words, LaatNet, Laat),
+    "plm_icd": _start_plm_icd,
+    "dual_laat": _start_dual_laat,
+}
