@@ -12,11 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from nosology.core import BundleError
+from nosology.cli import app
+from nosology.core import BundleError, Code
 from nosology.encoders.vocabulary import PAD, UNKNOWN, WordReader
 from nosology.models.batch import Batch
-from nosology.models.dual_laat_import import import_checkpoint
+from nosology.models.bundle import Bundle
+from nosology.models.dual_laat_import import import_bundle, import_checkpoint
 from nosology.models.dual_laat_net import DualLaatNet
+from nosology.serving.coder import Coder
 
 GRU = {"encoder_type": "rnn", "rnn_type": "gru", "rnn_num_layers": 1, "rnn_hidden_size": 6}
 CONV = {"encoder_type": "cnn", "num_filters": 6, "kernel_size": 10}
@@ -137,6 +140,53 @@ def test_logits_are_those_of_the_original(publish, kind, specials):
     expected = original_logits(model, words)
     assert expected.std() > 0.5  # a test that random numbers pass would say nothing
     torch.testing.assert_close(our_logits(folder), expected, atol=1e-4, rtol=0)
+
+
+def logits_of(model) -> np.ndarray:
+    return model.logits_of([model.reader.read(text) for text in NOTES])
+
+
+WIDTH = pytest.mark.xfail(strict=True, reason="DualLaat.description_ids widens descriptions beyond the longest one")
+LISTED = [(Code("icd10cm", f"X{i:02}"), text) for i, text in enumerate(CODES)]
+
+
+@WIDTH
+@pytest.mark.parametrize("kind", [GRU, CONV], ids=["gru", "conv"])
+def test_the_bundle_codes_notes_with_the_imported_weights(publish, tmp_path, kind):
+    folder, model = publish(kind)
+    expected = original_logits(model, token2id()).numpy()
+    import_bundle(folder, LISTED, 0.3).save(tmp_path / "bundle")
+    loaded = Bundle.load(tmp_path / "bundle")
+    assert loaded.decision.threshold == 0.3
+    np.testing.assert_allclose(logits_of(loaded.model), expected, atol=1e-4)
+    coder = Coder(loaded)
+    for text, row in zip(NOTES, expected):
+        found = coder.code(text)
+        assert [item.code for item in found] == [LISTED[j][0].code for j in np.argsort(-row)]
+        assert {item.code: item.description for item in found} == {code.code: words for code, words in LISTED}
+        assert all(text[span.start : span.end] == span.text != "" for item in found for span in item.evidence)
+    assert coder.code("...") == []
+
+
+def test_the_command(publish, tmp_path, capsys):
+    folder, _ = publish()
+    (tmp_path / "codes.csv").write_text("code,description\nI50.9,\nI50.77,acute heart failure\n")
+    (tmp_path / "note.txt").write_text(NOTES[0])
+    with pytest.raises(SystemExit, match="0"):
+        app(["import", "dual-laat", str(folder), "--codes", str(tmp_path / "codes.csv"), "--out", str(tmp_path / "b")])
+    assert "dual_laat coder, 2 codes, threshold 0.500" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="0"):
+        app(["code", str(tmp_path / "b"), str(tmp_path / "note.txt"), "--top", "2"])
+    shown = capsys.readouterr().out
+    assert "acute heart failure" in shown and "Heart failure, unspecified" in shown
+
+
+@WIDTH
+def test_other_codes_for_an_imported_coder(publish, tmp_path):
+    folder, model = publish()
+    import_bundle(folder, LISTED[:1]).save(tmp_path / "bundle")
+    coder = Coder.load(tmp_path / "bundle", codes=LISTED)
+    np.testing.assert_allclose(logits_of(coder.model), original_logits(model, token2id()).numpy(), atol=1e-4)
 
 
 def test_sizes_and_vocabulary(publish):
