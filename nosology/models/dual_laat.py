@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -18,9 +18,9 @@ from nosology.models.batch import Batch, rectangle
 from nosology.models.dual_laat_net import DualLaatNet
 from nosology.models.neural import NOTHING, NeuralModel, evaluating
 from nosology.models.neural_settings import DualLaatShape
+from nosology.models.proposer import Proposer
 
-if TYPE_CHECKING:
-    from nosology.models.proposer import Proposer
+_PROPOSER = "proposer."
 
 
 @dataclass
@@ -100,17 +100,22 @@ class DualLaat(NeuralModel):
             "size": self.net.embedding.embedding_dim,
             "descriptions": self.descriptions,
             "candidates": self.candidates,
-            "proposer": self.proposer.to_json() if self.proposer else None,
         }
 
     def take(self, more: dict[str, Any]) -> None:
         """Takes over what `more` gave."""
         self.descriptions = more["descriptions"]
         self.candidates = more["candidates"]
-        if more["proposer"]:
-            from nosology.models.proposer import Proposer
 
-            self.proposer = Proposer.from_json(more["proposer"])
+    def more_tensors(self) -> dict[str, Tensor]:
+        """What model.safetensors holds besides: the proposer."""
+        arrays = self.proposer.arrays() if self.proposer else {}
+        return {_PROPOSER + name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+
+    def take_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Takes over what `more_tensors` gave."""
+        found = {n.removeprefix(_PROPOSER): t.numpy() for n, t in tensors.items() if n.startswith(_PROPOSER)}
+        self.proposer = Proposer.from_arrays(found) if found else None
 
     @classmethod
     def empty_net(cls, shape: DualLaatShape, labels: LabelSpace, reader: WordReader, more: dict) -> DualLaatNet:

@@ -70,6 +70,13 @@ class NeuralModel:
     def take(self, more: dict[str, Any]) -> None:
         """Takes over what `more` gave when the model was saved; the weights are there already."""
 
+    def more_tensors(self) -> dict[str, Tensor]:
+        """Anything else that has to stand in model.safetensors, under names of its own."""
+        return {}
+
+    def take_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Takes over what `more_tensors` gave; the other tensors of the file are among them."""
+
     def batch_logits(self, batch: Batch) -> Tensor:
         """Logits (B, L) of a batch."""
         return self.net.logits(batch)
@@ -147,7 +154,9 @@ class NeuralModel:
             "more": self.more(),
         }
         (folder / "model.json").write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
-        packed = save({"notes": torch.from_numpy(np.asarray(self.notes, dtype=np.int64)), **tensors})
+        packed = save(
+            {"notes": torch.from_numpy(np.asarray(self.notes, dtype=np.int64)), **tensors, **self.more_tensors()}
+        )
         (folder / "model.safetensors").write_bytes(packed)  # save_file would not say OSError when the disk is full
 
     @classmethod
@@ -165,6 +174,7 @@ class NeuralModel:
         net.load_state_dict(weights)
         model = cls(labels, tensors["notes"].numpy(), reader, net.eval(), shape, Platt(**described["calibration"]))
         model.take(described["more"])
+        model.take_tensors(tensors)
         return model.to(device or default_device())
 
 
