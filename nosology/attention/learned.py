@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 _APART = 0.03  # the spread of the first queries and weights, as in LAAT,
-_ALIKE = 0.2  # and where both begin alike
+_ALIKE = 0.5  # and where both begin alike
 _CELLS = 32_000_000  # notes x tokens x labels that are scored at once where no gradient is kept
 
 

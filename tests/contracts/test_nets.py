@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +18,11 @@ from nosology.core import Code
 from nosology.encoders.transformer import pretrained
 from nosology.encoders.vocabulary import Vocabulary, WordReader
 from nosology.models.batch import PAD, Batch, mask, rectangle
+from nosology.models.dual_laat import DualLaat
+from nosology.models.dual_laat_net import DualLaatNet
 from nosology.models.laat import Caml, CamlNet, Laat, LaatNet, PlmIcd, PlmIcdNet
 from nosology.models.neural import NeuralModel
-from nosology.models.neural_settings import CamlShape, LaatShape, PlmIcdShape
+from nosology.models.neural_settings import CamlShape, DualLaatShape, LaatShape, PlmIcdShape
 from nosology.text.tokens import words_of
 from tests.encoders.tiny import tiny_bert
 
@@ -45,10 +48,20 @@ def _plm_icd(folder: Path) -> PlmIcd:
     return PlmIcd(CODES, NOTES, reader, PlmIcdNet(shape, encoder, len(CODES)), shape)
 
 
+def _dual_laat(_: Path) -> DualLaat:
+    shape = DualLaatShape(width=6, heads=2, max_description=5).resolved(100)
+    words = ["heart failure", "pneumonia", "low back pain", "type 1", "type 2", "pain of the heart", "chronic"]
+    net = DualLaatNet(shape, len(READER.vocabulary), 8)
+    model = DualLaat(CODES, NOTES, READER, net, shape, descriptions=words)
+    net.descriptions = model.description_ids(words)  # training asks for them
+    return model
+
+
 MODELS: dict[str, Callable[[Path], NeuralModel]] = {
     "caml": _caml,
     "laat": _laat,
     "plm_icd": _plm_icd,
+    "dual_laat": _dual_laat,
 }
 
 
@@ -152,9 +165,8 @@ def test_a_gradient_reaches_every_weight(model):
     assert not unreached
 
 
-def test_a_step_lowers_the_loss(model, tmp_path):
-    model.save(tmp_path)
-    net = type(model).load(tmp_path, device="cpu").net
+def test_a_step_lowers_the_loss(model):
+    net = deepcopy(model.net)
     targets = (torch.arange(3 * len(CODES)).reshape(3, -1) % 2 == 0).float()
     batch = _batch(_notes([20, 8, 33]), labels=torch.arange(len(CODES)), targets=targets)
     optimiser = torch.optim.SGD((weight for weight in net.parameters() if weight.requires_grad), lr=1e-3)
