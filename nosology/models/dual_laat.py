@@ -50,7 +50,8 @@ class DualLaat(NeuralModel):
         """The tokens (L, words) of descriptions; one without a word is read as one unknown word."""
         limit = self.shape.max_description
         read = [self.reader.description(text, limit) for text in descriptions]
-        return rectangle([ids if len(ids) else self.reader.vocabulary.ids([""]) for ids in read] or [np.ones(1)])[0]
+        tokens, lengths = rectangle([ids if len(ids) else self.reader.vocabulary.ids([""]) for ids in read])
+        return tokens[:, : int(lengths.max())]
 
     def with_codes(self, codes: Sequence[tuple[Code, str]]) -> Self:
         """This coder for other codes, each given with its description; no weight changes."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -36,6 +38,11 @@ class DualLaatNet(nn.Module):
         joined = shape.heads * states
         self.classifier = nn.Sequential(nn.Linear(joined, joined), nn.ReLU(), nn.Linear(joined, 1))
         self.descriptions = torch.zeros(0, 1, dtype=torch.int64)  # on the CPU: a GPU asked for lengths has to stop
+
+    @torch.no_grad()
+    def expect(self, rate: float) -> None:
+        """Lets the untrained net give every code this probability: few of the codes asked about are ever true."""
+        self.classifier[-1].bias.fill_(math.log(rate / (1 - rate)))
 
     def forward(self, batch: Batch) -> Tensor:
         """The mean binary cross entropy over the batch's notes x labels."""

@@ -252,7 +252,11 @@ def _start_dual_laat(recipe: Recipe, labels: LabelSpace, examples: Examples) -> 
     model = DualLaat(labels, np.zeros(len(labels), np.int64), reader, net, shape, descriptions=descriptions)
     texts, question = np.unique(_texts(model), axis=0, return_inverse=True)
     net.descriptions = torch.from_numpy(texts)
-    return model, Asked.of(labels, question.ravel(), shape.labels)
+    asked = Asked.of(labels, question.ravel(), shape.labels)
+    true = labels.encode(examples.codes).nnz / max(1, len(examples))
+    most = min(shape.labels, max(map(len, asked.pools.values())))
+    net.expect(min(max(true / most, 1e-6), 0.5))
+    return model, asked
 
 
 def _start_words(

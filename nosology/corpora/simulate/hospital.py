@@ -65,10 +65,13 @@ def hadm_id(admission: Admission) -> int:
     return 20_000_000 + 16 * admission.patient.index + admission.number
 
 
-def simulate_notes(patients: int, seed: int, *, years: tuple[int, int] = YEARS) -> Iterator[Note]:
-    """The discharge summaries of that many patients, with site, codes and evidence, without going through files."""
+def simulate_notes(patients: int, seed: int, *, years: tuple[int, int] = YEARS, first: int = 0) -> Iterator[Note]:
+    """The discharge summaries of that many patients, with site, codes and evidence, without going through files.
+
+    first: the number of the first patient, so that parts of a population can be made side by side.
+    """
     hospital = Hospital(years)
-    for index in range(patients):
+    for index in range(first, first + patients):
         patient, stays = hospital.patient(seed, index, radiology=False)
         for stay in stays:
             if stay.text is not None:
