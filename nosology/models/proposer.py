@@ -164,9 +164,8 @@ def _rarity(present: sparse.csr_matrix, texts: np.ndarray) -> np.ndarray:
     """What a word of a description is worth (V,): it should be rare in notes, and rare in descriptions."""
     notes = np.asarray(present.sum(0)).ravel()
     described = np.asarray(_presence(list(texts), present.shape[1]).sum(0)).ravel()
-    return (np.log((present.shape[0] + 1) / (notes + 1)) * np.log((len(texts) + 1) / (described + 1))).astype(
-        np.float32
-    )
+    worth = np.log((present.shape[0] + 1) / (notes + 1)) * np.log((len(texts) + 1) / (described + 1))
+    return worth.astype(np.float32)
 
 
 def _described(texts: np.ndarray, rarity: np.ndarray) -> sparse.csr_matrix:

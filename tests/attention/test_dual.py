@@ -1,0 +1,129 @@
+"""Dual attention against its equations, written out note by note and left to autograd."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as f
+
+from nosology.attention import dual
+from nosology.attention.dual import Head, attention_weights, dual_logits, dual_loss
+
+QUICK = settings(max_examples=25, deadline=None)
+LENGTHS = st.lists(st.integers(0, 70), min_size=1, max_size=6)
+SIZES = st.fixed_dictionaries(
+    {"d": st.integers(1, 6), "m": st.integers(1, 4), "p": st.integers(1, 5), "labels": st.integers(1, 9)}
+)
+
+
+def world(lengths: list[int], d: int, m: int, p: int, labels: int, seed: int = 0, spread: float = 1.0, pads: int = 0):
+    """States (B, T, D) with noise after the notes' ends, lengths, queries (M, L, P) and a head, in double precision."""
+    random = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+    states = draw(len(lengths), max(1, *lengths, 1) + pads, d)
+    queries = (spread * draw(m, labels, p)).requires_grad_()
+    hidden = m * d
+    head = Head(draw(m * p, d), draw(m * p), draw(hidden, hidden), draw(hidden), draw(hidden), draw(1))
+    return states.requires_grad_(), torch.tensor(lengths), queries, Head(*(weight.requires_grad_() for weight in head))
+
+
+def reference(states: Tensor, lengths: Tensor, queries: Tensor, head: Head) -> tuple[Tensor, list[Tensor]]:
+    """Equations 3 to 6: logits (B, L), and of each note its weights (M, L, length)."""
+    m, _, p = queries.shape
+    logits, weights = [], []
+    for note, length in zip(states, lengths.clamp(min=1).tolist()):
+        words = note[:length]
+        keys = torch.tanh(words @ head.key.T + head.key_bias)
+        weights.append(torch.stack([f.softmax(queries[i] @ keys[:, i * p : (i + 1) * p].T, dim=-1) for i in range(m)]))
+        joined = torch.cat([weights[-1][i] @ words for i in range(m)], dim=-1)
+        logits.append(f.relu(joined @ head.hidden.T + head.hidden_bias) @ head.out + head.out_bias)
+    return torch.stack(logits), weights
+
+
+def detached(head: Head) -> Head:
+    return Head(*(weight.detach() for weight in head))
+
+
+@QUICK
+@given(LENGTHS, SIZES, st.integers(1, 7), st.integers(0, 99), st.integers(0, 3))
+def test_loss_and_every_derivative_are_those_of_autograd(lengths, sizes, chunk, seed, pads):
+    states, sizes_of, queries, head = world(lengths, **sizes, seed=seed, pads=pads)
+    targets = (torch.rand(len(lengths), sizes["labels"], generator=torch.Generator().manual_seed(seed)) < 0.3).double()
+    inputs = (states, queries, *head)
+    wanted = f.binary_cross_entropy_with_logits(reference(states, sizes_of, queries, head)[0], targets)
+    expected = torch.autograd.grad(3 * wanted, inputs)
+    loss = dual_loss(states, sizes_of, queries, targets, head, chunk)
+    assert loss.item() == pytest.approx(wanted.item(), abs=1e-10)
+    for name, got, want in zip(("states", "queries", *Head._fields), torch.autograd.grad(3 * loss, inputs), expected):
+        assert got.dtype == want.dtype and got.shape == want.shape, name
+        assert (got - want).abs().max() < 1e-10, name
+
+
+@QUICK
+@given(LENGTHS, SIZES, st.integers(0, 4), st.integers(0, 5), st.integers(0, 99), st.sampled_from([0.3, 3.0, 30.0]))
+def test_logits_in_chunks_are_those_of_the_equations(lengths, sizes, notes, labels, seed, spread):
+    states, sizes_of, queries, head = world(lengths, **sizes, seed=seed, spread=spread)
+    wanted, _ = reference(states, sizes_of, queries, head)
+    with torch.no_grad():
+        found = dual_logits(states, sizes_of, queries, detached(head), notes=notes, labels=labels)
+    assert found.shape == wanted.shape
+    assert (found - wanted).abs().max() < 1e-9 * max(1.0, wanted.abs().max().item())
+
+
+def test_single_precision_stays_near_double():
+    states, lengths, queries, head = world([300, 0, 17], d=16, m=4, p=16, labels=700, spread=0.5)
+    scale = 1 / 16
+    head = Head(head.key * scale, head.key_bias, head.hidden * scale, head.hidden_bias, head.out * scale, head.out_bias)
+    wanted, _ = reference(states, lengths, queries, head)
+    with torch.no_grad():
+        found = dual_logits(states.float(), lengths, queries.float(), detached(head).to(torch.float32))
+    assert found.dtype == torch.float32
+    assert (found - wanted).abs().max() < 1e-5
+
+
+def test_what_fits_is_scored_at_once_and_no_more(monkeypatch):
+    states, lengths, queries, head = world([5, 9, 0, 3], d=3, m=2, p=2, labels=11)
+    wanted, _ = reference(states, lengths, queries, head)
+    monkeypatch.setattr(dual, "_CELLS", 40)
+    with torch.no_grad():
+        found = dual_logits(states, lengths, queries, detached(head))
+    assert (found - wanted).abs().max() < 1e-10
+
+
+@QUICK
+@given(LENGTHS, st.integers(0, 99), st.integers(1, 80))
+def test_states_after_a_notes_end_never_matter(lengths, seed, pads):
+    states, sizes_of, queries, head = world(lengths, d=4, m=2, p=3, labels=5, seed=seed)
+    with torch.no_grad():
+        noise = 100 * torch.randn(len(lengths), pads, 4, dtype=torch.float64)
+        wider = torch.cat([states, noise], dim=1)
+        ends = sizes_of.clamp(min=1)[:, None]
+        wider = torch.where((torch.arange(wider.shape[1]) < ends)[..., None], wider, wider.flip(1) * 7)
+        before = dual_logits(states, sizes_of, queries, detached(head))
+        after = dual_logits(wider, sizes_of, queries, detached(head))
+    assert (before - after).abs().max() < 1e-10
+
+
+def test_weights_are_those_of_the_equations_and_none_lies_beyond_the_end():
+    states, lengths, queries, head = world([6, 0, 3], d=4, m=3, p=2, labels=5, pads=2)
+    with torch.no_grad():
+        found, _ = attention_weights(states, lengths.clamp(min=1), queries, detached(head))
+    assert found.shape == (5, 3, 3, 8)
+    for note, (length, wanted) in enumerate(zip((6, 1, 3), reference(states, lengths, queries, head)[1])):
+        assert (found[:, :, note, :length].transpose(0, 1) - wanted).abs().max() < 1e-12
+        assert not found[:, :, note, length:].any()
+
+
+def test_loss_takes_as_little_memory_as_its_chunk(monkeypatch):
+    states, lengths, queries, head = world([8] * 6, d=4, m=2, p=2, labels=5)
+    widest = []
+    forward = dual._forward
+    monkeypatch.setattr(dual, "_forward", lambda held, *given: widest.append(len(held)) or forward(held, *given))
+    dual_loss(states, lengths, queries, torch.zeros(6, 5, dtype=torch.float64), head, chunk=2)
+    assert widest == [2, 2, 2]
