@@ -40,7 +40,7 @@ def lengths(batch: int, batches: int, rng: np.random.Generator) -> list[np.ndarr
     """Lengths of the notes of each batch: pools of 50 batches are sorted, so that a batch's notes are alike."""
     drawn = np.exp(rng.normal(np.log(MEDIAN), SPREAD, batch * 50)).clip(50, LONGEST).astype(int)
     every = np.sort(drawn)[::-1].reshape(50, batch)
-    return list(every[np.linspace(0, 49, batches).round().astype(int)])
+    return list(every[((np.arange(batches) + 0.5) * 50 / batches).astype(int)])  # evenly over the lengths
 
 
 def operations(shape: DualLaatShape, words: np.ndarray) -> float:
