@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-_APART = 0.03  # the spread of the first queries and weights, as in LAAT,
-_ALIKE = 0.5  # and where both begin alike
+_APART = 0.03  # the spread of queries and weights that begin apart, as in LAAT
 _CELLS = 32_000_000  # notes x tokens x labels that are scored at once where no gradient is kept
 
 
@@ -23,13 +22,20 @@ class Learned(nn.Module):
     """
 
     def __init__(
-        self, width: int, labels: int, projection: int = 0, rates: Tensor | None = None, *, alike: bool = True
+        self,
+        width: int,
+        labels: int,
+        projection: int = 0,
+        rates: Tensor | None = None,
+        *,
+        alike: bool = True,
+        spread: float = 0.5,
     ):
         """width: D. labels: L. rates: (L,) the share of notes with each label, where its logit begins; None: a half.
 
         alike: a label begins with weights that point where its query looks. What it attends to then speaks for it from
         the first step on, and few notes are enough to learn both; with weights of their own the two have to find each
-        other first, as they do in the papers.
+        other first, as they do in the papers. spread: of the first queries then, the less the larger the states are.
         """
         super().__init__()
         self.projection = nn.Linear(width, projection, bias=False) if projection else None
@@ -37,7 +43,7 @@ class Learned(nn.Module):
         self.weights = nn.Parameter(torch.empty(labels, width))
         self.bias = nn.Parameter(torch.zeros(labels) if rates is None else torch.logit(rates.float(), eps=1e-5))
         with torch.no_grad():
-            self.queries.normal_(std=_ALIKE if alike else _APART)
+            self.queries.normal_(std=spread if alike else _APART)
             self.weights.normal_(std=_APART)
             if alike:
                 self.weights.copy_(self.queries if self.projection is None else self.queries @ self.projection.weight)

@@ -107,7 +107,9 @@ class PlmIcdNet(LabelNet):
         self.encoder = encoder
         self.encoder.requires_grad_(not shape.frozen)
         self.dropout = nn.Dropout(shape.dropout)
-        self.learned = Learned(encoder.width, labels, shape.projection or encoder.width, rates, alike=shape.alike)
+        width = encoder.width
+        # A transformer's states are normed to numbers about 1, ten times as large as those of the other encoders.
+        self.learned = Learned(width, labels, shape.projection or width, rates, alike=shape.alike, spread=0.05)
 
     def states(self, batch: Batch) -> Tensor:
         """The states (B, T, D)."""
