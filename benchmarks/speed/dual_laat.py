@@ -27,12 +27,12 @@ SHAPES = {
     "conv": DualLaatShape(encoder="conv", width=256, dropout=0.2),
 }
 RUNS = (  # encoder, notes a step, tokens in memory at once, notes whose attention is in memory at once
-    ("gru", 512, 620_000, 12),
-    ("gru", 256, 620_000, 12),
+    ("gru", 512, 620_000, 8),
+    ("gru", 256, 620_000, 8),
     ("gru", 512, 420_000, 4),
     ("conv", 256, 960_000, 16),
     ("conv", 256, 960_000, 32),
-    ("gru", 32, 620_000, 12),
+    ("gru", 32, 620_000, 8),
 )
 
 
