@@ -21,7 +21,7 @@ _HELD = 0.1  # share of the notes on which the parts are weighed,
 _BLOCKS = 10  # in so many stretches, since notes of a patient often stand together,
 _MOST_HELD = 500  # but no more notes than that
 _ASKED = 300  # candidates a note at which recall is compared
-_DESCRIPTION, _PRIOR, _UNSEEN = (0.0, 0.25, 0.5, 0.75, 1.0), (0.0, 0.3, 0.6, 0.9, 1.2), (0.5, 1.0, 1.5, 2.0)
+_DESCRIPTION, _PRIOR, _UNSEEN = (0.0, 0.25, 0.5, 0.75, 1.0), (0.1, 0.3, 0.6, 0.9, 1.2), (0.5, 1.0, 1.5, 2.0)
 
 
 @dataclass(frozen=True)
