@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nosology.attention import kernels
 
-_MULTIPLE = 64
+_MULTIPLE = {"cpu": 8, "cuda": 64}  # matrix products want even sizes
 _CELLS = 1 << 25  # weights (notes x labels x heads x tokens) that scoring holds at once, where nobody says otherwise
 
 
@@ -51,7 +51,9 @@ class _Room:
         """Room for the largest of the chunks, with derivatives."""
         m, labels, _ = queries.shape
         notes = min(chunk, len(states))
-        cells = max((part.stop - part.start) * width for part, width in _chunks(lengths, chunk)) * m * labels
+        cells = (
+            max((part.stop - part.start) * width for part, width in _chunks(lengths, chunk, states.device)) * m * labels
+        )
         return _Room(states, cells, notes * labels, m * states.shape[-1], len(head.hidden))
 
 
@@ -105,12 +107,13 @@ def _by_note(weights: Tensor) -> Tensor:
     return weights.flatten(0, 1).transpose(0, 1)
 
 
-def _chunks(lengths: Tensor, size: int) -> Iterator[tuple[slice, int]]:
-    """Slices of at most `size` notes, each with its longest note rounded up: matrix products want even sizes."""
+def _chunks(lengths: Tensor, size: int, device: torch.device) -> Iterator[tuple[slice, int]]:
+    """Slices of at most `size` notes, each with the length of its longest note, rounded up."""
+    step = _MULTIPLE.get(device.type, 8)
     longest = lengths.clamp(min=1)
     for start in range(0, len(lengths), size):
         part = slice(start, min(start + size, len(lengths)))
-        yield part, -(-int(longest[part].max()) // _MULTIPLE) * _MULTIPLE
+        yield part, -(-int(longest[part].max()) // step) * step
 
 
 def dual_logits(
@@ -125,7 +128,7 @@ def dual_logits(
     labels = labels or max(1, _CELLS // (notes * heads * states.shape[1]))
     on_device = lengths.clamp(min=1).to(states.device)
     found = states.new_empty(len(states), total, dtype=torch.promote_types(states.dtype, torch.float32))
-    for part, width in _chunks(lengths, notes):
+    for part, width in _chunks(lengths, notes, states.device):
         held = _cut(states, part, width)
         for start in range(0, total, labels):
             some = queries[:, start : start + labels]
@@ -154,7 +157,7 @@ class _DualLoss(torch.autograd.Function):
         d_queries = torch.zeros_like(queries, dtype=total.dtype)
         d_head = Head(*(torch.zeros_like(weight) for weight in head))
         room = _Room.for_chunks(states, lengths, asked, cast, chunk)
-        for part, width in _chunks(lengths, chunk):
+        for part, width in _chunks(lengths, chunk, states.device):
             held = _cut(states, part, width)
             done = _forward(held, on_device[part], asked, cast, room)
             wanted = targets[part].to(done.logits.dtype)
