@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: two test processes with two threads each would wait
+
 import numpy as np
 import pytest
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from nosology.codes.label_space import LabelSpace
-from nosology.core import BundleError, EvidenceSpan
+from nosology.core import BundleError, ConfigError, EvidenceSpan
 from nosology.core.files import new_folder, write_json
 from nosology.core.version import __version__
 from nosology.models.decision import Decision
@@ -89,10 +90,12 @@ class Bundle:
         """This bundle with one threshold for every code; unchanged where None is given."""
         return self if threshold is None else replace(self, decision=Decision(threshold))
 
-    def save(self, folder: str | Path) -> None:
-        """Writes the bundle, whole or not at all."""
+    def save(self, folder: str | Path, also: Sequence[Path] = ()) -> None:
+        """Writes the bundle, whole or not at all; also: files to keep beside the model."""
         with new_folder(folder, marker=MANIFEST) as aside:
             self.model.save(aside)
+            for path in also:
+                shutil.copy(path, aside)
             manifest = {
                 "format": FORMAT,
                 "package": f"nosology {__version__}",
@@ -121,6 +124,10 @@ class Bundle:
                 raise BundleError(f"the bundle {folder} is damaged: {name} is not the file that was saved")
         try:
             model, decision = LOADERS[kind](folder), Decision.from_json(manifest["decision"])
+        except ImportError as error:
+            raise ConfigError(
+                f"a coder of kind {kind} needs {error.name}: pip install nosology[train,embed]"
+            ) from error
         except Exception as error:  # whatever a damaged file makes a loader raise, the user needs one sentence
             raise BundleError(f"the bundle {folder} cannot be read: {type(error).__name__}") from error
         if model.labels.hash != manifest["labels_hash"]:

@@ -36,7 +36,7 @@ from nosology.training.examples import Examples, both
 from nosology.training.label_sampling import label_targets, sample_labels
 from nosology.training.labels import label_space, of_systems
 from nosology.training.loop import Fitted, fit
-from nosology.training.versions import label_versions, only_own_version, versions
+from nosology.training.versions import NINE, TEN, label_versions, only_own_version, versions
 
 if TYPE_CHECKING:
     from nosology.models.proposer import Proposer
@@ -75,14 +75,14 @@ class Asked:
     """
 
     question: np.ndarray  # (L,) of each label
-    pools: dict[int, np.ndarray]  # the questions of each version
+    pools: dict[int, np.ndarray]  # the questions of each version, and of both
     size: int  # questions of a step at most; 0: all of its version
 
     @staticmethod
     def of(labels: LabelSpace, question: np.ndarray, size: int) -> Asked:
         """The questions of a label space by version."""
-        version = label_versions(labels)
-        return Asked(question, {v: np.unique(question[version == v]) for v in np.unique(version).tolist()}, size)
+        of = label_versions(labels)
+        return Asked(question, {v: np.unique(question[(of & v) > 0]) for v in (NINE, TEN, NINE | TEN)}, size)
 
 
 def train_neural(recipe: Recipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path) -> Trained:

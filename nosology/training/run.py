@@ -51,7 +51,7 @@ def train(recipe: Recipe, corpora: list[Corpus], out: str | Path, *, refit: bool
         "machine": f"{platform.system()} {platform.machine()}",
     }
     bundle = Bundle(model, decision, recipe.model_dump(mode="json"), provenance)
-    bundle.save(out)
+    bundle.save(out, also=sorted(run_folder(out).glob("curves.csv")))
     shutil.rmtree(run_folder(out), ignore_errors=True)
     return bundle
 
