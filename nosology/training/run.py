@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 from collections.abc import Callable
@@ -51,8 +52,9 @@ def train(recipe: Recipe, corpora: list[Corpus], out: str | Path, *, refit: bool
         "machine": f"{platform.system()} {platform.machine()}",
     }
     bundle = Bundle(model, decision, recipe.model_dump(mode="json"), provenance)
-    bundle.save(out, also=sorted(run_folder(out).glob("curves.csv")))
-    shutil.rmtree(run_folder(out), ignore_errors=True)
+    if not int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0):  # of several processes the first writes
+        bundle.save(out, also=sorted(run_folder(out).glob("curves.csv")))
+        shutil.rmtree(run_folder(out), ignore_errors=True)
     return bundle
 
 
