@@ -3,7 +3,7 @@
 Notes as long as MIMIC-IV's (quartiles 1,147, 1,492 and 1,931 words, cut at 4,000) in batches of similar length, scored
 against 8,192 codes with descriptions of 2 to 25 words; 4 heads; the paper's sizes. A step is all of it: word vectors,
 both encoders, attention, classifier, loss, their derivatives and AdamW. Prints milliseconds a note, notes/s, TFLOP/s
-of the arithmetic that the model needs, and the peak of memory.
+of the arithmetic that the model needs, and the peak of memory. First the fused kernels are held against float64.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from nosology.attention import kernels
+from nosology.attention.dual import Head, dual_loss
 from nosology.models.batch import Batch, rectangle
 from nosology.models.dual_laat_net import DualLaatNet
 from nosology.models.neural_settings import DualLaatShape
@@ -105,6 +107,45 @@ def run(encoder: str, batch: int, tokens: int, chunk: int, batches: int, device:
     }
 
 
+def check(notes: int = 4, words: int = 700, labels: int = 500) -> dict[str, float]:
+    """How far the loss and its derivatives in bf16, with the fused kernels, lie from float64, relative to their size.
+
+    Beside them the same in bf16 without the kernels: what is left is the precision's, not the kernels', doing.
+    """
+    torch.manual_seed(0)
+    heads, wide, projected = 4, 256, 256
+    sizes = [
+        (heads * projected, wide),
+        (heads * projected,),
+        (heads * wide,) * 2,
+        (heads * wide,),
+        (heads * wide,),
+        (1,),
+    ]
+    states = torch.randn(notes, words, wide, device="cuda")
+    queries = (0.2 * torch.randn(heads, labels, projected, device="cuda")).tanh()
+    head = [0.05 * torch.randn(size, device="cuda") for size in sizes]
+    lengths = torch.tensor([words, words // 2, 7, 0])[:notes]
+    targets = (torch.rand(notes, labels, device="cuda") < 0.1).float()
+
+    def found(kind: torch.dtype) -> list[torch.Tensor]:
+        given = [x.to(torch.bfloat16).to(kind).requires_grad_() for x in (states, queries, *head)]
+        loss = dual_loss(given[0], lengths, given[1], targets, Head(*given[2:]), 2)
+        return [loss.detach(), *torch.autograd.grad(loss, given)]
+
+    fused, exact = found(torch.bfloat16), found(torch.float64)
+    kept, kernels.fused = kernels.fused, None
+    plain = found(torch.bfloat16)
+    kernels.fused = kept
+    gaps = {
+        name: max(float((a.double() - b).norm() / b.norm()) for a, b in zip(rows, exact))
+        for name, rows in (("fused", fused), ("plain", plain))
+    }
+    if not gaps["fused"] < 1.5 * gaps["plain"] + 1e-3:
+        raise SystemExit(f"the fused kernels are wrong: {gaps}")
+    return gaps
+
+
 def main() -> None:
     """Prints the table and writes it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -114,6 +155,8 @@ def main() -> None:
     asked = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this measures a training step on a GPU, and there is none here")
+    gaps = check()
+    print(f"largest relative distance from float64: fused {gaps['fused']:.3f}, plain bf16 {gaps['plain']:.3f}")
     rows = {}
     for number, (encoder, batch, tokens, chunk) in enumerate(RUNS):
         if asked.only and number not in asked.only:
@@ -122,7 +165,7 @@ def main() -> None:
         torch.cuda.empty_cache()
         rows[name] = found = run(encoder, batch, tokens, chunk, asked.batches, "cuda")
         print(f"{name:42}" + "".join(f"  {key} {value:,.2f}" for key, value in found.items()), flush=True)
-    result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
+    result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "distance": gaps, "rows": rows}
     asked.out.write_text(json.dumps(result, indent=2) + "\n")
 
 
