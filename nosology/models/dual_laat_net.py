@@ -14,6 +14,8 @@ from nosology.models.batch import PAD, Batch, mask
 from nosology.models.neural_settings import DualLaatShape
 
 _CODES = 4096  # descriptions encoded at a time
+_SIDE = 0.3  # how much of a word's neighbours is in its state, where a code begins by looking for its own words
+_SHARP = 4.0  # and how much more a token weighs that is the description itself
 
 
 class DualLaatNet(nn.Module):
@@ -37,7 +39,29 @@ class DualLaatNet(nn.Module):
         self.code_projections = nn.ModuleList(nn.Linear(states, projected) for _ in range(shape.heads))
         joined = shape.heads * states
         self.classifier = nn.Sequential(nn.Linear(joined, joined), nn.ReLU(), nn.Linear(joined, 1))
+        if shape.alike:
+            self._begin_alike()
         self.descriptions = torch.zeros(0, 1, dtype=torch.int64)  # on the CPU: a GPU asked for lengths has to stop
+
+    @torch.no_grad()
+    def _begin_alike(self) -> None:
+        """Lets notes and descriptions be read alike at first, so that a code looks for the words it is described by.
+
+        With weights of their own, as in the paper, the two readings have to find each other first, for which a few
+        hundred notes are too few. A convolution begins as a random turn of the word itself with a little of its
+        neighbours, for word vectors of length 1; scores are as wide apart at any width.
+        """
+        if isinstance(self.text_encoder, Conv):
+            weight, middle = self.text_encoder.conv.weight, self.text_encoder.before
+            weight.normal_()
+            weight[:, :, :middle] *= _SIDE
+            weight[:, :, middle + 1 :] *= _SIDE
+            self.text_encoder.conv.bias.zero_()
+        self.code_encoder.load_state_dict(self.text_encoder.state_dict())
+        for text, code in zip(self.text_projections, self.code_projections):
+            text.weight.normal_(std=_SHARP / math.sqrt(text.in_features * text.out_features))
+            text.bias.zero_()
+            code.load_state_dict(text.state_dict())
 
     @torch.no_grad()
     def expect(self, rate: float) -> None:

@@ -9,6 +9,7 @@ from pydantic import Field
 from nosology.models.settings import Recipe, Section
 
 _MANY = 5000  # train notes from which on a model of full size pays
+_VECTOR_NOTES = 20_000  # notes that word2vec reads in all before its vectors tell words apart
 
 
 class VectorSettings(Section):
@@ -16,9 +17,17 @@ class VectorSettings(Section):
 
     size: int = Field(100, ge=1)
     min_notes: int = Field(3, ge=1)  # a word of fewer train notes is read as unknown
-    epochs: int = Field(5, ge=0)  # of word2vec; 0: random vectors
+    epochs: int | None = Field(None, ge=0)  # of word2vec; 0: random vectors; not set: by the number of notes
     max_words: int = Field(4000, ge=1)  # a note is cut after so many words
     workers: int = Field(1, ge=1)  # of word2vec; with more than one, no two runs are alike
+
+    def resolved(self, notes: int) -> VectorSettings:
+        """These settings with a number of epochs, for so many train notes.
+
+        word2vec begins with all words in nearly one place, and five epochs of a few hundred notes leave them there.
+        """
+        fitting = min(max(_VECTOR_NOTES // max(1, notes), 5), 40)
+        return self.model_copy(update={"epochs": fitting if self.epochs is None else self.epochs})
 
 
 class LoopSettings(Section):
@@ -96,13 +105,14 @@ class DualLaatShape(Section):
     max_description: int = Field(48, ge=1)  # words
     labels: int = Field(0, ge=0)  # codes a batch is scored against: its own and sampled others; 0: by the notes
     chunk: int = Field(8, ge=1)  # notes whose attention is in memory at once; changes memory and speed alone
+    alike: bool = False  # notes and descriptions are read alike at first: a code looks for its own words; for few notes
     literal: bool = False  # as the authors' program: pads take part
 
     def resolved(self, notes: int) -> DualLaatShape:
         """This shape with every size a number, for so many train notes."""
         full = 512 if self.encoder == "gru" else 256
         small = notes < _MANY
-        sizes = {"width": self.width or (128 if small else full), "labels": self.labels or (1024 if small else 8192)}
+        sizes = {"width": self.width or (64 if small else full), "labels": self.labels or (2048 if small else 8192)}
         return self.model_copy(update=sizes)
 
 

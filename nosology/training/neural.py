@@ -220,7 +220,7 @@ def _words(recipe: Recipe, labels: LabelSpace, examples: Examples) -> tuple[Word
 
     Every word of the code tables is in the vocabulary, so that a code never seen is read in its own words.
     """
-    settings: VectorSettings = recipe.vectors
+    settings: VectorSettings = recipe.vectors.resolved(len(examples))
     described = set(chain.from_iterable(map(words_of, map(description_of, labels.codes))))
     if recipe.kind == "dual_laat":
         for system in labels.systems:

@@ -75,7 +75,7 @@ def test_the_bundle_says_how_it_was_trained(coder):
     found = coder.provenance["found"]
     assert 1 <= found["best_epoch"] <= found["epochs"] <= 8
     assert found["metrics"]["map"] > 0.8
-    assert found["shape"]["labels"] == 1024  # fitted to the number of notes
+    assert found["shape"]["labels"] == 2048  # fitted to the number of notes
 
 
 def test_the_run_folder_is_gone_when_the_bundle_is_there(small_corpus, tmp_path):

@@ -1,0 +1,58 @@
+"""What lets the built-in recipes learn from a few hundred notes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nosology.config import load_recipe
+from nosology.encoders.word_vectors import random_vectors
+from nosology.models.batch import Batch, rectangle
+from nosology.models.dual_laat_net import DualLaatNet
+from nosology.models.neural_settings import DualLaatShape, VectorSettings
+
+WORDS = 60
+
+
+def untrained(encoder: str, alike: bool, seed: int = 0) -> DualLaatNet:
+    """A net over 60 words that is asked for 60 codes, each described by one of them."""
+    shape = DualLaatShape(encoder=encoder, width=64, kernel=3, heads=2, alike=alike)
+    torch.manual_seed(seed)
+    net = DualLaatNet(shape, WORDS + 2, 50, torch.from_numpy(random_vectors(WORDS + 2, 50, seed))).eval()
+    net.descriptions = torch.arange(2, WORDS + 2)[:, None]
+    return net
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.permutations(range(WORDS)), st.integers(0, 99))
+def test_a_code_looks_for_its_own_words_before_any_training(order, seed):
+    note = torch.tensor(order[:40]) + 2
+    weights = untrained("conv", True, seed).attention(Batch(*rectangle([note.numpy()])))[0]
+    own = weights[note - 2, torch.arange(40)]
+    assert (own > 0.5).float().mean() > 0.9
+    apart = untrained("conv", False, seed).attention(Batch(*rectangle([note.numpy()])))[0]
+    assert apart.max() < 0.1
+
+
+@pytest.mark.parametrize("encoder", ["conv", "gru"])
+def test_the_start_adds_no_weight_and_begins_both_sides_alike(encoder):
+    net, apart = untrained(encoder, True), untrained(encoder, False)
+    sizes = [{name: weight.shape for name, weight in made.state_dict().items()} for made in (net, apart)]
+    assert sizes[0] == sizes[1]
+    for text, code in ((net.text_encoder, net.code_encoder), (net.text_projections, net.code_projections)):
+        assert all(torch.equal(a, b) for a, b in zip(text.parameters(), code.parameters()))
+        assert all(a is not b for a, b in zip(text.parameters(), code.parameters()))
+
+
+@pytest.mark.parametrize("notes, epochs", [(1, 40), (500, 40), (2000, 10), (4000, 5), (100_000, 5)])
+def test_few_notes_are_read_more_often_for_word_vectors(notes, epochs):
+    assert VectorSettings().resolved(notes).epochs == epochs
+    assert VectorSettings(epochs=0).resolved(notes).epochs == 0
+    assert VectorSettings(epochs=3).resolved(notes).epochs == 3
+
+
+@pytest.mark.parametrize("name", ["caml", "laat", "dual_laat"])
+def test_published_recipes_begin_apart_with_five_epochs_of_word_vectors(name):
+    paper, ours = load_recipe(f"{name}-paper", []), load_recipe(name, [])
+    assert (paper.model.alike, paper.vectors.epochs) == (False, 5)
+    assert (ours.model.alike, ours.vectors.epochs) == (True, None)
