@@ -1,0 +1,150 @@
+"""What scoring one note with DualLAAT costs on a CPU: python benchmarks/speed/dual_laat_cpu.py [--threads 2]
+
+Random weights at the paper's sizes, one note of 1,500 words, descriptions of 2 to 25 words that are encoded beforehand,
+as in a served coder. `even`: weights as they begin, every token matters to every code. `peaked`: queries stretched
+until scores spread as they do in a trained coder (--spread), so that most weights vanish in rounding. Seconds are
+medians, the best run beside them; `work` is the time of all cores together, which a busy machine changes least.
+GFLOP/s are those of the best run and count the whole arithmetic, left out or not; `share`: work that as many
+operations of a plain matrix product took between the runs, as a part of the work here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy import sparse
+
+from nosology.codes.label_space import LabelSpace
+from nosology.core import Code
+from nosology.core.files import write_json
+from nosology.encoders.vocabulary import Read, Vocabulary, WordReader
+from nosology.models.batch import Batch, rectangle
+from nosology.models.dual_laat import DualLaat
+from nosology.models.dual_laat_net import DualLaatNet
+from nosology.models.neural_settings import DualLaatShape
+from nosology.models.proposer import Proposer
+
+CODES, WORDS, SIZE, NOTE = 26_000, 125_762, 100, 1500
+SHAPES = {"conv": DualLaatShape(encoder="conv", width=256), "gru": DualLaatShape(encoder="gru", width=512)}
+RESULT = Path(__file__).parents[1] / "results" / "speed_dual_laat_cpu.json"
+
+
+def operations(shape: DualLaatShape, words: int, codes: int) -> float:
+    """Floating-point operations for one note: encoder, keys, attention, classifier."""
+    states = shape.width * (2 if shape.encoder == "gru" else 1)
+    joined = shape.heads * states
+    if shape.encoder == "gru":
+        encoder = 2 * words * 2 * 3 * shape.width * (SIZE + shape.width)
+    else:
+        encoder = 2 * words * SIZE * shape.kernel * shape.width
+    keys = 2 * words * states * shape.heads * shape.width
+    attention = 2 * codes * shape.heads * (shape.width + states) * words
+    return float(encoder + keys + attention + 2 * codes * joined * (joined + 1))
+
+
+def timed(action: Callable[[], object]) -> tuple[float, float]:
+    """Seconds on the wall and seconds of work, all threads together."""
+    started = time.perf_counter(), time.process_time()
+    action()
+    return time.perf_counter() - started[0], time.process_time() - started[1]
+
+
+def measured(action: Callable[[], object], flop: float, runs: int) -> dict[str, float]:
+    """Medians over the runs of an action, and of a plain matrix product before each."""
+    a, b = torch.randn(2, 1536, 1536)
+    work = 2 * 1536**3
+    action()
+    found, plain = [], []
+    for _ in range(runs):
+        plain.append(min(timed(lambda: torch.mm(a, b)) for _ in range(3)))
+        found.append(timed(action))
+    (wall, cpu), (_, plain_cpu) = np.median(found, axis=0).tolist(), np.median(plain, axis=0).tolist()
+    best, best_plain = np.min(found, axis=0).tolist(), np.min(plain, axis=0).tolist()
+    return {
+        "seconds": wall,
+        "best_seconds": best[0],
+        "cpu_seconds": cpu,
+        "gflops": flop / best[0] / 1e9,
+        "matrix_gflops": work / best_plain[0] / 1e9,
+        "share": (flop / cpu) / (work / plain_cpu),
+    }
+
+
+def usual_words(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Words as frequent as in any language: the r-th word 1/r times as frequent as the first."""
+    return 2 + (np.exp(rng.random(n) * np.log(WORDS - 2)) - 1).astype(np.int32)
+
+
+def coder(encoder: str, rng: np.random.Generator) -> DualLaat:
+    """A coder with random weights for all codes; their descriptions are encoded already."""
+    torch.manual_seed(0)
+    labels = LabelSpace(Code("icd10cm", f"X{i:05}") for i in range(CODES))
+    reader = WordReader(Vocabulary([f"w{i}" for i in range(WORDS - 2)]), 4000)
+    net = DualLaatNet(SHAPES[encoder], WORDS, SIZE).eval()
+    model = DualLaat(labels, np.ones(CODES, np.int64), reader, net, SHAPES[encoder])
+    described = rectangle([usual_words(rng, rng.integers(2, 26)) for _ in range(CODES)])[0]
+    few = described[:1000] if encoder == "gru" else described  # a GRU takes long over all; some stand for all here
+    model._queries = net.all_queries(few).repeat(1, -(-CODES // len(few)), 1)[:, :CODES].contiguous()
+    entries = 38 * CODES
+    weights = (rng.random(entries, np.float32), (usual_words(rng, entries), rng.integers(0, CODES, entries)))
+    model.proposer = Proposer(
+        sparse.csr_matrix(weights, shape=(WORDS, CODES)), np.zeros(CODES, np.float32), np.ones(WORDS, np.float32), 1.0
+    )
+    return model
+
+
+def spread_of(model: DualLaat, read: Read) -> float:
+    """The standard deviation over a note's tokens of a code's scores, mean over heads and some codes."""
+    net = model.net
+    with torch.no_grad():
+        states = net.states(Batch(*rectangle([read.ids])))[0, : len(read.ids)]
+        keys = [projection(states).tanh() for projection in net.text_projections]
+        return float(np.mean([(q[:200] @ k.T).std(1).mean() for q, k in zip(model.queries, keys)]))
+
+
+def main() -> None:
+    """Prints the table and writes it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--runs", type=int, default=9)
+    parser.add_argument("--spread", type=float, default=6.0, help="of the scores of a code over a note's tokens")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
+    rng, rows = np.random.default_rng(0), {}
+    ids = usual_words(rng, NOTE)
+    read = Read(ids, np.arange(NOTE), np.arange(NOTE) + 1)
+
+    def row(name: str, action: Callable[[], object], flop: float) -> None:
+        found = rows[name] = measured(action, flop, asked.runs)
+        told = (
+            f"{name:28} {found['seconds']:7.3f} s  best {found['best_seconds']:7.3f}  work {found['cpu_seconds']:.3f}"
+        )
+        rate = f"{found['gflops']:6.1f} GFLOP/s (matrix product {found['matrix_gflops']:.0f})"
+        print(f"{told}  {rate}  share {found['share']:5.2f}", flush=True)
+
+    for encoder, shape in SHAPES.items():
+        model = coder(encoder, rng)
+        row(f"{encoder}: candidates proposed", lambda m=model: m.proposer.best(ids, 300), 0.0)
+        for k in (300, 500):
+            some, staged, flop = model.proposer.best(ids, k), model.two_stage(k), operations(shape, NOTE, k)
+            row(f"{encoder}: {k} codes", lambda m=model, s=some: m.logits_of([read], s), flop)
+            row(f"{encoder}: two stages, {k}", lambda m=staged: m.logits_of([read]), flop)
+        if encoder == "conv":
+            flop = operations(shape, NOTE, CODES)
+            row("conv: 26,000 codes, even", lambda m=model: m.logits_of([read]), flop)
+            model._queries = model.queries * (asked.spread / spread_of(model, read))
+            row("conv: 26,000 codes, peaked", lambda m=model: m.logits_of([read]), flop)
+    told = {"threads": asked.threads, "cpu": platform.processor() or platform.machine(), "torch": torch.__version__}
+    write_json(asked.out, {**told, "load": os.getloadavg()[0], "spread": asked.spread, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
