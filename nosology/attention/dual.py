@@ -83,12 +83,13 @@ def attention_weights(
     """
     n, t, _ = states.shape
     m, labels, p = queries.shape
-    keys = torch.addmm(head.key_bias, states.flatten(0, 1), head.key.t()).tanh_()
-    weights = _in(room, states, labels, m, n * t)
-    for i in range(m):
-        torch.mm(queries[i], keys[:, i * p : (i + 1) * p].t(), out=weights[:, i])
-    weights = weights.view(labels, m, n, t)
-    kernels.masked_softmax_(weights, lengths)
+    with _as_given(states):
+        keys = torch.addmm(head.key_bias, states.flatten(0, 1), head.key.t()).tanh_()
+        weights = _in(room, states, labels, m, n * t)
+        for i in range(m):
+            torch.mm(queries[i], keys[:, i * p : (i + 1) * p].t(), out=weights[:, i])
+        weights = weights.view(labels, m, n, t)
+        kernels.masked_softmax_(weights, lengths)
     return weights, keys
 
 
@@ -126,8 +127,19 @@ def dual_logits(
 
     lengths: (B,) on the CPU. The answer does not depend on the sizes of the chunks; 0: what fits.
     """
-    if states.device.type == "cpu":
-        return _logits_by_note(states, lengths, queries, head, labels or _LABELS)
+    with _as_given(states):
+        if states.device.type == "cpu":
+            return _logits_by_note(states, lengths, queries, head, labels or _LABELS)
+        return _logits_by_chunk(states, lengths, queries, head, notes, labels)
+
+
+def _as_given(states: Tensor) -> torch.autocast:
+    """Arithmetic in the precision of the states, whatever autocast would choose."""
+    return torch.autocast(states.device.type, enabled=False)
+
+
+def _logits_by_chunk(states: Tensor, lengths: Tensor, queries: Tensor, head: Head, notes: int, labels: int) -> Tensor:
+    """The same, several notes at a time, as a GPU likes it."""
     heads, total, _ = queries.shape
     notes = notes or max(1, min(len(states), _CELLS // (heads * states.shape[1] * min(total, 512))))
     labels = labels or max(1, _CELLS // (notes * heads * states.shape[1]))
@@ -203,7 +215,10 @@ class _DualLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, scale: Tensor):
-        return None, None, None, *(grad.mul_(scale) for grad in ctx.found)
+        if ctx.found is None:
+            raise RuntimeError("the derivatives of dual_loss can be asked for once")
+        found, ctx.found = ctx.found, None
+        return None, None, None, *(grad.mul_(scale) for grad in found)
 
 
 def _backward(
@@ -249,4 +264,5 @@ def dual_loss(states: Tensor, lengths: Tensor, queries: Tensor, targets: Tensor,
     states: (B, T, D), its precision is that of the arithmetic; lengths: (B,) on the CPU; queries: (M, L, P); targets:
     (B, L) of 0 and 1; chunk: notes whose weights are held at once, which changes memory and nothing else.
     """
-    return _DualLoss.apply(chunk, lengths, targets, states, queries, *head)
+    with _as_given(states):
+        return _DualLoss.apply(chunk, lengths, targets, states, queries, *head)

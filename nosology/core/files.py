@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -52,11 +53,8 @@ def new_folder(target: str | Path, *, marker: str) -> Iterator[Path]:
     kind (or empty); anything else there is somebody's data.
     """
     target = Path(target)
+    check_target(target, marker=marker)
     with _blaming(target):
-        if target.exists() and not (target.is_dir() and ((target / marker).exists() or not any(target.iterdir()))):
-            raise OutputError(f"will not overwrite {target}: it exists and holds no {marker}")
-        if target.name in ("", ".."):
-            raise OutputError(f"cannot write {target}: give a folder by its name")
         if target.is_symlink():
             target = target.resolve()
         aside = _beside(target)
@@ -72,6 +70,22 @@ def new_folder(target: str | Path, *, marker: str) -> Iterator[Path]:
                 aside.rename(target)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
+
+
+def check_target(target: str | Path, *, marker: str) -> None:
+    """Raises OutputError where `new_folder` would not write."""
+    target = Path(target)
+    with _blaming(target):
+        if target.exists() and not (target.is_dir() and ((target / marker).exists() or not any(target.iterdir()))):
+            raise OutputError(f"will not overwrite {target}: it exists and holds no {marker}")
+        if target.name in ("", ".."):
+            raise OutputError(f"cannot write {target}: give a folder by its name")
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_json(path: str | Path, value: Any) -> None:

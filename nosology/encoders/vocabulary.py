@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from nosology.text.tokens import lower, tokens, words_of
 PAD, UNKNOWN = 0, 1  # what stands after a note's end, and for a word that is not in the vocabulary
 SPECIALS = 2
 _LITERAL = re.compile(r"[a-z0-9]+")
+_DIGIT = re.compile(r"\d|[^\d]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,17 @@ class WordReader:
 
     def description(self, text: str, limit: int | None = None) -> np.ndarray:
         """The numbers (T,) of the first `limit` words of a code's description, int32."""
-        words = text.lower().split() if self.literal else words_of(text)
-        return self.vocabulary.ids(words[:limit])
+        if self.literal:
+            return self.vocabulary.ids(text.lower().split()[:limit])
+        words = chain.from_iterable(map(self._known, words_of(text)))
+        return self.vocabulary.ids(list(islice(words, limit)))
+
+    def _known(self, word: str) -> list[str]:
+        """The word, or, of an unknown one with digits, its digits and what stands between them.
+
+        Codes that differ only in a number would else be the same to a reader who does not know the number.
+        """
+        return [word] if word in self.vocabulary or word.isalpha() else _DIGIT.findall(word)
 
     def _literal(self, text: str) -> Read:
         found = list(islice(_literal_words(lower(text)), self.limit))

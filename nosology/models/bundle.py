@@ -5,7 +5,6 @@ bundle.json names the kind, the decision, the recipe, what made it, and a checks
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +16,7 @@ import numpy as np
 
 from nosology.codes.label_space import LabelSpace
 from nosology.core import BundleError, ConfigError, EvidenceSpan
-from nosology.core.files import new_folder, write_json
+from nosology.core.files import new_folder, sha256, write_json
 from nosology.core.version import __version__
 from nosology.models.decision import Decision
 from nosology.models.linear import Linear
@@ -105,7 +104,7 @@ class Bundle:
                 "decision": self.decision.to_json(),
                 "recipe": self.recipe,
                 "provenance": self.provenance,
-                "files": {path.name: _sha256(path) for path in sorted(aside.iterdir())},
+                "files": {path.name: sha256(path) for path in sorted(aside.iterdir())},
             }
             write_json(aside / MANIFEST, manifest)
 
@@ -120,7 +119,7 @@ class Bundle:
         for name, digest in manifest["files"].items():
             if Path(name).name != name or not (folder / name).is_file():
                 raise BundleError(f"the bundle {folder} is not whole: {name} is missing")
-            if _sha256(folder / name) != digest:
+            if sha256(folder / name) != digest:
                 raise BundleError(f"the bundle {folder} is damaged: {name} is not the file that was saved")
         try:
             model, decision = LOADERS[kind](folder), Decision.from_json(manifest["decision"])
@@ -150,8 +149,3 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         if not isinstance(manifest.get(name), kind):
             raise BundleError(f"{path} is damaged: {name} is missing or no {kind.__name__}")
     return manifest
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

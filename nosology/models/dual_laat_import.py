@@ -9,7 +9,6 @@ blanks.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pydantic import ValidationError
 
 from nosology.codes.label_space import LabelSpace
 from nosology.core import BundleError, Code, ConfigError
+from nosology.core.files import sha256
 from nosology.core.version import __version__
 from nosology.encoders.vocabulary import Vocabulary, WordReader
 from nosology.models.decision import UNTUNED, Decision
@@ -86,7 +86,7 @@ def import_bundle(folder: str | Path, codes: Sequence[tuple[Code, str]], thresho
     )
     provenance = {
         "imported": "a DualLAAT checkpoint of its authors",
-        "weights": _sha256(Path(folder) / WEIGHTS),
+        "weights": sha256(Path(folder) / WEIGHTS),
         "config": details.config,
         "corpora": [],
         "package": f"nosology {__version__}",
@@ -94,15 +94,15 @@ def import_bundle(folder: str | Path, codes: Sequence[tuple[Code, str]], thresho
     return Bundle(empty.with_codes(list(codes)), Decision(threshold), recipe.model_dump(mode="json"), provenance)
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
 
 
 def _object(path: Path) -> dict[str, Any]:
     """A JSON file that holds an object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"), parse_constant=_refused)
+        json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be written again
     except FileNotFoundError as error:
         raise BundleError(f"the checkpoint {path.parent} is not whole: {path.name} is missing") from error
     except (OSError, ValueError, RecursionError) as error:

@@ -11,6 +11,7 @@ import numpy as np
 
 from nosology.codes.code_list import description_of
 from nosology.codes.label_space import LabelSpace
+from nosology.codes.versions import VERSION, label_versions, only_own_version, versions
 from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError
 from nosology.core.progress import progress
 from nosology.core.version import __version__
@@ -43,9 +44,10 @@ def measure(
 ) -> Measured:
     """Codes the notes of a split ("all": every note), lays the result beside their gold codes and writes the report.
 
-    systems: count only their codes; where none is named, those that a note of the split has, so that a coder of several
-    ICD versions is not blamed for the others. codes: count only "full", "frequent" or "rare" ones (see `CodeSet`), or
-    those given; a coder that reads codes by their descriptions is then asked for all of them, be they trained or not.
+    systems: count only their codes; where none is named, those that a note of the split has. A note is held only
+    against codes of the ICD versions it is coded in: about others it says nothing. codes: count only "full", "frequent"
+    or "rare" ones (see `CodeSet`), or those given; a coder that reads codes by their descriptions is then asked for all
+    of them, be they trained or not.
     tune: look for the threshold anew, on the dev notes of the corpus and with the same codes.
     """
     _check(split, systems)
@@ -60,7 +62,7 @@ def measure(
         everything = (note.codes for note in corpus.notes(text=False))
         chosen = CodeSet.of(codes, everything).of_systems(counted)
     model, columns = _candidates(bundle.model, chosen, counted)
-    asked = _Asked(model, columns, chosen, corpus)
+    asked = _Asked(model, columns, chosen, corpus, counted)
 
     thresholds: float | np.ndarray
     if tune:
@@ -74,6 +76,8 @@ def measure(
     evaluation = examine(labels, true, probabilities, thresholds, systems=counted, seed=seed)
 
     cautions = _cautions(bundle, corpus, split, tune, counted & present - set(labels.systems))
+    if others := int((~asked.counts(versions(gold))).sum()):
+        cautions.append(f"{others} notes of {split} are coded in another ICD version and left out")
     if not systems and (silent := sorted(set(bundle.model.labels.systems) - counted)):
         cautions.append(f"codes of {', '.join(silent)} are not counted: no note of {split} has one (--system asks)")
     provenance = {
@@ -110,7 +114,8 @@ def _split(name: str) -> str | None:
 def _candidates(model: Model, chosen: CodeSet | None, systems: set[str]) -> tuple[Model, np.ndarray]:
     """The model to ask, and which of its columns count."""
     if chosen is not None and chosen.codes - set(model.labels.codes) and hasattr(model, "with_codes"):
-        model = model.with_codes([(code, description_of(code)) for code in sorted(chosen.codes)])
+        known = dict(zip(model.labels.codes, model.descriptions))
+        model = model.with_codes([(code, known.get(code) or description_of(code)) for code in sorted(chosen.codes)])
     wanted = [code.system in systems and (chosen is None or code in chosen.codes) for code in model.labels.codes]
     return model, np.flatnonzero(wanted)
 
@@ -123,22 +128,32 @@ class _Asked:
     columns: np.ndarray
     chosen: CodeSet | None
     corpus: Corpus
+    systems: set[str]
 
     def on(self, split: str) -> tuple[LabelSpace, list[Collection[Code]], np.ndarray]:
         """The L codes asked for, and of the B notes of a split that count: the true codes, and probabilities (B, L)."""
         gold: list[Collection[Code]] = [note.codes for note in self.corpus.notes(_split(split), text=False)]
-        kept = np.ones(len(gold), dtype=bool)
+        of_notes = versions(gold)
+        kept = self.counts(of_notes)
         if self.chosen is not None:
-            rows, gold = self.chosen.narrow(gold)
-            kept[:] = False
-            kept[rows] = True
+            rows, narrowed = self.chosen.narrow(gold)
+            kept[np.setdiff1d(np.arange(len(gold)), rows)] = False
+            gold = [codes for row, codes in zip(rows, narrowed) if kept[row]]
+        else:
+            gold = list(compress(gold, kept))
         if not len(gold):
-            which = f" with a {self.chosen.name} code" if self.chosen else ""
+            which = f" with a {self.chosen.name} code" if self.chosen else f" coded in {', '.join(self.systems)}"
             raise DataError(f"{self.corpus.folder} has no {split} notes{which}")
         notes = compress(self.corpus.notes(_split(split)), kept)
         texts = (note.text for note in progress(notes, f"coding {split}", total=len(gold)))
         labels = LabelSpace(self.model.labels.codes[j] for j in self.columns)
-        return labels, gold, self._probabilities(texts, len(gold))
+        found = self._probabilities(texts, len(gold))
+        return labels, gold, only_own_version(found, of_notes[kept], label_versions(labels))
+
+    def counts(self, of_notes: np.ndarray) -> np.ndarray:
+        """Which notes (B,) are coded in a version of the systems that count; of the others nothing is known."""
+        asked = np.bitwise_or.reduce([VERSION[system] for system in self.systems])
+        return (of_notes == 0) | ((of_notes & asked) > 0)
 
     def _probabilities(self, texts: Iterable[str], n: int) -> np.ndarray:
         found = np.empty((n, len(self.columns)), dtype=np.float32)
@@ -160,6 +175,8 @@ def _cautions(bundle: Bundle, corpus: Corpus, split: str, tune: bool, unknown: s
             cautions.append(
                 f"threshold and calibration were tuned on these notes ({split}): the scores flatter a little"
             )
+        if tune and "dev" in bundle.provenance.get("trained_on", ()):
+            cautions.append("the threshold was tuned on notes that the coder was trained on (dev): it is too high")
     if tune and split in ("dev", "all") and not cautions:
         cautions.append(f"the threshold was tuned on these notes ({split}): the scores flatter a little")
     if unknown:

@@ -53,6 +53,7 @@ class NeuralModel:
     calibration: Platt = field(default_factory=Platt)
 
     kind: ClassVar[str]
+    within_versions: ClassVar[bool] = True  # it has learned to choose among codes of one ICD version at a time
     reader_type: ClassVar[type]  # with from_json
     shape_type: ClassVar[type[Section]]
 
@@ -99,10 +100,11 @@ class NeuralModel:
 
     def probabilities(self, texts: Iterable[str]) -> np.ndarray:
         """Probabilities (B, L) of the model's codes for notes; a note without a token has none (zeros)."""
-        reads = [self.reader.read(text) for text in texts]
-        found = self.calibration(self.logits_of(reads))
-        found[[len(read.ids) == 0 for read in reads]] = 0
-        return found
+        return self.to_probabilities(self.logits_of([self.reader.read(text) for text in texts]))
+
+    def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
+        """Probabilities (B, L) of logits (B, L); 0 where there is `NOTHING` to go by."""
+        return np.where(logits > NOTHING, self.calibration(logits), np.float32(0))
 
     def logits_of(self, reads: Sequence[Read], columns: Sequence[int] | None = None) -> np.ndarray:
         """Logits (B, L), float32, of notes that are read already, in their order; columns: of these labels alone.

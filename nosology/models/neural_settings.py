@@ -34,9 +34,10 @@ class LoopSettings(Section):
     """The training loop."""
 
     epochs: int = Field(0, ge=0)  # 0: as many as the data needs, see `resolve`
+    leave_after: int = Field(0, ge=0)  # ends after so many epochs, at the pace of all of them; 0: after the last
     batch: int = Field(32, ge=1)  # notes a step
     micro_tokens: int = Field(0, ge=0)  # tokens, pads included, that are in memory at once; 0: by the device
-    micro_batches: int = Field(0, ge=0)  # a step is dealt out in so many parts at least; 0: one a GPU, on CPUs one
+    micro_batches: int = Field(0, ge=0)  # parts of a step at least; 0: one a process, on CPUs two at least
     learning_rate: float = Field(1e-3, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     warmup: int = Field(2000, ge=0)  # steps; never more than a tenth of all
@@ -112,7 +113,7 @@ class DualLaatShape(Section):
         """This shape with every size a number, for so many train notes."""
         full = 512 if self.encoder == "gru" else 256
         small = notes < _MANY
-        sizes = {"width": self.width or (64 if small else full), "labels": self.labels or (2048 if small else 8192)}
+        sizes = {"width": self.width or (64 if small else full), "labels": self.labels or (512 if small else 8192)}
         return self.model_copy(update=sizes)
 
 

@@ -24,9 +24,9 @@ class Coder:
 
     codes: the codes to choose among, each with the description by which it is read, in the place of those that the
     coder was trained on; only a coder that reads descriptions can be given any.
-    systems: suggestions are of these code systems alone. Where neither systems nor codes are named, a coder that reads
-    descriptions and knows both ICD-9 and ICD-10 suggests ICD-10 codes alone: otherwise a code of either version would
-    stand in the list for the same thing. Every other coder suggests whatever it was trained on.
+    systems: suggestions are of these code systems alone. Where neither systems nor codes are named, a neural coder that
+    knows both ICD-9 and ICD-10 suggests ICD-10 codes alone: otherwise a code of either version would stand in the list
+    for the same thing. The linear coder suggests whatever it was trained on.
     """
 
     def __init__(
@@ -37,12 +37,13 @@ class Coder:
         codes: Sequence[tuple[Code, str]] | None = None,
         systems: Collection[str] = (),
     ):
-        self.model = bundle.model if codes is None else _with_codes(bundle.model, codes)
+        model = bundle.model if codes is None else _with_codes(bundle.model, codes)
+        wanted = _systems(model, systems, codes is not None)
+        self.model, self._kept = _narrowed(model, wanted)
         self.decision = bundle.decision
         self.release = release
         self._descriptions = dict(zip(self.model.labels.codes, getattr(self.model, "descriptions", ())))
         self._translate = release_translator(release) if release else None
-        self._kept = _kept(self.model, _systems(self.model, systems, codes is not None))
 
     @classmethod
     def load(
@@ -122,6 +123,8 @@ def _with_codes(model: Model, codes: Sequence[tuple[Code, str]]) -> Model:
         raise ConfigError(
             f"codes cannot be given to a coder of kind {model.kind}: it knows only the codes it was trained on"
         )
+    if not codes:
+        raise ConfigError("codes must name one code at least")
     return model.with_codes(list(codes))
 
 
@@ -136,11 +139,15 @@ def _systems(model: Model, systems: Collection[str], given: bool) -> set[str]:
             raise ConfigError(f"system must be one that the coder knows: {named}; got {', '.join(systems)}")
         return set(systems)
     newest = known & set(NEWEST)
-    return newest if newest and not given and hasattr(model, "with_codes") else known
+    return newest if newest and not given and getattr(model, "within_versions", False) else known
 
 
-def _kept(model: Model, systems: set[str]) -> np.ndarray | None:
-    """1 for each label (L,) of these systems and 0 for the others; None if all are kept."""
-    if systems >= set(model.labels.systems):
-        return None
-    return np.array([code.system in systems for code in model.labels.codes], dtype=np.float32)
+def _narrowed(model: Model, systems: set[str]) -> tuple[Model, np.ndarray | None]:
+    """The model for the codes of these systems, and 1 for each label (L,) to keep, 0 for the others; None: all."""
+    kept = np.array([code.system in systems for code in model.labels.codes], dtype=np.float32)
+    if kept.all():
+        return model, None
+    if hasattr(model, "with_codes"):  # then the others need not even be scored
+        pairs = zip(model.labels.codes, model.descriptions)
+        return model.with_codes([pair for pair, keep in zip(pairs, kept) if keep]), None
+    return model, kept

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from nosology.core import DataError, OutputError
 from nosology.core.files import new_file
+from nosology.training.run_folder import BEST, CHECKPOINT
 
-CHECKPOINT = "checkpoint.safetensors"
-BEST = "best.safetensors"
 _ABOUT = "nosology"  # the one key of the files' metadata; a second would make their order, and so the bytes, vary
 
 
@@ -36,8 +35,7 @@ class Checkpoints:
     """The checkpoint and the best weights of one run, in a folder.
 
     A checkpoint with another fingerprint belongs to another recipe, corpus or version. Whoever changes a recipe and
-    trains again wants the new one trained, so it is passed over and the run begins anew; the old file stays until the
-    first checkpoint of the new run takes its place, which leaves time to stop and go back.
+    trains again wants the new one trained, so it is passed over and the run begins anew.
     """
 
     def __init__(self, folder: str | Path, fingerprint: str):

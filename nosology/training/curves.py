@@ -11,8 +11,8 @@ from typing import Any
 
 from nosology.core import OutputError
 from nosology.core.files import new_file
+from nosology.training.run_folder import CURVES, EVENTS
 
-FILE = "curves.csv"
 COLUMNS = ("step", "epoch", "loss", "learning_rate", "notes_per_second")  # and then the metrics on dev
 
 
@@ -20,14 +20,14 @@ class Curves:
     """Rows that are added one by one; those after the step at which a run goes on are cut off first."""
 
     def __init__(self, folder: str | Path, step: int = 0):
-        self.path = Path(folder) / FILE
+        self.path = Path(folder) / CURVES
         self.columns, rows = _kept(self.path, step)
         self._replace(rows)
         self._board = None
         if find_spec("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(Path(folder) / "tensorboard"), purge_step=step + 1)
+            self._board = SummaryWriter(str(Path(folder) / EVENTS), purge_step=step + 1)
 
     def add(self, row: dict[str, Any]) -> None:
         """Adds one step: the columns, and in the last step of an epoch the metrics on dev."""

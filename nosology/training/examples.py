@@ -47,6 +47,9 @@ def train_and_dev(corpora: list[Corpus], share: float, seed: int) -> tuple[Examp
     """
     splits = {name for corpus in corpora for name in corpus.manifest["counts"]["splits"]}
     named = splits - {"none"}
+    for corpus in corpora:
+        if named and not named & corpus.manifest["counts"]["splits"].keys():
+            raise DataError(f"{corpus.folder} has no splits while others have: `nosology corpus split` makes them")
 
     def train(note: Note) -> bool:
         return note.split == "train" or not named

@@ -32,6 +32,7 @@ from nosology.training.schedule import resolve
 
 Validate = Callable[[nn.Module], dict[str, float]]  # metrics on dev
 
+_CPU_PARTS = 2  # of a step: one and two processes then do the same, and smaller parts cost a CPU nothing
 _WRITING = 10  # an epoch's checkpoint waits until so many times as long as it takes has passed
 _HARMLESS = {"checkpoint_minutes", "log_steps", "micro_tokens", "micro_batches"}  # a run may go on with others
 
@@ -88,7 +89,7 @@ def fit(
         settings.batch,
         settings.micro_tokens or room(fabric.device),
         seed,
-        settings.micro_batches or (fabric.world_size if gpu else 1),
+        settings.micro_batches or max(fabric.world_size, 1 if gpu else _CPU_PARTS),
     )
     net.to(fabric.device)
     run = _Run(net, settings, plan, fabric, validate, Checkpoints(folder, _whole(fingerprint, settings, plan)), title)
@@ -148,7 +149,8 @@ class _Run:
     @property
     def finished(self) -> bool:
         """Whether the last epoch has passed or dev has seen no better one for too long."""
-        return self.state.epoch >= self.schedule.epochs or self.state.waited >= self.settings.patience
+        last = self.settings.leave_after or self.schedule.epochs
+        return self.state.epoch >= min(last, self.schedule.epochs) or self.state.waited >= self.settings.patience
 
     def step(self, work: Work) -> None:
         """One step of the optimiser."""
@@ -260,6 +262,7 @@ class _Run:
             self.curves.flush()
         self.fabric.barrier()  # the best weights are written
         found = self.checkpoints.load_best(self.net)
+        self.fabric.barrier()  # all have read them
         self.net.eval()
         return Fitted(
             self.state.epoch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import string
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from scipy import sparse
 from nosology.codes import table
 from nosology.codes.code_list import description_of
 from nosology.codes.label_space import LabelSpace
+from nosology.codes.versions import NINE, TEN, label_versions, only_own_version, versions
 from nosology.core import DataError
 from nosology.core.progress import progress
 from nosology.core.version import __version__
@@ -28,7 +30,7 @@ from nosology.models.decision import Decision
 from nosology.models.dual_laat import DualLaat
 from nosology.models.dual_laat_net import DualLaatNet
 from nosology.models.laat import Caml, CamlNet, Laat, LaatNet
-from nosology.models.neural import NeuralModel, Reader
+from nosology.models.neural import NOTHING, NeuralModel, Reader
 from nosology.models.neural_settings import DualLaatShape, VectorSettings
 from nosology.models.settings import Recipe
 from nosology.text.tokens import words_of
@@ -36,7 +38,6 @@ from nosology.training.examples import Examples, both
 from nosology.training.label_sampling import label_targets, sample_labels
 from nosology.training.labels import label_space, of_systems
 from nosology.training.loop import Fitted, fit
-from nosology.training.versions import NINE, TEN, label_versions, only_own_version, versions
 
 if TYPE_CHECKING:
     from nosology.models.proposer import Proposer
@@ -54,9 +55,9 @@ class Notes:
 
     @staticmethod
     def of(examples: Examples, codes: list, reader: Reader, labels: LabelSpace, title: str) -> Notes:
-        """The notes of examples, whose codes are given apart since some may be left out."""
+        """The notes of examples; codes: of each note those to learn, which need not be all that it has."""
         reads = [reader.read(text) for text in progress(examples.texts(), title, total=len(examples))]
-        return Notes(reads, labels.encode(codes), versions(codes))
+        return Notes(reads, labels.encode(codes), versions(examples.codes))
 
     def part(self, size: int, seed: int) -> Notes:
         """At most `size` of the notes, drawn by the seed."""
@@ -98,11 +99,9 @@ def train_neural(recipe: Recipe, train_notes: Examples, dev_notes: Examples, ref
     fitted = _fit(recipe, model, asked, notes, dev, folder, _fingerprint(recipe, train_notes, dev_notes))
     if isinstance(model, DualLaat) and recipe.two_stage.candidates:
         model.proposer = _proposer(model, notes)
-    logits = model.logits_of(dev.reads)
-    in_version = only_own_version(np.ones(logits.shape, dtype=bool), dev.versions, label_versions(labels))
-    model = model.calibrated(np.where(in_version, logits, -100.0), dev.gold)
-    probabilities = only_own_version(model.calibration(logits), dev.versions, label_versions(labels))
-    decision = Decision.tune(recipe.decision, labels, dev_codes, probabilities)
+    logits = only_own_version(model.logits_of(dev.reads), dev.versions, label_versions(labels), NOTHING)
+    model = model.calibrated(logits, dev.gold)
+    decision = Decision.tune(recipe.decision, labels, dev_codes, model.to_probabilities(logits))
     found = asdict(fitted) | {"dev_codes": int(dev.gold.nnz), "shape": model.shape.model_dump()}
     if refit:
         model = _refitted(recipe, model, both(train_notes, dev_notes), fitted, folder)
@@ -118,7 +117,8 @@ def _refitted(recipe: Recipe, tuned: NeuralModel, examples: Examples, fitted: Fi
     model, asked = STARTS[recipe.kind](recipe, labels, examples)
     notes = Notes.of(examples, codes, model.reader, labels, "reading again")
     model.notes = np.asarray(notes.gold.sum(0)).ravel().astype(np.int64)
-    settings = recipe.training.model_copy(update={"epochs": fitted.best_epoch})
+    # At the pace of the whole schedule: one that ends at the best epoch leaves the model behind the tuned threshold.
+    settings = recipe.training.model_copy(update={"leave_after": fitted.best_epoch})
     shorter = recipe.model_copy(update={"training": settings})
     _fit(shorter, model, asked, notes, None, folder / "refit", _fingerprint(shorter, examples))
     model.calibration = tuned.calibration
@@ -142,7 +142,8 @@ def _fit(
 ) -> Fitted:
     """Trains the model's net on the notes."""
     lengths = np.array([len(read.ids) for read in notes.reads])
-    used = np.flatnonzero(lengths)
+    # A note that is coded in another version than the codes to learn says nothing about them.
+    used = np.flatnonzero((lengths > 0) & ((notes.versions & np.bitwise_or.reduce(label_versions(model.labels))) > 0))
     if not len(used):
         raise DataError("the training notes have no word: nothing can be learned from them")
 
@@ -161,7 +162,7 @@ def _fit(
         return Batch(*tokens, torch.from_numpy(shared.astype(np.int64)), targets)
 
     looked_at = dev and dev.part(recipe.training.validation_notes, recipe.seed)
-    return fit(
+    fitted = fit(
         model.net,
         recipe.training,
         lengths=lengths[used],
@@ -174,14 +175,17 @@ def _fit(
         seed=recipe.seed,
         title=recipe.kind,
     )
+    if isinstance(model, DualLaat):
+        model.forget()  # descriptions as the last epoch's weights read them
+    return fitted
 
 
 def _validate(model: NeuralModel, dev: Notes, net: torch.nn.Module) -> dict[str, float]:
     """Micro F1 at its best threshold and mean average precision on dev notes, each within its own version."""
     if isinstance(model, DualLaat):
         model.forget()
-    logits = model.logits_of(dev.reads)
-    probabilities = only_own_version(1 / (1 + np.exp(-logits)), dev.versions, label_versions(model.labels))
+    probabilities = model.to_probabilities(model.logits_of(dev.reads))
+    only_own_version(probabilities, dev.versions, label_versions(model.labels))
     return {"map": mean_average_precision(probabilities, dev.gold), "micro_f1": best_f1(probabilities, dev.gold)}
 
 
@@ -199,7 +203,7 @@ def mean_average_precision(probabilities: np.ndarray, gold: sparse.csr_matrix) -
 def best_f1(probabilities: np.ndarray, gold: sparse.csr_matrix) -> float:
     """The best micro F1 that one threshold reaches."""
     true = np.sort(np.asarray(probabilities[gold.nonzero()]).ravel())[::-1]
-    grid = np.unique(np.quantile(true, np.linspace(0, 1, 201))) if len(true) else np.array([0.5])
+    grid = np.unique(np.quantile(true, np.linspace(0, 1, 201))) if len(true) else true
     grid = grid[grid > 0]
     if not len(grid):
         return 0.0
@@ -223,6 +227,7 @@ def _words(recipe: Recipe, labels: LabelSpace, examples: Examples) -> tuple[Word
     settings: VectorSettings = recipe.vectors.resolved(len(examples))
     described = set(chain.from_iterable(map(words_of, map(description_of, labels.codes))))
     if recipe.kind == "dual_laat":
+        described.update(string.digits)  # of numbers that no table has
         for system in labels.systems:
             described.update(chain.from_iterable(map(words_of, table(system).descriptions())))
     texts = progress(examples.texts(), "counting words", total=len(examples))

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from nosology.core import ConfigError, DataError
+from nosology.core.files import check_target
 from nosology.core.version import __version__
 from nosology.corpora.corpus import Corpus
-from nosology.models.bundle import Bundle, Model
+from nosology.models.bundle import MANIFEST, Bundle, Model
 from nosology.models.decision import Decision
 from nosology.models.linear import LinearRecipe, choose, fit_linear
 from nosology.models.settings import Recipe
 from nosology.models.tfidf import Tfidf
 from nosology.training.examples import Examples, both, train_and_dev
 from nosology.training.labels import label_space, of_systems
+from nosology.training.run_folder import CURVES, clear, run_folder
 
 Trained = tuple[Model, Decision, dict[str, Any]]  # and what dev has said: settings, number of true codes it could use
 
@@ -30,6 +31,7 @@ def train(recipe: Recipe, corpora: list[Corpus], out: str | Path, *, refit: bool
     Settings and threshold are found on dev; with `refit`, or where dev had to be carved out of train, the model is then
     trained once more on train and dev together.
     """
+    check_target(out, marker=MANIFEST)  # not after hours of training
     train_notes, dev_notes, carved = train_and_dev(corpora, recipe.holdout.share, recipe.seed)
     if not any(train_notes.codes):
         raise DataError("the training notes have no codes: nothing can be learned from them")
@@ -53,15 +55,9 @@ def train(recipe: Recipe, corpora: list[Corpus], out: str | Path, *, refit: bool
     }
     bundle = Bundle(model, decision, recipe.model_dump(mode="json"), provenance)
     if not int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0):  # of several processes the first writes
-        bundle.save(out, also=sorted(run_folder(out).glob("curves.csv")))
-        shutil.rmtree(run_folder(out), ignore_errors=True)
+        bundle.save(out, also=sorted(run_folder(out).glob(CURVES)))
+        clear(run_folder(out))
     return bundle
-
-
-def run_folder(out: str | Path) -> Path:
-    """Where a run keeps checkpoints and curves until its bundle is written; started again, it goes on from there."""
-    out = Path(out)
-    return out.with_name(f"{out.name}.run")
 
 
 def _train_linear(

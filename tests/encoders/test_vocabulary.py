@@ -128,3 +128,12 @@ def test_a_long_note_is_read_at_once():
 def test_no_torch_is_needed():
     program = "import sys, nosology.encoders.vocabulary; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_unknown_numbers_of_descriptions_stay_apart():
+    reader = WordReader(Vocabulary(["type", *"0123456789", "12"]), 100)
+    first, second = reader.description("Type 2031"), reader.description("type 2047")
+    assert first.tolist() != second.tolist()
+    assert reader.description("type 12").tolist() == reader.vocabulary.ids(["type", "12"]).tolist()
+    assert reader.description("h5n1").tolist() == reader.vocabulary.ids(["h", "5", "n", "1"]).tolist()
+    assert len(reader.description("type 2031", 3)) == 3

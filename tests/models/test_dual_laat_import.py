@@ -146,11 +146,9 @@ def logits_of(model) -> np.ndarray:
     return model.logits_of([model.reader.read(text) for text in NOTES])
 
 
-WIDTH = pytest.mark.xfail(strict=True, reason="DualLaat.description_ids widens descriptions beyond the longest one")
 LISTED = [(Code("icd10cm", f"X{i:02}"), text) for i, text in enumerate(CODES)]
 
 
-@WIDTH
 @pytest.mark.parametrize("kind", [GRU, CONV], ids=["gru", "conv"])
 def test_the_bundle_codes_notes_with_the_imported_weights(publish, tmp_path, kind):
     folder, model = publish(kind)
@@ -181,7 +179,6 @@ def test_the_command(publish, tmp_path, capsys):
     assert "acute heart failure" in shown and "Heart failure, unspecified" in shown
 
 
-@WIDTH
 def test_other_codes_for_an_imported_coder(publish, tmp_path):
     folder, model = publish()
     import_bundle(folder, LISTED[:1]).save(tmp_path / "bundle")

@@ -145,7 +145,8 @@ class ByDescription:
 
     def __init__(self, codes):
         self.labels = LabelSpace(code for code, _ in codes)
-        self.words = [text.lower().split()[0] for _, text in codes]
+        self.descriptions = [text for _, text in codes]
+        self.words = [text.lower().split()[0] for text in self.descriptions]
         self.notes = np.zeros(len(codes), dtype=np.int64)
 
     def probabilities(self, texts):

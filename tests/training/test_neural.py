@@ -11,8 +11,9 @@ from scipy import sparse
 from sklearn.metrics import f1_score
 
 from nosology.codes.label_space import LabelSpace
+from nosology.codes.versions import NINE, TEN
 from nosology.config import load_recipe
-from nosology.core import Code, DataError, Note
+from nosology.core import Code, DataError, Note, OutputError
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.evaluation import evaluate
 from nosology.models.bundle import Bundle
@@ -21,7 +22,6 @@ from nosology.training import neural
 from nosology.training.examples import Examples
 from nosology.training.neural import Asked, best_f1, mean_average_precision
 from nosology.training.run import run_folder, train
-from nosology.training.versions import NINE, TEN
 from tests.conftest import PHRASES, small_notes
 
 QUICK = ["vectors.size=32", "vectors.epochs=1", "training.batch=16", "training.warmup=20"]
@@ -75,7 +75,7 @@ def test_the_bundle_says_how_it_was_trained(coder):
     found = coder.provenance["found"]
     assert 1 <= found["best_epoch"] <= found["epochs"] <= 8
     assert found["metrics"]["map"] > 0.8
-    assert found["shape"]["labels"] == 2048  # fitted to the number of notes
+    assert found["shape"]["labels"] == 512  # fitted to the number of notes
 
 
 def test_the_run_folder_is_gone_when_the_bundle_is_there(small_corpus, tmp_path):
@@ -148,7 +148,7 @@ def test_only_train_notes_teach_words(small_corpus, tmp_path):
     np.testing.assert_array_equal(made[0][1], made[1][1])
 
 
-def captured(monkeypatch, small_corpus, kind: str) -> SimpleNamespace:
+def captured(monkeypatch, small_corpus, kind: str, *more: str) -> SimpleNamespace:
     """What the loop is called with."""
     calls = []
 
@@ -159,7 +159,7 @@ def captured(monkeypatch, small_corpus, kind: str) -> SimpleNamespace:
     monkeypatch.setattr(neural, "fit", fit)
     with pytest.raises(KeyboardInterrupt):
         neural.train_neural(
-            recipe(kind),
+            recipe(kind, *more),
             Examples([small_corpus], lambda note: note.split == "train"),
             Examples([small_corpus], lambda note: note.split == "dev"),
             False,
@@ -209,3 +209,65 @@ def test_validation_metrics_are_those_of_the_evaluation():
     true = gold.toarray() > 0
     every = max(f1_score(true, probabilities >= t, average="micro") for t in np.unique(probabilities[true]))
     assert best_f1(probabilities, gold) == pytest.approx(every, abs=0.005)
+
+
+def test_what_is_saved_is_what_was_tuned(larger, tmp_path, monkeypatch):
+    """Also where the best weights are not the last: descriptions must be read anew by the best."""
+    scores = iter([0.9, 0.1, 0.1])
+    monkeypatch.setattr(neural, "mean_average_precision", lambda *_: next(scores))
+    made = train(recipe("dual_laat", "training.epochs=3"), [larger], tmp_path / "bundle")
+    assert made.provenance["found"]["best_epoch"] == 1
+    texts = [note.text for note in small_notes(20)]
+    loaded = Bundle.load(tmp_path / "bundle")
+    np.testing.assert_allclose(made.model.probabilities(texts), loaded.model.probabilities(texts), atol=1e-6)
+    tuned = neural.Notes.of(
+        (dev := Examples([larger], lambda note: note.split == "dev")),
+        dev.codes,
+        made.model.reader,
+        made.model.labels,
+        "",
+    )
+    logits = loaded.model.logits_of(tuned.reads)
+    neural.only_own_version(logits, tuned.versions, neural.label_versions(made.model.labels), neural.NOTHING)
+    assert made.model.calibration == pytest.approx(loaded.model.calibrated(logits, tuned.gold).calibration)
+
+
+def test_notes_of_a_version_that_is_not_learned_are_left_out(small_corpus, monkeypatch):
+    whole = captured(monkeypatch, small_corpus, "caml")
+    some = captured(monkeypatch, small_corpus, "caml", "labels.systems=['icd10cm']")
+    assert set(whole.groups) == {NINE, TEN, NINE | TEN}
+    assert set(some.groups) == {TEN, NINE | TEN}
+
+
+def test_a_corpus_without_splits_is_not_passed_over(small_corpus, tmp_path):
+    notes = [replace(note, id=f"x{note.id}", split=None) for note in small_notes(10)]
+    other = write_corpus(notes, tmp_path / "corpus", source={}, filters=[], counts={})
+    with pytest.raises(DataError, match="no splits"):
+        train(recipe("caml"), [small_corpus, other], tmp_path / "bundle")
+
+
+def test_a_folder_of_the_user_stays(small_corpus, tmp_path):
+    theirs = tmp_path / "bundle.run" / "thesis.txt"
+    theirs.parent.mkdir()
+    theirs.write_text("mine")
+    train(recipe("caml", "training.epochs=1"), [small_corpus], tmp_path / "bundle")
+    assert [path.name for path in theirs.parent.iterdir()] == ["thesis.txt"]
+
+
+def test_a_folder_that_may_not_be_replaced_is_refused_before_training(small_corpus, tmp_path, monkeypatch):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis.txt").write_text("mine")
+    monkeypatch.setattr(neural, "fit", lambda *_, **__: pytest.fail("it was trained"))
+    with pytest.raises(OutputError, match="will not overwrite"):
+        train(recipe("caml"), [small_corpus], tmp_path / "taken")
+
+
+def test_dev_codes_that_are_not_learned_do_not_end_in_a_trace(tmp_path):
+    old, new = Code("icd9cm", "428.0"), Code("icd10cm", "I50.9")
+    notes = [
+        Note(f"n{i}", "heart failure today", patient=f"p{i}", split=("train", "dev")[i % 2], codes=((new, old)[i % 2],))
+        for i in range(12)
+    ]
+    corpus = write_corpus(notes, tmp_path / "corpus", source={}, filters=[], counts={})
+    bundle = train(recipe("caml", "training.epochs=1"), [corpus], tmp_path / "bundle")
+    assert bundle.provenance["found"]["dev_codes"] == 0

@@ -29,8 +29,10 @@ def label_versions(labels: LabelSpace) -> np.ndarray:
     return np.array([VERSION[code.system] for code in labels.codes], dtype=np.int64)
 
 
-def only_own_version(probabilities: np.ndarray, of_notes: np.ndarray, of_labels: np.ndarray) -> np.ndarray:
-    """The probabilities (B, L) with 0 where a label is of no version of the note, in place."""
+def only_own_version(
+    values: np.ndarray, of_notes: np.ndarray, of_labels: np.ndarray, otherwise: float = 0
+) -> np.ndarray:
+    """The values (B, L) with another one where a label is of no version of the note, in place."""
     for version in np.unique(of_notes):
-        probabilities[np.ix_(of_notes == version, (of_labels & version) == 0)] = 0
-    return probabilities
+        values[np.ix_(of_notes == version, (of_labels & version) == 0)] = otherwise
+    return values

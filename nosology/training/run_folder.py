@@ -1,0 +1,32 @@
+"""Where a run keeps checkpoints and curves until its bundle is written; started again, it goes on from there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+CHECKPOINT, BEST, CURVES, EVENTS, REFIT = (
+    "checkpoint.safetensors",
+    "best.safetensors",
+    "curves.csv",
+    "tensorboard",
+    "refit",
+)
+
+
+def run_folder(out: str | Path) -> Path:
+    """The folder beside a bundle to be."""
+    out = Path(out)
+    return out.with_name(f"{out.name}.run")
+
+
+def clear(folder: Path) -> None:
+    """Removes what a run has written, and the folder if nothing else is in it."""
+    if not folder.is_dir():
+        return
+    clear(folder / REFIT)
+    for name in (CHECKPOINT, BEST, CURVES):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / EVENTS, ignore_errors=True)
+    if not any(folder.iterdir()):
+        folder.rmdir()
