@@ -66,11 +66,21 @@ def _dual_laat(_: Path) -> DualLaat:
     return model
 
 
+def _dual_laat_conv(_: Path) -> DualLaat:
+    shape = DualLaatShape(encoder="conv", width=6, heads=2, max_description=5).resolved(100)
+    words = ["heart failure", "pneumonia", "low back pain", "type 1", "type 2", "pain of the heart", "chronic"]
+    net = DualLaatNet(shape, len(READER.vocabulary), 8)
+    model = DualLaat(CODES, NOTES, READER, net, shape, descriptions=words)
+    net.descriptions = model.description_ids(words)  # training asks for them
+    return model
+
+
 MODELS: dict[str, Callable[[Path], NeuralModel]] = {
     "caml": _caml,
     "laat": _laat,
     "plm_icd": _plm_icd,
     "dual_laat": _dual_laat,
+    "dual_laat conv": _dual_laat_conv,
 }
 
 
@@ -222,3 +232,17 @@ def test_a_note_without_a_token_has_no_code(model):
     assert found.shape == (3, len(CODES)) and found.dtype == np.float32
     assert not found[[0, 2]].any() and found[1].all()
     assert model.probabilities([]).shape == (0, len(CODES))
+
+
+def test_half_precision_trains(model):
+    """bf16 as autocast gives it, on the CPU here: the loss is near that of float32 and every gradient is finite."""
+    net = deepcopy(model.net).eval()
+    if isinstance(net, DualLaatNet):
+        net.descriptions = model.description_ids(model.descriptions)
+    batch = replace(_batch(_notes([9, 4], 0), labels=torch.arange(len(CODES))), targets=torch.zeros(2, len(CODES)))
+    exact = net(batch).item()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = net(batch)
+    loss.backward()
+    assert loss.item() == pytest.approx(exact, rel=0.02)
+    assert all(p.grad.isfinite().all() for p in net.parameters() if p.grad is not None)
