@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -57,17 +58,8 @@ def _plm_icd(folder: Path) -> PlmIcd:
     return PlmIcd(CODES, NOTES, reader, PlmIcdNet(shape, encoder, len(CODES)), shape)
 
 
-def _dual_laat(_: Path) -> DualLaat:
-    shape = DualLaatShape(width=6, heads=2, max_description=5).resolved(100)
-    words = ["heart failure", "pneumonia", "low back pain", "type 1", "type 2", "pain of the heart", "chronic"]
-    net = DualLaatNet(shape, len(READER.vocabulary), 8)
-    model = DualLaat(CODES, NOTES, READER, net, shape, descriptions=words)
-    net.descriptions = model.description_ids(words)  # training asks for them
-    return model
-
-
-def _dual_laat_conv(_: Path) -> DualLaat:
-    shape = DualLaatShape(encoder="conv", width=6, heads=2, max_description=5).resolved(100)
+def _dual_laat(_: Path, encoder: str = "gru") -> DualLaat:
+    shape = DualLaatShape(encoder=encoder, width=6, heads=2, max_description=5).resolved(100)
     words = ["heart failure", "pneumonia", "low back pain", "type 1", "type 2", "pain of the heart", "chronic"]
     net = DualLaatNet(shape, len(READER.vocabulary), 8)
     model = DualLaat(CODES, NOTES, READER, net, shape, descriptions=words)
@@ -80,7 +72,7 @@ MODELS: dict[str, Callable[[Path], NeuralModel]] = {
     "laat": _laat,
     "plm_icd": _plm_icd,
     "dual_laat": _dual_laat,
-    "dual_laat conv": _dual_laat_conv,
+    "dual_laat conv": partial(_dual_laat, encoder="conv"),
 }
 
 
