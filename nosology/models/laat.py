@@ -27,6 +27,8 @@ from nosology.models.neural import NeuralModel
 from nosology.models.neural_settings import CamlShape, LaatShape, PlmIcdShape
 from nosology.models.settings import Section
 
+_LOUD = 10.0  # times torch's first weights of an LSTM's inputs: words of length 1 would else hardly move its states
+
 
 class LabelNet(nn.Module):
     """A net of states, one a token, and a learned attention over them."""
@@ -91,6 +93,10 @@ class LaatNet(LabelNet):
         self.embedding = embedding(words, size, vectors)
         self.dropout = nn.Dropout(shape.dropout)
         self.encoder = Recurrent(size, shape.hidden, "lstm")
+        if shape.alike:
+            with torch.no_grad():
+                for weight in (w for name, w in self.encoder.named_parameters() if "weight_ih" in name):
+                    weight.mul_(_LOUD)
         self.learned = Learned(self.encoder.width, labels, shape.projection, rates, alike=shape.alike)
 
     def states(self, batch: Batch) -> Tensor:
