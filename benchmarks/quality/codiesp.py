@@ -42,9 +42,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--lang", choices=["en", "es"], default="en")
     parser.add_argument("--system", choices=["icd10cm", "icd10pcs"], default="icd10cm")
-    parser.add_argument(
-        "--recipe", dest="recipes", action="append", help="a name or a file; may be repeated"
-    )
+    parser.add_argument("--recipe", dest="recipes", action="append", help="a name or a file; may be repeated")
     parser.add_argument("--set", dest="settings", action="append", default=[], help="as in nosology train")
     words = parser.parse_args()
     notes = {s: list(read_notes(words.folder / f"codiesp_{words.lang}_{s}.jsonl")) for s in ("train", "dev")}
