@@ -1,11 +1,9 @@
 """What scoring one note with DualLAAT costs on a CPU: python benchmarks/speed/dual_laat_cpu.py [--threads 2]
 
 Random weights at the paper's sizes, one note of 1,500 words, descriptions of 2 to 25 words that are encoded beforehand,
-as in a served coder. `even`: weights as they begin, every token matters to every code. `peaked`: queries stretched
-until scores spread as they do in a trained coder (--spread), so that most weights vanish in rounding. Seconds are
-medians, the best run beside them; `work` is the time of all cores together, which a busy machine changes least.
-GFLOP/s are those of the best run and count the whole arithmetic, left out or not; `share`: work that as many
-operations of a plain matrix product took between the runs, as a part of the work here.
+as in a served coder. Seconds are medians, the best run beside them; `work` is the time of all cores together, which a
+busy machine changes least. GFLOP/s are those of the best run; `share`: the work that as many operations of a plain
+matrix product took between the runs, as a part of the work here.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from nosology.codes.label_space import LabelSpace
 from nosology.core import Code
 from nosology.core.files import write_json
 from nosology.encoders.vocabulary import Read, Vocabulary, WordReader
-from nosology.models.batch import Batch, rectangle
+from nosology.models.batch import rectangle
 from nosology.models.dual_laat import DualLaat
 from nosology.models.dual_laat_net import DualLaatNet
 from nosology.models.neural_settings import DualLaatShape
@@ -100,21 +98,11 @@ def coder(encoder: str, rng: np.random.Generator) -> DualLaat:
     return model
 
 
-def spread_of(model: DualLaat, read: Read) -> float:
-    """The standard deviation over a note's tokens of a code's scores, mean over heads and some codes."""
-    net = model.net
-    with torch.no_grad():
-        states = net.states(Batch(*rectangle([read.ids])))[0, : len(read.ids)]
-        keys = [projection(states).tanh() for projection in net.text_projections]
-        return float(np.mean([(q[:200] @ k.T).std(1).mean() for q, k in zip(model.queries, keys)]))
-
-
 def main() -> None:
     """Prints the table and writes it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=9)
-    parser.add_argument("--spread", type=float, default=6.0, help="of the scores of a code over a note's tokens")
     parser.add_argument("--out", type=Path, default=RESULT)
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
@@ -138,12 +126,9 @@ def main() -> None:
             row(f"{encoder}: {k} codes", lambda m=model, s=some: m.logits_of([read], s), flop)
             row(f"{encoder}: two stages, {k}", lambda m=staged: m.logits_of([read]), flop)
         if encoder == "conv":
-            flop = operations(shape, NOTE, CODES)
-            row("conv: 26,000 codes, even", lambda m=model: m.logits_of([read]), flop)
-            model._queries = model.queries * (asked.spread / spread_of(model, read))
-            row("conv: 26,000 codes, peaked", lambda m=model: m.logits_of([read]), flop)
+            row("conv: 26,000 codes", lambda m=model: m.logits_of([read]), operations(shape, NOTE, CODES))
     told = {"threads": asked.threads, "cpu": platform.processor() or platform.machine(), "torch": torch.__version__}
-    write_json(asked.out, {**told, "load": os.getloadavg()[0], "spread": asked.spread, "rows": rows})
+    write_json(asked.out, {**told, "load": os.getloadavg()[0], "rows": rows})
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ _MULTIPLE = {"cpu": 8, "cuda": 64}  # matrix products want even sizes
 _CELLS = 1 << 25  # weights (notes x labels x heads x tokens) that scoring holds at once, where nobody says otherwise
 
 _LABELS = 512  # labels that a CPU scores at a time
-_WORTH = 0.8  # where no more of the tokens matter to any of these labels, leaving out the others is quicker
 
 
 class Head(NamedTuple):
@@ -157,7 +156,6 @@ def _logits_by_note(states: Tensor, lengths: Tensor, queries: Tensor, head: Head
     """The same one note and one head after the other, without a pad, and with weights that stay in a CPU's cache."""
     m, total, p = queries.shape
     d = states.shape[-1]
-    least = torch.finfo(states.dtype).eps / 128  # all weights of a note add up to 1: those below are lost in rounding
     found = states.new_empty(len(states), total, dtype=torch.promote_types(states.dtype, torch.float32))
     room = states.new_empty(min(labels, total) * states.shape[1])  # taken once: fresh memory costs a CPU a fault a page
     features, hidden = states.new_empty(min(labels, total), m * d), states.new_empty(min(labels, total), len(head.out))
@@ -170,12 +168,7 @@ def _logits_by_note(states: Tensor, lengths: Tensor, queries: Tensor, head: Head
             for i in range(m):
                 weights = torch.mm(some[i], keys[:, i * p : (i + 1) * p].t(), out=_in(room, states, n, length))
                 torch.softmax(weights, -1, out=weights)
-                used = (weights.amax(0) > least).nonzero()[:, 0]
-                into = features[:n, i * d : (i + 1) * d]
-                if len(used) < _WORTH * length:
-                    torch.mm(weights.index_select(1, used), words[used], out=into)
-                else:
-                    torch.mm(weights, words, out=into)
+                torch.mm(weights, words, out=features[:n, i * d : (i + 1) * d])
             torch.ops.aten._addmm_activation.out(head.hidden_bias, features[:n], head.hidden.t(), out=hidden[:n])
             found[row, start : start + n] = hidden[:n] @ head.out + head.out_bias
     return found
