@@ -194,8 +194,9 @@ def mean_average_precision(probabilities: np.ndarray, gold: sparse.csr_matrix) -
     total, notes = 0.0, 0
     for row, true in zip(probabilities, np.split(gold.indices, gold.indptr[1:-1])):
         if len(true):
-            place = 1 + np.sort([np.count_nonzero(row > row[column]) for column in true])
-            total += float(np.mean(np.arange(1, len(true) + 1) / place))
+            rank = np.empty(len(row), dtype=np.int64)
+            rank[np.argsort(-row, kind="stable")] = np.arange(1, len(row) + 1)
+            total += float(np.mean(np.arange(1, len(true) + 1) / np.sort(rank[true])))
             notes += 1
     return total / max(1, notes)
 
