@@ -206,6 +206,8 @@ def test_validation_metrics_are_those_of_the_evaluation():
     assert mean_average_precision(probabilities, gold) == pytest.approx(
         evaluate(labels, codes, probabilities, 0.5)["map"]
     )
+    tied = sparse.csr_matrix(np.array([[1, 1, 0]], dtype=np.int8))
+    assert mean_average_precision(np.ones((1, 3)), tied) <= 1  # of equal probabilities not all are first
     true = gold.toarray() > 0
     every = max(f1_score(true, probabilities >= t, average="micro") for t in np.unique(probabilities[true]))
     assert best_f1(probabilities, gold) == pytest.approx(every, abs=0.005)
