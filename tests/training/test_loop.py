@@ -283,3 +283,15 @@ def test_epochs_that_a_recipe_leaves_open(steps, epochs, warmup):
 def test_epochs_that_a_recipe_names():
     found = resolve(LoopSettings(epochs=2, warmup=5, schedule="cosine"), 30)
     assert found == Schedule("cosine", 2, 60, 5)
+
+
+def test_a_run_may_leave_its_schedule_early(tmp_path):
+    notes = Notes(40)
+    data = {"lengths": notes.lengths, "groups": notes.groups, "make_batch": notes.batch, "prepare": notes.prepare}
+    ends = {}
+    for name, after in (("whole", 0), ("left", 2)):
+        settings = SETTINGS.model_copy(update={"epochs": 4, "leave_after": after})
+        torch.manual_seed(0)
+        ends[name] = fit(TinyNet(), settings, folder=tmp_path / name, fingerprint="", seed=0, **data)
+    assert (ends["whole"].epochs, ends["left"].epochs) == (4, 2)
+    assert list(losses(tmp_path / "left")) == list(losses(tmp_path / "whole"))[: ends["left"].steps]
