@@ -1,5 +1,6 @@
 """Metrics, thresholds, calibration, significance and the report."""
 
+from nosology.evaluation.brief import brief
 from nosology.evaluation.calibration import Reliability, reliability
 from nosology.evaluation.counts import Counts
 from nosology.evaluation.metrics import Evaluation, evaluate, examine
@@ -14,6 +15,7 @@ __all__ = [
     "Evaluation",
     "Reliability",
     "approximate_randomisation",
+    "brief",
     "by_chapter",
     "by_frequency",
     "evaluate",

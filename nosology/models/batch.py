@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-PAD = 0  # the token after a note's end; every reader keeps this number free
+from nosology.encoders.vocabulary import PAD
+
 _MULTIPLE = 8  # lengths are rounded up to it: bf16 matrix products want aligned rows
 
 

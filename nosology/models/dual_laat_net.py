@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from nosology.attention.dual import Head, attention_weights, dual_logits, dual_loss
 from nosology.encoders.conv import Conv
+from nosology.encoders.embedding import embedding
 from nosology.encoders.recurrent import Recurrent
-from nosology.models.batch import PAD, Batch, mask
+from nosology.encoders.vocabulary import PAD
+from nosology.models.batch import Batch, mask
 from nosology.models.neural_settings import DualLaatShape
 
 _CODES = 4096  # descriptions encoded at a time
@@ -27,10 +29,7 @@ class DualLaatNet(nn.Module):
     def __init__(self, shape: DualLaatShape, words: int, size: int, vectors: Tensor | None = None):
         super().__init__()
         self.shape = shape
-        self.embedding = nn.Embedding(words, size, padding_idx=PAD)
-        if vectors is not None:
-            with torch.no_grad():
-                self.embedding.weight.copy_(vectors)
+        self.embedding = embedding(words, size, vectors)
         self.dropout = nn.Dropout(shape.dropout)
         self.text_encoder = _encoder(shape, size)
         self.code_encoder = _encoder(shape, size)

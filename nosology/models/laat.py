@@ -18,11 +18,12 @@ from nosology.attention.learned import Learned
 from nosology.codes.label_space import LabelSpace
 from nosology.encoders import transformer
 from nosology.encoders.conv import Conv
+from nosology.encoders.embedding import embedding
 from nosology.encoders.pieces import PieceReader
 from nosology.encoders.recurrent import Recurrent
 from nosology.encoders.transformer import Windows
 from nosology.encoders.vocabulary import WordReader
-from nosology.models.batch import PAD, Batch, mask
+from nosology.models.batch import Batch, mask
 from nosology.models.neural import NeuralModel
 from nosology.models.neural_settings import CamlShape, LaatShape, PlmIcdShape
 from nosology.models.settings import Section
@@ -52,12 +53,12 @@ class LabelNet(nn.Module):
         return self.learned.attention(self.states(batch), _mask(batch), batch.labels)
 
 
-class CamlNet(LabelNet):
-    """CAML: H = tanh(conv(x)), attention without a projection."""
+class WordNet(LabelNet):
+    """A net that reads words; a kind brings its encoder and how wide it projects the states for attention."""
 
     def __init__(
         self,
-        shape: CamlShape,
+        shape: CamlShape | LaatShape,
         words: int,
         size: int,
         labels: int,
@@ -68,40 +69,44 @@ class CamlNet(LabelNet):
         super().__init__()
         self.embedding = embedding(words, size, vectors)
         self.dropout = nn.Dropout(shape.dropout)
-        self.encoder = Conv(size, shape.filters, shape.kernel)
-        self.learned = Learned(self.encoder.width, labels, rates=rates, alike=shape.alike)
+        self.encoder, projection = self.parts(shape, size)
+        self.learned = Learned(self.encoder.width, labels, projection, rates, alike=shape.alike)
+
+    @staticmethod
+    def parts(shape: Any, size: int) -> tuple[Conv | Recurrent, int]:
+        """The encoder of vectors of a size, and the width of the projection; 0: none."""
+        raise NotImplementedError
+
+    def states(self, batch: Batch) -> Tensor:
+        """The states (B, T, D)."""
+        return self.encoder(self.dropout(self.embedding(batch.tokens)), batch.lengths)
+
+
+class CamlNet(WordNet):
+    """CAML: H = tanh(conv(x)), attention without a projection."""
+
+    @staticmethod
+    def parts(shape: CamlShape, size: int) -> tuple[Conv, int]:
+        """A convolution, and no projection."""
+        return Conv(size, shape.filters, shape.kernel), 0
 
     def states(self, batch: Batch) -> Tensor:
         """The states (B, T, filters)."""
-        return self.encoder(self.dropout(self.embedding(batch.tokens)), batch.lengths).tanh()
+        return super().states(batch).tanh()
 
 
-class LaatNet(LabelNet):
+class LaatNet(WordNet):
     """LAAT: H = BiLSTM(x), attention with a projection."""
 
-    def __init__(
-        self,
-        shape: LaatShape,
-        words: int,
-        size: int,
-        labels: int,
-        vectors: Tensor | None = None,
-        rates: Tensor | None = None,
-    ):
-        """words: V. size: E. vectors: (V, E) word vectors to begin with. rates: (L,) share of notes with each label."""
-        super().__init__()
-        self.embedding = embedding(words, size, vectors)
-        self.dropout = nn.Dropout(shape.dropout)
-        self.encoder = Recurrent(size, shape.hidden, "lstm")
+    @staticmethod
+    def parts(shape: LaatShape, size: int) -> tuple[Recurrent, int]:
+        """An LSTM, and the projection's width."""
+        encoder = Recurrent(size, shape.hidden, "lstm")
         if shape.alike:
             with torch.no_grad():
-                for weight in (w for name, w in self.encoder.named_parameters() if "weight_ih" in name):
+                for weight in (w for name, w in encoder.named_parameters() if "weight_ih" in name):
                     weight.mul_(_LOUD)
-        self.learned = Learned(self.encoder.width, labels, shape.projection, rates, alike=shape.alike)
-
-    def states(self, batch: Batch) -> Tensor:
-        """The states (B, T, 2 hidden)."""
-        return self.encoder(self.dropout(self.embedding(batch.tokens)), batch.lengths)
+        return encoder, shape.projection
 
 
 class PlmIcdNet(LabelNet):
@@ -171,16 +176,6 @@ def pretrained(shape: PlmIcdShape) -> tuple[PieceReader, Windows]:
     if shape.frozen:
         encoder.remember()  # each epoch asks for the same states
     return reader, encoder
-
-
-def embedding(words: int, size: int, vectors: Tensor | None) -> nn.Embedding:
-    """Word vectors (V, E), given or random; the pad's is zero and stays so."""
-    made = nn.Embedding(words, size, padding_idx=PAD)
-    if vectors is not None:
-        with torch.no_grad():
-            made.weight.copy_(vectors)
-            made.weight[PAD] = 0
-    return made
 
 
 def _mask(batch: Batch) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import compress, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -88,6 +89,15 @@ def measure(
         "codes without training": len(set(labels.codes) - set(bundle.model.labels.codes)),
         "threshold": origin,
         "cautions": "; ".join(cautions) or "none",
+    }
+    counts = dict(zip(bundle.model.labels.codes, bundle.model.notes.tolist()))
+    write_report(out, evaluation, train_counts=counts, provenance=provenance | _made_by(bundle))
+    return Measured(evaluation, cautions)
+
+
+def _made_by(bundle: Bundle) -> dict[str, Any]:
+    """What the coder is and what it was made of."""
+    return {
         "bundle": f"{bundle.model.kind}, labels {bundle.model.labels.hash}",
         "trained with": bundle.provenance.get("package"),
         "measured with": f"nosology {__version__}",
@@ -95,9 +105,6 @@ def measure(
         "training corpora": [item["hash"] for item in bundle.provenance.get("corpora", [])],
         "recipe": bundle.recipe,
     }
-    counts = dict(zip(bundle.model.labels.codes, bundle.model.notes.tolist()))
-    write_report(out, evaluation, train_counts=counts, provenance=provenance)
-    return Measured(evaluation, cautions)
 
 
 def _check(split: str, systems: Collection[str]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,27 +20,27 @@ from nosology.codes import table
 from nosology.codes.code_list import description_of
 from nosology.codes.label_space import LabelSpace
 from nosology.codes.versions import NINE, TEN, label_versions, only_own_version, versions
-from nosology.core import DataError
+from nosology.core import Code, DataError
 from nosology.core.progress import progress
 from nosology.core.version import __version__
 from nosology.encoders.vocabulary import Read, Vocabulary, WordReader
 from nosology.encoders.word_vectors import train_word_vectors
+from nosology.evaluation import brief
 from nosology.models.batch import Batch, rectangle
 from nosology.models.decision import Decision
 from nosology.models.dual_laat import DualLaat
 from nosology.models.dual_laat_net import DualLaatNet
-from nosology.models.laat import Caml, CamlNet, Laat, LaatNet
+from nosology.models.laat import Caml, CamlNet, Laat, LaatNet, PlmIcd, PlmIcdNet, pretrained
 from nosology.models.neural import NOTHING, NeuralModel, Reader
 from nosology.models.neural_settings import DualLaatShape, VectorSettings
-from nosology.models.settings import Recipe
+from nosology.models.proposer import Proposer
+from nosology.models.settings import LabelSettings, Recipe
 from nosology.text.tokens import words_of
 from nosology.training.examples import Examples, both
 from nosology.training.label_sampling import label_targets, sample_labels
 from nosology.training.labels import label_space, of_systems
 from nosology.training.loop import Fitted, fit
-
-if TYPE_CHECKING:
-    from nosology.models.proposer import Proposer
+from nosology.training.run_folder import REFIT
 
 Trained = tuple[NeuralModel, Decision, dict[str, Any]]
 
@@ -50,21 +50,24 @@ class Notes:
     """Notes read once: tokens, labels and version of each."""
 
     reads: list[Read]
+    codes: list[tuple[Code, ...]]  # of the systems to learn
     gold: sparse.csr_matrix  # (B, L) of 0/1
     versions: np.ndarray  # (B,)
 
     @staticmethod
-    def of(examples: Examples, codes: list, reader: Reader, labels: LabelSpace, title: str) -> Notes:
-        """The notes of examples; codes: of each note those to learn, which need not be all that it has."""
-        reads = [reader.read(text) for text in progress(examples.texts(), title, total=len(examples))]
-        return Notes(reads, labels.encode(codes), versions(examples.codes))
+    def of(examples: Examples, settings: LabelSettings, reader: Reader, labels: LabelSpace) -> Notes:
+        """The notes of examples; a note's versions are those of all its codes, also of those that are not learned."""
+        reads = [reader.read(text) for text in progress(examples.texts(), "reading", total=len(examples))]
+        codes = of_systems(settings, examples.codes)
+        return Notes(reads, codes, labels.encode(codes), versions(examples.codes))
 
     def part(self, size: int, seed: int) -> Notes:
         """At most `size` of the notes, drawn by the seed."""
         if len(self.reads) <= size:
             return self
         rows = np.sort(np.random.default_rng(seed).choice(len(self.reads), size, replace=False))
-        return Notes([self.reads[row] for row in rows], self.gold[rows], self.versions[rows])
+        reads, codes = [self.reads[row] for row in rows], [self.codes[row] for row in rows]
+        return Notes(reads, codes, self.gold[rows], self.versions[rows])
 
 
 @dataclass(frozen=True)
@@ -88,49 +91,42 @@ class Asked:
 
 def train_neural(recipe: Recipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path) -> Trained:
     """The coder of a recipe; `folder` keeps checkpoints and curves, from which a stopped run goes on."""
-    start = STARTS[recipe.kind]
-    train_codes = of_systems(recipe.labels, train_notes.codes)
-    labels = label_space(recipe.labels, train_codes)
-    model, asked = start(recipe, labels, train_notes)
-    notes = Notes.of(train_notes, train_codes, model.reader, labels, "reading")
-    model.notes = np.asarray(notes.gold.sum(0)).ravel().astype(np.int64)
-    dev_codes = of_systems(recipe.labels, dev_notes.codes)
-    dev = Notes.of(dev_notes, dev_codes, model.reader, labels, "reading")
+    model, asked, notes = _begun(recipe, train_notes)
+    labels = model.labels
+    dev = Notes.of(dev_notes, recipe.labels, model.reader, labels)
     fitted = _fit(recipe, model, asked, notes, dev, folder, _fingerprint(recipe, train_notes, dev_notes))
-    if isinstance(model, DualLaat) and recipe.two_stage.candidates:
-        model.proposer = _proposer(model, notes)
     logits = only_own_version(model.logits_of(dev.reads), dev.versions, label_versions(labels), NOTHING)
     model = model.calibrated(logits, dev.gold)
-    decision = Decision.tune(recipe.decision, labels, dev_codes, model.to_probabilities(logits))
+    decision = Decision.tune(recipe.decision, labels, dev.codes, model.to_probabilities(logits))
     found = asdict(fitted) | {"dev_codes": int(dev.gold.nnz), "shape": model.shape.model_dump()}
     if refit:
-        model = _refitted(recipe, model, both(train_notes, dev_notes), fitted, folder)
-    if isinstance(model, DualLaat):
+        model, notes = _refitted(recipe, model, both(train_notes, dev_notes), fitted, folder)
+    if isinstance(model, DualLaat) and recipe.two_stage.candidates:
+        model.proposer = Proposer.fit([read.ids for read in notes.reads], notes.gold, _texts(model))
         model = model.two_stage(recipe.two_stage.candidates)
     return model, decision, found
 
 
-def _refitted(recipe: Recipe, tuned: NeuralModel, examples: Examples, fitted: Fitted, folder: Path) -> NeuralModel:
-    """The model trained anew on more notes, for as many epochs as were best, with the tuned one's calibration."""
-    codes = of_systems(recipe.labels, examples.codes)
-    labels = label_space(recipe.labels, codes)
+def _begun(recipe: Recipe, examples: Examples) -> tuple[NeuralModel, Asked, Notes]:
+    """The untrained model of a recipe for these notes, what it is asked, and the notes as it reads them."""
+    labels = label_space(recipe.labels, of_systems(recipe.labels, examples.codes))
     model, asked = STARTS[recipe.kind](recipe, labels, examples)
-    notes = Notes.of(examples, codes, model.reader, labels, "reading again")
+    notes = Notes.of(examples, recipe.labels, model.reader, labels)
     model.notes = np.asarray(notes.gold.sum(0)).ravel().astype(np.int64)
+    return model, asked, notes
+
+
+def _refitted(
+    recipe: Recipe, tuned: NeuralModel, examples: Examples, fitted: Fitted, folder: Path
+) -> tuple[NeuralModel, Notes]:
+    """The model trained anew on more notes, for as many epochs as were best, with the tuned one's calibration."""
+    model, asked, notes = _begun(recipe, examples)
     # At the pace of the whole schedule: one that ends at the best epoch leaves the model behind the tuned threshold.
     settings = recipe.training.model_copy(update={"leave_after": fitted.best_epoch})
     shorter = recipe.model_copy(update={"training": settings})
-    _fit(shorter, model, asked, notes, None, folder / "refit", _fingerprint(shorter, examples))
+    _fit(shorter, model, asked, notes, None, folder / REFIT, _fingerprint(shorter, examples))
     model.calibration = tuned.calibration
-    if isinstance(tuned, DualLaat) and tuned.proposer:
-        model.proposer = _proposer(model, notes)
-    return model
-
-
-def _proposer(model: DualLaat, notes: Notes) -> Proposer:
-    from nosology.models.proposer import Proposer
-
-    return Proposer.fit([read.ids for read in notes.reads], notes.gold, _texts(model))
+    return model, notes
 
 
 def _texts(model: DualLaat) -> np.ndarray:
@@ -186,31 +182,7 @@ def _validate(model: NeuralModel, dev: Notes, net: torch.nn.Module) -> dict[str,
         model.forget()
     probabilities = model.to_probabilities(model.logits_of(dev.reads))
     only_own_version(probabilities, dev.versions, label_versions(model.labels))
-    return {"map": mean_average_precision(probabilities, dev.gold), "micro_f1": best_f1(probabilities, dev.gold)}
-
-
-def mean_average_precision(probabilities: np.ndarray, gold: sparse.csr_matrix) -> float:
-    """The mean over notes (B, L) of the average precision; notes without a true label are left out."""
-    total, notes = 0.0, 0
-    for row, true in zip(probabilities, np.split(gold.indices, gold.indptr[1:-1])):
-        if len(true):
-            rank = np.empty(len(row), dtype=np.int64)
-            rank[np.argsort(-row, kind="stable")] = np.arange(1, len(row) + 1)
-            total += float(np.mean(np.arange(1, len(true) + 1) / np.sort(rank[true])))
-            notes += 1
-    return total / max(1, notes)
-
-
-def best_f1(probabilities: np.ndarray, gold: sparse.csr_matrix) -> float:
-    """The best micro F1 that one threshold reaches."""
-    true = np.sort(np.asarray(probabilities[gold.nonzero()]).ravel())[::-1]
-    grid = np.unique(np.quantile(true, np.linspace(0, 1, 201))) if len(true) else true
-    grid = grid[grid > 0]
-    if not len(grid):
-        return 0.0
-    given = np.array([np.count_nonzero(probabilities >= threshold) for threshold in grid])
-    right = np.searchsorted(-true, -grid, side="right")
-    return float(np.max(2 * right / (given + len(true))))
+    return brief(model.labels, dev.codes, probabilities)
 
 
 def _fingerprint(recipe: Recipe, *examples: Examples) -> str:
@@ -245,14 +217,10 @@ def _words(recipe: Recipe, labels: LabelSpace, examples: Examples) -> tuple[Word
     return WordReader(vocabulary, settings.max_words), torch.from_numpy(vectors)
 
 
-def _seeded(recipe: Recipe) -> None:
-    torch.manual_seed(recipe.seed)  # of the net's first weights
-
-
 def _start_dual_laat(recipe: Recipe, labels: LabelSpace, examples: Examples) -> tuple[NeuralModel, Asked]:
     reader, vectors = _words(recipe, labels, examples)
     shape: DualLaatShape = recipe.model.resolved(len(examples))
-    _seeded(recipe)
+    torch.manual_seed(recipe.seed)  # of the net's first weights
     net = DualLaatNet(shape, len(reader.vocabulary), recipe.vectors.size, vectors)
     descriptions = [description_of(code) for code in labels.codes]
     model = DualLaat(labels, np.zeros(len(labels), np.int64), reader, net, shape, descriptions=descriptions)
@@ -270,7 +238,7 @@ def _start_words(
 ) -> tuple[NeuralModel, Asked]:
     reader, vectors = _words(recipe, labels, examples)
     shape = recipe.model.resolved(len(examples))
-    _seeded(recipe)
+    torch.manual_seed(recipe.seed)  # of the net's first weights
     made = net(shape, len(reader.vocabulary), recipe.vectors.size, len(labels), vectors, _rates(labels, examples))
     model = kind(labels, np.zeros(len(labels), np.int64), reader, made, shape)
     return model, Asked.of(labels, np.arange(len(labels)), 0)
@@ -283,9 +251,7 @@ def _rates(labels: LabelSpace, examples: Examples) -> torch.Tensor:
 
 
 def _start_plm_icd(recipe: Recipe, labels: LabelSpace, examples: Examples) -> tuple[NeuralModel, Asked]:
-    from nosology.models.laat import PlmIcd, PlmIcdNet, pretrained
-
-    _seeded(recipe)
+    torch.manual_seed(recipe.seed)  # of the net's first weights
     reader, encoder = pretrained(recipe.model)
     net = PlmIcdNet(recipe.model, encoder, len(labels), _rates(labels, examples))
     model = PlmIcd(labels, np.zeros(len(labels), np.int64), reader, net, recipe.model)

@@ -19,15 +19,6 @@ SIZES = st.fixed_dictionaries(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Several threads wait for one another longer than such small products take."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def world(lengths: list[int], d: int, m: int, p: int, labels: int, seed: int = 0, spread: float = 1.0, pads: int = 0):
     """States (B, T, D) with noise after the notes' ends, lengths, queries (M, L, P) and a head, in double precision."""
     random = torch.Generator().manual_seed(seed)

@@ -33,15 +33,6 @@ WORDS = words_of("chronic low back pain heart failure pneumonia of the right lob
 READER = WordReader(Vocabulary(WORDS), 40)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small products are slower on two threads, and much slower where another process wants one of them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def _caml(_: Path) -> Caml:
     shape = CamlShape(filters=12, kernel=4)
     return Caml(CODES, NOTES, READER, CamlNet(shape, len(READER.vocabulary), 8, len(CODES)), shape)

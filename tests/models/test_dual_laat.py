@@ -39,15 +39,6 @@ LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=5)
 ENCODERS = st.sampled_from(["gru", "conv"])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Several threads wait for one another longer than such small products take."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def coder(encoder: str, seed: int = 0) -> DualLaat:
     shape = DualLaatShape(encoder=encoder, width=6, heads=3, kernel=4, labels=4)
     reader = WordReader(Vocabulary(WORDS), 200)

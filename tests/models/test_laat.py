@@ -15,15 +15,6 @@ from tests.encoders.tiny import tiny_bert
 NOTES = [np.array([2, 5, 3, 4, 2], np.int32), np.array([7, 6], np.int32)]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small products are slower on two threads, and much slower where another process wants one of them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def weights(net: torch.nn.Module) -> int:
     return sum(weight.numel() for weight in net.parameters())
 

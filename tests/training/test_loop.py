@@ -26,14 +26,6 @@ PROGRAM = [sys.executable, "-m", "tests.training.loop_program"]
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     """The folder of a run that nothing interrupted."""

@@ -7,20 +7,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from scipy import sparse
-from sklearn.metrics import f1_score
 
 from nosology.codes.label_space import LabelSpace
 from nosology.codes.versions import NINE, TEN
 from nosology.config import load_recipe
 from nosology.core import Code, DataError, Note, OutputError
 from nosology.corpora.corpus import Corpus, write_corpus
-from nosology.evaluation import evaluate
 from nosology.models.bundle import Bundle
 from nosology.models.measure import measure
 from nosology.training import neural
 from nosology.training.examples import Examples
-from nosology.training.neural import Asked, best_f1, mean_average_precision
+from nosology.training.neural import Asked
 from nosology.training.run import run_folder, train
 from tests.conftest import PHRASES, small_notes
 
@@ -197,38 +194,17 @@ def test_codes_that_share_a_description_are_one_question():
     assert {version: pool.tolist() for version, pool in asked.pools.items()} == {NINE: [4], TEN: [4], NINE | TEN: [4]}
 
 
-def test_validation_metrics_are_those_of_the_evaluation():
-    rng = np.random.default_rng(0)
-    probabilities = rng.random((40, 12)).astype(np.float32)
-    gold = sparse.csr_matrix((rng.random((40, 12)) < 0.2).astype(np.int8))
-    labels = LabelSpace([Code("icd10cm", f"A{i:02}") for i in range(12)])
-    codes = [[labels.codes[j] for j in gold[i].indices] for i in range(40)]
-    assert mean_average_precision(probabilities, gold) == pytest.approx(
-        evaluate(labels, codes, probabilities, 0.5)["map"]
-    )
-    tied = sparse.csr_matrix(np.array([[1, 1, 0]], dtype=np.int8))
-    assert mean_average_precision(np.ones((1, 3)), tied) <= 1  # of equal probabilities not all are first
-    true = gold.toarray() > 0
-    every = max(f1_score(true, probabilities >= t, average="micro") for t in np.unique(probabilities[true]))
-    assert best_f1(probabilities, gold) == pytest.approx(every, abs=0.005)
-
-
 def test_what_is_saved_is_what_was_tuned(larger, tmp_path, monkeypatch):
     """Also where the best weights are not the last: descriptions must be read anew by the best."""
     scores = iter([0.9, 0.1, 0.1])
-    monkeypatch.setattr(neural, "mean_average_precision", lambda *_: next(scores))
+    monkeypatch.setattr(neural, "brief", lambda *_: {"map": next(scores), "micro_f1": 0.0})
     made = train(recipe("dual_laat", "training.epochs=3"), [larger], tmp_path / "bundle")
     assert made.provenance["found"]["best_epoch"] == 1
     texts = [note.text for note in small_notes(20)]
     loaded = Bundle.load(tmp_path / "bundle")
     np.testing.assert_allclose(made.model.probabilities(texts), loaded.model.probabilities(texts), atol=1e-6)
-    tuned = neural.Notes.of(
-        (dev := Examples([larger], lambda note: note.split == "dev")),
-        dev.codes,
-        made.model.reader,
-        made.model.labels,
-        "",
-    )
+    dev = Examples([larger], lambda note: note.split == "dev")
+    tuned = neural.Notes.of(dev, recipe("dual_laat").labels, made.model.reader, made.model.labels)
     logits = loaded.model.logits_of(tuned.reads)
     neural.only_own_version(logits, tuned.versions, neural.label_versions(made.model.labels), neural.NOTHING)
     assert made.model.calibration == pytest.approx(loaded.model.calibrated(logits, tuned.gold).calibration)
