@@ -1,6 +1,6 @@
 """What ICD-9 years add to a DualLAAT coder for ICD-10: rare codes, codes never seen, and batches of another size.
 
-    python benchmarks/quality/mixed_versions.py --patients 9000 --seeds 3 [--jobs 3] [--arms icd10 mixed ...]
+    python benchmarks/quality/mixed_versions.py --patients 9000 --seeds 3 [--jobs 3] [--arms icd10 ...] [--out FILE]
 
 A simulated hospital of 2008 to 2019 is divided by patient (70/10/20). Arm `icd10` learns from the ICD-10 notes of the
 train patients, `mixed` from their ICD-9 notes as well, both for `--epochs` epochs as the paper does; `icd10_long`
@@ -9,9 +9,10 @@ dev notes and are measured on the same ICD-10 test notes over every ICD-10 code 
 dev for each set of codes. Rare: under 10 notes in the whole of the ICD-10 data (paper 001, section 3.1). One ICD-10
 code in twenty is taken out of all training notes; how well the test notes' codes among these are ranked, by
 description alone, is the zero-shot MAP; beside it stands the MAP of ranking them by how often they really occur.
-`large_batch` is `mixed` with batches of 256 instead of 32 and sqrt(8) times the learning rate. `linear` is the linear
+`large_batch` is `mixed` with batches eight times as large and sqrt(8) times the learning rate. `linear` is the linear
 coder on the notes of `icd10`. Seeds change the division of the notes, the codes taken out and all of the training.
-Results of arms run before with the same patients, epochs and settings are kept.
+Arms found before with the same patients, epochs and settings are not run again: FILE_0.json and so on keep each
+seed's as they end.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ SHOWN = ("micro_f1", "macro_f1", "map", "p@8")
 SETS = ("rare", "frequent", "full")
 ARMS = ("icd10", "icd10_long", "mixed", "large_batch", "linear")
 PART = 250  # patients simulated by one process at a time
-LARGE = 256
+LARGE = 8  # times as many notes a step
 
 
 def hospital(patients: int) -> list[Note]:
@@ -78,15 +79,19 @@ def without(note: Note, codes: set[Code]) -> Note:
     return replace(note, codes=tuple(code for code in note.codes if code not in codes), evidence=())
 
 
-def run_seed(notes: list[Note], seed: int, arms: list[str], sets: list[str], settings: list[str], epochs: int) -> dict:
-    """All arms on one division of the notes."""
+def run_seed(notes: list[Note], seed: int, asked: argparse.Namespace) -> dict:
+    """All arms on one division of the notes; those in the seed's file are there already."""
+    kept = asked.out.with_name(f"{asked.out.stem}_{seed}.json")
+    told = {"patients": asked.patients, "epochs": asked.epochs, "settings": asked.settings}
+    before = json.loads(kept.read_text()) if kept.exists() else {}
+    found = before if before.items() >= told.items() else told
     notes = divide(notes, seed)
     nine = [note for note in notes if note.codes[0].system.startswith("icd9") and note.split == "train"]
     ten = [note for note in notes if note.codes[0].system.startswith("icd10")]
     codes = sorted({code for note in ten for code in note.codes})
     hidden = {codes[i] for i in np.random.default_rng([seed, 2]).choice(len(codes), len(codes) // 20, replace=False)}
     counts = Counter(code for note in ten for code in note.codes)
-    found: dict = {
+    found |= {
         "icd9_train_notes": len(nine),
         "icd10_notes": dict(Counter(note.split for note in ten)),
         "icd10_codes": len(codes),
@@ -100,17 +105,25 @@ def run_seed(notes: list[Note], seed: int, arms: list[str], sets: list[str], set
         old = _write(nine, folder / "nine")
         found["zero_shot_by_frequency"] = _by_frequency(whole, hidden, counts)
         n = sum(note.split == "train" for note in ten)
-        longer = round(epochs * (n + len(nine)) / n)
-        for arm in arms:
-            changed = [*settings, f"seed={seed}", f"training.epochs={longer if arm == 'icd10_long' else epochs}"]
-            if arm == "large_batch":
-                changed += [f"training.batch={LARGE}", f"training.learning_rate={1e-3 * math.sqrt(LARGE / 32)}"]
+        longer = round(asked.epochs * (n + len(nine)) / n)
+        for arm in asked.arms:
+            if arm in found:
+                continue
+            changed = [
+                *asked.settings,
+                f"seed={seed}",
+                f"training.epochs={longer if arm == 'icd10_long' else asked.epochs}",
+            ]
             recipe = load_recipe("linear", [f"seed={seed}"]) if arm == "linear" else load_recipe("dual_laat", changed)
+            if arm == "large_batch":
+                usual = recipe.training
+                scaled = {"batch": LARGE * usual.batch, "learning_rate": math.sqrt(LARGE) * usual.learning_rate}
+                recipe = recipe.model_copy(update={"training": usual.model_copy(update=scaled)})
             started = time.monotonic()
             bundle = train(recipe, [seen, old] if arm in ("mixed", "large_batch") else [seen], folder / arm)
             made = bundle.provenance
             row = {"seconds": time.monotonic() - started, "train_notes": made["n_train"]} | made["found"]
-            for chosen in sets:
+            for chosen in asked.sets:
                 measured = measure(bundle, whole, "test", folder / "r", codes=chosen, tune=True).evaluation
                 row[chosen] = {key: measured.metrics[key] for key in SHOWN}
                 if chosen == "rare":
@@ -119,6 +132,7 @@ def run_seed(notes: list[Note], seed: int, arms: list[str], sets: list[str], set
                 unseen = measure(bundle, whole, "test", folder / "r", codes=hidden)
                 row["zero_shot_map"] = unseen.evaluation.metrics["map"]
             found[arm] = row
+            write_json(kept, found)
             print(f"seed {seed} {arm}: {json.dumps(row | {'rare_counts': None})}", flush=True)
     return found
 
@@ -202,16 +216,12 @@ def main() -> None:
     notes = hospital(asked.patients)
     print(f"{len(notes)} notes simulated in {time.monotonic() - started:.0f} s", flush=True)
     with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
-        told = (asked.arms, asked.sets, asked.settings, asked.epochs)
-        jobs = [pool.submit(run_seed, notes, seed, *told) for seed in range(asked.seeds)]
+        jobs = [pool.submit(run_seed, notes, seed, asked) for seed in range(asked.seeds)]
         seeds = [job.result() for job in jobs]
-    told = {"patients": asked.patients, "epochs": asked.epochs, "settings": asked.settings}
-    before = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    if all(before.get(key) == value for key, value in told.items()) and len(before["seeds"]) == len(seeds):
-        seeds = [old | new for old, new in zip(before["seeds"], seeds)]
     table = summary(seeds)
     print(json.dumps(table, indent=2))
-    write_json(asked.out, told | {"summary": table, "seeds": seeds})
+    told = {"patients": asked.patients, "epochs": asked.epochs, "settings": asked.settings}
+    write_json(asked.out, told | {"summary": table})
 
 
 if __name__ == "__main__":

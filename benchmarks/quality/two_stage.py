@@ -72,14 +72,16 @@ def proposed(bundle: Bundle, notes: list[Note], k: int) -> dict[str, float]:
 
 def row(bundle: Bundle, corpus: Corpus, k: int, folder: Path) -> dict[str, float]:
     """One row of the table: k candidates a note."""
-    model = bundle.model.two_stage(k)
     notes = list(corpus.notes("test"))
     timed = [note.text for note in notes[:50]]
+    model = bundle.model.to("cpu").two_stage(k)
     model.probabilities(timed[:1])
     started = time.perf_counter(), time.process_time()
     for text in timed:
         model.probabilities([text])
     seconds, work = time.perf_counter() - started[0], time.process_time() - started[1]
+    if torch.cuda.is_available():
+        model = bundle.model.to("cuda").two_stage(k)
     measure(replace(bundle, model=model), corpus, "test", folder)
     metrics = json.loads((folder / "metrics.json").read_text())
     return {
@@ -109,7 +111,6 @@ def main() -> None:
             bundle = Bundle.load(kept)
         else:
             bundle = train(load_recipe("dual_laat", [*SMALL, *asked.settings]), [corpus], kept)
-        bundle.model.to("cpu")
         rows = {}
         for k in CANDIDATES:
             found = rows[str(k) if k else "all"] = row(bundle, corpus, k, folder / f"report{k}")
