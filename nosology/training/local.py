@@ -1,0 +1,106 @@
+"""The light loop over vectors that are in memory: what a hospital does in a round, and what heads need.
+
+It takes the same batches in the same order as `loop.fit` does (`Plan`) and the same learning rates (`Schedule`), without
+its files, threads and processes: a round lasts seconds and there are thousands of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nosology.models.heads_net import VectorBatch
+from nosology.models.neural_settings import LoopSettings
+from nosology.training.plan import Plan, seed_of
+from nosology.training.schedule import Schedule, resolve
+
+Penalty = Callable[[nn.Module], Tensor]  # is added to the loss of every batch
+
+
+@dataclass(frozen=True)
+class VectorNotes:
+    """N notes as vectors, with their codes."""
+
+    vectors: Tensor  # (N, D) float32, standardised
+    targets: Tensor  # (N, L) uint8, 0 or 1
+    known: Tensor | None = None  # (L,) float32, 0 or 1: codes that these notes are coded with; None: all
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def to(self, device: torch.device | str) -> VectorNotes:
+        """The notes on a device."""
+        known = None if self.known is None else self.known.to(device)
+        return VectorNotes(self.vectors.to(device), self.targets.to(device), known)
+
+    def batch(self, rows: Tensor, seed: Tensor) -> VectorBatch:
+        """The batch of some rows (B,)."""
+        return VectorBatch(self.vectors[rows], self.targets[rows], seed, self.known)
+
+
+def plan_of(notes: int, settings: LoopSettings, seed: int) -> Plan:
+    """The batches of so many notes: all of one length, so shuffled and cut."""
+    return Plan(np.ones(notes, np.int64), np.zeros(notes, np.int64), settings.batch, 8 * settings.batch, seed)
+
+
+def draw_seed(rng: np.random.Generator) -> int:
+    """The seed of a step's dropout, from the step's own generator."""
+    return int(rng.integers(2**62))
+
+
+def dropout_seed(seed: int, epoch: int, step: int) -> int:
+    """The same for a step that is known by its numbers, as the feed of `loop.fit` makes its generator."""
+    return draw_seed(np.random.default_rng(seed_of("step", seed, epoch, step)))
+
+
+def adamw(net: nn.Module, settings: LoopSettings) -> torch.optim.AdamW:
+    """The optimiser of a net's parameters."""
+    parameters = list(net.parameters())
+    gpu = parameters[0].is_cuda
+    return torch.optim.AdamW(
+        parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=gpu, foreach=not gpu
+    )
+
+
+def train_epochs(
+    net: nn.Module,
+    notes: VectorNotes,
+    settings: LoopSettings,
+    epochs: range,
+    *,
+    seed: int,
+    optimizer: torch.optim.Optimizer | None = None,
+    penalty: Penalty | None = None,
+) -> float:
+    """The mean loss of a note over some epochs of training, after which the net is trained; all on the net's device.
+
+    epochs: which of the `settings.epochs` these are; the learning rate and the order of the notes follow from them.
+    optimizer: goes on with its moments; None: a new AdamW.
+    """
+    device = notes.vectors.device
+    plan = plan_of(len(notes), settings, seed)
+    schedule: Schedule = resolve(settings, len(plan))
+    optimizer = optimizer or adamw(net, settings)
+    total, passed = torch.zeros((), device=device), 0
+    net.train()
+    for epoch in epochs:
+        planned = plan.epoch(epoch)
+        order = torch.from_numpy(planned.notes).to(device)
+        seeds = torch.tensor([dropout_seed(seed, epoch, step) for step in range(len(plan))], device=device)
+        for step in range(len(plan)):
+            for group in optimizer.param_groups:
+                group["lr"] = settings.learning_rate * schedule.factor(epoch * len(plan) + step)
+            first, last = planned.bounds[planned.order[step] : planned.order[step] + 2]
+            loss = net(notes.batch(order[first:last], seeds[step]))
+            optimizer.zero_grad(set_to_none=True)
+            (loss if penalty is None else loss + penalty(net)).backward()
+            if settings.clip:
+                nn.utils.clip_grad_norm_(net.parameters(), settings.clip)
+            optimizer.step()
+            total += loss.detach() * (last - first)
+            passed += last - first
+    return float(total) / max(1, passed)
