@@ -5,6 +5,7 @@ from nosology.core.errors import (
     CodeError,
     ConfigError,
     DataError,
+    FederationError,
     NosologyError,
     OutputError,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "DataError",
     "Evidence",
     "EvidenceSpan",
+    "FederationError",
     "NosologyError",
     "Note",
     "OutputError",

@@ -26,3 +26,7 @@ class BundleError(NosologyError):
 
 class OutputError(NosologyError):
     """An output cannot be written."""
+
+
+class FederationError(NosologyError):
+    """A federation cannot go on; the message names round, sites and reasons."""
