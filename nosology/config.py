@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from nosology.core import ConfigError
+from nosology.models.heads_settings import HeadsRecipe
 from nosology.models.linear import LinearRecipe
 from nosology.models.neural_settings import CamlRecipe, DualLaatRecipe, LaatRecipe, PlmIcdRecipe
 from nosology.models.settings import Recipe
@@ -21,6 +22,7 @@ RECIPES: dict[str, type[Recipe]] = {
     "laat": LaatRecipe,
     "plm_icd": PlmIcdRecipe,
     "dual_laat": DualLaatRecipe,
+    "heads": HeadsRecipe,
 }
 
 

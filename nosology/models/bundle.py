@@ -67,12 +67,19 @@ def _dual_laat(folder: Path) -> Model:
     return DualLaat.load(folder)
 
 
+def _heads(folder: Path) -> Model:
+    from nosology.models.heads import Heads
+
+    return Heads.load(folder)
+
+
 LOADERS: dict[str, Callable[[Path], Model]] = {  # neural ones import torch, which takes seconds, when they are called
     "linear": Linear.load,
     "caml": _caml,
     "laat": _laat,
     "plm_icd": _plm_icd,
     "dual_laat": _dual_laat,
+    "heads": _heads,
 }
 
 

@@ -7,6 +7,7 @@ one by one or all in one program (`torch.func.vmap`) with the same result.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +38,7 @@ class HeadNet(nn.Module):
         super().__init__()
         self.shape = shape
         sizes = [dim, *shape.sizes]
-        self.hidden = nn.ModuleList(_Layer(shape, *pair, number) for number, pair in enumerate(zip(sizes, sizes[1:])))
+        self.hidden = nn.ModuleList(_Layer(shape, *pair, number) for number, pair in enumerate(pairwise(sizes)))
         self.out = nn.Linear(sizes[-1], labels)
 
     def forward(self, batch: VectorBatch) -> Tensor:

@@ -10,14 +10,14 @@ from nosology.encoders.embedder_settings import EmbedderSettings
 from nosology.models.neural_settings import LoopSettings
 from nosology.models.settings import Recipe, Section
 
-WIDTHS = {"mlp": [896], "deep": [1024, 512, 512], "res": [1536, 384, 384]}  # within 5% of paper 000's Table 2
+WIDTHS = {"mlp": [896], "deep": [1024, 512, 512], "res": [1600, 384, 384]}  # within 5% of paper 000's Table 2
 
 
 class HeadShape(Section):
     """A head: what is between a note's vector and the logits of its codes."""
 
     head: Literal["mlp", "deep", "res"] = "mlp"
-    widths: list[int] = []  # of the hidden layers; empty: the paper's
+    widths: list[int] = Field(default_factory=list)  # of the hidden layers; empty: the paper's
     dropout: float = Field(0.1, ge=0, lt=1)
     norm: Literal["batch", "layer"] = "batch"  # of deep and res; differential privacy needs layer
     bce: float = Field(0.5, ge=0, le=1)  # the share of binary cross entropy in the loss; the rest is focal

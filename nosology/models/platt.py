@@ -33,14 +33,21 @@ class Platt:
         considered = logits > NOTHING
         if not target[considered].any():
             return cls()
-        x, sign = logits[considered].astype(np.float64), np.where(target[considered], 1.0, -1.0)
+        x, true = logits[considered].astype(np.float64), target[considered].astype(np.float64)
+        return cls.of_counts(x, true, 1 - true)
+
+    @classmethod
+    def of_counts(cls, logits: np.ndarray, true: np.ndarray, false: np.ndarray) -> Platt:
+        """The pair of highest likelihood for logits (N,) with so many true and false cells each (N,)."""
+        if not true.any():
+            return cls()
 
         def loss(pair: np.ndarray) -> tuple[float, np.ndarray]:
-            margin = sign * (pair[0] * x + pair[1])
-            slope = -sign * expit(-margin)
+            margin = pair[0] * logits + pair[1]
+            slope = false * expit(margin) - true * expit(-margin)
             away = pair - (1.0, 0.0)
-            value = np.logaddexp(0, -margin).sum() + _PRIOR / 2 * away @ away
-            return value, np.array([slope @ x, slope.sum()]) + _PRIOR * away
+            value = true @ np.logaddexp(0, -margin) + false @ np.logaddexp(0, margin) + _PRIOR / 2 * away @ away
+            return value, np.array([slope @ logits, slope.sum()]) + _PRIOR * away
 
         found = minimize(
             loss, np.array([1.0, 0.0]), jac=True, method="L-BFGS-B", bounds=[(_SMALLEST, None), (None,) * 2]

@@ -14,7 +14,8 @@ __all__ = ["DecisionSettings", "HoldoutSettings", "LabelSettings", "Recipe", "Se
 class LabelSettings(Section):
     """Which codes of the training notes a model learns."""
 
-    systems: list[Literal["icd9cm", "icd9proc", "icd10cm", "icd10pcs"]] = []  # empty: all that the notes have
+    # empty: all that the notes have
+    systems: list[Literal["icd9cm", "icd9proc", "icd10cm", "icd10pcs"]] = Field(default_factory=list)
     min_notes: int = Field(1, ge=1)  # codes of fewer training notes are not learned
 
 

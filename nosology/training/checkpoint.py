@@ -56,7 +56,7 @@ class Checkpoints:
     def save(self, net: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
         """Writes weights, optimiser moments and state."""
         tensors = {f"net.{name}": value for name, value in weights(net).items()}
-        tensors |= {f"optimizer.{key}.{name}": value for name, key, value in _moments(net, optimizer)}
+        tensors |= {f"optimizer.{key}.{name}": value for name, key, value in moments(net, optimizer)}
         _write(self.path, tensors, {"fingerprint": self.fingerprint, "state": asdict(state)})
 
     def load(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> State | None:
@@ -67,7 +67,7 @@ class Checkpoints:
         if about is None:
             return None
         _put(net, {name[4:]: value for name, value in tensors.items() if name.startswith("net.")}, self.path)
-        _put_moments(net, optimizer, {name[10:]: value for name, value in tensors.items() if name[:10] == "optimizer."})
+        put_moments(net, optimizer, {name[10:]: value for name, value in tensors.items() if name[:10] == "optimizer."})
         return State(**about["state"])
 
     def save_best(self, net: nn.Module, found: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ def weights(net: nn.Module) -> dict[str, Tensor]:
     return dict(net.named_parameters()) | dict(buffers)
 
 
-def _moments(net: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str, Tensor]]:
+def moments(net: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str, Tensor]]:
     """The optimiser's tensors of each parameter: its name, theirs, and the tensor."""
     for name, parameter in net.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -107,7 +107,7 @@ def _put(net: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
             own[name].copy_(value)
 
 
-def _put_moments(net: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+def put_moments(net: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Gives the optimiser its tensors back; it moves them to where it wants them."""
     names = {parameter: name for name, parameter in net.named_parameters()}
     place = {names[parameter]: i for i, parameter in enumerate(p for g in optimizer.param_groups for p in g["params"])}

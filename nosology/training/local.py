@@ -1,7 +1,7 @@
 """The light loop over vectors that are in memory: what a hospital does in a round, and what heads need.
 
-It takes the same batches in the same order as `loop.fit` does (`Plan`) and the same learning rates (`Schedule`), without
-its files, threads and processes: a round lasts seconds and there are thousands of them.
+It takes the same batches in the same order as `loop.fit` does (`Plan`) and the same learning rates (`Schedule`),
+without its files, threads and processes: a round lasts seconds and there are thousands of them.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import string
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,7 +20,6 @@ from nosology.codes.label_space import LabelSpace
 from nosology.codes.versions import NINE, TEN, label_versions, only_own_version, versions
 from nosology.core import Code, DataError
 from nosology.core.progress import progress
-from nosology.core.version import __version__
 from nosology.encoders.vocabulary import Read, Vocabulary, WordReader
 from nosology.encoders.word_vectors import train_word_vectors
 from nosology.evaluation import brief
@@ -37,6 +34,7 @@ from nosology.models.proposer import Proposer
 from nosology.models.settings import LabelSettings, Recipe
 from nosology.text.tokens import words_of
 from nosology.training.examples import Examples, both
+from nosology.training.fingerprint import fingerprint
 from nosology.training.label_sampling import label_targets, sample_labels
 from nosology.training.labels import label_space, of_systems
 from nosology.training.loop import Fitted, fit
@@ -94,7 +92,7 @@ def train_neural(recipe: Recipe, train_notes: Examples, dev_notes: Examples, ref
     model, asked, notes = _begun(recipe, train_notes)
     labels = model.labels
     dev = Notes.of(dev_notes, recipe.labels, model.reader, labels)
-    fitted = _fit(recipe, model, asked, notes, dev, folder, _fingerprint(recipe, train_notes, dev_notes))
+    fitted = _fit(recipe, model, asked, notes, dev, folder, fingerprint(recipe, train_notes, dev_notes))
     logits = only_own_version(model.logits_of(dev.reads), dev.versions, label_versions(labels), NOTHING)
     model = model.calibrated(logits, dev.gold)
     decision = Decision.tune(recipe.decision, labels, dev.codes, model.to_probabilities(logits))
@@ -124,7 +122,7 @@ def _refitted(
     # At the pace of the whole schedule: one that ends at the best epoch leaves the model behind the tuned threshold.
     settings = recipe.training.model_copy(update={"leave_after": fitted.best_epoch})
     shorter = recipe.model_copy(update={"training": settings})
-    _fit(shorter, model, asked, notes, None, folder / REFIT, _fingerprint(shorter, examples))
+    _fit(shorter, model, asked, notes, None, folder / REFIT, fingerprint(shorter, examples))
     model.calibration = tuned.calibration
     return model, notes
 
@@ -134,7 +132,7 @@ def _texts(model: DualLaat) -> np.ndarray:
 
 
 def _fit(
-    recipe: Recipe, model: NeuralModel, asked: Asked, notes: Notes, dev: Notes | None, folder: Path, fingerprint: str
+    recipe: Recipe, model: NeuralModel, asked: Asked, notes: Notes, dev: Notes | None, folder: Path, told: str
 ) -> Fitted:
     """Trains the model's net on the notes."""
     lengths = np.array([len(read.ids) for read in notes.reads])
@@ -167,7 +165,7 @@ def _fit(
         prepare=prepare,
         validate=partial(_validate, model, looked_at) if looked_at else None,
         folder=folder,
-        fingerprint=fingerprint,
+        fingerprint=told,
         seed=recipe.seed,
         title=recipe.kind,
     )
@@ -183,13 +181,6 @@ def _validate(model: NeuralModel, dev: Notes, net: torch.nn.Module) -> dict[str,
     probabilities = model.to_probabilities(model.logits_of(dev.reads))
     only_own_version(probabilities, dev.versions, label_versions(model.labels))
     return brief(model.labels, dev.codes, probabilities)
-
-
-def _fingerprint(recipe: Recipe, *examples: Examples) -> str:
-    """What decides the weights: recipe, corpora and package, and which of the notes are used."""
-    told = recipe.model_dump(mode="json", exclude={"training", "decision", "two_stage"})
-    hashes = [[corpus.hash for corpus in part.corpora] + [len(part)] for part in examples]
-    return hashlib.sha256(json.dumps([told, hashes, __version__]).encode()).hexdigest()
 
 
 def _words(recipe: Recipe, labels: LabelSpace, examples: Examples) -> tuple[WordReader, torch.Tensor]:

@@ -90,10 +90,19 @@ def _train_neural(recipe: Recipe, train_notes: Examples, dev_notes: Examples, re
     return train_neural(recipe, train_notes, dev_notes, refit, folder)
 
 
+def _train_heads(recipe: Recipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path) -> Trained:
+    try:
+        from nosology.training.heads import train_heads
+    except ImportError as error:
+        raise ConfigError(f"heads need {error.name}, which is not there: pip install nosology[embed]") from error
+    return train_heads(recipe, train_notes, dev_notes, refit, folder)
+
+
 TRAINERS: dict[str, Callable[[Any, Examples, Examples, bool, Path], Trained]] = {
     "linear": _train_linear,
     "caml": _train_neural,
     "laat": _train_neural,
     "plm_icd": _train_neural,
     "dual_laat": _train_neural,
+    "heads": _train_heads,
 }

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-CHECKPOINT, BEST, CURVES, EVENTS, REFIT = (
+CHECKPOINT, BEST, CURVES, EVENTS, REFIT, VECTORS = (
     "checkpoint.safetensors",
     "best.safetensors",
     "curves.csv",
     "tensorboard",
     "refit",
+    "embeddings",
 )
 
 
@@ -27,6 +28,7 @@ def clear(folder: Path) -> None:
     clear(folder / REFIT)
     for name in (CHECKPOINT, BEST, CURVES):
         (folder / name).unlink(missing_ok=True)
-    shutil.rmtree(folder / EVENTS, ignore_errors=True)
+    for name in (EVENTS, VECTORS):
+        shutil.rmtree(folder / name, ignore_errors=True)
     if not any(folder.iterdir()):
         folder.rmdir()

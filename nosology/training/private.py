@@ -1,0 +1,159 @@
+"""DP-SGD for a head: what a hospital does in a round so that no single note can be read off its weights.
+
+Each note's gradient is clipped, Gaussian noise is added to their sum, and a ledger keeps what that has cost. As many
+steps are taken at the same learning rates as in `local.train_epochs`, but a step's notes are drawn anew, each with the
+same chance (Poisson sampling): the accounting holds for nothing else, and it wants that nobody knows who was drawn.
+So notes, noise and dropout come from the operating system's randomness, not from the recipe's seed, which the server
+knows: with it the server could subtract the noise.
+
+The ledger is about the weights alone. The loss that comes back is exact, and so is whatever else a site tells.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from opacus.accountants.analysis import rdp
+from opacus.grad_sample import GradSampleModuleFastGradientClipping
+from torch import Tensor, nn
+
+from nosology.core import ConfigError
+from nosology.models.heads_net import HeadNet, VectorBatch, hybrid_loss
+from nosology.models.neural_settings import LoopSettings
+from nosology.training.local import Penalty, VectorNotes, adamw, plan_of
+from nosology.training.schedule import resolve
+
+_ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64)) + [2**k for k in range(6, 13)]
+
+
+@dataclass
+class Ledger:
+    """What was given away so far: runs of steps that were alike. It is JSON, and adds up over rounds and restarts."""
+
+    runs: list[tuple[float, float, int]] = field(default_factory=list)  # noise, sampling rate, steps
+
+    def add(self, noise: float, rate: float, steps: int = 1) -> None:
+        """Books some steps with Gaussian noise (in units of the clip) on a Poisson sample of that rate."""
+        if not noise > 0 or not 0 < rate <= 1 or steps < 0:
+            raise ValueError(f"noise must be above 0 and rate in (0, 1]; got {noise}, {rate}, {steps} steps")
+        if self.runs and self.runs[-1][:2] == (noise, rate):
+            steps += self.runs.pop()[2]
+        if steps:
+            self.runs.append((noise, rate, steps))
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon at a delta, an upper bound by Renyi accounting (Opacus' analysis)."""
+        if not self.runs:
+            return 0.0
+        spent = sum(rdp.compute_rdp(q=rate, noise_multiplier=noise, steps=n, orders=_ORDERS) for noise, rate, n in self.runs)
+        return float(rdp.get_privacy_spent(orders=_ORDERS, rdp=spent, delta=delta)[0])
+
+    def to_json(self) -> list[list[float]]:
+        """The ledger as JSON."""
+        return [list(run) for run in self.runs]
+
+    @classmethod
+    def from_json(cls, runs: Sequence[Sequence[float]]) -> Ledger:
+        """The ledger that `to_json` wrote."""
+        ledger = cls()
+        for noise, rate, steps in runs:
+            ledger.add(float(noise), float(rate), int(steps))
+        return ledger
+
+
+def noise_for(epsilon: float, delta: float, rate: float, steps: int) -> float:
+    """The least noise, to 1 in 1,000, with which so many steps at a sampling rate stay within epsilon."""
+    low, high = 1e-2, 1e4
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if Ledger([(middle, rate, steps)]).epsilon(delta) <= epsilon else (middle, high)
+    return high
+
+
+def refuse_batch_norm(net: nn.Module) -> None:
+    """Raises for a net with batch normalisation: there a note's gradient depends on the other notes of its batch."""
+    if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in net.modules()):
+        raise ConfigError('model.norm must be "layer" where record_noise or site_clip is set; got "batch"')
+
+
+def clipped_gradient(net: GradSampleModuleFastGradientClipping, batch: VectorBatch) -> tuple[Tensor, Tensor]:
+    """Losses (B,) and norms (B,) of the notes' gradients; their clipped sum lies in the parameters' `grad`.
+
+    Norms come from the layers' inputs and the gradients of their outputs; no note's gradient is ever written out.
+    """
+    head: HeadNet = net._module
+    net.enable_hooks()
+    logits = head.logits(batch.vectors, batch.seed)
+    losses = torch.vmap(lambda row, target: hybrid_loss(row[None], target[None], head.shape, batch.known))(
+        logits, batch.targets
+    )
+    net.zero_grad(set_to_none=True)
+    losses.sum().backward(retain_graph=True)
+    norms = net.get_norm_sample()
+    scale = net.get_clipping_coef()
+    net.zero_grad(set_to_none=True)
+    net.disable_hooks()
+    (losses * scale).sum().backward()
+    return losses.detach(), norms
+
+
+def add_noise(parameters: Sequence[nn.Parameter], scale: float, share: float, generator: torch.Generator) -> None:
+    """Makes every `grad` share x (itself + Gaussian noise of a standard deviation); no grad counts as 0."""
+    for parameter in parameters:
+        drawn = torch.randn(parameter.shape, generator=generator, device=parameter.device, dtype=parameter.dtype)
+        drawn *= scale
+        parameter.grad = (drawn if parameter.grad is None else parameter.grad + drawn) * share
+
+
+def private_epochs(
+    net: HeadNet,
+    notes: VectorNotes,
+    settings: LoopSettings,
+    epochs: range,
+    *,
+    ledger: Ledger,
+    noise: float,
+    clip: float,
+    optimizer: torch.optim.Optimizer | None = None,
+    penalty: Penalty | None = None,
+    seed: int | None = None,
+) -> float:
+    """The mean loss of a drawn note over some epochs of private training, after which the net is trained.
+
+    noise: standard deviation of the noise on the sum of gradients, in units of clip; clip: largest norm of a note's
+    gradient (`settings.clip` is not looked at). seed: for tests alone; None: the operating system's randomness.
+    penalty: is a function of the weights, so it is neither clipped nor paid for.
+    """
+    refuse_batch_norm(net)
+    device = notes.vectors.device
+    drawing = torch.Generator(device).manual_seed(secrets.randbits(63) if seed is None else seed)
+    steps = len(plan_of(len(notes), settings, 0))
+    schedule = resolve(settings, steps)
+    optimizer = optimizer or adamw(net, settings)
+    parameters = list(net.parameters())
+    net.train()
+    wrapped = GradSampleModuleFastGradientClipping(net, max_grad_norm=clip, loss_reduction="sum")
+    total, passed = 0.0, 0
+    try:
+        for step in range(epochs.start * steps, epochs.stop * steps):
+            rows = (torch.rand(len(notes), generator=drawing, device=device) < 1 / steps).nonzero()[:, 0]
+            dropout = torch.randint(2**62, (), generator=drawing, device=device)
+            optimizer.zero_grad(set_to_none=True)
+            if len(rows):
+                losses, _ = clipped_gradient(wrapped, notes.batch(rows, dropout))
+                total, passed = total + float(losses.sum()), passed + len(rows)
+            add_noise(parameters, noise * clip, steps / len(notes), drawing)
+            if penalty is not None:
+                wrapped.disable_hooks()
+                penalty(net).backward()
+            for group in optimizer.param_groups:
+                group["lr"] = settings.learning_rate * schedule.factor(step)
+            ledger.add(noise, 1 / steps)
+            optimizer.step()
+    finally:
+        wrapped.to_standard_module()
+    return total / max(1, passed)
