@@ -1,0 +1,302 @@
+"""Notes as vectors of a pretrained model that does not learn."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nosology.core import ConfigError, DataError
+from nosology.encoders.embedder_files import Plan, content_hash, find, own_program, read_plan, weight_files
+from nosology.encoders.embedder_settings import KNOWN, EmbedderSettings
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+_BROKEN = re.compile("[\ud800-\udfff]")  # halves of a character, which no tokenizer takes
+_CPU_BATCH, _CPU_PACK = 16_384, 4_096  # tokens that are finished together, tokens that are run together
+_GPU_BATCH = 65_536
+_GPU_BYTES = 2**20  # of a GPU's memory for each token of a batch
+_METHOD = 1  # how windows are cut and pooled; another number would be other vectors
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Some of the notes that were asked for, finished."""
+
+    rows: np.ndarray  # (n,) which
+    vectors: np.ndarray  # (n, D)
+    tokens: np.ndarray  # (n,) that each note has, with those around it; 0 of an empty one
+    read: np.ndarray  # (n,) that went through the model
+    windows: np.ndarray  # (n,) that each was read in
+    seconds: float  # that the model took for all of them
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Texts to pieces, and pieces to what the model is given."""
+
+    tokenizer: Any  # of the library tokenizers
+    begin: list[int]
+    prompt: str
+    head: list[int]  # the prompt's pieces
+    end: list[int]
+    lower_case: bool
+
+    @property
+    def around(self) -> int:
+        """The tokens of a window that are not the note's."""
+        return len(self.begin) + len(self.head) + len(self.end)
+
+    def pieces(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The pieces (T,) of each text, without what stands around them."""
+        whole = [self.prompt + _BROKEN.sub("\ufffd", text) for text in texts]
+        whole = [text.lower() for text in whole] if self.lower_case else whole
+        found = self.tokenizer.encode_batch_fast(whole, add_special_tokens=False)
+        return [np.array(one.ids[len(self.head) :], dtype=np.int32) for one in found]
+
+
+class Embedder:
+    """One vector a note. A note longer than the model reads goes in windows, whose vectors weigh by their tokens."""
+
+    def __init__(
+        self,
+        settings: EmbedderSettings,
+        reader: _Reader,
+        net: nn.Module,
+        plan: Plan,
+        layers: nn.Module,
+        identity: dict[str, str | int],
+        device: torch.device,
+    ):
+        self.settings, self.identity, self.device = settings, identity, device
+        self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        self.dim, self.window = int(identity["dim"]), int(identity["window"])
+        self._reader, self._net, self._plan, self._layers = reader, net, plan, layers
+        self.batch_tokens, self.pack_tokens = _CPU_BATCH, _CPU_PACK
+        if device.type == "cuda":
+            import torch
+
+            memory = torch.cuda.get_device_properties(device).total_memory
+            self.batch_tokens = self.pack_tokens = int(min(_GPU_BATCH, max(8192, memory // _GPU_BYTES)))
+
+    @classmethod
+    def load(cls, settings: EmbedderSettings, device: str | None = None) -> Embedder:
+        """The embedder of the settings on a device, by default the GPU where there is one.
+
+        No program that comes with a model is run unless the settings trust it. Whatever keeps it from being loaded is a
+        ConfigError.
+        """
+        try:
+            import torch
+            import transformers  # noqa: F401
+        except ImportError as error:
+            raise ConfigError(f"embedders need {error.name}: pip install 'nosology[embed]'") from error
+        from nosology.encoders.packed import Packed, Padded, can_pack
+
+        try:
+            place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            torch.empty(1, device=place)
+        except (RuntimeError, AssertionError) as error:
+            raise ConfigError(f"device must be one that this machine has, such as cpu; got {device!r}") from error
+        folder = find(settings)
+        plan = read_plan(folder)
+        model, tokenizer = _pretrained(settings, folder, _dtype(settings, place))
+        reader = _reader(settings, plan, tokenizer)
+        layers, dim = _layers(plan, len(plan.modes) * model.config.hidden_size)
+        if settings.pooling:
+            plan = Plan(**{**plan.__dict__, "modes": (settings.pooling,)})
+        identity = {
+            "files": content_hash(folder, plan, code=settings.trust_remote_code),
+            "architecture": type(model).__name__,
+            "dim": dim,
+            "pooling": "+".join(plan.modes),
+            "normalise": int(plan.normalise),
+            "prompt": reader.prompt,
+            "max_tokens": settings.max_tokens,
+            "window": _window(settings, plan, model, tokenizer, reader),
+            "precision": settings.precision,
+            "method": _METHOD,
+        }
+        model = model.to(place).eval().requires_grad_(False)
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        net = Packed(model) if can_pack(model) else Padded(model, pad)
+        return cls(settings, reader, net, plan, layers.to(place), identity, place)
+
+    @property
+    def name(self) -> str:
+        """What people call the model; a folder by its last part, for where it lies is nobody's business."""
+        return Path(self.settings.model).name
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """Vectors (B, D), float32, in the order of the texts; an empty text has zeros."""
+        found = np.zeros((len(texts), self.dim), dtype=np.float32)
+        for part in self.batches(texts):
+            found[part.rows] = part.vectors
+        return found
+
+    def batches(self, texts: Sequence[str]) -> Iterator[Embedded]:
+        """The vectors of the texts, batch by batch, longest first."""
+        pieces = self._reader.pieces(texts)
+        sizes = np.array([len(ids) for ids in pieces], dtype=np.int64)
+        limit = self.settings.max_tokens - self._reader.around if self.settings.max_tokens else sizes.max(initial=0)
+        kept = np.minimum(sizes, limit)
+        rows = np.argsort(-kept, kind="stable")
+        start = 0
+        while start < len(rows):
+            through = np.cumsum(kept[rows[start:]] + self._reader.around)
+            end = start + max(1, int(np.searchsorted(through, self.batch_tokens, side="right")))
+            yield self._finish(rows[start:end], pieces, sizes, kept)
+            start = end
+
+    def _finish(self, rows: np.ndarray, pieces: list[np.ndarray], sizes: np.ndarray, kept: np.ndarray) -> Embedded:
+        started = time.perf_counter()
+        width = self.window - self._reader.around
+        windows = -(-kept[rows] // width)
+        cut = [
+            pieces[row][first : min(first + width, kept[row])] for row in rows for first in range(0, kept[row], width)
+        ]
+        vectors = np.zeros((len(rows), self.dim), dtype=np.float32)
+        if cut:
+            vectors[windows > 0] = self._vectors(cut, windows[windows > 0])
+        if not np.isfinite(vectors).all():
+            raise DataError(
+                f"the embedder {self.name} gave numbers that are not finite in precision {self.settings.precision}: "
+                "set embedder.precision to fp32 or bf16"
+            )
+        around = self._reader.around
+        tokens = np.where(sizes[rows] > 0, sizes[rows] + around, 0)
+        return Embedded(rows, vectors, tokens, kept[rows] + windows * around, windows, time.perf_counter() - started)
+
+    def _vectors(self, cut: list[np.ndarray], windows: np.ndarray) -> np.ndarray:
+        """Vectors (n, D) of notes of windows (n,) each, all of whose pieces are given in order."""
+        import torch
+
+        from nosology.encoders.pooling import pool_windows
+
+        with torch.inference_mode():
+            order = sorted(range(len(cut)), key=lambda i: -len(cut[i]))  # equal lengths side by side
+            pooled: list[Tensor] = []
+            start, most = 0, self.pack_tokens
+            while start < len(order):
+                end, total = start, 0
+                while end < len(order) and (end == start or total + len(cut[order[end]]) + self._reader.around <= most):
+                    total += len(cut[order[end]]) + self._reader.around
+                    end += 1
+                pooled.append(self._pooled([cut[i] for i in order[start:end]]))
+                start = end
+            back = torch.tensor(np.argsort(order), device=self.device)
+            counts = torch.tensor([len(ids) for ids in cut], device=self.device)
+            found = pool_windows(torch.cat(pooled)[back], torch.tensor(windows, device=self.device), counts)
+            return self._layers(found).cpu().numpy()
+
+    def _pooled(self, cut: list[np.ndarray]) -> Tensor:
+        """One vector (N, D) a window."""
+        import torch
+
+        from nosology.encoders.pooling import pool
+
+        reader = self._reader
+        before, after = np.array([*reader.begin, *reader.head]), np.array(reader.end)
+        ids = np.concatenate([part for ids in cut for part in (before, ids, after)]).astype(np.int64)
+        lengths = [len(ids) + reader.around for ids in cut]
+        states = self._net(torch.from_numpy(ids).to(self.device), lengths)
+        skip = 0 if self._plan.include_prompt or not reader.head else len(before)
+        return pool(states, torch.tensor(lengths, device=self.device), self._plan.modes, skip)
+
+
+def _dtype(settings: EmbedderSettings, device: torch.device) -> torch.dtype:
+    """The precision of the weights and states."""
+    import torch
+
+    if settings.precision == "auto":
+        if device.type != "cuda":
+            return torch.float32
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(False) else torch.float16
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[settings.precision]
+
+
+def _pretrained(settings: EmbedderSettings, folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+    """The model and its tokenizer."""
+    from transformers import AutoModel, AutoTokenizer
+
+    from nosology.encoders.transformer import quiet
+
+    trust, known = settings.trust_remote_code, KNOWN.get(settings.model)
+    weight_files(folder)  # there are some, and they are no pickles
+    if not trust and (own_program(folder) or (known and known.code)):
+        raise ConfigError(
+            f"embedder.model {settings.model!r} comes with programs of its own and is another model without them: "
+            "set embedder.trust_remote_code to true if you trust its authors with this machine"
+        )
+    try:
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
+            model = AutoModel.from_pretrained(folder, trust_remote_code=trust, dtype=dtype, use_safetensors=True)
+    except Exception as error:  # a damaged file, a kind that is not known, a program that fails: many
+        raise ConfigError(
+            f"embedder.model must be a model that transformers can load; got {settings.model!r} "
+            f"({type(error).__name__})"
+        ) from error
+    if not tokenizer.is_fast:
+        raise ConfigError(f"embedder.model must have a fast tokenizer (tokenizer.json); {settings.model!r} has none")
+    if model.config.is_encoder_decoder:
+        raise ConfigError(f"embedder.model must be an encoder alone; {settings.model!r} has a decoder too")
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None  # a vector that the pooling does not ask for
+    return model, tokenizer
+
+
+def _reader(settings: EmbedderSettings, plan: Plan, tokenizer: Any) -> _Reader:
+    """How texts become what the model is given."""
+    from nosology.encoders.transformer import around
+
+    known = KNOWN.get(settings.model)
+    begin, end = around(tokenizer)
+    if known and known.end and not end:
+        end = [tokenizer.convert_tokens_to_ids(known.end)]
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    prompt = settings.prompt or plan.prompt or (known.prompt if known else "")
+    head = _head(backend, prompt.lower() if plan.lower_case else prompt)
+    return _Reader(backend, begin, prompt, head, end, plan.lower_case)
+
+
+def _head(tokenizer: Any, prompt: str) -> list[int]:
+    """The pieces that a prompt begins every text with; a space at its end may melt into the first word."""
+    one, other = (tokenizer.encode(prompt + text, add_special_tokens=False).ids for text in ("a", "7"))
+    same = next((i for i, pair in enumerate(zip(one, other)) if pair[0] != pair[1]), min(len(one), len(other)))
+    return one[:same] if prompt else []
+
+
+def _window(settings: EmbedderSettings, plan: Plan, model: Any, tokenizer: Any, reader: _Reader) -> int:
+    """Tokens that the model reads at once."""
+    from nosology.encoders.transformer import longest
+
+    fixed = getattr(getattr(model, "embeddings", None), "position_embeddings", None) is not None
+    places, known = longest(model), KNOWN.get(settings.model)
+    own = plan.window or (known.window if known else min(places, tokenizer.model_max_length))
+    window = settings.window or (min(own, places) if fixed else own)
+    if fixed and window > places:
+        raise ConfigError(f"embedder.window must be at most {places} for {settings.model!r}; got {window}")
+    for name, value in (("window", window), ("max_tokens", settings.max_tokens or window)):
+        if value <= reader.around:
+            raise ConfigError(f"embedder.{name} must be more than {reader.around} for {settings.model!r}; got {value}")
+    return window
+
+
+def _layers(plan: Plan, dim: int) -> tuple[nn.Module, int]:
+    """What comes after pooling, and the width of its result."""
+    from nosology.encoders.after_pooling import After
+
+    after = After(plan.dense, plan.normalise)
+    return after, after.width or dim
