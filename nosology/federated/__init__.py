@@ -1,0 +1,1 @@
+"""Hospitals that train one coder while no note leaves home."""

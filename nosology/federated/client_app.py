@@ -1,0 +1,171 @@
+"""The ClientApp of a site, the same in a simulation and in a deployment. It owns no loop: `Site` does the work.
+
+In a deployment every message may meet a fresh process. What a site needs from one message to the next is in the
+Context's state: labels and scaler since `query.prepare`, AdamW's moments where they are kept. A message that trains or
+evaluates names, by a hash, what the site must have been told; a site that was told something else, or nothing, answers
+`UNPREPARED`, and the server tells it again.
+
+A reply never quotes an exception that is not ours: it might hold data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from nosology.codes.label_space import LabelSpace
+from nosology.core import ConfigError, NosologyError
+from nosology.encoders.embedder_settings import EmbedderSettings
+from nosology.federated.records import (
+    ARRAYS,
+    CONFIG,
+    FAILED,
+    METRICS,
+    REFUSED,
+    UNPREPARED,
+    content,
+    failed,
+    from_record,
+    to_record,
+    value,
+)
+from nosology.federated.site import Site
+from nosology.federated.strategy import KNOWN, LOSS, NOTES
+from nosology.models.heads_settings import HeadsRecipe
+from nosology.models.moments import Scaler
+from nosology.models.platt import Platt
+
+_AGREED, _SCALER, _MOMENTS = "agreed", "scaler", "moments"  # in a context's state
+
+FindSite = Callable[[Context, HeadsRecipe], Site]
+Handler = Callable[[Message, Context], Message]
+
+
+class UnpreparedError(Exception):
+    """The site has not been told the labels and the scaler that a message goes by."""
+
+
+def open_site(context: Context, recipe: HeadsRecipe) -> Site:
+    """The site that a node's config names; opened once a process.
+
+    The config holds site-name, corpus (a folder, or several with commas between them) and cache (a folder). An embedder
+    that brings programs of its own runs only where the config allows it (trust-remote-code): the recipe is the server's.
+    """
+    named = {key: str(context.node_config.get(key) or "") for key in ("site-name", "corpus", "cache")}
+    for key in ("site-name", "corpus"):
+        if not named[key]:
+            raise ConfigError(f"the node's config must name {key}")
+    if recipe.embedder.trust_remote_code and not context.node_config.get("trust-remote-code"):
+        raise ConfigError("the embedder brings programs of its own, and the node's config has no trust-remote-code")
+    return _opened(named["site-name"], named["corpus"], named["cache"], recipe.embedder.model_dump_json())
+
+
+@cache
+def _opened(name: str, corpus: str, cache_folder: str, embedder: str) -> Site:
+    folders = [Path(folder.strip()) for folder in corpus.split(",")]
+    cached = Path(cache_folder) if cache_folder else None
+    return Site.open(name, folders, cached, EmbedderSettings.model_validate_json(embedder))
+
+
+def make_app(find_site: FindSite) -> ClientApp:
+    """The ClientApp of sites that are found by a node's context and the recipe."""
+    app = ClientApp()
+    handlers = _Handlers(find_site)
+    app.query("facts")(answering(handlers.facts))
+    app.query("statistics")(answering(handlers.statistics))
+    app.query("prepare")(answering(handlers.prepare))
+    app.train()(answering(handlers.train))
+    app.evaluate()(answering(handlers.evaluate))
+    return app
+
+
+def answering(handler: Callable[[Message, Context], RecordDict]) -> Handler:
+    """A handler whose failures are replies: our own sentences, and of other exceptions only the kind."""
+
+    def handle(message: Message, context: Context) -> Message:
+        try:
+            return Message(handler(message, context), reply_to=message)
+        except UnpreparedError:
+            return failed(UNPREPARED, "it has not been told labels and scaler", message)
+        except NosologyError as error:
+            return failed(REFUSED, str(error), message)
+        except Exception as error:
+            return failed(FAILED, f"its training failed with {type(error).__name__}", message)
+
+    return handle
+
+
+class _Handlers:
+    """What a site does with each kind of message."""
+
+    def __init__(self, find_site: FindSite):
+        self.find_site = find_site
+        self.told: dict[str, str] = {}  # by site: the hash of what the Site object in this process was told
+
+    def facts(self, message: Message, context: Context) -> RecordDict:
+        recipe = recipe_of(message)
+        site = self.find_site(context, recipe)
+        return content(site=site.name, facts=site.facts(recipe.federation.min_site_notes).to_json())
+
+    def statistics(self, message: Message, context: Context) -> RecordDict:
+        recipe = recipe_of(message)
+        found = self.find_site(context, recipe).statistics(recipe.federation.min_site_notes)
+        return content({"total": found.total, "squares": found.squares}, count=found.count)
+
+    def prepare(self, message: Message, context: Context) -> RecordDict:
+        self.find_site(context, recipe_of(message))
+        context.state[_SCALER] = message.content[ARRAYS]
+        context.state[_AGREED] = ConfigRecord(
+            {name: message.content[CONFIG][name] for name in ("agreed", "labels")}  # as they came, in JSON
+        )
+        return content()
+
+    def train(self, message: Message, context: Context) -> RecordDict:
+        recipe = recipe_of(message)
+        site = self.prepared(message, context, recipe)
+        kept = context.state.get(_MOMENTS)
+        moments = from_record(kept) if kept is not None else None
+        update = site.train(from_record(message.content[ARRAYS]), recipe, value(message.content, "round"), moments)
+        if update.moments:
+            context.state[_MOMENTS] = to_record(update.moments)
+        return RecordDict(
+            {
+                ARRAYS: to_record(update.weights),
+                METRICS: MetricRecord({NOTES: update.notes, LOSS: float(update.loss)}),
+                CONFIG: ConfigRecord({KNOWN: np.packbits(update.known).tobytes()}),
+            }
+        )
+
+    def evaluate(self, message: Message, context: Context) -> RecordDict:
+        recipe = recipe_of(message)
+        site = self.prepared(message, context, recipe)
+        split, threshold, platt = (value(message.content, name) for name in ("split", "threshold", "calibration"))
+        weights = from_record(message.content[ARRAYS])
+        counts = site.evaluate(weights, recipe, split, Platt(**platt) if platt else None, threshold)
+        return content(counts.arrays())
+
+    def prepared(self, message: Message, context: Context, recipe: HeadsRecipe) -> Site:
+        """The site, told what the message goes by."""
+        wanted, state = value(message.content, "agreed"), context.state.get(_AGREED)
+        if state is None or json.loads(state["agreed"]) != wanted:
+            raise UnpreparedError
+        site = self.find_site(context, recipe)
+        if self.told.get(site.name) != wanted or site.labels is None:
+            scaler = from_record(context.state[_SCALER])
+            site.prepare(LabelSpace(json.loads(state["labels"])), Scaler(scaler["mean"], scaler["scale"]))
+            self.told[site.name] = wanted
+        return site
+
+
+def recipe_of(message: Message) -> HeadsRecipe:
+    """The recipe that a message carries."""
+    return HeadsRecipe.model_validate(value(message.content, "recipe"))
+
+
+app = make_app(open_site)
