@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from nosology.encoders.embedding_cache import EmbeddingCache
 
 from nosology.codes.label_space import LabelSpace
 from nosology.core import Code, ConfigError, DataError
@@ -16,6 +15,7 @@ from nosology.core.version import __version__
 from nosology.corpora.corpus import Corpus
 from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedder_settings import EmbedderSettings
+from nosology.encoders.embedding_cache import EmbeddingCache
 from nosology.federated.agreement import PREPROCESSING, Facts
 from nosology.federated.site_counts import SiteCounts
 from nosology.models.heads_net import HeadNet
@@ -73,13 +73,13 @@ class Site:
         loaded = Embedder.load(embedder)
         if cache is None:
             raise ConfigError(f"site {name} needs a folder for its vectors (cache)")
-        kept = EmbeddingCache(cache, loaded)
+        kept = EmbeddingCache.of(cache, loaded)
         notes: dict[str, Embedded] = {}
         opened = [Corpus.open(folder) for folder in corpora]
         for split in SPLITS:
             texts = (note.text for corpus in opened for note in corpus.notes(split))
             codes = [note.codes for corpus in opened for note in corpus.notes(split, text=False)]
-            notes[split] = Embedded(kept.vectors(texts), codes)
+            notes[split] = Embedded(kept.vectors(texts, lambda: loaded), codes)
         if not len(notes["train"].codes):
             raise DataError(f"site {name} has no train notes: `nosology corpus split` makes them")
         return cls(name, loaded.identity, loaded.key, notes, only)

@@ -59,7 +59,8 @@ class _Layer(nn.Module):
     def __init__(self, shape: HeadShape, inputs: int, outputs: int, number: int):
         super().__init__()
         self.number, self.dropout = number, shape.dropout
-        self.linear = nn.Linear(inputs, outputs)
+        # Batch normalisation takes a bias away again; AdamW would move it all the same, by rounding errors.
+        self.linear = nn.Linear(inputs, outputs, bias=shape.head == "mlp" or shape.norm != "batch")
         self.norm = None if shape.head == "mlp" else _NORMS[shape.norm](outputs)
         self.passes = shape.head == "res"
         self.shortcut = nn.Linear(inputs, outputs) if self.passes and inputs != outputs else None
@@ -74,22 +75,24 @@ class _Layer(nn.Module):
         return made + (x if self.shortcut is None else self.shortcut(x))
 
 
-class BatchNorm(nn.BatchNorm1d):
-    """Batch normalisation without the counter of batches, which no mean over sites makes sense of.
+class BatchNorm(nn.Module):
+    """Batch normalisation without torch's counter of batches, which no mean over sites makes sense of.
 
     A batch of one note has no variance; it is normalised by the running statistics, as in evaluation.
     """
 
-    def __init__(self, features: int):
-        super().__init__(features)
-        self.num_batches_tracked = None
+    def __init__(self, features: int, momentum: float = 0.1, epsilon: float = 1e-5):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(features)), nn.Parameter(torch.zeros(features))
+        self.register_buffer("running_mean", torch.zeros(features))
+        self.register_buffer("running_var", torch.ones(features))
+        self.momentum, self.epsilon = momentum, epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and len(x) > 1:
-            return F.batch_norm(
-                x, self.running_mean, self.running_var, self.weight, self.bias, True, self.momentum, self.eps
-            )
-        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        """Normalised x (B, D)."""
+        learns = self.training and len(x) > 1
+        statistics = self.running_mean, self.running_var
+        return F.batch_norm(x, *statistics, self.weight, self.bias, learns, self.momentum, self.epsilon)
 
 
 _NORMS = {"batch": BatchNorm, "layer": nn.LayerNorm}

@@ -42,8 +42,8 @@ class Embedded:
 def train_heads(recipe: HeadsRecipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path) -> Trained:
     """The coder of a recipe; `folder` keeps checkpoints and curves, and the vectors where no cache is named."""
     embedder = Embedder.load(recipe.embedder)
-    cache = EmbeddingCache(Path(recipe.vectors.cache or folder / VECTORS), embedder)
-    train, dev = (_embedded(recipe, cache, part) for part in (train_notes, dev_notes))
+    cache = EmbeddingCache.of(recipe.vectors.cache or folder / VECTORS, embedder)
+    train, dev = (_embedded(recipe, embedder, cache, part) for part in (train_notes, dev_notes))
     model, fitted = _fitted(recipe, embedder, train, dev, folder, fingerprint(recipe, train_notes, dev_notes))
     logits, gold = model.logits_of(dev.vectors), model.labels.encode(dev.codes)
     model = model.calibrated(logits, gold)
@@ -54,7 +54,7 @@ def train_heads(recipe: HeadsRecipe, train_notes: Examples, dev_notes: Examples,
         leaving = recipe.training.model_copy(update={"leave_after": fitted.best_epoch})
         shorter = recipe.model_copy(update={"training": leaving})
         calibration = model.calibration
-        notes = _embedded(recipe, cache, every)
+        notes = _embedded(recipe, embedder, cache, every)
         model, _ = _fitted(shorter, embedder, notes, None, folder / REFIT, fingerprint(shorter, every))
         model.calibration = calibration
     return model, decision, found
@@ -75,9 +75,9 @@ def vector_notes(
     return VectorNotes(torch.from_numpy(scaler(vectors)), torch.from_numpy(targets))
 
 
-def _embedded(recipe: HeadsRecipe, cache: EmbeddingCache, examples: Examples) -> Embedded:
+def _embedded(recipe: HeadsRecipe, embedder: Embedder, cache: EmbeddingCache, examples: Examples) -> Embedded:
     texts = progress(examples.texts(), "vectors", total=len(examples))
-    return Embedded(cache.vectors(texts), of_systems(recipe.labels, examples.codes))
+    return Embedded(cache.vectors(texts, lambda: embedder), of_systems(recipe.labels, examples.codes))
 
 
 def _fitted(
