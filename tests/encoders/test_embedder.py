@@ -1,0 +1,307 @@
+"""Notes as vectors of a pretrained model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nosology.core import ConfigError, DataError
+from nosology.encoders.embedder import Embedder
+from nosology.encoders.embedder_files import MODES
+from nosology.encoders.embedder_settings import KNOWN, EmbedderSettings
+from nosology.encoders.packed import Packed, Padded
+from nosology.encoders.pooling import pool
+from nosology.encoders.transformer import minilm
+from tests.encoders.tiny import WORDS
+from tests.encoders.tiny_embedders import KINDS, tiny_embedder
+
+SHORT = [
+    "Chest pain, shortness of breath; troponin negative.",
+    "COPD",
+    "Type 2 diabetes mellitus without complications.\n\nHypertension, controlled. " * 6,
+    "héart  fäilure — 12.5 mg b.i.d.",
+]
+
+
+@pytest.fixture(scope="module")
+def embedder() -> Embedder:
+    return Embedder.load(EmbedderSettings(), "cpu")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Folders of tiny embedders, each made once."""
+    made = {}
+
+    def get(kind, modes=("mean",), **wanted):
+        name = f"{kind}-{'-'.join(modes)}-{sorted(wanted.items())}"
+        if name not in made:
+            made[name] = tiny_embedder(tmp_path_factory.mktemp("tiny") / "model", kind, modes, **wanted)
+        return made[name]
+
+    return get
+
+
+def load(folder, **wanted) -> Embedder:
+    return Embedder.load(EmbedderSettings(model=str(folder), **wanted), "cpu")
+
+
+def texts(n: int, seed: int = 0, longest: int = 50) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, rng.integers(1, longest))) for _ in range(n)]
+
+
+def oracle(folder, given: list[str]) -> np.ndarray:
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu").encode(given, show_progress_bar=False)
+
+
+def test_short_texts_have_the_vectors_of_sentence_transformers(embedder):
+    assert np.allclose(embedder.embed(SHORT), oracle(minilm(), SHORT), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("modes", [("mean",), ("cls",), ("lasttoken",)])
+def test_every_kind_and_pooling_has_the_vectors_of_sentence_transformers(folders, kind, modes):
+    folder = folders(kind, modes)
+    given = texts(9)
+    assert np.allclose(load(folder).embed(given), oracle(folder, given), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "modes, wanted",
+    [
+        *(((mode,), {"normalise": False}) for mode in MODES),
+        (("cls", "mean", "max"), {}),
+        (("mean",), {"dense": 5}),
+        (("mean", "lasttoken"), {"dense": 7, "normalise": False}),
+    ],
+)
+def test_all_that_a_folder_may_say_of_pooling_is_done(folders, modes, wanted):
+    folder = folders("bert", modes, **wanted)
+    found, given = load(folder), texts(5)
+    vectors = found.embed(given)
+    assert vectors.shape == (5, found.dim)
+    assert np.allclose(vectors, oracle(folder, given), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_neither_batch_mates_nor_pads_nor_packs_change_a_vector(folders, kind):
+    found = load(folders(kind, ("mean",)), window=20)
+    given = texts(13, seed=1)
+    alone = np.concatenate([found.embed([text]) for text in given])
+    assert np.allclose(found.embed(given), alone, atol=1e-5)
+    assert np.allclose(found.embed(given[::-1])[::-1], alone, atol=1e-5)
+    for found.batch_tokens, found.pack_tokens in ((1, 1), (30, 7), (50, 500), (10_000, 64)):
+        assert np.allclose(found.embed(given), alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "modernbert"])
+def test_packed_texts_have_the_states_of_padded_ones(folders, kind):
+    packed = load(folders(kind))._net
+    assert isinstance(packed, Packed)
+    ids = torch.randint(4, 60, (23,))
+    lengths = [9, 5, 5, 3, 1]
+    with torch.no_grad():
+        found = packed(ids, lengths)
+        packed.model.set_attn_implementation("eager")
+        expected = Padded(packed.model, 0)(ids, lengths)
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_a_model_that_cannot_be_packed_is_padded(folders):
+    assert isinstance(load(folders("modernbert"))._net, Padded)
+
+
+@pytest.mark.parametrize("modes", [("mean",), ("cls",), ("lasttoken",)])
+def test_long_notes_are_the_mean_of_their_windows_by_tokens(folders, modes):
+    """Against the windows by hand, each run alone."""
+    found = load(folders("bert", modes, normalise=False, window=12))
+    text = " ".join(texts(3, seed=2, longest=20))
+    pieces = found._reader.pieces([text])[0]
+    assert found.window == 12 and len(pieces) > 20
+    total = np.zeros(found.dim)
+    for start in range(0, len(pieces), 10):
+        window = pieces[start : start + 10]
+        ids = torch.tensor([*found._reader.begin, *window.tolist(), *found._reader.end])
+        with torch.no_grad():
+            states = found._net(ids, [len(ids)])
+        vector = {"mean": states.mean(0), "cls": states[0], "lasttoken": states[-1]}[modes[0]]
+        total += len(window) / len(pieces) * vector.numpy()
+    assert np.allclose(found.embed([text])[0], total, atol=1e-5)
+
+
+def test_what_a_batch_says_of_its_notes(folders):
+    found = load(folders("bert", window=12), max_tokens=30)
+    given = ["", "pain", "pain " * 10, "pain " * 11, "pain " * 28, "pain " * 500, " \n "]
+    (part,) = found.batches(given)
+    back = np.argsort(part.rows)
+    assert part.tokens[back].tolist() == [0, 3, 12, 13, 30, 502, 0]
+    assert part.windows[back].tolist() == [0, 1, 1, 2, 3, 3, 0]
+    assert part.read[back].tolist() == [0, 3, 12, 15, 34, 34, 0]
+    vectors = found.embed(given)
+    assert not vectors[[0, 6]].any() and vectors[1:6].any(axis=1).all()
+    assert np.allclose(vectors[4], vectors[5], atol=1e-6)  # nothing behind max_tokens is read
+    assert found.embed([]).shape == (0, 16)
+
+
+def test_no_limit_reads_the_whole_note(folders):
+    found = load(folders("bert", window=12), max_tokens=0)
+    (part,) = found.batches(["pain " * 500])
+    assert part.tokens.tolist() == [502] and part.windows.tolist() == [50]
+
+
+def test_a_prompt_stands_before_each_window_and_counts_as_the_folder_says(folders):
+    folder = folders("bert", ("mean",), normalise=False)
+    plain, prompted = load(folder), load(folder, prompt="type 2: ")
+    assert np.allclose(prompted.embed(["back pain"]), plain.embed(["type 2: back pain"]), atol=1e-6)
+    windows = load(folder, prompt="type 2: ", window=9)  # [CLS] type 2 : and [SEP] leave room for four
+    halves = plain.embed(["type 2: chronic low back pain", "type 2: heart failure pneumonia of"])
+    whole = windows.embed(["chronic low back pain heart failure pneumonia of"])
+    assert np.allclose(whole[0], halves.mean(0), atol=1e-5)
+
+
+def test_the_prompt_can_be_left_out_of_the_pooling(folders, tmp_path):
+    folder = shutil.copytree(folders("bert", ("mean",), normalise=False), tmp_path / "model")
+    about = {"embedding_dimension": 16, "pooling_mode": "mean", "include_prompt": False}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(about))
+    from sentence_transformers import SentenceTransformer
+
+    expected = SentenceTransformer(str(folder), device="cpu").encode(["back pain"], prompt="type 2: ")
+    assert np.allclose(load(folder, prompt="type 2: ").embed(["back pain"]), expected, atol=1e-5)
+
+
+def test_the_folder_may_name_a_prompt(folders, tmp_path):
+    folder = shutil.copytree(folders("bert"), tmp_path / "model")
+    about = {"prompts": {"document": "low back: "}, "default_prompt_name": "document"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(about))
+    assert np.allclose(load(folder).embed(["pain"]), oracle(folder, ["pain"]), atol=1e-5)
+    assert load(folder).identity["prompt"] == "low back: "
+
+
+def test_the_key_is_of_content_and_settings_not_of_place(folders, tmp_path):
+    folder = folders("bert")
+    key = load(folder).key
+    copy = shutil.copytree(folder, tmp_path / "elsewhere")
+    assert load(copy).key == key
+    assert json.loads(json.dumps(load(copy).identity)) == load(folder).identity
+    assert "elsewhere" not in json.dumps(load(copy).identity)
+    others = [
+        load(folder, **one).key for one in ({"max_tokens": 9}, {"window": 9}, {"prompt": "x"}, {"pooling": "cls"})
+    ]
+    assert load(folders("bert", ("cls",))).key == others[-1]
+    others.append(load(folders("qwen3")).key)
+    weights = copy / "model.safetensors"
+    raw = bytearray(weights.read_bytes())
+    raw[-1] ^= 1
+    weights.write_bytes(raw)
+    others.append(load(copy).key)
+    assert len({key, *others}) == len(others) + 1
+
+
+def test_the_embedders_of_the_paper_have_their_widths():
+    six = {name: known for name, known in KNOWN.items() if name != "minilm"}
+    assert [known.dim for known in six.values()] == [1024, 1536, 768, 1024, 768, 768]
+    assert all(known.window == 8192 for known in six.values())
+
+
+@pytest.mark.parametrize(
+    "wanted, says",
+    [
+        ({"model": "no/such-model"}, "embedder.model must be one of minilm, qwen3"),
+        ({"model": "qwen3-embedding-0.6b"}, "embedder.model must be one of"),
+        ({"window": 513}, "window must be at most 512"),
+        ({"window": 2}, "window must be more than 2"),
+        ({"max_tokens": 2}, "max_tokens must be more than 2"),
+    ],
+)
+def test_what_cannot_be_had_is_one_sentence(wanted, says, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match=says):
+        Embedder.load(EmbedderSettings(**wanted), "cpu")
+
+
+def test_a_device_that_is_not_there_is_one_sentence():
+    with pytest.raises(ConfigError, match="device must be one that this machine has"):
+        Embedder.load(EmbedderSettings(), "nonsense")
+
+
+def test_a_model_with_its_own_program_is_refused_unless_trusted(folders, tmp_path):
+    folder = shutil.copytree(folders("qwen2"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModel": "modeling.Evil"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "modeling.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(ConfigError, match="trust_remote_code"):
+        load(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "file, says",
+    [
+        ("config.json", "is damaged"),
+        ("tokenizer.json", "that transformers can load"),
+        ("modules.json", "modules.json is damaged"),
+        ("1_Pooling/config.json", "is damaged"),
+        ("2_Dense/model.safetensors", "must hold a layer"),
+    ],
+)
+def test_damaged_folders_are_one_sentence(folders, tmp_path, file, says):
+    folder = shutil.copytree(folders("bert", ("mean",), dense=5), tmp_path / "model")
+    (folder / file).write_text("{")
+    with pytest.raises(ConfigError, match=says):
+        load(folder)
+
+
+def test_pickled_weights_are_not_opened(folders, tmp_path):
+    folder = shutil.copytree(folders("bert"), tmp_path / "model")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"\.safetensors"):
+        load(folder)
+
+
+def test_modules_outside_the_folder_are_refused(folders, tmp_path):
+    folder = shutil.copytree(folders("bert"), tmp_path / "model")
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[1]["path"] = "../elsewhere"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ConfigError, match="inside its own"):
+        load(folder)
+
+
+def test_numbers_that_are_not_finite_are_refused(folders):
+    found = load(folders("bert", ("mean",), normalise=False, window=30))
+    found._net.model.embeddings.word_embeddings.weight[5] = float("nan")
+    with pytest.raises(DataError, match="not finite"):
+        found.embed([" ".join(WORDS)])
+
+
+def test_any_text_can_be_embedded(embedder):
+    found = embedder.embed(["a\ud800b", "\x00\x01", "\u202e\ufeff", "😀 " * 3])
+    assert np.isfinite(found).all()
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.sampled_from(MODES), st.integers(0, 3))
+def test_pooling_is_that_of_each_text_alone(lengths, mode, seed):
+    torch.manual_seed(seed)
+    states = torch.randn(sum(lengths), 3)
+    found = pool(states, torch.tensor(lengths), (mode,))
+    parts = states.split(lengths)
+    expected = {
+        "cls": lambda x: x[0],
+        "lasttoken": lambda x: x[-1],
+        "max": lambda x: x.max(0).values,
+        "mean": lambda x: x.mean(0),
+        "mean_sqrt_len_tokens": lambda x: x.sum(0) / len(x) ** 0.5,
+        "weightedmean": lambda x: (torch.arange(1, len(x) + 1.0) @ x) / (len(x) * (len(x) + 1) / 2),
+    }[mode]
+    assert torch.allclose(found, torch.stack([expected(part) for part in parts]), atol=1e-5)
