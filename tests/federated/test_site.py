@@ -1,0 +1,155 @@
+"""A hospital: what it tells, what it learns, what it counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.preprocessing import StandardScaler
+
+from nosology.codes.label_space import LabelSpace
+from nosology.core import Code, DataError
+from nosology.evaluation import brief, evaluate
+from nosology.federated.site import Site, loop_settings
+from nosology.models.heads_settings import HeadsRecipe
+from nosology.models.platt import Platt
+from nosology.training.heads import Embedded, new_head
+from nosology.training.local import train_epochs
+
+CODES = [Code("icd10cm", f"A0{i}") for i in range(6)] + [Code("icd10pcs", "0DTJ4ZZ")]
+DIM = 8
+RECIPE = HeadsRecipe.model_validate(
+    {
+        "model": {"head": "deep", "widths": [16, 8, 8]},
+        "training": {"epochs": 3, "batch": 8, "micro_batches": 1, "warmup": 0, "schedule": "cosine"},
+        "federation": {"rounds": 3, "min_site_notes": 1, "min_notes": 1},
+    }
+)
+
+
+def embedded(n: int, seed: int, codes=CODES) -> Embedded:
+    rng = np.random.default_rng(seed)
+    vectors = rng.normal(0.2, 0.3, size=(n, DIM)).astype(np.float32)
+    lean = np.random.default_rng(0).normal(size=(DIM, len(CODES)))
+    true = vectors @ lean + rng.normal(0, 0.3, size=(n, len(CODES))) > 0.5
+    return Embedded(vectors, [tuple(code for code, hit in zip(CODES, row) if hit and code in codes) for row in true])
+
+
+def site(name: str = "a", seed: int = 1, codes=CODES, only=None) -> Site:
+    notes = {
+        split: embedded(n, seed + i, codes) for i, (split, n) in enumerate((("train", 60), ("dev", 30), ("test", 25)))
+    }
+    return Site(name, {"model": "none"}, "k", notes, only, torch.device("cpu"))
+
+
+@pytest.fixture
+def ready():
+    found = site()
+    found.prepare(LabelSpace(CODES), found.statistics(1).scaler())
+    return found
+
+
+def weights(recipe=RECIPE) -> dict[str, np.ndarray]:
+    return {k: v.numpy() for k, v in new_head(recipe.model, DIM, len(CODES), recipe.seed).state_dict().items()}
+
+
+def test_codes_of_few_notes_are_not_named():
+    every, named = site().facts(1).codes, site().facts(15).codes
+    assert named == {code: count for code, count in every.items() if count >= 15}
+    assert 0 < len(named) < len(every)
+
+
+def test_statistics_of_several_sites_equal_the_pooled_scaler():
+    sites = [site(str(i), seed=10 * i) for i in range(5)]
+    parts = [one.statistics(1) for one in sites]
+    found = sum(parts[1:], parts[0]).scaler()
+    pooled = StandardScaler().fit(np.concatenate([one.notes["train"].vectors for one in sites]).astype(np.float64))
+    np.testing.assert_allclose(found.mean, pooled.mean_, rtol=1e-9)
+    np.testing.assert_allclose(found.scale, pooled.scale_, rtol=1e-9)
+
+
+def test_statistics_of_too_few_notes_are_not_told():
+    with pytest.raises(DataError, match="statistics need 100"):
+        site().statistics(100)
+
+
+def test_a_site_that_was_told_nothing_says_so():
+    with pytest.raises(DataError, match="has not been told codes and scaler yet"):
+        site().train(weights(), RECIPE, 1)
+
+
+def test_one_site_with_kept_moments_is_central_training(ready):
+    kept = RECIPE.model_copy(update={"federation": RECIPE.federation.model_copy(update={"moments": "kept"})})
+    now, moments = weights(), None
+    for number in (1, 2, 3):
+        update = ready.train(now, kept, number, moments)
+        now, moments = update.weights, update.moments
+    net = new_head(RECIPE.model, DIM, len(CODES), RECIPE.seed)
+    train_epochs(net, ready.ready("train"), loop_settings(RECIPE), range(3), seed=RECIPE.seed)
+    for name, value in net.state_dict().items():
+        np.testing.assert_allclose(now[name], value.numpy(), atol=1e-6)
+    one = RECIPE.model_copy(
+        update={"federation": RECIPE.federation.model_copy(update={"rounds": 1, "local_epochs": 3})}
+    )
+    for name, value in ready.train(weights(), one, 1).weights.items():
+        np.testing.assert_allclose(net.state_dict()[name].numpy(), value, atol=1e-6)
+
+
+def test_codes_that_a_site_does_not_code_with_get_no_gradient():
+    diagnoses = [code for code in CODES if code.system == "icd10cm"]
+    for found in (site(codes=diagnoses), site(only=frozenset(diagnoses))):
+        found.prepare(LabelSpace(CODES), found.statistics(1).scaler())
+        update = found.train(weights(), RECIPE, 1)
+        assert update.known.tolist() == [True] * 6 + [False]
+        np.testing.assert_array_equal(update.weights["out.weight"][6], weights()["out.weight"][6])
+        np.testing.assert_array_equal(update.weights["out.bias"][6], weights()["out.bias"][6])
+        assert (update.weights["out.weight"][:6] != weights()["out.weight"][:6]).all()
+        assert not {code for code in found.facts(1).codes if code.system == "icd10pcs"}
+
+
+def test_fedprox_stays_nearer(ready):
+    def moved(mu: float) -> float:
+        prox = RECIPE.federation.model_copy(update={"strategy": "fedprox", "mu": mu, "local_epochs": 5})
+        after = ready.train(weights(), RECIPE.model_copy(update={"federation": prox}), 1).weights
+        return float(sum(np.square(after[k] - v).sum() for k, v in weights().items() if "running" not in k))
+
+    assert moved(10.0) < 0.7 * moved(0.0)
+
+
+def test_summed_counts_equal_the_pooled_evaluation():
+    """Five sites: micro and macro metrics, MAP and the best F1 are those of all their notes together."""
+    labels = LabelSpace(CODES[:5])  # two codes have no label
+    sites = [site(str(i), seed=10 * i) for i in range(5)]
+    parts = [one.statistics(1) for one in sites]
+    scaler = sum(parts[1:], parts[0]).scaler()
+    now = {k: v.numpy() for k, v in new_head(RECIPE.model, DIM, 5, 3).state_dict().items()}
+    now["out.weight"] = now["out.weight"] * 8  # spread the logits
+    calibration, threshold = Platt(0.8, -0.1), 0.45
+    found, logits, gold = None, [], []
+    for one in sites:
+        one.prepare(labels, scaler)
+        counted = one.evaluate(now, RECIPE, "test", calibration, threshold)
+        found = counted if found is None else found + counted
+        net = one._net(now, RECIPE).eval()
+        logits.append(net.logits(one.ready("test").vectors).detach().numpy())
+        gold += one.notes["test"].codes
+    logits = np.concatenate(logits)
+    named = [[code for code in codes if code in labels] for codes in gold]
+    pooled = evaluate(labels, named, calibration(logits), threshold)
+    metrics = found.counts(labels).metrics()
+    for name in (
+        "micro_f1",
+        "micro_precision",
+        "micro_recall",
+        "macro_f1",
+        "macro_precision",
+        "hamming_loss",
+        "exact_match",
+    ):
+        assert metrics[name] == pytest.approx(pooled[name], abs=1e-12), name
+    assert found.map == pytest.approx(pooled["map"], abs=1e-9)
+    assert int(found.outside[0]) == sum(len(codes) for codes in gold) - sum(len(codes) for codes in named)
+    # within a bin of a hundredth, the best F1 over edges is that over all scores
+    assert found.best[1] == pytest.approx(brief(labels, gold, Platt()(logits))["micro_f1"], abs=0.01)
+    whole = Platt.fit(logits, labels.encode(named))
+    assert (found.calibration.a, found.calibration.b) == pytest.approx((whole.a, whole.b), abs=0.02)
