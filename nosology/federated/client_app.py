@@ -54,8 +54,8 @@ class UnpreparedError(Exception):
 def open_site(context: Context, recipe: HeadsRecipe) -> Site:
     """The site that a node's config names; opened once a process.
 
-    The config holds site-name, corpus (a folder, or several with commas between them) and cache (a folder). An embedder
-    that brings programs of its own runs only where the config allows it (trust-remote-code): the recipe is the server's.
+    The config holds site-name, corpus (a folder, or several with commas between them) and cache (a folder). The recipe
+    is the server's, so an embedder that brings programs of its own runs only where the config has trust-remote-code.
     """
     named = {key: str(context.node_config.get(key) or "") for key in ("site-name", "corpus", "cache")}
     for key in ("site-name", "corpus"):

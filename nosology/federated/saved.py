@@ -21,7 +21,7 @@ from nosology.codes.label_space import LabelSpace
 from nosology.core import BundleError
 from nosology.core.files import new_file
 from nosology.federated.agreement import Facts
-from nosology.federated.records import Arrays
+from nosology.federated.site import Arrays
 from nosology.models.heads_settings import HeadsRecipe
 from nosology.models.moments import Scaler
 
@@ -101,9 +101,9 @@ class SavedRound:
         return cls(weights={name: parts["weights"][name] for name in order}, moments=parts["moments"], **described)
 
 
-def clear(folder: Path) -> None:
-    """Removes both files, and the folder if nothing else is in it."""
-    for name in (ROUND, AGREEMENT):
+def clear(folder: Path, *others: str) -> None:
+    """Removes both files and others, and the folder if nothing else is in it."""
+    for name in (ROUND, AGREEMENT, *others):
         (folder / name).unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()

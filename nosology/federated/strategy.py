@@ -14,8 +14,10 @@ strategy that compares sites (`ROBUST`).
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -124,7 +126,10 @@ class GuardedStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The new weights and the mean loss, or nothing where no reply is sound."""
-        updates = self.guarded(replies)
+        return self.applied(server_round, self.guarded(replies))
+
+    def applied(self, server_round: int, updates: list[SiteUpdate]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The same for updates that the guard has let through."""
         if self.reduce is not None and updates:
             updates = [self.reduce(server_round, self.start, updates)]
         return self.aggregate(server_round, updates)
@@ -180,13 +185,11 @@ class GuardedStrategy(Strategy):
                 replace(update, arrays={name: _wide(update.arrays[name]) - self.start[name] for name in names})
                 for update in updates
             ]
-        record, _ = self.inner.aggregate_train(server_round, [_message(update, names) for update in updates])
-        new = from_record(record)
+        new = _aggregated(self.inner, server_round, updates, names)
         if krum:
             new = {name: self.start[name] + new[name] for name in names}
         if others := [name for name in self.start if name not in new]:
-            record, _ = FedAvg().aggregate_train(server_round, [_message(update, others) for update in updates])
-            new |= from_record(record)
+            new |= _aggregated(FedAvg(), server_round, updates, others)
         return {name: new[name] for name in self.start}
 
     def moments(self) -> Arrays:
@@ -274,6 +277,25 @@ def _of_knowers(
     total = shares.sum(0)
     mean = np.einsum("sc,sc...->c...", shares / np.maximum(total, np.finfo(float).tiny), rows)
     return np.where((total > 0).reshape(-1, *[1] * (rows.ndim - 2)), mean, start).astype(start.dtype)
+
+
+def _aggregated(strategy: FedAvg, server_round: int, updates: list[SiteUpdate], names: list[str]) -> Arrays:
+    """What one of Flower's strategies makes of some arrays of updates."""
+    with _quiet():
+        record, _ = strategy.aggregate_train(server_round, [_message(update, names) for update in updates])
+    return from_record(record)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps Flower from telling what the rounds' own lines tell."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _message(update: SiteUpdate, names: list[str]) -> Message:

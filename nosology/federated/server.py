@@ -1,0 +1,321 @@
+"""The rounds of a federation, on any of Flower's grids: in this process, or a SuperLink's.
+
+Privacy comes in at two places, both in `_train`. Central noise is the strategy's `reduce` (`privacy.CentralNoise`); its
+ledgers are saved with every round. A secure round (`secure.SecureRound`) asks the sites itself, through `Roster.ask`,
+and hands the strategy the one update that it could see.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Message
+from flwr.serverapp import Grid
+from flwr.serverapp.exception import AggregationError
+from scipy import sparse
+
+from nosology.codes.label_space import LabelSpace
+from nosology.core import ConfigError, FederationError
+from nosology.core.files import check_target
+from nosology.federated import saved
+from nosology.federated.agreement import agreed_labels
+from nosology.federated.outcome import Row, bundle_of, line_of, write_history
+from nosology.federated.records import (
+    ARRAYS,
+    CONFIG,
+    EVALUATE,
+    PREPARE,
+    STATISTICS,
+    Arrays,
+    content,
+    from_record,
+    reason_of,
+    to_record,
+    value,
+)
+from nosology.federated.roster import Roster, listed
+from nosology.federated.saved import Agreement, SavedRound
+from nosology.federated.site_counts import SiteCounts
+from nosology.federated.strategy import LOSS, GuardedStrategy
+from nosology.models.bundle import MANIFEST, Bundle
+from nosology.models.heads_settings import HeadsRecipe, PrivacySettings
+from nosology.models.moments import Moments
+from nosology.models.platt import Platt
+from nosology.training.heads import new_head
+from nosology.training.run_folder import run_folder
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Federated:
+    """A federation that has ended well."""
+
+    bundle: Bundle
+    history: list[Row]
+    refused: dict[str, str]  # sites that were left out, and why
+
+
+def run_federation(
+    grid: Grid,
+    recipe: HeadsRecipe,
+    out: str | Path,
+    *,
+    corpora: list[dict[str, Any]] | None = None,
+    say: Say = lambda line: None,
+) -> Federated:
+    """The coder that the sites of a grid train, saved in `out`; FederationError if it cannot be had.
+
+    Started again with the same recipe, a run that was killed goes on after its last round. corpora: for the bundle's
+    provenance, where the server knows them. say: is given a line a round.
+    """
+    _check(recipe)
+    check_target(out, marker=MANIFEST)
+    federation = _Federation(grid, recipe, run_folder(out), say)
+    federation.begin()
+    while federation.state.number < recipe.federation.rounds:
+        federation.round(federation.state.number + 1)
+    bundle = federation.end(corpora or [])
+    state, folder = federation.state, run_folder(out)
+    bundle.save(out, also=write_history(state.history, folder))
+    saved.clear(folder, HISTORY, PLOT)
+    return Federated(bundle, state.history, federation.roster.refused)
+
+
+def _check(recipe: HeadsRecipe) -> None:
+    if recipe.decision.threshold == "per_code":
+        raise ConfigError('decision.threshold must be a number or "global" in a federation; got "per_code"')
+    if recipe.federation.privacy != PrivacySettings():
+        from nosology.federated.privacy import check_privacy  # brings Opacus with it
+
+        check_privacy(recipe)
+
+
+class _Federation:
+    """A federation under way."""
+
+    def __init__(self, grid: Grid, recipe: HeadsRecipe, folder: Path, say: Say):
+        self.recipe, self.settings, self.folder, self.say = recipe, recipe.federation, folder, say
+        self.grid, self.roster = grid, Roster(grid, recipe)
+        self.strategy = GuardedStrategy(self.settings, recipe.seed)
+        self.state: SavedRound
+        self._dev: SiteCounts | None = None  # of all sites, after the last round
+
+    def begin(self) -> None:
+        """Agrees with the sites, or goes on where a run of the same recipe ended."""
+        agreement = Agreement.load(self.folder)
+        if agreement and agreement.recipe != self.recipe:
+            raise ConfigError(f"{self.folder} holds a run of another recipe: finish that one or delete the folder")
+        self.roster.agreement = agreement
+        self.roster.gather()
+        if agreement is None:
+            agreement = self.roster.agreement = self._agree()
+            self.roster.refused |= self._prepare()
+            agreement.save(self.folder)
+        found = SavedRound.load(self.folder, agreement.hash)
+        self.state = found or SavedRound(agreement.hash, 0, self._first_weights(agreement))
+        self.strategy.put_moments(self.state.moments)
+        if self.settings.privacy.site_clip:
+            from nosology.federated.privacy import CentralNoise
+
+            self.strategy.reduce = CentralNoise.from_json(self.settings.privacy, self.state.privacy.get("sites", {}))
+        for site, why in sorted(self.roster.refused.items()):
+            self.say(f"{site} is left out: {why}")
+        where = f", goes on after round {found.number}" if found else ""
+        self.say(f"{len(self.roster.facts)} sites, {len(agreement.labels)} codes{where}")
+
+    def _first_weights(self, agreement: Agreement) -> Arrays:
+        dim, recipe = len(agreement.scaler.mean), self.recipe
+        net = new_head(recipe.model, dim, len(agreement.labels), recipe.seed)
+        return {name: tensor.numpy() for name, tensor in net.state_dict().items()}
+
+    def _agree(self) -> Agreement:
+        """Codes and scaler of the sites that can tell their statistics; the others are left out."""
+        roster = self.roster
+        asked = content(recipe=self.recipe.model_dump(mode="json"))
+        replies = roster.ask(STATISTICS, dict.fromkeys(roster.facts, asked))
+        total: Moments | None = None
+        for site in sorted(roster.facts):
+            found = _moments_of(replies.get(site), roster.facts[site].dim)
+            if isinstance(found, str):
+                roster.leave_out(site, found)
+            else:
+                total = found if total is None else total + found
+        if total is None or len(roster.facts) < self.settings.min_sites:
+            raise FederationError(
+                f"{len(roster.facts)} sites told their statistics; federation.min_sites = {self.settings.min_sites}"
+                f"{listed(roster.refused)}"
+            )
+        facts = dict(sorted(roster.facts.items()))
+        return Agreement(self.recipe, agreed_labels(facts, self.settings), total.scaler(), facts)
+
+    def _prepare(self) -> dict[str, str]:
+        """Tells all sites what was agreed; why some have not taken it (they are told again when they train)."""
+        replies = self.roster.ask(PREPARE, dict.fromkeys(self.roster.facts, self.roster.told()))
+        return {site: reason_of(reply.error) for site, reply in replies.items() if reply.has_error()}
+
+    def round(self, number: int) -> None:
+        """One round: training, evaluation where it is due, and both on disk."""
+        started = time.monotonic()
+        weights, loss = self._train(number)
+        row: Row = {"round": number, "loss": loss, "sites": len(self.strategy.accepted)}
+        row |= {"refused": len(self.strategy.refused), "micro_f1": None, "epsilon": self._epsilon()}
+        last = number == self.settings.rounds
+        if last or number % self.settings.evaluate_every == 0:
+            counts = self._evaluate(number, weights, "dev", 1.0 if last else self.settings.fraction_evaluate)
+            self._dev = counts if last else None
+            row["micro_f1"] = counts.best[1] if counts is not None and counts.true.any() else None
+        row["seconds"] = round(time.monotonic() - started, 3)
+        self.state = replace(
+            self.state,
+            number=number,
+            weights=weights,
+            moments=self.strategy.moments(),
+            history=[*self.state.history, row],
+            refused=self.strategy.refused,
+            privacy={"sites": self.strategy.reduce.to_json()} if self.strategy.reduce else {},
+        )
+        self.state.save(self.folder)
+        self.say(line_of(row, self.settings.rounds) + listed(self.strategy.refused))
+
+    def _train(self, number: int) -> tuple[Arrays, float]:
+        """New weights and the mean loss; a round with too few sound replies is repeated, and then the run stops."""
+        record = to_record(self.state.weights)
+        config = content(recipe=self.recipe.model_dump(mode="json"), round=number, agreed=self.state.agreed)[CONFIG]
+        for attempt in range(self.settings.repeats + 1):
+            needed = self._wait_for_sites(number)
+            messages = list(self.strategy.configure_train(number, record, config, self.grid))
+            made, failure = self._asked(number, messages)
+            sound = len(self.strategy.accepted)
+            if made is not None and sound >= needed:
+                weights, metrics = made
+                return from_record(weights), float(metrics[LOSS])
+            why = failure or f"{sound} of {len(messages)} replies were sound, {needed} are needed"
+            if attempt < self.settings.repeats:
+                self.say(f"round {number} is repeated: {why}{listed(self.strategy.refused)}")
+        raise FederationError(
+            f"round {number} failed {self.settings.repeats + 1} times and the run stops; its {number - 1} rounds are "
+            f"kept in {self.folder}: {why}{listed(self.strategy.refused)}"
+        )
+
+    def _asked(self, number: int, messages: list[Message]) -> tuple[tuple[ArrayRecord, dict] | None, str]:
+        """What the strategy makes of the sites' replies, or why it makes nothing of them."""
+        names = self.strategy.sites
+        replies = self.roster.exchange(messages)
+        updates = self.strategy.guarded(replies.values())
+        for message in messages:
+            site = names[message.metadata.dst_node_id]
+            if site not in replies:
+                self.strategy.refused[site] = f"no answer in {self.settings.wait:g} s"
+        if len(updates) < self._needed():
+            return None, ""
+        try:
+            return self.strategy.applied(number, updates), ""
+        except AggregationError as error:
+            return None, str(error)
+
+    def _needed(self) -> int:
+        """Sound replies that a round needs: the quorum, but never more than would be asked of all sites."""
+        every = len(self.strategy.sampled("train", 0, self.settings.fraction_train, self.roster.facts))
+        return max(self.strategy.least, min(self.settings.quorum, every))
+
+    def _wait_for_sites(self, number: int) -> int:
+        """Waits, not for ever, until a round can have the replies that it needs, and says how many that are."""
+        until = time.monotonic() + self.settings.wait
+        while True:
+            self.roster.look()
+            present, needed = self.roster.present(), self._needed()
+            asked = self.strategy.sampled("train", number, self.settings.fraction_train, present.values())
+            if len(asked) >= needed or time.monotonic() > until or needed > len(self.roster.facts):
+                self.strategy.sites = present
+                return needed
+            time.sleep(min(0.5, self.settings.wait / 10))
+
+    def _evaluate(
+        self,
+        number: int,
+        weights: Arrays,
+        split: str,
+        fraction: float,
+        calibration: Platt | None = None,
+        threshold: float | None = None,
+    ) -> SiteCounts | None:
+        """The summed counts of a sample of the sites, None if none has told any."""
+        sites = self.strategy.sampled(EVALUATE, number, fraction, self.roster.present().values())
+        asked = content(
+            weights,
+            recipe=self.recipe.model_dump(mode="json"),
+            agreed=self.state.agreed,
+            split=split,
+            threshold=threshold,
+            calibration=calibration.to_json() if calibration else None,
+        )
+        total: SiteCounts | None = None
+        for site, reply in sorted(self.roster.ask(EVALUATE, dict.fromkeys(sites, asked)).items()):
+            counts = _counts_of(reply, self.roster.agreement.labels)
+            if isinstance(counts, str):
+                self.say(f"{site} is not counted: {counts}")
+            else:
+                total = counts if total is None else total + counts
+        return total
+
+    def end(self, corpora: list[dict[str, Any]]) -> Bundle:
+        """The bundle: calibration and threshold from all sites' dev notes, scores from their test notes."""
+        number, weights = self.state.number, self.state.weights
+        self.roster.look()
+        dev = self._dev or self._evaluate(number, weights, "dev", 1.0)
+        bundle = bundle_of(self.roster.agreement, self.state, dev, corpora, self.roster.refused)
+        model, threshold = bundle.model, bundle.decision.threshold
+        test = self._evaluate(number, weights, "test", 1.0, model.calibration, threshold)
+        if test is not None and test.notes[0]:
+            bundle.provenance["found"]["test"] = test.counts(model.labels).metrics() | {"map": test.map}
+            bundle.provenance["n_test"] = int(test.notes[0])
+        return bundle
+
+    def _epsilon(self) -> float | None:
+        """What the privacy of sites has cost so far, None where there is none."""
+        spent = self.strategy.reduce.epsilon if self.strategy.reduce else math.inf
+        return spent if math.isfinite(spent) else None
+
+
+def _moments_of(reply: Message | None, dim: int) -> Moments | str:
+    """The statistics in a reply, or why there are none."""
+    if reply is None:
+        return "it did not tell its statistics in time"
+    if reply.has_error():
+        return reason_of(reply.error)
+    try:
+        arrays, count = from_record(reply.content[ARRAYS]), value(reply.content, "count")
+        found = Moments(int(count), arrays["total"], arrays["squares"])
+    except Exception:  # whatever a damaged reply makes of it
+        return "its statistics cannot be read"
+    sums = (found.total, found.squares)
+    sound = all(array.shape == (dim,) and array.dtype == np.float64 and np.isfinite(array).all() for array in sums)
+    if not sound or found.count < 1 or (found.squares < 0).any():
+        return "its statistics are not count, sum and sum of squares of its vectors"
+    return found
+
+
+def _counts_of(reply: Message, labels: LabelSpace) -> SiteCounts | str:
+    """The counts in a reply, or why they cannot be taken."""
+    if reply.has_error():
+        return reason_of(reply.error)
+    size = len(labels)
+    none = SiteCounts.of(labels, np.zeros((0, size), "f4"), sparse.csr_matrix((0, size)), 0, np.ones(size, bool), None)
+    try:
+        arrays = from_record(reply.content[ARRAYS])
+    except Exception:
+        return "its counts cannot be read"
+    for name, empty in none.arrays().items():
+        given = arrays.get(name)
+        if given is None or given.shape != empty.shape or given.dtype != empty.dtype:
+            return f"{name} is missing or of another shape"
+        if not np.isfinite(given).all() or (given < 0).any():
+            return f"{name} holds what is no count"
+    return SiteCounts(**{name: arrays[name] for name in none.arrays()})
