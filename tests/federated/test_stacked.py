@@ -1,0 +1,88 @@
+"""All sites in one program: the weights of the same federation through Flower."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from nosology.core import Code, ConfigError, FederationError
+from nosology.federated.client_app import make_app
+from nosology.federated.in_process import SITE_NAME, InProcessGrid
+from nosology.federated.server import run_federation
+from nosology.federated.site import Site
+from nosology.federated.stacked import run_stacked
+from nosology.models.heads_settings import HeadsRecipe
+from nosology.training.heads import Embedded
+
+CODES = [Code("icd10cm", f"A0{i}") for i in range(6)] + [Code("icd10pcs", "0DTJ4ZZ")]
+DIM = 8
+
+
+def sites(sizes: list[int], without: int | None = None) -> list[Site]:
+    """Sites of so many train notes; the one named by `without` codes no procedures."""
+    lean = np.random.default_rng(0).normal(size=(DIM, len(CODES)))
+    made = []
+    for i, n in enumerate(sizes):
+        rng = np.random.default_rng(i + 1)
+        parts = {}
+        for split, size in (("train", n), ("dev", 20), ("test", 15)):
+            vectors = rng.normal(0.2, 0.3, size=(size, DIM)).astype(np.float32)
+            true = vectors @ lean + rng.normal(0, 0.3, size=(size, len(CODES))) > 0.4
+            true[:, 6] &= i != without
+            parts[split] = Embedded(vectors, [tuple(c for c, hit in zip(CODES, row) if hit) for row in true])
+        made.append(Site(f"site-{i}", {"model": "none"}, "k", parts, None, torch.device("cpu")))
+    return made
+
+
+def recipe(**federation) -> HeadsRecipe:
+    return HeadsRecipe.model_validate(
+        {
+            "model": {"head": "deep", "widths": [16, 8, 8]},
+            "training": {"epochs": 1, "batch": 8, "micro_batches": 1, "warmup": 0, "schedule": "cosine"},
+            "federation": {"rounds": 4, "min_sites": 2, "quorum": 2, "min_site_notes": 1, "min_notes": 1} | federation,
+        }
+    )
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedprox"])
+def test_the_weights_are_those_of_the_run_through_flower(tmp_path, strategy):
+    sizes, told = [40, 40, 33, 52], recipe(strategy=strategy, mu=0.5, local_epochs=2)
+    known = {site.name: site for site in sites(sizes, without=2)}
+    grid = InProcessGrid(make_app(lambda context, _: known[context.node_config[SITE_NAME]]), known)
+    through = run_federation(grid, told, tmp_path / "flower").bundle
+    stacked = run_stacked(sites(sizes, without=2), told, tmp_path / "stacked")
+    for name, value in through.model.net.state_dict().items():
+        torch.testing.assert_close(stacked.model.net.state_dict()[name], value, atol=1e-5, rtol=1e-4)
+    np.testing.assert_allclose(stacked.decision.threshold, through.decision.threshold, atol=1e-3)
+    assert stacked.provenance["n_test"] == through.provenance["n_test"]
+    assert stacked.model.labels == through.model.labels
+
+
+def test_a_run_that_stopped_goes_on(tmp_path):
+    told = recipe()
+    whole = run_stacked(sites([40, 40]), told, tmp_path / "whole")
+
+    class StopError(Exception):
+        pass
+
+    def stop(line: str) -> None:
+        if line.startswith("round 2/"):
+            raise StopError
+
+    with pytest.raises(StopError):
+        run_stacked(sites([40, 40]), told, tmp_path / "halves", say=stop)
+    lines = []
+    halves = run_stacked(sites([40, 40]), told, tmp_path / "halves", say=lines.append)
+    assert "goes on after round 2" in lines[0]
+    for name, value in whole.model.net.state_dict().items():
+        torch.testing.assert_close(halves.model.net.state_dict()[name], value, atol=0, rtol=0)
+
+
+def test_what_needs_flower_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"federation\.strategy must be fedavg or fedprox"):
+        run_stacked(sites([20, 20]), recipe(strategy="krum"), tmp_path / "b")
+    other = sites([20, 20, 20])
+    other[2].key, other[2].identity = "other", {"model": "another"}
+    with pytest.raises(FederationError, match="site-2 cannot take part: embedder: model must be 'none'"):
+        run_stacked(other, recipe(), tmp_path / "b")
