@@ -25,7 +25,7 @@ from nosology.core import ConfigError, FederationError
 from nosology.core.files import check_target
 from nosology.federated import saved
 from nosology.federated.agreement import agreed_labels
-from nosology.federated.outcome import Row, bundle_of, line_of, write_history
+from nosology.federated.outcome import HISTORY, PLOT, Row, bundle_of, line_of, write_history
 from nosology.federated.records import (
     ARRAYS,
     CONFIG,
