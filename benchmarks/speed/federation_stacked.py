@@ -1,0 +1,94 @@
+"""A whole federation on one device, through Flower and as one program: python benchmarks/speed/federation_stacked.py
+
+20 sites of 6,000 notes (vectors of 1,024 numbers, 1,085 codes, batch 64, one hidden layer of 896), 100 rounds of one
+epoch, FedAvg. Prints seconds of both, and how far their weights lie apart. --rounds shortens it; --flower and --stacked
+run one of them alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from nosology.core import Code
+from nosology.federated.site import Site
+from nosology.federated.stacked import run_stacked
+from nosology.models.bundle import Bundle
+from nosology.models.heads_settings import HeadsRecipe
+from nosology.training.heads import Embedded
+
+RESULT = Path(__file__).parents[1] / "results" / "speed_federation_stacked.json"
+CODES = [Code("icd10cm", f"{letter}{number:02d}") for letter in "ABCDEFGHIJK" for number in range(100)]
+
+
+def sites(number: int, notes: int, dim: int, labels: int, device: str) -> list[Site]:
+    """Sites with vectors whose codes follow from them, some dev notes beside."""
+    lean = np.random.default_rng(0).normal(size=(dim, labels)).astype(np.float32) / np.sqrt(dim)
+    made = []
+    for i in range(number):
+        rng = np.random.default_rng(i + 1)
+        parts = {}
+        for split, size in (("train", notes), ("dev", 200), ("test", 0)):
+            vectors = rng.normal(size=(size, dim)).astype(np.float32)
+            true = vectors @ lean + rng.normal(0, 0.5, (size, labels)).astype(np.float32) > 2.6
+            parts[split] = Embedded(vectors, [tuple(CODES[j] for j in np.flatnonzero(row)) for row in true])
+        made.append(Site(f"site-{i:02d}", {"model": "none"}, "k", parts, None, torch.device(device)))
+    return made
+
+
+def through_flower(hospitals: list[Site], recipe: HeadsRecipe, out: Path) -> Bundle:
+    """The bundle of the run through Flower's messages and strategy, all sites in this process."""
+    from nosology.federated.client_app import make_app
+    from nosology.federated.in_process import SITE_NAME, InProcessGrid
+    from nosology.federated.server import run_federation
+
+    known = {site.name: site for site in hospitals}
+    grid = InProcessGrid(make_app(lambda context, _: known[context.node_config[SITE_NAME]]), known)
+    return run_federation(grid, recipe, out, say=print).bundle
+
+
+def main() -> None:
+    """Prints the times and writes them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sites", type=int, default=20)
+    parser.add_argument("--notes", type=int, default=6000)
+    parser.add_argument("--dim", type=int, default=1024)
+    parser.add_argument("--labels", type=int, default=1085)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--flower", action="store_true", help="this way alone")
+    parser.add_argument("--stacked", action="store_true", help="this way alone")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    asked = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    federation = {"rounds": asked.rounds, "evaluate_every": asked.rounds, "min_notes": 1, "min_site_notes": 1}
+    recipe = HeadsRecipe.model_validate({"federation": federation})
+    hospitals = sites(asked.sites, asked.notes, asked.dim, asked.labels, device)
+    ways = {"stacked": lambda *a: run_stacked(*a, say=print), "flower": through_flower}
+    ways = {name: way for name, way in ways.items() if getattr(asked, name) or not (asked.flower or asked.stacked)}
+    found: dict[str, float | str] = {"device": torch.cuda.get_device_name() if device == "cuda" else "CPU"}
+    bundles = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, way in ways.items():
+            started, work = time.perf_counter(), time.process_time()
+            bundles[name] = way(hospitals, recipe, Path(folder) / name)
+            found[f"{name} seconds"] = time.perf_counter() - started
+            found[f"{name} CPU seconds"] = time.process_time() - work
+            found[f"{name} dev micro F1"] = bundles[name].provenance["found"]["dev_micro_f1"]
+    if len(bundles) == 2:
+        states = [bundle.model.net.state_dict() for bundle in bundles.values()]
+        found["largest difference of a weight"] = max(
+            float((states[0][n] - states[1][n]).abs().max()) for n in states[0]
+        )
+    print(json.dumps(found, indent=2))
+    told = {name: getattr(asked, name) for name in ("sites", "notes", "dim", "labels", "rounds")}
+    asked.out.write_text(json.dumps(told | found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
