@@ -6,6 +6,8 @@ evaluates names, by a hash, what the site must have been told; a site that was t
 `UNPREPARED`, and the server tells it again.
 
 A reply never quotes an exception that is not ours: it might hold data.
+
+Other kinds of message (a secure round's) are added to the app in `make_app`; `_Handlers.trained` gives them the update.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ from nosology.federated.records import (
     to_record,
     value,
 )
-from nosology.federated.site import Site
-from nosology.federated.strategy import KNOWN, LOSS, NOTES
+from nosology.federated.replies import KNOWN, LOSS, NOTES
+from nosology.federated.site import Site, Update
 from nosology.models.heads_settings import HeadsRecipe
 from nosology.models.moments import Scaler
 from nosology.models.platt import Platt
@@ -126,7 +128,8 @@ class _Handlers:
         )
         return content()
 
-    def train(self, message: Message, context: Context) -> RecordDict:
+    def trained(self, message: Message, context: Context) -> Update:
+        """What the site has learned in a round; what it must remember of it is in the context."""
         recipe = recipe_of(message)
         site = self.prepared(message, context, recipe)
         kept = context.state.get(_MOMENTS)
@@ -134,6 +137,10 @@ class _Handlers:
         update = site.train(from_record(message.content[ARRAYS]), recipe, value(message.content, "round"), moments)
         if update.moments:
             context.state[_MOMENTS] = to_record(update.moments)
+        return update
+
+    def train(self, message: Message, context: Context) -> RecordDict:
+        update = self.trained(message, context)
         return RecordDict(
             {
                 ARRAYS: to_record(update.weights),

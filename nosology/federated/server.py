@@ -1,8 +1,9 @@
 """The rounds of a federation, on any of Flower's grids: in this process, or a SuperLink's.
 
-Privacy comes in at two places, both in `_train`. Central noise is the strategy's `reduce` (`privacy.CentralNoise`); its
-ledgers are saved with every round. A secure round (`secure.SecureRound`) asks the sites itself, through `Roster.ask`,
-and hands the strategy the one update that it could see.
+Privacy comes in at two places. Central noise is the strategy's `reduce` (`privacy.CentralNoise`); its ledgers are saved
+with every round. A secure round stands in for `_Federation._updates`: it gets the messages of the round (all have the
+same content: weights, recipe, round, agreed), asks the sites through `Roster.ask(kind, {site: content})`, sets the
+strategy's `accepted` and `refused`, and gives the one update that it could see, or none.
 """
 
 from __future__ import annotations
@@ -14,20 +15,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
-from scipy import sparse
 
-from nosology.codes.label_space import LabelSpace
 from nosology.core import ConfigError, FederationError
 from nosology.core.files import check_target
 from nosology.federated import saved
 from nosology.federated.agreement import agreed_labels
 from nosology.federated.outcome import HISTORY, PLOT, Row, bundle_of, line_of, write_history
 from nosology.federated.records import (
-    ARRAYS,
     CONFIG,
     EVALUATE,
     PREPARE,
@@ -37,12 +34,12 @@ from nosology.federated.records import (
     from_record,
     reason_of,
     to_record,
-    value,
 )
+from nosology.federated.replies import LOSS, SiteUpdate, read_counts, read_moments
 from nosology.federated.roster import Roster, listed
 from nosology.federated.saved import Agreement, SavedRound
 from nosology.federated.site_counts import SiteCounts
-from nosology.federated.strategy import LOSS, GuardedStrategy
+from nosology.federated.strategy import GuardedStrategy
 from nosology.models.bundle import MANIFEST, Bundle
 from nosology.models.heads_settings import HeadsRecipe, PrivacySettings
 from nosology.models.moments import Moments
@@ -142,7 +139,7 @@ class _Federation:
         replies = roster.ask(STATISTICS, dict.fromkeys(roster.facts, asked))
         total: Moments | None = None
         for site in sorted(roster.facts):
-            found = _moments_of(replies.get(site), roster.facts[site].dim)
+            found = read_moments(replies.get(site), roster.facts[site].dim)
             if isinstance(found, str):
                 roster.leave_out(site, found)
             else:
@@ -206,19 +203,23 @@ class _Federation:
 
     def _asked(self, number: int, messages: list[Message]) -> tuple[tuple[ArrayRecord, dict] | None, str]:
         """What the strategy makes of the sites' replies, or why it makes nothing of them."""
-        names = self.strategy.sites
-        replies = self.roster.exchange(messages)
-        updates = self.strategy.guarded(replies.values())
-        for message in messages:
-            site = names[message.metadata.dst_node_id]
-            if site not in replies:
-                self.strategy.refused[site] = f"no answer in {self.settings.wait:g} s"
-        if len(updates) < self._needed():
-            return None, ""
         try:
+            updates = self._updates(messages)
+            if len(self.strategy.accepted) < self._needed():
+                return None, ""
             return self.strategy.applied(number, updates), ""
         except AggregationError as error:
             return None, str(error)
+
+    def _updates(self, messages: list[Message]) -> list[SiteUpdate]:
+        """The sound updates of the sites that were sent messages; all others are named in the strategy's `refused`."""
+        replies = self.roster.exchange(messages)
+        updates = self.strategy.guarded(replies.values())
+        for message in messages:
+            site = self.strategy.sites[message.metadata.dst_node_id]
+            if site not in replies:
+                self.strategy.refused[site] = f"no answer in {self.settings.wait:g} s"
+        return updates
 
     def _needed(self) -> int:
         """Sound replies that a round needs: the quorum, but never more than would be asked of all sites."""
@@ -258,7 +259,7 @@ class _Federation:
         )
         total: SiteCounts | None = None
         for site, reply in sorted(self.roster.ask(EVALUATE, dict.fromkeys(sites, asked)).items()):
-            counts = _counts_of(reply, self.roster.agreement.labels)
+            counts = read_counts(reply, self.roster.agreement.labels)
             if isinstance(counts, str):
                 self.say(f"{site} is not counted: {counts}")
             else:
@@ -282,40 +283,3 @@ class _Federation:
         """What the privacy of sites has cost so far, None where there is none."""
         spent = self.strategy.reduce.epsilon if self.strategy.reduce else math.inf
         return spent if math.isfinite(spent) else None
-
-
-def _moments_of(reply: Message | None, dim: int) -> Moments | str:
-    """The statistics in a reply, or why there are none."""
-    if reply is None:
-        return "it did not tell its statistics in time"
-    if reply.has_error():
-        return reason_of(reply.error)
-    try:
-        arrays, count = from_record(reply.content[ARRAYS]), value(reply.content, "count")
-        found = Moments(int(count), arrays["total"], arrays["squares"])
-    except Exception:  # whatever a damaged reply makes of it
-        return "its statistics cannot be read"
-    sums = (found.total, found.squares)
-    sound = all(array.shape == (dim,) and array.dtype == np.float64 and np.isfinite(array).all() for array in sums)
-    if not sound or found.count < 1 or (found.squares < 0).any():
-        return "its statistics are not count, sum and sum of squares of its vectors"
-    return found
-
-
-def _counts_of(reply: Message, labels: LabelSpace) -> SiteCounts | str:
-    """The counts in a reply, or why they cannot be taken."""
-    if reply.has_error():
-        return reason_of(reply.error)
-    size = len(labels)
-    none = SiteCounts.of(labels, np.zeros((0, size), "f4"), sparse.csr_matrix((0, size)), 0, np.ones(size, bool), None)
-    try:
-        arrays = from_record(reply.content[ARRAYS])
-    except Exception:
-        return "its counts cannot be read"
-    for name, empty in none.arrays().items():
-        given = arrays.get(name)
-        if given is None or given.shape != empty.shape or given.dtype != empty.dtype:
-            return f"{name} is missing or of another shape"
-        if not np.isfinite(given).all() or (given < 0).any():
-            return f"{name} holds what is no count"
-    return SiteCounts(**{name: arrays[name] for name in none.arrays()})

@@ -18,7 +18,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -38,11 +38,11 @@ from flwr.serverapp.strategy import (
 from flwr.serverapp.strategy.fedopt import FedOpt
 from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 
-from nosology.federated.records import ARRAYS, CONFIG, METRICS, TRAIN, Arrays, from_record, reason_of, to_record
+from nosology.federated.records import ARRAYS, CONFIG, METRICS, TRAIN, Arrays, from_record, to_record
+from nosology.federated.replies import LOSS, NOTES, SiteUpdate, read_update
 from nosology.models.heads_settings import FederationSettings
 from nosology.training.plan import seed_of
 
-NOTES, LOSS, KNOWN = "num-examples", "loss", "known"
 ROBUST = ("trimmed_mean", "median", "krum")  # strategies that compare sites
 _TAU = 1e-3  # of FedAdam and FedYogi: is added to the root of the second moment, so smaller updates are damped
 
@@ -55,17 +55,6 @@ STRATEGIES: dict[str, Callable[[FederationSettings], FedAvg]] = {
     "median": lambda settings: FedMedian(),
     "krum": lambda settings: Krum(num_malicious_nodes=settings.malicious),
 }
-
-
-@dataclass(frozen=True, eq=False)
-class SiteUpdate:
-    """A site's reply that the guard has let through."""
-
-    site: str
-    arrays: Arrays
-    notes: float  # its weight
-    loss: float
-    known: np.ndarray  # (L,) bool: codes that the site codes with
 
 
 Reduce = Callable[[int, Arrays, list[SiteUpdate]], SiteUpdate]
@@ -208,41 +197,6 @@ class GuardedStrategy(Strategy):
 _ROWS = ("out.weight", "out.bias")  # one row a code
 
 
-def read_update(site: str, reply: Message, start: Arrays) -> SiteUpdate | str:
-    """The update in a reply, or why it cannot be taken: the reason names arrays and numbers, never data."""
-    if reply.has_error():
-        return reason_of(reply.error)
-    try:
-        arrays, metrics, config = (reply.content[name] for name in (ARRAYS, METRICS, CONFIG))
-        notes, loss, packed = metrics[NOTES], metrics[LOSS], config[KNOWN]
-    except KeyError as error:
-        return f"its reply has no {error.args[0]}"
-    for name, number in ((NOTES, notes), (LOSS, loss)):
-        if not isinstance(number, int | float) or not math.isfinite(number):
-            return f"{name} must be a finite number"
-    if notes <= 0:
-        return f"{NOTES} must be positive; got {notes:g}"
-    if set(arrays) != set(start):
-        return f"arrays must be those of the model; {_some(set(arrays) ^ set(start))} must not be there or is missing"
-    read: Arrays = {}
-    for name, first in start.items():
-        try:
-            read[name] = arrays[name].numpy()
-        except Exception:  # whatever a damaged array makes numpy raise
-            return f"{name} cannot be read"
-        if read[name].shape != first.shape:
-            return f"{name} must be of shape {first.shape}; got {read[name].shape}"
-        if read[name].dtype != first.dtype:
-            return f"{name} must be {first.dtype}; got {read[name].dtype}"
-        if not np.isfinite(read[name]).all():
-            return f"{name} holds NaN or infinity"
-    labels = len(start["out.bias"])
-    if not isinstance(packed, bytes) or len(packed) != -(-labels // 8):
-        return f"{KNOWN} must be {labels} bits"
-    known = np.unpackbits(np.frombuffer(packed, np.uint8), count=labels).astype(bool)
-    return SiteUpdate(site, read, float(notes), float(loss), known)
-
-
 def filled(updates: list[SiteUpdate], start: Arrays, settings: FederationSettings) -> list[SiteUpdate]:
     """The updates, in which rows of codes that a site does not know are what the sites that know them make of them.
 
@@ -312,8 +266,3 @@ def _message(update: SiteUpdate, names: list[str]) -> Message:
 
 def _wide(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64)
-
-
-def _some(names: set[str], most: int = 3) -> str:
-    ordered = sorted(names)
-    return ", ".join(ordered[:most]) + (f" and {len(ordered) - most} more" if len(ordered) > most else "")

@@ -1,0 +1,105 @@
+"""What a site's reply holds, or why it cannot be taken: a reason names arrays and numbers, never data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import Message
+from scipy import sparse
+
+from nosology.codes.label_space import LabelSpace
+from nosology.federated.records import ARRAYS, CONFIG, METRICS, Arrays, from_record, reason_of, value
+from nosology.federated.site_counts import SiteCounts
+from nosology.models.moments import Moments
+
+NOTES, LOSS, KNOWN = "num-examples", "loss", "known"
+
+
+@dataclass(frozen=True, eq=False)
+class SiteUpdate:
+    """A site's reply that the guard has let through."""
+
+    site: str
+    arrays: Arrays
+    notes: float  # its weight
+    loss: float
+    known: np.ndarray  # (L,) bool: codes that the site codes with
+
+
+def read_update(site: str, reply: Message, start: Arrays) -> SiteUpdate | str:
+    """The update in a reply, or why it cannot be taken."""
+    if reply.has_error():
+        return reason_of(reply.error)
+    try:
+        arrays, metrics, config = (reply.content[name] for name in (ARRAYS, METRICS, CONFIG))
+        notes, loss, packed = metrics[NOTES], metrics[LOSS], config[KNOWN]
+    except KeyError as error:
+        return f"its reply has no {error.args[0]}"
+    for name, number in ((NOTES, notes), (LOSS, loss)):
+        if not isinstance(number, int | float) or not math.isfinite(number):
+            return f"{name} must be a finite number"
+    if notes <= 0:
+        return f"{NOTES} must be positive; got {notes:g}"
+    if set(arrays) != set(start):
+        return f"arrays must be those of the model; {_some(set(arrays) ^ set(start))} must not be there or is missing"
+    read: Arrays = {}
+    for name, first in start.items():
+        try:
+            read[name] = arrays[name].numpy()
+        except Exception:  # whatever a damaged array makes numpy raise
+            return f"{name} cannot be read"
+        if read[name].shape != first.shape:
+            return f"{name} must be of shape {first.shape}; got {read[name].shape}"
+        if read[name].dtype != first.dtype:
+            return f"{name} must be {first.dtype}; got {read[name].dtype}"
+        if not np.isfinite(read[name]).all():
+            return f"{name} holds NaN or infinity"
+    labels = len(start["out.bias"])
+    if not isinstance(packed, bytes) or len(packed) != -(-labels // 8):
+        return f"{KNOWN} must be {labels} bits"
+    known = np.unpackbits(np.frombuffer(packed, np.uint8), count=labels).astype(bool)
+    return SiteUpdate(site, read, float(notes), float(loss), known)
+
+
+def read_moments(reply: Message | None, dim: int) -> Moments | str:
+    """The statistics in a reply, or why there are none."""
+    if reply is None:
+        return "it did not tell its statistics in time"
+    if reply.has_error():
+        return reason_of(reply.error)
+    try:
+        arrays, count = from_record(reply.content[ARRAYS]), value(reply.content, "count")
+        found = Moments(int(count), arrays["total"], arrays["squares"])
+    except Exception:  # whatever a damaged reply makes of it
+        return "its statistics cannot be read"
+    sums = (found.total, found.squares)
+    sound = all(array.shape == (dim,) and array.dtype == np.float64 and np.isfinite(array).all() for array in sums)
+    if not sound or found.count < 1 or (found.squares < 0).any():
+        return "its statistics are not count, sum and sum of squares of its vectors"
+    return found
+
+
+def read_counts(reply: Message, labels: LabelSpace) -> SiteCounts | str:
+    """The counts in a reply, or why they cannot be taken."""
+    if reply.has_error():
+        return reason_of(reply.error)
+    size = len(labels)
+    none = SiteCounts.of(labels, np.zeros((0, size), "f4"), sparse.csr_matrix((0, size)), 0, np.ones(size, bool), None)
+    try:
+        arrays = from_record(reply.content[ARRAYS])
+    except Exception:
+        return "its counts cannot be read"
+    for name, empty in none.arrays().items():
+        given = arrays.get(name)
+        if given is None or given.shape != empty.shape or given.dtype != empty.dtype:
+            return f"{name} is missing or of another shape"
+        if not np.isfinite(given).all() or (given < 0).any():
+            return f"{name} holds what is no count"
+    return SiteCounts(**{name: arrays[name] for name in none.arrays()})
+
+
+def _some(names: set[str], most: int = 3) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:most]) + (f" and {len(ordered) - most} more" if len(ordered) > most else "")
