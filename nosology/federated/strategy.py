@@ -235,7 +235,7 @@ def _of_knowers(
 
 def _aggregated(strategy: FedAvg, server_round: int, updates: list[SiteUpdate], names: list[str]) -> Arrays:
     """What one of Flower's strategies makes of some arrays of updates."""
-    with _quiet():
+    with _quiet(), np.errstate(over="ignore", invalid="ignore"):  # whether all is finite is asked in the end
         record, _ = strategy.aggregate_train(server_round, [_message(update, names) for update in updates])
     return from_record(record)
 
