@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from nosology.cli import codes, corpus, import_checkpoint, train
+from nosology.cli.embed import embed
 from nosology.cli.simulate import simulate
 from nosology.core import NosologyError
 from nosology.core.version import __version__
@@ -41,6 +42,7 @@ def _options(
 app.add_typer(codes.app, name="codes")
 app.add_typer(corpus.app, name="corpus")
 app.command()(simulate)
+app.command()(embed)
 app.command("train")(train.train)
 app.command("evaluate")(train.evaluate)
 app.command("code")(train.code)

@@ -37,6 +37,7 @@ class Embedded:
     tokens: np.ndarray  # (n,) that each note has, with those around it; 0 of an empty one
     read: np.ndarray  # (n,) that went through the model
     windows: np.ndarray  # (n,) that each was read in
+    characters: int  # of all of them
     seconds: float  # that the model took for all of them
 
 
@@ -154,10 +155,13 @@ class Embedder:
         while start < len(rows):
             through = np.cumsum(kept[rows[start:]] + self._reader.around)
             end = start + max(1, int(np.searchsorted(through, self.batch_tokens, side="right")))
-            yield self._finish(rows[start:end], pieces, sizes, kept)
+            done = rows[start:end]
+            yield self._finish(done, pieces, sizes, kept, sum(len(texts[row]) for row in done))
             start = end
 
-    def _finish(self, rows: np.ndarray, pieces: list[np.ndarray], sizes: np.ndarray, kept: np.ndarray) -> Embedded:
+    def _finish(
+        self, rows: np.ndarray, pieces: list[np.ndarray], sizes: np.ndarray, kept: np.ndarray, characters: int
+    ) -> Embedded:
         started = time.perf_counter()
         width = self.window - self._reader.around
         windows = -(-kept[rows] // width)
@@ -174,7 +178,8 @@ class Embedder:
             )
         around = self._reader.around
         tokens = np.where(sizes[rows] > 0, sizes[rows] + around, 0)
-        return Embedded(rows, vectors, tokens, kept[rows] + windows * around, windows, time.perf_counter() - started)
+        read, seconds = kept[rows] + windows * around, time.perf_counter() - started
+        return Embedded(rows, vectors, tokens, read, windows, characters, seconds)
 
     def _vectors(self, cut: list[np.ndarray], windows: np.ndarray) -> np.ndarray:
         """Vectors (n, D) of notes of windows (n,) each, all of whose pieces are given in order."""

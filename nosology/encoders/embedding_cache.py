@@ -81,6 +81,12 @@ class EmbeddingCache:
         """All vectors (N, D), a view of the file, in the order in which they came."""
         return self._map(VECTORS, np.dtype("<f4"), (self._known, self.dim))
 
+    def missing(self, texts: Iterable[str]) -> tuple[int, int]:
+        """How many of the texts are not there yet, each counted once, and how many characters they have."""
+        self._look()
+        found = {name: len(text) for text in texts if (name := text_hash(text)) not in self._rows}
+        return len(found), sum(found.values())
+
     def vectors(
         self, texts: Iterable[str], embedder: Callable[[], Embedder] | None = None, watch: Watch | None = None
     ) -> np.ndarray:

@@ -40,9 +40,10 @@ class Counting:
         for start in range(0, len(order), self.batch):
             time.sleep(self.pause)
             rows = np.array(order[start : start + self.batch])
-            self.asked += [texts[row] for row in rows]
-            sizes = np.array([len(texts[row]) for row in rows])
-            yield Embedded(rows, self.expected([texts[row] for row in rows]), sizes, sizes, sizes > 0, 0.1)
+            asked = [texts[row] for row in rows]
+            self.asked += asked
+            sizes = np.array([len(text) for text in asked])
+            yield Embedded(rows, self.expected(asked), sizes, sizes, sizes > 0, int(sizes.sum()), 0.1)
 
     @staticmethod
     def expected(texts) -> np.ndarray:
