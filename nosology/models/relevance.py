@@ -1,0 +1,96 @@
+"""Which words tell a code: mutual information of their presence in train notes (paper 003, section 3.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy import sparse
+
+Kind = Literal["mutual_information", "normalised"]  # normalised: divided by the joint entropy
+
+_CELLS = 12_000_000  # codes x words that are dense in memory at once
+
+
+@dataclass(frozen=True, eq=False)
+class Relevance:
+    """For each label its most telling words, strongest first: those of label j are from bounds[j] to bounds[j + 1]."""
+
+    bounds: np.ndarray  # (L + 1,) int64
+    words: np.ndarray  # (N,) uint16 or uint32: token ids
+    scores: np.ndarray  # (N,) float32, positive
+    size: int  # V, of the vocabulary
+
+    @staticmethod
+    def of(words: sparse.csr_matrix, codes: sparse.csr_matrix, kind: Kind = "normalised", top: int = 1000) -> Relevance:
+        """The relevance of words for codes, from the notes that have them: 0/1 (B, V) and (B, L).
+
+        Only words that are more frequent with the code than without it count: a word that speaks against a code is
+        nothing to look at. Of equally telling words the one with the smaller number comes first.
+        """
+        if words.shape[0] != codes.shape[0]:
+            raise ValueError(f"words and codes must be of the same notes; got {words.shape[0]} and {codes.shape[0]}")
+        n, size = words.shape
+        of_code = codes.T.tocsr()
+        word_notes, code_notes = (np.diff(matrix.tocsc().indptr).astype(np.float64) for matrix in (words, codes))
+        kinds = np.uint16 if size <= 1 << 16 else np.uint32
+        numbers, scores, bounds = [], [], [0]
+        step = max(1, _CELLS // max(1, size))
+        present = words.astype(np.int32)
+        for first in range(0, codes.shape[1], step):
+            joint = (of_code[first : first + step].astype(np.int32) @ present).toarray()
+            for together, with_code in zip(joint, code_notes[first : first + step]):
+                candidates = np.flatnonzero(together * n > with_code * word_notes)
+                value = _information(together[candidates], word_notes[candidates], with_code, n, kind)
+                best = np.argsort(-value, kind="stable")[:top]
+                best = best[value[best] > 0]
+                numbers.append(candidates[best].astype(kinds))
+                scores.append(value[best].astype(np.float32))
+                bounds.append(bounds[-1] + len(best))
+        return Relevance(np.array(bounds), _joined(numbers, kinds), _joined(scores, np.float32), size)
+
+    def __len__(self) -> int:
+        """L, the number of labels."""
+        return len(self.bounds) - 1
+
+    def best(self, label: int, limit: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The words and scores of a label, strongest first."""
+        part = slice(self.bounds[label], self.bounds[label + 1])
+        return self.words[part][:limit], self.scores[part][:limit]
+
+    def matrix(self) -> sparse.csr_matrix:
+        """Scores (L, V)."""
+        shape = (len(self), self.size)
+        found = sparse.csr_matrix((self.scores.copy(), self.words.astype(np.int32), self.bounds.copy()), shape=shape)
+        found.sort_indices()
+        return found
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What `from_arrays` makes it of."""
+        return {"bounds": self.bounds, "words": self.words, "scores": self.scores, "size": np.array([self.size])}
+
+    @staticmethod
+    def from_arrays(arrays: dict[str, np.ndarray]) -> Relevance:
+        """The relevance that `arrays` gave."""
+        return Relevance(arrays["bounds"], arrays["words"], arrays["scores"], int(arrays["size"][0]))
+
+
+def _information(together: np.ndarray, with_word: np.ndarray, with_code: float, n: int, kind: Kind) -> np.ndarray:
+    """The mutual information, in nats, of a code with words, from numbers of notes; float64.
+
+    together: notes with both (W,); with_word: (W,). Normalised: divided by the entropy of both together.
+    """
+    cells = np.stack([together, with_word - together, with_code - together, n - with_word - with_code + together]) / n
+    word, code = with_word / n, with_code / n
+    alone = np.stack([word * code, word * (1 - code), (1 - word) * code, (1 - word) * (1 - code)])
+    logs = np.log(cells, out=np.zeros_like(cells), where=cells > 0)
+    gain = np.sum(cells * (logs - np.log(alone, out=np.zeros_like(alone), where=cells > 0)), axis=0)
+    if kind == "mutual_information":
+        return gain
+    entropy = -np.sum(cells * logs, axis=0)
+    return np.divide(gain, entropy, out=np.zeros_like(gain), where=entropy > 0)
+
+
+def _joined(parts: list[np.ndarray], kind: type) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=kind)
