@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -15,6 +15,8 @@ from nosology.models.heads_settings import HeadsRecipe
 from nosology.models.linear import LinearRecipe
 from nosology.models.neural_settings import CamlRecipe, DualLaatRecipe, LaatRecipe, PlmIcdRecipe
 from nosology.models.settings import Recipe
+
+S = TypeVar("S", bound=BaseModel)
 
 RECIPES: dict[str, type[Recipe]] = {
     "linear": LinearRecipe,
@@ -26,26 +28,30 @@ RECIPES: dict[str, type[Recipe]] = {
 }
 
 
-def built_in() -> list[str]:
-    """The names of the recipes that come with the package."""
-    folder = files("nosology") / "recipes"
+def built_in(kind: str = "") -> list[str]:
+    """The names of the recipes that come with the package; kind: those in a folder of their own, such as grid."""
+    folder = files("nosology") / "recipes" / kind
     return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
 
 
 def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
     """The recipe of a built-in name or a TOML file, with `section.key=value` overrides applied, checked."""
+    return check(override(read_values(name), overrides), name)
+
+
+def read_values(name: str, kind: str = "") -> dict[str, Any]:
+    """The values of a built-in name (see `built_in`) or a TOML file."""
     path = Path(name)
-    if name in built_in():
-        source, text = name, (files("nosology") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+    if name in built_in(kind):
+        text = (files("nosology") / "recipes" / kind / f"{name}.toml").read_text(encoding="utf-8")
     elif path.is_file():
-        source, text = str(path), _read(path)
+        text = _read(path)
     else:
-        raise ConfigError(f"recipe must be a file or one of {', '.join(built_in())}; got {name!r}")
+        raise ConfigError(f"{kind or 'recipe'} must be a file or one of {', '.join(built_in(kind))}; got {name!r}")
     try:
-        values = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source} is not TOML: {error}") from error
-    return check(override(values, overrides), source)
+        raise ConfigError(f"{name} is not TOML: {error}") from error
 
 
 def override(values: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
@@ -70,10 +76,15 @@ def check(values: dict[str, Any], source: str) -> Recipe:
     kind = values.get("kind")
     if not isinstance(kind, str) or kind not in RECIPES:
         raise ConfigError(f"{source}: kind must be one of {', '.join(RECIPES)}; got {kind!r}")
+    return checked(RECIPES[kind], values, source)
+
+
+def checked(settings: type[S], values: dict[str, Any], source: str) -> S:
+    """The settings of plain values; ConfigError as in `check`."""
     try:
-        return RECIPES[kind].model_validate(values)
+        return settings.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_sentence(error, RECIPES[kind], source)) from error
+        raise ConfigError(_sentence(error, settings, source)) from error
 
 
 def _read(path: Path) -> str:
@@ -90,7 +101,7 @@ def _value(raw: str) -> Any:
         return raw
 
 
-def _sentence(error: ValidationError, recipe: type[Recipe], source: str) -> str:
+def _sentence(error: ValidationError, recipe: type[BaseModel], source: str) -> str:
     """The first complaint as one sentence: source, place, what is allowed, what was given."""
     first, *others = error.errors()
     keys = _place(first["loc"])

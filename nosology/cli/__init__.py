@@ -10,6 +10,7 @@ import typer
 
 from nosology.cli import codes, corpus, import_checkpoint, train
 from nosology.cli.embed import embed
+from nosology.cli.grid import grid
 from nosology.cli.simulate import simulate
 from nosology.core import NosologyError
 from nosology.core.version import __version__
@@ -43,6 +44,7 @@ app.add_typer(codes.app, name="codes")
 app.add_typer(corpus.app, name="corpus")
 app.command()(simulate)
 app.command()(embed)
+app.command()(grid)
 app.command("train")(train.train)
 app.command("evaluate")(train.evaluate)
 app.command("code")(train.code)
