@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nosology.encoders.embedder import Embedded
 
 _QUIET = 30.0  # seconds between lines where there is no terminal
+_WORTH_COMPILING = 30_000_000  # characters, about 10 million tokens
 
 
 def embed(
@@ -55,6 +56,8 @@ def embed(
     embedder = Embedder.load(settings, device)
     cache = EmbeddingCache.of(out, embedder)
     new, characters = cache.missing(notes.texts())
+    if characters > _WORTH_COMPILING:
+        embedder.compile()
     watch = _Watch(f"embedding ({embedder.name})", new, characters)
     try:
         rows = cache.rows(notes.texts(), lambda: embedder, watch)

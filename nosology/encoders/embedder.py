@@ -7,7 +7,9 @@ import json
 import re
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +25,9 @@ if TYPE_CHECKING:
 
 _BROKEN = re.compile("[\ud800-\udfff]")  # halves of a character, which no tokenizer takes
 _CPU_BATCH, _CPU_PACK = 16_384, 4_096  # tokens that are finished together, tokens that are run together
-_GPU_BATCH = 65_536
-_GPU_BYTES = 2**20  # of a GPU's memory for each token of a batch
+_GPU_PACK, _GPU_PACKS = 65_536, 16
+_GPU_BYTES = 2**20  # of a GPU's memory for each token that is run
+_CHARACTERS = 3  # of a token, so that a batch is cut before its tokens are known
 _METHOD = 1  # how windows are cut and pooled; another number would be other vectors
 
 
@@ -87,7 +90,8 @@ class Embedder:
             import torch
 
             memory = torch.cuda.get_device_properties(device).total_memory
-            self.batch_tokens = self.pack_tokens = int(min(_GPU_BATCH, max(8192, memory // _GPU_BYTES)))
+            self.pack_tokens = int(min(_GPU_PACK, max(8192, memory // _GPU_BYTES)))
+            self.batch_tokens = _GPU_PACKS * self.pack_tokens
 
     @classmethod
     def load(cls, settings: EmbedderSettings, device: str | None = None) -> Embedder:
@@ -137,6 +141,13 @@ class Embedder:
         """What people call the model; a folder by its last part, for where it lies is nobody's business."""
         return Path(self.settings.model).name
 
+    def compile(self) -> bool:
+        """Whether the model could be compiled for a GPU, which takes half a minute and pays for thousands of notes."""
+        from nosology.encoders.packed import Packed
+
+        packed = isinstance(self._net, Packed) and self.device.type == "cuda"
+        return packed and self._net.compile_layers(self.pack_tokens)
+
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Vectors (B, D), float32, in the order of the texts; an empty text has zeros."""
         found = np.zeros((len(texts), self.dim), dtype=np.float32)
@@ -145,29 +156,30 @@ class Embedder:
         return found
 
     def batches(self, texts: Sequence[str]) -> Iterator[Embedded]:
-        """The vectors of the texts, batch by batch, longest first."""
-        pieces = self._reader.pieces(texts)
-        sizes = np.array([len(ids) for ids in pieces], dtype=np.int64)
-        limit = self.settings.max_tokens - self._reader.around if self.settings.max_tokens else sizes.max(initial=0)
-        kept = np.minimum(sizes, limit)
-        rows = np.argsort(-kept, kind="stable")
-        start = 0
-        while start < len(rows):
-            through = np.cumsum(kept[rows[start:]] + self._reader.around)
-            end = start + max(1, int(np.searchsorted(through, self.batch_tokens, side="right")))
-            done = rows[start:end]
-            yield self._finish(done, pieces, sizes, kept, sum(len(texts[row]) for row in done))
-            start = end
+        """The vectors of the texts, batch by batch, longest first; the next batch is read while one is embedded."""
+        sizes = np.array([len(text) for text in texts], dtype=np.int64)
+        rows = np.argsort(-sizes, kind="stable")
+        cuts = [0]
+        while cuts[-1] < len(rows):
+            through = np.cumsum(sizes[rows[cuts[-1] :]])
+            cuts.append(cuts[-1] + max(1, int(np.searchsorted(through, _CHARACTERS * self.batch_tokens, side="right"))))
+        with ThreadPoolExecutor(1) as other:
+            parts = [rows[start:end] for start, end in pairwise(cuts)]
+            ahead = (other.submit(self._reader.pieces, [texts[row] for row in part]) for part in parts)
+            waiting = next(ahead, None)
+            for part in parts:
+                pieces = waiting.result()
+                waiting = next(ahead, None)
+                yield self._finish(part, pieces, int(sizes[part].sum()))
 
-    def _finish(
-        self, rows: np.ndarray, pieces: list[np.ndarray], sizes: np.ndarray, kept: np.ndarray, characters: int
-    ) -> Embedded:
+    def _finish(self, rows: np.ndarray, pieces: list[np.ndarray], characters: int) -> Embedded:
+        """The batch of these rows, whose notes have these pieces."""
         started = time.perf_counter()
-        width = self.window - self._reader.around
-        windows = -(-kept[rows] // width)
-        cut = [
-            pieces[row][first : min(first + width, kept[row])] for row in rows for first in range(0, kept[row], width)
-        ]
+        around, width = self._reader.around, self.window - self._reader.around
+        sizes = np.array([len(ids) for ids in pieces], dtype=np.int64)
+        kept = np.minimum(sizes, self.settings.max_tokens - around) if self.settings.max_tokens else sizes
+        windows = -(-kept // width)
+        cut = [ids[first : min(first + width, n)] for ids, n in zip(pieces, kept) for first in range(0, n, width)]
         vectors = np.zeros((len(rows), self.dim), dtype=np.float32)
         if cut:
             vectors[windows > 0] = self._vectors(cut, windows[windows > 0])
@@ -176,10 +188,9 @@ class Embedder:
                 f"the embedder {self.name} gave numbers that are not finite in precision {self.settings.precision}: "
                 "set embedder.precision to fp32 or bf16"
             )
-        around = self._reader.around
-        tokens = np.where(sizes[rows] > 0, sizes[rows] + around, 0)
-        read, seconds = kept[rows] + windows * around, time.perf_counter() - started
-        return Embedded(rows, vectors, tokens, read, windows, characters, seconds)
+        tokens = np.where(sizes > 0, sizes + around, 0)
+        seconds = time.perf_counter() - started
+        return Embedded(rows, vectors, tokens, kept + windows * around, windows, characters, seconds)
 
     def _vectors(self, cut: list[np.ndarray], windows: np.ndarray) -> np.ndarray:
         """Vectors (n, D) of notes of windows (n,) each, all of whose pieces are given in order."""
@@ -189,19 +200,24 @@ class Embedder:
 
         with torch.inference_mode():
             order = sorted(range(len(cut)), key=lambda i: -len(cut[i]))  # equal lengths side by side
-            pooled: list[Tensor] = []
-            start, most = 0, self.pack_tokens
-            while start < len(order):
-                end, total = start, 0
-                while end < len(order) and (end == start or total + len(cut[order[end]]) + self._reader.around <= most):
-                    total += len(cut[order[end]]) + self._reader.around
-                    end += 1
-                pooled.append(self._pooled([cut[i] for i in order[start:end]]))
-                start = end
+            pooled = [self._pooled([cut[i] for i in part]) for part in self._packs(order, cut)]
             back = torch.tensor(np.argsort(order), device=self.device)
             counts = torch.tensor([len(ids) for ids in cut], device=self.device)
             found = pool_windows(torch.cat(pooled)[back], torch.tensor(windows, device=self.device), counts)
             return self._layers(found).cpu().numpy()
+
+    def _packs(self, order: list[int], cut: list[np.ndarray]) -> Iterator[list[int]]:
+        """The windows in parts that are run together."""
+        part: list[int] = []
+        total = 0
+        for i in order:
+            size = len(cut[i]) + self._reader.around
+            if part and total + size > self.pack_tokens:
+                yield part
+                part, total = [], 0
+            part.append(i)
+            total += size
+        yield part
 
     def _pooled(self, cut: list[np.ndarray]) -> Tensor:
         """One vector (N, D) a window."""

@@ -116,6 +116,34 @@ def test_packed_texts_have_the_states_of_padded_ones(folders, kind):
     assert torch.allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind, aligned", [("qwen3", False), ("qwen3", True), ("xlm-roberta", False)])
+def test_what_fills_compiled_packs_changes_no_state(folders, kind, aligned):
+    """With the compiler's first half, which decides what is compiled anew; the second makes programs for GPUs."""
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(folders(kind)).eval().requires_grad_(False)
+    packed, ids = Packed(model, aligned), torch.randint(4, 60, (200,))
+    every = [[90, 50, 30, 20, 10], [100, 100], [200], [64, 64, 62, 10]]
+    with torch.inference_mode():
+        expected = [packed(ids, lengths) for lengths in every]
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        assert packed.compile_layers(320, backend="eager")
+        for lengths, states in zip(every, expected):
+            assert torch.allclose(packed(ids, lengths), states, atol=1e-5)
+        assert torch.allclose(packed(ids[:40], [30, 10]), packed(ids, [30, 10, 160])[:40], atol=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3
+    torch._dynamo.reset()
+
+
+def test_a_model_that_cannot_be_compiled_goes_on_as_before(folders):
+    found = load(folders("bert"))
+    before = found.embed(["back pain"])
+    assert not found._net.compile_layers(320, backend="no such compiler")
+    assert np.array_equal(found.embed(["back pain"]), before)
+    assert not found.compile()  # no GPU here
+
+
 def test_a_model_that_cannot_be_packed_is_padded(folders):
     assert isinstance(load(folders("modernbert"))._net, Padded)
 
