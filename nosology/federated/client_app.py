@@ -3,7 +3,7 @@
 In a deployment every message may meet a fresh process. What a site needs from one message to the next is in the
 Context's state: labels and scaler since `query.prepare`, AdamW's moments where they are kept. A message that trains or
 evaluates names, by a hash, what the site must have been told; a site that was told something else, or nothing, answers
-`UNPREPARED`, and the server tells it again.
+`UNPREPARED`, and the server tells it again. Moments are the site's own: lost with the state, they begin anew.
 
 A reply never quotes an exception that is not ours: it might hold data.
 
@@ -38,10 +38,14 @@ from nosology.federated.records import (
     value,
 )
 from nosology.federated.replies import KNOWN, LOSS, NOTES
+from nosology.federated.secure_round import SecureHandlers, refuse_plain
 from nosology.federated.site import Site, Update
 from nosology.models.heads_settings import HeadsRecipe
 from nosology.models.moments import Scaler
 from nosology.models.platt import Platt
+from nosology.models.settings import LabelSettings
+from nosology.training.heads import Embedded
+from nosology.training.labels import of_systems
 
 _AGREED, _SCALER, _MOMENTS = "agreed", "scaler", "moments"  # in a context's state
 
@@ -65,14 +69,17 @@ def open_site(context: Context, recipe: HeadsRecipe) -> Site:
             raise ConfigError(f"the node's config must name {key}")
     if recipe.embedder.trust_remote_code and not context.node_config.get("trust-remote-code"):
         raise ConfigError("the embedder brings programs of its own, and the node's config has no trust-remote-code")
-    return _opened(named["site-name"], named["corpus"], named["cache"], recipe.embedder.model_dump_json())
+    return _opened(*named.values(), recipe.embedder.model_dump_json(), recipe.labels.model_dump_json())
 
 
 @cache
-def _opened(name: str, corpus: str, cache_folder: str, embedder: str) -> Site:
+def _opened(name: str, corpus: str, cache_folder: str, embedder: str, labels: str) -> Site:
     folders = [Path(folder.strip()) for folder in corpus.split(",")]
     cached = Path(cache_folder) if cache_folder else None
-    return Site.open(name, folders, cached, EmbedderSettings.model_validate_json(embedder))
+    site = Site.open(name, folders, cached, EmbedderSettings.model_validate_json(embedder))
+    wanted = LabelSettings.model_validate_json(labels)
+    site.notes = {split: Embedded(part.vectors, of_systems(wanted, part.codes)) for split, part in site.notes.items()}
+    return site
 
 
 def make_app(find_site: FindSite) -> ClientApp:
@@ -84,6 +91,11 @@ def make_app(find_site: FindSite) -> ClientApp:
     app.query("prepare")(answering(handlers.prepare))
     app.train()(answering(handlers.train))
     app.evaluate()(answering(handlers.evaluate))
+    secure = SecureHandlers(find_site, handlers.trained)
+    app.query("secure_keys")(answering(secure.keys))
+    app.query("secure_shares")(answering(secure.shares))
+    app.train("secure")(answering(secure.mask))
+    app.query("secure_unmask")(answering(secure.unmask))
     return app
 
 
@@ -121,7 +133,10 @@ class _Handlers:
         return content({"total": found.total, "squares": found.squares}, count=found.count)
 
     def prepare(self, message: Message, context: Context) -> RecordDict:
-        self.find_site(context, recipe_of(message))
+        recipe = recipe_of(message)
+        facts = self.find_site(context, recipe).facts(recipe.federation.min_site_notes)
+        if facts.basis != value(message.content, "basis"):  # it was restarted with other settings
+            raise ConfigError("its package, embedder or preprocessing is not the one that was agreed on")
         context.state[_SCALER] = message.content[ARRAYS]
         context.state[_AGREED] = ConfigRecord(
             {name: message.content[CONFIG][name] for name in ("agreed", "labels")}  # as they came, in JSON
@@ -140,6 +155,7 @@ class _Handlers:
         return update
 
     def train(self, message: Message, context: Context) -> RecordDict:
+        refuse_plain(message, context)
         update = self.trained(message, context)
         return RecordDict(
             {

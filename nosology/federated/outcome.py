@@ -23,7 +23,7 @@ from nosology.training.heads import new_head
 
 HISTORY, PLOT = "history.csv", "history.png"
 Row = dict[str, Any]  # of a history: what COLUMNS names
-COLUMNS = ("round", "loss", "sites", "refused", "micro_f1", "epsilon", "seconds")
+COLUMNS = ("round", "loss", "sites", "refused", "micro_f1", "epsilon", "record_epsilon", "seconds")
 
 
 def bundle_of(
@@ -63,6 +63,7 @@ def bundle_of(
             "rounds": state.number,
             "refused": dict(refused),
             "epsilon": state.history[-1]["epsilon"] if state.history else None,
+            "record_epsilon": state.history[-1].get("record_epsilon") if state.history else None,
         },
         "seed": recipe.seed,
         "package": f"nosology {__version__}",
@@ -77,7 +78,8 @@ def line_of(row: Row, rounds: int) -> str:
     parts = [f"round {row['round']}/{rounds}", f"loss {row['loss']:.4f}", f"{row['sites']} sites"]
     parts += [f"{row['refused']} refused"] if row["refused"] else []
     parts += [f"micro F1 {row['micro_f1']:.4f}"] if row["micro_f1"] is not None else []
-    parts += [f"epsilon {row['epsilon']:.2f}"] if row["epsilon"] is not None else []
+    parts += [f"epsilon of a site {row['epsilon']:.2f}"] if row["epsilon"] is not None else []
+    parts += [f"epsilon of a note {row['record_epsilon']:.2f}"] if row.get("record_epsilon") is not None else []
     return "  ".join([*parts, f"{row['seconds']:.1f} s"])
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,8 @@ import numpy as np
 
 from nosology.core import ConfigError
 from nosology.federated.records import Arrays
-from nosology.federated.strategy import ROBUST, SiteUpdate
+from nosology.federated.replies import SiteUpdate
+from nosology.federated.strategy import ROBUST
 from nosology.models.heads_settings import HeadsRecipe, PrivacySettings
 from nosology.training.private import Ledger
 
@@ -115,7 +116,7 @@ class CentralNoise:
             np.any([update.known for update in updates], axis=0),
         )
 
-    def book(self, sites: Sequence[str]) -> None:
+    def book(self, sites: Iterable[str]) -> None:
         """Books a round for the sites that took part in it."""
         if self.settings.site_noise:
             for site in sites:
@@ -124,16 +125,73 @@ class CentralNoise:
     @property
     def epsilon(self) -> float:
         """What the site that has paid most has paid, at the settings' delta; infinite without noise."""
-        if not self.settings.site_noise:
-            return math.inf
-        distinct = {tuple(ledger.runs): ledger for ledger in self.ledgers.values()}
-        return max((ledger.epsilon(self.settings.delta) for ledger in distinct.values()), default=0.0)
+        return largest(self.ledgers, self.settings.delta) if self.settings.site_noise else math.inf
 
     def to_json(self) -> dict[str, Any]:
         """The ledgers as JSON."""
-        return {site: ledger.to_json() for site, ledger in sorted(self.ledgers.items())}
+        return _to_json(self.ledgers)
 
     @classmethod
     def from_json(cls, settings: PrivacySettings, ledgers: Mapping[str, Any]) -> CentralNoise:
         """Goes on with the ledgers that `to_json` wrote."""
-        return cls(settings, ledgers={site: Ledger.from_json(runs) for site, runs in ledgers.items()})
+        return cls(settings, ledgers=_from_json(ledgers))
+
+
+class Privacy:
+    """All that the server does for privacy, and both accounts: of hospitals (`central`) and of notes (`records`).
+
+    A site's notes are paid for each time that it is asked to train with `record_noise`, whatever becomes of its reply.
+    Sampling rate and steps follow from its number of notes, which it has told.
+    """
+
+    def __init__(self, recipe: HeadsRecipe, saved: Mapping[str, Any] | None = None):
+        saved = saved or {}
+        self.recipe, self.settings = recipe, recipe.federation.privacy
+        has_clip = self.settings.site_clip > 0
+        self.central = CentralNoise.from_json(self.settings, saved.get("sites", {})) if has_clip else None
+        self.records = _from_json(saved.get("records", {}))
+        for ledger in self.records.values():  # the server may have been killed in a round that no account knows of
+            noise, rate, _ = ledger.runs[-1]
+            ledger.add(noise, rate, round(1 / rate) * recipe.federation.local_epochs)
+
+    @property
+    def reduce(self) -> CentralNoise | None:
+        """What stands between guard and strategy; nothing in a secure round, where sites clip and add the noise."""
+        return None if self.settings.secure else self.central
+
+    def asked(self, notes: Mapping[str, int]) -> None:
+        """Books a round of training for sites, given with their numbers of notes."""
+        if self.settings.record_noise:
+            for site, count in notes.items():
+                steps = math.ceil(count / self.recipe.training.batch)
+                ledger = self.records.setdefault(site, Ledger())
+                ledger.add(self.settings.record_noise, 1 / steps, steps * self.recipe.federation.local_epochs)
+
+    def opened(self, sites: Iterable[str]) -> None:
+        """Books a round whose secure sum was opened."""
+        if self.central:
+            self.central.book(sites)
+
+    def row(self) -> dict[str, float | None]:
+        """Both epsilons so far, of the site that has paid most; None where there is no noise."""
+        spent = self.central.epsilon if self.central else math.inf
+        records = largest(self.records, self.settings.delta) if self.settings.record_noise else None
+        return {"epsilon": spent if math.isfinite(spent) else None, "record_epsilon": records}
+
+    def to_json(self) -> dict[str, Any]:
+        """The accounts as JSON."""
+        return {"sites": self.central.to_json() if self.central else {}, "records": _to_json(self.records)}
+
+
+def largest(ledgers: Mapping[str, Ledger], delta: float) -> float:
+    """The largest epsilon of some ledgers."""
+    distinct = {tuple(ledger.runs): ledger for ledger in ledgers.values()}
+    return max((ledger.epsilon(delta) for ledger in distinct.values()), default=0.0)
+
+
+def _to_json(ledgers: Mapping[str, Ledger]) -> dict[str, Any]:
+    return {site: ledger.to_json() for site, ledger in sorted(ledgers.items())}
+
+
+def _from_json(ledgers: Mapping[str, Any]) -> dict[str, Ledger]:
+    return {site: Ledger.from_json(runs) for site, runs in ledgers.items()}

@@ -1,14 +1,13 @@
 """The rounds of a federation, on any of Flower's grids: in this process, or a SuperLink's.
 
-Privacy comes in at two places. Central noise is the strategy's `reduce` (`privacy.CentralNoise`); its ledgers are saved
-with every round. A secure round stands in for `_Federation._updates`: it gets the messages of the round (all have the
-same content: weights, recipe, round, agreed), asks the sites through `Roster.ask(kind, {site: content})`, sets the
-strategy's `accepted` and `refused`, and gives the one update that it could see, or none.
+Privacy comes in at two places. Central noise is the strategy's `reduce` (`privacy.CentralNoise`). A secure round
+(`SecureRounds`) stands in for `_Federation._updates`: it gets the messages of the round (all have the same content:
+weights, recipe, round, agreed), asks the sites itself, sets the strategy's `accepted` and `refused`, and gives the one
+update that it could see. What privacy has cost is booked by `Privacy` and saved with every round.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from nosology.core.files import check_target
 from nosology.federated import saved
 from nosology.federated.agreement import agreed_labels
 from nosology.federated.outcome import HISTORY, PLOT, Row, bundle_of, line_of, write_history
+from nosology.federated.privacy import Privacy, check_privacy
 from nosology.federated.records import (
     CONFIG,
     EVALUATE,
@@ -38,10 +38,11 @@ from nosology.federated.records import (
 from nosology.federated.replies import LOSS, SiteUpdate, read_counts, read_moments
 from nosology.federated.roster import Roster, listed
 from nosology.federated.saved import Agreement, SavedRound
+from nosology.federated.secure_round import SecureRounds
 from nosology.federated.site_counts import SiteCounts
 from nosology.federated.strategy import GuardedStrategy
 from nosology.models.bundle import MANIFEST, Bundle
-from nosology.models.heads_settings import HeadsRecipe, PrivacySettings
+from nosology.models.heads_settings import HeadsRecipe
 from nosology.models.moments import Moments
 from nosology.models.platt import Platt
 from nosology.training.heads import new_head
@@ -88,10 +89,7 @@ def run_federation(
 def _check(recipe: HeadsRecipe) -> None:
     if recipe.decision.threshold == "per_code":
         raise ConfigError('decision.threshold must be a number or "global" in a federation; got "per_code"')
-    if recipe.federation.privacy != PrivacySettings():
-        from nosology.federated.privacy import check_privacy  # brings Opacus with it
-
-        check_privacy(recipe)
+    check_privacy(recipe)
 
 
 class _Federation:
@@ -118,10 +116,9 @@ class _Federation:
         found = SavedRound.load(self.folder, agreement.hash)
         self.state = found or SavedRound(agreement.hash, 0, self._first_weights(agreement))
         self.strategy.put_moments(self.state.moments)
-        if self.settings.privacy.site_clip:
-            from nosology.federated.privacy import CentralNoise
-
-            self.strategy.reduce = CentralNoise.from_json(self.settings.privacy, self.state.privacy.get("sites", {}))
+        self.privacy = Privacy(self.recipe, self.state.privacy)
+        self.strategy.reduce = self.privacy.reduce
+        self.secure = SecureRounds(self.roster, self.strategy, self.privacy) if self.settings.privacy.secure else None
         for site, why in sorted(self.roster.refused.items()):
             self.say(f"{site} is left out: {why}")
         where = f", goes on after round {found.number}" if found else ""
@@ -162,7 +159,7 @@ class _Federation:
         started = time.monotonic()
         weights, loss = self._train(number)
         row: Row = {"round": number, "loss": loss, "sites": len(self.strategy.accepted)}
-        row |= {"refused": len(self.strategy.refused), "micro_f1": None, "epsilon": self._epsilon()}
+        row |= {"refused": len(self.strategy.refused), "micro_f1": None} | self.privacy.row()
         last = number == self.settings.rounds
         if last or number % self.settings.evaluate_every == 0:
             counts = self._evaluate(number, weights, "dev", 1.0 if last else self.settings.fraction_evaluate)
@@ -176,7 +173,7 @@ class _Federation:
             moments=self.strategy.moments(),
             history=[*self.state.history, row],
             refused=self.strategy.refused,
-            privacy={"sites": self.strategy.reduce.to_json()} if self.strategy.reduce else {},
+            privacy=self.privacy.to_json(),
         )
         self.state.save(self.folder)
         self.say(line_of(row, self.settings.rounds) + listed(self.strategy.refused))
@@ -213,10 +210,13 @@ class _Federation:
 
     def _updates(self, messages: list[Message]) -> list[SiteUpdate]:
         """The sound updates of the sites that were sent messages; all others are named in the strategy's `refused`."""
+        sites = [self.strategy.sites[message.metadata.dst_node_id] for message in messages]
+        self.privacy.asked({site: self.roster.facts[site].notes for site in sites})
+        if self.secure:
+            return self.secure(messages, self._needed()) if messages else []
         replies = self.roster.exchange(messages)
         updates = self.strategy.guarded(replies.values())
-        for message in messages:
-            site = self.strategy.sites[message.metadata.dst_node_id]
+        for site in sites:
             if site not in replies:
                 self.strategy.refused[site] = f"no answer in {self.settings.wait:g} s"
         return updates
@@ -269,8 +269,14 @@ class _Federation:
     def end(self, corpora: list[dict[str, Any]]) -> Bundle:
         """The bundle: calibration and threshold from all sites' dev notes, scores from their test notes."""
         number, weights = self.state.number, self.state.weights
-        self.roster.look()
-        dev = self._dev or self._evaluate(number, weights, "dev", 1.0)
+        if self._dev is None:
+            self._wait_for_sites(number)
+            self._dev = self._evaluate(number, weights, "dev", 1.0)
+        if (dev := self._dev) is None:
+            raise FederationError(
+                f"no site has answered the evaluation after round {number}; all rounds are kept in {self.folder}: "
+                f"started again, the run goes on from there{listed(self.roster.refused)}"
+            )
         bundle = bundle_of(self.roster.agreement, self.state, dev, corpora, self.roster.refused)
         model, threshold = bundle.model, bundle.decision.threshold
         test = self._evaluate(number, weights, "test", 1.0, model.calibration, threshold)
@@ -278,8 +284,3 @@ class _Federation:
             bundle.provenance["found"]["test"] = test.counts(model.labels).metrics() | {"map": test.map}
             bundle.provenance["n_test"] = int(test.notes[0])
         return bundle
-
-    def _epsilon(self) -> float | None:
-        """What the privacy of sites has cost so far, None where there is none."""
-        spent = self.strategy.reduce.epsilon if self.strategy.reduce else math.inf
-        return spent if math.isfinite(spent) else None

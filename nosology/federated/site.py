@@ -28,6 +28,7 @@ from nosology.training.checkpoint import moments as moments_of
 from nosology.training.checkpoint import put_moments
 from nosology.training.heads import Embedded, new_head, vector_notes
 from nosology.training.local import VectorNotes, adamw, train_epochs
+from nosology.training.private import Ledger, private_epochs
 
 SPLITS = ("train", "dev", "test")
 
@@ -55,6 +56,7 @@ class Site:
     notes: dict[str, Embedded]  # by split
     only: frozenset[Code] | None = None  # the codes it codes with; None: all of the systems that its notes have
     device: torch.device = field(default_factory=default_device)
+    ledger: Ledger = field(default_factory=Ledger)  # what its notes have paid since it was opened, with record_noise
 
     labels: LabelSpace | None = None
     scaler: Scaler | None = None
@@ -133,15 +135,22 @@ class Site:
         def penalty(net: HeadNet) -> torch.Tensor:
             return federation.mu / 2 * sum(((p - first[name]) ** 2).sum() for name, p in net.named_parameters())
 
-        loss = train_epochs(
-            net,
-            notes,
-            settings,
-            epochs_of(federation, round_number),
-            seed=recipe.seed,
-            optimizer=optimizer,
-            penalty=penalty if federation.strategy == "fedprox" and federation.mu else None,
-        )
+        epochs = epochs_of(federation, round_number)
+        pull = penalty if federation.strategy == "fedprox" and federation.mu else None
+        if federation.privacy.record_noise:
+            loss = private_epochs(
+                net,
+                notes,
+                settings,
+                epochs,
+                ledger=self.ledger,
+                noise=federation.privacy.record_noise,
+                clip=federation.privacy.record_clip,
+                optimizer=optimizer,
+                penalty=pull,
+            )
+        else:
+            loss = train_epochs(net, notes, settings, epochs, seed=recipe.seed, optimizer=optimizer, penalty=pull)
         kept = {f"{key}.{name}": value.cpu().numpy() for name, key, value in moments_of(net, optimizer)}
         after = {name: value.cpu().numpy() for name, value in net.state_dict().items()}
         for name in ("out.weight", "out.bias"):  # weight decay has moved them all the same

@@ -19,13 +19,10 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from opacus.accountants.analysis import rdp
-from opacus.grad_sample.layer_norm import compute_layer_norm_grad_sample
-from opacus.grad_sample.linear import compute_linear_norm_sample
 from torch import Tensor, nn
 
 from nosology.core import ConfigError
-from nosology.models.heads_net import HeadNet, VectorBatch, hybrid_loss
+from nosology.models.heads_net import BatchNorm, HeadNet, VectorBatch, hybrid_loss
 from nosology.models.neural_settings import LoopSettings
 from nosology.training.local import Penalty, VectorNotes, adamw, plan_of
 from nosology.training.schedule import resolve
@@ -50,6 +47,10 @@ class Ledger:
 
     def epsilon(self, delta: float) -> float:
         """Epsilon at a delta, an upper bound by Renyi accounting (Opacus' analysis)."""
+        from opacus.accountants.analysis import (
+            rdp,
+        )  # as below: not needed, and slow to import, where nothing is private
+
         if not self.runs:
             return 0.0
         spent = sum(_step(noise, rate) * steps for noise, rate, steps in self.runs)
@@ -71,6 +72,8 @@ class Ledger:
 @lru_cache(4096)
 def _step(noise: float, rate: float) -> np.ndarray:
     """The Renyi divergences of one step, of each order."""
+    from opacus.accountants.analysis import rdp
+
     return np.asarray(rdp.compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=_ORDERS))
 
 
@@ -85,7 +88,7 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int) -> float:
 
 def refuse_batch_norm(net: nn.Module) -> None:
     """Raises for a net with batch normalisation: there a note's gradient depends on the other notes of its batch."""
-    if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in net.modules()):
+    if any(isinstance(part, BatchNorm) for part in net.modules()):
         raise ConfigError('model.norm must be "layer" where record_noise or site_clip is set; got "batch"')
 
 
@@ -119,6 +122,9 @@ def clipped_gradient(net: HeadNet, batch: VectorBatch, clip: float) -> tuple[Ten
 
 def _norms(layer: nn.Module, x: Tensor, slope: Tensor) -> list[Tensor]:
     """The norm (B,) of each note's gradient for each parameter of a layer."""
+    from opacus.grad_sample.layer_norm import compute_layer_norm_grad_sample
+    from opacus.grad_sample.linear import compute_linear_norm_sample
+
     if isinstance(layer, nn.Linear):
         return list(compute_linear_norm_sample(layer, [x], slope).values())
     if isinstance(layer, nn.LayerNorm):

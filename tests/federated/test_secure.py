@@ -10,13 +10,13 @@ from itertools import combinations
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from nosology.core import DataError, FederationError
 from nosology.federated import masking, secure
-from nosology.federated.certificates import public_bytes
 from nosology.federated.masking import from_whole, join_shares, keystream, split_secret, to_whole
 from nosology.federated.secure import SecureSite, Session, Signatures, least_threshold
 from nosology.federated.secure_server import SecureServer
@@ -349,7 +349,8 @@ def test_wrong_shares_do_not_pass_as_a_sum():
 
 def signatures(names) -> dict[str, Signatures]:
     keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in names}
-    public = {name: public_bytes(key.public_key()) for name, key in keys.items()}
+    pem = (Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    public = {name: key.public_key().public_bytes(*pem) for name, key in keys.items()}
     return {name: Signatures(key, public) for name, key in keys.items()}
 
 
