@@ -27,6 +27,11 @@ class Facts:
     notes: int  # for training
     codes: dict[Code, int]  # training notes of each code, of codes with enough of them
 
+    @property
+    def basis(self) -> list[str]:
+        """What must be the same at all sites in every round."""
+        return [self.package, self.embedder, str(self.dim), self.preprocessing]
+
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self) | {"codes": [[*code, count] for code, count in sorted(self.codes.items())]}

@@ -89,7 +89,7 @@ class Roster:
         while True:
             self.look()
             enough = len(self._agreeing()) >= self.settings.min_sites
-            if enough and not self._asked:
+            if enough and not set(self._asked.values()) & set(self.grid.get_node_ids()):
                 break
             if time.monotonic() > until:
                 if enough:
@@ -113,7 +113,12 @@ class Roster:
     def ask(self, kind: str, contents: Mapping[str, RecordDict]) -> dict[str, Message]:
         """The replies of sites, by name; a site that does not answer in time has none."""
         nodes = {site: node for node, site in self.present().items()}
-        return self.exchange(Message(contents[site], nodes[site], kind) for site in sorted(contents) if site in nodes)
+        asked = [site for site in sorted(contents) if site in nodes]
+        return self.exchange(self.message(contents[site], nodes[site], kind) for site in asked)
+
+    def message(self, asked: RecordDict, node: int, kind: str) -> Message:
+        """A message that nobody needs to answer once the server does not wait for it any more."""
+        return Message(asked, node, kind, ttl=self.settings.wait)
 
     def exchange(self, messages: Iterable[Message]) -> dict[str, Message]:
         """The same for messages that are written already.
@@ -127,12 +132,14 @@ class Roster:
         if not lost or self.agreement is None:
             return replies
         told = self.ask(PREPARE, dict.fromkeys(lost, self.told()))
+        taken = {site for site, reply in told.items() if not reply.has_error()}
+        replies |= {site: reply for site, reply in told.items() if site not in taken}
         again = [
-            Message(message.content, message.metadata.dst_node_id, message.metadata.message_type)
+            self.message(message.content, message.metadata.dst_node_id, message.metadata.message_type)
             for message in messages
-            if (site := names[message.metadata.dst_node_id]) in told and not told[site].has_error()
+            if names[message.metadata.dst_node_id] in taken
         ]
-        return replies | self._sent(again, names)
+        return {site: reply for site, reply in replies.items() if site not in taken} | self._sent(again, names)
 
     def _sent(self, messages: list[Message], names: dict[int, str]) -> dict[str, Message]:
         replies = self.grid.send_and_receive(messages, timeout=self.settings.wait) if messages else []
@@ -142,7 +149,8 @@ class Roster:
         """What sites are told before they train."""
         agreed = self.agreement
         arrays = {"mean": agreed.scaler.mean, "scale": agreed.scaler.scale}
-        return content(arrays, recipe=self._recipe(), agreed=agreed.hash, labels=agreed.labels.to_json())
+        basis = agreed.facts[min(agreed.facts)].basis
+        return content(arrays, recipe=self._recipe(), agreed=agreed.hash, labels=agreed.labels.to_json(), basis=basis)
 
     def _recipe(self) -> dict:
         return self.recipe.model_dump(mode="json")

@@ -109,7 +109,8 @@ class GuardedStrategy(Strategy):
     ) -> list[Message]:
         nodes = {self.sites[node]: node for node in grid.get_node_ids() if node in self.sites}
         record = RecordDict({ARRAYS: arrays, CONFIG: config})
-        return [Message(record, nodes[site], kind) for site in self.sampled(kind, number, fraction, nodes)]
+        sampled, wait = self.sampled(kind, number, fraction, nodes), self.settings.wait
+        return [Message(record, nodes[site], kind, ttl=wait) for site in sampled]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

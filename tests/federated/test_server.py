@@ -1,0 +1,333 @@
+"""Federations of small hospitals, from the first message to the bundle."""
+
+from __future__ import annotations
+
+import csv
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nosology.codes.label_space import LabelSpace
+from nosology.core import ConfigError, FederationError
+from nosology.federated.records import FACTS, to_record
+from nosology.federated.server import run_federation
+from nosology.federated.site_counts import SiteCounts
+from nosology.models.bundle import Bundle
+from nosology.models.moments import Moments
+from nosology.training.heads import new_head, vector_notes
+from nosology.training.local import train_epochs
+from tests.federated import federation_program as program
+from tests.federated.worlds import CODES, DIM, grid_of, recipe, site, sites
+
+
+def run(hospitals, settings, out, grid=None, **more):
+    return run_federation(grid or grid_of(hospitals), settings, out, **more)
+
+
+def weights_of(federated) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in federated.bundle.model.net.state_dict().items()}
+
+
+def assert_near(found, wanted, within: float) -> None:
+    assert list(found) == list(wanted)
+    for name in found:
+        np.testing.assert_allclose(found[name], wanted[name], atol=within, rtol=0, err_msg=name)
+
+
+def central(settings, hospital) -> dict[str, np.ndarray]:
+    """The weights of training in one place."""
+    labels = run_labels(hospital)
+    part = hospital.notes["train"]
+    notes = vector_notes(part.vectors, part.codes, Moments.of(part.vectors).scaler(), labels)
+    net = new_head(settings.model, DIM, len(labels), settings.seed)
+    train_epochs(net, notes, settings.training, range(settings.training.epochs), seed=settings.seed)
+    return {name: tensor.numpy() for name, tensor in net.state_dict().items()}
+
+
+def run_labels(hospital) -> LabelSpace:
+    return LabelSpace(sorted({code for codes in hospital.notes["train"].codes for code in codes}))
+
+
+@pytest.mark.parametrize("head", ["mlp", "deep", "res"])
+@pytest.mark.parametrize("rounds", [4, 1])
+def test_one_site_is_central_training(tmp_path, head, rounds):
+    """Four rounds of an epoch with moments that are kept, or one round of four epochs: the same as four epochs."""
+    settings = recipe(head, rounds, {"epochs": 4}, local_epochs=4 // rounds, moments="kept")
+    hospital = site("only", seed=3, n=50)
+    found = run([hospital], settings, tmp_path / "bundle")
+    assert_near(weights_of(found), central(settings, hospital), 1e-6)
+
+
+def test_moments_that_begin_anew_are_not_central_training(tmp_path):
+    """So that the test above can fail."""
+    settings = recipe("deep", 4, {"epochs": 4}, moments="fresh")
+    hospital = site("only", seed=3, n=50)
+    found, wanted = weights_of(run([hospital], settings, tmp_path / "bundle")), central(settings, hospital)
+    assert max(np.abs(found[name] - wanted[name]).max() for name in found) > 1e-3
+
+
+def test_the_order_of_sites_never_matters(tmp_path):
+    settings = recipe(rounds=2, fraction_train=0.6)
+    first = run(sites(5), settings, tmp_path / "first")
+    other = run([sites(5)[i] for i in (3, 1, 4, 0, 2)], settings, tmp_path / "other")
+    assert_near(weights_of(first), weights_of(other), 0)
+    assert first.bundle.decision == other.bundle.decision
+
+
+def test_the_bundle_is_whole_and_tells_what_happened(tmp_path):
+    hospitals, out = sites(4), tmp_path / "bundle"
+    said = []
+    found = run(hospitals, recipe(rounds=4, evaluate_every=2), out, say=said.append, corpora=[{"hash": "h"}])
+    bundle = Bundle.load(out)
+    assert bundle.model.kind == "heads" and bundle.decision == found.bundle.decision
+    made = bundle.provenance
+    assert made["n_train"] == sum(len(each.notes["train"].codes) for each in hospitals) and made["n_dev"] == 80
+    assert made["corpora"] == [{"hash": "h"}] and made["n_test"] == 64
+    assert made["federation"]["sites"]["site-03"] == 51
+    with (out / "history.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [*rows[0]][:6] == ["round", "loss", "sites", "refused", "micro_f1", "epsilon"]
+    assert [bool(row["micro_f1"]) for row in rows] == [False, True, False, True]
+    assert float(rows[3]["loss"]) < float(rows[0]["loss"])
+    assert (out / "history.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "bundle.run").exists()
+    assert "4 sites, 12 codes" in said[0] and said[-1].startswith("round 4/4  loss ")
+
+
+def test_evaluation_is_that_of_all_notes_in_one_place(tmp_path):
+    """Scores come from summed counts, not from a mean of scores."""
+    hospitals = sites(4)
+    found = run(hospitals, recipe(rounds=2), tmp_path / "bundle")
+    model, threshold = found.bundle.model, found.bundle.decision.threshold
+    vectors, codes = (
+        np.concatenate([each.notes["test"].vectors for each in hospitals]),
+        [codes for each in hospitals for codes in each.notes["test"].codes],
+    )
+    logits = model.logits_of(vectors)
+    accepted = model.calibration(logits) >= np.float32(threshold)
+    gold = model.labels.encode(codes)
+    pooled = SiteCounts.of(model.labels, logits, gold, 0, np.ones(len(model.labels), bool), accepted)
+    told = found.bundle.provenance["found"]["test"]
+    for name, number in pooled.counts(model.labels).metrics().items():
+        assert told[name] == number
+    assert told["map"] == pytest.approx(pooled.map, abs=1e-12)
+
+
+def test_the_scaler_is_that_of_all_notes_in_one_place(tmp_path):
+    hospitals = sites(4)
+    scaler = run(hospitals, recipe(rounds=1), tmp_path / "bundle").bundle.model.scaler
+    every = np.concatenate([each.notes["train"].vectors for each in hospitals]).astype(np.float64)
+    np.testing.assert_allclose(scaler.mean, every.mean(0), atol=1e-9)
+    np.testing.assert_allclose(scaler.scale, every.std(0), atol=1e-9)
+
+
+def test_sites_that_differ_are_left_out_and_the_difference_is_named(tmp_path):
+    odd = site("odd", seed=9, identity={"model": "test", "revision": "2"})
+    few = site("few", seed=8, n=6)
+    found = run([*sites(3), odd, few], recipe(rounds=1, min_site_notes=8), tmp_path / "bundle")
+    assert found.refused["odd"] == "embedder: revision must be '1'; got '2'"
+    assert "6 train notes; 8 are needed" in found.refused["few"]
+    assert list(found.bundle.provenance["federation"]["sites"]) == ["site-00", "site-01", "site-02"]
+
+
+def test_a_site_of_other_codes_takes_part_and_leaves_those_that_it_does_not_know_alone(tmp_path):
+    some = frozenset(CODES[:6])
+    part, whole = site("part", seed=1, only=some), site("whole", seed=2)
+    settings = recipe("mlp", 1)
+    both = weights_of(run([part, whole], settings, tmp_path / "both"))
+    update = whole.train(first_weights(settings, 12), settings, 1)  # it has been told labels and scaler
+    np.testing.assert_allclose(both["out.weight"][6:], update.weights["out.weight"][6:], atol=1e-6)
+    assert np.abs(both["out.weight"][:6] - update.weights["out.weight"][:6]).max() > 1e-3
+
+
+def first_weights(settings, labels: int) -> dict[str, np.ndarray]:
+    net = new_head(settings.model, DIM, labels, settings.seed)
+    return {name: tensor.numpy() for name, tensor in net.state_dict().items()}
+
+
+class Broken:
+    """A grid's app in which chosen sites do something else with chosen messages."""
+
+    def __init__(self, grid, site_name: str, kind: str, act, times: int = 10**6):
+        self.app, self.site, self.kind, self.act, self.times = grid.app, site_name, kind, act, times
+        grid.app = self
+
+    def __call__(self, message, context):
+        hit = (context.node_config["site-name"], message.metadata.message_type) == (self.site, self.kind)
+        if not hit or self.times <= 0:
+            return self.app(message, context)
+        self.times -= 1
+        return self.act(message, context, self.app)
+
+
+def raising(message, context, app):
+    raise RuntimeError("the patient John Doe")
+
+
+def sending_nan(message, context, app):
+    reply = app(message, context)
+    arrays = {name: array.numpy() for name, array in reply.content["arrays"].items()}
+    arrays["out.bias"] = arrays["out.bias"] * np.float32(np.nan)
+    reply.content["arrays"] = to_record(arrays)
+    return reply
+
+
+@pytest.mark.parametrize(("act", "reason"), [(raising, "RuntimeError"), (sending_nan, "out.bias holds NaN")])
+def test_a_site_that_fails_is_named_and_the_round_goes_on_with_the_others(tmp_path, act, reason):
+    hospitals, said = sites(4), []
+    grid = grid_of(hospitals)
+    Broken(grid, "site-02", "train", act)
+    found = run(hospitals, recipe(rounds=2, quorum=3), tmp_path / "bundle", grid, say=said.append)
+    assert [row["sites"] for row in found.history] == [3, 3] and found.history[0]["refused"] == 1
+    assert "site-02" in said[1] and reason in said[1] and "John Doe" not in "".join(said)
+    alone = run([hospitals[i] for i in (0, 1, 3)], recipe(rounds=2, quorum=3), tmp_path / "alone")
+    assert alone.history[0]["loss"] == pytest.approx(found.history[0]["loss"], rel=0.05)
+
+
+def test_a_round_below_the_quorum_is_repeated(tmp_path):
+    grid, said = grid_of(sites(3)), []
+    Broken(grid, "site-01", "train", raising, times=1)
+    found = run(None, recipe(rounds=2, quorum=3, repeats=1), tmp_path / "bundle", grid, say=said.append)
+    assert said[1].startswith("round 1 is repeated: 2 of 3 replies were sound, 3 are needed; site-01: its app raised")
+    assert_near(weights_of(found), weights_of(run(sites(3), recipe(rounds=2, quorum=3), tmp_path / "other")), 0)
+
+
+def test_a_run_whose_sites_all_fail_stops_with_round_sites_and_reasons(tmp_path):
+    grid, out = grid_of(sites(2)), tmp_path / "bundle"
+    for name in ("site-00", "site-01"):
+        Broken(grid, name, "train", raising)
+    with pytest.raises(FederationError) as error:
+        run(None, recipe(rounds=2, repeats=1), out, grid)
+    for part in ("round 1 failed 2 times", "site-00: its app raised an exception (RuntimeError)", "site-01"):
+        assert part in str(error.value)
+    assert not out.exists()
+
+
+def test_krum_does_not_run_with_too_few_sites_to_keep_its_promise(tmp_path):
+    with pytest.raises(FederationError, match="4 of 4 replies were sound, 5 are needed"):
+        run(sites(4), recipe(strategy="krum", malicious=1, wait=0.2), tmp_path / "bundle")
+
+
+def test_waiting_for_sites_is_bounded(tmp_path):
+    started = time.monotonic()
+    with pytest.raises(FederationError, match=r"2 sites were there after 0.3 s; federation.min_sites = 5"):
+        run(sites(2), recipe(min_sites=5, wait=0.3), tmp_path / "bundle")
+    assert time.monotonic() - started < 5
+
+
+def test_a_site_that_comes_later_joins_and_one_that_is_gone_is_not_waited_for(tmp_path):
+    hospitals, settings = sites(4), recipe(rounds=4)
+    grid = grid_of(hospitals)
+    grid.remove("site-03")
+    seen = []
+
+    def say(line):
+        seen.append(line)
+        if line.startswith("round 1/"):
+            grid.add("site-03")
+        if line.startswith("round 2/"):
+            grid.remove("site-00")
+
+    found = run(hospitals, settings, tmp_path / "bundle", grid, say=say)
+    assert [row["sites"] for row in found.history] == [3, 4, 3, 3]
+    assert found.refused == {}
+
+
+def test_a_site_that_differs_is_refused_when_it_comes_later_too(tmp_path):
+    odd = site("a-odd", seed=9, identity={"model": "other"})
+    grid = grid_of([site("b-only", seed=1), odd])
+    grid.remove("a-odd")
+    found = run(
+        None, recipe(rounds=2), tmp_path / "bundle", grid, say=lambda line: grid.add("a-odd") if "1/2" in line else None
+    )
+    assert [row["sites"] for row in found.history] == [1, 1] and "model must be 'test'" in found.refused["a-odd"]
+
+
+def test_a_site_that_was_restarted_is_told_labels_and_scaler_again(tmp_path):
+    hospitals, settings = sites(3), recipe(rounds=3)
+    grid = grid_of(hospitals)
+    found = run(
+        None, settings, tmp_path / "bundle", grid, say=lambda line: grid.add("site-01") if "round 1/" in line else None
+    )
+    assert [row["sites"] for row in found.history] == [3, 3, 3]
+    assert_near(weights_of(found), weights_of(run(sites(3), settings, tmp_path / "other")), 0)
+
+
+def test_a_site_that_was_restarted_with_another_embedder_is_refused(tmp_path):
+    hospitals, said = sites(3), []
+    grid = grid_of(hospitals)
+
+    def say(line):
+        said.append(line)
+        if "round 1/" in line:  # the node is the same, but it has forgotten, and its vectors are others
+            grid._contexts[grid.get_node_ids()[1]].state.clear()
+            hospitals[1].key = "other"
+
+    found = run(None, recipe(rounds=2), tmp_path / "bundle", grid, say=say)
+    assert [row["sites"] for row in found.history] == [3, 2]
+    assert "site-01: its package, embedder or preprocessing is not the one that was agreed on" in said[-2]
+
+
+def test_a_run_that_nobody_evaluates_goes_on_from_its_last_round(tmp_path):
+    grid, out = grid_of(sites(2)), tmp_path / "bundle"
+    for name in ("site-00", "site-01"):
+        Broken(grid, name, "evaluate", raising, times=2)
+    with pytest.raises(FederationError, match="no site has answered the evaluation after round 2"):
+        run(None, recipe(rounds=2, evaluate_every=5), out, grid)
+    assert not out.exists()
+    said = []
+    run(sites(2), recipe(rounds=2, evaluate_every=5), out, say=said.append)
+    assert said[0].endswith("goes on after round 2") and out.exists()
+
+
+def test_facts_that_fail_once_are_asked_for_again(tmp_path):
+    grid = grid_of(sites(3))
+    Broken(grid, "site-01", FACTS, raising, times=1)
+    found = run(None, recipe(rounds=1, min_sites=3), tmp_path / "bundle", grid)
+    assert found.history[0]["sites"] == 3 and found.refused == {}
+
+
+def test_a_run_of_another_recipe_is_not_gone_on_with(tmp_path):
+    grid = grid_of(sites(2))
+    Broken(grid, "site-00", "train", raising)
+    with pytest.raises(FederationError):
+        run(None, recipe(rounds=2, quorum=2), tmp_path / "bundle", grid)
+    with pytest.raises(ConfigError, match="another recipe"):
+        run(sites(2), recipe(rounds=3), tmp_path / "bundle")
+
+
+def test_central_noise_is_paid_for_in_every_round(tmp_path):
+    privacy = {"site_clip": 1.0, "site_noise": 2.0}
+    found = run(sites(3), recipe("mlp", rounds=3, privacy=privacy), tmp_path / "bundle")
+    spent = [row["epsilon"] for row in found.history]
+    assert 0 < spent[0] < spent[1] < spent[2]
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedadam"])
+def test_a_server_that_is_killed_goes_on_to_the_same_weights(tmp_path, strategy):
+    """kill -9 in the middle of a round of a real process; the run that goes on ends where an unbroken one does."""
+    out = tmp_path / "killed"
+    process = subprocess.Popen(
+        [sys.executable, str(Path(program.__file__)), str(out), strategy], stdout=subprocess.PIPE, text=True
+    )
+    for line in process.stdout:
+        if line.startswith("round 3/"):
+            time.sleep(0.15)  # the second site of round 4 is at work
+            process.send_signal(signal.SIGKILL)
+            break
+    process.stdout.close()
+    assert process.wait() == -signal.SIGKILL and not out.exists()
+    said = []
+    resumed = run(sites(4), program.settings(strategy), out, say=said.append)
+    assert said[0].endswith("goes on after round 3")
+    whole = run(sites(4), program.settings(strategy), tmp_path / "whole")
+    assert_near(weights_of(resumed), weights_of(whole), 1e-5)
+    without = [{key: row[key] for key in row if key != "seconds"} for row in whole.history]
+    assert [{key: row[key] for key in row if key != "seconds"} for row in resumed.history] == without
+    assert torch.isfinite(next(resumed.bundle.model.net.parameters())).all()
