@@ -39,15 +39,14 @@ def grid(
     with folder.locked():
         runs = plan(checked, recipes, prepare(checked, corpora, folder))
         worker = Worker(folder, cache, jobs, keep_bundles, checked.sites.stacked, tuple(checked.top))
-        failed: dict[str, str] = {}
         try:
-            failed = worker.missing(runs, typer.echo)
+            worker.work(runs, typer.echo)
         finally:  # what is there is shown, however it ended
-            results = folder.found(runs)
+            results, failed = folder.found(runs), folder.failures(runs)
             write_tables(out, runs, results, failed, checked.top)
             write_plot(out, runs, results)
     typer.echo(f"{out / 'tables.md'}: {len(runs)} runs, {missing(runs, results, failed)}")
-    if failed:
+    if len(results) < len(runs):
         raise typer.Exit(1)
 
 

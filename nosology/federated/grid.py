@@ -28,7 +28,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nosology.core import ConfigError, DataError, OutputError
+from nosology.core import SPLITS, ConfigError, DataError, OutputError
 from nosology.corpora.corpus import Corpus
 from nosology.corpora.sites import site_corpus
 from nosology.corpora.splits import split_corpus
@@ -95,19 +95,25 @@ class Folder:
         """The results that are there, by run."""
         return {run.id: found for run in runs if (found := read(self.result(run.id))) is not None}
 
+    def failures(self, runs: Sequence[Run]) -> dict[str, str]:
+        """Why runs without a result have none, as far as they were tried."""
+        told = {run.id: read(self.failure(run.id)) for run in runs if read(self.result(run.id)) is None}
+        return {name: str(one.get("why")) for name, one in told.items() if one}
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """For the time of a grid: no other one works here. A killed one lets go."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            with (self.path / "lock").open("a") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as error:
-                    raise OutputError(f"another grid is at work in {self.path}") from error
-                yield
-        except (FileExistsError, NotADirectoryError, PermissionError) as error:
+            file = (self.path / "lock").open("a")
+        except OSError as error:
             raise OutputError(f"cannot write {self.path}: {error.strerror}") from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise OutputError(f"another grid is at work in {self.path}") from error
+            yield
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -132,7 +138,7 @@ def prepare(grid: GridSettings, corpora: Sequence[Path], folder: Folder) -> dict
     for corpus, name in zip(opened, names):
         if names.count(name) > 1:
             name = f"{name}-{corpus.hash[:6]}"
-        for split in ("train", "test"):
+        for split in SPLITS:
             if set(grid.settings) - {"splits"} and split not in corpus.manifest["counts"]["splits"]:
                 raise DataError(f"{corpus.folder} has no {split} notes: `nosology corpus split` makes them")
         whole = _with_sites(grid, corpus, folder.path / "corpora", name)
@@ -171,23 +177,25 @@ def _with_splits(grid: GridSettings, corpus: Corpus, place: Path, name: str) -> 
 def plan(grid: GridSettings, recipes: Recipes, prepared: Mapping[str, tuple[Corpus, list[Corpus]]]) -> list[Run]:
     """The runs of a grid, in the order in which they are done."""
     runs = []
+    short = [Path(embedder).name for embedder in grid.embedders]
+    called = {name: Path(name).name if short.count(Path(name).name) == 1 else name for name in grid.embedders}
     for corpus, (whole, splits) in prepared.items():
         for (embedder, head), recipe in recipes.items():
-            named = (corpus, Path(embedder).name, head)
+            named = (corpus, called[embedder], head)
             if "central" in grid.settings:
                 runs.append(Run(*named, "central", None, whole, recipe, (grid.top,)))
             if "federated" in grid.settings:
                 _check_sites(grid, recipe)
                 runs.append(Run(*named, "federated", None, whole, recipe, (grid.top, grid.sites.stacked)))
-            runs += [Run(*named, "splits", i, part, recipe, (grid.top,)) for i, part in enumerate(splits)]
+            if "splits" in grid.settings:
+                runs += [Run(*named, "splits", i, part, recipe, (grid.top,)) for i, part in enumerate(splits)]
     return runs
 
 
 def _check_sites(grid: GridSettings, recipe: HeadsRecipe) -> None:
-    for key in ("min_sites", "quorum"):
-        wanted = getattr(recipe.federation, key)
-        if wanted > grid.sites.count:
-            raise ConfigError(f"recipe.federation.{key} must be at most sites.count, {grid.sites.count}; got {wanted}")
+    wanted = recipe.federation.min_sites
+    if wanted > grid.sites.count:  # the federation would wait for them
+        raise ConfigError(f"recipe.federation.min_sites must be at most sites.count, {grid.sites.count}; got {wanted}")
 
 
 def _digest(*parts: Any) -> str:

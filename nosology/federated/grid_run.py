@@ -100,7 +100,7 @@ def run(task: Task) -> dict[str, Any]:
     recipe, corpus = HeadsRecipe.model_validate(task.recipe), Corpus.open(task.corpus)
     recipe = recipe.model_copy(update={"vectors": recipe.vectors.model_copy(update={"cache": task.cache})})
     cache = EmbeddingCache(task.cache, task.vectors["key"], task.vectors["dim"], task.vectors["identity"])
-    bundle = federated(task, recipe, corpus, cache) if task.setting == "federated" else central(task, recipe, corpus)
+    bundle = (federated if task.setting == "federated" else central)(task, recipe, corpus)
     counts = counts_on_test(bundle, corpus, cache)
     seen = Counter(code for note in corpus.notes("train", text=False) for code in set(note.codes))
     found = {
@@ -126,9 +126,11 @@ def central(task: Task, recipe: HeadsRecipe, corpus: Corpus) -> Bundle:
     return train(recipe, [corpus], task.bundle)
 
 
-def federated(task: Task, recipe: HeadsRecipe, corpus: Corpus, cache: EmbeddingCache) -> Bundle:
+def federated(task: Task, recipe: HeadsRecipe, corpus: Corpus) -> Bundle:
     """The coder of the corpus's sites."""
-    sites = sites_of(corpus, cache, task.vectors)
+    from nosology.federated.simulation import grid_of, own_sites, simulated_sites
+
+    sites = simulated_sites([corpus], own_sites([corpus]), recipe, Path(task.cache))
     about = [{"hash": corpus.hash, "source": corpus.manifest["source"]}]
 
     def say(line: str) -> None:
@@ -137,29 +139,10 @@ def federated(task: Task, recipe: HeadsRecipe, corpus: Corpus, cache: EmbeddingC
     if task.stacked:
         from nosology.federated.stacked import run_stacked
 
-        return run_stacked(list(sites.values()), recipe, task.bundle, corpora=about, say=say)
-    from nosology.federated.client_app import make_app
-    from nosology.federated.in_process import SITE_NAME, InProcessGrid
+        return run_stacked(sites, recipe, task.bundle, corpora=about, say=say)
     from nosology.federated.server import run_federation
 
-    app = make_app(lambda context, _: sites[context.node_config[SITE_NAME]])
-    return run_federation(InProcessGrid(app, sites), recipe, task.bundle, corpora=about, say=say).bundle
-
-
-def sites_of(corpus: Corpus, cache: EmbeddingCache, vectors: dict[str, Any]) -> dict[str, Any]:
-    """A Site for each site of a corpus, by name, from vectors in the cache."""
-    from nosology.federated.site import SPLITS, Site
-    from nosology.training.heads import Embedded
-
-    parts: dict[str, dict[str, Embedded]] = {}
-    names = sorted({note.site or "" for note in corpus.notes(text=False)})
-    for split in SPLITS:
-        notes = list(corpus.notes(split, text=False))
-        found = cache.vectors(note.text for note in corpus.notes(split))
-        for name in names:
-            rows = [row for row, note in enumerate(notes) if (note.site or "") == name]
-            parts.setdefault(name, {})[split] = Embedded(found[rows], [notes[row].codes for row in rows])
-    return {name: Site(name, vectors["identity"], vectors["key"], own) for name, own in parts.items()}
+    return run_federation(grid_of(sites), recipe, task.bundle, corpora=about, say=say).bundle
 
 
 def counts_on_test(bundle: Bundle, corpus: Corpus, cache: EmbeddingCache) -> Counts:

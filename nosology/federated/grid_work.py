@@ -37,9 +37,11 @@ class Worker:
     top: tuple[int, ...] = (10, 50)
     command: Sequence[str] = COMMAND
 
-    def missing(self, runs: Sequence[Run], say: Say = lambda line: None) -> dict[str, str]:
+    def work(self, runs: Sequence[Run], say: Say = lambda line: None) -> dict[str, str]:
         """Does the runs that have no result yet; why some still have none, by run."""
         found = self.folder.found(runs)
+        for name in found:  # of a run that ended well, but after its grid was killed
+            self._clear(name)
         open_runs = [run for run in runs if run.id not in found]
         say(f"{len(runs)} runs: {len(found)} are done, {len(open_runs)} to do")
         vectors, failed = self._embedded(open_runs, say)
@@ -69,10 +71,11 @@ class Worker:
             say(f"vectors of {run.corpus}, {run.embedder}")
             for _, result, why in self._processes([(name, self._task(run, None, name))]):
                 if result is None:
-                    failed |= {other.id: why for other in mine}
+                    failed |= {other.id: f"its notes were not embedded: {why}" for other in mine}
                 else:
                     vectors[pair] = result
-                    self.folder.result(name).unlink()
+                for told in (self.folder.result(name), self.folder.failure(name)):
+                    told.unlink(missing_ok=True)
         return vectors, failed
 
     def _task(self, run: Run, vectors: dict[str, Any] | None, name: str = "") -> Task:
@@ -133,12 +136,16 @@ class Worker:
             process.stdin.close()
         result = read(self.folder.result(name))
         if result is not None:
-            self.folder.failure(name).unlink(missing_ok=True)
-            self.folder.log(name).unlink(missing_ok=True)
+            self._clear(name)
             return result, ""
         why = (read(self.folder.failure(name)) or {}).get("why") or _ended(process.returncode)
         write_json(self.folder.failure(name), {"why": why})
         return None, why
+
+    def _clear(self, name: str) -> None:
+        """Removes what only runs without a result need."""
+        for path in (self.folder.failure(name), self.folder.log(name)):
+            path.unlink(missing_ok=True)
 
 
 def _pair(run: Run) -> tuple[str, str]:
