@@ -1,0 +1,237 @@
+"""The papers of a federation: an authority, the server's certificate, and a key pair a site.
+
+A private key is written once, readable by its owner alone, and never replaced. Certificates are public and made anew.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import ipaddress
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from nosology.core import ConfigError, DataError
+from nosology.core.files import new_file
+
+HERE = ("localhost", "127.0.0.1")  # the server's own programs reach it by these
+SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class ServerPapers:
+    """The files of a server, in one folder."""
+
+    folder: Path
+
+    @property
+    def root(self) -> Path:
+        """The authority's certificate: what every site must have."""
+        return self.folder / "root.pem"
+
+    @property
+    def authority_key(self) -> Path:
+        """The authority's private key; only `nosology federate keys` needs it."""
+        return self.folder / "root.key"
+
+    @property
+    def certificate(self) -> Path:
+        """The server's certificate."""
+        return self.folder / "server.pem"
+
+    @property
+    def key(self) -> Path:
+        """The server's private key."""
+        return self.folder / "server.key"
+
+    def check(self) -> ServerPapers:
+        """Itself, if the server's files are all there."""
+        for path in (self.root, self.certificate, self.key):
+            if not path.is_file():
+                raise DataError(f"no {path.name} in {self.folder}: make it with `nosology federate keys`")
+        return self
+
+
+def make_server_papers(folder: Path, hosts: list[str], *, days: int = 730) -> ServerPapers:
+    """A server's papers, valid for hosts (names or addresses) and for this machine; keys that are there are kept."""
+    names = [_general_name(host) for host in dict.fromkeys([*hosts, *HERE])]
+    papers = ServerPapers(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    authority_key = _tls_key(papers.authority_key)
+    authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Nosology federation authority")])
+    if not papers.root.exists():
+        _write_certificate(papers.root, _authority(authority, authority_key))
+    server_key = _tls_key(papers.key)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, (hosts or ["localhost"])[0][:64])])
+    builder = (
+        _builder(subject, authority, server_key.public_key(), days)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
+    )
+    _write_certificate(papers.certificate, builder.sign(authority_key, hashes.SHA256()))
+    return papers
+
+
+def make_site_key(folder: Path, site: str) -> tuple[Path, Path]:
+    """The private and the public key file of a site; a key that is there is kept."""
+    if not SITE_NAME.fullmatch(site):
+        raise ConfigError(f"a site's name must be 1 to 64 letters, digits, '.', '_' or '-'; got {site!r}")
+    folder.mkdir(parents=True, exist_ok=True)
+    private, public = folder / f"{site}.key", folder / f"{site}.pub"
+    if not private.exists():
+        made = ec.generate_private_key(ec.SECP384R1())
+        _write_private(private, made.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    key = read_site_key(private)
+    with new_file(public) as path:
+        path.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {site}\n".encode())
+    return private, public
+
+
+def read_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """The private key of a site."""
+    try:
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except OSError as error:
+        raise DataError(f"cannot read the site's key {path}: {error.strerror}") from error
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise DataError(f"{path} is not a site's private key, as `nosology federate keys` writes it") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise DataError(f"{path} must hold an elliptic curve key, as `nosology federate keys` writes it")
+    return key
+
+
+def read_public_keys(folder: Path) -> dict[str, bytes]:
+    """The public keys of the sites in a folder of NAME.pub files, PEM, by site."""
+    if not folder.is_dir():
+        raise DataError(f"no folder with the sites' public keys: {folder}")
+    found: dict[str, bytes] = {}
+    for path in sorted(folder.glob("*.pub")):
+        try:
+            key = load_ssh_public_key(path.read_bytes())
+        except (ValueError, UnsupportedAlgorithm) as error:
+            raise DataError(f"{path} is not a public key of a site") from error
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise DataError(f"{path} must hold an elliptic curve key, as `nosology federate keys` writes it")
+        found[path.stem] = public_bytes(key)
+    if len(set(found.values())) < len(found):
+        raise DataError(f"two sites in {folder} have the same public key")
+    if not found:
+        raise DataError(f"no public key (NAME.pub) in {folder}")
+    return found
+
+
+def public_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
+    """A public key as PEM, the form in which the server keeps it."""
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def key_fingerprint(pem: bytes) -> str:
+    """A short name for a public key that two people can compare over the telephone."""
+    return _grouped(hashlib.sha256(pem).hexdigest())
+
+
+def certificate_fingerprint(path: Path) -> str:
+    """The same for a certificate file."""
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"cannot read the certificate {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not a certificate") from error
+    return _grouped(certificate.fingerprint(hashes.SHA256()).hex())
+
+
+def _grouped(digest: str) -> str:
+    return ":".join(digest[i : i + 4] for i in range(0, 32, 4))
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    if not re.fullmatch(r"[A-Za-z0-9*]([A-Za-z0-9.-]{0,252})", host):
+        raise ConfigError(f"a host must be a name or an address without port; got {host!r}")
+    return x509.DNSName(host)
+
+
+def _authority(name: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    builder = (
+        _builder(name, name, key.public_key(), 3650)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+    )
+    return builder.sign(key, hashes.SHA256())
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int):
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks differ
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _tls_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """The private key in a file, made if it is not there."""
+    if not path.exists():
+        made = ec.generate_private_key(ec.SECP256R1())
+        _write_private(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    try:
+        key = load_pem_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path} is not a private key; it is left as it is") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise DataError(f"{path} must hold an elliptic curve key; it is left as it is")
+    return key
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    """Writes a new file that only its owner can read; the file must not be there yet."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+
+
+def _write_certificate(path: Path, certificate: x509.Certificate) -> None:
+    with new_file(path) as aside:
+        aside.write_bytes(certificate.public_bytes(Encoding.PEM))
