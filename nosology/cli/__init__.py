@@ -11,6 +11,7 @@ import typer
 from nosology.cli import codes, corpus, import_checkpoint, train
 from nosology.cli.embed import embed
 from nosology.cli.grid import grid
+from nosology.cli.probe import probe
 from nosology.cli.simulate import simulate
 from nosology.core import NosologyError
 from nosology.core.version import __version__
@@ -48,6 +49,7 @@ app.command()(grid)
 app.command("train")(train.train)
 app.command("evaluate")(train.evaluate)
 app.command("code")(train.code)
+app.command()(probe)
 app.add_typer(import_checkpoint.app, name="import")
 
 
