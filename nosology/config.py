@@ -14,6 +14,7 @@ from nosology.core import ConfigError
 from nosology.models.heads_settings import HeadsRecipe
 from nosology.models.linear import LinearRecipe
 from nosology.models.neural_settings import CamlRecipe, DualLaatRecipe, LaatRecipe, PlmIcdRecipe
+from nosology.models.plant_settings import PlantRecipe
 from nosology.models.settings import Recipe
 
 S = TypeVar("S", bound=BaseModel)
@@ -25,6 +26,7 @@ RECIPES: dict[str, type[Recipe]] = {
     "plm_icd": PlmIcdRecipe,
     "dual_laat": DualLaatRecipe,
     "heads": HeadsRecipe,
+    "plant": PlantRecipe,
 }
 
 

@@ -41,16 +41,18 @@ class Vocabulary:
             raise ValueError("a vocabulary must not hold a word twice")
 
     @classmethod
-    def build(cls, texts: Iterable[str], min_notes: int = 3, also: Iterable[str] = ()) -> Vocabulary:
+    def build(
+        cls, texts: Iterable[str], min_notes: int = 3, also: Iterable[str] = (), most: int | None = None
+    ) -> Vocabulary:
         """The words of at least `min_notes` of the texts, those of most texts first, and every word of `also`.
 
-        The texts are read once, one at a time; no text is kept.
+        The texts are read once, one at a time; no text is kept. Of more than `most` words the last are left out.
         """
         notes: Counter[str] = Counter()
         for text in texts:
             notes.update(set(words_of(text)))
         kept = {word for word, count in notes.items() if count >= min_notes} | set(also)
-        return cls(sorted(kept, key=lambda word: (-notes[word], word)))
+        return cls(sorted(kept, key=lambda word: (-notes[word], word))[:most])
 
     def __len__(self) -> int:
         return len(self.words) + SPECIALS

@@ -73,6 +73,12 @@ def _heads(folder: Path) -> Model:
     return Heads.load(folder)
 
 
+def _plant(folder: Path) -> Model:
+    from nosology.models.plant import Plant
+
+    return Plant.load(folder)
+
+
 LOADERS: dict[str, Callable[[Path], Model]] = {  # neural ones import torch, which takes seconds, when they are called
     "linear": Linear.load,
     "caml": _caml,
@@ -80,6 +86,7 @@ LOADERS: dict[str, Callable[[Path], Model]] = {  # neural ones import torch, whi
     "plm_icd": _plm_icd,
     "dual_laat": _dual_laat,
     "heads": _heads,
+    "plant": _plant,
 }
 
 

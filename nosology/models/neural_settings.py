@@ -42,6 +42,7 @@ class LoopSettings(Section):
     weight_decay: float = Field(0.0, ge=0)
     warmup: int = Field(2000, ge=0)  # steps; never more than a tenth of all
     schedule: Literal["linear", "cosine", "constant"] = "linear"  # after the warm-up, down to 0 or not at all
+    beta: float = Field(0.999, ge=0, lt=1)  # AdamW's second
     clip: float = Field(0.0, ge=0)  # largest norm of the gradient; 0: any
     precision: Literal["auto", "bf16", "fp32"] = "auto"  # auto: bf16 on a GPU that has it
     patience: int = Field(5, ge=1)  # epochs without a better score on dev before the end

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,12 +29,22 @@ from nosology.training.display import Display
 from nosology.training.feed import Feed, MakeBatch, Prepare, Work
 from nosology.training.plan import Plan, seed_of
 from nosology.training.schedule import resolve
+from nosology.training.stream import StreamPlan
 
 Validate = Callable[[nn.Module], dict[str, float]]  # metrics on dev
 
 _CPU_PARTS = 2  # of a step: one and two processes then do the same, and smaller parts cost a CPU nothing
 _WRITING = 10  # an epoch's checkpoint waits until so many times as long as it takes has passed
 _HARMLESS = {"checkpoint_minutes", "log_steps", "micro_tokens", "micro_batches"}  # a run may go on with others
+
+
+@dataclass(frozen=True)
+class Paced:
+    """A part of a net that learns at a pace of its own."""
+
+    parameters: list[nn.Parameter]
+    rate: float = 1.0  # times the learning rate
+    begins: int = 0  # with this epoch, counted from 0; until then its weights stay as they are
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,8 @@ def fit(
     lengths: np.ndarray,
     groups: np.ndarray,
     make_batch: MakeBatch,
+    plan: Plan | StreamPlan | None = None,
+    parts: Sequence[Paced] = (),
     folder: str | Path,
     fingerprint: str,
     seed: int,
@@ -73,6 +85,8 @@ def fit(
         use torch's own random numbers.
     make_batch: the notes of a micro-batch as a Batch on the CPU. The net's loss is a mean over notes; its weight is
         their number, so that the gradient is that of the mean over the whole step.
+    plan: which notes go in which batch, where it is not to be made of lengths and groups.
+    parts: parts of the net that learn at a pace of their own; none: all of it at one.
     validate: metrics on dev, with settings.choose_by among them; called after each epoch by the first process alone,
         without gradients, in eval mode, under the precision of the training. None: the last weights are the best.
     folder: checkpoint.safetensors, best.safetensors, curves.csv and tensorboard/ are written there; a run that was
@@ -83,7 +97,7 @@ def fit(
         raise DataError("there are no train notes: nothing can be learned from them")
     fabric = fabric or launch(settings)
     gpu = fabric.device.type == "cuda"
-    plan = Plan(
+    plan = plan or Plan(
         np.asarray(lengths),
         np.unique(groups, return_inverse=True)[1],
         settings.batch,
@@ -92,7 +106,8 @@ def fit(
         settings.micro_batches or max(fabric.world_size, 1 if gpu else _CPU_PARTS),
     )
     net.to(fabric.device)
-    run = _Run(net, settings, plan, fabric, validate, Checkpoints(folder, _whole(fingerprint, settings, plan)), title)
+    whole = _whole(fingerprint, settings, plan)
+    run = _Run(net, settings, plan, parts, fabric, validate, Checkpoints(folder, whole), title)
     try:
         feed = Feed(plan, make_batch, prepare, fabric.global_rank, fabric.world_size, pinned=gpu)
         with closing(feed.steps(run.state.epoch, run.state.done)) as steps:
@@ -110,7 +125,8 @@ class _Run:
         self,
         net: nn.Module,
         settings: LoopSettings,
-        plan: Plan,
+        plan: Plan | StreamPlan,
+        parts: Sequence[Paced],
         fabric: Fabric,
         validate: Validate | None,
         checkpoints: Checkpoints,
@@ -119,10 +135,11 @@ class _Run:
         self.net, self.settings, self.plan, self.fabric, self.validate = net, settings, plan, fabric, validate
         self.schedule = resolve(settings, len(plan))
         self.checkpoints, self.first = checkpoints, fabric.is_global_zero
-        trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+        self.parts = parts or [Paced([parameter for parameter in net.parameters() if parameter.requires_grad])]
         self.optimizer = torch.optim.AdamW(
-            trained,
+            [{"params": part.parameters} for part in self.parts],
             lr=settings.learning_rate,
+            betas=(0.9, settings.beta),
             weight_decay=settings.weight_decay,
             fused=fabric.device.type == "cuda",
         )
@@ -154,8 +171,8 @@ class _Run:
 
     def step(self, work: Work) -> None:
         """One step of the optimiser."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * self.schedule.factor(self.state.step)
+        for group, part in zip(self.optimizer.param_groups, self.parts):
+            group["lr"] = part.rate * self.settings.learning_rate * self.schedule.factor(self.state.step)
         total = torch.zeros((), device=self.fabric.device)
         try:
             for i, part in enumerate(work.parts):
@@ -170,6 +187,10 @@ class _Run:
                 self.fabric.clip_gradients(
                     self.module, self._stepper, max_norm=self.settings.clip, error_if_nonfinite=False
                 )
+            for part in self.parts:
+                if work.epoch < part.begins:
+                    for parameter in part.parameters:
+                        parameter.grad = None  # AdamW passes it over: neither weight nor moments change
             self._stepper.step()
         except torch.OutOfMemoryError as error:
             raise ConfigError(

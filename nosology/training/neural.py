@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
@@ -37,7 +37,7 @@ from nosology.training.examples import Examples, both
 from nosology.training.fingerprint import fingerprint
 from nosology.training.label_sampling import label_targets, sample_labels
 from nosology.training.labels import label_space, of_systems
-from nosology.training.loop import Fitted, fit
+from nosology.training.loop import Fitted, Paced, fit
 from nosology.training.run_folder import REFIT
 
 Trained = tuple[NeuralModel, Decision, dict[str, Any]]
@@ -92,7 +92,7 @@ def train_neural(recipe: Recipe, train_notes: Examples, dev_notes: Examples, ref
     model, asked, notes = _begun(recipe, train_notes)
     labels = model.labels
     dev = Notes.of(dev_notes, recipe.labels, model.reader, labels)
-    fitted = _fit(recipe, model, asked, notes, dev, folder, fingerprint(recipe, train_notes, dev_notes))
+    fitted = fit_labels(recipe, model, asked, notes, dev, folder, fingerprint(recipe, train_notes, dev_notes))
     logits = only_own_version(model.logits_of(dev.reads), dev.versions, label_versions(labels), NOTHING)
     model = model.calibrated(logits, dev.gold)
     decision = Decision.tune(recipe.decision, labels, dev.codes, model.to_probabilities(logits))
@@ -122,7 +122,7 @@ def _refitted(
     # At the pace of the whole schedule: one that ends at the best epoch leaves the model behind the tuned threshold.
     settings = recipe.training.model_copy(update={"leave_after": fitted.best_epoch})
     shorter = recipe.model_copy(update={"training": settings})
-    _fit(shorter, model, asked, notes, None, folder / REFIT, fingerprint(shorter, examples))
+    fit_labels(shorter, model, asked, notes, None, folder / REFIT, fingerprint(shorter, examples))
     model.calibration = tuned.calibration
     return model, notes
 
@@ -131,10 +131,19 @@ def _texts(model: DualLaat) -> np.ndarray:
     return model.description_ids(model.descriptions).numpy()
 
 
-def _fit(
-    recipe: Recipe, model: NeuralModel, asked: Asked, notes: Notes, dev: Notes | None, folder: Path, told: str
+def fit_labels(
+    recipe: Recipe,
+    model: NeuralModel,
+    asked: Asked,
+    notes: Notes,
+    dev: Notes | None,
+    folder: Path,
+    told: str,
+    *,
+    parts: Sequence[Paced] = (),
+    title: str = "",
 ) -> Fitted:
-    """Trains the model's net on the notes."""
+    """How the training of the model's net on the notes went; told: the fingerprint of what is trained."""
     lengths = np.array([len(read.ids) for read in notes.reads])
     # A note that is coded in another version than the codes to learn says nothing about them.
     used = np.flatnonzero((lengths > 0) & ((notes.versions & np.bitwise_or.reduce(label_versions(model.labels))) > 0))
@@ -167,7 +176,8 @@ def _fit(
         folder=folder,
         fingerprint=told,
         seed=recipe.seed,
-        title=recipe.kind,
+        title=title or recipe.kind,
+        parts=parts,
     )
     if isinstance(model, DualLaat):
         model.forget()  # descriptions as the last epoch's weights read them

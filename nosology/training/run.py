@@ -98,6 +98,14 @@ def _train_heads(recipe: Recipe, train_notes: Examples, dev_notes: Examples, ref
     return train_heads(recipe, train_notes, dev_notes, refit, folder)
 
 
+def _train_plant(recipe: Recipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path) -> Trained:
+    try:
+        from nosology.training.plant import train_plant
+    except ImportError as error:
+        raise ConfigError(f"plant needs {error.name}, which is not there: pip install nosology[train]") from error
+    return train_plant(recipe, train_notes, dev_notes, refit, folder)
+
+
 TRAINERS: dict[str, Callable[[Any, Examples, Examples, bool, Path], Trained]] = {
     "linear": _train_linear,
     "caml": _train_neural,
@@ -105,4 +113,5 @@ TRAINERS: dict[str, Callable[[Any, Examples, Examples, bool, Path], Trained]] = 
     "plm_icd": _train_neural,
     "dual_laat": _train_neural,
     "heads": _train_heads,
+    "plant": _train_plant,
 }

@@ -1,0 +1,43 @@
+"""A language model: an AWD-LSTM that says the next word, with the words' own vectors as its last layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from nosology.encoders.awd_lstm import AwdLstm, State, locked
+from nosology.encoders.vocabulary import PAD
+
+
+class LanguageModel(nn.Module):
+    """What it read last is kept in buffers, so that a checkpoint holds it and a text goes on over its windows."""
+
+    def __init__(self, encoder: AwdLstm, streams: int):
+        super().__init__()
+        self.encoder = encoder
+        self.bias = nn.Parameter(torch.zeros(len(encoder.encoder.weight)))
+        for number, layer in enumerate(encoder.rnns):
+            for name in ("hidden", "cell"):
+                self.register_buffer(f"{name}_{number}", torch.zeros(1, streams, layer.width))
+
+    def forward(self, batch) -> Tensor:
+        """The mean cross entropy of the next words of a StreamBatch; a text's end is not asked for."""
+        states, after = self.encoder(batch.tokens, None if batch.first else self._state())
+        self._keep(after)
+        said = self.said(locked(states, self.encoder.drop.output, self.training))
+        return cross_entropy(said.flatten(0, 1).float(), batch.targets.flatten(), ignore_index=PAD)
+
+    def said(self, states: Tensor) -> Tensor:
+        """Logits (B, T, V) of the next word after states (B, T, D)."""
+        return nn.functional.linear(states, self.encoder.encoder.weight, self.bias)
+
+    def _state(self) -> State:
+        pairs = ((getattr(self, f"hidden_{i}"), getattr(self, f"cell_{i}")) for i in range(len(self.encoder.rnns)))
+        return tuple((hidden.clone(), cell.clone()) for hidden, cell in pairs)  # they are written over before backward
+
+    @torch.no_grad()
+    def _keep(self, state: State) -> None:
+        for number, (hidden, cell) in enumerate(state):
+            getattr(self, f"hidden_{number}").copy_(hidden)
+            getattr(self, f"cell_{number}").copy_(cell)

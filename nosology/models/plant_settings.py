@@ -1,0 +1,106 @@
+"""What the recipes of PLANT may say: each stage of its training has a table."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from nosology.models.neural_settings import LoopSettings
+from nosology.models.settings import Recipe, Section
+
+
+class DropSettings(Section):
+    """How much is dropped where (`encoders/awd_lstm.py`)."""
+
+    embedding: float = Field(0.05, ge=0, lt=1)
+    input: float = Field(0.4, ge=0, lt=1)
+    weight: float = Field(0.5, ge=0, lt=1)
+    hidden: float = Field(0.3, ge=0, lt=1)
+    output: float = Field(0.1, ge=0, lt=1)
+
+
+class WordSettings(Section):
+    """Which words are known."""
+
+    min_notes: int = Field(3, ge=1)  # a word of fewer train notes is read as unknown
+    most: int = Field(60_000, ge=1)  # the words of most notes
+
+
+class LanguageSettings(Section):
+    """The language model: what it learns of the train notes' text before it is asked for codes."""
+
+    weights: str = ""  # a file of published weights to begin with, and
+    words: str = ""  # its vocabulary, one word a line; empty: from the beginning
+    drop: DropSettings = DropSettings(embedding=0.02, input=0.25, weight=0.2, hidden=0.15)
+    window: int = Field(80, ge=2)  # words that are learned from at once
+    training: LoopSettings = LoopSettings(
+        epochs=20,
+        batch=384,
+        learning_rate=1e-3,
+        weight_decay=0.01,
+        beta=0.99,
+        warmup=0,
+        schedule="cosine",
+        micro_batches=1,
+    )
+
+
+class RelevanceSettings(Section):
+    """Which words tell a code."""
+
+    kind: Literal["mutual_information", "normalised"] = "normalised"  # normalised: divided by the joint entropy
+    top: int = Field(1000, ge=1)  # words a code
+
+
+class RankerSettings(Section):
+    """The ranker: it learns to put the words first that tell a code."""
+
+    scorer: Literal["mlp", "dot"] = "mlp"
+    hidden: int = Field(64, ge=1)
+    k: int = Field(100, ge=1)  # of nDCG@k
+    list: int = Field(128, ge=2)  # words of a code's list: telling ones, and others drawn by chance
+    levels: int = Field(4, ge=1)  # grades of relevance: a code's words in so many parts, the first the most telling
+    epochs: int = Field(20, ge=0)  # over all codes
+    batch: int = Field(64, ge=1)  # codes
+    learning_rate: float = Field(3e-3, gt=0)
+
+
+class PlantShape(Section):
+    """PLANT: an AWD-LSTM below learned, static and planted attention."""
+
+    size: int = Field(400, ge=1)  # of words and of states
+    hidden: int = Field(1152, ge=1)
+    layers: int = Field(3, ge=1)
+    drop: DropSettings = DropSettings()
+    static: bool = True  # attention by mutual information
+    planted: bool = True  # attention by the ranker
+    inattention: int = Field(56, ge=0)  # tokens a label that the ranker's attention keeps; 0: all
+    literal_zero: bool = False  # as the paper writes it, the others keep the score 0, and so some weight
+    window: int = Field(72, ge=1)  # tokens that a note is read by where it is only to be coded
+    direction: Literal["forward", "backward", "both"] = "forward"
+    chunk: int = Field(4, ge=1)  # notes whose attention is in memory at once; changes memory and speed alone
+    max_words: int = Field(20_000, ge=1)  # of a note
+
+
+class RateSettings(Section):
+    """What share of the learning rate each part has, and from which epoch on it learns (counted from 0)."""
+
+    decoder: float = Field(1.0, gt=0)
+    ranker: float = Field(0.5, gt=0)  # paper 003, section 5
+    encoder: float = Field(0.5, gt=0)  # of the last layer; each layer below has
+    fall: float = Field(2.6, ge=1)  # times less (Howard and Ruder 2018)
+    gradual: bool = True  # a part more an epoch, the last first; False: all from the beginning
+
+
+class PlantRecipe(Recipe):
+    """What a recipe of kind `plant` may say."""
+
+    kind: Literal["plant"] = "plant"
+    words: WordSettings = WordSettings()
+    language: LanguageSettings = LanguageSettings()
+    relevance: RelevanceSettings = RelevanceSettings()
+    ranker: RankerSettings = RankerSettings()
+    model: PlantShape = PlantShape()
+    rates: RateSettings = RateSettings()
+    training: LoopSettings = LoopSettings(epochs=15, batch=16, weight_decay=0.01, beta=0.99, schedule="cosine")

@@ -1,0 +1,251 @@
+"""PLANT's way from notes to a coder: language model, mutual information, ranker, planted classifier.
+
+Every stage sees train notes alone; dev notes are for choosing the classifier's epoch, calibration and threshold. What a
+stage has made is kept in the run folder under a fingerprint of all that it was made of, so that a run that was stopped,
+or another one with the same beginning, goes on from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from scipy import sparse
+from torch import Tensor
+
+from nosology.codes.code_list import description_of
+from nosology.codes.label_space import LabelSpace
+from nosology.codes.versions import label_versions, only_own_version
+from nosology.core.files import new_file
+from nosology.core.progress import progress
+from nosology.encoders.awd_lstm import AwdLstm, Dropouts
+from nosology.encoders.vocabulary import SPECIALS, Vocabulary, WordReader
+from nosology.models.decision import Decision
+from nosology.models.language_model import LanguageModel
+from nosology.models.neural import NOTHING
+from nosology.models.plant import Plant, PlantNets, backwards
+from nosology.models.plant_net import PlantNet
+from nosology.models.plant_settings import PlantRecipe, RateSettings
+from nosology.models.relevance import Relevance
+from nosology.training.examples import Examples, both
+from nosology.training.fingerprint import fingerprint
+from nosology.training.labels import label_space, of_systems
+from nosology.training.loop import Fitted, Paced, fit
+from nosology.training.neural import Asked, Notes, fit_labels
+from nosology.training.ranker import train_ranker
+from nosology.training.run_folder import REFIT
+from nosology.training.stream import Streams
+
+STAGES = ("language", "relevance", "ranker", "classifier")
+Trained = tuple[Plant, Decision, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The stages of one training set; each is made when it is asked for, or read if it was made before."""
+
+    recipe: PlantRecipe
+    notes: Notes
+    labels: LabelSpace
+    reader: WordReader
+    folder: Path
+    told: str  # the fingerprint of recipe and corpora
+
+    @staticmethod
+    def of(recipe: PlantRecipe, examples: Examples, folder: Path) -> Chain:
+        """The chain of some train notes."""
+        labels = label_space(recipe.labels, of_systems(recipe.labels, examples.codes))
+        texts = progress(examples.texts(), "counting words", total=len(examples))
+        vocabulary = Vocabulary.build(texts, recipe.words.min_notes, most=recipe.words.most)
+        reader = WordReader(vocabulary, recipe.model.max_words)
+        notes = Notes.of(examples, recipe.labels, reader, labels)
+        return Chain(recipe, notes, labels, reader, folder, fingerprint(recipe, examples))
+
+    def language(self, backward: bool) -> AwdLstm:
+        """The encoder that has learned to say the next word of the train notes."""
+        recipe, name = self.recipe, "backward" if backward else "forward"
+        settings = recipe.language
+        torch.manual_seed(recipe.seed)
+        drop = Dropouts(**settings.drop.model_dump())
+        shape = recipe.model
+        encoder = AwdLstm(len(self.reader.vocabulary), shape.size, shape.hidden, shape.layers, drop)
+
+        def make() -> dict[str, Tensor]:
+            texts = [read.ids for read in self.notes.reads if len(read.ids)]
+            plan = Streams.plan_of(texts, settings.training.batch, settings.window, recipe.seed)
+            streams, net = Streams(texts, plan, backward), LanguageModel(encoder, plan.streams)
+            fit(
+                net,
+                settings.training,
+                lengths=plan.lengths,
+                groups=plan.groups,
+                plan=plan,
+                make_batch=lambda rows, _: streams.batch(rows),
+                folder=self.folder / f"language_{name}",
+                fingerprint=self.told,
+                seed=recipe.seed,
+                title=f"language model, {name}",
+            )
+            return {key: value.detach().cpu() for key, value in net.encoder.state_dict().items()}
+
+        kept = self._kept(
+            f"language_{name}", [settings.model_dump(mode="json"), shape.size, shape.hidden, shape.layers], make
+        )
+        encoder.load_state_dict(kept)
+        return encoder
+
+    def relevance(self) -> Relevance:
+        """The words that tell each code."""
+        settings = self.recipe.relevance
+
+        def make() -> dict[str, Tensor]:
+            found = Relevance.of(self._presence(), self.notes.gold, settings.kind, settings.top)
+            return {name: torch.from_numpy(array) for name, array in found.arrays().items()}
+
+        kept = self._kept("relevance", [settings.model_dump(mode="json")], make)
+        return Relevance.from_arrays({name: value.numpy() for name, value in kept.items()})
+
+    def _presence(self) -> sparse.csr_matrix:
+        """Which words each note has: 0/1 (B, V); pads and unknown words are none."""
+        rows = [np.unique(read.ids[read.ids >= SPECIALS]) for read in self.notes.reads]
+        bounds = np.cumsum([0, *map(len, rows)])
+        columns = np.concatenate(rows) if rows else np.empty(0, np.int32)
+        shape = (len(rows), len(self.reader.vocabulary))
+        return sparse.csr_matrix((np.ones(len(columns), np.int8), columns, bounds), shape=shape)
+
+    def net(self, backward: bool) -> PlantNet:
+        """The net of a direction before the classifier is trained: encoder and ranker have learned."""
+        recipe, relevance = self.recipe, self.relevance()
+        encoder = self.language(backward)
+        torch.manual_seed(recipe.seed + 1)
+        net = PlantNet(recipe.model, recipe.ranker, len(self.reader.vocabulary), len(self.labels), relevance, backward)
+        net.encoder.load_state_dict(encoder.state_dict())
+        rates = np.asarray(self.notes.gold.mean(0)).ravel()
+        with torch.no_grad():
+            net.bias.copy_(torch.from_numpy(np.log(np.maximum(rates, 1e-6) / np.maximum(1 - rates, 1e-6))).float())
+        if net.ranker is not None:
+            self._rank(net, relevance, backward)
+        return net
+
+    def _rank(self, net: PlantNet, relevance: Relevance, backward: bool) -> None:
+        recipe, name = self.recipe, "backward" if backward else "forward"
+        vectors = net.encoder.encoder.weight.detach()
+        with torch.no_grad():
+            net.ranker.labels.copy_(self._described(vectors))
+
+        def make() -> dict[str, Tensor]:
+            reached = train_ranker(
+                net.ranker,
+                vectors,
+                relevance,
+                recipe.ranker,
+                folder=self.folder / f"ranker_{name}",
+                fingerprint=self.told,
+                seed=recipe.seed,
+            )
+            return {k: v.detach().cpu() for k, v in net.ranker.state_dict().items()} | {"ndcg": torch.tensor([reached])}
+
+        upstream = [recipe.language, recipe.relevance, recipe.ranker, recipe.model]
+        kept = dict(self._kept(f"ranker_{name}", [part.model_dump(mode="json") for part in upstream], make))
+        kept.pop("ndcg")
+        net.ranker.load_state_dict(kept)
+
+    def _described(self, vectors: Tensor) -> Tensor:
+        """The first vectors (L, E) of labels: the means of their descriptions' words."""
+        rows = []
+        for code in self.labels.codes:
+            ids = self.reader.description(description_of(code))
+            ids = torch.from_numpy(ids[ids >= SPECIALS].astype(np.int64))
+            rows.append(vectors[ids].mean(0) if len(ids) else torch.zeros(vectors.shape[1]))
+        return torch.stack(rows)
+
+    def _kept(self, name: str, made_of: list, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """The tensors of a stage, read if they were made of the same, else made and written."""
+        path = self.folder / f"{name}.safetensors"
+        told = hashlib.sha256(json.dumps([self.told, made_of], sort_keys=True).encode()).hexdigest()
+        if (found := _read(path, told)) is not None:
+            return found
+        tensors = make()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with new_file(path) as aside:
+            aside.write_bytes(save({k: v.contiguous() for k, v in tensors.items()}, metadata={"told": told}))
+        return tensors
+
+
+def _read(path: Path, told: str) -> dict[str, Tensor] | None:
+    """The tensors of a file, None if there is none of this fingerprint or it cannot be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            if (file.metadata() or {}).get("told") != told:
+                return None
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError):
+        return None
+
+
+def train_plant(recipe: PlantRecipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path) -> Trained:
+    """The coder of a recipe; `folder` keeps what each stage has made."""
+    chain = Chain.of(recipe, train_notes, folder)
+    dev = Notes.of(dev_notes, recipe.labels, chain.reader, chain.labels)
+    told = fingerprint(recipe, train_notes, dev_notes)
+    model, fitted = _classifiers(chain, dev, told, {})
+    logits = only_own_version(model.logits_of(dev.reads), dev.versions, label_versions(chain.labels), NOTHING)
+    model = model.calibrated(logits, dev.gold)
+    decision = Decision.tune(recipe.decision, chain.labels, dev.codes, model.to_probabilities(logits))
+    found = {name: asdict(fit) for name, fit in fitted.items()}
+    found |= {"dev_codes": int(dev.gold.nnz), "shape": model.shape.model_dump()}
+    if refit:
+        calibration, every = model.calibration, both(train_notes, dev_notes)
+        chain = Chain.of(recipe, every, folder / REFIT)
+        model, _ = _classifiers(chain, None, fingerprint(recipe, every), fitted)
+        model.calibration = calibration
+    return model, decision, found
+
+
+def _classifiers(
+    chain: Chain, dev: Notes | None, told: str, before: dict[str, Fitted]
+) -> tuple[Plant, dict[str, Fitted]]:
+    """The coder with all its directions trained; before: how often each was best, where it is trained anew."""
+    recipe, fitted = chain.recipe, {}
+    counts = np.asarray(chain.notes.gold.sum(0)).ravel().astype(np.int64)
+    model = Plant.of(chain.labels, counts, chain.reader, recipe.model, recipe.ranker, chain.relevance())
+    asked = Asked.of(chain.labels, np.arange(len(chain.labels)), 0)
+    for number, backward in enumerate(backwards(recipe.model)):
+        name = "backward" if backward else "forward"
+        net = chain.net(backward)
+        single = Plant(model.labels, counts, chain.reader, PlantNets([net]), model.shape, relevance=model.relevance)
+        settings = recipe.training
+        if name in before:
+            settings = settings.model_copy(update={"leave_after": before[name].best_epoch})
+        fitted[name] = fit_labels(
+            recipe.model_copy(update={"training": settings}),
+            single,
+            asked,
+            chain.notes,
+            dev,
+            chain.folder / f"classifier_{name}",
+            f"{told} {name}",
+            parts=paced(net, recipe.rates),
+            title=f"plant, {name}",
+        )
+        model.net.nets[number] = net
+    return model, fitted
+
+
+def paced(net: PlantNet, rates: RateSettings) -> list[Paced]:
+    """The parts of a net, the last first, each with its pace and the epoch it begins with."""
+    found, below = [], 0
+    for number, (name, parameters) in enumerate(net.groups()):
+        rate = getattr(rates, name)
+        if name == "encoder":
+            rate, below = rate / rates.fall**below, below + 1
+        found.append(Paced(parameters, rate, number if rates.gradual else 0))
+    return found

@@ -1,0 +1,111 @@
+"""PLANT, stage by stage and as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from nosology.config import load_recipe
+from nosology.corpora.corpus import write_corpus
+from nosology.models.bundle import Bundle
+from nosology.models.measure import measure
+from nosology.serving.coder import Coder
+from nosology.training.examples import train_and_dev
+from nosology.training.plant import Chain, paced
+from nosology.training.run import train
+from tests.conftest import small_notes
+
+SMALL = [
+    "words.min_notes=2",
+    "model.size=16",
+    "model.hidden=20",
+    "model.layers=2",
+    "model.inattention=3",
+    "language.training.epochs=2",
+    "language.training.batch=4",
+    "language.window=10",
+    "ranker.epochs=30",
+    "ranker.list=16",
+    "ranker.k=10",
+    "training.epochs=10",
+    "training.batch=8",
+    "training.learning_rate=1e-2",
+]
+
+
+@pytest.fixture(scope="module")
+def bundle(small_corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plant") / "bundle"
+    train(load_recipe("plant", [*SMALL, "model.direction=both"]), [small_corpus], folder)
+    return folder
+
+
+def test_it_learns_and_codes(bundle, small_corpus, tmp_path):
+    found = measure(Bundle.load(bundle), small_corpus, "test", tmp_path / "report").evaluation.metrics
+    assert found["micro_f1"] > 0.9
+    text = "Seen in clinic today. Known congestive heart failure, stable."
+    top = Coder.load(bundle, systems=["icd10cm"]).code(text, top=1)[0]
+    assert top.code == "I50.9"
+    assert any(word in span.text for span in top.evidence for word in ("congestive", "heart", "failure"))
+
+
+def test_the_words_that_tell_a_code(bundle):
+    model = Bundle.load(bundle).model
+    column = next(j for j, code in enumerate(model.labels.codes) if code.code == "I50.9")
+    assert {word for word, _ in model.words(column, 2)} <= {"congestive", "heart"}  # "failure" is in another code too
+
+
+def test_only_train_notes_enter_the_stages(small_corpus, tmp_path):
+    """Dev and test notes are replaced by others: language model, relevance and ranker are the same."""
+    recipe = load_recipe("plant", SMALL)
+    other = [
+        note
+        if note.split == "train"
+        else replace(note, text="Quite another text about fractures.", codes=note.codes[:1])
+        for note in small_notes(160)
+    ]
+    changed = write_corpus(other, tmp_path / "other", source={"kind": "test"}, filters=[], counts={})
+    chains = [
+        Chain.of(recipe, train_and_dev([corpus], 0.15, 0)[0], tmp_path / name)
+        for name, corpus in (("a", small_corpus), ("b", changed))
+    ]
+    assert chains[0].reader == chains[1].reader and chains[0].labels == chains[1].labels
+    np.testing.assert_array_equal(chains[0].relevance().words, chains[1].relevance().words)
+    states = [chain.net(backward=False).state_dict() for chain in chains]
+    for name, value in states[0].items():
+        torch.testing.assert_close(states[1][name], value, atol=0, rtol=0)
+
+
+def test_stages_are_made_once(small_corpus, tmp_path, monkeypatch):
+    recipe = load_recipe("plant", SMALL)
+    examples = train_and_dev([small_corpus], 0.15, 0)[0]
+    first = Chain.of(recipe, examples, tmp_path).net(False)
+    for stage in ("nosology.training.plant.fit", "nosology.training.ranker.fit"):
+        monkeypatch.setattr(stage, lambda *a, **k: pytest.fail("a stage was made again"))
+    again = Chain.of(recipe, examples, tmp_path).net(False)
+    for name, value in first.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], value, atol=0, rtol=0)
+
+
+def test_a_frozen_part_does_not_move(small_corpus, tmp_path):
+    """After one epoch of gradual unfreezing only the decoder has learned."""
+    recipe = load_recipe("plant", [*SMALL, "training.epochs=1"])
+    examples = train_and_dev([small_corpus], 0.15, 0)[0]
+    before = Chain.of(recipe, examples, tmp_path / "a").net(False)
+    bundle = train(recipe, [small_corpus], tmp_path / "bundle")
+    after = bundle.model.net.nets[0]
+    for number, part in enumerate(zip(before.groups(), after.groups())):
+        moved = [not torch.equal(a, b) for a, b in zip(part[0][1], part[1][1])]
+        assert all(moved) if number == 0 else not any(moved), part[0][0]
+
+
+def test_paces_are_those_of_the_recipe(small_corpus, tmp_path):
+    recipe = load_recipe("plant", [*SMALL, "rates.ranker=0.3", "rates.encoder=0.4", "rates.fall=2.0"])
+    net = Chain.of(recipe, train_and_dev([small_corpus], 0.15, 0)[0], tmp_path).net(False)
+    found = paced(net, recipe.rates)
+    assert [part.rate for part in found] == [1.0, 0.3, 0.4, 0.2, 0.1]
+    assert [part.begins for part in found] == [0, 1, 2, 3, 4]
+    assert sum(len(part.parameters) for part in found) == len(list(net.parameters()))
