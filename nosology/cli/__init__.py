@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nosology.cli import codes, corpus, import_checkpoint, train
+from nosology.cli import codes, corpus, federate, import_checkpoint, train
 from nosology.cli.embed import embed
 from nosology.cli.grid import grid
 from nosology.cli.probe import probe
@@ -50,6 +50,7 @@ app.command("train")(train.train)
 app.command("evaluate")(train.evaluate)
 app.command("code")(train.code)
 app.command()(probe)
+app.add_typer(federate.app, name="federate")
 app.add_typer(import_checkpoint.app, name="import")
 
 

@@ -23,6 +23,8 @@ _FIRST = 100  # node id; the server's own is 1
 class InProcessGrid(Grid):
     """A grid of nodes that all run one ClientApp; ids are counted, so that two runs are alike."""
 
+    patience = 0.0  # seconds to wait for more nodes: they are all here from the beginning
+
     def __init__(self, app: ClientApp, sites: Iterable[str], run_id: int = 1):
         self.app, self._run = app, Run.create_empty(run_id)
         self._contexts: dict[int, Context] = {}

@@ -13,7 +13,7 @@ import torch
 
 from nosology.core.files import new_file
 from nosology.core.version import __version__
-from nosology.federated.saved import Agreement, SavedRound
+from nosology.federated.saved import HISTORY, PLOT, Agreement, SavedRound
 from nosology.federated.site_counts import SiteCounts
 from nosology.models.bundle import Bundle
 from nosology.models.decision import UNTUNED, Decision
@@ -21,7 +21,6 @@ from nosology.models.heads import Heads
 from nosology.models.platt import Platt
 from nosology.training.heads import new_head
 
-HISTORY, PLOT = "history.csv", "history.png"
 Row = dict[str, Any]  # of a history: what COLUMNS names
 COLUMNS = ("round", "loss", "sites", "refused", "micro_f1", "epsilon", "record_epsilon", "seconds")
 

@@ -22,6 +22,7 @@ class Roster:
 
     def __init__(self, grid: Grid, recipe: HeadsRecipe):
         self.grid, self.recipe, self.settings = grid, recipe, recipe.federation
+        self.patience: float = getattr(grid, "patience", self.settings.wait)  # seconds that it waits for sites to come
         self.agreement: Agreement | None = None
         self.facts: dict[str, Facts] = {}  # of sites that take part, be they there or not
         self.refused: dict[str, str] = {}  # of others
@@ -85,20 +86,20 @@ class Roster:
 
         FederationError names who was refused if that does not come about in time.
         """
-        until = time.monotonic() + self.settings.wait
+        until = time.monotonic() + self.patience
         while True:
             self.look()
             enough = len(self._agreeing()) >= self.settings.min_sites
             if enough and not set(self._asked.values()) & set(self.grid.get_node_ids()):
                 break
-            if time.monotonic() > until:
+            if time.monotonic() >= until:
                 if enough:
                     break
                 raise FederationError(
-                    f"{len(self._agreeing())} sites were there after {self.settings.wait:g} s; "
+                    f"{len(self._agreeing())} sites were there after {self.patience:g} s; "
                     f"federation.min_sites = {self.settings.min_sites}{listed(self.refused)}"
                 )
-            time.sleep(min(_PAUSE, self.settings.wait / 10))
+            time.sleep(min(_PAUSE, self.patience / 10))
         for site in set(self.facts) - self._agreeing():
             self.leave_out(site, refusals(self.facts)[site])
 
@@ -137,7 +138,7 @@ class Roster:
         again = [
             self.message(message.content, message.metadata.dst_node_id, message.metadata.message_type)
             for message in messages
-            if names[message.metadata.dst_node_id] in taken
+            if names.get(message.metadata.dst_node_id) in taken
         ]
         return {site: reply for site, reply in replies.items() if site not in taken} | self._sent(again, names)
 

@@ -26,6 +26,7 @@ from nosology.models.heads_settings import HeadsRecipe
 from nosology.models.moments import Scaler
 
 AGREEMENT, ROUND = "agreement.safetensors", "round.safetensors"
+HISTORY, PLOT = "history.csv", "history.png"  # written at the end, on their way into the bundle
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,9 +102,9 @@ class SavedRound:
         return cls(weights={name: parts["weights"][name] for name in order}, moments=parts["moments"], **described)
 
 
-def clear(folder: Path, *others: str) -> None:
-    """Removes both files and others, and the folder if nothing else is in it."""
-    for name in (ROUND, AGREEMENT, *others):
+def clear(folder: Path) -> None:
+    """Removes what a federation has written, and the folder if nothing else is in it."""
+    for name in (ROUND, AGREEMENT, HISTORY, PLOT):
         (folder / name).unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()

@@ -22,7 +22,7 @@ from nosology.core import ConfigError, FederationError
 from nosology.core.files import check_target
 from nosology.federated import saved
 from nosology.federated.agreement import agreed_labels
-from nosology.federated.outcome import HISTORY, PLOT, Row, bundle_of, line_of, write_history
+from nosology.federated.outcome import Row, bundle_of, line_of, write_history
 from nosology.federated.privacy import Privacy, check_privacy
 from nosology.federated.records import (
     CONFIG,
@@ -82,7 +82,7 @@ def run_federation(
     bundle = federation.end(corpora or [])
     state, folder = federation.state, run_folder(out)
     bundle.save(out, also=write_history(state.history, folder))
-    saved.clear(folder, HISTORY, PLOT)
+    saved.clear(folder)
     return Federated(bundle, state.history, federation.roster.refused)
 
 
@@ -228,15 +228,15 @@ class _Federation:
 
     def _wait_for_sites(self, number: int) -> int:
         """Waits, not for ever, until a round can have the replies that it needs, and says how many that are."""
-        until = time.monotonic() + self.settings.wait
+        until = time.monotonic() + self.roster.patience
         while True:
             self.roster.look()
             present, needed = self.roster.present(), self._needed()
             asked = self.strategy.sampled("train", number, self.settings.fraction_train, present.values())
-            if len(asked) >= needed or time.monotonic() > until or needed > len(self.roster.facts):
+            if len(asked) >= needed or time.monotonic() >= until or needed > len(self.roster.facts):
                 self.strategy.sites = present
                 return needed
-            time.sleep(min(0.5, self.settings.wait / 10))
+            time.sleep(min(0.5, self.roster.patience / 10))
 
     def _evaluate(
         self,

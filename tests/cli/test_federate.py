@@ -1,0 +1,48 @@
+"""`nosology federate simulate` from a corpus to a bundle that codes notes."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from nosology.cli import app
+from nosology.core import ConfigError, DataError, FederationError
+from nosology.models.bundle import Bundle
+
+SMALL = ["federation.rounds=2", "federation.min_site_notes=1", "federation.min_notes=2", "model.widths=[16]"]
+
+
+def simulate(corpus, out, *words: str, settings=()):
+    sets = [part for setting in (*SMALL, *settings) for part in ("--set", setting)]
+    command = ["federate", "simulate", "heads-mlp", "--corpus", str(corpus.folder), "--out", str(out), *words, *sets]
+    return CliRunner().invoke(app, command, catch_exceptions=True)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> str:
+    return f"vectors.cache={tmp_path_factory.mktemp('vectors')}"
+
+
+@pytest.mark.parametrize("way", [[], ["--stacked"], ["--skew", "dirichlet", "--alpha", "0.1"]])
+def test_a_federation_is_simulated_and_its_bundle_can_be_used(small_corpus, tmp_path, monkeypatch, cache, way):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    found = simulate(small_corpus, tmp_path / "bundle", "--sites", "4", *way, settings=[cache])
+    assert found.exit_code == 0, found.output
+    assert "4 sites, 6 codes" in found.output and "round 2/2  loss " in found.output
+    assert "micro_f1 (test)" in found.output
+    bundle = Bundle.load(tmp_path / "bundle")
+    assert bundle.recipe["federation"]["min_sites"] == 4  # never more than there are
+    assert bundle.provenance["corpora"][0]["hash"] == small_corpus.hash
+    assert bundle.model.probabilities(["congestive heart failure", ""]).shape == (2, 6)
+    assert not (tmp_path / "bundle.run").exists()
+
+
+def test_what_cannot_be_simulated_is_said(small_corpus, tmp_path, cache):
+    no_sites = simulate(small_corpus, tmp_path / "a", settings=[cache])
+    assert isinstance(no_sites.exception, DataError) and "160 notes are at no site" in str(no_sites.exception)
+    wrong = CliRunner().invoke(
+        app, ["federate", "simulate", "linear", "--corpus", str(small_corpus.folder), "--out", str(tmp_path / "b")]
+    )
+    assert isinstance(wrong.exception, ConfigError) and "kind heads" in str(wrong.exception)
+    few = simulate(small_corpus, tmp_path / "c", "--sites", "4", settings=[cache, "federation.min_site_notes=1000"])
+    assert isinstance(few.exception, FederationError) and "1000 are needed" in str(few.exception)
