@@ -28,8 +28,10 @@ class PlantNets(nn.Module):
         self.nets = nn.ModuleList(nets)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The mean of the nets' losses; they are trained one by one, so that one is what there is."""
-        return torch.stack([net(batch) for net in self.nets]).mean()
+        """The mean binary cross entropy over the batch's notes x labels; directions are trained one by one."""
+        if len(self.nets) == 1:
+            return self.nets[0](batch)
+        return nn.functional.binary_cross_entropy_with_logits(self.logits(batch), batch.targets)
 
     def logits(self, batch: Batch) -> Tensor:
         """Logits (B, L) of the mean of the nets' probabilities."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from scipy import sparse
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, linear
 from torch.utils.checkpoint import checkpoint
 
 from nosology.attention.pair_scores import pair_scores
@@ -33,12 +33,19 @@ class Ranker(nn.Module):
         self.weights = nn.Parameter(torch.randn(wide) / wide**0.5)
 
     def forward(self, words: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Scores (L, W) of labels, all where none are named, with words given by their vectors (W, E)."""
-        own = self.labels if labels is None else self.labels[labels]
-        left, right = self.of_label(own), self.of_word(words)
-        if self.scorer == "dot":
-            return (left * self.weights) @ right.T
-        return pair_scores(left.float(), right.float(), self.weights)
+        """Scores (L, W), float32, of labels, all where none are named, with words given by their vectors (W, E).
+
+        Where nothing is learned they are computed in float64: the kept tokens of two words with nearly equal scores
+        must not depend on what else is in the batch, and the rounding of a matrix product does.
+        """
+        kind = torch.float32 if self.training else torch.float64
+        own = (self.labels if labels is None else self.labels[labels]).to(kind)
+        with torch.autocast(own.device.type, enabled=False):
+            left = linear(own, self.of_label.weight.to(kind), self.of_label.bias.to(kind))
+            right = linear(words.to(kind), self.of_word.weight.to(kind))
+            weights = self.weights.to(kind)
+            made = (left * weights) @ right.T if self.scorer == "dot" else pair_scores(left, right, weights)
+        return made.float()
 
 
 class PlantNet(nn.Module):

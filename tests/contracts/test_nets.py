@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scipy import sparse
 
 from nosology.codes.label_space import LabelSpace
 from nosology.core import Code
@@ -24,6 +25,9 @@ from nosology.models.dual_laat_net import DualLaatNet
 from nosology.models.laat import Caml, CamlNet, Laat, LaatNet, PlmIcd, PlmIcdNet
 from nosology.models.neural import NeuralModel
 from nosology.models.neural_settings import CamlShape, DualLaatShape, LaatShape, PlmIcdShape
+from nosology.models.plant import Plant
+from nosology.models.plant_settings import PlantShape, RankerSettings
+from nosology.models.relevance import Relevance
 from nosology.text.tokens import words_of
 from tests.encoders.tiny import tiny_bert
 
@@ -58,12 +62,22 @@ def _dual_laat(_: Path, encoder: str = "gru") -> DualLaat:
     return model
 
 
+def _plant(_: Path, direction: str = "forward") -> Plant:
+    shape = PlantShape(size=8, hidden=10, layers=2, inattention=3, window=5, direction=direction)
+    rng = np.random.default_rng(0)
+    presence, gold = rng.random((40, len(READER.vocabulary))) < 0.4, rng.random((40, len(CODES))) < 0.4
+    relevance = Relevance.of(*(sparse.csr_matrix(part.astype(np.int8)) for part in (presence, gold)))
+    return Plant.of(CODES, NOTES, READER, shape, RankerSettings(hidden=6), relevance)
+
+
 MODELS: dict[str, Callable[[Path], NeuralModel]] = {
     "caml": _caml,
     "laat": _laat,
     "plm_icd": _plm_icd,
     "dual_laat": _dual_laat,
     "dual_laat conv": partial(_dual_laat, encoder="conv"),
+    "plant": _plant,
+    "plant both": partial(_plant, direction="both"),
 }
 
 
