@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +16,13 @@ import numpy as np
 
 from nosology.core import ConfigError, DataError
 from nosology.encoders.embedder_files import Plan, content_hash, find, own_program, read_plan, weight_files
+from nosology.encoders.embedder_reader import Reader, reader_of
 from nosology.encoders.embedder_settings import KNOWN, EmbedderSettings
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-_BROKEN = re.compile("[\ud800-\udfff]")  # halves of a character, which no tokenizer takes
 _CPU_BATCH, _CPU_PACK = 16_384, 4_096  # tokens that are finished together, tokens that are run together
 _GPU_PACK, _GPU_PACKS = 65_536, 16
 _GPU_BYTES = 2**20  # of a GPU's memory for each token that is run
@@ -44,37 +43,13 @@ class Embedded:
     seconds: float  # that the model took for all of them
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """Texts to pieces, and pieces to what the model is given."""
-
-    tokenizer: Any  # of the library tokenizers
-    begin: list[int]
-    prompt: str
-    head: list[int]  # the prompt's pieces
-    end: list[int]
-    lower_case: bool
-
-    @property
-    def around(self) -> int:
-        """The tokens of a window that are not the note's."""
-        return len(self.begin) + len(self.head) + len(self.end)
-
-    def pieces(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The pieces (T,) of each text, without what stands around them."""
-        whole = [self.prompt + _BROKEN.sub("\ufffd", text) for text in texts]
-        whole = [text.lower() for text in whole] if self.lower_case else whole
-        found = self.tokenizer.encode_batch_fast(whole, add_special_tokens=False)
-        return [np.array(one.ids[len(self.head) :], dtype=np.int32) for one in found]
-
-
 class Embedder:
     """One vector a note. A note longer than the model reads goes in windows, whose vectors weigh by their tokens."""
 
     def __init__(
         self,
         settings: EmbedderSettings,
-        reader: _Reader,
+        reader: Reader,
         net: nn.Module,
         plan: Plan,
         layers: nn.Module,
@@ -92,6 +67,8 @@ class Embedder:
             memory = torch.cuda.get_device_properties(device).total_memory
             self.pack_tokens = int(min(_GPU_PACK, max(8192, memory // _GPU_BYTES)))
             self.batch_tokens = _GPU_PACKS * self.pack_tokens
+            if not hasattr(net, "compile_layers"):  # programs of a model's own may hold every pair of tokens
+                self.pack_tokens = max(8192, self.pack_tokens // 4)
 
     @classmethod
     def load(cls, settings: EmbedderSettings, device: str | None = None) -> Embedder:
@@ -105,6 +82,7 @@ class Embedder:
             import transformers  # noqa: F401
         except ImportError as error:
             raise ConfigError(f"embedders need {error.name}: pip install 'nosology[embed]'") from error
+        from nosology.encoders.after_pooling import After
         from nosology.encoders.packed import Packed, Padded, can_pack
 
         try:
@@ -114,15 +92,15 @@ class Embedder:
             raise ConfigError(f"device must be one that this machine has, such as cpu; got {device!r}") from error
         folder = find(settings)
         plan = read_plan(folder)
-        model, tokenizer = _pretrained(settings, folder, _dtype(settings, place))
-        reader = _reader(settings, plan, tokenizer)
-        layers, dim = _layers(plan, len(plan.modes) * model.config.hidden_size)
         if settings.pooling:
-            plan = Plan(**{**plan.__dict__, "modes": (settings.pooling,)})
+            plan = replace(plan, modes=(settings.pooling,))
+        model, tokenizer = _pretrained(settings, folder, _dtype(settings, place))
+        reader = reader_of(settings, plan, tokenizer)
+        layers = After(plan.dense, plan.normalise)
         identity = {
             "files": content_hash(folder, plan, code=settings.trust_remote_code),
             "architecture": type(model).__name__,
-            "dim": dim,
+            "dim": layers.width or len(plan.modes) * model.config.hidden_size,
             "pooling": "+".join(plan.modes),
             "normalise": int(plan.normalise),
             "prompt": reader.prompt,
@@ -276,30 +254,7 @@ def _pretrained(settings: EmbedderSettings, folder: Path, dtype: torch.dtype) ->
     return model, tokenizer
 
 
-def _reader(settings: EmbedderSettings, plan: Plan, tokenizer: Any) -> _Reader:
-    """How texts become what the model is given."""
-    from nosology.encoders.transformer import around
-
-    known = KNOWN.get(settings.model)
-    begin, end = around(tokenizer)
-    if known and known.end and not end:
-        end = [tokenizer.convert_tokens_to_ids(known.end)]
-    backend = tokenizer.backend_tokenizer
-    backend.no_truncation()
-    backend.no_padding()
-    prompt = settings.prompt or plan.prompt or (known.prompt if known else "")
-    head = _head(backend, prompt.lower() if plan.lower_case else prompt)
-    return _Reader(backend, begin, prompt, head, end, plan.lower_case)
-
-
-def _head(tokenizer: Any, prompt: str) -> list[int]:
-    """The pieces that a prompt begins every text with; a space at its end may melt into the first word."""
-    one, other = (tokenizer.encode(prompt + text, add_special_tokens=False).ids for text in ("a", "7"))
-    same = next((i for i, pair in enumerate(zip(one, other)) if pair[0] != pair[1]), min(len(one), len(other)))
-    return one[:same] if prompt else []
-
-
-def _window(settings: EmbedderSettings, plan: Plan, model: Any, tokenizer: Any, reader: _Reader) -> int:
+def _window(settings: EmbedderSettings, plan: Plan, model: Any, tokenizer: Any, reader: Reader) -> int:
     """Tokens that the model reads at once."""
     from nosology.encoders.transformer import longest
 
@@ -313,11 +268,3 @@ def _window(settings: EmbedderSettings, plan: Plan, model: Any, tokenizer: Any, 
         if value <= reader.around:
             raise ConfigError(f"embedder.{name} must be more than {reader.around} for {settings.model!r}; got {value}")
     return window
-
-
-def _layers(plan: Plan, dim: int) -> tuple[nn.Module, int]:
-    """What comes after pooling, and the width of its result."""
-    from nosology.encoders.after_pooling import After
-
-    after = After(plan.dense, plan.normalise)
-    return after, after.width or dim

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ class Plan:
     window: int = 0  # 0: the folder does not say
     prompt: str = ""
     lower_case: bool = False
-    files: tuple[Path, ...] = field(default=(), compare=False)  # all that was read
 
 
 def find(settings: EmbedderSettings) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -180,6 +181,11 @@ def test_what_a_batch_says_of_its_notes(folders):
     assert found.embed([]).shape == (0, 16)
 
 
+@pytest.mark.parametrize("kind", ["bert", "qwen3"])
+def test_blank_notes_have_zeros_whatever_the_prompt(folders, kind):
+    assert not load(folders(kind), prompt="type 2: ").embed(["", " ", "\n\t", "\u00a0"]).any()
+
+
 def test_no_limit_reads_the_whole_note(folders):
     found = load(folders("bert", window=12), max_tokens=0)
     (part,) = found.batches(["pain " * 500])
@@ -270,6 +276,34 @@ def test_a_model_with_its_own_program_is_refused_unless_trusted(folders, tmp_pat
     with pytest.raises(ConfigError, match="trust_remote_code"):
         load(folder)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_program_that_is_trusted_is_run_and_enters_the_key(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "programs"))
+    monkeypatch.setattr("sys.path", [*sys.path])
+    plain = load(folders("qwen2"))
+    folder = shutil.copytree(folders("qwen2"), tmp_path / "trusted")
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModel": "modeling_mine.Mine"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "modeling_mine.py").write_text(
+        "from transformers import Qwen2Model\n\nclass Mine(Qwen2Model):\n    pass\n"
+    )
+    found = load(folder, trust_remote_code=True)
+    assert found.identity["architecture"] == "Mine" and isinstance(found._net, Padded) and found.key != plain.key
+    assert np.allclose(found.embed(texts(4)), plain.embed(texts(4)), atol=1e-5)
+
+
+def test_short_names_bring_their_prompt_window_and_last_token(folders, monkeypatch):
+    places = {"nomic-v1.5": folders("nomic_bert"), "qwen3-embedding-0.6b": folders("qwen3", ("lasttoken",))}
+    monkeypatch.setattr("nosology.encoders.embedder.find", lambda settings: places[settings.model])
+    nomic = Embedder.load(EmbedderSettings(model="nomic-v1.5"), "cpu")
+    assert nomic.identity["prompt"] == "search_document: " and nomic.window == 8192 and nomic.name == "nomic-v1.5"
+    bare = Embedder.load(EmbedderSettings(model="nomic-v1.5", prompt=" "), "cpu")
+    assert np.allclose(nomic.embed(["back pain"]), bare.embed(["search_document: back pain"]), atol=1e-5)
+    qwen = Embedder.load(EmbedderSettings(model="qwen3-embedding-0.6b"), "cpu")
+    assert qwen.window == 8192 and len(qwen._reader.end) == 1
+    assert Embedder.load(EmbedderSettings(model="qwen3-embedding-0.6b", window=30), "cpu").window == 30
 
 
 @pytest.mark.parametrize(
