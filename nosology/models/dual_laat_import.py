@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from nosology.codes.label_space import LabelSpace
-from nosology.core import BundleError, Code, ConfigError
+from nosology.core import BundleError, Code
 from nosology.core.files import sha256
 from nosology.core.version import __version__
 from nosology.encoders.vocabulary import Vocabulary, WordReader
 from nosology.models.decision import UNTUNED, Decision
 from nosology.models.neural_settings import DualLaatRecipe, DualLaatShape, VectorSettings
+from nosology.models.published import tensors_of
 from nosology.models.settings import DecisionSettings
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 CONFIG, WORDS, WEIGHTS = "config.json", "token2id.json", "pytorch_model.bin"
 _SPECIALS = ("<PAD>", "<UNK>")
 _GRU = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-_LARGEST = 1 << 33  # bytes of a file; the authors' largest has 150 million
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def import_checkpoint(folder: str | Path) -> tuple[DualLaatShape, Vocabulary, di
     if not folder.is_dir():
         raise BundleError(f"{folder} is no folder with a DualLAAT checkpoint ({CONFIG}, {WORDS}, {WEIGHTS})")
     config, words = _object(folder / CONFIG), _object(folder / WORDS)
-    weights = _weights(folder / WEIGHTS)
+    weights = tensors_of(folder / WEIGHTS)
     shape = _shape(folder / CONFIG, config, weights)
     _check_shapes(folder / WEIGHTS, weights, shape)
     vocabulary, rows = _vocabulary(folder / WORDS, words, len(weights["embedding.weight"]))
@@ -110,34 +110,6 @@ def _object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BundleError(f"{path} must hold an object; got {type(value).__name__}")
     return value
-
-
-def _weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, on the CPU and in float32; a file that wants more than tensors is refused."""
-    try:
-        import torch
-    except ImportError as error:
-        raise ConfigError("DualLAAT needs torch, which is not installed: pip install nosology[train]") from error
-
-    if not path.is_file():
-        raise BundleError(f"the checkpoint {path.parent} is not whole: {path.name} is missing")
-    if path.stat().st_size > _LARGEST:
-        raise BundleError(f"{path} must have less than {_LARGEST >> 30} GB; no DualLAAT model is as large")
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged or malicious file can make it raise nearly anything
-        raise BundleError(f"{path} cannot be read as weights: it is damaged, or holds more than tensors") from error
-    if not isinstance(found, dict) or not found:
-        raise BundleError(f"{path} must hold tensors by name; got {type(found).__name__}")
-    for name, tensor in found.items():
-        plain = isinstance(name, str) and isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
-        if not plain or not tensor.is_floating_point() or tensor.is_meta:
-            raise BundleError(f"{path}: {str(name)[:60]!r} must be a dense tensor of floating-point numbers")
-        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise BundleError(f"{path}: {name} must be stored in full")  # else a small file may ask for all memory
-        if not torch.isfinite(tensor).all():
-            raise BundleError(f"{path}: {name} must hold finite numbers")
-    return {name: tensor.detach().to(torch.float32) for name, tensor in found.items()}
 
 
 def _shape(path: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> DualLaatShape:

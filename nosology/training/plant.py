@@ -34,6 +34,7 @@ from nosology.models.neural import NOTHING
 from nosology.models.plant import Plant, PlantNets, backwards
 from nosology.models.plant_net import PlantNet
 from nosology.models.plant_settings import PlantRecipe, RateSettings
+from nosology.models.published import load_language_model
 from nosology.models.relevance import Relevance
 from nosology.training.examples import Examples, both
 from nosology.training.fingerprint import fingerprint
@@ -79,6 +80,8 @@ class Chain:
         encoder = AwdLstm(len(self.reader.vocabulary), shape.size, shape.hidden, shape.layers, drop)
 
         def make() -> dict[str, Tensor]:
+            if settings.weights:
+                load_language_model(encoder, self.reader.vocabulary, Path(settings.weights), Path(settings.words))
             texts = [read.ids for read in self.notes.reads if len(read.ids)]
             plan = Streams.plan_of(texts, settings.training.batch, settings.window, recipe.seed)
             streams, net = Streams(texts, plan, backward), LanguageModel(encoder, plan.streams)

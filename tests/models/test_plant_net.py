@@ -1,0 +1,93 @@
+"""PLANT's net: long notes in windows, both directions, the ranker's scores."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+
+from nosology.models.batch import Batch, rectangle
+from nosology.models.plant_net import PlantNet, Ranker
+from nosology.models.plant_settings import PlantShape, RankerSettings
+from nosology.models.relevance import Relevance
+
+WORDS, LABELS = 50, 6
+
+
+def net(backward: bool = False, **shape) -> PlantNet:
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    matrices = (rng.random((60, WORDS)) < 0.3, rng.random((60, LABELS)) < 0.3)
+    relevance = Relevance.of(*(sparse.csr_matrix(m.astype(np.int8)) for m in matrices))
+    told = PlantShape(size=8, hidden=10, layers=2, **({"inattention": 5, "window": 72} | shape))
+    made = PlantNet(told, RankerSettings(hidden=6), WORDS, LABELS, relevance, backward)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return made.eval()
+
+
+def notes(lengths: list[int], seed: int = 0) -> Batch:
+    rng = np.random.default_rng(seed)
+    return Batch(*rectangle([rng.integers(2, WORDS, n) for n in lengths]))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_note_of_20000_words_in_windows_equals_the_whole(backward):
+    model, batch = net(backward), notes([20_000])
+    with torch.no_grad():
+        torch.testing.assert_close(model.logits(batch), model._whole(batch), atol=1e-4, rtol=1e-4)
+
+
+def test_what_is_in_memory_does_not_grow_with_the_note(monkeypatch):
+    """The largest tensor that the windowed reading makes is as large for 400 as for 4,000 words."""
+    import nosology.models.plant_net as module
+
+    model, sizes = net(), []
+    real = module.read
+
+    def watched(states, *rest):
+        seen = real(states, *rest)
+        sizes.append(max(states.numel(), *(x.numel() for x in vars(seen).values() if isinstance(x, torch.Tensor))))
+        return seen
+
+    monkeypatch.setattr(module, "read", watched)
+    largest = []
+    for length in (400, 4000):
+        sizes.clear()
+        with torch.no_grad():
+            model.logits(notes([length]))
+        largest.append(max(sizes))
+    assert largest[0] == largest[1]
+
+
+def test_the_backward_net_reads_from_the_end():
+    forward, backward = net(), net(backward=True)
+    batch = notes([9, 5])
+    turned = Batch(*rectangle([batch.tokens[i, : int(n)].numpy()[::-1].copy() for i, n in enumerate(batch.lengths)]))
+    with torch.no_grad():
+        torch.testing.assert_close(backward.logits(batch), forward.logits(turned), atol=1e-5, rtol=1e-5)
+        there, back = backward.attention(batch), forward.attention(turned)
+    torch.testing.assert_close(there[1, :, :5], back[1, :, :5].flip(1), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scorer", ["mlp", "dot"])
+def test_the_ranker_scores_pairs(scorer):
+    torch.manual_seed(0)
+    ranker = Ranker(RankerSettings(scorer=scorer, hidden=6), 8, LABELS)
+    words = torch.randn(7, 8)
+    for training in (True, False):
+        found = ranker.train(training)(words)
+        left, right = ranker.of_label(ranker.labels), ranker.of_word(words)
+        both = left[:, None] * right if scorer == "dot" else (left[:, None] + right).relu()
+        torch.testing.assert_close(found, both @ ranker.weights, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(ranker(words, torch.tensor([3, 1])), found[[3, 1]], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("off", ["static", "planted"])
+def test_attentions_can_be_left_out(off):
+    model = net(**{off: False})
+    with torch.no_grad():
+        assert torch.isfinite(model.logits(notes([30]))).all()
+    assert (model.ranker is None) == (off == "planted")

@@ -1,0 +1,74 @@
+"""Published language models: loaded by word, refused where they do not fit or hold more than tensors."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import pytest
+import torch
+
+from nosology.core import BundleError, ConfigError
+from nosology.encoders.awd_lstm import AwdLstm
+from nosology.encoders.vocabulary import Vocabulary
+from nosology.models.published import load_language_model
+
+WORDS = ["xxpad", "heart", "pain", "lung"]
+
+
+@pytest.fixture
+def published(tmp_path):
+    """A folder with weights as they are published, and the encoder they are of."""
+    torch.manual_seed(1)
+    source = AwdLstm(len(WORDS), size=5, hidden=7, layers=2)
+    tensors = {f"0.{name}": value for name, value in source.state_dict().items()}
+    tensors |= {"0.encoder_dp.emb.weight": source.encoder.weight.detach(), "1.decoder.bias": torch.zeros(len(WORDS))}
+    torch.save(tensors, tmp_path / "lm.pth")
+    (tmp_path / "words.txt").write_text("\n".join(WORDS) + "\n")
+    return source, tmp_path
+
+
+def test_words_that_both_know_and_all_layers_are_taken_over(published):
+    source, folder = published
+    vocabulary = Vocabulary(["pain", "unheard", "heart"])
+    own = AwdLstm(len(vocabulary), size=5, hidden=7, layers=2)
+    assert load_language_model(own, vocabulary, folder / "lm.pth", folder / "words.txt") == 2
+    torch.testing.assert_close(own.encoder.weight[2], source.encoder.weight[2])
+    torch.testing.assert_close(own.encoder.weight[4], source.encoder.weight[1])
+    torch.testing.assert_close(own.encoder.weight[3], source.encoder.weight.mean(0))
+    assert (own.encoder.weight[0] == 0).all() or own.encoder.weight[0].isfinite().all()
+    for mine, its in zip(own.rnns.parameters(), source.rnns.parameters()):
+        torch.testing.assert_close(mine, its)
+
+
+def test_a_model_within_a_file_of_model_and_optimiser(published):
+    _, folder = published
+    torch.save({"model": torch.load(folder / "lm.pth", weights_only=True)}, folder / "whole.pth")
+    own = AwdLstm(3, size=5, hidden=7, layers=2)
+    assert load_language_model(own, Vocabulary(["lung"]), folder / "whole.pth", folder / "words.txt") == 1
+
+
+def test_other_sizes_are_refused_by_name(published):
+    _, folder = published
+    with pytest.raises(BundleError, match=r"encoder\.weight must be \(4, 6\); got \(4, 5\)"):
+        load_language_model(AwdLstm(3, size=6, hidden=7), Vocabulary(["lung"]), folder / "lm.pth", folder / "words.txt")
+    with pytest.raises(BundleError, match=r"rnns\.0\.weight_hh_l0_raw must be \(32, 8\); got \(28, 7\)"):
+        own = AwdLstm(3, size=5, hidden=8, layers=2)
+        load_language_model(own, Vocabulary(["lung"]), folder / "lm.pth", folder / "words.txt")
+    with pytest.raises(ConfigError, match="one word a line"):
+        own = AwdLstm(3, size=5, hidden=7, layers=2)
+        load_language_model(own, Vocabulary(["lung"]), folder / "lm.pth", folder / "none.txt")
+
+
+def test_a_file_that_runs_a_program_is_refused(published):
+    _, folder = published
+
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(folder / "evil"),)
+
+    (folder / "lm.pth").write_bytes(pickle.dumps({"0.encoder.weight": Evil()}))
+    with pytest.raises(BundleError, match="holds more than tensors"):
+        own = AwdLstm(3, size=5, hidden=7, layers=2)
+        load_language_model(own, Vocabulary(["lung"]), folder / "lm.pth", folder / "words.txt")
+    assert not (folder / "evil").exists()
