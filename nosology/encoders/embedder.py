@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _CPU_BATCH, _CPU_PACK = 16_384, 4_096  # tokens that are finished together, tokens that are run together
 _GPU_PACK, _GPU_PACKS = 65_536, 16
 _GPU_BYTES = 2**20  # of a GPU's memory for each token that is run
+_ALIGNED = False  # causal models on a GPU in rectangles; benchmarks/speed/embedding.py says which is faster
 _CHARACTERS = 3  # of a token, so that a batch is cut before its tokens are known
 _METHOD = 1  # how windows are cut and pooled; another number would be other vectors
 
@@ -111,7 +112,7 @@ class Embedder:
         }
         model = model.to(place).eval().requires_grad_(False)
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
-        net = Packed(model) if can_pack(model) else Padded(model, pad)
+        net = Packed(model, _ALIGNED and place.type == "cuda") if can_pack(model) else Padded(model, pad)
         return cls(settings, reader, net, plan, layers.to(place), identity, place)
 
     @property
@@ -187,14 +188,15 @@ class Embedder:
     def _packs(self, order: list[int], cut: list[np.ndarray]) -> Iterator[list[int]]:
         """The windows in parts that are run together."""
         part: list[int] = []
-        total = 0
+        total = longest = 0
         for i in order:
             size = len(cut[i]) + self._reader.around
-            if part and total + size > self.pack_tokens:
+            if part and total + self._net.room(size, longest) > self.pack_tokens:
                 yield part
                 part, total = [], 0
+            longest = longest if part else size  # the first
             part.append(i)
-            total += size
+            total += self._net.room(size, longest)
         yield part
 
     def _pooled(self, cut: list[np.ndarray]) -> Tensor:

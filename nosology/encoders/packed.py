@@ -49,10 +49,15 @@ class Packed(nn.Module):
         self.first = model.config.pad_token_id + 1 if kind in _BEHIND_PAD else 0
         self.types = kind not in _CAUSAL and getattr(model.config, "type_vocab_size", 0) > 0
         self.size = 0  # tokens of a pack that the compiled layers take; 0: they are not compiled
+        self.failure: Exception | None = None  # that kept them from being compiled
+
+    def room(self, length: int, longest: int) -> int:
+        """Tokens that a text of this length takes beside a longest one."""
+        return -(-longest // _SLOT) * _SLOT if self.aligned else length
 
     def forward(self, ids: Tensor, lengths: list[int]) -> Tensor:
         """States (T, D) of the ids (T,) of texts of these lengths, which are best in falling order."""
-        room = -(-max(lengths) // _SLOT) * _SLOT if self.aligned else 0
+        room = self.room(0, max(lengths))
         slots = [room] * len(lengths) if room else lengths
         if not self.size / 2 < sum(slots) <= self.size:
             with torch.compiler.set_stance("force_eager" if self.size else "default"):
@@ -99,7 +104,8 @@ class Packed(nn.Module):
                 for texts in (size // _SLOT, size // _SLOT - 1):
                     self(torch.zeros(_SLOT * texts, dtype=torch.int64, device=device), [_SLOT] * texts)
             return True
-        except Exception:  # no compiler on this machine, a kind of layer that cannot be compiled: slower, not wrong
+        except Exception as error:  # no compiler here, a kind of layer that cannot be compiled: slower, not wrong
+            self.failure = error
             for layer in layers:
                 layer._compiled_call_impl = None
             self.size = 0
@@ -160,11 +166,19 @@ def _(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, most: int, rows: 
 def _rectangle(query: Tensor, key: Tensor, value: Tensor, length: int, causal: bool, scale: float | None) -> Tensor:
     """The mix (n, H, D) for n queries of texts that are all of one length; keys after theirs are left alone."""
     q, k, v = (x[: len(query)].unflatten(0, (-1, length)).transpose(1, 2) for x in (query, key, value))
+    shared = q.shape[1] != k.shape[1]  # keys and values that several heads look at
+    if shared and q.is_cuda and not _cudnn_shares(q, k, v, causal):
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+        shared = False
     with sdpa_kernel(_DENSE, set_priority=True):
-        mixed = functional.scaled_dot_product_attention(
-            q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=shared)
     return mixed.transpose(1, 2).flatten(0, 1)
+
+
+def _cudnn_shares(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> bool:
+    """Whether the fastest kernel takes fewer keys than queries; where it does not, copies are cheaper than the next."""
+    given = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, causal, True)
+    return torch.backends.cuda.can_use_cudnn_attention(given)
 
 
 class Padded(nn.Module):
@@ -173,6 +187,10 @@ class Padded(nn.Module):
     def __init__(self, model: PreTrainedModel, pad: int):
         super().__init__()
         self.model, self.pad = model, pad
+
+    def room(self, length: int, longest: int) -> int:
+        """Tokens that a text takes beside a longest one."""
+        return longest
 
     def forward(self, ids: Tensor, lengths: list[int]) -> Tensor:
         """States (T, D) of the ids (T,) of texts of these lengths."""
