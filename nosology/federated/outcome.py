@@ -97,8 +97,9 @@ def _plot(history: list[dict[str, Any]], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(7, 4))
     FigureCanvasAgg(figure)
+    figure.subplots_adjust(left=0.1, right=0.9, bottom=0.13, top=0.96)
     left = figure.subplots()
     left.plot([row["round"] for row in history], [row["loss"] for row in history], color="tab:blue")
     left.set(xlabel="round", ylabel="training loss, mean of a note", ylim=(0, None))

@@ -215,7 +215,7 @@ class _Federation:
         if self.secure:
             return self.secure(messages, self._needed()) if messages else []
         replies = self.roster.exchange(messages)
-        updates = self.strategy.guarded(replies.values())
+        updates = self.strategy.judged(replies.items())
         for site in sites:
             if site not in replies:
                 self.strategy.refused[site] = f"no answer in {self.settings.wait:g} s"

@@ -134,11 +134,14 @@ class GuardedStrategy(Strategy):
 
     def guarded(self, replies: Iterable[Message]) -> list[SiteUpdate]:
         """The sound updates by the names of their sites; sets `accepted` and `refused`."""
+        nodes = [(reply.metadata.src_node_id, reply) for reply in replies]
+        return self.judged([(self.sites.get(node, f"node {node}"), reply) for node, reply in nodes])
+
+    def judged(self, replies: Iterable[tuple[str, Message]]) -> list[SiteUpdate]:
+        """The same for replies that come with the names of their sites."""
         found: dict[str, SiteUpdate] = {}
         self.refused = {}
-        for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
-            node = reply.metadata.src_node_id
-            site = self.sites.get(node, f"node {node}")
+        for site, reply in sorted(replies, key=lambda item: (item[0], item[1].metadata.src_node_id)):
             read = "it has answered twice" if site in found else read_update(site, reply, self.start)
             if isinstance(read, str):
                 self.refused[site] = read
