@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from nosology.cli import codes, corpus, federate, import_checkpoint, train
+from nosology.cli import codes, corpus, federate, import_checkpoint, plant, train
 from nosology.cli.embed import embed
+from nosology.cli.explain import explain
 from nosology.cli.grid import grid
 from nosology.cli.probe import probe
 from nosology.cli.simulate import simulate
@@ -49,6 +50,8 @@ app.command()(grid)
 app.command("train")(train.train)
 app.command("evaluate")(train.evaluate)
 app.command("code")(train.code)
+app.command()(explain)
+app.add_typer(plant.app, name="plant")
 app.command()(probe)
 app.add_typer(federate.app, name="federate")
 app.add_typer(import_checkpoint.app, name="import")

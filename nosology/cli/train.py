@@ -72,7 +72,7 @@ def code(
 
     threshold = _threshold(bundle, settings)
     coder = Coder.load(bundle, release=release, threshold=threshold, codes=codes, systems=system)
-    for_ids, for_texts = tee(_notes(notes))
+    for_ids, for_texts = tee(read_texts(notes))
     results = coder.code_all((text for _, text in for_texts), top)
     for (note_id, _), suggestions in zip(for_ids, results):
         if as_json:
@@ -141,7 +141,7 @@ def show_metrics(metrics: dict[str, Any]) -> None:
             typer.echo(f"{name:<42}{'undefined' if value is None else value:>10}")
 
 
-def _notes(names: list[str]) -> Iterator[tuple[str, str]]:
+def read_texts(names: list[str]) -> Iterator[tuple[str, str]]:
     """The id and text of each note of text files, notes files and, for -, of standard input."""
     from nosology.corpora.notes_file import is_notes_file, read_notes
 

@@ -123,9 +123,26 @@ class NeuralModel:
 
     def evidence(self, text: str, columns: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
         """For each column, the stretches of the note that its code attends to most, strongest first."""
+        starts, ends, weights = self._word_weights(text, columns)
+        return [best_spans(text, row, starts, ends, limit) for row in weights]
+
+    def top_tokens(self, text: str, columns: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
+        """For each column, the single words of the note that its code attends to most, strongest first."""
+        starts, ends, weights = self._word_weights(text, columns)
+        return [
+            [
+                EvidenceSpan(int(starts[i]), int(ends[i]), text[starts[i] : ends[i]], float(row[i]))
+                for i in np.argsort(-row, kind="stable")[:limit]
+                if row[i] > 0
+            ]
+            for row in weights
+        ]
+
+    def _word_weights(self, text: str, columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where the words of a note begin and end (W,), and how much each column's code attends to them (C, W)."""
         read = self.reader.read(text)
         if not len(read.ids) or not len(columns):
-            return [[] for _ in columns]
+            return np.empty(0, np.int64), np.empty(0, np.int64), np.zeros((len(columns), 0), np.float32)
         wanted = torch.tensor(columns, dtype=torch.int64)
         with evaluating(self.net):
             batch = Batch(*rectangle([read.ids]), labels=wanted).to(self.device)
@@ -135,7 +152,7 @@ class NeuralModel:
         words = np.add.reduceat(weights, first, axis=1)
         starts, ends = read.starts[first], read.ends[first]
         words[:, ends <= starts] = 0
-        return [best_spans(text, row, starts, ends, limit) for row in words]
+        return starts, ends, words
 
     def calibrated(self, logits: np.ndarray, gold: sparse.csr_matrix) -> Self:
         """This model with its calibration fitted on logits (B, L) of notes that it has not seen; gold: 0/1 (B, L)."""

@@ -45,7 +45,6 @@ from nosology.training.ranker import train_ranker
 from nosology.training.run_folder import REFIT
 from nosology.training.stream import Streams
 
-STAGES = ("language", "relevance", "ranker", "classifier")
 Trained = tuple[Plant, Decision, dict[str, Any]]
 
 
@@ -138,7 +137,13 @@ class Chain:
             self._rank(net, relevance, backward)
         return net
 
-    def _rank(self, net: PlantNet, relevance: Relevance, backward: bool) -> None:
+    def ranked(self, backward: bool) -> float:
+        """The nDCG@k that the ranker of a direction has reached on the train notes' own words; 0 if there is none."""
+        net = self.net(backward)
+        return self._rank(net, self.relevance(), backward) if net.ranker is not None else 0.0
+
+    def _rank(self, net: PlantNet, relevance: Relevance, backward: bool) -> float:
+        """The nDCG@k of the ranker, once it has learned."""
         recipe, name = self.recipe, "backward" if backward else "forward"
         vectors = net.encoder.encoder.weight.detach()
         with torch.no_grad():
@@ -158,8 +163,9 @@ class Chain:
 
         upstream = [recipe.language, recipe.relevance, recipe.ranker, recipe.model]
         kept = dict(self._kept(f"ranker_{name}", [part.model_dump(mode="json") for part in upstream], make))
-        kept.pop("ndcg")
+        reached = float(kept.pop("ndcg"))
         net.ranker.load_state_dict(kept)
+        return reached
 
     def _described(self, vectors: Tensor) -> Tensor:
         """The first vectors (L, E) of labels: the means of their descriptions' words."""

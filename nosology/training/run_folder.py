@@ -14,6 +14,8 @@ CHECKPOINT, BEST, CURVES, EVENTS, REFIT, VECTORS = (
     "embeddings",
 )
 
+STAGES = ("language_*", "relevance.*", "ranker_*", "classifier_*")  # of PLANT: folders, and what they have made
+
 
 def run_folder(out: str | Path) -> Path:
     """The folder beside a bundle to be."""
@@ -30,5 +32,7 @@ def clear(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     for name in (EVENTS, VECTORS):
         shutil.rmtree(folder / name, ignore_errors=True)
+    for path in [path for stage in STAGES for path in folder.glob(stage)]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     if not any(folder.iterdir()):
         folder.rmdir()

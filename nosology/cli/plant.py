@@ -1,0 +1,69 @@
+"""nosology plant: the stages of PLANT one by one; `nosology train plant` runs them all and takes what is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nosology.cli.train import Overrides
+from nosology.core import ConfigError
+
+if TYPE_CHECKING:
+    from nosology.training.plant import Chain
+
+app = typer.Typer(help="The stages of PLANT before its classifier, one by one.", no_args_is_help=True)
+
+Recipe = Annotated[str, typer.Argument(help="A recipe of kind plant: a built-in one's name or a TOML file.")]
+Corpora = Annotated[list[Path], typer.Option(help="A corpus folder; may be given several times.")]
+Out = Annotated[Path, typer.Option(help="The bundle folder to be; stages are kept beside it, in OUT.run.")]
+
+
+@app.command()
+def language(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = []) -> None:  # noqa: B006
+    """Train the language model on the train notes."""
+    from nosology.models.plant import backwards
+
+    chain = _chain(recipe, corpus, out, settings)
+    for backward in backwards(chain.recipe.model):
+        chain.language(backward)
+        typer.echo(f"{chain.folder}: language model, {'backward' if backward else 'forward'}")
+
+
+@app.command()
+def relevance(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = []) -> None:  # noqa: B006
+    """Find the words that tell each code, by mutual information in the train notes."""
+    chain = _chain(recipe, corpus, out, settings)
+    found = chain.relevance()
+    typer.echo(f"{chain.folder}: {len(found.words):,} words for {len(found):,} codes")
+
+
+@app.command()
+def ranker(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = []) -> None:  # noqa: B006
+    """Train the ranker on these words; the stages before it are made if they are not there."""
+    from nosology.models.plant import backwards
+
+    chain = _chain(recipe, corpus, out, settings)
+    for backward in backwards(chain.recipe.model):
+        reached = chain.ranked(backward)
+        name = "backward" if backward else "forward"
+        typer.echo(f"{chain.folder}: ranker, {name}, nDCG@{chain.recipe.ranker.k} {reached:.3f}")
+
+
+def _chain(recipe: str, corpus: list[Path], out: Path, settings: list[str]) -> Chain:
+    from nosology.config import load_recipe
+    from nosology.corpora.corpus import Corpus
+    from nosology.models.plant_settings import PlantRecipe
+    from nosology.training.examples import train_and_dev
+    from nosology.training.run_folder import run_folder
+
+    checked = load_recipe(recipe, settings)
+    if not isinstance(checked, PlantRecipe):
+        raise ConfigError(f"recipe must be of kind plant; got {checked.kind}")
+    try:
+        from nosology.training.plant import Chain
+    except ImportError as error:
+        raise ConfigError(f"plant needs {error.name}, which is not there: pip install nosology[train]") from error
+    train, _, _ = train_and_dev([Corpus.open(folder) for folder in corpus], checked.holdout.share, checked.seed)
+    return Chain.of(checked, train, run_folder(out))

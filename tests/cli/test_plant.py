@@ -1,0 +1,61 @@
+"""The stages of PLANT from the command line, and explain."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from nosology.cli import app
+from nosology.core import ConfigError
+from tests.training.test_plant import SMALL
+
+
+def run(*words: str) -> Result:
+    found = CliRunner().invoke(app, list(words))
+    assert found.exit_code == 0, found.output + repr(found.exception)
+    return found
+
+
+def refused(*words: str) -> str:
+    found = CliRunner().invoke(app, list(words))
+    assert isinstance(found.exception, ConfigError)
+    return str(found.exception)
+
+
+@pytest.fixture
+def settings():
+    return [part for setting in SMALL for part in ("--set", setting)]
+
+
+def test_stages_are_made_and_taken(small_corpus, tmp_path, settings):
+    asked = ["plant", "--corpus", str(small_corpus.folder), "--out", str(tmp_path / "bundle"), *settings]
+    assert "language model, forward" in run("plant", "language", *asked).stdout
+    assert "words for 6 codes" in run("plant", "relevance", *asked).stdout
+    assert "ranker, forward, nDCG@10 0." in run("plant", "ranker", *asked).stdout
+    made = {path.name for path in (tmp_path / "bundle.run").glob("*.safetensors")}
+    assert made == {"language_forward.safetensors", "relevance.safetensors", "ranker_forward.safetensors"}
+    said = run("train", *asked)
+    assert "plant coder, 6 codes" in said.stdout
+    assert "language model" not in said.stderr  # it was there
+    assert not (tmp_path / "bundle.run").exists()
+    words = run("explain", str(tmp_path / "bundle"), "--code", "j18.9", "--tokens", "3").stdout
+    assert "Pneumonia" in words and "lobe" in words
+    (tmp_path / "note.txt").write_text("Known congestive heart failure. Seen in clinic.")
+    rows = run("explain", str(tmp_path / "bundle"), str(tmp_path / "note.txt"), "--code", "I50.9", "--json").stdout
+    row = json.loads(rows.splitlines()[0])
+    assert row["code"] == "I50.9" and row["note"] == "note.txt" and len(row["words"]) == 5
+
+
+def test_wrong_input(small_bundle, small_corpus, tmp_path):
+    asked = ["--corpus", str(small_corpus.folder), "--out", str(tmp_path / "b")]
+    assert "recipe must be of kind plant; got linear" in refused("plant", "language", "linear", *asked)
+    assert "needs a note" in refused("explain", str(small_bundle))
+    assert "one that the coder knows" in refused("explain", str(small_bundle), "--code", "Z99")
+    assert "keeps no list of words" in refused("explain", str(small_bundle), "--code", "I50.9")
+
+
+def test_a_coder_without_attention_shows_its_evidence(small_bundle, tmp_path):
+    (tmp_path / "note.txt").write_text("Known congestive heart failure. Seen in clinic.")
+    assert "heart failure" in run("explain", str(small_bundle), str(tmp_path / "note.txt")).stdout
