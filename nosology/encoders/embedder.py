@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-_CPU_BATCH, _CPU_PACK = 16_384, 4_096  # tokens that are finished together, tokens that are run together
+_CPU_BATCH, _CPU_PACK = 8_192, 4_096  # tokens that are finished together, tokens that are run together
 _GPU_PACK, _GPU_PACKS = 65_536, 16
 _GPU_BYTES = 2**20  # of a GPU's memory for each token that is run
 _ALIGNED = False  # causal models on a GPU in rectangles; benchmarks/speed/embedding.py says which is faster

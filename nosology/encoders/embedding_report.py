@@ -121,6 +121,7 @@ def _plot(root: Path, found: list[dict[str, Any]]) -> bytes:
         axes.set_xlabel("tokens of the note", color=_INK)
         axes.set_ylabel("milliseconds", color=_INK)
         axes.set_xlim(0, 1.1 * max(1, int(records["tokens"].max(initial=0))))
+        axes.set_ylim(bottom=0)
         axes.tick_params(colors=_INK, length=0)
         axes.grid(color=_PALE, lw=0.7)
         for side in axes.spines.values():
