@@ -98,6 +98,15 @@ def site(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Allow an embedder that brings programs of its own.")
     ] = False,
+    secure_only: Annotated[
+        bool, typer.Option("--secure-only", help="Send weights only into secure sums, whatever the run's recipe says.")
+    ] = False,
+    peers: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder with all sites' NAME.pub: in secure rounds, keys that they did not sign are refused."
+        ),
+    ] = None,
 ) -> None:
     """Take part in the runs of a server until Ctrl-C; notes and vectors stay here, the log is beside the key."""
     _flower()
@@ -117,6 +126,9 @@ def site(
         "corpus": ",".join(str(folder.resolve()) for folder in corpus),
         "cache": str(cache.resolve()),
         "trust-remote-code": "yes" if trust_remote_code else "",
+        "secure-only": "yes" if secure_only else "",
+        "secure-key": str(key.resolve()) if peers else "",
+        "secure-peers": str(peers.resolve()) if peers else "",
     }
     opened = open_site(Context(0, 0, dict(node), RecordDict(), {}), checked)
     counts = ", ".join(f"{len(part.codes):,} {split}" for split, part in opened.notes.items())
