@@ -87,7 +87,7 @@ def test_wrong_options_are_one_sentence(small_corpus, tmp_path):
 def test_a_killed_run_goes_on_where_it_was(tmp_path):
     model = tiny_embedder(tmp_path / "model", "bert")
     embedder = Embedder.load(EmbedderSettings(model=str(model)), "cpu")
-    notes = [Note(id=f"n{i}", text=f"{i} {note.text * 12}", split="train") for i, note in enumerate(small_notes(600))]
+    notes = [Note(id=f"n{i}", text=f"{i} {note.text * 12}", split="train") for i, note in enumerate(small_notes(150))]
     corpus = write_corpus(notes, tmp_path / "corpus", source={}, filters=[], counts={})
     out = tmp_path / "cache"
     given = ("--corpus", corpus.folder, "--out", out, "--device", "cpu", "--model", model)
@@ -99,7 +99,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
     running.send_signal(signal.SIGKILL)
     running.wait()
     kept = len(EmbeddingCache.of(out, embedder))
-    assert 0 < kept < 600
-    assert f"600 notes, {600 - kept} new" in run(*given)
+    assert 0 < kept < 150
+    assert f"150 notes, {150 - kept} new" in run(*given)
     some = [note.text for note in notes[::40]]
     assert np.allclose(EmbeddingCache.of(out, embedder).vectors(some), embedder.embed(some), atol=1e-5)
