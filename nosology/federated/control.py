@@ -136,8 +136,8 @@ class Control:
             except (httpx.HTTPError, ValueError) as error:  # ValueError: the stream broke within a message
                 if not wait_until(lambda: self.answers, PATIENCE, pause=1.0):
                     raise FederationError(
-                        f"the connection to {self.address} was lost in run {run}: start the run again when the server is"
-                        " back, and it goes on from its last saved round"
+                        f"the connection to {self.address} was lost in run {run}: start the run again when the server"
+                        " is back, and it goes on from its last saved round"
                     ) from error
                 if self.status(run).finished:
                     break

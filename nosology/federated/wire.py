@@ -1,7 +1,7 @@
 """Messages as they go through a SuperLink: one parcel each.
 
 A SuperLink keeps, sends and books every array and every record of a message as an object of its own, each with several
-requests and a dozen database transactions. A head of 20 arrays made 40 objects of a message; a parcel makes 2.
+requests and a dozen database transactions. A head of 20 arrays is more than 40 objects, a parcel is four.
 """
 
 from __future__ import annotations
