@@ -143,21 +143,8 @@ class Roster:
         return {site: reply for site, reply in replies.items() if site not in taken} | self._sent(again, names)
 
     def _sent(self, messages: list[Message], names: dict[int, str]) -> dict[str, Message]:
-        """The replies by site. As `Grid.send_and_receive`, but that looks for replies every three seconds only."""
-        ids = self.grid.push_messages(messages) if messages else []
-        waiting = {i: names.get(message.metadata.dst_node_id) for i, message in zip(ids, messages) if i}
-        found: dict[str, Message] = {}
-        until, pause = time.monotonic() + self.settings.wait, 0.02
-        while waiting:
-            for reply in self.grid.pull_messages(list(waiting)):
-                if site := waiting.pop(reply.metadata.reply_to_message_id, None):
-                    found[site] = reply
-            if waiting and time.monotonic() > until:
-                break
-            if waiting:
-                time.sleep(pause)
-                pause = min(_PAUSE, 1.5 * pause)
-        return found
+        replies = self.grid.send_and_receive(messages, timeout=self.settings.wait) if messages else []
+        return {names[reply.metadata.src_node_id]: reply for reply in replies if reply.metadata.src_node_id in names}
 
     def told(self) -> RecordDict:
         """What sites are told before they train."""
