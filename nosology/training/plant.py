@@ -53,21 +53,28 @@ class Chain:
     """The stages of one training set; each is made when it is asked for, or read if it was made before."""
 
     recipe: PlantRecipe
-    notes: Notes
+    notes: Notes  # that the classifier learns from
+    seen: Notes  # that the stages before it learn from: the same
     labels: LabelSpace
     reader: WordReader
     folder: Path
     told: str  # the fingerprint of recipe and corpora
 
     @staticmethod
-    def of(recipe: PlantRecipe, examples: Examples, folder: Path) -> Chain:
-        """The chain of some train notes."""
+    def of(recipe: PlantRecipe, examples: Examples, folder: Path, leak: Examples | None = None) -> Chain:
+        """The chain of some train notes.
+
+        leak: notes that language model and mutual information see besides, as test notes do in the authors' program;
+        it is there to show what that does to a score, and nothing that is trained for use has it.
+        """
         labels = label_space(recipe.labels, of_systems(recipe.labels, examples.codes))
         texts = progress(examples.texts(), "counting words", total=len(examples))
         vocabulary = Vocabulary.build(texts, recipe.words.min_notes, most=recipe.words.most)
         reader = WordReader(vocabulary, recipe.model.max_words)
         notes = Notes.of(examples, recipe.labels, reader, labels)
-        return Chain(recipe, notes, labels, reader, folder, fingerprint(recipe, examples))
+        whole = examples if leak is None else both(examples, leak)
+        seen = notes if leak is None else Notes.of(whole, recipe.labels, reader, labels)
+        return Chain(recipe, notes, seen, labels, reader, folder, fingerprint(recipe, whole))
 
     def language(self, backward: bool) -> AwdLstm:
         """The encoder that has learned to say the next word of the train notes."""
@@ -81,7 +88,7 @@ class Chain:
         def make() -> dict[str, Tensor]:
             if settings.weights:
                 load_language_model(encoder, self.reader.vocabulary, Path(settings.weights), Path(settings.words))
-            texts = [read.ids for read in self.notes.reads if len(read.ids)]
+            texts = [read.ids for read in self.seen.reads if len(read.ids)]
             plan = Streams.plan_of(texts, settings.training.batch, settings.window, recipe.seed)
             streams, net = Streams(texts, plan, backward), LanguageModel(encoder, plan.streams)
             fit(
@@ -109,7 +116,7 @@ class Chain:
         settings = self.recipe.relevance
 
         def make() -> dict[str, Tensor]:
-            found = Relevance.of(self._presence(), self.notes.gold, settings.kind, settings.top)
+            found = Relevance.of(self._presence(), self.seen.gold, settings.kind, settings.top)
             return {name: torch.from_numpy(array) for name, array in found.arrays().items()}
 
         kept = self._kept("relevance", [settings.model_dump(mode="json")], make)
@@ -117,7 +124,7 @@ class Chain:
 
     def _presence(self) -> sparse.csr_matrix:
         """Which words each note has: 0/1 (B, V); pads and unknown words are none."""
-        rows = [np.unique(read.ids[read.ids >= SPECIALS]) for read in self.notes.reads]
+        rows = [np.unique(read.ids[read.ids >= SPECIALS]) for read in self.seen.reads]
         bounds = np.cumsum([0, *map(len, rows)])
         columns = np.concatenate(rows) if rows else np.empty(0, np.int32)
         shape = (len(rows), len(self.reader.vocabulary))
@@ -200,9 +207,16 @@ def _read(path: Path, told: str) -> dict[str, Tensor] | None:
         return None
 
 
-def train_plant(recipe: PlantRecipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path) -> Trained:
-    """The coder of a recipe; `folder` keeps what each stage has made."""
-    chain = Chain.of(recipe, train_notes, folder)
+def train_plant(
+    recipe: PlantRecipe,
+    train_notes: Examples,
+    dev_notes: Examples,
+    refit: bool,
+    folder: Path,
+    leak: Examples | None = None,
+) -> Trained:
+    """The coder of a recipe; `folder` keeps what each stage has made. leak: see `Chain.of`."""
+    chain = Chain.of(recipe, train_notes, folder, leak)
     dev = Notes.of(dev_notes, recipe.labels, chain.reader, chain.labels)
     told = fingerprint(recipe, train_notes, dev_notes)
     model, fitted = _classifiers(chain, dev, told, {})
