@@ -4,8 +4,8 @@ A simulated hospital of 2016 to 2019 (ICD-10 diagnoses), divided by patient (70/
 train notes, choose their settings on dev and are measured on test.
 
 few        PLANT, LAAT and the linear coder on the codes with 1 to 5 train notes: macro F1 with its interval
-fractions  P@5 and P@15 of the three with a tenth, a fifth, a half and all of the train notes (paper 003, figure 4), as a
-           table and a plot, and the number of notes with which PLANT reaches what LAAT reaches with all
+fractions  P@5 and P@15 of the three with a tenth, a fifth, a half and all of the train notes (paper 003, figure 4), as
+           a table and a plot, and the number of notes with which PLANT reaches what LAAT reaches with all
 ablations  PLANT without inattention, static attention, planted attention, discriminative rates, gradual unfreezing
            (paper 003, table 8)
 leak       PLANT as the authors' program has it, whose language model and mutual information see test notes too
@@ -18,6 +18,7 @@ import json
 import tempfile
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -153,7 +154,7 @@ def less_data(table: dict) -> dict[str, float | None]:
         wanted = table["1.0"]["laat"][name]
         points = sorted((part["train notes"], part["plant"][name]) for part in table.values())
         found[name] = None
-        for (n, low), (more, high) in zip(points, points[1:]):
+        for (n, low), (more, high) in pairwise(points):
             if low >= wanted or high >= wanted:
                 found[name] = n if low >= wanted else n + (more - n) * (wanted - low) / (high - low)
                 break
