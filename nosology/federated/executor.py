@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import traceback
 from collections.abc import Iterator
 
@@ -41,6 +42,7 @@ class Executor:
 
     def __init__(self, app: ClientApp, address: str, secret: bytes):
         self.app, self.address = app, address
+        self._one_at_a_time = threading.Lock()
         self._queue = self._client(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[ACQUIRE]))
 
     def __enter__(self) -> Executor:
@@ -50,19 +52,27 @@ class Executor:
         self._queue.close()
 
     def work(self) -> bool:
-        """Whether there was a task; it is done then, one way or another."""
+        """Whether there was a task; it is being done then."""
         try:
             found = self._queue.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
         except httpx.HTTPError:  # the SuperNode is starting, or has ended
             return False
         if not (found.HasField("task") and found.token):
             return False
-        with contextlib.closing(self._client(RuntimeTokenHttpInterceptor(found.token))) as client, _pulse(client):
+        threading.Thread(target=self._task, args=(found.token,), daemon=True).start()
+        return True
+
+    def _task(self, token: str) -> None:
+        """Does a task, in a thread of its own.
+
+        When a run is stopped, a SuperNode may never hand out the message that it has announced. Such a task waits,
+        while others are done.
+        """
+        with contextlib.closing(self._client(RuntimeTokenHttpInterceptor(token))) as client, _pulse(client):
             try:
                 self._do(client)
-            except (httpx.HTTPError, RuntimeError) as error:  # the run was stopped, or the SuperNode has ended
+            except Exception as error:  # the run was stopped, or the SuperNode has ended
                 log.warning("a task was given up: %s", type(error).__name__)
-        return True
 
     def _do(self, client: RuntimeHttpClient) -> None:
         message, context, _, _ = pull_task_input(client)
@@ -76,7 +86,8 @@ class Executor:
     def _reply(self, message: Message, context: Context) -> tuple[Message, str]:
         """The app's reply, and what went wrong, if anything did: only the kind of an exception, not its words."""
         try:
-            return self.app(message, context), ""
+            with self._one_at_a_time:
+                return self.app(message, context), ""
         except Exception as error:
             log.error("the app failed: %s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
             reason = f"{type(error)}:<''>"
