@@ -1,10 +1,10 @@
 """What each stage of PLANT costs: python benchmarks/speed/plant.py [--small] [--only language classifier ...]
 
-At MIMIC's shape: 8,000 codes, notes of about 1,900 words, words of 400 numbers, three LSTM layers of 1,152. `language`: a
-training step of the language model (384 streams, 80 words, 60,000 words); `classifier`: a whole training step; `frozen`:
-the same where the encoder does not learn; `decoder`: attention and loss alone. Prints milliseconds, notes or words a
-second, the peak of memory, and the arithmetic floor: what the stage's products alone would take at 790 TFLOP/s, as was
-measured on an H200. --small is for a CPU.
+At MIMIC's shape: 8,000 codes, notes of about 1,900 words, words of 400 numbers, three LSTM layers of 1,152.
+`language`: a training step of the language model (384 streams, 80 words, 60,000 words); `classifier`: a whole
+training step; `frozen`: the same where the encoder does not learn; `decoder`: attention and loss alone. Prints
+milliseconds, notes or words a second, the peak of memory, and the arithmetic floor: what the stage's products alone
+would take at 790 TFLOP/s, as was measured on an H200. --small is for a CPU.
 """
 
 from __future__ import annotations
