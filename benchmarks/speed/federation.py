@@ -26,8 +26,8 @@ from nosology.federated.server import run_federation
 from nosology.federated.simulation import grid_of
 from nosology.federated.site import Site, epochs_of, loop_settings
 from nosology.models.heads_settings import HeadsRecipe
-from nosology.training.heads import Embedded, new_head
 from nosology.training.local import train_epochs
+from nosology.training.vectors import CodedVectors, new_head
 
 RESULTS = Path(__file__).parents[1] / "results" / "speed_federation_overhead.json"
 GOAL = 1.3
@@ -42,8 +42,8 @@ def hospitals(sites: int, notes: int, dim: int, codes: int) -> list[Site]:
         chosen = rng.random((notes, codes)) < 15 / codes
         chosen[np.arange(codes) % notes, np.arange(codes)] = True
         coded = [tuple(names[j] for j in np.flatnonzero(row)) for row in chosen]
-        train = Embedded(rng.normal(size=(notes, dim)).astype(np.float32), coded)
-        few = Embedded(train.vectors[:8], coded[:8])
+        train = CodedVectors(rng.normal(size=(notes, dim)).astype(np.float32), coded)
+        few = CodedVectors(train.vectors[:8], coded[:8])
         parts = {"train": train, "dev": few, "test": few}
         made.append(Site(f"site-{site:02d}", {}, "random", parts, device=torch.device("cpu")))
     return made

@@ -21,7 +21,7 @@ from nosology.federated.site import Site
 from nosology.federated.stacked import run_stacked
 from nosology.models.bundle import Bundle
 from nosology.models.heads_settings import HeadsRecipe
-from nosology.training.heads import Embedded
+from nosology.training.vectors import CodedVectors
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_federation_stacked.json"
 CODES = [Code("icd10cm", f"{letter}{number:02d}") for letter in "ABCDEFGHIJK" for number in range(100)]
@@ -37,7 +37,7 @@ def sites(number: int, notes: int, dim: int, labels: int, device: str) -> list[S
         for split, size in (("train", notes), ("dev", 200), ("test", 0)):
             vectors = rng.normal(size=(size, dim)).astype(np.float32)
             true = vectors @ lean + rng.normal(0, 0.5, (size, labels)).astype(np.float32) > 2.6
-            parts[split] = Embedded(vectors, [tuple(CODES[j] for j in np.flatnonzero(row)) for row in true])
+            parts[split] = CodedVectors(vectors, [tuple(CODES[j] for j in np.flatnonzero(row)) for row in true])
         made.append(Site(f"site-{i:02d}", {"model": "none"}, "k", parts, None, torch.device(device)))
     return made
 

@@ -44,8 +44,8 @@ from nosology.models.heads_settings import HeadsRecipe
 from nosology.models.moments import Scaler
 from nosology.models.platt import Platt
 from nosology.models.settings import LabelSettings
-from nosology.training.heads import Embedded
 from nosology.training.labels import of_systems
+from nosology.training.vectors import CodedVectors
 
 _AGREED, _SCALER, _MOMENTS = "agreed", "scaler", "moments"  # in a context's state
 
@@ -78,7 +78,9 @@ def _opened(name: str, corpus: str, cache_folder: str, embedder: str, labels: st
     cached = Path(cache_folder) if cache_folder else None
     site = Site.open(name, folders, cached, EmbedderSettings.model_validate_json(embedder))
     wanted = LabelSettings.model_validate_json(labels)
-    site.notes = {split: Embedded(part.vectors, of_systems(wanted, part.codes)) for split, part in site.notes.items()}
+    site.notes = {
+        split: CodedVectors(part.vectors, of_systems(wanted, part.codes)) for split, part in site.notes.items()
+    }
     return site
 
 

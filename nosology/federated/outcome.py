@@ -19,7 +19,7 @@ from nosology.models.bundle import Bundle
 from nosology.models.decision import UNTUNED, Decision
 from nosology.models.heads import Heads
 from nosology.models.platt import Platt
-from nosology.training.heads import new_head
+from nosology.training.vectors import new_head
 
 Row = dict[str, Any]  # of a history: what COLUMNS names
 COLUMNS = ("round", "loss", "sites", "refused", "micro_f1", "epsilon", "record_epsilon", "seconds")

@@ -45,8 +45,8 @@ from nosology.models.bundle import MANIFEST, Bundle
 from nosology.models.heads_settings import HeadsRecipe
 from nosology.models.moments import Moments
 from nosology.models.platt import Platt
-from nosology.training.heads import new_head
 from nosology.training.run_folder import run_folder
+from nosology.training.vectors import new_head
 
 Say = Callable[[str], None]
 

@@ -18,8 +18,8 @@ from nosology.federated.client_app import make_app
 from nosology.federated.in_process import SITE_NAME, InProcessGrid
 from nosology.federated.site import SPLITS, Site
 from nosology.models.heads_settings import HeadsRecipe
-from nosology.training.heads import Embedded
 from nosology.training.labels import of_systems
+from nosology.training.vectors import CodedVectors
 
 
 def own_sites(corpora: Sequence[Corpus]) -> dict[str, str]:
@@ -40,7 +40,7 @@ def simulated_sites(corpora: Sequence[Corpus], site_of: dict[str, str], recipe: 
     """A hospital for each site that has notes; vectors that the cache does not have are made and kept there."""
     embedder = Embedder.load(recipe.embedder)
     kept = EmbeddingCache.of(cache, embedder)
-    parts: dict[str, dict[str, Embedded]] = {name: {} for name in sorted(set(site_of.values()))}
+    parts: dict[str, dict[str, CodedVectors]] = {name: {} for name in sorted(set(site_of.values()))}
     for split in SPLITS:
         notes = [note for corpus in corpora for note in corpus.notes(split, text=False)]
         texts = (note.text for corpus in corpora for note in corpus.notes(split))
@@ -49,7 +49,7 @@ def simulated_sites(corpora: Sequence[Corpus], site_of: dict[str, str], recipe: 
         names = np.array([site_of[note.id] for note in notes], dtype=object)
         for name, own in parts.items():
             rows = np.flatnonzero(names == name)
-            own[split] = Embedded(vectors[rows], [codes[row] for row in rows])
+            own[split] = CodedVectors(vectors[rows], [codes[row] for row in rows])
     return [Site(name, embedder.identity, embedder.key, own) for name, own in parts.items()]
 
 

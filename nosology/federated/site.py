@@ -26,9 +26,9 @@ from nosology.models.neural_settings import LoopSettings
 from nosology.models.platt import Platt
 from nosology.training.checkpoint import moments as moments_of
 from nosology.training.checkpoint import put_moments
-from nosology.training.heads import Embedded, new_head, vector_notes
 from nosology.training.local import VectorNotes, adamw, train_epochs
 from nosology.training.private import Ledger, private_epochs
+from nosology.training.vectors import CodedVectors, new_head, vector_notes
 
 SPLITS = ("train", "dev", "test")
 
@@ -53,7 +53,7 @@ class Site:
     name: str
     identity: dict  # of the embedder
     key: str
-    notes: dict[str, Embedded]  # by split
+    notes: dict[str, CodedVectors]  # by split
     only: frozenset[Code] | None = None  # the codes it codes with; None: all of the systems that its notes have
     device: torch.device = field(default_factory=default_device)
     ledger: Ledger = field(default_factory=Ledger)  # what its notes have paid since it was opened, with record_noise
@@ -76,12 +76,12 @@ class Site:
         if cache is None:
             raise ConfigError(f"site {name} needs a folder for its vectors (cache)")
         kept = EmbeddingCache.of(cache, loaded)
-        notes: dict[str, Embedded] = {}
+        notes: dict[str, CodedVectors] = {}
         opened = [Corpus.open(folder) for folder in corpora]
         for split in SPLITS:
             texts = (note.text for corpus in opened for note in corpus.notes(split))
             codes = [note.codes for corpus in opened for note in corpus.notes(split, text=False)]
-            notes[split] = Embedded(kept.vectors(texts, lambda: loaded), codes)
+            notes[split] = CodedVectors(kept.vectors(texts, lambda: loaded), codes)
         if not len(notes["train"].codes):
             raise DataError(f"site {name} has no train notes: `nosology corpus split` makes them")
         return cls(name, loaded.identity, loaded.key, notes, only)

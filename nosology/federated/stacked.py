@@ -28,10 +28,10 @@ from nosology.federated.site_counts import SiteCounts
 from nosology.models.bundle import MANIFEST, Bundle
 from nosology.models.heads_settings import HeadsRecipe
 from nosology.models.platt import Platt
-from nosology.training.heads import new_head
 from nosology.training.local import plan_of
 from nosology.training.run_folder import run_folder
 from nosology.training.stacked import StackedSites
+from nosology.training.vectors import new_head
 
 Say = Callable[[str], None]
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from nosology.codes.label_space import LabelSpace
-from nosology.core import Code
 from nosology.core.progress import progress
 from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedding_cache import EmbeddingCache
@@ -19,24 +16,17 @@ from nosology.evaluation import brief
 from nosology.models.decision import Decision
 from nosology.models.heads import Heads
 from nosology.models.heads_net import HeadNet, VectorBatch
-from nosology.models.heads_settings import HeadShape, HeadsRecipe
-from nosology.models.moments import Moments, Scaler
+from nosology.models.heads_settings import HeadsRecipe
+from nosology.models.moments import Moments
 from nosology.training.examples import Examples, both
 from nosology.training.fingerprint import fingerprint
 from nosology.training.labels import label_space, of_systems
-from nosology.training.local import VectorNotes, draw_seed
+from nosology.training.local import draw_seed
 from nosology.training.loop import Fitted, fit
 from nosology.training.run_folder import REFIT, VECTORS
+from nosology.training.vectors import CodedVectors, new_head, vector_notes
 
 Trained = tuple[Heads, Decision, dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Embedded:
-    """Notes as vectors (N, D), as the embedder gives them, with their codes of the systems to learn."""
-
-    vectors: np.ndarray
-    codes: list[tuple[Code, ...]]
 
 
 def train_heads(recipe: HeadsRecipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path) -> Trained:
@@ -60,28 +50,13 @@ def train_heads(recipe: HeadsRecipe, train_notes: Examples, dev_notes: Examples,
     return model, decision, found
 
 
-def new_head(shape: HeadShape, dim: int, labels: int, seed: int) -> HeadNet:
-    """A head with the first weights that a seed decides."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return HeadNet(shape, dim, labels)
-
-
-def vector_notes(
-    vectors: np.ndarray, codes: Sequence[tuple[Code, ...]], scaler: Scaler, labels: LabelSpace
-) -> VectorNotes:
-    """Notes as a head is trained on them: standardised, their codes as columns."""
-    targets = labels.encode(codes).toarray().astype(np.uint8)
-    return VectorNotes(torch.from_numpy(scaler(vectors)), torch.from_numpy(targets))
-
-
-def _embedded(recipe: HeadsRecipe, embedder: Embedder, cache: EmbeddingCache, examples: Examples) -> Embedded:
+def _embedded(recipe: HeadsRecipe, embedder: Embedder, cache: EmbeddingCache, examples: Examples) -> CodedVectors:
     texts = progress(examples.texts(), "vectors", total=len(examples))
-    return Embedded(cache.vectors(texts, lambda: embedder), of_systems(recipe.labels, examples.codes))
+    return CodedVectors(cache.vectors(texts, lambda: embedder), of_systems(recipe.labels, examples.codes))
 
 
 def _fitted(
-    recipe: HeadsRecipe, embedder: Embedder, train: Embedded, dev: Embedded | None, folder: Path, told: str
+    recipe: HeadsRecipe, embedder: Embedder, train: CodedVectors, dev: CodedVectors | None, folder: Path, told: str
 ) -> tuple[Heads, Fitted]:
     """The model of a recipe for these notes, trained."""
     labels = label_space(recipe.labels, train.codes)

@@ -22,9 +22,7 @@ def test_without_dropout_it_is_three_lstms():
     wanted = model.encoder(x)
     for layer in model.rnns:
         plain = nn.LSTM(wanted.shape[2], layer.width, batch_first=True)
-        plain.load_state_dict(
-            {"weight_hh_l0": layer.weight_hh_l0_raw} | dict(layer.module.named_parameters())
-        )
+        plain.load_state_dict({"weight_hh_l0": layer.weight_hh_l0_raw} | dict(layer.module.named_parameters()))
         wanted = plain(wanted)[0]
     torch.testing.assert_close(model(x)[0], wanted)
     assert wanted.shape == (3, 11, 6)

@@ -20,8 +20,8 @@ from nosology.federated.server import run_federation
 from nosology.federated.site_counts import SiteCounts
 from nosology.models.bundle import Bundle
 from nosology.models.moments import Moments
-from nosology.training.heads import new_head, vector_notes
 from nosology.training.local import train_epochs
+from nosology.training.vectors import new_head, vector_notes
 from tests.federated import federation_program as program
 from tests.federated.worlds import CODES, DIM, grid_of, recipe, site, sites
 

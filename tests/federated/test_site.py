@@ -13,8 +13,8 @@ from nosology.evaluation import brief, evaluate
 from nosology.federated.site import Site, loop_settings
 from nosology.models.heads_settings import HeadsRecipe
 from nosology.models.platt import Platt
-from nosology.training.heads import Embedded, new_head
 from nosology.training.local import train_epochs
+from nosology.training.vectors import CodedVectors, new_head
 
 CODES = [Code("icd10cm", f"A0{i}") for i in range(6)] + [Code("icd10pcs", "0DTJ4ZZ")]
 DIM = 8
@@ -27,12 +27,14 @@ RECIPE = HeadsRecipe.model_validate(
 )
 
 
-def embedded(n: int, seed: int, codes=CODES) -> Embedded:
+def embedded(n: int, seed: int, codes=CODES) -> CodedVectors:
     rng = np.random.default_rng(seed)
     vectors = rng.normal(0.2, 0.3, size=(n, DIM)).astype(np.float32)
     lean = np.random.default_rng(0).normal(size=(DIM, len(CODES)))
     true = vectors @ lean + rng.normal(0, 0.3, size=(n, len(CODES))) > 0.5
-    return Embedded(vectors, [tuple(code for code, hit in zip(CODES, row) if hit and code in codes) for row in true])
+    return CodedVectors(
+        vectors, [tuple(code for code, hit in zip(CODES, row) if hit and code in codes) for row in true]
+    )
 
 
 def site(name: str = "a", seed: int = 1, codes=CODES, only=None) -> Site:

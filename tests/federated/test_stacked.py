@@ -13,7 +13,7 @@ from nosology.federated.server import run_federation
 from nosology.federated.site import Site
 from nosology.federated.stacked import run_stacked
 from nosology.models.heads_settings import HeadsRecipe
-from nosology.training.heads import Embedded
+from nosology.training.vectors import CodedVectors
 
 CODES = [Code("icd10cm", f"A0{i}") for i in range(6)] + [Code("icd10pcs", "0DTJ4ZZ")]
 DIM = 8
@@ -30,7 +30,7 @@ def sites(sizes: list[int], without: int | None = None) -> list[Site]:
             vectors = rng.normal(0.2, 0.3, size=(size, DIM)).astype(np.float32)
             true = vectors @ lean + rng.normal(0, 0.3, size=(size, len(CODES))) > 0.4
             true[:, 6] &= i != without
-            parts[split] = Embedded(vectors, [tuple(c for c, hit in zip(CODES, row) if hit) for row in true])
+            parts[split] = CodedVectors(vectors, [tuple(c for c, hit in zip(CODES, row) if hit) for row in true])
         made.append(Site(f"site-{i}", {"model": "none"}, "k", parts, None, torch.device("cpu")))
     return made
 

@@ -10,21 +10,21 @@ from nosology.federated.client_app import make_app
 from nosology.federated.in_process import SITE_NAME, InProcessGrid
 from nosology.federated.site import Site
 from nosology.models.heads_settings import HeadsRecipe
-from nosology.training.heads import Embedded
+from nosology.training.vectors import CodedVectors
 
 torch.set_num_threads(1)
 DIM, CODES = 8, [Code("icd10cm", f"A{i:02d}") for i in range(12)]
 IDENTITY = {"model": "test", "revision": "1"}
 
 
-def notes(n: int, seed: int, share: float = 0.3) -> Embedded:
+def notes(n: int, seed: int, share: float = 0.3) -> CodedVectors:
     """Notes whose codes follow from their vectors."""
     rng = np.random.default_rng(seed)
     vectors = rng.normal(2.0, 3.0, (n, DIM)).astype(np.float32)
     taste = np.random.default_rng(7).normal(size=(DIM, len(CODES)))
     scores = (vectors - 2) @ taste
     chosen = scores > np.quantile(scores, 1 - share, axis=0)
-    return Embedded(vectors, [tuple(CODES[j] for j in np.flatnonzero(row)) for row in chosen])
+    return CodedVectors(vectors, [tuple(CODES[j] for j in np.flatnonzero(row)) for row in chosen])
 
 
 def site(name: str, seed: int, n: int = 40, only: frozenset[Code] | None = None, identity: dict = IDENTITY) -> Site:
@@ -32,7 +32,7 @@ def site(name: str, seed: int, n: int = 40, only: frozenset[Code] | None = None,
     parts = {"train": notes(n, seed), "dev": notes(20, seed + 1000), "test": notes(16, seed + 2000)}
     if only is not None:
         parts = {
-            k: Embedded(v.vectors, [tuple(c for c in codes if c in only) for codes in v.codes])
+            k: CodedVectors(v.vectors, [tuple(c for c in codes if c in only) for codes in v.codes])
             for k, v in parts.items()
         }
     return Site(name, identity, str(sorted(identity.items())), parts, only, torch.device("cpu"))

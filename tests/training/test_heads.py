@@ -18,10 +18,10 @@ from nosology.models.heads_settings import HeadsRecipe
 from nosology.models.measure import measure
 from nosology.models.moments import Moments
 from nosology.serving.coder import Coder
-from nosology.training.heads import new_head
 from nosology.training.local import VectorNotes, draw_seed, train_epochs
 from nosology.training.loop import fit
 from nosology.training.run import train
+from nosology.training.vectors import new_head
 from tests.conftest import small_notes
 
 SMALL = ["model.widths=[64]", "training.epochs=12", "training.batch=8", "training.learning_rate=3e-3"]

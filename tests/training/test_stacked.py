@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from nosology.models.heads_settings import HeadShape, HeadsRecipe
-from nosology.training.heads import new_head
 from nosology.training.local import VectorNotes, train_epochs
 from nosology.training.stacked import StackedSites
+from nosology.training.vectors import new_head
 
 DIM, LABELS = 6, 5
 WIDTHS = {"mlp": [12], "deep": [12, 8, 8], "res": [12, 8, 8]}
