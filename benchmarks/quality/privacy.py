@@ -14,6 +14,7 @@ the noise is the greater part of what is added to the weights.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import tempfile
 import time
@@ -35,10 +36,10 @@ from nosology.federated.simulation import grid_of
 from nosology.federated.site import Site, epochs_of, loop_settings
 from nosology.models.heads_net import HeadNet
 from nosology.models.moments import Moments
-from nosology.training.heads import Embedded, new_head, vector_notes
 from nosology.training.local import VectorNotes
 from nosology.training.private import Ledger, noise_for
 from nosology.training.stacked import StackedSites
+from nosology.training.vectors import CodedVectors, new_head, vector_notes
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_privacy.json"
 DIM, SPLITS = 256, {"train": 0.7, "dev": 0.1, "test": 0.2}
@@ -70,7 +71,7 @@ class Notes:
             parts = {}
             for split in SPLITS:
                 rows = np.flatnonzero((place == number) & (self.split == split))
-                parts[split] = Embedded(self.vectors[rows], [self.codes[row] for row in rows])
+                parts[split] = CodedVectors(self.vectors[rows], [self.codes[row] for row in rows])
             found.append(Site(f"site-{number:04}", {"model": "lsa"}, "lsa", parts, device=torch.device("cpu")))
         return [site for site in found if len(site.notes["train"].codes)]
 
@@ -161,17 +162,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cache", type=Path, required=True, help="a folder for the notes' vectors; kept")
     parser.add_argument("--patients", type=int, default=5000)
+    parser.add_argument("--parts", nargs="+", default=["small", "large"], choices=["small", "large"])
     parser.add_argument("--out", type=Path, default=RESULT)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     notes = made(asked.patients, asked.cache)
-    many, few = notes.of_codes(1000), notes.of_codes(20)
+    parts = {"small": (small, notes.of_codes(20)), "large": (large, notes.of_codes(1000))}
     about = {"patients": asked.patients, "notes": len(notes.codes), "delta": {"note": NOTE_DELTA, "site": SITE_DELTA}}
     with tempfile.TemporaryDirectory() as folder:
         table = Table(Path(folder))
-        for part, own in ((small, few), (large, many)):
+        for part, own in (parts[name] for name in asked.parts):
             part(table, own)
-            write_json(asked.out, about | {"rows": table.rows})
+            before = json.loads(asked.out.read_text())["rows"] if asked.out.exists() else {}
+            write_json(asked.out, about | {"rows": before | table.rows})
 
 
 def large(table: Table, notes: Notes) -> None:
@@ -179,11 +182,12 @@ def large(table: Table, notes: Notes) -> None:
     told = ["model.widths=[1152]", "federation.rounds=5", "federation.local_epochs=2", "training.learning_rate=0.002"]
     table.run("large head, no privacy", notes, 20, told)
     table.run("large head, secure sums", notes, 20, [*told, "federation.privacy.secure=true"])
-    clip = [*told, "federation.privacy.site_clip=1.0"]
+    clip = [*told, "federation.privacy.site_clip=10.0"]  # about half of the updates' norms
     table.run("large head, clipped sites", notes, 20, clip)
     table.run("large head, private sites, epsilon 8", notes, 20, clip, 8, "site")
+    clip = [*told, "federation.privacy.record_clip=0.02"]  # the median of notes' gradients after the first round
     for epsilon in (8, 3, 1):
-        table.run(f"large head, private notes, epsilon {epsilon}", notes, 20, told, epsilon, "note")
+        table.run(f"large head, private notes, epsilon {epsilon}", notes, 20, clip, epsilon, "note")
 
 
 SMALL = ["model.widths=[8]", "model.dropout=0.0", "training.schedule='constant'", "training.learning_rate=0.05"]
@@ -203,8 +207,9 @@ def small(table: Table, notes: Notes) -> None:
         ):
             table.add(f"small head, {sites} sites, {name}", stacked.run(clip, epsilon))
     told = [*SMALL, f"federation.rounds={SMALL_ROUNDS}", f"federation.local_epochs={SMALL_EPOCHS}"]
+    clip = [*told, "federation.privacy.record_clip=0.2"]
     for epsilon in (8, 3, 1):
-        table.run(f"small head, 20 sites, private notes, epsilon {epsilon}", notes, 20, told, epsilon, "note")
+        table.run(f"small head, 20 sites, private notes, epsilon {epsilon}", notes, 20, clip, epsilon, "note")
 
 
 class StackedSmall:
