@@ -16,7 +16,6 @@ draws sites in secret, each with the same chance, may book `Ledger.add(noise, ch
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +27,7 @@ from nosology.federated.records import Arrays
 from nosology.federated.replies import SiteUpdate
 from nosology.federated.strategy import ROBUST
 from nosology.models.heads_settings import HeadsRecipe, PrivacySettings
-from nosology.training.private import Ledger
+from nosology.training.private import Ledger, fresh_generator
 
 _FEWEST_SECURE = 3  # of two sites each knows the other's update: the sum less its own
 
@@ -72,8 +71,8 @@ Draw = Callable[[tuple[int, ...]], np.ndarray]  # standard normal numbers of a s
 
 
 def fresh_normal() -> Draw:
-    """A source of normal numbers that nobody can foretell: its seed is the operating system's."""
-    return np.random.Generator(np.random.PCG64(secrets.randbits(256))).standard_normal
+    """A source of normal numbers that nobody can foretell."""
+    return fresh_generator().standard_normal
 
 
 def noisy_mean(updates: Sequence[Mapping[str, np.ndarray]], clip: float, noise: float, draw: Draw) -> Arrays:
@@ -150,9 +149,11 @@ class Privacy:
         has_clip = self.settings.site_clip > 0
         self.central = CentralNoise.from_json(self.settings, saved.get("sites", {})) if has_clip else None
         self.records = _from_json(saved.get("records", {}))
-        for ledger in self.records.values():  # the server may have been killed in a round that no account knows of
-            noise, rate, _ = ledger.runs[-1]
-            ledger.add(noise, rate, round(1 / rate) * recipe.federation.local_epochs)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether there is anything to account for."""
+        return bool(self.settings.record_noise or self.settings.site_noise)
 
     @property
     def reduce(self) -> CentralNoise | None:

@@ -186,6 +186,7 @@ class _Federation:
             needed = self._wait_for_sites(number)
             messages = list(self.strategy.configure_train(number, record, config, self.grid))
             made, failure = self._asked(number, messages)
+            self._book()
             sound = len(self.strategy.accepted)
             if made is not None and sound >= needed:
                 weights, metrics = made
@@ -212,6 +213,7 @@ class _Federation:
         """The sound updates of the sites that were sent messages; all others are named in the strategy's `refused`."""
         sites = [self.strategy.sites[message.metadata.dst_node_id] for message in messages]
         self.privacy.asked({site: self.roster.facts[site].notes for site in sites})
+        self._book()
         if self.secure:
             return self.secure(messages, self._needed()) if messages else []
         replies = self.roster.exchange(messages)
@@ -220,6 +222,12 @@ class _Federation:
             if site not in replies:
                 self.strategy.refused[site] = f"no answer in {self.settings.wait:g} s"
         return updates
+
+    def _book(self) -> None:
+        """Writes the accounts down before what was paid for is seen: a server that is killed forgets nothing."""
+        if self.privacy.noisy:
+            self.state = replace(self.state, privacy=self.privacy.to_json())
+            self.state.save(self.folder)
 
     def _needed(self) -> int:
         """Sound replies that a round needs: the quorum, but never more than would be asked of all sites."""

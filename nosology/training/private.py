@@ -133,11 +133,19 @@ def _norms(layer: nn.Module, x: Tensor, slope: Tensor) -> list[Tensor]:
     raise TypeError(f"layers must be Linear or LayerNorm; got {type(layer).__name__}")
 
 
-def add_noise(parameters: Sequence[nn.Parameter], scale: float, share: float, generator: torch.Generator) -> None:
+def fresh_generator() -> np.random.Generator:
+    """A source of random numbers that nobody can foretell: its seed is the operating system's.
+
+    Not torch's: on a CPU that one keeps 32 bits of its seed, which a server can try one by one.
+    """
+    return np.random.Generator(np.random.PCG64(secrets.randbits(256)))
+
+
+def add_noise(parameters: Sequence[nn.Parameter], scale: float, share: float, generator: np.random.Generator) -> None:
     """Makes every `grad` share x (itself + Gaussian noise of a standard deviation); no grad counts as 0."""
     for parameter in parameters:
-        drawn = torch.randn(parameter.shape, generator=generator, device=parameter.device, dtype=parameter.dtype)
-        drawn *= scale
+        drawn = torch.from_numpy(generator.standard_normal(tuple(parameter.shape), dtype=np.float32))
+        drawn = drawn.to(parameter.device) * scale
         parameter.grad = (drawn if parameter.grad is None else parameter.grad + drawn) * share
 
 
@@ -162,7 +170,7 @@ def private_epochs(
     """
     refuse_batch_norm(net)
     device = notes.vectors.device
-    drawing = torch.Generator(device).manual_seed(secrets.randbits(63) if seed is None else seed)
+    drawing = fresh_generator() if seed is None else np.random.default_rng(seed)
     steps = len(plan_of(len(notes), settings, 0))
     schedule = resolve(settings, steps)
     optimizer = optimizer or adamw(net, settings)
@@ -170,8 +178,8 @@ def private_epochs(
     total, passed = 0.0, 0
     net.train()
     for step in range(epochs.start * steps, epochs.stop * steps):
-        rows = (torch.rand(len(notes), generator=drawing, device=device) < 1 / steps).nonzero()[:, 0]
-        dropout = torch.randint(2**62, (), generator=drawing, device=device)
+        rows = torch.from_numpy(np.flatnonzero(drawing.random(len(notes)) < 1 / steps)).to(device)
+        dropout = torch.tensor(int(drawing.integers(2**62)), device=device)
         optimizer.zero_grad(set_to_none=True)
         if len(rows):
             losses, _ = clipped_gradient(net, notes.batch(rows, dropout), clip)

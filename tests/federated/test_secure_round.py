@@ -18,6 +18,7 @@ from nosology.federated.secure_round import from_vector, size_of, to_vector
 from nosology.federated.server import run_federation
 from nosology.federated.site import Update
 from nosology.models.heads_settings import PrivacySettings
+from nosology.training.private import Ledger
 from tests.federated.worlds import CODES, grid_of, recipe, site, sites
 
 
@@ -249,11 +250,33 @@ def test_accounts_survive_a_restart():
     privacy = Privacy(made)
     privacy.asked({"a": 100, "b": 40})
     privacy.opened(["a"])
-    before = privacy.row()
     again = Privacy(made, json.loads(json.dumps(privacy.to_json())))
-    assert again.row()["epsilon"] == before["epsilon"]
-    privacy.asked({"a": 100, "b": 40})  # the round under way when the server was killed is paid for as well
-    assert again.row()["record_epsilon"] == pytest.approx(privacy.row()["record_epsilon"])
+    assert again.row() == privacy.row()
+
+
+@pytest.mark.parametrize("place", ["train", "evaluate"])
+def test_a_server_that_is_killed_again_and_again_pays_for_every_attempt(tmp_path, place):
+    """Killed in its first round, before any round is saved: what sites were asked, and what was sent out, is booked."""
+    privacy = {"secure": False, "record_noise": 1.5, "site_clip": 1.0, "site_noise": 2.0}
+    made, hospitals = secret("mlp", 2, privacy, evaluate_every=1), sites()
+
+    class Killed(Watched):
+        def send_and_receive(self, messages, *, timeout=None):
+            replies = super().send_and_receive(messages := list(messages))
+            if any(message.metadata.message_type == place for message in messages):
+                raise KeyboardInterrupt
+            return replies
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run_federation(Killed(grid_of(hospitals)), made, tmp_path / "bundle")
+    rows = run_federation(grid_of(hospitals), made, tmp_path / "bundle").history
+    assert [row["round"] for row in rows] == [1, 2]
+    asked = Ledger([(1.5, 1 / 4, 4 * 4)])  # four times, four steps of the smallest site's 30 notes in batches of 8
+    assert rows[-1]["record_epsilon"] == pytest.approx(asked.epsilon(1e-5))
+    assert rows[-1]["record_epsilon"] >= max(hospital.ledger.epsilon(1e-5) for hospital in hospitals) - 1e-9
+    sent = 2 + (2 if place == "evaluate" else 0)
+    assert rows[-1]["epsilon"] == pytest.approx(Ledger([(2.0, 1.0, sent)]).epsilon(1e-5))
 
 
 def test_a_secure_sum_says_no_more_than_it_must(tmp_path):

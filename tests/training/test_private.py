@@ -17,7 +17,7 @@ from nosology.models.heads_net import HeadNet
 from nosology.models.heads_settings import HeadShape
 from nosology.models.neural_settings import LoopSettings
 from nosology.training.local import VectorNotes, train_epochs
-from nosology.training.private import Ledger, add_noise, clipped_gradient, noise_for, private_epochs
+from nosology.training.private import Ledger, add_noise, clipped_gradient, fresh_generator, noise_for, private_epochs
 
 DIM, LABELS = 12, 7
 HEADS = {
@@ -80,7 +80,7 @@ def test_each_note_alone(head):
 def test_noise_has_the_stated_deviation():
     parameters = [torch.nn.Parameter(torch.zeros(300, 400)), torch.nn.Parameter(torch.zeros(5000))]
     parameters[0].grad = torch.full((300, 400), 2.0)
-    add_noise(parameters, scale=3.0, share=0.5, generator=torch.Generator().manual_seed(1))
+    add_noise(parameters, scale=3.0, share=0.5, generator=np.random.default_rng(1))
     for parameter, mean in zip(parameters, (1.0, 0.0)):
         n = parameter.numel()
         assert float(parameter.grad.mean()) == pytest.approx(mean, abs=5 * 1.5 / math.sqrt(n))
@@ -160,6 +160,21 @@ def test_no_seed_means_fresh_noise():
         ends.append(net.out.weight.detach().clone())
     assert not torch.equal(ends[0], ends[1])
     assert torch.equal(ends[2], ends[3])
+
+
+def test_what_nobody_may_foretell_does_not_come_from_torch():
+    """torch's generator on a CPU keeps 32 bits of its seed: all of them can be tried, and the noise be taken off."""
+    few, many = (torch.randn(8, generator=torch.Generator().manual_seed(seed)) for seed in (5, 5 + 2**40))
+    assert torch.equal(few, many), "if torch keeps more by now, it may be used again"
+    ends = []
+    for _ in range(2):
+        net, notes = made("mlp")
+        torch.manual_seed(3)
+        private_epochs(net, notes, LOOP, range(1), ledger=Ledger(), noise=1.0, clip=1.0)
+        ends.append(net.out.weight.detach().clone())
+    assert not torch.equal(*ends)
+    states = [fresh_generator().bit_generator.state["state"]["state"] for _ in range(8)]
+    assert len(set(states)) == 8 and max(states) > 2**100
 
 
 def test_batch_norm_is_refused():
