@@ -38,9 +38,15 @@ class Facts:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Facts:
-        """The facts that `to_json` gave."""
+        """The facts that `to_json` gave; ValueError, KeyError or TypeError for what it cannot have given."""
         codes = {Code(system, code): int(count) for system, code, count in value["codes"]}
-        return cls(**(value | {"codes": codes}))
+        facts = cls(**(value | {"codes": codes}))
+        texts = [facts.package, facts.embedder, facts.preprocessing, *(part for code in codes for part in code)]
+        sound = all(isinstance(text, str) and text.isprintable() for text in texts)
+        sound = sound and isinstance(facts.identity, dict) and min(codes.values(), default=1) > 0
+        if not sound or type(facts.dim) is not int or type(facts.notes) is not int or facts.dim < 1:
+            raise ValueError("facts must be texts, a dict and whole numbers")
+        return facts
 
 
 def refusals(facts: Mapping[str, Facts]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ def follow(server: str, root: Path, config: dict[str, str], say: Say) -> None:
     is asked for.
     """
     with Control(server, root) as control:
-        run = control.start(config)
+        run = control.start(config | {"sites": json.dumps(control.names())})
         say(f"run {run} on {server}")
         try:
             for text in _told(control.logs(run)):

@@ -6,6 +6,7 @@ with them.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable
 
@@ -24,14 +25,18 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Runs the federation in the process that a SuperLink has made for it."""
     end_with_parent(grace=0)
-    server_app.main(DeployedGrid(grid), context)
+    names = json.loads(str(context.run_config["sites"]))
+    server_app.main(DeployedGrid(grid, {int(node): name for node, name in names.items()}), context)
 
 
 class DeployedGrid(Grid):
-    """A SuperLink's grid, with messages as parcels; it takes what the simulation's grid takes, no messages too."""
+    """A SuperLink's grid, with messages as parcels; it takes what the simulation's grid takes, no messages too.
 
-    def __init__(self, grid: Grid):
-        self._grid = grid
+    names: the site that each node's key belongs to.
+    """
+
+    def __init__(self, grid: Grid, names: dict[int, str]):
+        self._grid, self.names = grid, names
 
     def set_run(self, run: Run) -> None:
         """Sets the run."""

@@ -23,6 +23,7 @@ class Roster:
     def __init__(self, grid: Grid, recipe: HeadsRecipe):
         self.grid, self.recipe, self.settings = grid, recipe, recipe.federation
         self.patience: float = getattr(grid, "patience", self.settings.wait)  # seconds that it waits for sites to come
+        self.names: Mapping[int, str] = getattr(grid, "names", {})  # of nodes whose key says who they are
         self.agreement: Agreement | None = None
         self.facts: dict[str, Facts] = {}  # of sites that take part, be they there or not
         self.refused: dict[str, str] = {}  # of others
@@ -39,7 +40,7 @@ class Roster:
         """Asks new nodes who they are and takes in those that have answered; waits for nobody."""
         new = sorted(set(self.grid.get_node_ids()) - self._answered - set(self._asked.values()))
         asked = content(recipe=self._recipe())
-        ids = self.grid.push_messages([Message(asked, node, FACTS) for node in new]) if new else []
+        ids = self.grid.push_messages([self.message(asked, node, FACTS) for node in new]) if new else []
         self._asked |= {message_id: node for message_id, node in zip(ids, new) if message_id}
         told = self.grid.pull_messages(list(self._asked)) if self._asked else []
         for reply in sorted(told, key=lambda reply: reply.metadata.src_node_id):
@@ -58,6 +59,9 @@ class Roster:
             site, facts = str(value(reply.content, "site")), Facts.from_json(value(reply.content, "facts"))
         except (KeyError, TypeError, ValueError):
             self.refused[f"node {node}"] = "its facts cannot be read"
+            return
+        if self.names.get(node, site) != site:
+            self.refused[f"node {node}"] = f"it does not call itself {self.names[node]}, whose key it has"
             return
         if site in self.present().values() and self._node[site] != node:
             # A site that was killed and came back is seen twice for a while; the newer one is the one that lives.

@@ -46,6 +46,26 @@ def test_facts_travel_as_plain_values():
     assert Facts.from_json(FACTS.to_json()) == FACTS
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"notes": "many"},
+        {"notes": None},
+        {"dim": 0},
+        {"identity": []},
+        {"package": "1\nround 1/100"},
+        {"embedder": 7},
+        {"codes": [[None, "I10", 3]]},
+        {"codes": [["icd10cm", "I10", -3]]},
+        {"codes": 5},
+        {"more": 1},
+    ],
+)
+def test_facts_that_are_none_are_noticed(wrong):
+    with pytest.raises((ValueError, TypeError)):
+        Facts.from_json(FACTS.to_json() | wrong)
+
+
 def test_codes_need_enough_notes_in_all():
     settings = FederationSettings(min_site_notes=10, min_notes=30)
     facts = {"a": FACTS, "b": replace(FACTS, codes={A: 15})}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import signal
 import subprocess
 import sys
@@ -293,6 +294,37 @@ def test_facts_that_fail_once_are_asked_for_again(tmp_path):
     Broken(grid, "site-01", FACTS, raising, times=1)
     found = run(None, recipe(rounds=1, min_sites=3), tmp_path / "bundle", grid)
     assert found.history[0]["sites"] == 3 and found.refused == {}
+
+
+def changing(**told):
+    def act(message, context, app):
+        reply = app(message, context)
+        for name, given in told.items():
+            config = reply.content["config"]
+            config[name] = json.dumps(json.loads(config[name]) | given if isinstance(given, dict) else given)
+        return reply
+
+    return act
+
+
+def test_facts_that_cannot_be_read_stop_nobody_else(tmp_path):
+    grid = grid_of(sites(3))
+    Broken(grid, "site-01", FACTS, changing(facts={"notes": "many"}))
+    found = run(None, recipe(rounds=1, min_sites=2), tmp_path / "bundle", grid)
+    assert found.history[0]["sites"] == 2 and list(found.refused.values()) == ["its facts cannot be read"]
+
+
+def test_a_site_cannot_take_the_name_of_another(tmp_path):
+    """A node's key says who it is; who comes with another site's name is refused, and that site stays."""
+    grid = grid_of(sites(3))
+    grid.names = dict(zip(grid.get_node_ids(), ["site-00", "site-01", "site-02"]))
+    Broken(grid, "site-02", FACTS, changing(site="site-00"))
+    found = run(None, recipe(rounds=1, min_sites=2), tmp_path / "bundle", grid)
+    assert sorted(found.bundle.provenance["federation"]["sites"]) == ["site-00", "site-01"]
+    assert list(found.refused.values()) == ["it does not call itself site-02, whose key it has"]
+    grid = grid_of(sites(3))
+    grid.names = dict(zip(grid.get_node_ids(), ["site-00", "site-01", "site-02"]))
+    assert run(None, recipe(rounds=1), tmp_path / "all", grid).refused == {}
 
 
 def test_a_run_of_another_recipe_is_not_gone_on_with(tmp_path):
