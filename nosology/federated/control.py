@@ -20,6 +20,7 @@ from flwr.proto.control_pb2 import (
     StreamLogsRequest,
     UnregisterNodeRequest,
 )
+from flwr.supercore.constant import NodeStatus
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import FlowerError
 from flwr.supercore.fab import Fab
@@ -103,18 +104,23 @@ class Control:
                 node = known.pop(key, None)
                 if node is None:
                     nodes[site] = self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=site)).node_id
+                elif node.status == NodeStatus.UNREGISTERED:  # Flower takes a key once
+                    raise FederationError(f"the key of {site} was taken out before: it needs a new one")
                 elif node.name != site:
                     raise FederationError(f"the key of {site} is registered as {node.name}'s: a key keeps its name")
                 else:
                     nodes[site] = node.node_id
             for node in known.values():
+                if node.status == NodeStatus.UNREGISTERED:
+                    continue
                 self._client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
             return nodes
 
     def names(self) -> dict[int, str]:
         """The site of each node: the one whose key it has."""
         with self._asking("name its sites"):
-            return {node.node_id: node.name for node in self._client.ListNodes(ListNodesRequest()).nodes_info}
+            nodes = self._client.ListNodes(ListNodesRequest()).nodes_info
+            return {node.node_id: node.name for node in nodes if node.status != NodeStatus.UNREGISTERED}
 
     def start(self, config: dict[str, str], app: Path = APP) -> int:
         """The id of a new run of an app's folder."""

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from nosology.config import load_recipe
-from nosology.core import ConfigError, DataError
+from nosology.core import ConfigError, DataError, FederationError
 from nosology.encoders.embedder_settings import EmbedderSettings
 from nosology.federated.certificates import make_server_papers, make_site_key, read_public_keys, read_site_key
 from nosology.federated.control import Control, check_address
+from nosology.federated.deploy_server import Server
 from nosology.federated.flower_process import Door
-from nosology.federated.processes import wait_until
+from nosology.federated.processes import free_port, wait_until
 from nosology.federated.saved import ROUND
 from nosology.federated.server import run_federation
 from nosology.federated.site import Site
@@ -138,6 +139,25 @@ def what_a_killed_site_started_ends_by_itself(federation):
     site.kill()
     site.wait()
     assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), 30)
+
+
+@pytest.mark.timeout(120)
+def test_a_key_that_was_taken_out_stays_out_and_the_server_goes_on(tmp_path):
+    papers = make_server_papers(tmp_path / "papers", ["localhost"])
+    for name in ("anna", "berta", "clara"):
+        make_site_key(tmp_path / "keys", name)
+    keys = read_public_keys(tmp_path / "keys")
+    without = {name: keys[name] for name in ("anna", "clara")}
+    with Server(papers, tmp_path / "state", free_port(), "127.0.0.1") as server:
+        server.admit(keys, lambda line: None)
+        for _ in range(2):  # as often as the server is started
+            server.admit(without, lambda line: None)
+        with Control(server.here, papers.root) as control:
+            assert sorted(control.names().values()) == ["anna", "clara"]
+        with pytest.raises(FederationError, match="the key of berta was taken out before: it needs a new one"):
+            server.admit(keys, lambda line: None)
+        with pytest.raises(FederationError, match="the key of dora is registered as anna's: a key keeps its name"):
+            server.admit({"dora": keys["anna"], "clara": keys["clara"]}, lambda line: None)
 
 
 def test_private_keys_are_for_their_owner_and_never_replaced(tmp_path):
