@@ -101,6 +101,12 @@ def site(
     secure_only: Annotated[
         bool, typer.Option("--secure-only", help="Send weights only into secure sums, whatever the run's recipe says.")
     ] = False,
+    record_noise: Annotated[
+        float, typer.Option(min=0, help="Train only with this much federation.privacy.record_noise, or more.")
+    ] = 0.0,
+    min_notes: Annotated[
+        int, typer.Option(min=1, help="Tell nothing where federation.min_site_notes is less than this.")
+    ] = 10,
     peers: Annotated[
         Path | None,
         typer.Option(
@@ -127,6 +133,8 @@ def site(
         "cache": str(cache.resolve()),
         "trust-remote-code": "yes" if trust_remote_code else "",
         "secure-only": "yes" if secure_only else "",
+        "record-noise": str(record_noise),
+        "min-notes": str(min_notes),
         "secure-key": str(key.resolve()) if peers else "",
         "secure-peers": str(peers.resolve()) if peers else "",
     }

@@ -22,7 +22,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from nosology.codes.label_space import LabelSpace
-from nosology.core import ConfigError, NosologyError
+from nosology.core import ConfigError, FederationError, NosologyError
 from nosology.encoders.embedder_settings import EmbedderSettings
 from nosology.federated.records import (
     ARRAYS,
@@ -38,8 +38,9 @@ from nosology.federated.records import (
     value,
 )
 from nosology.federated.replies import KNOWN, LOSS, NOTES
-from nosology.federated.secure_round import SecureHandlers, refuse_plain
+from nosology.federated.secure_round import SecureHandlers
 from nosology.federated.site import Site, Update
+from nosology.federated.terms import recipe_of, refuse_plain
 from nosology.models.heads_settings import HeadsRecipe
 from nosology.models.moments import Scaler
 from nosology.models.platt import Platt
@@ -125,17 +126,17 @@ class _Handlers:
         self.told: dict[str, str] = {}  # by site: the hash of what the Site object in this process was told
 
     def facts(self, message: Message, context: Context) -> RecordDict:
-        recipe = recipe_of(message)
+        recipe = recipe_of(message, context)
         site = self.find_site(context, recipe)
         return content(site=site.name, facts=site.facts(recipe.federation.min_site_notes).to_json())
 
     def statistics(self, message: Message, context: Context) -> RecordDict:
-        recipe = recipe_of(message)
+        recipe = recipe_of(message, context)
         found = self.find_site(context, recipe).statistics(recipe.federation.min_site_notes)
         return content({"total": found.total, "squares": found.squares}, count=found.count)
 
     def prepare(self, message: Message, context: Context) -> RecordDict:
-        recipe = recipe_of(message)
+        recipe = recipe_of(message, context)
         facts = self.find_site(context, recipe).facts(recipe.federation.min_site_notes)
         if facts.basis != value(message.content, "basis"):  # it was restarted with other settings
             raise ConfigError("its package, embedder or preprocessing is not the one that was agreed on")
@@ -147,7 +148,7 @@ class _Handlers:
 
     def trained(self, message: Message, context: Context) -> Update:
         """What the site has learned in a round; what it must remember of it is in the context."""
-        recipe = recipe_of(message)
+        recipe = recipe_of(message, context)
         site = self.prepared(message, context, recipe)
         kept = context.state.get(_MOMENTS)
         moments = from_record(kept) if kept is not None else None
@@ -157,7 +158,7 @@ class _Handlers:
         return update
 
     def train(self, message: Message, context: Context) -> RecordDict:
-        refuse_plain(message, context)
+        refuse_plain(recipe_of(message, context), context)
         update = self.trained(message, context)
         return RecordDict(
             {
@@ -168,9 +169,11 @@ class _Handlers:
         )
 
     def evaluate(self, message: Message, context: Context) -> RecordDict:
-        recipe = recipe_of(message)
+        recipe = recipe_of(message, context)
         site = self.prepared(message, context, recipe)
         split, threshold, platt = (value(message.content, name) for name in ("split", "threshold", "calibration"))
+        if split not in ("dev", "test"):
+            raise FederationError("it counts over dev and test notes only")
         weights = from_record(message.content[ARRAYS])
         counts = site.evaluate(weights, recipe, split, Platt(**platt) if platt else None, threshold)
         return content(counts.arrays())
@@ -186,11 +189,6 @@ class _Handlers:
             site.prepare(LabelSpace(json.loads(state["labels"])), Scaler(scaler["mean"], scaler["scale"]))
             self.told[site.name] = wanted
         return site
-
-
-def recipe_of(message: Message) -> HeadsRecipe:
-    """The recipe that a message carries."""
-    return HeadsRecipe.model_validate(value(message.content, "recipe"))
 
 
 app = make_app(open_site)

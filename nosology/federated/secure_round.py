@@ -30,10 +30,11 @@ from nosology.federated.secure import Json, SecureSite, Session, Signatures, sha
 from nosology.federated.secure_server import SecureServer
 from nosology.federated.site import Site, Update
 from nosology.federated.strategy import GuardedStrategy
+from nosology.federated.terms import recipe_of
 from nosology.models.heads_settings import HeadsRecipe, PrivacySettings
 
 KEYS, SHARES, MASK, UNMASK = "query.secure_keys", "query.secure_shares", "train.secure", "query.secure_unmask"
-SECURE_ONLY, SECURE_KEY, SECURE_PEERS = "secure-only", "secure-key", "secure-peers"  # in a node's config
+SECURE_KEY, SECURE_PEERS = "secure-key", "secure-peers"  # in a node's config
 _STATE = _VALUE = "secure"  # in a context's state; in a message
 _VECTOR = "masked"
 _ROWS = ("out.weight", "out.bias")  # one row a code
@@ -179,7 +180,7 @@ class SecureHandlers:
         return content(secure=answer)
 
     def _site(self, message: Message, context: Context) -> tuple[SecureSite, PrivacySettings]:
-        recipe = HeadsRecipe.model_validate(value(message.content, "recipe"))
+        recipe = recipe_of(message, context)
         name, kept = self.find_site(context, recipe).name, context.state.get(_STATE)
         state = json.loads(kept["state"]) if kept is not None else None
         return SecureSite(name, state, signatures_of(context)), recipe.federation.privacy
@@ -187,13 +188,6 @@ class SecureHandlers:
 
 def _keep(site: SecureSite, context: Context) -> None:
     context.state[_STATE] = ConfigRecord({"state": json.dumps(site.to_json())})
-
-
-def refuse_plain(message: Message, context: Context) -> None:
-    """Raises FederationError where an update must not go out unmasked: the recipe says so, or the site's own config."""
-    privacy = HeadsRecipe.model_validate(value(message.content, "recipe")).federation.privacy
-    if privacy.secure or context.node_config.get(SECURE_ONLY):
-        raise FederationError("it takes part in secure rounds only (federation.privacy.secure)")
 
 
 def signatures_of(context: Context) -> Signatures | None:

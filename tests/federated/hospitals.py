@@ -124,7 +124,7 @@ class Federation:
         home = self.folder / name
         words = [name, "--server", f"localhost:{self.port}", "--root", str(self.papers.root)]
         words += ["--key", str(key or home / f"{name}.key"), "--corpus", "corpus", "--cache", "cache"]
-        words += ["--set", "embedder.model=embedder"]
+        words += ["--set", "embedder.model=embedder", "--min-notes", "2"]
         program = self._start(home, name if key is None else "stranger", "site", *words)
         if key is None:
             self.sites[name] = program
