@@ -48,7 +48,8 @@ from nosology.models.settings import LabelSettings
 from nosology.training.labels import of_systems
 from nosology.training.vectors import CodedVectors
 
-_AGREED, _SCALER, _MOMENTS = "agreed", "scaler", "moments"  # in a context's state
+_AGREED, _SCALER = "agreed", "scaler"  # in a context's state
+_MOMENTS, _ROUND, _EARLIER = "moments", "round", "earlier"  # the same: after the newest round, its number, before it
 
 FindSite = Callable[[Context, HeadsRecipe], Site]
 Handler = Callable[[Message, Context], Message]
@@ -150,11 +151,13 @@ class _Handlers:
         """What the site has learned in a round; what it must remember of it is in the context."""
         recipe = recipe_of(message, context)
         site = self.prepared(message, context, recipe)
-        kept = context.state.get(_MOMENTS)
-        moments = from_record(kept) if kept is not None else None
-        update = site.train(from_record(message.content[ARRAYS]), recipe, value(message.content, "round"), moments)
+        number, state = value(message.content, "round"), context.state
+        if _MOMENTS in state and state[_ROUND]["round"] != number:  # a round that is repeated begins where it began
+            state[_EARLIER] = state[_MOMENTS]
+        moments = from_record(state[_EARLIER]) if _EARLIER in state else None
+        update = site.train(from_record(message.content[ARRAYS]), recipe, number, moments)
         if update.moments:
-            context.state[_MOMENTS] = to_record(update.moments)
+            state[_MOMENTS], state[_ROUND] = to_record(update.moments), ConfigRecord({"round": number})
         return update
 
     def train(self, message: Message, context: Context) -> RecordDict:

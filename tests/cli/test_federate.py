@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from typer.testing import CliRunner
 
@@ -34,6 +36,12 @@ def test_a_federation_is_simulated_and_its_bundle_can_be_used(small_corpus, tmp_
     assert bundle.recipe["federation"]["min_sites"] == 4  # never more than there are
     assert bundle.provenance["corpora"][0]["hash"] == small_corpus.hash
     assert bundle.model.probabilities(["congestive heart failure", ""]).shape == (2, 6)
+    note = tmp_path / "note.txt"
+    note.write_text("The weather was fine. Known congestive heart failure. Seen in clinic.")
+    coded = CliRunner().invoke(app, ["code", str(tmp_path / "bundle"), str(note), "--top", "1", "--json"])
+    assert coded.exit_code == 0, coded.output
+    best = json.loads(coded.stdout.splitlines()[0])["codes"][0]
+    assert best["evidence"] and all(span["text"] in note.read_text() for span in best["evidence"])
     assert not (tmp_path / "bundle.run").exists()
 
 

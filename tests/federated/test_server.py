@@ -65,6 +65,25 @@ def test_one_site_is_central_training(tmp_path, head, rounds):
     assert_near(weights_of(found), central(settings, hospital), 1e-6)
 
 
+def test_a_repeated_round_begins_with_the_moments_that_it_began_with(tmp_path):
+    """A site that has trained, but whose reply is lost, does not train the round on top of itself."""
+    settings = recipe("deep", 3, quorum=2, repeats=1, moments="kept")
+    grid = grid_of(sites(2))
+
+    def losing(message, context, app):
+        app(message, context)
+        if json.loads(message.content["config"]["round"]) != 2:
+            broken.times += 1
+            return app(message, context)  # the first round twice: a message may come again, too
+        raise RuntimeError
+
+    broken = Broken(grid, "site-01", "train", losing, times=1)
+    said = []
+    found = run(None, settings, tmp_path / "bundle", grid, say=said.append)
+    assert any(line.startswith("round 2 is repeated") for line in said)
+    assert_near(weights_of(found), weights_of(run(sites(2), settings, tmp_path / "whole")), 0)
+
+
 def test_moments_that_begin_anew_are_not_central_training(tmp_path):
     """So that the test above can fail."""
     settings = recipe("deep", 4, {"epochs": 4}, moments="fresh")
