@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SHELL := /bin/bash
 
-.PHONY: demo test lint bench clean
+.PHONY: demo demo-grid test lint bench clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -18,6 +18,14 @@ demo: .venv/installed
 	$(BIN)/nosology train linear --corpus out/demo/corpus --out out/demo/bundle
 	$(BIN)/nosology evaluate out/demo/bundle --corpus out/demo/corpus --split test --out out/demo/report
 	$(BIN)/nosology code out/demo/bundle examples/notes/*.txt
+	$(MAKE) --no-print-directory demo-grid
+
+# frozen embeddings: every head, trained centrally, by three hospitals and on random splits
+demo-grid: .venv/installed
+	$(BIN)/nosology simulate --patients 100 --seed 2 --years 2016-2019 --layout mimic4 --out out/demo/small
+	$(BIN)/nosology corpus prepare mimic4 out/demo/small --systems icd10cm --drop-uncoded --out out/demo/small_notes
+	$(BIN)/nosology corpus split out/demo/small_notes --out out/demo/small_corpus
+	$(BIN)/nosology grid small --corpus out/demo/small_corpus --cache out/demo/vectors --out out/demo/grid
 
 lint: .venv/installed
 	$(BIN)/ruff check .

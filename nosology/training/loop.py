@@ -171,6 +171,7 @@ class _Run:
 
     def step(self, work: Work) -> None:
         """One step of the optimiser."""
+        self._freeze(work.epoch)
         for group, part in zip(self.optimizer.param_groups, self.parts):
             group["lr"] = part.rate * self.settings.learning_rate * self.schedule.factor(self.state.step)
         total = torch.zeros((), device=self.fabric.device)
@@ -187,10 +188,7 @@ class _Run:
                 self.fabric.clip_gradients(
                     self.module, self._stepper, max_norm=self.settings.clip, error_if_nonfinite=False
                 )
-            for part in self.parts:
-                if work.epoch < part.begins:
-                    for parameter in part.parameters:
-                        parameter.grad = None  # AdamW passes it over: neither weight nor moments change
+            self._drop_frozen(work.epoch)
             self._stepper.step()
         except torch.OutOfMemoryError as error:
             raise ConfigError(
@@ -204,6 +202,20 @@ class _Run:
         last = self.state.done == len(self.plan)
         if last or self.state.done % self.settings.log_steps == 0:
             self._look(work.epoch, last)
+
+    def _freeze(self, epoch: int) -> None:
+        """Lets parts that do not learn yet cost no derivatives; several processes have agreed on theirs already."""
+        if self.fabric.world_size == 1:
+            for part in self.parts:
+                for parameter in part.parameters:
+                    parameter.requires_grad_(epoch >= part.begins)
+
+    def _drop_frozen(self, epoch: int) -> None:
+        """Takes away the derivatives of parts that do not learn yet: AdamW passes them over, moments and all."""
+        for part in self.parts:
+            if epoch < part.begins:
+                for parameter in part.parameters:
+                    parameter.grad = None
 
     def _look(self, epoch: int, last: bool) -> None:
         """Fetches the losses since the last look, ends the epoch if it is over, and writes what is due."""
@@ -297,6 +309,7 @@ class _Run:
 
     def close(self) -> None:
         """Ends the curves and the bar."""
+        self._freeze(max(part.begins for part in self.parts))
         self.display.close()
         if self.curves:
             self.curves.close()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from nosology.corpora.corpus import write_corpus
@@ -31,7 +32,14 @@ class Program:
         command = [sys.executable, "-m", "nosology", "federate", *words]
         with self.log.open("w") as file:
             self.process = subprocess.Popen(
-                command, cwd=folder, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                cwd=folder,
+                env=environment,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                # whoever runs the tests in the background may have made them deaf to Ctrl-C
+                preexec_fn=partial(signal.signal, signal.SIGINT, signal.default_int_handler),
             )
 
     @property
