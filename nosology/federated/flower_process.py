@@ -90,8 +90,11 @@ def superlink() -> None:
 
 
 def _run_quietly(run: Callable[..., None], **settings: Any) -> None:
-    """Runs the web server without a line in the log for each request: there are several a second."""
-    run(**settings | {"access_log": False})
+    """Runs the web server without a line in the log for each request: there are several a second.
+
+    Nor does it believe what a header says of where a request comes from: the door goes by that.
+    """
+    run(**settings | {"access_log": False, "proxy_headers": False})
 
 
 def supernode() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import uvicorn
 
 from nosology.config import load_recipe
 from nosology.core import ConfigError, DataError, FederationError
@@ -16,7 +17,7 @@ from nosology.encoders.embedder_settings import EmbedderSettings
 from nosology.federated.certificates import make_server_papers, make_site_key, read_public_keys, read_site_key
 from nosology.federated.control import Control, check_address
 from nosology.federated.deploy_server import Server
-from nosology.federated.flower_process import Door
+from nosology.federated.flower_process import Door, _run_quietly
 from nosology.federated.processes import free_port, wait_until
 from nosology.federated.saved import ROUND
 from nosology.federated.server import run_federation
@@ -187,6 +188,29 @@ def test_papers_that_are_not_papers_are_one_sentence(tmp_path):
         make_server_papers(tmp_path, ["https://here"])
     with pytest.raises(ConfigError, match="--server must be HOST:PORT"):
         check_address("localhost")
+
+
+@pytest.mark.parametrize("believed", [True, False])
+def test_a_stranger_cannot_say_that_it_is_local(monkeypatch, believed):
+    """Whatever the environment tells the web server to believe of X-Forwarded-For."""
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    reached, sent = [], []
+
+    async def app(scope, receive, send):
+        reached.append(scope["path"])
+
+    async def send(message):
+        sent.append(message["type"])
+
+    made = []
+    run = made.append if believed else lambda settings: _run_quietly(lambda **all: made.append(all), **settings)
+    run({"app": Door(app), "interface": "asgi3", "lifespan": "off", "ws": "none"})
+    config = uvicorn.Config(**made[0])
+    config.load()
+    headers = [(b"x-forwarded-for", b"127.0.0.1")]
+    scope = {"type": "http", "path": "/v1/control/start-run", "client": ("10.0.0.5", 1), "headers": headers}
+    asyncio.run(config.loaded_app(scope, None, send))
+    assert bool(reached) == believed, "by itself uvicorn believes it, so that the test can fail"
 
 
 @pytest.mark.parametrize(
