@@ -230,8 +230,12 @@ class _Federation:
             self.state.save(self.folder)
 
     def _needed(self) -> int:
-        """Sound replies that a round needs: the quorum, but never more than would be asked of all sites."""
-        every = len(self.strategy.sampled("train", 0, self.settings.fraction_train, self.roster.facts))
+        """Sound replies that a round needs: the quorum, but never more than would be asked of all sites.
+
+        Those that have agreed count, be they back or not: a run that goes on with few of them needs no fewer.
+        """
+        names = self.roster.facts.keys() | (self.roster.agreement.facts.keys() - self.roster.refused.keys())
+        every = len(self.strategy.sampled("train", 0, self.settings.fraction_train, names))
         return max(self.strategy.least, min(self.settings.quorum, every))
 
     def _wait_for_sites(self, number: int) -> int:
@@ -241,7 +245,7 @@ class _Federation:
             self.roster.look()
             present, needed = self.roster.present(), self._needed()
             asked = self.strategy.sampled("train", number, self.settings.fraction_train, present.values())
-            if len(asked) >= needed or time.monotonic() >= until or needed > len(self.roster.facts):
+            if len(asked) >= needed or time.monotonic() >= until:
                 self.strategy.sites = present
                 return needed
             time.sleep(min(0.5, self.roster.patience / 10))

@@ -346,6 +346,25 @@ def test_a_site_cannot_take_the_name_of_another(tmp_path):
     assert run(None, recipe(rounds=1), tmp_path / "all", grid).refused == {}
 
 
+def test_a_run_that_goes_on_with_few_of_its_sites_keeps_its_quorum(tmp_path):
+    settings, out = recipe(rounds=2, min_sites=1, quorum=3), tmp_path / "bundle"
+
+    def stop(line):
+        if line.startswith("round 1/"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(sites(4), settings, out, say=stop)
+    with pytest.raises(FederationError, match="2 of 2 replies were sound, 3 are needed"):
+        run(sites(2), settings, out)
+    grid = grid_of(sites(4))
+    grid.patience = 5.0
+    for name in ("site-02", "site-03"):
+        grid.remove(name)
+    found = run(None, settings, out, grid, say=lambda line: grid.add("site-02") if "goes on" in line else None)
+    assert [row["sites"] for row in found.history] == [4, 3]
+
+
 def test_a_run_of_another_recipe_is_not_gone_on_with(tmp_path):
     grid = grid_of(sites(2))
     Broken(grid, "site-00", "train", raising)
