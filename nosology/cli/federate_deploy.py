@@ -107,6 +107,13 @@ def site(
     min_notes: Annotated[
         int, typer.Option(min=1, help="Tell nothing where federation.min_site_notes is less than this.")
     ] = 10,
+    codes: Annotated[
+        Path | None,
+        typer.Option(
+            help="The codes that this site codes with, as for `nosology code --codes`: of others it says nothing. "
+            "Without it, all codes of the systems that its notes have."
+        ),
+    ] = None,
     peers: Annotated[
         Path | None,
         typer.Option(
@@ -131,6 +138,7 @@ def site(
         "site-name": name,
         "corpus": ",".join(str(folder.resolve()) for folder in corpus),
         "cache": str(cache.resolve()),
+        "codes": str(codes.resolve()) if codes else "",
         "trust-remote-code": "yes" if trust_remote_code else "",
         "secure-only": "yes" if secure_only else "",
         "record-noise": str(record_noise),

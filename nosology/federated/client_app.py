@@ -21,6 +21,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from nosology.codes.code_list import read_code_list
 from nosology.codes.label_space import LabelSpace
 from nosology.core import ConfigError, FederationError, NosologyError
 from nosology.encoders.embedder_settings import EmbedderSettings
@@ -62,10 +63,11 @@ class UnpreparedError(Exception):
 def open_site(context: Context, recipe: HeadsRecipe) -> Site:
     """The site that a node's config names; opened once a process.
 
-    The config holds site-name, corpus (a folder, or several with commas between them) and cache (a folder). The recipe
-    is the server's, so an embedder that brings programs of its own runs only where the config has trust-remote-code.
+    The config holds site-name, corpus (a folder, or several with commas between them), cache (a folder) and, if the
+    site codes with some codes alone, codes (a file that names them). The recipe is the server's, so an embedder that
+    brings programs of its own runs only where the config has trust-remote-code.
     """
-    named = {key: str(context.node_config.get(key) or "") for key in ("site-name", "corpus", "cache")}
+    named = {key: str(context.node_config.get(key) or "") for key in ("site-name", "corpus", "cache", "codes")}
     for key in ("site-name", "corpus"):
         if not named[key]:
             raise ConfigError(f"the node's config must name {key}")
@@ -75,10 +77,11 @@ def open_site(context: Context, recipe: HeadsRecipe) -> Site:
 
 
 @cache
-def _opened(name: str, corpus: str, cache_folder: str, embedder: str, labels: str) -> Site:
+def _opened(name: str, corpus: str, cache_folder: str, codes: str, embedder: str, labels: str) -> Site:
     folders = [Path(folder.strip()) for folder in corpus.split(",")]
     cached = Path(cache_folder) if cache_folder else None
-    site = Site.open(name, folders, cached, EmbedderSettings.model_validate_json(embedder))
+    only = frozenset(code for code, _ in read_code_list(codes)) if codes else None
+    site = Site.open(name, folders, cached, EmbedderSettings.model_validate_json(embedder), only=only)
     wanted = LabelSettings.model_validate_json(labels)
     site.notes = {
         split: CodedVectors(part.vectors, of_systems(wanted, part.codes)) for split, part in site.notes.items()
