@@ -78,7 +78,7 @@ def read(states: Tensor, mask: Tensor, words: Tensor, decoder: Decoder, planted:
     keys, scores, values = seen.keys, seen.scores, seen.values
     if planted.scores is not None:
         new = _of_tokens(planted.scores, words)
-        keys = torch.cat([keys, _keys(new, mask, seen.tokens)], 2)
+        keys = torch.cat([keys, _keys(new, mask[:, None], seen.tokens)], 2)
         scores, values = torch.cat([scores, new], 2), torch.cat([values, value], 2)
         keep = planted.k or keys.shape[2]
         keys, order = keys.topk(min(keep, keys.shape[2]), dim=2)
@@ -125,10 +125,23 @@ def _of_tokens(told: Tensor, words: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+def kept_first(scores: Tensor, mask: Tensor, k: int) -> Tensor:
+    """True (..., T) at the k tokens with the highest scores, of equal ones at the first; k 0: at all; never at pads.
+
+    scores: (..., T); mask: as wide, or one that is broadcast to it.
+    """
+    inside = mask.expand_as(scores)
+    if not k or k >= scores.shape[-1]:
+        return inside.clone()
+    keys = _keys(scores, inside, 0)
+    return (keys >= keys.topk(k, dim=-1).values[..., -1:]) & inside
+
+
+@torch.no_grad()
 def _keys(scores: Tensor, mask: Tensor, first: int) -> Tensor:
-    """One whole number a token (B, L, T), larger for a higher score, and for the earlier of two equal ones."""
+    """One whole number a token (..., T), larger for a higher score, and for the earlier of two equal ones."""
     bits = scores.detach().float().contiguous().view(torch.int32).long()
     ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)  # the order of floats as that of whole numbers
-    place = torch.arange(scores.shape[2], device=scores.device) + first
+    place = torch.arange(scores.shape[-1], device=scores.device) + first
     keys = (ordered << 31) - place
-    return keys.masked_fill(~mask[:, None], _LOWEST)
+    return keys.masked_fill(~mask, _LOWEST)

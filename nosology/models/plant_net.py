@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import torch
 from scipy import sparse
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, linear
-from torch.utils.checkpoint import checkpoint
+from torch.nn.functional import linear
 
 from nosology.attention.pair_scores import pair_scores
-from nosology.attention.planted import Decoder, Planted, Seen, logits, read
+from nosology.attention.planted import Decoder, Planted, Seen, kept_first, logits, read
+from nosology.attention.planted_loss import planted_loss
 from nosology.encoders.awd_lstm import AwdLstm, Dropouts
 from nosology.models.batch import Batch, mask
 from nosology.models.plant_settings import PlantShape, RankerSettings
@@ -85,26 +85,20 @@ class PlantNet(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """The mean binary cross entropy over the batch's notes x labels."""
-        return binary_cross_entropy_with_logits(self._whole(batch), batch.targets)
-
-    def _whole(self, batch: Batch) -> Tensor:
-        """Logits (B, L), some notes at a time; their attention is computed again for the derivatives."""
         tokens = self._turned(batch.tokens, batch.lengths)
         states, _ = self.encoder(tokens)
         inside = mask(batch.lengths, tokens.shape[1], tokens.device)
-        decoder, (planted, places) = self._decoder(batch.labels), self._planted(tokens, batch.labels)
-
-        def some(states: Tensor, inside: Tensor, places: Tensor, *flat: Tensor | None) -> Tensor:
-            parts = Decoder(*flat[:3])
-            told = Planted(flat[3], flat[4], self.shape.inattention)
-            seen = Seen.nothing(len(states), len(parts.bias), 0, states)
-            return logits(read(states, inside, places, parts, told, seen), parts, self.shape.literal_zero)
-
-        found = []
-        flat = (decoder.queries, decoder.weights, decoder.bias, planted.static, planted.scores)
-        for part in zip(*(x.split(self.shape.chunk) for x in (states, inside, places))):
-            found.append(checkpoint(some, *part, *flat, use_reentrant=False) if self.training else some(*part, *flat))
-        return torch.cat(found)
+        planted, places = self._planted(tokens, batch.labels)
+        return planted_loss(
+            states,
+            inside,
+            places,
+            self._decoder(batch.labels),
+            planted,
+            batch.targets,
+            chunk=self.shape.chunk,
+            literal_zero=self.shape.literal_zero,
+        )
 
     def logits(self, batch: Batch) -> Tensor:
         """Logits (B, L), window by window: what is in memory does not grow with the notes' lengths."""
@@ -147,10 +141,7 @@ class PlantNet(nn.Module):
 
     def _kept(self, scores: Tensor, inside: Tensor) -> Tensor:
         """The softmax over the tokens that the ranker's attention keeps."""
-        scores = scores.masked_fill(~inside, -torch.inf)
-        k = self.shape.inattention or scores.shape[2]
-        order = scores.sort(dim=2, descending=True, stable=True).indices
-        kept = torch.zeros_like(scores, dtype=torch.bool).scatter(2, order[..., :k], True)
+        kept = kept_first(scores, inside, self.shape.inattention)
         return torch.softmax(scores.masked_fill(~kept, -torch.inf), dim=2).nan_to_num()
 
     def _decoder(self, labels: Tensor | None) -> Decoder:
