@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from nosology.core import ConfigError
 from nosology.core.files import new_file
 from nosology.core.version import __version__
 from nosology.federated.saved import HISTORY, PLOT, Agreement, SavedRound
@@ -18,6 +19,7 @@ from nosology.federated.site_counts import SiteCounts
 from nosology.models.bundle import Bundle
 from nosology.models.decision import UNTUNED, Decision
 from nosology.models.heads import Heads
+from nosology.models.heads_settings import HeadsRecipe
 from nosology.models.platt import Platt
 from nosology.training.vectors import new_head
 
@@ -70,6 +72,19 @@ def bundle_of(
         "machine": f"{platform.system()} {platform.machine()}",
     }
     return Bundle(model, Decision(threshold), recipe.model_dump(mode="json"), provenance)
+
+
+def check_decision(recipe: HeadsRecipe) -> None:
+    """Raises if the recipe asks for a threshold that summed counts cannot give."""
+    if recipe.decision.threshold == "per_code":
+        raise ConfigError('decision.threshold must be a number or "global" in a federation; got "per_code"')
+
+
+def add_test(bundle: Bundle, test: SiteCounts | None) -> None:
+    """Writes down how the bundle does on the sites' test notes, where they have any."""
+    if test is not None and test.notes[0]:
+        bundle.provenance["found"]["test"] = test.counts(bundle.model.labels).metrics() | {"map": test.map}
+        bundle.provenance["n_test"] = int(test.notes[0])
 
 
 def line_of(row: Row, rounds: int) -> str:

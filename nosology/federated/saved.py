@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from nosology.codes.label_space import LabelSpace
-from nosology.core import BundleError
+from nosology.core import BundleError, ConfigError
 from nosology.core.files import new_file
 from nosology.federated.agreement import Facts
 from nosology.federated.site import Arrays
@@ -52,6 +52,14 @@ class Agreement:
             "facts": {site: told.to_json() for site, told in self.facts.items()},
         }
         _write(folder / AGREEMENT, {"mean": self.scaler.mean, "scale": self.scaler.scale}, described)
+
+    @classmethod
+    def of_run(cls, folder: Path, recipe: HeadsRecipe) -> Agreement | None:
+        """The agreement of a run that is to go on, None if none has begun; ConfigError if that is of another recipe."""
+        found = cls.load(folder)
+        if found and found.recipe != recipe:
+            raise ConfigError(f"{folder} holds a run of another recipe: finish that one or delete the folder")
+        return found
 
     @classmethod
     def load(cls, folder: Path) -> Agreement | None:

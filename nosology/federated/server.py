@@ -18,11 +18,11 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 
-from nosology.core import ConfigError, FederationError
+from nosology.core import FederationError
 from nosology.core.files import check_target
 from nosology.federated import saved
 from nosology.federated.agreement import agreed_labels
-from nosology.federated.outcome import Row, bundle_of, line_of, write_history
+from nosology.federated.outcome import Row, add_test, bundle_of, check_decision, line_of, write_history
 from nosology.federated.privacy import Privacy, check_privacy
 from nosology.federated.records import (
     CONFIG,
@@ -87,8 +87,7 @@ def run_federation(
 
 
 def _check(recipe: HeadsRecipe) -> None:
-    if recipe.decision.threshold == "per_code":
-        raise ConfigError('decision.threshold must be a number or "global" in a federation; got "per_code"')
+    check_decision(recipe)
     check_privacy(recipe)
 
 
@@ -104,9 +103,7 @@ class _Federation:
 
     def begin(self) -> None:
         """Agrees with the sites, or goes on where a run of the same recipe ended."""
-        agreement = Agreement.load(self.folder)
-        if agreement and agreement.recipe != self.recipe:
-            raise ConfigError(f"{self.folder} holds a run of another recipe: finish that one or delete the folder")
+        agreement = Agreement.of_run(self.folder, self.recipe)
         self.roster.agreement = agreement
         self.roster.gather()
         if agreement is None:
@@ -292,7 +289,5 @@ class _Federation:
         bundle = bundle_of(self.roster.agreement, self.state, dev, corpora, self.roster.refused)
         model, threshold = bundle.model, bundle.decision.threshold
         test = self._evaluate(number, weights, "test", 1.0, model.calibration, threshold)
-        if test is not None and test.notes[0]:
-            bundle.provenance["found"]["test"] = test.counts(model.labels).metrics() | {"map": test.map}
-            bundle.provenance["n_test"] = int(test.notes[0])
+        add_test(bundle, test)
         return bundle

@@ -21,7 +21,7 @@ from nosology.core import ConfigError, FederationError
 from nosology.core.files import check_target
 from nosology.federated import saved
 from nosology.federated.agreement import agreed_labels, refusals
-from nosology.federated.outcome import Row, bundle_of, line_of, write_history
+from nosology.federated.outcome import Row, add_test, bundle_of, check_decision, line_of, write_history
 from nosology.federated.saved import Agreement, SavedRound
 from nosology.federated.site import Arrays, Site, epochs_of, loop_settings
 from nosology.federated.site_counts import SiteCounts
@@ -48,9 +48,7 @@ def run_stacked(
     _check(recipe)
     check_target(out, marker=MANIFEST)
     folder = run_folder(out)
-    agreement = Agreement.load(folder)
-    if agreement and agreement.recipe != recipe:
-        raise ConfigError(f"{folder} holds a run of another recipe: finish that one or delete the folder")
+    agreement = Agreement.of_run(folder, recipe)
     if agreement is None:
         agreement = _agree(sites, recipe)
         agreement.save(folder)
@@ -68,9 +66,7 @@ def run_stacked(
         say(line_of(row, recipe.federation.rounds))
     bundle = bundle_of(agreement, state, _summed(sites, state.weights, recipe, "dev"), corpora or [], {})
     test = _summed(sites, state.weights, recipe, "test", bundle.model.calibration, bundle.decision.threshold)
-    if test is not None and test.notes[0]:
-        bundle.provenance["found"]["test"] = test.counts(agreement.labels).metrics() | {"map": test.map}
-        bundle.provenance["n_test"] = int(test.notes[0])
+    add_test(bundle, test)
     bundle.save(out, also=write_history(state.history, folder))
     saved.clear(folder)
     return bundle
@@ -87,8 +83,7 @@ def _check(recipe: HeadsRecipe) -> None:
         if value not in allowed:
             wanted = " or ".join(map(str, allowed)) if name != "privacy" else "as it comes"
             raise ConfigError(f"federation.{name} must be {wanted} where all sites are one program; got {value}")
-    if recipe.decision.threshold == "per_code":
-        raise ConfigError('decision.threshold must be a number or "global" in a federation; got "per_code"')
+    check_decision(recipe)
 
 
 def _agree(sites: Sequence[Site], recipe: HeadsRecipe) -> Agreement:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from safetensors.torch import load_file, save
-from scipy import sparse
 
 from nosology.codes.label_space import LabelSpace
 from nosology.core import BundleError, EvidenceSpan
@@ -22,7 +20,7 @@ from nosology.encoders.embedder_settings import EmbedderSettings
 from nosology.models.heads_net import HeadNet
 from nosology.models.heads_settings import HeadShape
 from nosology.models.moments import Scaler
-from nosology.models.neural import default_device, evaluating
+from nosology.models.neural import Calibrated, default_device, evaluating
 from nosology.models.occlusion import occlusion
 from nosology.models.platt import NOTHING, Platt
 
@@ -30,7 +28,7 @@ _ROWS = 4096  # notes whose logits are computed at once
 
 
 @dataclass
-class Heads:
+class Heads(Calibrated):
     """P(code | note) = calibration(head(scaler(embedder(note))))."""
 
     labels: LabelSpace
@@ -55,23 +53,9 @@ class Heads:
             )
         return found
 
-    @property
-    def device(self) -> torch.device:
-        """The device that the head is on."""
-        return next(self.net.parameters()).device
-
-    def to(self, device: torch.device | str) -> Self:
-        """This model, its head moved to a device."""
-        self.net.to(device)
-        return self
-
     def probabilities(self, texts: Iterable[str]) -> np.ndarray:
         """Probabilities (B, L) of the model's codes for notes; a note without a word has none (zeros)."""
         return self.to_probabilities(self.logits(list(texts)))
-
-    def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
-        """Probabilities (B, L) of logits (B, L); 0 where there is `NOTHING` to go by."""
-        return np.where(logits > NOTHING, self.calibration(logits), np.float32(0))
 
     def logits(self, texts: Sequence[str]) -> np.ndarray:
         """Logits (B, L) of notes; `NOTHING` throughout for a note without a word."""
@@ -91,12 +75,6 @@ class Heads:
     def evidence(self, text: str, columns: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
         """For each column, the sentences of the note without which its code is less probable, strongest first."""
         return occlusion(text, self.logits, columns, limit)
-
-    def calibrated(self, logits: np.ndarray, gold: sparse.csr_matrix) -> Self:
-        """This model with its calibration fitted on logits (B, L) of notes that it has not seen; gold: 0/1 (B, L)."""
-        model = copy(self)
-        model.calibration = Platt.fit(logits, gold)
-        return model
 
     def save(self, folder: Path) -> None:
         """Writes model.json and model.safetensors."""

@@ -41,8 +41,35 @@ class Reader(Protocol):
         """What `from_json` of the same class makes the reader of."""
 
 
+class Calibrated:
+    """A model with a net on a device, and logits that a calibration makes probabilities of."""
+
+    net: nn.Module
+    calibration: Platt
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the net is on."""
+        return next(self.net.parameters()).device
+
+    def to(self, device: torch.device | str) -> Self:
+        """This model, moved to a device."""
+        self.net.to(device)
+        return self
+
+    def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
+        """Probabilities (B, L) of logits (B, L); 0 where there is `NOTHING` to go by."""
+        return np.where(logits > NOTHING, self.calibration(logits), np.float32(0))
+
+    def calibrated(self, logits: np.ndarray, gold: sparse.csr_matrix) -> Self:
+        """This model with its calibration fitted on logits (B, L) of notes that it has not seen; gold: 0/1 (B, L)."""
+        model = copy(self)
+        model.calibration = Platt.fit(logits, gold)
+        return model
+
+
 @dataclass
-class NeuralModel:
+class NeuralModel(Calibrated):
     """P(code | note) = calibration(net(reader(note)))."""
 
     labels: LabelSpace
@@ -88,23 +115,9 @@ class NeuralModel:
 
     # What all kinds do.
 
-    @property
-    def device(self) -> torch.device:
-        """The device that the net is on."""
-        return next(self.net.parameters()).device
-
-    def to(self, device: torch.device | str) -> Self:
-        """This model, moved to a device."""
-        self.net.to(device)
-        return self
-
     def probabilities(self, texts: Iterable[str]) -> np.ndarray:
         """Probabilities (B, L) of the model's codes for notes; a note without a token has none (zeros)."""
         return self.to_probabilities(self.logits_of([self.reader.read(text) for text in texts]))
-
-    def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
-        """Probabilities (B, L) of logits (B, L); 0 where there is `NOTHING` to go by."""
-        return np.where(logits > NOTHING, self.calibration(logits), np.float32(0))
 
     def logits_of(self, reads: Sequence[Read], columns: Sequence[int] | None = None) -> np.ndarray:
         """Logits (B, L), float32, of notes that are read already, in their order; columns: of these labels alone.
@@ -153,12 +166,6 @@ class NeuralModel:
         starts, ends = read.starts[first], read.ends[first]
         words[:, ends <= starts] = 0
         return starts, ends, words
-
-    def calibrated(self, logits: np.ndarray, gold: sparse.csr_matrix) -> Self:
-        """This model with its calibration fitted on logits (B, L) of notes that it has not seen; gold: 0/1 (B, L)."""
-        model = copy(self)
-        model.calibration = Platt.fit(logits, gold)
-        return model
 
     def save(self, folder: Path) -> None:
         """Writes model.json and model.safetensors."""
