@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -40,8 +39,16 @@ def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def timed(step: Callable[[], None], times: int) -> tuple[float, float]:
-    """Seconds a step, and the peak of memory in GB."""
+def timed(net: torch.nn.Module, batch: Batch | StreamBatch, times: int) -> tuple[float, float]:
+    """Seconds a training step, and the peak of memory in GB."""
+    optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], fused=device() == "cuda")
+
+    def step() -> None:
+        with torch.autocast(device(), torch.bfloat16, enabled=device() == "cuda"):
+            net(batch).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
     synchronise = torch.cuda.synchronize if device() == "cuda" else (lambda: None)
     for _ in range(2):
         step()
@@ -66,17 +73,9 @@ def language(told: dict, times: int) -> dict[str, float]:
     """A step of the language model."""
     encoder = AwdLstm(told["words"], told["size"], told["hidden"], told["layers"], Dropouts(0.02, 0.25, 0.2, 0.15, 0.1))
     net = LanguageModel(encoder, told["streams"]).to(device())
-    optimizer = torch.optim.AdamW(net.parameters(), fused=device() == "cuda")
     tokens = torch.randint(2, told["words"], (told["streams"], 81), device=device())
     batch = StreamBatch(tokens[:, :-1], tokens[:, 1:], False)
-
-    def step() -> None:
-        with torch.autocast(device(), torch.bfloat16, enabled=device() == "cuda"):
-            net(batch).backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    seconds, memory = timed(step, times)
+    seconds, memory = timed(net, batch, times)
     words = told["streams"] * 80
     floor = 3 * words * (lstm_products(told) + 2 * told["size"] * told["words"]) / PEAK
     return {"words_a_second": words / seconds, "ms_a_step": 1000 * seconds, "peak_gb": memory, "floor_ms": 1000 * floor}
@@ -100,15 +99,7 @@ def classifier(told: dict, times: int, *, frozen: bool = False, alone: bool = Fa
     if alone:
         states = torch.randn(*batch.tokens.shape, told["size"], device=device())
         net.encoder.forward = lambda tokens, state=None: (states.requires_grad_(), None)  # type: ignore[method-assign]
-    optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], fused=device() == "cuda")
-
-    def step() -> None:
-        with torch.autocast(device(), torch.bfloat16, enabled=device() == "cuda"):
-            net(batch).backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    seconds, memory = timed(step, times)
+    seconds, memory = timed(net, batch, times)
     words, notes = int(lengths.sum()), told["batch"]
     encoder = 0 if alone else words * lstm_products(told) * (1 if frozen else 3)
     floor = (3 * words * 2 * 2 * told["size"] * told["codes"] + encoder) / PEAK
