@@ -11,6 +11,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+try:
+    from nosology.attention import planted_kernels as fused
+except ImportError:  # triton comes with the CUDA builds of torch alone
+    fused = None  # type: ignore[assignment]
+
 _TILE = 1 << 24  # numbers of a tile
 
 
@@ -26,6 +31,8 @@ class _PairScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx, labels: Tensor, words: Tensor, weights: Tensor) -> Tensor:
         ctx.save_for_backward(labels, words, weights)
+        if _fusable(labels):
+            return fused.pair_scores(labels, words, weights)
         scores = labels.new_empty(len(labels), len(words))
         for rows, columns in _tiles(labels, words):
             hidden = (labels[rows, None] + words[None, columns]).relu_()
@@ -35,6 +42,8 @@ class _PairScores(torch.autograd.Function):
     @staticmethod
     def backward(ctx, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         labels, words, weights = ctx.saved_tensors
+        if _fusable(labels):
+            return fused.pair_scores_backward(labels, words, weights, slope)
         # sums over many tiles, in full precision
         of_labels, of_words, of_weights = (torch.zeros_like(x, dtype=torch.float32) for x in (labels, words, weights))
         for rows, columns in _tiles(labels, words):
@@ -46,6 +55,10 @@ class _PairScores(torch.autograd.Function):
             of_labels[rows] += (torch.einsum("lw,lwk->lk", here, gate) * weights).float()
             of_words[columns] += (torch.einsum("lw,lwk->wk", here, gate) * weights).float()
         return of_labels.to(labels.dtype), of_words.to(words.dtype), of_weights.to(weights.dtype)
+
+
+def _fusable(x: Tensor) -> bool:
+    return fused is not None and x.is_cuda and x.dtype is torch.float32
 
 
 def _tiles(labels: Tensor, words: Tensor) -> Iterator[tuple[slice, slice]]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import sparse
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nosology.models.batch import Batch, rectangle
 from nosology.models.plant_net import PlantNet, Ranker
@@ -92,3 +93,31 @@ def test_attentions_can_be_left_out(off):
     with torch.no_grad():
         assert torch.isfinite(model.logits(notes([30]))).all()
     assert (model.ranker is None) == (off == "planted")
+
+
+class Largest(TorchDispatchMode):
+    """The largest number of numbers of any tensor that is made while it is on."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        tensors = made if isinstance(made, tuple | list) else [made]
+        self.size = max([self.size, *(x.numel() for x in tensors if isinstance(x, torch.Tensor))])
+        return made
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_nothing_of_labels_x_tokens_x_features_is_in_memory(monkeypatch, chunk):
+    """A training step, derivatives too: two numbers a label and token of the notes at hand are the most there is."""
+    monkeypatch.setattr("nosology.attention.pair_scores._TILE", 500)
+    model, batch = net(chunk=chunk).train(), notes([160, 155, 150, 140])
+    batch = Batch(batch.tokens, batch.lengths, None, torch.zeros(4, LABELS))
+    states = model.encoder(batch.tokens)[0].detach().requires_grad_()
+    monkeypatch.setattr(model.encoder, "forward", lambda tokens: (states, None))  # the LSTM's memory is its own
+    with Largest() as largest:
+        model(batch).backward()
+    tokens = batch.tokens.shape[1]
+    assert largest.size < LABELS * tokens * model.shape.size  # what the features of one note would be
+    assert largest.size == max(2 * chunk * LABELS * tokens, states.numel())
+    assert states.grad is not None and model.ranker.labels.grad is not None

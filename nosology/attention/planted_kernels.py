@@ -1,0 +1,216 @@
+"""Fused kernels of planted attention for NVIDIA GPUs: what `planted_loss` and `pair_scores` compute, in one pass each."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+WIDEST = 16_384  # tokens of a row that a program holds in its registers
+_EACH = 8  # numbers of a row a thread; more need more registers than there are
+LOWEST = tl.constexpr(-3e38)  # of a token that is not there; minus infinity less itself would be no number
+_ROWS, _COLUMNS = 64, 64  # labels x words of a tile
+
+
+@triton.jit
+def _first(scores, inside, place, width, k):
+    """True at the k largest scores, of equal ones at the first; never outside.
+
+    The k-th largest is found by halving the range of the floats' bits, read as whole numbers of the same order.
+    """
+    bits = scores.to(tl.int32, bitcast=True)
+    key = tl.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+    key = tl.where(inside, key, -2147483648)
+    low = tl.min(tl.where(inside, key, 2147483647), 0).to(tl.int64)
+    high = tl.max(key, 0).to(tl.int64)
+    while low < high:
+        middle = (low + high + 1) >> 1
+        count = tl.sum((key >= middle.to(tl.int32)).to(tl.int32), 0)
+        low = tl.where(count >= k, middle, low)
+        high = tl.where(count == k, middle, tl.where(count > k, high, middle - 1))
+    bound = low.to(tl.int32)
+    left = k - tl.sum((key > bound).to(tl.int32), 0)
+    last = width - 1  # of equal ones those up to a place, which is found in the same way where they are too many
+    first = tl.where(tl.sum((key == bound).to(tl.int32), 0) > left, 0, last)
+    while first < last:
+        middle = (first + last) // 2
+        enough = tl.sum(((key == bound) & (place <= middle)).to(tl.int32), 0) >= left
+        last = tl.where(enough, middle, last)
+        first = tl.where(enough, first, middle + 1)
+    return ((key > bound) | ((key == bound) & (place <= first))) & inside
+
+
+@triton.jit
+def _attend(
+    products,
+    words,
+    lengths,
+    bias,
+    targets,
+    static,
+    scores,
+    d_scores,
+    losses,
+    slopes,
+    half,
+    labels,
+    notes,
+    width,
+    columns,
+    k,
+    cells,
+    STATIC: tl.constexpr,
+    RANKED: tl.constexpr,
+    MOVED: tl.constexpr,
+    ALL: tl.constexpr,
+    ZERO: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    label, note = row // notes, row % notes
+    place = tl.arange(0, BLOCK)
+    inside = place < tl.load(lengths + note)
+    if STATIC or RANKED:
+        word = tl.load(words + note * width + place, mask=inside, other=0)
+    if RANKED:  # first, while the registers are free
+        chosen = tl.load(scores + label * columns + word, mask=inside, other=LOWEST)
+        if ALL:
+            kept = inside
+        else:
+            kept = _first(chosen, inside, place, width, k)
+        counted = kept
+        if ZERO:
+            chosen = tl.where(kept, chosen, 0.0)
+            counted = inside
+        chosen = tl.where(counted, chosen, LOWEST)
+        planted = tl.where(counted, tl.exp(chosen - tl.max(chosen, 0)), 0.0)
+        planted = planted / tl.maximum(tl.sum(planted, 0), 1e-38)
+    of_score = products + row * width + place
+    of_value = of_score + half
+    score = tl.load(of_score, mask=inside, other=LOWEST).to(tl.float32)
+    value = tl.load(of_value, mask=inside, other=0.0).to(tl.float32)
+    learned = tl.where(inside, tl.exp(score - tl.max(score, 0)), 0.0)
+    learned = learned / tl.maximum(tl.sum(learned, 0), 1e-38)
+    mean = tl.sum(learned * value, 0)
+    logit = tl.load(bias + label).to(tl.float32) + mean
+    weight = learned
+    if STATIC:
+        told = tl.load(static + label * columns + word, mask=inside, other=0.0).to(tl.float32)
+        logit += tl.sum(told * value, 0)
+        weight += told
+    if RANKED:
+        middle = tl.sum(planted * value, 0)
+        logit += middle
+        weight += planted
+    wanted = tl.load(targets + note * labels + label)
+    slope = (1.0 / (1.0 + tl.exp(-logit)) - wanted) / cells
+    softplus = tl.maximum(logit, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(logit)))
+    tl.store(losses + row, softplus - wanted * logit)
+    tl.store(slopes + row, slope)
+    whole = place < width
+    tl.store(of_score, (learned * (value - mean) * slope).to(products.dtype.element_ty), mask=whole)
+    tl.store(of_value, (weight * slope).to(products.dtype.element_ty), mask=whole)
+    if MOVED:
+        tl.atomic_add(d_scores + label * columns + word, planted * (value - middle) * slope, mask=kept)
+
+
+def attend_(
+    products: Tensor,
+    lengths: Tensor,
+    words: Tensor,
+    bias: Tensor,
+    targets: Tensor,
+    static: Tensor | None,
+    scores: Tensor | None,
+    d_scores: Tensor | None,
+    k: int,
+    literal_zero: bool,
+    cells: int,
+) -> tuple[Tensor, Tensor]:
+    """One read and one write of the products; see `planted_loss.attend_`, whose mask is here `lengths` (n,)."""
+    _, labels, notes, width = products.shape
+    losses, slopes = torch.empty(2, labels, notes, device=products.device)
+    nothing = losses
+    block = triton.next_power_of_2(width)
+    _attend[(labels * notes,)](
+        products,
+        words.to(torch.int32).contiguous(),  # half the registers
+        lengths,
+        bias,
+        targets.contiguous(),
+        nothing if static is None else static,
+        nothing if scores is None else scores,
+        nothing if d_scores is None else d_scores,
+        losses,
+        slopes,
+        products[0].numel(),
+        labels,
+        notes,
+        width,
+        next((x.shape[1] for x in (static, scores) if x is not None), 0),
+        k,
+        cells,
+        STATIC=static is not None,
+        RANKED=scores is not None,
+        MOVED=d_scores is not None,
+        ALL=k == 0,
+        ZERO=literal_zero,
+        BLOCK=block,
+        num_warps=min(32, max(1, block // (32 * _EACH))),
+    )
+    return losses.sum(), slopes
+
+
+@triton.jit
+def _pairs(labels, words, weights, scores, high, wide, size, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for k in range(size):
+        left = tl.load(labels + k * high + row, mask=row < high, other=0.0)
+        right = tl.load(words + k * wide + column, mask=column < wide, other=0.0)
+        total += tl.load(weights + k) * tl.maximum(left[:, None] + right[None, :], 0.0)
+    place = row[:, None].to(tl.int64) * wide + column[None, :]
+    tl.store(scores + place, total, mask=(row < high)[:, None] & (column < wide)[None, :])
+
+
+@triton.jit
+def _pairs_backward(
+    labels, words, slope, of_labels, of_words, high, wide, size, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    place = row[:, None].to(tl.int64) * wide + column[None, :]
+    given = tl.load(slope + place, mask=(row < high)[:, None] & (column < wide)[None, :], other=0.0)
+    for k in range(size):
+        left = tl.load(labels + k * high + row, mask=row < high, other=0.0)
+        right = tl.load(words + k * wide + column, mask=column < wide, other=0.0)
+        on = tl.where(left[:, None] + right[None, :] > 0, given, 0.0)
+        tl.atomic_add(of_labels + k * high + row, tl.sum(on, 1), mask=row < high)
+        tl.atomic_add(of_words + k * wide + column, tl.sum(on, 0), mask=column < wide)
+
+
+def pair_scores(labels: Tensor, words: Tensor, weights: Tensor) -> Tensor:
+    """Scores (L, W); every one is summed in the same order, whatever else is asked for."""
+    left, right = labels.T.contiguous(), words.T.contiguous()
+    scores = torch.empty(len(labels), len(words), device=labels.device)
+    _pairs[_grid(scores)](left, right, weights.contiguous(), scores, *scores.shape, len(weights), _ROWS, _COLUMNS)
+    return scores
+
+
+def pair_scores_backward(
+    labels: Tensor, words: Tensor, weights: Tensor, slope: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The derivatives by labels (L, K), words (W, K) and weights (K,)."""
+    left, right = labels.T.contiguous(), words.T.contiguous()
+    of_left, of_right = torch.zeros_like(left), torch.zeros_like(right)
+    given = slope.contiguous()
+    _pairs_backward[_grid(given)](left, right, given, of_left, of_right, *given.shape, len(weights), _ROWS, _COLUMNS)
+    # relu(l + w) is l + w where it is on, so the sums that are there already give the weights' derivatives too
+    of_weights = (of_left * left).sum(1) + (of_right * right).sum(1)
+    return of_left.T * weights, of_right.T * weights, of_weights
+
+
+def _grid(scores: Tensor) -> tuple[int, int]:
+    return triton.cdiv(scores.shape[0], _ROWS), triton.cdiv(scores.shape[1], _COLUMNS)

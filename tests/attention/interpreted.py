@@ -1,0 +1,66 @@
+"""The GPU kernels of planted attention, interpreted on the CPU, beside plain torch: run with TRITON_INTERPRET=1.
+
+It is a program of its own because triton decides when it is imported whether kernels are compiled or interpreted.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from nosology.attention import planted_kernels
+from nosology.attention.pair_scores import pair_scores
+from nosology.attention.planted_loss import _attend_
+from tests.attention.test_planted import world
+
+SETTINGS = [
+    {},
+    {"static": None},
+    {"scores": None},
+    {"static": None, "scores": None},
+    {"k": 0},
+    {"k": 1},
+    {"k": 40},
+    {"zero": True},
+    {"still": True},
+]
+
+
+def planted_attention(seed: int, told: dict) -> None:
+    """Loss, slopes, derivatives by products and by the ranker's scores."""
+    states, mask, words, decoder, planted = world(seed, tokens=21)
+    if seed % 2:
+        mask = mask & (torch.arange(3) < 2)[:, None]  # a note without a token
+    static, scores = told.get("static", planted.static), told.get("scores", planted.scores)
+    both = torch.cat([decoder.queries, decoder.weights])
+    targets = (torch.rand(3, 5) < 0.4).float()
+    found = []
+    for fused in (False, True):
+        products = (both @ states.reshape(-1, 4).T).view(2, 5, 3, 21).clone()
+        moved = None if scores is None or told.get("still") else torch.zeros_like(scores)
+        rest = (words, decoder.bias, targets, static, scores, moved, told.get("k", 4), told.get("zero", False), 15)
+        made = planted_kernels.attend_(products, mask.sum(1), *rest) if fused else _attend_(products, mask, *rest)
+        found.append([*made, products, *([] if moved is None else [moved])])
+    for a, b in zip(*found):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+    assert any(x.abs().max() > 1e-3 for x in found[0])
+
+
+def ranker(labels: int, words: int, size: int) -> None:
+    """Scores and their derivatives."""
+    torch.manual_seed(labels)
+    leaves = [torch.randn(*shape).requires_grad_() for shape in ((labels, size), (words, size), (size,))]
+    slope = torch.randn(labels, words)
+    made = pair_scores(*leaves)
+    wanted = torch.autograd.grad((made * slope).sum(), leaves)
+    plain = [leaf.detach() for leaf in leaves]
+    torch.testing.assert_close(planted_kernels.pair_scores(*plain), made.detach(), atol=1e-5, rtol=1e-5)
+    for a, b in zip(planted_kernels.pair_scores_backward(*plain, slope), wanted):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+if __name__ == "__main__":
+    for number, told in enumerate(2 * SETTINGS[:1] + SETTINGS):
+        planted_attention(number, told)
+    ranker(70, 130, 3)
+    ranker(5, 3, 9)
+    print("the kernels agree with torch")
