@@ -1,4 +1,4 @@
-"""Fused kernels of planted attention for NVIDIA GPUs: what `planted_loss` and `pair_scores` compute, in one pass each."""
+"""Fused kernels of planted attention for NVIDIA GPUs: what `planted_loss` and `pair_scores` compute."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ class Batch:
     lengths: Tensor  # (B,) int64, always on the CPU
     labels: Tensor | None = None  # (L,) int64, on the CPU: the columns that are scored; None: all
     targets: Tensor | None = None  # (B, L) float32, 0 or 1
+    notes: Tensor | None = None  # (B,) int64, on the CPU: which of the train notes they are
 
     def to(self, device: torch.device | str) -> Batch:
         """The batch on a device; lengths and labels stay, since asking a GPU for them would make it wait."""

@@ -4,36 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
-from scipy import sparse
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from nosology.attention.pair_scores import pair_scores
 from nosology.attention.planted import Decoder, Planted, Seen, kept_first, logits, read
 from nosology.attention.planted_loss import planted_loss
-from nosology.encoders.awd_lstm import AwdLstm, Dropouts
+from nosology.encoders.awd_lstm import AwdLstm, Dropouts, locked
 from nosology.models.batch import Batch, mask
 from nosology.models.plant_settings import PlantShape, RankerSettings
 from nosology.models.relevance import Relevance
+from nosology.models.state_cache import StateCache
 
+_OWN = 0.3  # deviation of words' own vectors at the beginning
 _INSIDE = 4096  # labels whose attention is in memory at once where a note is only to be coded
 
 
 class Ranker(nn.Module):
-    """f(label, word): how far up a label's list a word belongs (equation 2)."""
+    """f(label, word): how far up a label's list a word belongs (equation 2).
 
-    def __init__(self, settings: RankerSettings, size: int, labels: int):
+    A word is known by its vector in the language model and by one of its own: the first says what words are alike, and
+    without the second the ranker could not tell apart words that the language model takes for alike.
+    """
+
+    def __init__(self, settings: RankerSettings, size: int, words: int, labels: int):
         super().__init__()
         self.scorer = settings.scorer
         self.labels = nn.Parameter(0.1 * torch.randn(labels, size))  # e_l
         wide = settings.hidden if settings.scorer == "mlp" else size
+        self.words = nn.Parameter(_OWN * torch.randn(words, wide))
         self.of_label = nn.Linear(size, wide)
         self.of_word = nn.Linear(size, wide, bias=False)
         self.weights = nn.Parameter(torch.randn(wide) / wide**0.5)
 
-    def forward(self, words: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Scores (L, W), float32, of labels, all where none are named, with words given by their vectors (W, E).
+    def forward(self, words: Tensor, vectors: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Scores (L, W), float32, of labels, all where none are named, with words (W,) that have vectors (W, E).
 
         Where nothing is learned they are computed in float64: the kept tokens of two words with nearly equal scores
         must not depend on what else is in the batch, and the rounding of a matrix product does.
@@ -42,10 +49,32 @@ class Ranker(nn.Module):
         own = (self.labels if labels is None else self.labels[labels]).to(kind)
         with torch.autocast(own.device.type, enabled=False):
             left = linear(own, self.of_label.weight.to(kind), self.of_label.bias.to(kind))
-            right = linear(words.to(kind), self.of_word.weight.to(kind))
+            right = linear(vectors.to(kind), self.of_word.weight.to(kind)) + self.words[words].to(kind)
             weights = self.weights.to(kind)
             made = (left * weights) @ right.T if self.scorer == "dot" else pair_scores(left, right, weights)
         return made.float()
+
+
+class Telling(nn.Module):
+    """The relevance of words for labels, by word and on the net's device."""
+
+    def __init__(self, relevance: Relevance):
+        super().__init__()
+        by_word = relevance.matrix().tocsc()
+        self.labels = len(relevance)
+        for name, array in (("bounds", by_word.indptr), ("rows", by_word.indices), ("scores", by_word.data)):
+            self.register_buffer(
+                name, torch.from_numpy(array.astype(np.float32 if name == "scores" else np.int64)), False
+            )
+
+    def forward(self, words: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Scores (L, W), float32, of labels, all where none are named, with words (W,)."""
+        first, counts = self.bounds[words], self.bounds[words + 1] - self.bounds[words]
+        column = torch.arange(len(words), device=words.device).repeat_interleave(counts)
+        entry = torch.arange(len(column), device=words.device) + (first - counts.cumsum(0) + counts)[column]
+        found = self.scores.new_zeros(self.labels, len(words))
+        found[self.rows[entry], column] = self.scores[entry]
+        return found if labels is None else found[labels]
 
 
 class PlantNet(nn.Module):
@@ -63,17 +92,18 @@ class PlantNet(nn.Module):
         super().__init__()
         self.shape, self.backward_reading = shape, backward
         self.encoder = AwdLstm(words, shape.size, shape.hidden, shape.layers, Dropouts(**shape.drop.model_dump()))
-        self.ranker = Ranker(ranker, shape.size, labels) if shape.planted else None
+        self.ranker = Ranker(ranker, shape.size, words, labels) if shape.planted else None
         self.queries = nn.Parameter(0.1 * torch.randn(labels, shape.size))  # U
         self.weights = nn.Parameter(0.1 * torch.randn(labels, shape.size))  # W
         self.bias = nn.Parameter(torch.zeros(labels))
-        self.relevance: sparse.csc_matrix | None = None  # (L, V)
+        self.telling: Telling | None = None
+        self.cache = StateCache(shape.cache_gb)
         if relevance is not None:
             self.tell(relevance)
 
     def tell(self, relevance: Relevance) -> None:
         """Takes over which words tell the labels."""
-        self.relevance = relevance.matrix().tocsc() if self.shape.static else None
+        self.telling = Telling(relevance).to(self.bias.device) if self.shape.static else None
 
     def groups(self) -> list[tuple[str, list[nn.Parameter]]]:
         """The parts of the net, the last first: the order in which they begin to learn."""
@@ -86,19 +116,39 @@ class PlantNet(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """The mean binary cross entropy over the batch's notes x labels."""
         tokens = self._turned(batch.tokens, batch.lengths)
-        states, _ = self.encoder(tokens)
+        states = locked(self._states(tokens, batch), self.encoder.drop.output, self.training)
         inside = mask(batch.lengths, tokens.shape[1], tokens.device)
-        planted, places = self._planted(tokens, batch.labels)
+        labels = self._some(batch.labels)
+        planted, places = self._planted(tokens, labels)
         return planted_loss(
             states,
             inside,
             places,
-            self._decoder(batch.labels),
+            self._decoder(labels),
             planted,
             batch.targets,
             chunk=self.shape.chunk,
             literal_zero=self.shape.literal_zero,
         )
+
+    def _states(self, tokens: Tensor, batch: Batch) -> Tensor:
+        """States (B, T, D) to learn from. An encoder that does not learn drops nothing and reads each note once."""
+        if any(parameter.requires_grad for parameter in self.encoder.parameters()):
+            self.cache.clear()
+            return self.encoder(tokens)[0]
+
+        def read() -> Tensor:
+            self.encoder.eval()
+            states = self.encoder(tokens)[0]
+            self.encoder.train(self.training)
+            return states
+
+        return read() if batch.notes is None else self.cache.states(batch.notes, batch.lengths, tokens.shape[1], read)
+
+    def _some(self, labels: Tensor | None) -> Tensor | None:
+        """The labels, None where they are all there are: then nothing has to be picked out."""
+        every = labels is None or (len(labels) == len(self.bias) and torch.equal(labels, torch.arange(len(self.bias))))
+        return None if every else labels
 
     def logits(self, batch: Batch) -> Tensor:
         """Logits (B, L), window by window: what is in memory does not grow with the notes' lengths."""
@@ -154,13 +204,8 @@ class PlantNet(nn.Module):
         """What labels are told about the different words of tokens (B, T), and which of them each token is (B, T)."""
         words, places = torch.unique(tokens, return_inverse=True)
         chosen = None if labels is None else labels.to(tokens.device)
-        static = scores = None
-        if self.relevance is not None:
-            columns = self.relevance[:, words.cpu().numpy()]
-            columns = columns if labels is None else columns.tocsr()[labels.cpu().numpy()]
-            static = torch.from_numpy(columns.toarray()).to(tokens.device)
-        if self.ranker is not None:
-            scores = self.ranker(self.encoder.encoder(words), chosen)
+        static = self.telling(words, chosen) if self.telling is not None else None
+        scores = self.ranker(words, self.encoder.encoder(words), chosen) if self.ranker is not None else None
         return Planted(static, scores, self.shape.inattention), places
 
     def _turned(self, tokens: Tensor, lengths: Tensor) -> Tensor:

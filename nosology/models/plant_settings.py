@@ -63,7 +63,8 @@ class RankerSettings(Section):
     levels: int = Field(4, ge=1)  # grades of relevance: a code's words in so many parts, the first the most telling
     epochs: int = Field(20, ge=0)  # over all codes
     batch: int = Field(64, ge=1)  # codes
-    learning_rate: float = Field(3e-3, gt=0)
+    learning_rate: float = Field(1e-2, gt=0)
+    vectors: float = Field(10.0, gt=0)  # times it: of a label's and a word's own vector, which few lists have
 
 
 class PlantShape(Section):
@@ -80,6 +81,7 @@ class PlantShape(Section):
     window: int = Field(72, ge=1)  # tokens that a note is read by where it is only to be coded
     direction: Literal["forward", "backward", "both"] = "forward"
     chunk: int = Field(4, ge=1)  # notes whose attention is in memory at once; changes memory and speed alone
+    cache_gb: float = Field(4.0, ge=0)  # of states that are kept while the encoder does not learn; the same
     max_words: int = Field(20_000, ge=1)  # of a note
 
 
@@ -88,7 +90,7 @@ class RateSettings(Section):
 
     decoder: float = Field(1.0, gt=0)
     ranker: float = Field(0.5, gt=0)  # paper 003, section 5
-    encoder: float = Field(0.5, gt=0)  # of the last layer; each layer below has
+    encoder: float = Field(0.5, ge=0)  # of the last layer, 0: the encoder never learns; each layer below has
     fall: float = Field(2.6, ge=1)  # times less (Howard and Ruder 2018)
     gradual: bool = True  # a part more an epoch, the last first; False: all from the beginning
 

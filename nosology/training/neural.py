@@ -162,7 +162,7 @@ def fit_labels(
     def make_batch(rows: np.ndarray, shared: np.ndarray) -> Batch:
         tokens = rectangle([notes.reads[row].ids for row in used[rows]])
         targets = torch.from_numpy(label_targets(shared, *ids(rows)))
-        return Batch(*tokens, torch.from_numpy(shared.astype(np.int64)), targets)
+        return Batch(*tokens, torch.from_numpy(shared.astype(np.int64)), targets, torch.from_numpy(used[rows]))
 
     looked_at = dev and dev.part(recipe.training.validation_notes, recipe.seed)
     fitted = fit(

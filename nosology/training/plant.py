@@ -45,6 +45,8 @@ from nosology.training.ranker import train_ranker
 from nosology.training.run_folder import REFIT
 from nosology.training.stream import Streams
 
+NEVER = 1 << 60  # the epoch with which a part begins that does not learn
+
 Trained = tuple[Plant, Decision, dict[str, Any]]
 
 
@@ -270,5 +272,6 @@ def paced(net: PlantNet, rates: RateSettings) -> list[Paced]:
         rate = getattr(rates, name)
         if name == "encoder":
             rate, below = rate / rates.fall**below, below + 1
-        found.append(Paced(parameters, rate, number if rates.gradual else 0))
+        begins = number if rates.gradual else 0
+        found.append(Paced(parameters, rate, begins if rate else NEVER))
     return found

@@ -15,7 +15,7 @@ from nosology.models.plant_net import Ranker
 from nosology.models.plant_settings import RankerSettings
 from nosology.models.relevance import Relevance
 from nosology.training.lambda_rank import lambda_loss, ndcg
-from nosology.training.loop import fit
+from nosology.training.loop import Paced, fit
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RankerNet(nn.Module):
     def scores(self, labels: Tensor, words: Tensor) -> Tensor:
         """Scores (B, N) of each label (B,) with its own words (B, N)."""
         left = self.ranker.of_label(self.ranker.labels[labels])[:, None]
-        right = self.ranker.of_word(self.vectors[words])
+        right = self.ranker.of_word(self.vectors[words]) + self.ranker.words[words]
         both = left * right if self.ranker.scorer == "dot" else (left + right).relu()
         return (both * self.ranker.weights).sum(2).float()
 
@@ -87,6 +87,10 @@ def train_ranker(
             fingerprint=fingerprint,
             seed=seed,
             title="ranker",
+            parts=[
+                Paced([ranker.labels, ranker.words], settings.vectors),
+                Paced([ranker.weights, *ranker.of_label.parameters(), *ranker.of_word.parameters()]),
+            ],
         )
     return _measured(net.cpu(), relevance, told, settings)
 
@@ -132,12 +136,12 @@ def _own_grades(own: np.ndarray, given: np.ndarray, words: np.ndarray) -> np.nda
 @torch.no_grad()
 def _measured(net: RankerNet, relevance: Relevance, told: list[int], settings: RankerSettings) -> float:
     """The mean nDCG@k over the labels of the order that the ranker gives to all words."""
-    values = []
+    values, words = [], torch.arange(len(net.vectors))
     net.eval()
     for label in told[:: max(1, len(told) // 500)]:  # of so many labels at most: each is a list of the whole vocabulary
         own, given = grades(relevance, label, settings.levels)
         grade = torch.zeros(1, len(net.vectors))
         grade[0, own] = torch.from_numpy(given)
-        scores = net.ranker(net.vectors, torch.tensor([label]))
+        scores = net.ranker(words, net.vectors, torch.tensor([label]))
         values.append(float(ndcg(scores[:, SPECIALS:], grade[:, SPECIALS:], settings.k)))
     return float(np.mean(values)) if values else 0.0

@@ -77,14 +77,14 @@ def test_the_backward_net_reads_from_the_end():
 @pytest.mark.parametrize("scorer", ["mlp", "dot"])
 def test_the_ranker_scores_pairs(scorer):
     torch.manual_seed(0)
-    ranker = Ranker(RankerSettings(scorer=scorer, hidden=6), 8, LABELS)
-    words = torch.randn(7, 8)
+    ranker = Ranker(RankerSettings(scorer=scorer, hidden=6), 8, WORDS, LABELS)
+    words, vectors = torch.tensor([9, 2, 3, 4, 2, 30, 11]), torch.randn(7, 8)
     for training in (True, False):
-        found = ranker.train(training)(words)
-        left, right = ranker.of_label(ranker.labels), ranker.of_word(words)
+        found = ranker.train(training)(words, vectors)
+        left, right = ranker.of_label(ranker.labels), ranker.of_word(vectors) + ranker.words[words]
         both = left[:, None] * right if scorer == "dot" else (left[:, None] + right).relu()
         torch.testing.assert_close(found, both @ ranker.weights, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(ranker(words, torch.tensor([3, 1])), found[[3, 1]], atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(ranker(words, vectors, torch.tensor([3, 1])), found[[3, 1]], atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("off", ["static", "planted"])

@@ -12,8 +12,11 @@ from nosology.config import load_recipe
 from nosology.corpora.corpus import write_corpus
 from nosology.models.bundle import Bundle
 from nosology.models.measure import measure
+from nosology.models.plant import Plant, PlantNets
+from nosology.models.state_cache import StateCache
 from nosology.serving.coder import Coder
 from nosology.training.examples import train_and_dev
+from nosology.training.neural import Asked, fit_labels
 from nosology.training.plant import Chain, paced
 from nosology.training.run import train
 from tests.conftest import small_notes
@@ -100,6 +103,56 @@ def test_a_frozen_part_does_not_move(small_corpus, tmp_path):
     for number, part in enumerate(zip(before.groups(), after.groups())):
         moved = [not torch.equal(a, b) for a, b in zip(part[0][1], part[1][1])]
         assert all(moved) if number == 0 else not any(moved), part[0][0]
+
+
+def test_an_encoder_that_does_not_learn_reads_each_note_once(small_corpus, tmp_path, monkeypatch):
+    """The same coder comes out, whether states are kept or computed anew each epoch; the encoder stays as it was."""
+    reads, weights = [], []
+    for kept in (4.0, 0.0):
+        recipe = load_recipe("plant", [*SMALL, "rates.encoder=0", "training.epochs=4", f"model.cache_gb={kept}"])
+        examples = train_and_dev([small_corpus], 0.15, 0)[0]
+        chain = Chain.of(recipe, examples, tmp_path / str(kept))
+        net = chain.net(False)
+        before = {name: value.clone() for name, value in net.encoder.state_dict().items()}
+        model = Plant(chain.labels, np.ones(6), chain.reader, PlantNets([net]), recipe.model)
+        asked = Asked.of(chain.labels, np.arange(6), 0)
+        monkeypatch.setattr(StateCache, "states", _counting(reads, StateCache.states))
+        reads.append(0)
+        fit_labels(recipe, model, asked, chain.notes, None, tmp_path / f"c{kept}", "", parts=paced(net, recipe.rates))
+        monkeypatch.undo()
+        for name, value in net.encoder.state_dict().items():
+            assert torch.equal(before[name], value), name
+        weights.append(net.state_dict())
+    notes = len(chain.notes.reads)
+    assert reads == [notes, 4 * notes]
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, atol=1e-4, rtol=1e-3)
+
+
+def _counting(reads: list[int], real):
+    """StateCache.states that counts the notes that are read."""
+
+    def states(self, notes, lengths, width, read):
+        def counted():
+            reads[-1] += len(notes)
+            return read()
+
+        return real(self, notes, lengths, width, counted)
+
+    return states
+
+
+def test_the_cache_has_a_bound():
+    cache = StateCache(100 * 4 * 4 / 2**30)  # room for 100 states of 4 numbers
+    notes, lengths = torch.tensor([0, 1, 2]), torch.tensor([60, 50, 40])
+    states = torch.randn(3, 60, 4)
+    for _ in range(2):
+        found = cache.states(notes, lengths, 60, lambda: states)
+        assert torch.equal(found, states) and cache.bytes == 100 * 4 * 4  # the first and the last have found room
+    found = cache.states(notes[[2, 0]], lengths[[2, 0]], 64, lambda: pytest.fail("they are there"))
+    assert torch.equal(found[0, :40], states[2, :40]) and torch.equal(found[1, :60], states[0])
+    cache.clear()
+    assert cache.bytes == 0
 
 
 def test_paces_are_those_of_the_recipe(small_corpus, tmp_path):

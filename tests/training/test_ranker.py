@@ -1,0 +1,41 @@
+"""The ranker learns which words tell a label, also where the language model knows nothing of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+
+from nosology.encoders.vocabulary import SPECIALS
+from nosology.models.plant_net import Ranker
+from nosology.models.plant_settings import RankerSettings
+from nosology.models.relevance import Relevance
+from nosology.training.ranker import train_ranker
+
+LABELS, WORDS = 30, 200
+
+
+def telling() -> Relevance:
+    """Each label has twelve words of its own, drawn by chance."""
+    rng = np.random.default_rng(0)
+    scores = np.zeros((LABELS, WORDS), np.float32)
+    for row in scores:
+        row[rng.choice(np.arange(SPECIALS, WORDS), 12, replace=False)] = rng.random(12) + 0.1
+    order = [np.argsort(-row, kind="stable")[:12] for row in scores]
+    found = sparse.csr_matrix(scores)
+    words, values = np.concatenate(order), np.concatenate([row[best] for row, best in zip(scores, order)])
+    return Relevance(found.indptr.astype(np.int64), words.astype(np.uint16), values, WORDS)
+
+
+@pytest.mark.parametrize("scorer", ["mlp", "dot"])
+def test_telling_words_come_first(scorer, tmp_path):
+    torch.manual_seed(0)
+    vectors = 0.1 * torch.randn(WORDS, 16)  # of an untrained language model
+    reached = []
+    for epochs in (0, 60):
+        settings = RankerSettings(scorer=scorer, hidden=16, k=10, list=32, batch=10, epochs=epochs)
+        ranker = Ranker(settings, 16, WORDS, LABELS)
+        folder = tmp_path / str(epochs)
+        reached.append(train_ranker(ranker, vectors, telling(), settings, folder=folder, fingerprint="", seed=0))
+    assert reached[0] < 0.2 and reached[1] > 0.6
