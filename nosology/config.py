@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from nosology.core import ConfigError
 from nosology.models.heads_settings import HeadsRecipe
+from nosology.models.lexicon_settings import LexiconRecipe
 from nosology.models.linear import LinearRecipe
 from nosology.models.neural_settings import CamlRecipe, DualLaatRecipe, LaatRecipe, PlmIcdRecipe
 from nosology.models.plant_settings import PlantRecipe
@@ -21,6 +22,7 @@ S = TypeVar("S", bound=BaseModel)
 
 RECIPES: dict[str, type[Recipe]] = {
     "linear": LinearRecipe,
+    "lexicon": LexiconRecipe,
     "caml": CamlRecipe,
     "laat": LaatRecipe,
     "plm_icd": PlmIcdRecipe,

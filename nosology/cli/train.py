@@ -6,13 +6,17 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import tee
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nosology.core import ConfigError, DataError, Suggestion
+
+if TYPE_CHECKING:
+    from nosology.models.bundle import Bundle
 
 Overrides = Annotated[list[str], typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting.")]
 
@@ -43,7 +47,7 @@ def train(
 
 
 def code(
-    bundle: Annotated[Path, typer.Argument(help="The bundle folder.")],
+    bundle: Annotated[Path, typer.Argument(help="The bundle folder, or day-one: every code, without training.")],
     notes: Annotated[list[str], typer.Argument(metavar="NOTE...", help="Text files, notes files, or - .")],
     as_json: Annotated[bool, typer.Option("--json", help="Print predictions as JSON lines.")] = False,
     top: Annotated[
@@ -68,10 +72,11 @@ def code(
     settings: Overrides = [],  # noqa: B006
 ) -> None:
     """Code notes and show the words each code rests on."""
+    from nosology.codes.code_list import read_code_list
     from nosology.serving.coder import Coder
 
-    threshold = _threshold(bundle, settings)
-    coder = Coder.load(bundle, release=release, threshold=threshold, codes=codes, systems=system)
+    loaded, release = open_bundle(bundle, settings, release)
+    coder = Coder(loaded, release, codes=None if codes is None else read_code_list(codes), systems=system)
     for_ids, for_texts = tee(read_texts(notes))
     results = coder.code_all((text for _, text in for_texts), top)
     for (note_id, _), suggestions in zip(for_ids, results):
@@ -83,7 +88,7 @@ def code(
 
 
 def evaluate(
-    bundle: Annotated[Path, typer.Argument(help="The bundle folder.")],
+    bundle: Annotated[Path, typer.Argument(help="The bundle folder, or day-one.")],
     corpus: Annotated[Path, typer.Option(help="The corpus folder.")],
     out: Annotated[Path, typer.Option(help="The report folder to write.")],
     split: Annotated[str, typer.Option(help="train, dev, test, or all.")] = "test",
@@ -105,13 +110,11 @@ def evaluate(
 ) -> None:
     """Measure a coder on the notes of a corpus and write a report."""
     from nosology.corpora.corpus import Corpus
-    from nosology.models.bundle import Bundle
     from nosology.models.measure import measure
 
-    threshold = _threshold(bundle, settings)
-    if tune and threshold is not None:
+    if tune and any(setting.startswith("decision.threshold") for setting in settings):
         raise ConfigError("either --tune finds the threshold or --set decision.threshold gives it, not both")
-    loaded = Bundle.load(bundle).with_threshold(threshold)
+    loaded, _ = open_bundle(bundle, settings)
     measured = measure(loaded, Corpus.open(corpus), split, out, systems=system, codes=codes, tune=tune)
     show_metrics(measured.evaluation.metrics)
     for caution in measured.cautions:
@@ -167,18 +170,35 @@ def _decoded(raw: bytes) -> str:
         return raw.decode("cp1252", errors="replace")
 
 
-def _threshold(bundle: Path, settings: list[str]) -> float | None:
-    """The threshold that --set asks for, if any; nothing else of a trained coder can still be changed."""
-    from nosology.config import check, override
-    from nosology.models.bundle import read_manifest
+def open_bundle(name: Path, settings: list[str], release: str | None = None) -> tuple[Bundle, str | None]:
+    """The bundle of a folder or day-one, as --set changes it, and the release into which its codes are still to go.
 
+    Of a trained coder only the threshold can be set, of a lexicon also what it makes of contexts; day one is made anew
+    for any setting and release.
+    """
+    from nosology.config import check, load_recipe, override
+    from nosology.models.bundle import DAY_ONE, Bundle, is_day_one, read_manifest
+
+    if is_day_one(name):
+        from nosology.models.day_one import day_one
+
+        chosen = [] if release is None else [f"codes.release='{release}'"]
+        return day_one(load_recipe(DAY_ONE, [*settings, *chosen])), None
     if not settings:
-        return None
-    recipe = read_manifest(bundle)["recipe"]
-    changed = check(override(recipe, settings), "--set")
-    before = check(recipe, str(bundle))
-    if changed.model_copy(update={"decision": before.decision}) != before:
-        raise ConfigError("of a trained coder only decision.threshold can still be set; train anew for the rest")
-    if not isinstance(changed.decision.threshold, float):
-        raise ConfigError(f"decision.threshold must be a number in [0, 1]; got {changed.decision.threshold!r}")
-    return changed.decision.threshold
+        return Bundle.load(name), release
+    recipe = read_manifest(name)["recipe"]
+    changed, before = check(override(recipe, settings), "--set"), check(recipe, str(name))
+    free = {"decision", "context"} & set(type(changed).model_fields)
+    if changed.model_copy(update={field: getattr(before, field) for field in free}) != before:
+        raise ConfigError(f"of a trained coder only {_settable(free)} can still be set; train anew for the rest")
+    threshold = changed.decision.threshold
+    if any(setting.strip().startswith("decision") for setting in settings) and not isinstance(threshold, float):
+        raise ConfigError(f"decision.threshold must be a number in [0, 1]; got {threshold!r}")
+    bundle = Bundle.load(name).with_threshold(threshold if isinstance(threshold, float) else None)
+    if "context" in free and changed.context != before.context:
+        bundle = replace(bundle, model=bundle.model.with_context(changed.context))
+    return bundle, release
+
+
+def _settable(sections: set[str]) -> str:
+    return "decision.threshold and context" if "context" in sections else "decision.threshold"

@@ -22,6 +22,7 @@ from nosology.models.decision import Decision
 from nosology.models.linear import Linear
 
 MANIFEST = "bundle.json"
+DAY_ONE = "day-one"  # the name of the coder that needs no training and no folder
 FORMAT = 1
 _FIELDS = {"kind": str, "files": dict, "decision": dict, "recipe": dict, "provenance": dict, "labels_hash": str}
 
@@ -41,6 +42,12 @@ class Model(Protocol):
 
     def save(self, folder: Path) -> None:
         """Writes the model's own files."""
+
+
+def _lexicon(folder: Path) -> Model:
+    from nosology.models.lexicon import Lexicon
+
+    return Lexicon.load(folder)
 
 
 def _caml(folder: Path) -> Model:
@@ -81,6 +88,7 @@ def _plant(folder: Path) -> Model:
 
 LOADERS: dict[str, Callable[[Path], Model]] = {  # neural ones import torch, which takes seconds, when they are called
     "linear": Linear.load,
+    "lexicon": _lexicon,
     "caml": _caml,
     "laat": _laat,
     "plm_icd": _plm_icd,
@@ -124,7 +132,11 @@ class Bundle:
 
     @classmethod
     def load(cls, folder: str | Path) -> Bundle:
-        """The bundle in a folder; BundleError if anything is missing, changed or unknown."""
+        """The bundle in a folder, or the untrained one; BundleError if anything is missing, changed or unknown."""
+        if is_day_one(folder):
+            from nosology.models.day_one import day_one
+
+            return day_one()
         folder = Path(folder)
         manifest = read_manifest(folder)
         kind = manifest["kind"]
@@ -146,6 +158,11 @@ class Bundle:
         if model.labels.hash != manifest["labels_hash"]:
             raise BundleError(f"the bundle {folder} is damaged: its codes are not those of {MANIFEST}")
         return cls(model, decision, manifest["recipe"], manifest["provenance"])
+
+
+def is_day_one(name: str | Path) -> bool:
+    """Whether a name means the coder that is there without training; a folder of that name goes before it."""
+    return str(name) == DAY_ONE and not Path(name).is_dir()
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:

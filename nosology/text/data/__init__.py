@@ -17,3 +17,9 @@ def rows(name: str) -> list[dict[str, str]]:
 def function_words() -> frozenset[str]:
     """Words without content of their own: articles, prepositions, pronouns, negators."""
     return frozenset(row["word"] for row in rows("function_words.tsv"))
+
+
+@lru_cache(maxsize=1)
+def general_words() -> frozenset[str]:
+    """Words that name no condition when they stand alone: parts of the body, sides, times, degrees, measurements."""
+    return frozenset(row["word"] for row in rows("general_words.tsv"))

@@ -1,0 +1,57 @@
+"""What a recipe of kind `lexicon` may say."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from nosology.models.settings import Recipe, Section
+
+Policy = Literal["keep", "drop", "learn"]
+History = Literal["keep", "drop", "learn", "history"]
+
+
+class ContextSettings(Section):
+    """Whether a mention in such a context is coded; a history may have a code of its own (Z80 to Z87)."""
+
+    negated: Policy = "drop"
+    family: History = "history"
+    historical: History = "history"
+    uncertain: Policy = "drop"
+    hypothetical: Policy = "drop"
+
+
+class CodeSetSettings(Section):
+    """Which codes come out."""
+
+    release: str | None = None  # of ICD-10-CM, such as 2019; by default the newest
+    seventh: bool = True  # injuries have their seventh character; some editions leave it out
+    vague: Literal["keep", "drop"] = "drop"  # codes that say no more than pain, illness, injury, infection or bleeding
+
+
+class MatchSettings(Section):
+    """How far a mention may stray from its term."""
+
+    gap: int = Field(2, ge=0, le=10)  # content words between the words of a term
+
+
+class LearnSettings(Section):
+    """How the lexicon is adapted to coded notes."""
+
+    folds: int = Field(5, ge=2)  # parts of the notes; what is learned from the others is weighed on each
+    longest: int = Field(3, ge=1, le=5)  # words of a phrase that is learned without evidence
+    rounds: int = Field(200, ge=1)  # trees of each of the two weighers
+    leaves: int = Field(15, ge=2)
+    rate: float = Field(0.06, gt=0, le=1)
+    min_leaf: int = Field(20, ge=1)
+
+
+class LexiconRecipe(Recipe):
+    """What a recipe of kind `lexicon` may say."""
+
+    kind: Literal["lexicon"] = "lexicon"
+    codes: CodeSetSettings = CodeSetSettings()
+    context: ContextSettings = ContextSettings()
+    match: MatchSettings = MatchSettings()
+    learn: LearnSettings = LearnSettings()

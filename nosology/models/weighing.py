@@ -1,0 +1,114 @@
+"""From mentions to probabilities where nothing was learned: by the kind of term, its place in the list, and context."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nosology.codes.history_codes import family_history, personal_history
+from nosology.codes.terms import SOURCES
+from nosology.core import Code
+from nosology.models.lexicon_settings import CodeSetSettings, ContextSettings
+from nosology.models.lexicon_terms import Resolver
+from nosology.models.mentions import Mention, NoteMentions
+from nosology.text.context_rules import CATEGORIES
+
+# How often a term of each source is right when it names one code and stands by itself; round numbers, set by hand.
+TRUST = {
+    "synonym": 0.75,
+    "description": 0.75,
+    "inclusion": 0.6,
+    "index": 0.6,
+    "category": 0.35,
+    "icd9": 0.4,
+    "part": 0.35,
+    "other": 0.25,
+}
+_TRUST = [TRUST[source] for source in SOURCES]
+_LESS_LIKELY = 0.35  # each code that stands before this one in the list of a term
+_INSIDE = 0.3  # the words belong to a longer term
+_GAP = 0.85  # each foreign word between the words of a term
+_LONG, _LONG_DOUBT = 3, 0.8  # terms of so many words are seldom found by chance: doubt shrinks by this
+_AGAIN = 0.9  # doubt that is left by each further mention
+
+# Codes that say no more than pain, illness, injury, infection, bleeding: a coder of bills leaves such mentions alone.
+_VAGUE_STEMS = ("R52", "R69", "R58", "B99.9", "T14.8", "T14.90", "R68.89", "T78.40", "W19", "X58")
+VAGUE = frozenset(stem + end for stem in _VAGUE_STEMS for end in ("", "XA", "XXA", ".XXXA"))
+
+
+class Vote(NamedTuple):
+    """A mention (its number) that speaks for a code, and how likely it is meant."""
+
+    mention: int
+    code: Code
+    probability: float
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """What the mentions of a note say, each and together."""
+
+    votes: list[Vote]
+    codes: dict[Code, float]
+
+
+@dataclass(frozen=True)
+class ContextPolicy:
+    """What becomes of a code whose mention is denied, doubted, another person's, past or not yet real."""
+
+    settings: ContextSettings
+    codes: CodeSetSettings
+    resolve: Resolver
+
+    def __call__(self, code: Code, marks: tuple[bool, ...]) -> Code | None:
+        """The code to give in such a context, None for none."""
+        if self.codes.vague == "drop" and code.code in VAGUE:
+            return None
+        for category, marked in zip(CATEGORIES, marks):
+            policy = getattr(self.settings, category)
+            if not marked or policy in ("keep", "learn"):
+                continue
+            if policy == "drop":
+                return None
+            code = self._history(code, category)
+            if code is None:
+                return None
+        return code
+
+    def _history(self, code: Code, category: str) -> Code | None:
+        if code.system != "icd10cm" or code.code[0] == "Z":
+            return code
+        if category == "historical":
+            past = personal_history(code.code)
+            found = self.resolve(past) if past else code.code
+        else:
+            theirs = family_history(code.code)
+            found = self.resolve(theirs) if theirs else None
+        return Code("icd10cm", found) if found else None
+
+
+def weigh(note: NoteMentions, policy: ContextPolicy) -> Weighed:
+    """The votes of a note's mentions, and each code's probability: its best vote's, raised by further mentions."""
+    votes = []
+    best: dict[Code, float] = {}
+    mentions: Counter[Code] = Counter()
+    for number, mention in enumerate(note.mentions):
+        for named, (source, order) in mention.named.items():
+            code = policy(named, mention.marks)
+            if code is None:
+                continue
+            probability = _probability(mention, source, order)
+            votes.append(Vote(number, code, probability))
+            best[code] = max(best.get(code, 0.0), probability)
+            mentions[code] += order == 0 and not mention.inside
+    codes = {code: 1 - (1 - p) * math.pow(_AGAIN, max(0, mentions[code] - 1)) for code, p in best.items()}
+    return Weighed(votes, codes)
+
+
+def _probability(mention: Mention, source: int, order: int) -> float:
+    trust = _TRUST[source] * _LESS_LIKELY**order
+    if mention.keys >= _LONG:
+        trust = 1 - (1 - trust) * _LONG_DOUBT
+    return trust * _GAP**mention.gap * (_INSIDE if mention.inside else 1.0)
