@@ -1,10 +1,13 @@
 """What each stage of PLANT costs: python benchmarks/speed/plant.py [--small] [--only language classifier ...]
 
 At MIMIC's shape: 8,000 codes, notes of about 1,900 words, words of 400 numbers, three LSTM layers of 1,152.
-`language`: a training step of the language model (384 streams, 80 words, 60,000 words); `classifier`: a whole
-training step; `frozen`: the same where the encoder does not learn; `decoder`: attention and loss alone. Prints
-milliseconds, notes or words a second, the peak of memory, and the arithmetic floor: what the stage's products alone
-would take at 790 TFLOP/s, as was measured on an H200. --small is for a CPU.
+`language`: a training step of the language model (384 streams, 80 words, 60,000 words), `language ...` the same in
+other ways; `classifier`: a whole training step of 128 notes; `frozen`: the same where the encoder does not learn;
+`kept`: where its states are kept besides; `decoder`: attention, ranker and loss alone; `attention`: without the
+ranker; `large`: 16 notes of 4,000 words; `agreement`: the largest difference, relative to the largest number, of what
+kernels and plain torch compute. Prints milliseconds, notes or words a second, the peak of memory, and the arithmetic
+floor: what the stage's matrix products alone would take at 790 TFLOP/s, as was measured on an H200. --small is for a
+CPU.
 """
 
 from __future__ import annotations
@@ -12,14 +15,20 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
 from scipy import sparse
+from torch.nn.functional import cross_entropy, linear
 
+from nosology.attention import pair_scores, planted_loss
 from nosology.encoders.awd_lstm import AwdLstm, Dropouts
+from nosology.encoders.vocabulary import PAD
+from nosology.models import language_model, next_word
 from nosology.models.batch import Batch, rectangle
 from nosology.models.language_model import LanguageModel
 from nosology.models.plant_net import PlantNet
@@ -29,9 +38,10 @@ from nosology.training.stream import StreamBatch
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_plant.json"
 PEAK = 790e12  # FLOP/s of bf16 products, measured on an H200
-_NAMES = ("words", "codes", "size", "hidden", "layers", "batch", "streams", "mean")
-LARGE = dict(zip(_NAMES, (60_000, 8_000, 400, 1152, 3, 128, 384, 1900)))
-SMALL = dict(zip(_NAMES, (3_000, 200, 50, 64, 2, 8, 16, 300)))
+WINDOW = 80
+_NAMES = ("words", "codes", "size", "hidden", "layers", "batch", "streams", "mean", "chunk")
+LARGE = dict(zip(_NAMES, (60_000, 8_000, 400, 1152, 3, 128, 384, 1900, 4)))
+SMALL = dict(zip(_NAMES, (3_000, 200, 50, 64, 2, 8, 16, 300, 4)))
 
 
 def device() -> str:
@@ -39,13 +49,19 @@ def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def autocast() -> torch.autocast:
+    """bf16 on a GPU."""
+    return torch.autocast(device(), torch.bfloat16, enabled=device() == "cuda")
+
+
 def timed(net: torch.nn.Module, batch: Batch | StreamBatch, times: int) -> tuple[float, float]:
     """Seconds a training step, and the peak of memory in GB."""
     optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], fused=device() == "cuda")
 
     def step() -> None:
-        with torch.autocast(device(), torch.bfloat16, enabled=device() == "cuda"):
-            net(batch).backward()
+        with autocast():
+            loss = net(batch)
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -69,53 +85,121 @@ def lstm_products(told: dict) -> float:
     return sum(2 * 4 * out * (into + out) for into, out in pairwise(sizes))
 
 
-def language(told: dict, times: int) -> dict[str, float]:
-    """A step of the language model."""
-    encoder = AwdLstm(told["words"], told["size"], told["hidden"], told["layers"], Dropouts(0.02, 0.25, 0.2, 0.15, 0.1))
-    net = LanguageModel(encoder, told["streams"]).to(device())
-    tokens = torch.randint(2, told["words"], (told["streams"], 81), device=device())
+def plain_loss(states, vectors, bias, targets) -> torch.Tensor:
+    """All logits at once, as torch does it."""
+    with autocast():
+        return cross_entropy(linear(states, vectors, bias).float(), targets, ignore_index=PAD)
+
+
+def language(told: dict, times: int, *, loss=next_word.next_word_loss, streams: float = 1) -> dict[str, float]:
+    """A step of the language model; streams: times as many."""
+    torch.manual_seed(0)
+    drop = Dropouts(0.02, 0.25, 0.2, 0.15, 0.1)
+    encoder = AwdLstm(told["words"], told["size"], told["hidden"], told["layers"], drop)
+    count = int(told["streams"] * streams)
+    net = LanguageModel(encoder, count).to(device())
+    tokens = torch.randint(2, told["words"], (count, WINDOW + 1), device=device())
     batch = StreamBatch(tokens[:, :-1], tokens[:, 1:], False)
-    seconds, memory = timed(net, batch, times)
-    words = told["streams"] * 80
+    with mock.patch.object(language_model, "next_word_loss", loss):
+        seconds, memory = timed(net, batch, times)
+    words = count * WINDOW
     floor = 3 * words * (lstm_products(told) + 2 * told["size"] * told["words"]) / PEAK
     return {"words_a_second": words / seconds, "ms_a_step": 1000 * seconds, "peak_gb": memory, "floor_ms": 1000 * floor}
 
 
-def classifier(told: dict, times: int, *, frozen: bool = False, alone: bool = False) -> dict[str, float]:
-    """A step of the classifier; frozen: without the encoder's derivatives; alone: without the encoder."""
+def layers_alone(told: dict, times: int) -> dict[str, float]:
+    """The LSTM layers of the language model without its loss over words."""
+    found = language(told, times, loss=lambda states, vectors, bias, targets: states.float().mean())
+    floor = 3 * told["streams"] * WINDOW * lstm_products(told) / PEAK
+    return found | {"floor_ms": 1000 * floor}
+
+
+def small_plant(told: dict, **shape) -> tuple[PlantNet, Batch, np.ndarray]:
+    """A net, a batch, and the notes' lengths."""
     rng = np.random.default_rng(0)
     torch.manual_seed(0)
-    shape = PlantShape(size=told["size"], hidden=told["hidden"], layers=told["layers"], inattention=56)
+    sizes = {name: told[name] for name in ("size", "hidden", "layers", "chunk")}
     marks = [sparse.random(500, n, 0.02, "csr", random_state=1) for n in (told["words"], told["codes"])]
     for matrix in marks:
         matrix.data[:] = 1
     relevance = Relevance.of(*(matrix.astype(np.int8) for matrix in marks))
-    net = PlantNet(shape, RankerSettings(), told["words"], told["codes"], relevance, False).to(device()).train()
-    net.encoder.requires_grad_(not (frozen or alone))
+    made = PlantShape(**(sizes | {"inattention": 56, "cache_gb": 64.0} | shape))
+    net = PlantNet(made, RankerSettings(), told["words"], told["codes"], relevance, False).to(device()).train()
     lengths = np.sort(np.exp(rng.normal(np.log(told["mean"]), 0.05, told["batch"])).astype(int))[::-1]
-    batch = Batch(*rectangle([rng.zipf(1.3, n).clip(2, told["words"] - 1) for n in lengths]), None, None)
+    if told.get("longest"):
+        lengths = np.full(told["batch"], told["longest"])
+    tokens = rectangle([rng.zipf(1.3, n).clip(2, told["words"] - 1) for n in lengths])
     targets = (torch.rand(told["batch"], told["codes"], device=device()) < 16 / told["codes"]).float()
-    batch = Batch(batch.tokens.to(device()), batch.lengths, None, targets)
+    return net, Batch(tokens[0].to(device()), tokens[1], None, targets), lengths
+
+
+def classifier(
+    told: dict, times: int, *, frozen: bool = False, kept: bool = False, alone: bool = False, **shape
+) -> dict[str, float]:
+    """A step; frozen: without the encoder's derivatives; kept: its states are there; alone: without it."""
+    net, batch, lengths = small_plant(told, **shape)
+    net.encoder.requires_grad_(not (frozen or kept or alone))
+    if kept:
+        batch = Batch(batch.tokens, batch.lengths, None, batch.targets, torch.arange(len(lengths)))
     if alone:
-        states = torch.randn(*batch.tokens.shape, told["size"], device=device())
-        net.encoder.forward = lambda tokens, state=None: (states.requires_grad_(), None)  # type: ignore[method-assign]
+        kind = torch.bfloat16 if device() == "cuda" else torch.float32
+        states = torch.randn(*batch.tokens.shape, told["size"], device=device(), dtype=kind).requires_grad_()
+        net.encoder.forward = lambda tokens, state=None: (states, None)  # type: ignore[method-assign]
     seconds, memory = timed(net, batch, times)
-    words, notes = int(lengths.sum()), told["batch"]
-    encoder = 0 if alone else words * lstm_products(told) * (1 if frozen else 3)
-    floor = (3 * words * 2 * 2 * told["size"] * told["codes"] + encoder) / PEAK
+    words, notes = int(lengths.sum()), len(lengths)
+    encoder = 0 if alone or kept else words * lstm_products(told) * (1 if frozen else 3)
+    decoder = words * 2 * 2 * told["size"] * told["codes"] * (2 if frozen or kept else 3)
     return {
         "ms_a_note": 1000 * seconds / notes,
         "notes_a_second": notes / seconds,
         "peak_gb": memory,
-        "floor_ms_a_note": 1000 * floor / notes,
+        "floor_ms_a_note": 1000 * (decoder + encoder) / PEAK / notes,
     }
 
 
+def large(told: dict, times: int, **how) -> dict[str, float]:
+    """16 notes of 4,000 words, or of some more than the mean."""
+    longest = 4000 if told is LARGE else 2 * told["mean"]
+    return classifier(told | {"batch": min(16, told["batch"]), "longest": longest}, times, **how)
+
+
+def agreement(told: dict, times: int) -> dict[str, float]:
+    """How far kernels and plain torch are apart, over the largest number of each result; nothing on a CPU."""
+    net, batch, _ = small_plant(
+        told | {"batch": 8, "chunk": 4}, drop=dict.fromkeys(type(PlantShape().drop).model_fields, 0.0)
+    )
+    found = []
+    for plain in (False, True):
+        with mock.patch.object(planted_loss, "fused", None if plain else planted_loss.fused):
+            with mock.patch.object(pair_scores, "fused", None if plain else pair_scores.fused), autocast():
+                loss = net(batch)
+            loss.backward()
+        found.append(
+            {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None} | {"loss": loss}
+        )
+        net.zero_grad(set_to_none=True)
+    apart = {name: (found[1][name] - x).abs().max() / x.abs().max().clamp(min=1e-30) for name, x in found[0].items()}
+    names = ("loss", "queries", "weights", "bias", "ranker.labels", "ranker.weights", "encoder.encoder.weight")
+    return {name: float(apart[name].detach()) for name in names}
+
+
+CHUNKS = (2048, 32_768)
 STAGES = {
+    "agreement": agreement,
     "language": language,
+    "language plain": partial(language, loss=plain_loss),
+    **{f"language, {n} at once": partial(language, loss=partial(next_word.next_word_loss, chunk=n)) for n in CHUNKS},
+    "language, 768 streams": partial(language, streams=2),
+    "language, layers alone": layers_alone,
     "classifier": classifier,
-    "frozen": lambda *a: classifier(*a, frozen=True),
-    "decoder": lambda *a: classifier(*a, alone=True),
+    "frozen": partial(classifier, frozen=True),
+    "kept": partial(classifier, kept=True),
+    "decoder": partial(classifier, alone=True),
+    "decoder, 8 at once": partial(classifier, alone=True, chunk=8),
+    "decoder, 16 at once": partial(classifier, alone=True, chunk=16),
+    "attention": partial(classifier, alone=True, planted=False),
+    "large": large,
+    "large decoder": partial(large, alone=True),
 }
 
 
@@ -127,14 +211,17 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULT)
     asked = parser.parse_args()
-    told, rows = SMALL if asked.small else LARGE, {}
-    for name in asked.only:
-        rows[name] = STAGES[name](told, asked.times)
-        print(f"{name:12}" + "".join(f"  {key} {value:,.3f}" for key, value in rows[name].items()), flush=True)
-    results = json.loads(asked.out.read_text()) if asked.out.exists() else {}
+    told = SMALL if asked.small else LARGE
     where = torch.cuda.get_device_name() if device() == "cuda" else "CPU"
-    results[where] = {"torch": torch.__version__, "shape": told, "rows": rows}
-    asked.out.write_text(json.dumps(results, indent=2) + "\n")
+    for name in asked.only:
+        row = STAGES[name](told, asked.times)
+        if device() == "cuda":
+            torch.cuda.empty_cache()
+        print(f"{name:24}" + "".join(f"  {key} {value:,.4g}" for key, value in row.items()), flush=True)
+        results = json.loads(asked.out.read_text()) if asked.out.exists() else {}
+        results.setdefault(where, {}).update({"torch": torch.__version__, "shape": told})
+        results[where].setdefault("rows", {})[name] = row
+        asked.out.write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from nosology.encoders.awd_lstm import AwdLstm, State, locked
-from nosology.encoders.vocabulary import PAD
+from nosology.models.next_word import next_word_loss
 
 
 class LanguageModel(nn.Module):
@@ -25,12 +24,9 @@ class LanguageModel(nn.Module):
         """The mean cross entropy of the next words of a StreamBatch; a text's end is not asked for."""
         states, after = self.encoder(batch.tokens, None if batch.first else self._state())
         self._keep(after)
-        said = self.said(locked(states, self.encoder.drop.output, self.training))
-        return cross_entropy(said.flatten(0, 1).float(), batch.targets.flatten(), ignore_index=PAD)
-
-    def said(self, states: Tensor) -> Tensor:
-        """Logits (B, T, V) of the next word after states (B, T, D)."""
-        return nn.functional.linear(states, self.encoder.encoder.weight, self.bias)
+        states = locked(states, self.encoder.drop.output, self.training).flatten(0, 1)
+        with torch.autocast(states.device.type, enabled=False):
+            return next_word_loss(states, self.encoder.encoder.weight, self.bias, batch.targets.flatten())
 
     def _state(self) -> State:
         pairs = ((getattr(self, f"hidden_{i}"), getattr(self, f"cell_{i}")) for i in range(len(self.encoder.rnns)))

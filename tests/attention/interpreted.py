@@ -1,4 +1,4 @@
-"""The GPU kernels of planted attention, interpreted on the CPU, beside plain torch: run with TRITON_INTERPRET=1.
+"""PLANT's GPU kernels, interpreted on the CPU, beside plain torch: run with TRITON_INTERPRET=1.
 
 It is a program of its own because triton decides when it is imported whether kernels are compiled or interpreted.
 """
@@ -10,6 +10,8 @@ import torch
 from nosology.attention import planted_kernels
 from nosology.attention.pair_scores import pair_scores
 from nosology.attention.planted_loss import _attend_
+from nosology.models import next_word_kernels
+from nosology.models.next_word import cross_entropy_
 from tests.attention.test_planted import world
 
 SETTINGS = [
@@ -58,9 +60,24 @@ def ranker(labels: int, words: int, size: int) -> None:
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
+def next_word(size: int) -> None:
+    """The cross entropy of the next word, with its derivatives; the second position is not asked for."""
+    torch.manual_seed(size)
+    logits, targets = 3 * torch.randn(4, size), torch.tensor([3, 0, size - 1, 1])
+    found = []
+    for way in (cross_entropy_, next_word_kernels.cross_entropy_):
+        given = logits.clone()
+        found.append((way(given, targets, torch.tensor(1 / 3)), given))
+    for a, b in zip(*found):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+    assert (found[1][1][1] == 0).all() and found[1][1].abs().max() > 0.1
+
+
 if __name__ == "__main__":
     for number, told in enumerate(2 * SETTINGS[:1] + SETTINGS):
         planted_attention(number, told)
     ranker(70, 130, 3)
     ranker(5, 3, 9)
+    next_word(9000)
+    next_word(50)
     print("the kernels agree with torch")
