@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 _CPU_BATCH, _CPU_PACK = 8_192, 4_096  # tokens that are finished together, tokens that are run together
 _GPU_PACK, _GPU_PACKS = 65_536, 16
 _GPU_BYTES = 2**20  # of a GPU's memory for each token that is run
-_ALIGNED = False  # causal models on a GPU in rectangles; benchmarks/speed/embedding.py says which is faster
 _CHARACTERS = 3  # of a token, so that a batch is cut before its tokens are known
 _METHOD = 1  # how windows are cut and pooled; another number would be other vectors
 
@@ -112,7 +111,7 @@ class Embedder:
         }
         model = model.to(place).eval().requires_grad_(False)
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
-        net = Packed(model, _ALIGNED and place.type == "cuda") if can_pack(model) else Padded(model, pad)
+        net = Packed(model, place.type == "cuda") if can_pack(model) else Padded(model, pad)
         return cls(settings, reader, net, plan, layers.to(place), identity, place)
 
     @property

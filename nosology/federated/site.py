@@ -26,9 +26,9 @@ from nosology.models.neural_settings import LoopSettings
 from nosology.models.platt import Platt
 from nosology.training.checkpoint import moments as moments_of
 from nosology.training.checkpoint import put_moments
-from nosology.training.local import VectorNotes, adamw, train_epochs
+from nosology.training.local import VectorNotes, optimizer_of, train_epochs
 from nosology.training.private import Ledger, private_epochs
-from nosology.training.vectors import CodedVectors, new_head, vector_notes
+from nosology.training.vectors import CodedVectors, vector_notes
 
 SPLITS = ("train", "dev", "test")
 
@@ -126,7 +126,7 @@ class Site:
         """The weights after a round of training here; rounds are counted from 1."""
         notes, net = self.ready("train"), self._net(weights, recipe)
         settings = loop_settings(recipe)
-        optimizer = adamw(net, settings)
+        optimizer = optimizer_of(net, settings)
         if moments:
             put_moments(net, optimizer, {name: torch.from_numpy(value) for name, value in moments.items()})
         federation = recipe.federation
@@ -176,9 +176,11 @@ class Site:
         return SiteCounts.of(self.labels, logits, gold, outside, self.known, accepted)
 
     def _net(self, weights: Arrays, recipe: HeadsRecipe) -> HeadNet:
-        net = new_head(recipe.model, len(self.scaler.mean), len(self.labels), recipe.seed)
+        with torch.device("meta"):  # its first weights would be drawn for nothing
+            net = HeadNet(recipe.model, len(self.scaler.mean), len(self.labels))
+        net.to_empty(device=self.device)
         net.load_state_dict({name: torch.tensor(value) for name, value in weights.items()})
-        return net.to(self.device)
+        return net
 
 
 def loop_settings(recipe: HeadsRecipe) -> LoopSettings:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from nosology.models.heads_net import VectorBatch
 from nosology.models.neural_settings import LoopSettings
 from nosology.training.plan import Plan, seed_of
+from nosology.training.repeated import Repeated, adamw, set_rate
 from nosology.training.schedule import Schedule, resolve
 
 Penalty = Callable[[nn.Module], Tensor]  # is added to the loss of every batch
@@ -57,13 +58,9 @@ def dropout_seed(seed: int, epoch: int, step: int) -> int:
     return draw_seed(np.random.default_rng(seed_of("step", seed, epoch, step)))
 
 
-def adamw(net: nn.Module, settings: LoopSettings) -> torch.optim.AdamW:
+def optimizer_of(net: nn.Module, settings: LoopSettings) -> torch.optim.AdamW:
     """The optimiser of a net's parameters."""
-    parameters = list(net.parameters())
-    gpu = parameters[0].is_cuda
-    return torch.optim.AdamW(
-        parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=gpu, foreach=not gpu
-    )
+    return adamw(list(net.parameters()), settings.learning_rate, settings.weight_decay)
 
 
 def train_epochs(
@@ -84,23 +81,26 @@ def train_epochs(
     device = notes.vectors.device
     plan = plan_of(len(notes), settings, seed)
     schedule: Schedule = resolve(settings, len(plan))
-    optimizer = optimizer or adamw(net, settings)
-    total, passed = torch.zeros((), device=device), 0
+    optimizer = optimizer or optimizer_of(net, settings)
+    total = torch.zeros((), device=device)
     net.train()
+
+    def step(rows: Tensor, seed: Tensor) -> None:
+        loss = net(notes.batch(rows, seed))
+        optimizer.zero_grad(set_to_none=True)
+        (loss if penalty is None else loss + penalty(net)).backward()
+        if settings.clip:
+            nn.utils.clip_grad_norm_(net.parameters(), settings.clip)
+        optimizer.step()
+        total.add_(loss.detach() * len(rows))
+
+    repeated = Repeated(step, len(plan) * len(epochs), device)
     for epoch in epochs:
         planned = plan.epoch(epoch)
         order = torch.from_numpy(planned.notes).to(device)
-        seeds = torch.tensor([dropout_seed(seed, epoch, step) for step in range(len(plan))], device=device)
-        for step in range(len(plan)):
-            for group in optimizer.param_groups:
-                group["lr"] = settings.learning_rate * schedule.factor(epoch * len(plan) + step)
-            first, last = planned.bounds[planned.order[step] : planned.order[step] + 2]
-            loss = net(notes.batch(order[first:last], seeds[step]))
-            optimizer.zero_grad(set_to_none=True)
-            (loss if penalty is None else loss + penalty(net)).backward()
-            if settings.clip:
-                nn.utils.clip_grad_norm_(net.parameters(), settings.clip)
-            optimizer.step()
-            total += loss.detach() * (last - first)
-            passed += last - first
-    return float(total) / max(1, passed)
+        seeds = torch.tensor([dropout_seed(seed, epoch, number) for number in range(len(plan))], device=device)
+        for number in range(len(plan)):
+            set_rate(optimizer, settings.learning_rate * schedule.factor(epoch * len(plan) + number))
+            first, last = planned.bounds[planned.order[number] : planned.order[number] + 2]
+            repeated(order[first:last], seeds[number])
+    return float(total) / max(1, len(notes) * len(epochs))

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from nosology.core import ConfigError
 from nosology.models.heads_net import BatchNorm, HeadNet, VectorBatch, hybrid_loss
 from nosology.models.neural_settings import LoopSettings
-from nosology.training.local import Penalty, VectorNotes, adamw, plan_of
+from nosology.training.local import Penalty, VectorNotes, optimizer_of, plan_of
+from nosology.training.repeated import set_rate
 from nosology.training.schedule import resolve
 
 _ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64)) + [64, 128, 256, 512]
@@ -173,7 +174,7 @@ def private_epochs(
     drawing = fresh_generator() if seed is None else np.random.default_rng(seed)
     steps = len(plan_of(len(notes), settings, 0))
     schedule = resolve(settings, steps)
-    optimizer = optimizer or adamw(net, settings)
+    optimizer = optimizer or optimizer_of(net, settings)
     parameters = list(net.parameters())
     total, passed = 0.0, 0
     net.train()
@@ -187,8 +188,7 @@ def private_epochs(
         add_noise(parameters, noise * clip, steps / len(notes), drawing)
         if penalty is not None:
             penalty(net).backward()
-        for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * schedule.factor(step)
+        set_rate(optimizer, settings.learning_rate * schedule.factor(step))
         ledger.add(noise, 1 / steps)
         optimizer.step()
     return total / max(1, passed)

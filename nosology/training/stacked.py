@@ -19,6 +19,7 @@ from nosology.models.heads_net import HeadNet, VectorBatch
 from nosology.models.neural_settings import LoopSettings
 from nosology.training.local import VectorNotes, dropout_seed, plan_of
 from nosology.training.plan import Plan
+from nosology.training.repeated import Repeated, adamw, set_rate
 from nosology.training.schedule import resolve
 
 Stack = dict[str, Tensor]  # (S, ...) by name
@@ -53,31 +54,40 @@ class StackedSites:
         buffers = {name: value for name, value in stack.items() if name not in trained}
         start = {name: value.clone() for name, value in stack.items() if name in trained} if mu else {}
         device = self.vectors.device
-        optimizer = torch.optim.AdamW(
-            trained.values(),
-            lr=self.settings.learning_rate,
-            weight_decay=self.settings.weight_decay,
-            fused=device.type == "cuda",
-            foreach=device.type != "cuda",
-        )
+        optimizer = adamw(list(trained.values()), self.settings.learning_rate, self.settings.weight_decay)
         net.train()
         total = torch.zeros(len(self.plans), device=device)
+
+        def add_gradients(sites: Tensor | slice, rows: Tensor, seed: Tensor) -> None:
+            losses = self._losses(net, trained, buffers, sites, rows, seed)
+            pull = mu / 2 * sum(((p[sites] - start[n][sites]) ** 2).sum() for n, p in trained.items()) if mu else 0
+            (losses.sum() + pull).backward()
+            total[sites] += losses.detach() * rows.shape[1]
+
+        def descend() -> None:
+            if self.settings.clip:
+                _clip(list(trained.values()), self.settings.clip)
+            optimizer.step()
+
+        def step(rows: Tensor, seed: Tensor) -> None:
+            optimizer.zero_grad(set_to_none=True)
+            add_gradients(slice(None), rows, seed)
+            descend()
+
+        together = Repeated(step, self.steps * len(epochs), device)
         for epoch in epochs:
-            for step, batches in enumerate(self._batches(epoch)):
-                for group in optimizer.param_groups:
-                    group["lr"] = self.settings.learning_rate * self.schedule.factor(epoch * self.steps + step)
-                seed = torch.tensor(dropout_seed(self.seed, epoch, step), device=device)
+            seeds = torch.tensor(
+                [dropout_seed(self.seed, epoch, number) for number in range(self.steps)], device=device
+            )
+            for number, batches in enumerate(self._batches(epoch)):
+                set_rate(optimizer, self.settings.learning_rate * self.schedule.factor(epoch * self.steps + number))
+                if len(batches) == 1:
+                    together(batches[0][1], seeds[number])
+                    continue
                 optimizer.zero_grad(set_to_none=True)
                 for sites, rows in batches:
-                    losses = self._losses(net, trained, buffers, sites, rows.to(device), seed)
-                    pull = (
-                        mu / 2 * sum(((p[sites] - start[n][sites]) ** 2).sum() for n, p in trained.items()) if mu else 0
-                    )
-                    (losses.sum() + pull).backward()
-                    total[sites] += losses.detach() * rows.shape[1]
-                if self.settings.clip:
-                    _clip(list(trained.values()), self.settings.clip)
-                optimizer.step()
+                    add_gradients(sites, rows, seeds[number])
+                descend()
         notes = torch.tensor([len(plan.lengths) * len(epochs) for plan in self.plans], device=device)
         return total / notes
 
@@ -96,11 +106,14 @@ class StackedSites:
             for site, plan in enumerate(self.plans):
                 sizes[len(planned[len(plan.lengths)][step])].append(site)
             every.append([self._together(sites, planned, step) for sites in sizes.values()])
-        return every
+        # in one transfer: the device would be waited for at each
+        rows = np.concatenate([rows.ravel() for batches in every for _, rows in batches])
+        moved = iter(torch.from_numpy(rows).to(self.vectors.device).split([r.size for b in every for _, r in b]))
+        return [[(sites, next(moved).view(rows.shape)) for sites, rows in batches] for batches in every]
 
-    def _together(self, sites: list[int], planned: dict, step: int) -> tuple[Tensor | slice, Tensor]:
+    def _together(self, sites: list[int], planned: dict, step: int) -> tuple[Tensor | slice, np.ndarray]:
         rows = np.stack([self.first[site] + planned[len(self.plans[site].lengths)][step] for site in sites])
-        return slice(None) if len(sites) == len(self.plans) else torch.tensor(sites), torch.from_numpy(rows)
+        return slice(None) if len(sites) == len(self.plans) else torch.tensor(sites), rows
 
     def _losses(
         self, net: HeadNet, trained: Stack, buffers: Stack, sites: Tensor | slice, rows: Tensor, seed: Tensor
