@@ -13,6 +13,7 @@ from nosology.cli.embed import embed
 from nosology.cli.explain import explain
 from nosology.cli.grid import grid
 from nosology.cli.probe import probe
+from nosology.cli.serve import serve
 from nosology.cli.simulate import simulate
 from nosology.core import NosologyError
 from nosology.core.version import __version__
@@ -53,6 +54,7 @@ app.command("code")(train.code)
 app.command()(explain)
 app.add_typer(plant.app, name="plant")
 app.command()(probe)
+app.command()(serve)
 app.add_typer(federate.app, name="federate")
 app.add_typer(import_checkpoint.app, name="import")
 

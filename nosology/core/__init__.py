@@ -4,10 +4,12 @@ from nosology.core.errors import (
     BundleError,
     CodeError,
     ConfigError,
+    ConflictError,
     DataError,
     FederationError,
     NosologyError,
     OutputError,
+    ReviewError,
 )
 from nosology.core.note import SPLITS, SYSTEMS, Code, Evidence, Note, Span
 from nosology.core.suggestion import EvidenceSpan, Suggestion
@@ -19,6 +21,7 @@ __all__ = [
     "Code",
     "CodeError",
     "ConfigError",
+    "ConflictError",
     "DataError",
     "Evidence",
     "EvidenceSpan",
@@ -26,6 +29,7 @@ __all__ = [
     "NosologyError",
     "Note",
     "OutputError",
+    "ReviewError",
     "Span",
     "Suggestion",
 ]

@@ -30,3 +30,11 @@ class OutputError(NosologyError):
 
 class FederationError(NosologyError):
     """A federation cannot go on; the message names round, sites and reasons."""
+
+
+class ReviewError(NosologyError):
+    """A decision on a note cannot be made; the message says why."""
+
+
+class ConflictError(ReviewError):
+    """Somebody else has decided on the note since it was last seen."""

@@ -1,0 +1,69 @@
+"""nosology serve: the workbench."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nosology.core import ConfigError
+
+
+def serve(
+    bundle: Annotated[Path | None, typer.Argument(help="The bundle folder of the coder.")] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Simulated notes, and a coder trained on others.")] = False,
+    store: Annotated[
+        str | None, typer.Option(help="A file for SQLite, or postgresql://user@host/name.  [default: workbench.db]")
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8400,
+    release: Annotated[str | None, typer.Option(help="Keep suggestions to the code set of this year.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that code notes.")] = 1,
+    tls_cert: Annotated[Path | None, typer.Option(help="The certificate (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
+    behind_proxy: Annotated[
+        bool, typer.Option("--behind-proxy", help="A proxy in front of us terminates TLS.")
+    ] = False,
+    oidc_issuer: Annotated[str | None, typer.Option(help="OpenID Connect: the provider's address.")] = None,
+    oidc_client: Annotated[str | None, typer.Option(help="OpenID Connect: our id there.")] = None,
+    oidc_role: Annotated[str, typer.Option(help="The role of people at their first visit.")] = "coder",
+) -> None:
+    """Serve the workbench, where people review suggestions. $NOSOLOGY_OIDC_SECRET is OpenID Connect's secret."""
+    try:
+        from nosology.workbench.server import serve as run
+        from nosology.workbench.settings import OidcSettings, Settings
+    except ImportError as error:
+        raise ConfigError("the workbench needs its own packages: pip install nosology[workbench]") from error
+
+    oidc = None
+    if oidc_issuer or oidc_client:
+        if not (oidc_issuer and oidc_client):
+            raise ConfigError("--oidc-issuer and --oidc-client must be given together")
+        oidc = OidcSettings(oidc_issuer, oidc_client, os.environ.get("NOSOLOGY_OIDC_SECRET", ""), oidc_role)
+    if demo == (bundle is not None):
+        raise ConfigError("give either a bundle folder or --demo")
+    if bundle is None:
+        from nosology.core.files import cache_folder
+        from nosology.workbench import demo as parts
+
+        typer.echo("Preparing the demo: simulating patients and training a coder (once, about a minute) ...")
+        bundle = parts.demo_bundle()
+        store = store or str(cache_folder() / "demo.db")
+        parts.fill(store, bundle)
+        typer.echo(f"Sign in as coder, reviewer or admin with the password {parts.PASSWORD}")
+    settings = Settings(
+        bundle=bundle,
+        store=store or "workbench.db",
+        host=host,
+        port=port,
+        release=release,
+        workers=workers,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        behind_proxy=behind_proxy,
+        oidc=oidc,
+        demo=demo,
+    )
+    run(settings)

@@ -1,0 +1,122 @@
+"""The application: pages, API, the door, and what every failure looks like."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, RedirectResponse, Response
+from fastapi.staticfiles import StaticFiles
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from nosology.core import ConflictError, DataError, NosologyError
+from nosology.core.version import __version__
+from nosology.workbench import api, health, pages, pages_office, pages_sign_in
+from nosology.workbench.inference import Busy
+from nosology.workbench.security import Door, Forbidden, SignInNeeded, TooLarge
+from nosology.workbench.services import Services
+from nosology.workbench.settings import Settings
+from nosology.workbench.web import STATIC, environment, page
+
+log = logging.getLogger("nosology.workbench")
+STATUS = {SignInNeeded: 401, Forbidden: 403, ConflictError: 409, TooLarge: 413, Busy: 503, DataError: 422}
+TITLES = {403: "Not for you", 404: "Not here", 405: "Not here", 413: "Too large", 503: "Busy"}
+
+
+class Static(StaticFiles):
+    """Files of the package; their names or contents change with the version alone, so that browsers may keep them."""
+
+    def file_response(self, *arguments, **options) -> Response:  # type: ignore[no-untyped-def]
+        """The file, to be kept for an hour."""
+        answer = super().file_response(*arguments, **options)
+        answer.headers["cache-control"] = "public, max-age=3600"
+        return answer
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The application of a server; its parts start and stop with it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.services = await run_in_threadpool(Services.start, settings)
+        try:
+            yield
+        finally:
+            await run_in_threadpool(app.state.services.stop)
+
+    app = FastAPI(
+        title="Nosology workbench",
+        version=__version__,
+        lifespan=lifespan,
+        openapi_url="/api/openapi.json",
+        docs_url=None,  # their pages load scripts from elsewhere
+        redoc_url=None,
+    )
+    app.state.templates = environment()
+    for part in (health, api, pages_sign_in, pages, pages_office):
+        app.include_router(part.router)
+    app.mount("/static", Static(directory=STATIC), name="static")
+    app.add_middleware(health.Watch)
+    app.add_middleware(Door, secure=settings.secure)
+    app.add_exception_handler(NosologyError, _refused)  # type: ignore[arg-type]
+    app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
+    app.add_exception_handler(HTTPException, _not_here)  # type: ignore[arg-type]
+    app.add_exception_handler(Exception, _failed)
+    return app
+
+
+def _is_api(request: Request) -> bool:
+    return request.url.path.startswith(("/api/", "/health/", "/metrics"))
+
+
+def _answer(request: Request, status: int, words: str) -> Response:
+    if _is_api(request) or request.headers.get("hx-request"):
+        return JSONResponse({"detail": words}, status_code=status)
+    return page(
+        request, "message.html", None, {"title": TITLES.get(status, "That did not work"), "words": words}, status=status
+    )
+
+
+def _refused(request: Request, error: NosologyError) -> Response:
+    """An error meant for people."""
+    status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 422)
+    if "there is no such" in str(error) or "has no such line" in str(error):
+        status = 404
+    if status == 401 and not _is_api(request) and not request.headers.get("hx-request"):
+        return RedirectResponse("/login", status_code=303)
+    if isinstance(error, Forbidden) and "one-time password" in str(error) and not _is_api(request):
+        return RedirectResponse("/password", status_code=303)
+    answer = _answer(request, status, f"{error}.")
+    if status == 503:
+        answer.headers["retry-after"] = "2"
+    if status == 401:
+        answer.headers["www-authenticate"] = "Bearer"
+    return answer
+
+
+def _invalid(request: Request, error: RequestValidationError) -> Response:
+    """A request with a wrong field: its place and what is wanted, never what was given, which may be a note's text."""
+    found = [{"loc": list(item["loc"]), "msg": item["msg"], "type": item["type"]} for item in error.errors()]
+    if _is_api(request):
+        return JSONResponse({"detail": found}, status_code=422)
+    return _answer(request, 422, "A field of the form is missing or not as it must be.")
+
+
+def _not_here(request: Request, error: HTTPException) -> Response:
+    answer = _answer(request, error.status_code, str(error.detail))
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    """A failure of ours; the log names where, not what was in it."""
+    trace, where = error.__traceback__, ""
+    while trace is not None:
+        where = f"{trace.tb_frame.f_code.co_filename.rpartition('nosology')[2]}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    log.error("request failed: %s at %s", type(error).__name__, where)
+    return _answer(request, 500, "Something failed on the server; nothing of it was kept half-way.")

@@ -1,0 +1,74 @@
+"""What a running server holds: the store, the coder's processes, the background batches."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sqlalchemy import Engine, insert, select
+
+from nosology.models.bundle import MANIFEST, read_manifest
+from nosology.workbench.accounts import RateLimit
+from nosology.workbench.batches import Background
+from nosology.workbench.inference import Workers
+from nosology.workbench.settings import Settings
+from nosology.workbench.store.engine import open_store, writing
+from nosology.workbench.store.schema import coders
+
+log = logging.getLogger("nosology.workbench")
+
+
+@dataclass
+class Services:
+    """The parts that pages and API share; made by `start`, ended by `stop`."""
+
+    settings: Settings
+    engine: Engine
+    workers: Workers
+    background: Background
+    coder_id: int
+    sign_ins: RateLimit = field(default_factory=lambda: RateLimit(10, 60.0))
+    ready: bool = False
+
+    @classmethod
+    def start(cls, settings: Settings) -> Services:
+        """The services of a server; the coder is loaded before this returns."""
+        engine = open_store(settings.store)
+        coder_id = register(engine, settings.bundle, settings.release)
+        workers = Workers(settings.bundle, settings.release, processes=settings.workers)
+        workers.warm()
+        background = Background(engine, workers, coder_id, at_once=settings.workers + 1)
+        background.start()
+        return cls(settings, engine, workers, background, coder_id, ready=True)
+
+    def stop(self) -> None:
+        """Finishes what is in flight, then ends; what waits stays in the store."""
+        self.ready = False
+        self.background.stop()
+        self.workers.close()
+        self.engine.dispose()
+
+
+def register(engine: Engine, bundle: Path, release: str | None) -> int:
+    """The number of a bundle in the store, by the hash of its manifest, which names every file and its checksum."""
+    manifest = read_manifest(bundle)
+    raw = (Path(bundle) / MANIFEST).read_bytes() + (release or "").encode()
+    digest = hashlib.sha256(raw).hexdigest()
+    with writing(engine) as connection:
+        found = connection.scalar(select(coders.c.id).where(coders.c.digest == digest))
+        if found is not None:
+            return int(found)
+        about = {name: manifest.get(name) for name in ("package", "n_codes", "labels_hash", "decision", "provenance")}
+        about["decision"] = {"threshold": manifest["decision"].get("threshold")}
+        row = {
+            "digest": digest,
+            "name": Path(bundle).resolve().name[:200],
+            "kind": manifest["kind"],
+            "release": release,
+            "about": about,
+            "created": time.time(),
+        }
+        return int(connection.execute(insert(coders).values(**row)).inserted_primary_key[0])

@@ -1,0 +1,297 @@
+// The screen a coder works on: which code is selected, where its evidence is, and what a key or a click decides.
+import { isOurs, say } from "./app.js";
+
+const note = document.getElementById("note");
+const reasons = document.getElementById("reasons");
+const book = document.getElementById("book");
+let now = null; // key of the selected code, such as icd10cm:I50.9
+let shown = -1; // which place of its evidence is in view
+let marked = null; // characters of the note that are selected, {start, end}
+let busy = false;
+
+const panel = () => document.getElementById("panel");
+const cards = () => [...panel().querySelectorAll(".card")].filter((card) => card.offsetParent !== null);
+const card = (key) => panel().querySelector(`.card[data-key="${CSS.escape(key)}"]`);
+const closed = () => ["done", "preaccepted"].includes(panel().dataset.status);
+
+/** Selects a code: its card, and the words of the note it rests on. */
+function select(key, { focus = true, jump = true } = {}) {
+  now = key;
+  shown = -1;
+  for (const other of panel().querySelectorAll(".card")) {
+    other.classList.toggle("now", other.dataset.key === key);
+    other.tabIndex = other.dataset.key === key ? 0 : -1;
+  }
+  for (const piece of note.querySelectorAll("[data-k]")) {
+    piece.classList.toggle("on", key !== null && piece.dataset.k.split(" ").includes(key));
+    piece.classList.remove("at");
+  }
+  const chosen = key === null ? null : card(key);
+  if (chosen && focus) chosen.focus({ preventScroll: true });
+  if (chosen) chosen.scrollIntoView({ block: "nearest" });
+  if (jump) place(1, false);
+}
+
+/** Brings the next or previous place of the selected code's evidence into view. */
+function place(step, aloud = true) {
+  const places = [...note.querySelectorAll("[data-k].on")];
+  if (!places.length) return aloud && say("No words of this note speak for the code.");
+  places.forEach((piece) => piece.classList.remove("at"));
+  shown = (shown + step + places.length) % places.length;
+  const at = places[shown];
+  at.classList.add("at");
+  at.scrollIntoView({ block: "center" });
+  if (aloud) say(`Evidence ${shown + 1} of ${places.length}: ${at.textContent}${at.title ? ", " + at.title : ""}`);
+}
+
+function move(step) {
+  const all = cards();
+  if (!all.length) return;
+  const at = all.findIndex((item) => item.dataset.key === now);
+  select(all[at < 0 ? (step > 0 ? 0 : all.length - 1) : Math.min(all.length - 1, Math.max(0, at + step))].dataset.key);
+}
+
+/** Sends a decision; the panel that comes back takes the place of this one. */
+async function decide(values, words) {
+  if (busy) return;
+  busy = true;
+  const before = cards().map((item) => item.dataset.key);
+  const at = before.indexOf(values.code ?? now);
+  try {
+    await htmx.ajax("POST", `/notes/${panel().dataset.note}/decide`, {
+      target: "#panel", swap: "outerHTML", values: { ...values, version: panel().dataset.version },
+    });
+  } finally {
+    busy = false;
+  }
+  const message = document.getElementById("message");
+  say(message ? message.textContent : words);
+  if (message) message.scrollIntoView({ block: "nearest" });
+  // On to the next code that is still open, or stay where the eyes are.
+  const stays = ["order", "poa", "evidence", "assign", "clear"].includes(values.action) || message;
+  const next = before.slice(at + 1).find((key) => card(key)?.dataset.state === "open");
+  const target = stays ? now : values.to ?? (values.action === "add" ? values.code : next);
+  if (target && card(target)) select(target, { jump: !stays });
+  else if (cards().length) select(cards().find((item) => item.dataset.state === "open")?.dataset.key ?? cards()[0].dataset.key, { jump: false });
+}
+
+function order(key, step) {
+  const keys = [...panel().querySelectorAll(".chosen .card")].map((item) => item.dataset.key);
+  const from = keys.indexOf(key);
+  const to = step === "first" ? 0 : Math.min(keys.length - 1, Math.max(0, from + step));
+  if (from < 0 || from === to) return;
+  keys.splice(to, 0, keys.splice(from, 1)[0]);
+  decide({ action: "order", codes: JSON.stringify(keys) }, `${name(key)} is number ${to + 1}`);
+}
+
+const name = (key) => key.split(":")[1];
+
+function openBook(key, instead = "") {
+  const [system, code] = key.split(":");
+  turn(`/codes/${system}/${encodeURIComponent(code)}?instead_of=${encodeURIComponent(instead)}`);
+  if (!book.open) book.showModal();
+}
+async function turn(url) {
+  await htmx.ajax("GET", url, { target: "#book-page", swap: "innerHTML" });
+  book.querySelector(".offer, .acts button, a")?.focus();
+}
+
+const ACTS = {
+  accept: (key) => decide({ action: "accept", code: key }, `${name(key)} accepted`),
+  reject: (key) => { reasons.dataset.code = key; reasons.showModal(); reasons.querySelector("[data-reason]").focus(); },
+  change: (key) => openBook(key, key),
+  book: (key) => openBook(key, card(key) ? key : ""),
+  clear: (key) => decide({ action: "clear", code: key }, `${name(key)} is open again`),
+  up: (key) => order(key, -1),
+  down: (key) => order(key, 1),
+  principal: (key) => order(key, "first"),
+  show: (key, from) => { select(key, { jump: false }); reveal(Number(from.dataset.start)); },
+  add: (key) => { book.close(); clearSearch(); decide({ action: "add", code: key, ...(marked ?? {}) }, `${name(key)} added`); marked = null; },
+  swap: (key, from) => { book.close(); decide({ action: "change", code: from.dataset.code, to: from.dataset.to }, `changed to ${name(from.dataset.to)}`); },
+  evidence: (key) => {
+    if (!marked) return say("Select words of the note first: press m, or use the mouse.");
+    decide({ action: "evidence", code: key, ...marked }, `words marked as evidence of ${name(key)}`).then(() => paint(key));
+  },
+  poa: (key, from) => decide({ action: "poa", code: key, poa: from.value }, "present on admission set"),
+  assign: (_, from) => decide({ action: "assign", assignee: from.value }, "assigned"),
+  take: () => decide({ action: "assign", assignee: panel().dataset.me }, "assigned to you"),
+  turn: (_, from) => { const here = new URL(from.href); const back = book.querySelector('[data-act="swap"]')?.dataset.code; turn(here.pathname + (back ? `?instead_of=${encodeURIComponent(back)}` : "")); },
+};
+for (const act of ["hold", "resume", "second", "finish", "approve", "reopen"])
+  ACTS[act] = () => decide({ action: act }, `note: ${act}`);
+
+function clearSearch() {
+  const find = document.getElementById("find");
+  if (find) { find.value = ""; document.getElementById("hits").replaceChildren(); }
+}
+
+/** Shows the words that were just marked as evidence, without loading the note again. */
+function paint(key) {
+  if (!marked || document.getElementById("message")) return;
+  for (const piece of [...note.querySelectorAll("[data-s]")]) {
+    const start = Number(piece.dataset.s), text = [...piece.textContent];
+    const from = Math.max(0, marked.start - start), to = Math.min(text.length, marked.end - start);
+    if (from >= to) continue;
+    const parts = [[0, from], [from, to], [to, text.length]].filter(([a, b]) => a < b).map(([a, b]) => {
+      const part = piece.cloneNode();
+      part.dataset.s = start + a;
+      part.textContent = text.slice(a, b).join("");
+      if (a === from) part.dataset.k = [...new Set([...(piece.dataset.k ?? "").split(" "), key])].filter(Boolean).join(" ");
+      return part;
+    });
+    piece.replaceWith(...parts);
+  }
+  marked = null;
+  getSelection().removeAllRanges();
+  select(key, { jump: false });
+}
+
+function reveal(start) {
+  const piece = [...note.querySelectorAll("[data-k].on")].find((item) => Number(item.dataset.s) >= start);
+  note.querySelectorAll(".at").forEach((item) => item.classList.remove("at"));
+  piece?.classList.add("at");
+  piece?.scrollIntoView({ block: "center" });
+}
+
+document.addEventListener("click", (event) => {
+  const from = event.target.closest("[data-act]");
+  if (from && !["SELECT", "OPTION"].includes(event.target.tagName) && from.tagName !== "SELECT") {
+    event.preventDefault();
+    const key = from.dataset.code ?? from.closest(".card")?.dataset.key ?? now;
+    return ACTS[from.dataset.act](key, from);
+  }
+  const reason = event.target.closest("[data-reason]");
+  if (reason) return reject(reason.dataset.reason);
+  const clicked = event.target.closest(".card");
+  if (clicked && !event.target.closest("select, label")) return select(clicked.dataset.key, { focus: false });
+  const words = event.target.closest("[data-k]");
+  if (words && getSelection().isCollapsed) {
+    const keys = words.dataset.k.split(" ").filter((key) => card(key)?.offsetParent);
+    if (keys.length) select(keys[(keys.indexOf(now) + 1) % keys.length], { jump: false });
+  }
+});
+document.addEventListener("change", (event) => {
+  const from = event.target.closest("select[data-act]");
+  if (from) ACTS[from.dataset.act](from.closest(".card")?.dataset.key ?? now, from);
+});
+
+function reject(reason) {
+  const code = reasons.dataset.code;
+  reasons.close();
+  decide({ action: "reject", code, reason }, `${name(code)} rejected`);
+}
+reasons.addEventListener("keydown", (event) => {
+  const buttons = reasons.querySelectorAll("[data-reason]");
+  if (/^[1-9]$/.test(event.key) && buttons[event.key - 1]) { event.preventDefault(); reject(buttons[event.key - 1].dataset.reason); }
+});
+
+/** Where in the note, in characters, a point of the selection is. */
+function character(node, offset) {
+  const piece = (node.nodeType === 3 ? node.parentElement : node).closest("[data-s]");
+  if (!piece) return null;
+  const before = node.nodeType === 3 ? node.data.slice(0, offset) : "";
+  return Number(piece.dataset.s) + [...before].length;
+}
+document.addEventListener("selectionchange", () => {
+  const range = getSelection().rangeCount ? getSelection().getRangeAt(0) : null;
+  if (!range || range.collapsed || !note.contains(range.startContainer) || !note.contains(range.endContainer)) {
+    if (range && note.contains(range.startContainer)) marked = null;
+    return;
+  }
+  const start = character(range.startContainer, range.startOffset), end = character(range.endContainer, range.endOffset);
+  marked = start !== null && end !== null && start < end ? { start, end } : null;
+});
+
+/** Selecting words by keys: the arrows move a mark through the note, Shift extends it. */
+let marking = false;
+function mark(on) {
+  marking = on;
+  document.body.classList.toggle("marking", on);
+  if (!on) return;
+  note.focus();
+  const start = note.querySelector("[data-k].at, [data-k].on") ?? note.querySelector("[data-s]");
+  if (start) getSelection().collapse(start.firstChild, 0);
+  say("Marking: arrows move by words, Shift with arrows selects, e makes it evidence, Escape ends.");
+}
+function markKey(event) {
+  const way = { ArrowRight: ["forward", "word"], ArrowLeft: ["backward", "word"], ArrowDown: ["forward", "line"], ArrowUp: ["backward", "line"] }[event.key];
+  if (!way) return false;
+  getSelection().modify(event.shiftKey ? "extend" : "move", ...way);
+  event.preventDefault();
+  return true;
+}
+
+const KEYS = { a: "accept", r: "reject", c: "change", d: "book", u: "clear", p: "principal", "[": "up", "]": "down", e: "evidence" };
+const WHERE = { a: ["open"], r: ["open", "chosen"], c: ["open", "chosen"], u: ["chosen", "rejected"], p: ["chosen"], "[": ["chosen"], "]": ["chosen"], e: ["chosen"] };
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && marking) return mark(false);
+  if (event.target.id === "find" && ["ArrowDown", "Enter"].includes(event.key)) {
+    const first = document.querySelector("#hits .hit");
+    if (first) { event.preventDefault(); first.focus(); }
+    return;
+  }
+  if (event.target.id === "find" && event.key === "Escape") return select(now ?? cards()[0]?.dataset.key ?? null, { jump: false });
+  if (event.target.matches?.(".hit") && ["ArrowDown", "ArrowUp"].includes(event.key)) {
+    const hits = [...document.querySelectorAll("#hits .hit")];
+    event.preventDefault();
+    return (hits[hits.indexOf(event.target) + (event.key === "ArrowDown" ? 1 : -1)] ?? document.getElementById("find")).focus();
+  }
+  if (!isOurs(event) || document.querySelector("dialog[open]")) return;
+  if (marking && markKey(event)) return;
+  if (act(event.key)) event.preventDefault();
+});
+
+/** Does what a key stands for; whether it stands for anything. */
+function act(key) {
+  if (key === "j" || key === "k") move(key === "j" ? 1 : -1);
+  else if (key === "n" || key === "b") place(key === "n" ? 1 : -1);
+  else if (key === "/") document.getElementById("find")?.focus();
+  else if (key === "m") mark(!marking);
+  else if (key === "h") ACTS[panel().dataset.status === "held" ? "resume" : "hold"]();
+  else if (key === "s") ACTS.second();
+  else if (key === "t") ACTS.take();
+  else if (key === "f") (panel().querySelector('[data-act="finish"], [data-act="approve"]'))?.click();
+  else if (key === "o") cyclePoa();
+  else if (KEYS[key]) {
+    const state = now && card(now)?.dataset.state;
+    if (!state || (WHERE[key] && (closed() || !WHERE[key].includes(state)))) say("Not for this code as it stands.");
+    else ACTS[KEYS[key]](now);
+  } else return false;
+  return true;
+}
+
+function cyclePoa() {
+  const choice = now && card(now)?.querySelector('select[data-act="poa"]');
+  if (!choice) return say("Choose a diagnosis first.");
+  choice.selectedIndex = (choice.selectedIndex + 1) % choice.options.length;
+  ACTS.poa(now, choice);
+}
+
+// Order by dragging.
+let dragged = null;
+document.addEventListener("dragstart", (event) => {
+  dragged = event.target.closest?.(".chosen .card") ?? null;
+  if (dragged) { event.dataTransfer.effectAllowed = "move"; event.dataTransfer.setData("text/plain", dragged.dataset.key); dragged.classList.add("dragged"); }
+});
+document.addEventListener("dragover", (event) => {
+  const over = event.target.closest?.(".chosen .card");
+  document.querySelectorAll(".over").forEach((item) => item.classList.remove("over"));
+  if (dragged && over) { event.preventDefault(); over.classList.add("over"); }
+});
+document.addEventListener("drop", (event) => {
+  const over = event.target.closest?.(".chosen .card");
+  if (dragged && over && over !== dragged) {
+    event.preventDefault();
+    const keys = [...panel().querySelectorAll(".chosen .card")].map((item) => item.dataset.key);
+    order(dragged.dataset.key, keys.indexOf(over.dataset.key) - keys.indexOf(dragged.dataset.key));
+  }
+});
+document.addEventListener("dragend", () => {
+  document.querySelectorAll(".over, .dragged").forEach((item) => item.classList.remove("over", "dragged"));
+  dragged = null;
+});
+
+const first = panel().querySelector(".open .card") ?? cards()[0];
+if (first) select(first.dataset.key, { focus: false, jump: false });
+document.body.addEventListener("htmx:afterSettle", () => { if (now === null && cards().length) select(cards()[0].dataset.key, { focus: false, jump: false }); });

@@ -1,0 +1,1 @@
+"""Where notes, decisions and users are kept: SQLite for one desk, PostgreSQL for a department."""

@@ -1,0 +1,105 @@
+"""The connection to a store, and the way from an empty or older one to the present tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
+
+from nosology.core import ConfigError, OutputError
+
+_BUSY = 10_000  # milliseconds a writer of SQLite waits for another
+
+
+def store_url(store: str) -> str:
+    """The address of a store: a URL as it is, a plain path as an SQLite file."""
+    if "://" not in store:
+        return f"sqlite:///{Path(store).expanduser().absolute()}"
+    if store.startswith(("postgres://", "postgresql://")):
+        return "postgresql+psycopg://" + store.partition("://")[2]
+    return store
+
+
+def open_store(store: str) -> Engine:
+    """An engine for a store whose tables are of this version; they are made or migrated where they are not."""
+    url = store_url(store)
+    if not url.startswith(("sqlite", "postgresql+psycopg")):
+        raise ConfigError("store must be a file for SQLite or a postgresql:// address; got another kind of address")
+    try:
+        engine = _sqlite(url) if url.startswith("sqlite") else _postgres(url)
+        migrate(engine)
+    except (ArgumentError, ImportError) as error:
+        raise ConfigError("store must be a file for SQLite or a postgresql:// address that SQLAlchemy reads") from error
+    except (OperationalError, OSError) as error:  # the message of the driver may hold a password
+        raise OutputError("the store cannot be opened: the file or server cannot be reached or written") from error
+    return engine
+
+
+def _sqlite(url: str) -> Engine:
+    Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(url, connect_args={"check_same_thread": False}, pool_size=20, max_overflow=30)
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection, _record) -> None:  # type: ignore[no-untyped-def]
+        connection.isolation_level = (
+            None  # transactions begin where `writing` and `reading` say, not at the first write
+        )
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={_BUSY}"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A writer takes the lock before it reads: otherwise two that have read would both fail to write.
+        immediate = connection.get_execution_options().get("writes")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+    return engine
+
+
+def _postgres(url: str) -> Engine:
+    return create_engine(url, pool_size=20, max_overflow=30, pool_pre_ping=True)
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """A transaction that writes: all of it is kept, on disk, when the block ends, or nothing."""
+    with engine.connect().execution_options(writes=True) as connection, connection.begin():
+        yield connection
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """A transaction that reads, and sees one state of the store throughout."""
+    with engine.connect() as connection, connection.begin():
+        yield connection
+
+
+def migrate(engine: Engine) -> None:
+    """Brings the tables to the version of this program; only one process does so at a time."""
+    from alembic import command
+    from alembic.config import Config
+    from alembic.util import CommandError
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    with writing(engine) as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(7410)"))
+        config.attributes["connection"] = connection
+        try:
+            command.upgrade(config, "head")
+        except CommandError as error:
+            raise ConfigError("the store was made by a newer version of nosology; update the program") from error
+
+
+def alive(engine: Engine) -> bool:
+    """Whether the store answers."""
+    try:
+        with reading(engine) as connection:
+            connection.execute(text("SELECT 1"))
+    except SQLAlchemyError:
+        return False
+    return True

@@ -1,0 +1,273 @@
+"""Notes in the store: how they come in, how people decide on them, and what the queue shows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Row, case, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from nosology.core import ConflictError, Note, ReviewError
+from nosology.workbench.review import Review, decide, replay
+from nosology.workbench.store.engine import writing
+from nosology.workbench.store.schema import audit, batches, coders, codings, decisions, notes, users
+
+ORDERS = ("oldest", "uncertain", "newest")
+PAGE = 50
+
+
+@dataclass(frozen=True)
+class Case:
+    """A note as the workbench shows it: its row, the original suggestions, who coded it, and the state of review."""
+
+    note: Mapping[str, Any]
+    suggestions: Sequence[Mapping[str, Any]]
+    coder: Mapping[str, Any] | None
+    review: Review
+
+
+def add_notes(
+    connection: Connection, incoming: Sequence[Note], batch: int | None, *, now: float | None = None
+) -> tuple[int, int]:
+    """How many notes were added, and how many were known by their id already and stay as they are."""
+    refs = [note.id[:200] for note in incoming]
+    known: set[str] = set()
+    for first in range(0, len(refs), 500):
+        part = refs[first : first + 500]
+        known.update(connection.scalars(select(notes.c.ref).where(notes.c.ref.in_(part))))
+    rows = []
+    for ref, note in zip(refs, incoming):
+        if ref in known:
+            continue
+        known.add(ref)
+        rows.append(
+            {
+                "ref": ref,
+                "text": note.text,
+                "patient": note.patient,
+                "site": note.site,
+                "lang": note.lang,
+                "encounter": dict(note.extra),
+                "batch_id": batch,
+                "received": time.time() if now is None else now,
+                "coding": "waiting",
+                "status": "new",
+                "version": 0,
+                "codes": 0,
+            }
+        )
+    if rows:
+        connection.execute(insert(notes), rows)
+    return len(rows), len(incoming) - len(rows)
+
+
+def load_case(connection: Connection, note_id: int) -> Case:
+    """The note with its newest suggestions and the state that its decisions make; ReviewError if there is none."""
+    row = connection.execute(select(notes).where(notes.c.id == note_id)).mappings().first()
+    if row is None:
+        raise ReviewError("there is no such note")
+    coding = (
+        connection.execute(
+            select(codings.c.suggestions, codings.c.made, *(c.label(f"coder_{c.name}") for c in coders.c))
+            .join(coders, coders.c.id == codings.c.coder_id)
+            .where(codings.c.note_id == note_id)
+            .order_by(codings.c.id.desc())
+            .limit(1)
+        )
+        .mappings()
+        .first()
+    )
+    review = replay(_past(connection, note_id), length=len(row["text"]))
+    return Case(row, coding["suggestions"] if coding else (), coding, review)
+
+
+def _past(connection: Connection, note_id: int) -> list[tuple[str, Mapping[str, Any], int | None]]:
+    found = connection.execute(
+        select(decisions.c.action, decisions.c.details, decisions.c.user_id)
+        .where(decisions.c.note_id == note_id)
+        .order_by(decisions.c.version)
+    )
+    return [(row.action, row.details, row.user_id) for row in found]
+
+
+def record(
+    engine: Engine,
+    note_id: int,
+    action: str,
+    details: Mapping[str, Any],
+    *,
+    user: int | None,
+    version: int,
+    at: float | None = None,
+) -> Review:
+    """The state after a decision that is kept for good; ConflictError if `version` is not the note's any more."""
+    try:
+        with writing(engine) as connection:
+            return record_in(connection, note_id, action, details, user=user, version=version, at=at)
+    except IntegrityError as error:  # somebody wrote the same version between our reading and writing
+        raise ConflictError("the note has changed since you saw it") from error
+
+
+def record_in(
+    connection: Connection,
+    note_id: int,
+    action: str,
+    details: Mapping[str, Any],
+    *,
+    user: int | None,
+    version: int,
+    at: float | None = None,
+) -> Review:
+    """As `record`, within a transaction of the caller."""
+    length = connection.scalar(select(func.length(notes.c.text)).where(notes.c.id == note_id))
+    if length is None:
+        raise ReviewError("there is no such note")
+    before = replay(_past(connection, note_id), length=length)
+    if before.version != version:
+        raise ConflictError(_who_was_faster(connection, note_id, before.version))
+    after = decide(before, action, details, user, length=length)
+    if action == "assign" and after.assignee is not None:
+        _check_user(connection, after.assignee)
+    now = time.time() if at is None else at
+    connection.execute(
+        insert(decisions).values(
+            note_id=note_id, version=after.version, user_id=user, at=now, action=action, details=dict(details)
+        )
+    )
+    connection.execute(
+        update(notes)
+        .where(notes.c.id == note_id)
+        .values(
+            version=after.version,
+            status=after.status,
+            assignee_id=after.assignee,
+            codes=len(after.chosen),
+            finished=now if after.status == "done" else None,
+        )
+    )
+    return after
+
+
+def _check_user(connection: Connection, user: int) -> None:
+    if not connection.scalar(select(users.c.id).where(users.c.id == user, users.c.disabled.is_(False))):
+        raise ReviewError("user must be somebody who can sign in; got another number")
+
+
+def _who_was_faster(connection: Connection, note_id: int, version: int) -> str:
+    """The sentence that a person reads whose decision came second."""
+    last = connection.execute(
+        select(decisions.c.action, decisions.c.at, users.c.name)
+        .join(users, users.c.id == decisions.c.user_id, isouter=True)
+        .where(decisions.c.note_id == note_id, decisions.c.version == version)
+    ).first()
+    if last is None:
+        return "the note has no such version"
+    seconds = max(0, round(time.time() - last.at))
+    ago = f"{seconds} s ago" if seconds < 120 else f"{seconds // 60} min ago"
+    who = last.name or "the triage rule"
+    return f"{who} changed this note {ago} ({last.action}); your decision was not made. Here is the note as it is now"
+
+
+def history(connection: Connection, note_id: int) -> list[Mapping[str, Any]]:
+    """Who did what when, oldest first."""
+    found = connection.execute(
+        select(decisions, users.c.name.label("user"))
+        .join(users, users.c.id == decisions.c.user_id, isouter=True)
+        .where(decisions.c.note_id == note_id)
+        .order_by(decisions.c.version)
+    )
+    return list(found.mappings())
+
+
+def queue(
+    connection: Connection,
+    *,
+    statuses: Sequence[str] = (),
+    assignee: int | None = None,
+    unassigned: bool = False,
+    site: str | None = None,
+    batch: int | None = None,
+    ref: str | None = None,
+    order: str = "oldest",
+    page: int = 0,
+) -> list[Mapping[str, Any]]:
+    """A page of the work queue; order: oldest, newest, or uncertain (the lowest confidence first)."""
+    columns = [column for column in notes.c if column.name not in ("text", "encounter")]
+    wanted = select(*columns, users.c.name.label("assignee"), notes.c.encounter)
+    wanted = wanted.join(users, users.c.id == notes.c.assignee_id, isouter=True)
+    if statuses:
+        wanted = wanted.where(notes.c.status.in_(statuses))
+    if assignee is not None:
+        wanted = wanted.where(notes.c.assignee_id == assignee)
+    if unassigned:
+        wanted = wanted.where(notes.c.assignee_id.is_(None))
+    if site:
+        wanted = wanted.where(notes.c.site == site)
+    if batch is not None:
+        wanted = wanted.where(notes.c.batch_id == batch)
+    if ref:
+        wanted = wanted.where(notes.c.ref.contains(ref, autoescape=True))
+    by = {
+        "oldest": (notes.c.received, notes.c.id),
+        "newest": (notes.c.received.desc(), notes.c.id.desc()),
+        # Notes that are not coded yet have no confidence: they come last.
+        "uncertain": (case((notes.c.confidence.is_(None), 2.0), else_=notes.c.confidence), notes.c.id),
+    }[order]
+    found = connection.execute(wanted.order_by(*by).limit(PAGE).offset(page * PAGE))
+    return list(found.mappings())
+
+
+def tally(connection: Connection) -> dict[str, int]:
+    """How many notes have each status."""
+    return dict(connection.execute(select(notes.c.status, func.count()).group_by(notes.c.status)).all())
+
+
+def names(connection: Connection) -> list[Row]:
+    """Everybody a note can be assigned to."""
+    return list(
+        connection.execute(
+            select(users.c.id, users.c.name, users.c.role).where(users.c.disabled.is_(False)).order_by(users.c.name)
+        )
+    )
+
+
+def sites(connection: Connection) -> list[str]:
+    """The sites that notes come from."""
+    found = select(notes.c.site).where(notes.c.site.is_not(None)).distinct().order_by(notes.c.site)
+    return list(connection.scalars(found))
+
+
+def log_read(engine: Engine, user: int | None, what: str, note_id: int | None, address: str | None) -> None:
+    """Keeps for good that somebody has looked at a note, or at several."""
+    with writing(engine) as connection:
+        log_in(connection, user, what, note_id, address)
+
+
+def log_in(connection: Connection, user: int | None, what: str, note_id: int | None, address: str | None) -> None:
+    """As `log_read`, within a transaction of the caller."""
+    connection.execute(
+        insert(audit).values(at=time.time(), user_id=user, what=what, note_id=note_id, address=(address or "")[:60])
+    )
+
+
+def read_log(connection: Connection, *, note_id: int | None = None, limit: int = 200) -> list[Mapping[str, Any]]:
+    """The newest entries of the audit log."""
+    wanted = (
+        select(audit, users.c.name.label("user"), notes.c.ref)
+        .join(users, users.c.id == audit.c.user_id, isouter=True)
+        .join(notes, notes.c.id == audit.c.note_id, isouter=True)
+    )
+    if note_id is not None:
+        wanted = wanted.where(audit.c.note_id == note_id)
+    return list(connection.execute(wanted.order_by(audit.c.id.desc()).limit(limit)).mappings())
+
+
+def new_batch(connection: Connection, name: str, user: int | None, total: int = 0) -> int:
+    """The number of a new batch."""
+    found = connection.execute(
+        insert(batches).values(name=name[:200], user_id=user, created=time.time(), status="waiting", total=total)
+    )
+    return int(found.inserted_primary_key[0])
