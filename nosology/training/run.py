@@ -106,6 +106,14 @@ def _train_plant(recipe: Recipe, train_notes: Examples, dev_notes: Examples, ref
     return train_plant(recipe, train_notes, dev_notes, refit, folder)
 
 
+def _train_hmhan(recipe: Recipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path) -> Trained:
+    try:
+        from nosology.training.hmhan import train_hmhan
+    except ImportError as error:
+        raise ConfigError(f"hmhan needs {error.name}, which is not there: pip install nosology[embed]") from error
+    return train_hmhan(recipe, train_notes, dev_notes, refit, folder)
+
+
 TRAINERS: dict[str, Callable[[Any, Examples, Examples, bool, Path], Trained]] = {
     "linear": _train_linear,
     "caml": _train_neural,
@@ -114,4 +122,5 @@ TRAINERS: dict[str, Callable[[Any, Examples, Examples, bool, Path], Trained]] = 
     "dual_laat": _train_neural,
     "heads": _train_heads,
     "plant": _train_plant,
+    "hmhan": _train_hmhan,
 }

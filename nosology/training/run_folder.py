@@ -5,16 +5,17 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-CHECKPOINT, BEST, CURVES, EVENTS, REFIT, VECTORS = (
+CHECKPOINT, BEST, CURVES, EVENTS, REFIT, VECTORS, STATES = (
     "checkpoint.safetensors",
     "best.safetensors",
     "curves.csv",
     "tensorboard",
     "refit",
     "embeddings",
+    "states",
 )
 
-STAGES = ("language_*", "relevance.*", "ranker_*", "classifier_*")  # of PLANT: folders, and what they have made
+STAGES = ("language_*", "relevance.*", "ranker_*", "classifier_*", "member_*")  # folders, and what they have made
 
 
 def run_folder(out: str | Path) -> Path:
@@ -30,7 +31,7 @@ def clear(folder: Path) -> None:
     clear(folder / REFIT)
     for name in (CHECKPOINT, BEST, CURVES):
         (folder / name).unlink(missing_ok=True)
-    for name in (EVENTS, VECTORS):
+    for name in (EVENTS, VECTORS, STATES):
         shutil.rmtree(folder / name, ignore_errors=True)
     for path in [path for stage in STAGES for path in folder.glob(stage)]:
         shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -1,0 +1,154 @@
+"""The coder of kind `hmhan`: reports, with the columns that stand beside them, to codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from nosology.codes.label_space import LabelSpace
+from nosology.core import Note
+from nosology.encoders.report_reader import ReportReader
+from nosology.encoders.transformer import Windows
+from nosology.encoders.vocabulary import Read
+from nosology.models.batch import Batch, rectangle
+from nosology.models.categories import Categories
+from nosology.models.columns import Columns
+from nosology.models.combinations import Combinations
+from nosology.models.hmhan_net import HmhanNet, HmhanNets, ReportBatch
+from nosology.models.hmhan_settings import HmhanShape, LossSettings
+from nosology.models.neural import NOTHING, NeuralModel, by_length, by_word, evaluating
+from nosology.models.words import Words
+
+_TOKENS = {"cpu": 4_096, "cuda": 65_536}  # of a batch, pads included; a CPU's cache holds no more
+_NOTES = 256
+_NO_COLUMNS: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Report(Read):
+    """A report as the net is given it."""
+
+    columns: np.ndarray  # (C,) float32
+    features: np.ndarray  # (K,) int64
+    values: np.ndarray  # (K,) float32
+
+
+def report_batch(reports: Sequence[Report], **more: Any) -> ReportBatch:
+    """The batch of some reports; more: labels, targets, states, synthetic."""
+    tokens, lengths = rectangle([report.ids for report in reports])
+    if len(reports[0].columns):
+        more["columns"] = torch.from_numpy(np.stack([report.columns for report in reports]))
+    most = max(1, max(len(report.features) for report in reports))
+    features, values = torch.zeros(len(reports), most, dtype=torch.int64), torch.zeros(len(reports), most)
+    for row, report in enumerate(reports):
+        features[row, : len(report.features)] = torch.from_numpy(report.features)
+        values[row, : len(report.values)] = torch.from_numpy(report.values)
+    return ReportBatch(tokens, lengths, features=features, values=values, **more)
+
+
+@dataclass
+class Hmhan(NeuralModel):
+    """HMHAN or one of its baselines; several nets where the recipe asks for members."""
+
+    categories: Categories | None = None
+    columns: Columns = field(default_factory=Columns)
+    words: Words | None = None
+    combinations: Combinations | None = None
+
+    kind, reader_type, shape_type = "hmhan", ReportReader, HmhanShape
+
+    def read(self, text: str, extra: Mapping[str, Any] = _NO_COLUMNS) -> Report:
+        """A report as the net is given it; extra: the columns beside it."""
+        found = self.reader.read(text)
+        nothing = np.empty(0, np.int64), np.empty(0, np.float32)
+        features, values = self.words.vector(text) if self.words else nothing
+        return Report(found.ids, found.starts, found.ends, self.columns.vector(extra), features, values)
+
+    def probabilities(self, texts: Iterable[str]) -> np.ndarray:
+        """Probabilities (B, L) of reports without columns, which are unknown then."""
+        return self.to_probabilities(self.logits_of([self.read(text) for text in texts]))
+
+    def note_probabilities(self, notes: Iterable[Note]) -> np.ndarray:
+        """Probabilities (B, L) of reports with what stands beside them."""
+        return self.to_probabilities(self.logits_of([self.read(note.text, note.extra) for note in notes]))
+
+    def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
+        """Probabilities (B, L) of logits (B, L), after what sets of codes say; 0 where there is `NOTHING`."""
+        found = super().to_probabilities(logits)
+        return found if self.combinations is None else self.combinations(found)
+
+    def logits_of(self, reads: Sequence[Report], columns: Sequence[int] | None = None) -> np.ndarray:
+        """Logits (B, L), float32, in the order of the reports; columns: of these labels alone."""
+        wide = len(self.labels) if columns is None else len(columns)
+        found = np.full((len(reads), wide), NOTHING, dtype=np.float32)
+        wanted = None if columns is None else torch.tensor(columns, dtype=torch.int64)
+        lengths = np.array([len(read.ids) for read in reads], dtype=np.int64)
+        gpu = self.device.type == "cuda"
+        with evaluating(self.net), torch.autocast(self.device.type, torch.bfloat16, enabled=gpu):
+            for rows in by_length(lengths, _TOKENS["cuda" if gpu else "cpu"], _NOTES):
+                batch = report_batch([reads[row] for row in rows], labels=wanted).to(self.device)
+                found[rows] = self.net.logits(batch).float().cpu().numpy()
+        return found
+
+    def category_weights(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where the words of a report begin and end (W,), and how much each category attends to them (K, W)."""
+        read = self.reader.read(text)
+        if not len(read) or self.shape.attention != "hierarchical":
+            return np.empty(0, np.int64), np.empty(0, np.int64), np.zeros((len(self.categories.names), 0), np.float32)
+        with evaluating(self.net):
+            batch = Batch(*rectangle([read.ids])).to(self.device)
+            weights = self.net.category_attention(batch)[0, :, : len(read)].float().cpu().numpy()
+        return by_word(read, weights)
+
+    # What model.json and model.safetensors hold besides.
+
+    def more(self) -> dict[str, Any]:
+        """How the encoder is built, the columns, the words, the sets of codes."""
+        first: HmhanNet = self.net.nets[0]
+        return {
+            "transformer": first.encoder.to_json(),
+            "loss": first.loss.model_dump(mode="json"),
+            "projected": first.head.columns.out_features if first.head.columns is not None else 0,
+            "word_dropout": first.word_dropout.p,
+            "columns": self.columns.to_json(),
+            "words": self.words.to_json() if self.words else None,
+            "combinations": self.combinations.to_json() if self.combinations else None,
+            "nets": len(self.net.nets),
+        }
+
+    def take(self, more: dict[str, Any]) -> None:
+        """Takes over what `more` gave."""
+        self.columns = Columns.from_json(more["columns"])
+        self.words = Words.from_json(more["words"]) if more["words"] else None
+        kept = more["combinations"]
+        self.combinations = Combinations.from_json(kept, len(self.labels)) if kept else None
+        self.categories = Categories.at(self.labels, self.shape.level)
+
+    @classmethod
+    def empty_net(cls, shape: HmhanShape, labels: LabelSpace, reader: ReportReader, more: dict[str, Any]) -> nn.Module:
+        """Nets without learned weights."""
+        words = len(more["words"]["names"]) if more["words"] else 0
+        loss = LossSettings.model_validate(more["loss"])
+        columns = len(Columns.from_json(more["columns"]))
+        of = torch.from_numpy(Categories.at(labels, shape.level).of)
+        encoders = [Windows.from_json(more["transformer"]) for _ in range(1 if shape.frozen else more["nets"])]
+        return HmhanNets(
+            [
+                HmhanNet(
+                    shape,
+                    loss,
+                    encoders[i % len(encoders)],
+                    of,
+                    columns,
+                    more["projected"],
+                    words,
+                    more["word_dropout"],
+                )
+                for i in range(more["nets"])
+            ]
+        )

@@ -1,0 +1,57 @@
+"""The words of a note with what the note says of them: denied, doubted, past, and under which heading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from nosology.text.context import word_marks
+from nosology.text.context_rules import CATEGORIES
+from nosology.text.data import function_words
+from nosology.text.reports import long_form
+from nosology.text.sections import sections
+from nosology.text.tokens import Tokens, tokens
+
+_MARKS = {"negated": "NOT_", "uncertain": "MAYBE_", "hypothetical": "MAYBE_", "historical": "PAST_", "family": "KIN_"}
+_STEM = 5  # letters of a longer word that stand for all its forms, and for most of its misspellings
+
+
+def marked_words(text: str, *, pairs: bool = True) -> Iterator[str]:
+    """The features of a note: each content word with its mark, once more with its section, its stem, and pairs.
+
+    A word that is denied, doubted or past is another word than the same one without: that a report says "no pneumonia"
+    speaks for nothing that "pneumonia" speaks for.
+    """
+    found = tokens(text)
+    marks = _marks(text, found)
+    kinds = _sections(text, found.starts)
+    content = [i for i, word in enumerate(found.words) if word not in function_words() and not word.isdigit()]
+    for place, i in enumerate(content):
+        word, mark = found.words[i], marks[i]
+        for form in (word, *long_form(word)):
+            yield mark + form
+            yield f"{kinds[i]}:{mark}{form}"
+            if len(form) > _STEM:
+                yield f"{mark}{form[:_STEM]}~"
+        if pairs and place + 1 < len(content) and content[place + 1] <= i + 2:
+            yield f"{mark}{word} {found.words[content[place + 1]]}"
+
+
+def _marks(text: str, found: Tokens) -> list[str]:
+    """The prefix of each word; of several marks the first in the order of _MARKS counts."""
+    flags = word_marks(text, found)
+    prefixes = [""] * len(found)
+    for name in reversed(_MARKS):
+        for i in np.flatnonzero(flags[CATEGORIES.index(name)]):
+            prefixes[i] = _MARKS[name]
+    return prefixes
+
+
+def _sections(text: str, starts: np.ndarray) -> list[str]:
+    """The kind of the section that each word stands in."""
+    found = sections(text)
+    if not found:
+        return []
+    at = np.searchsorted([section.span.start for section in found], starts, side="right") - 1
+    return [found[i].kind for i in at]

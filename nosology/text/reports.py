@@ -1,0 +1,75 @@
+"""A report as paper 002 prepares it: denied words marked with NOT_, short forms written out, the rest cleaned away.
+
+Every character of the result knows the characters of the report it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+
+from nosology.text.data import function_words, rows
+from nosology.text.edits import Cleaned, Edit, apply, untouched
+from nosology.text.negation import PREFIX, mark_negated
+from nosology.text.tokens import tokens, words_of
+
+_NEGATORS = frozenset({"no", "not", "without", "never", "none", "nor"})  # function words that are never dropped
+_MOST = 2  # words of a short form: "r/o" is r and o
+
+
+@lru_cache(maxsize=1)
+def _long_forms() -> dict[tuple[str, ...], tuple[str, ...]]:
+    """What the words of each short form stand for."""
+    return {tuple(words_of(row["short"])): tuple(words_of(row["long"])) for row in rows("short_forms.tsv")}
+
+
+def long_form(word: str) -> tuple[str, ...]:
+    """The words that a short form of one word stands for; none if it is no short form."""
+    return _long_forms().get((word,), ())
+
+
+def report_view(text: str, *, negation: bool = True, stop_words: bool = True) -> Cleaned:
+    """The words of a report in small letters, one blank between them; numbers that stand alone are left out.
+
+    negation: NOT_ stands before each content word that the report denies. stop_words: words without content are left
+    out too, but never a negator.
+    """
+    return apply(_edits(text, negation, stop_words), untouched(text))
+
+
+def _edits(text: str, negation: bool, stop_words: bool) -> Iterator[Edit]:
+    """One edit a word, and one for what stands between two words."""
+    found = tokens(text)
+    marked = mark_negated(text, found).words if negation else found.words
+    dropped = function_words() - _NEGATORS if stop_words else frozenset()
+    end, i = 0, 0
+    while i < len(found):
+        length, meant = _written_out(text, found.words, found.starts, found.ends, i)
+        start, stop = int(found.starts[i]), int(found.ends[i + length - 1])
+        denied = marked[i].startswith(PREFIX)
+        words = [
+            PREFIX + word if denied and word not in function_words() else word
+            for word in meant
+            if word not in dropped and not word.isdigit()
+        ]
+        if end < start:
+            yield Edit(end, start, " " if end and words else "")
+        yield Edit(start, stop, " ".join(words))
+        end, i = stop, i + length
+    if end < len(text):
+        yield Edit(end, len(text), "")
+
+
+def _written_out(
+    text: str, words: list[str], starts: np.ndarray, ends: np.ndarray, i: int
+) -> tuple[int, tuple[str, ...]]:
+    """How many words from the i-th on are a short form (else 1), and what they stand for; parts are joined by /."""
+    known = _long_forms()
+    for length in range(min(_MOST, len(words) - i), 0, -1):
+        joined = all(text[ends[k] : starts[k + 1]] == "/" for k in range(i, i + length - 1))
+        meant = known.get(tuple(words[i : i + length])) if joined else None
+        if meant is not None:
+            return length, meant
+    return 1, (words[i],)
