@@ -133,8 +133,10 @@ def kept_first(scores: Tensor, mask: Tensor, k: int) -> Tensor:
     inside = mask.expand_as(scores)
     if not k or k >= scores.shape[-1]:
         return inside.clone()
-    keys = _keys(scores, inside, 0)
-    return (keys >= keys.topk(k, dim=-1).values[..., -1:]) & inside
+    scores = scores.masked_fill(~inside, -torch.inf)
+    last = scores.topk(k, dim=-1).values[..., -1:]
+    above, same = scores > last, (scores == last) & inside
+    return above | (same & (same.cumsum(-1, dtype=torch.int32) <= k - above.sum(-1, keepdim=True)))
 
 
 @torch.no_grad()

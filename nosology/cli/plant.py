@@ -11,9 +11,11 @@ from nosology.cli.train import Overrides
 from nosology.core import ConfigError
 
 if TYPE_CHECKING:
+    from nosology.models.plant_settings import PlantRecipe
+    from nosology.training.examples import Examples
     from nosology.training.plant import Chain
 
-app = typer.Typer(help="The stages of PLANT before its classifier, one by one.", no_args_is_help=True)
+app = typer.Typer(help="The stages of PLANT, one by one.", no_args_is_help=True)
 
 Recipe = Annotated[str, typer.Argument(help="A recipe of kind plant: a built-in one's name or a TOML file.")]
 Corpora = Annotated[list[Path], typer.Option(help="A corpus folder; may be given several times.")]
@@ -51,7 +53,28 @@ def ranker(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = []) 
         typer.echo(f"{chain.folder}: ranker, {name}, nDCG@{chain.recipe.ranker.k} {reached:.3f}")
 
 
+@app.command()
+def classifier(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = []) -> None:  # noqa: B006
+    """Train the planted classifier of each direction; `nosology train` then averages, calibrates and saves them."""
+    checked, train, dev, folder = _asked(recipe, corpus, out, settings)
+    from nosology.training.plant import train_classifiers
+
+    for name, fitted in train_classifiers(checked, train, dev, folder).items():
+        scores = "".join(f", {metric} {value:.3f}" for metric, value in fitted.metrics.items())
+        typer.echo(f"{folder}: classifier, {name}, epoch {fitted.best_epoch}{scores}")
+
+
 def _chain(recipe: str, corpus: list[Path], out: Path, settings: list[str]) -> Chain:
+    checked, train, _, folder = _asked(recipe, corpus, out, settings)
+    from nosology.training.plant import Chain
+
+    return Chain.of(checked, train, folder)
+
+
+def _asked(
+    recipe: str, corpus: list[Path], out: Path, settings: list[str]
+) -> tuple[PlantRecipe, Examples, Examples, Path]:
+    """The recipe, the train notes, the dev notes and the folder of the stages."""
     from nosology.config import load_recipe
     from nosology.corpora.corpus import Corpus
     from nosology.models.plant_settings import PlantRecipe
@@ -62,8 +85,8 @@ def _chain(recipe: str, corpus: list[Path], out: Path, settings: list[str]) -> C
     if not isinstance(checked, PlantRecipe):
         raise ConfigError(f"recipe must be of kind plant; got {checked.kind}")
     try:
-        from nosology.training.plant import Chain
+        import nosology.training.plant  # noqa: F401
     except ImportError as error:
         raise ConfigError(f"plant needs {error.name}, which is not there: pip install nosology[train]") from error
-    train, _, _ = train_and_dev([Corpus.open(folder) for folder in corpus], checked.holdout.share, checked.seed)
-    return Chain.of(checked, train, run_folder(out))
+    train, dev, _ = train_and_dev([Corpus.open(folder) for folder in corpus], checked.holdout.share, checked.seed)
+    return checked, train, dev, run_folder(out)

@@ -94,7 +94,8 @@ class PlantNet(nn.Module):
         self.encoder = AwdLstm(words, shape.size, shape.hidden, shape.layers, Dropouts(**shape.drop.model_dump()))
         self.ranker = Ranker(ranker, shape.size, words, labels) if shape.planted else None
         self.queries = nn.Parameter(0.1 * torch.randn(labels, shape.size))  # U
-        self.weights = nn.Parameter(0.1 * torch.randn(labels, shape.size))  # W
+        drawn = 0.1 * torch.randn(labels, shape.size)
+        self.weights = nn.Parameter(self.queries.detach().clone() if shape.alike else drawn)  # W
         self.bias = nn.Parameter(torch.zeros(labels))
         self.telling: Telling | None = None
         self.cache = StateCache(shape.cache_gb)

@@ -77,6 +77,7 @@ class PlantShape(Section):
     static: bool = True  # attention by mutual information
     planted: bool = True  # attention by the ranker
     inattention: int = Field(56, ge=0)  # tokens a label that the ranker's attention keeps; 0: all
+    alike: bool = True  # a label's values begin as its queries do; False: apart, as in the paper
     literal_zero: bool = False  # as the paper writes it, the others keep the score 0, and so some weight
     window: int = Field(72, ge=1)  # tokens that a note is read by where it is only to be coded
     direction: Literal["forward", "backward", "both"] = "forward"

@@ -33,7 +33,7 @@ from nosology.models.language_model import LanguageModel
 from nosology.models.neural import NOTHING
 from nosology.models.plant import Plant, PlantNets, backwards
 from nosology.models.plant_net import PlantNet
-from nosology.models.plant_settings import PlantRecipe, RateSettings
+from nosology.models.plant_settings import PlantRecipe, PlantShape, RateSettings
 from nosology.models.published import load_language_model
 from nosology.models.relevance import Relevance
 from nosology.training.examples import Examples, both
@@ -60,7 +60,7 @@ class Chain:
     labels: LabelSpace
     reader: WordReader
     folder: Path
-    told: str  # the fingerprint of recipe and corpora
+    told: str  # the fingerprint of what all stages stand on
 
     @staticmethod
     def of(recipe: PlantRecipe, examples: Examples, folder: Path, leak: Examples | None = None) -> Chain:
@@ -76,7 +76,7 @@ class Chain:
         notes = Notes.of(examples, recipe.labels, reader, labels)
         whole = examples if leak is None else both(examples, leak)
         seen = notes if leak is None else Notes.of(whole, recipe.labels, reader, labels)
-        return Chain(recipe, notes, seen, labels, reader, folder, fingerprint(recipe, whole))
+        return Chain(recipe, notes, seen, labels, reader, folder, _ground(recipe, whole))
 
     def language(self, backward: bool) -> AwdLstm:
         """The encoder that has learned to say the next word of the train notes."""
@@ -87,7 +87,7 @@ class Chain:
         shape = recipe.model
         encoder = AwdLstm(len(self.reader.vocabulary), shape.size, shape.hidden, shape.layers, drop)
 
-        def make() -> dict[str, Tensor]:
+        def make(told: str) -> dict[str, Tensor]:
             if settings.weights:
                 load_language_model(encoder, self.reader.vocabulary, Path(settings.weights), Path(settings.words))
             texts = [read.ids for read in self.seen.reads if len(read.ids)]
@@ -101,23 +101,25 @@ class Chain:
                 plan=plan,
                 make_batch=lambda rows, _: streams.batch(rows),
                 folder=self.folder / f"language_{name}",
-                fingerprint=self.told,
+                fingerprint=told,
                 seed=recipe.seed,
                 title=f"language model, {name}",
             )
             return {key: value.detach().cpu() for key, value in net.encoder.state_dict().items()}
 
-        kept = self._kept(
-            f"language_{name}", [settings.model_dump(mode="json"), shape.size, shape.hidden, shape.layers], make
-        )
-        encoder.load_state_dict(kept)
+        encoder.load_state_dict(self._kept(f"language_{name}", self._language_of(), make))
         return encoder
+
+    def _language_of(self) -> list:
+        """What a language model is made of besides the notes."""
+        shape = self.recipe.model
+        return [self.recipe.language.model_dump(mode="json"), shape.size, shape.hidden, shape.layers]
 
     def relevance(self) -> Relevance:
         """The words that tell each code."""
         settings = self.recipe.relevance
 
-        def make() -> dict[str, Tensor]:
+        def make(told: str) -> dict[str, Tensor]:
             found = Relevance.of(self._presence(), self.seen.gold, settings.kind, settings.top)
             return {name: torch.from_numpy(array) for name, array in found.arrays().items()}
 
@@ -158,20 +160,20 @@ class Chain:
         with torch.no_grad():
             net.ranker.labels.copy_(self._described(vectors))
 
-        def make() -> dict[str, Tensor]:
+        def make(told: str) -> dict[str, Tensor]:
             reached = train_ranker(
                 net.ranker,
                 vectors,
                 relevance,
                 recipe.ranker,
                 folder=self.folder / f"ranker_{name}",
-                fingerprint=self.told,
+                fingerprint=told,
                 seed=recipe.seed,
             )
             return {k: v.detach().cpu() for k, v in net.ranker.state_dict().items()} | {"ndcg": torch.tensor([reached])}
 
-        upstream = [recipe.language, recipe.relevance, recipe.ranker, recipe.model]
-        kept = dict(self._kept(f"ranker_{name}", [part.model_dump(mode="json") for part in upstream], make))
+        parts = [part.model_dump(mode="json") for part in (recipe.relevance, recipe.ranker)]
+        kept = dict(self._kept(f"ranker_{name}", [*self._language_of(), *parts], make))
         reached = float(kept.pop("ndcg"))
         net.ranker.load_state_dict(kept)
         return reached
@@ -185,17 +187,24 @@ class Chain:
             rows.append(vectors[ids].mean(0) if len(ids) else torch.zeros(vectors.shape[1]))
         return torch.stack(rows)
 
-    def _kept(self, name: str, made_of: list, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """The tensors of a stage, read if they were made of the same, else made and written."""
+    def _kept(self, name: str, made_of: list, make: Callable[[str], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """The tensors of a stage, read if they were made of the same, else made, given the fingerprint, and written."""
         path = self.folder / f"{name}.safetensors"
         told = hashlib.sha256(json.dumps([self.told, made_of], sort_keys=True).encode()).hexdigest()
         if (found := _read(path, told)) is not None:
             return found
-        tensors = make()
+        tensors = make(told)
         self.folder.mkdir(parents=True, exist_ok=True)
         with new_file(path) as aside:
             aside.write_bytes(save({k: v.contiguous() for k, v in tensors.items()}, metadata={"told": told}))
         return tensors
+
+
+def _ground(recipe: PlantRecipe, examples: Examples) -> str:
+    """The fingerprint of what all stages stand on, notes and words, without what only later ones are told."""
+    shape = PlantShape(max_words=recipe.model.max_words)
+    parts = {"seed": recipe.seed, "labels": recipe.labels, "holdout": recipe.holdout, "words": recipe.words}
+    return fingerprint(PlantRecipe(**parts, model=shape), examples)
 
 
 def _read(path: Path, told: str) -> dict[str, Tensor] | None:
@@ -220,8 +229,7 @@ def train_plant(
     """The coder of a recipe; `folder` keeps what each stage has made. leak: see `Chain.of`."""
     chain = Chain.of(recipe, train_notes, folder, leak)
     dev = Notes.of(dev_notes, recipe.labels, chain.reader, chain.labels)
-    told = fingerprint(recipe, train_notes, dev_notes)
-    model, fitted = _classifiers(chain, dev, told, {})
+    model, fitted = _classifiers(chain, dev, _told(recipe, train_notes, dev_notes), {})
     logits = only_own_version(model.logits_of(dev.reads), dev.versions, label_versions(chain.labels), NOTHING)
     model = model.calibrated(logits, dev.gold)
     decision = Decision.tune(recipe.decision, chain.labels, dev.codes, model.to_probabilities(logits))
@@ -230,15 +238,31 @@ def train_plant(
     if refit:
         calibration, every = model.calibration, both(train_notes, dev_notes)
         chain = Chain.of(recipe, every, folder / REFIT)
-        model, _ = _classifiers(chain, None, fingerprint(recipe, every), fitted)
+        model, _ = _classifiers(chain, None, _told(recipe, every), fitted)
         model.calibration = calibration
     return model, decision, found
+
+
+def train_classifiers(
+    recipe: PlantRecipe, train_notes: Examples, dev_notes: Examples, folder: Path
+) -> dict[str, Fitted]:
+    """How the classifier of each direction went; `train_plant` finds them in the folder."""
+    chain = Chain.of(recipe, train_notes, folder)
+    dev = Notes.of(dev_notes, recipe.labels, chain.reader, chain.labels)
+    return _classifiers(chain, dev, _told(recipe, train_notes, dev_notes), {})[1]
+
+
+def _told(recipe: PlantRecipe, *examples: Examples) -> str:
+    """The fingerprint of a classifier but for its direction: both can be trained apart."""
+    return fingerprint(
+        recipe.model_copy(update={"model": recipe.model.model_copy(update={"direction": "both"})}), *examples
+    )
 
 
 def _classifiers(
     chain: Chain, dev: Notes | None, told: str, before: dict[str, Fitted]
 ) -> tuple[Plant, dict[str, Fitted]]:
-    """The coder with all its directions trained; before: how often each was best, where it is trained anew."""
+    """The coder with all its directions trained; before: how each went before, where it is trained anew."""
     recipe, fitted = chain.recipe, {}
     counts = np.asarray(chain.notes.gold.sum(0)).ravel().astype(np.int64)
     model = Plant.of(chain.labels, counts, chain.reader, recipe.model, recipe.ranker, chain.relevance())

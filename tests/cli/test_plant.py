@@ -36,9 +36,10 @@ def test_stages_are_made_and_taken(small_corpus, tmp_path, settings):
     assert "ranker, forward, nDCG@10 0." in run("plant", "ranker", *asked).stdout
     made = {path.name for path in (tmp_path / "bundle.run").glob("*.safetensors")}
     assert made == {"language_forward.safetensors", "relevance.safetensors", "ranker_forward.safetensors"}
+    assert "classifier, forward, epoch" in run("plant", "classifier", *asked).stdout
     said = run("train", *asked)
     assert "plant coder, 6 codes" in said.stdout
-    assert "language model" not in said.stderr  # it was there
+    assert "language model" not in said.stderr and "epoch 1/" not in said.stderr  # all was there
     assert not (tmp_path / "bundle.run").exists()
     words = run("explain", str(tmp_path / "bundle"), "--code", "j18.9", "--tokens", "3").stdout
     assert "Pneumonia" in words and "lobe" in words
