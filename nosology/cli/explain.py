@@ -59,7 +59,7 @@ def _attended(bundle: Bundle, text: str, columns: list[int], limit: int) -> list
     model = bundle.model
     probabilities = model.probabilities([text])[0]
     if not columns:
-        accepted = (probabilities > 0) & (probabilities >= bundle.decision.thresholds(model.labels))
+        accepted = bundle.decision.accepted(model.labels, probabilities)
         columns = [int(j) for j in (-probabilities).argsort(kind="stable") if accepted[j]]
     look = getattr(model, "top_tokens", model.evidence)  # a coder without attention has its evidence
     found = look(text, columns, limit)

@@ -62,12 +62,16 @@ def examine(
     threshold: float | np.ndarray,
     *,
     systems: Collection[str] | None = None,
+    at_least_one: bool = False,
     replicates: int = 1000,
     seed: int = 0,
 ) -> Evaluation:
-    """The same as `evaluate`, with the counts, ranks and AUCs that a report shows beside the metrics."""
+    """The same as `evaluate`, with the counts, ranks and AUCs that a report shows beside the metrics.
+
+    at_least_one: a note's code of highest score is accepted where none reaches its threshold.
+    """
     scored = Scored.of(labels, gold, scores, systems)
-    predicted = scored.predicted(threshold)
+    predicted = scored.predicted(threshold, at_least_one)
     counts = Counts.of(scored.space, scored.n_nameable, scored.gold, predicted)
     cells = CellCounts.of(scored)
     grid = grid_of(cells)

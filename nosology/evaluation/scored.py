@@ -103,14 +103,21 @@ class Scored:
         columns = self.named_gold.indices if self.columns is None else self.columns[self.named_gold.indices]
         return np.asarray(self.scores[rows, columns]).ravel()
 
-    def predicted(self, threshold: float | np.ndarray) -> sparse.csr_matrix:
-        """The accepted codes (B, len(space)): a score above 0 that reaches its threshold."""
+    def predicted(self, threshold: float | np.ndarray, at_least_one: bool = False) -> sparse.csr_matrix:
+        """The accepted codes (B, len(space)): a score above 0 that reaches its threshold.
+
+        at_least_one: where no code of a note does, the one of highest score.
+        """
         limit = _checked_threshold(threshold, self.scores.shape[1]).astype(self.scores.dtype)
         if self.columns is not None and limit.ndim:
             limit = limit[self.columns]
 
         def accepted(_: slice, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            note, column = np.nonzero((block >= limit) & (block > 0))
+            reached = (block >= limit) & (block > 0)
+            if at_least_one:
+                none = np.flatnonzero(~reached.any(1) & (block > 0).any(1))
+                reached[none, block[none].argmax(1)] = True
+            note, column = np.nonzero(reached)
             return np.bincount(note, minlength=len(block)), column
 
         sizes, columns = (np.concatenate(parts) for parts in zip(*self.over_notes(accepted)))

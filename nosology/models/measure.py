@@ -13,13 +13,13 @@ import numpy as np
 from nosology.codes.code_list import description_of
 from nosology.codes.label_space import LabelSpace
 from nosology.codes.versions import VERSION, label_versions, only_own_version, versions
-from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError
+from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError, Note
 from nosology.core.progress import progress
 from nosology.core.version import __version__
 from nosology.corpora.corpus import Corpus
 from nosology.evaluation import Evaluation, examine, tune_threshold, write_report
 from nosology.models.bundle import Bundle, Model
-from nosology.models.code_sets import CodeSet
+from nosology.models.code_sets import KNOWN, CodeSet
 
 _BATCH = 256
 
@@ -47,7 +47,7 @@ def measure(
 
     systems: count only their codes; where none is named, those that a note of the split has. A note is held only
     against codes of the ICD versions it is coded in: about others it says nothing. codes: count only "full", "frequent"
-    or "rare" ones (see `CodeSet`), or those given; a coder that reads codes by their descriptions is then asked for all
+    or "rare" ones (see `CodeSet`), "known": those of the coder, or those given; a coder that reads codes by their descriptions is then asked for all
     of them, be they trained or not.
     tune: look for the threshold anew, on the dev notes of the corpus and with the same codes.
     """
@@ -59,7 +59,9 @@ def measure(
     present = {code.system for note in gold for code in note}
     counted = set(systems) or present or set(SYSTEMS)
     chosen = None
-    if codes is not None:
+    if codes == KNOWN:
+        chosen = CodeSet(KNOWN, frozenset(bundle.model.labels.codes), only_with_code=True).of_systems(counted)
+    elif codes is not None:
         everything = (note.codes for note in corpus.notes(text=False))
         chosen = CodeSet.of(codes, everything).of_systems(counted)
     model, columns = _candidates(bundle.model, chosen, counted)
@@ -74,7 +76,8 @@ def measure(
         thresholds = bundle.decision.thresholds(LabelSpace(model.labels.codes[j] for j in columns))
         origin = "the coder's own"
     labels, true, probabilities = asked.on(split)
-    evaluation = examine(labels, true, probabilities, thresholds, systems=counted, seed=seed)
+    one = bundle.decision.at_least_one
+    evaluation = examine(labels, true, probabilities, thresholds, systems=counted, at_least_one=one, seed=seed)
 
     cautions = _cautions(bundle, corpus, split, tune, counted & present - set(labels.systems))
     if others := int((~asked.counts(versions(gold))).sum()):
@@ -152,9 +155,8 @@ class _Asked:
             which = f" with a {self.chosen.name} code" if self.chosen else f" coded in {', '.join(self.systems)}"
             raise DataError(f"{self.corpus.folder} has no {split} notes{which}")
         notes = compress(self.corpus.notes(_split(split)), kept)
-        texts = (note.text for note in progress(notes, f"coding {split}", total=len(gold)))
         labels = LabelSpace(self.model.labels.codes[j] for j in self.columns)
-        found = self._probabilities(texts, len(gold))
+        found = self._probabilities(progress(notes, f"coding {split}", total=len(gold)), len(gold))
         return labels, gold, only_own_version(found, of_notes[kept], label_versions(labels))
 
     def counts(self, of_notes: np.ndarray) -> np.ndarray:
@@ -162,12 +164,15 @@ class _Asked:
         asked = np.bitwise_or.reduce([VERSION[system] for system in self.systems])
         return (of_notes == 0) | ((of_notes & asked) > 0)
 
-    def _probabilities(self, texts: Iterable[str], n: int) -> np.ndarray:
+    def _probabilities(self, notes: Iterable[Note], n: int) -> np.ndarray:
+        """Probabilities (B, columns); a model that reads what stands beside the text is given it."""
+        read = getattr(self.model, "note_probabilities", None)
         found = np.empty((n, len(self.columns)), dtype=np.float32)
         whole = len(self.columns) == len(self.model.labels)
-        texts = iter(texts)
+        notes = iter(notes)
         for start in range(0, n, _BATCH):
-            block = self.model.probabilities(islice(texts, _BATCH))
+            some = islice(notes, _BATCH)
+            block = read(some) if read else self.model.probabilities(note.text for note in some)
             found[start : start + _BATCH] = block if whole else block[:, self.columns]
         return found
 

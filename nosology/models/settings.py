@@ -26,6 +26,7 @@ class DecisionSettings(Section):
         "global"  # a number, or how to find it on dev
     )
     min_positives: int = Field(10, ge=1)  # per_code: codes with fewer dev notes keep the global threshold
+    at_least_one: bool | Literal["auto"] = False  # a note's likeliest code is accepted; auto: if all dev notes have one
 
 
 class HoldoutSettings(Section):

@@ -79,7 +79,7 @@ class Coder:
 
     def _ranked(self, probabilities: np.ndarray, top: int | None) -> dict[Code, tuple[float, int]]:
         """The codes to suggest, each with its probability and the column it comes from; probabilities: (L,)."""
-        accepted = (probabilities > 0) & (probabilities >= self.decision.thresholds(self.model.labels))
+        accepted = self.decision.accepted(self.model.labels, probabilities)
         more = 0 if top is not None else int(accepted.sum())  # accepted codes still to come
         ranked: dict[Code, tuple[float, int]] = {}
         for column in np.argsort(-probabilities, kind="stable"):
@@ -103,6 +103,7 @@ class Coder:
 
     def _suggest(self, text: str, probabilities: np.ndarray, top: int | None) -> list[Suggestion]:
         ranked = self._ranked(probabilities, top)
+        accepted = self.decision.accepted(self.model.labels, probabilities)
         evidence = self.model.evidence(text, [column for _, column in ranked.values()]) if ranked else []
         return [
             Suggestion(
@@ -110,7 +111,7 @@ class Coder:
                 code=code.code,
                 description=self._describe(code),
                 probability=probability,
-                accepted=self.decision.accepts(self.model.labels.codes[column], probability),
+                accepted=bool(accepted[column]),
                 evidence=tuple(spans),
             )
             for (code, (probability, column)), spans in zip(ranked.items(), evidence)
