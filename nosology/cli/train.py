@@ -98,9 +98,9 @@ def evaluate(
     codes: Annotated[
         str | None,
         typer.Option(
-            metavar="full|frequent|rare",
-            help="Count only the codes of the corpus, those of them with 10 notes or more, or those with fewer (then"
-            " over the notes that have one).",
+            metavar="full|frequent|rare|known",
+            help="Count only the codes of the corpus, those of them with 10 notes or more, those with fewer, or those"
+            " that the coder has learned (of the last two, over the notes that have one).",
         ),
     ] = None,
     tune: Annotated[

@@ -14,7 +14,13 @@ SETS: dict[str, Callable[[int], bool]] = {
     "frequent": lambda notes: notes >= FREQUENT,
     "rare": lambda notes: notes < FREQUENT,
 }
-_MEANING = {"full": "every code of the corpus", "frequent": f"{FREQUENT} notes or more", "rare": f"under {FREQUENT}"}
+KNOWN = "known"  # those that a coder has learned, over the notes that have one
+_MEANING = {
+    KNOWN: "those that the coder has learned",
+    "full": "every code of the corpus",
+    "frequent": f"{FREQUENT} notes or more",
+    "rare": f"under {FREQUENT}",
+}
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,7 @@ class CodeSet:
         if not isinstance(wanted, str):
             return cls("given", frozenset(Code(*code) for code in wanted))
         if wanted not in SETS:
-            raise ConfigError(f"codes must be one of {', '.join(SETS)}; got {wanted!r}")
+            raise ConfigError(f"codes must be one of {', '.join([*SETS, KNOWN])}; got {wanted!r}")
         counts = Counter(code for codes in notes for code in set(codes))
         found = frozenset(code for code, count in counts.items() if SETS[wanted](count))
         if not found:

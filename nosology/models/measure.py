@@ -47,8 +47,8 @@ def measure(
 
     systems: count only their codes; where none is named, those that a note of the split has. A note is held only
     against codes of the ICD versions it is coded in: about others it says nothing. codes: count only "full", "frequent"
-    or "rare" ones (see `CodeSet`), "known": those of the coder, or those given; a coder that reads codes by their descriptions is then asked for all
-    of them, be they trained or not.
+    or "rare" ones (see `CodeSet`), the coder's own ("known"), or those given; a coder that reads codes by their
+    descriptions is then asked for all of them, be they trained or not.
     tune: look for the threshold anew, on the dev notes of the corpus and with the same codes.
     """
     _check(split, systems)

@@ -16,7 +16,14 @@ class LabelSettings(Section):
 
     # empty: all that the notes have
     systems: list[Literal["icd9cm", "icd9proc", "icd10cm", "icd10pcs"]] = Field(default_factory=list)
-    min_notes: int = Field(1, ge=1)  # codes of fewer training notes are not learned
+    min_notes: int = Field(1, ge=1)  # codes of fewer training notes are not learned,
+    max_notes: int | None = Field(None, ge=1)  # nor those of more; not set: no bound
+    most: int | None = Field(None, ge=1)  # of the codes that are left so many, those of most notes; not set: all
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the codes that are not learned are not asked for either: they are neither misses nor a matter."""
+        return self.max_notes is not None or self.most is not None
 
 
 class DecisionSettings(Section):

@@ -15,13 +15,13 @@ def label_space(settings: LabelSettings, codes: list[tuple[Code, ...]]) -> Label
     kept = [
         code
         for code, count in counts.items()
-        if count >= settings.min_notes and (not settings.systems or code.system in settings.systems)
+        if settings.min_notes <= count <= (settings.max_notes or count)
+        and (not settings.systems or code.system in settings.systems)
     ]
     if not kept:
-        raise DataError(
-            f"no code is left to learn: labels.systems = {settings.systems}, labels.min_notes = {settings.min_notes}"
-        )
-    return LabelSpace(sorted(kept))
+        told = {name: value for name, value in settings.model_dump().items() if value}
+        raise DataError(f"no code is left to learn: {', '.join(f'labels.{k} = {v}' for k, v in told.items())}")
+    return LabelSpace(sorted(sorted(kept, key=lambda code: (-counts[code], code))[: settings.most]))
 
 
 def of_systems(settings: LabelSettings, codes: list[tuple[Code, ...]]) -> list[tuple[Code, ...]]:
@@ -29,3 +29,11 @@ def of_systems(settings: LabelSettings, codes: list[tuple[Code, ...]]) -> list[t
     if not settings.systems:
         return codes
     return [tuple(code for code in note if code.system in settings.systems) for note in codes]
+
+
+def of_labels(settings: LabelSettings, labels: LabelSpace, codes: list[tuple[Code, ...]]) -> list[tuple[Code, ...]]:
+    """The codes of each note that a model is held to: of its systems, and where a recipe narrows, of its labels."""
+    if not settings.narrow:
+        return of_systems(settings, codes)
+    known = set(labels.codes)
+    return [tuple(code for code in note if code in known) for note in codes]

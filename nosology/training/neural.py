@@ -36,7 +36,7 @@ from nosology.text.tokens import words_of
 from nosology.training.examples import Examples, both
 from nosology.training.fingerprint import fingerprint
 from nosology.training.label_sampling import label_targets, sample_labels
-from nosology.training.labels import label_space, of_systems
+from nosology.training.labels import label_space, of_labels, of_systems
 from nosology.training.loop import Fitted, Paced, fit
 from nosology.training.run_folder import REFIT
 
@@ -56,7 +56,7 @@ class Notes:
     def of(examples: Examples, settings: LabelSettings, reader: Reader, labels: LabelSpace) -> Notes:
         """The notes of examples; a note's versions are those of all its codes, also of those that are not learned."""
         reads = [reader.read(text) for text in progress(examples.texts(), "reading", total=len(examples))]
-        codes = of_systems(settings, examples.codes)
+        codes = of_labels(settings, labels, examples.codes)
         return Notes(reads, codes, labels.encode(codes), versions(examples.codes))
 
     def part(self, size: int, seed: int) -> Notes:

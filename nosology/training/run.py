@@ -19,7 +19,7 @@ from nosology.models.linear import LinearRecipe, choose, fit_linear
 from nosology.models.settings import Recipe
 from nosology.models.tfidf import Tfidf
 from nosology.training.examples import Examples, both, train_and_dev
-from nosology.training.labels import label_space, of_systems
+from nosology.training.labels import label_space, of_labels
 from nosology.training.run_folder import CURVES, clear, run_folder
 
 Trained = tuple[Model, Decision, dict[str, Any]]  # and what dev has said: settings, number of true codes it could use
@@ -69,7 +69,7 @@ def _train_linear(
     dev_vectors = tfidf.transform(dev_notes.texts())
     choice = choose(recipe, vectors, gold, dev_vectors, dev_gold)
     model = fit_linear(recipe, labels, tfidf, vectors, gold, choice).calibrated(dev_vectors, dev_gold)
-    dev_codes = of_systems(recipe.labels, dev_notes.codes)
+    dev_codes = of_labels(recipe.labels, labels, dev_notes.codes)
     decision = Decision.tune(recipe.decision, labels, dev_codes, model.vector_probabilities(dev_vectors))
     if refit:
         notes = both(train_notes, dev_notes)

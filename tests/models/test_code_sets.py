@@ -51,7 +51,7 @@ def test_systems_narrow():
 
 def test_given_codes_and_wrong_names():
     assert CodeSet.of([("icd10cm", "A00")], NOTES).codes == {CODES[0]}
-    with pytest.raises(ConfigError, match="codes must be one of full, frequent, rare; got 'seldom'"):
+    with pytest.raises(ConfigError, match="codes must be one of full, frequent, rare, known; got 'seldom'"):
         CodeSet.of("seldom", NOTES)
     with pytest.raises(DataError, match="no frequent codes"):
         CodeSet.of("frequent", [[CODES[0]]])
