@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from datetime import date
 from pathlib import Path
 from random import Random
@@ -25,7 +26,8 @@ from nosology.workbench.store.schema import audit, notes
 from nosology.workbench.work import add_notes, new_batch, record
 
 YEARS = (2023, 2025)
-LEARN, WORK, REVIEWED = 260, 70, 36  # patients the coder learns from, patients in the queue, notes already reviewed
+LEARN, WORK, REVIEWED = 500, 70, 48  # patients the coder learns from, patients in the queue, notes already reviewed
+SEEN = 6  # notes that a code must have to be learned
 PASSWORD = "demo-demo-demo"  # of a store on this machine that holds nobody's notes
 PEOPLE = (("coder", "coder"), ("reviewer", "reviewer"), ("admin", "admin"))
 SYSTEMS = ("icd10cm", "icd10pcs")
@@ -44,11 +46,19 @@ def demo_bundle(folder: Path | None = None) -> Path:
 
 
 def _training_notes() -> list[Note]:
-    found = []
-    for note in demo_notes(LEARN, first=0):
-        split = "dev" if len(found) % 4 == 3 else "train"
-        found.append(Note(note.id, note.text, patient=note.patient, split=split, codes=note.codes))
-    return found
+    """Three of four notes to learn from, the rest for dev; codes that too few have are left out, for quickness."""
+    every = demo_notes(LEARN, first=0)
+    counts = Counter(code for note in every for code in note.codes)
+    return [
+        Note(
+            note.id,
+            note.text,
+            patient=note.patient,
+            split="dev" if int(note.patient or 0) % 4 == 3 else "train",
+            codes=tuple(code for code in note.codes if counts[code] >= SEEN),
+        )
+        for note in every
+    ]
 
 
 def demo_notes(patients: int, first: int, seed: int = 8) -> list[Note]:

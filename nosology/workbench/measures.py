@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from nosology.codes import describe, table
 from nosology.core import Code
@@ -76,8 +76,26 @@ def fit_curve(connection: Connection, found: Sequence[Reviewed]) -> Curve:
     """The curve of reviewed notes, kept for the notes to come."""
     by_hand = [item for item in found if item.hand]
     curve = Curve.fit([item.raw for item in by_hand], [agreement(item.suggested, item.final) for item in by_hand])
-    set_setting(connection, "curve", asdict(curve))
+    if curve != confidence_curve(connection):
+        set_setting(connection, "curve", asdict(curve))
+        _apply(connection, curve)
     return curve
+
+
+def _apply(connection: Connection, curve: Curve) -> None:
+    """Gives every note that nobody has begun the confidence that a new curve says."""
+    wanted = select(notes.c.id, codings.c.profile).join(codings, codings.c.note_id == notes.c.id)
+    rows = connection.execute(wanted.where(notes.c.status == "new").order_by(codings.c.id)).all()
+    if rows:
+        values = [{"which": row.id, "sure": float(curve(row.profile.get("confidence", 0.0)))} for row in rows]
+        where = notes.c.id == bindparam("which")
+        connection.execute(update(notes).where(where).values(confidence=bindparam("sure")), values)
+
+
+def raw_confidences(connection: Connection, limit: int = 20_000) -> list[float]:
+    """The coder's own confidence of the notes coded last."""
+    found = connection.scalars(select(codings.c.profile).order_by(codings.c.id.desc()).limit(limit))
+    return [profile.get("confidence", 0.0) for profile in found]
 
 
 def reviewed(connection: Connection) -> list[Reviewed]:

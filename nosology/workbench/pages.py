@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy import select
 
 from nosology.codes import parse, table
-from nosology.core import SYSTEMS, CodeError, ConflictError, ReviewError
+from nosology.core import SYSTEMS, Code, CodeError, ConflictError, ReviewError
 from nosology.workbench.accounts import User
 from nosology.workbench.export import FORMATS, to_csv, to_fhir, to_json
 from nosology.workbench.pages_sign_in import address
@@ -82,7 +82,9 @@ def note_page(request: Request, services: Parts, user: AnyUser, note_id: int) ->
         people = names(connection)
     log_read(services.engine, user.id, "note", note_id, address(request))
     evidence = evidence_spans(case.suggestions, case.review)
-    values = {"case": case, "panel": panel(case), "parts": parts(case.note["text"], evidence), "people": people}
+    loud = {*case.review.codes, *(Code(s["system"], s["code"]) for s in case.suggestions if s["accepted"])}
+    text = parts(case.note["text"], evidence, loud - case.review.rejected.keys())
+    values = {"case": case, "panel": panel(case), "parts": text, "people": people}
     return page(request, "note.html", user, values | {"message": "", "conflict": False})
 
 

@@ -16,7 +16,7 @@ from nosology.workbench.plots import bars, line
 from nosology.workbench.security import Admin, AnyUser, Parts, Reviewer
 from nosology.workbench.services import Services
 from nosology.workbench.store.engine import reading, writing
-from nosology.workbench.store.schema import notes, users
+from nosology.workbench.store.schema import users
 from nosology.workbench.triage import Triage, agreement, outlook
 from nosology.workbench.web import page
 from nosology.workbench.work import add_notes, log_in, log_read, new_batch, read_log
@@ -123,7 +123,7 @@ def _triage(request: Request, services: Services, user: Reviewer, trouble: str =
         found = measures.reviewed(connection)
         curve = measures.fit_curve(connection, found)
         rule = measures.triage_rule(connection)
-        coded = list(connection.scalars(select(notes.c.confidence).where(notes.c.confidence.is_not(None))))
+        coded = [float(curve(raw)) for raw in measures.raw_confidences(connection)]
     checked = [(float(curve(item.raw)), agreement(item.suggested, item.final)) for item in found if item.hand]
     rows = outlook(coded, checked)
     plot = line(

@@ -51,7 +51,8 @@ def bars(rows: Sequence[tuple[str, float | None, float | None]], names: tuple[st
     drawn += Markup('<text class="first" x="{}" y="12">{}</text>').format(label, names[0])
     drawn += Markup('<text class="second" x="{}" y="12">{}</text>').format(label + 60, names[1])
     for title, first, second in rows:
-        short = title if len(title) <= 38 else title[:37] + "…"
+        plain = title.partition(" (")[0]
+        short = plain if len(plain) <= 36 else plain[:35] + "…"
         drawn += Markup('<text x="{}" y="{:.0f}" text-anchor="end">{}<title>{}</title></text>').format(
             label - 8, y + 12, short, title
         )

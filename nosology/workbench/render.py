@@ -7,7 +7,7 @@ that would change how the rest is read (controls, marks of writing direction) ar
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -25,13 +25,17 @@ _SIGNS = {**_CONTROLS, 0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), "·"), *
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """text[start:end] as shown; `keys` are the codes it is evidence for, `marks` what the note says of it."""
+    """text[start:end] as shown; `keys` are the codes it is evidence for, `marks` what the note says of it.
+
+    loud: whether one of the codes is chosen, or suggested with some certainty.
+    """
 
     start: int
     shown: str
     keys: str
     marks: str
     title: str
+    loud: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +69,19 @@ def evidence_spans(suggestions: Sequence[Mapping[str, Any]], review: Review) -> 
     return found
 
 
-def parts(text: str, evidence: Mapping[Code, Sequence[Span]]) -> list[Part]:
-    """The sections of a note in order; together their pieces hold the whole text."""
+def parts(text: str, evidence: Mapping[Code, Sequence[Span]], loud: Collection[Code] = ()) -> list[Part]:
+    """The sections of a note in order; their pieces hold the whole text. loud: codes whose evidence stands out."""
     view = shown(text)
     marks = _cuts([(scope, category) for category, scope, _ in contexts(text) if category in MARKED], len(text))
     keys = _cuts([(span, str(code)) for code, spans in evidence.items() for span in spans], len(text))
     places = sorted({*marks, *keys})
+    strong = frozenset(map(str, loud))
     found = []
     for number, section in enumerate(sections(text)):
         start, end = section.span
         inside = places[bisect_right(places, start) : bisect_left(places, end)]
         cuts = [start, *inside, end]
-        found.append(Part(number, section.title, section.kind, tuple(_pieces(view, cuts, marks, keys))))
+        found.append(Part(number, section.title, section.kind, tuple(_pieces(view, cuts, marks, keys, strong))))
     return found
 
 
@@ -98,14 +103,19 @@ def _cuts(spans: Sequence[tuple[Span, str]], length: int) -> dict[int, frozenset
 
 
 def _pieces(
-    view: str, cuts: Sequence[int], marks: Mapping[int, frozenset[str]], keys: Mapping[int, frozenset[str]]
+    view: str,
+    cuts: Sequence[int],
+    marks: Mapping[int, frozenset[str]],
+    keys: Mapping[int, frozenset[str]],
+    strong: frozenset[str],
 ) -> list[Piece]:
     pieces = []
     mark_now, key_now = _at(marks, cuts[0]), _at(keys, cuts[0])
     for start, end in pairwise(cuts):
         mark_now, key_now = marks.get(start, mark_now), keys.get(start, key_now)
         names = [name for name in MARKED if name in mark_now]
-        pieces.append(Piece(start, view[start:end], " ".join(sorted(key_now)), " ".join(names), ", ".join(names)))
+        codes = " ".join(sorted(key_now))
+        pieces.append(Piece(start, view[start:end], codes, " ".join(names), ", ".join(names), bool(key_now & strong)))
     return pieces
 
 

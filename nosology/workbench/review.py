@@ -153,7 +153,7 @@ def _reject(review: Review, details: Mapping[str, Any], user: int | None, length
 
 def _change(review: Review, details: Mapping[str, Any], user: int | None, length: int) -> Review:
     code, to = code_in(details), _existing(details, "to")
-    if review.of(to):
+    if review.of(to) or code == to:
         raise ReviewError(f"{to.code} is chosen already")
     old = review.of(code) or Chosen(code, "suggested")
     new = replace(old, code=to, origin="changed", instead_of=code)
@@ -239,7 +239,7 @@ def _approve(review: Review, details: Mapping[str, Any], user: int | None, lengt
 def _preaccept(review: Review, details: Mapping[str, Any], user: int | None, length: int) -> Review:
     if review.version:
         raise ReviewError("only a note that nobody has touched can be pre-accepted")
-    codes = [_existing({"code": value}) for value in details.get("codes", [])]
+    codes = dict.fromkeys(_existing({"code": value}) for value in details.get("codes") or ())
     return replace(review, chosen=tuple(Chosen(code, "triage") for code in codes), status="preaccepted")
 
 

@@ -22,6 +22,7 @@ def serve(settings: Settings) -> None:
     from nosology.workbench.app import create_app
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     engine = open_store(settings.store)
     password = first_admin(engine)
     engine.dispose()

@@ -30,11 +30,18 @@ def open_store(store: str) -> Engine:
         raise ConfigError("store must be a file for SQLite or a postgresql:// address; got another kind of address")
     try:
         engine = _sqlite(url) if url.startswith("sqlite") else _postgres(url)
-        migrate(engine)
-    except (ArgumentError, ImportError) as error:
+    except (ArgumentError, ImportError, ValueError) as error:
         raise ConfigError("store must be a file for SQLite or a postgresql:// address that SQLAlchemy reads") from error
+    except OSError as error:
+        raise OutputError("the store cannot be opened: its folder cannot be made") from error
+    try:
+        migrate(engine)
     except (OperationalError, OSError) as error:  # the message of the driver may hold a password
+        engine.dispose()
         raise OutputError("the store cannot be opened: the file or server cannot be reached or written") from error
+    except BaseException:
+        engine.dispose()
+        raise
     return engine
 
 

@@ -1,0 +1,112 @@
+"""A note's state is what its decisions say, and nothing else."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nosology.core import Code, ReviewError, Span
+from nosology.workbench.review import ACTIONS, REASONS, STATUSES, Review, decide, replay
+
+HEART, PNEUMONIA, DIABETES = (Code("icd10cm", code) for code in ("I50.9", "J18.9", "E11.9"))
+
+
+def after(*acts, user=1, length=100):
+    return replay([(action, details, user) for action, details in acts], length=length)
+
+
+def accept(code):
+    return "accept", {"code": str(code)}
+
+
+def test_accepting_chooses_in_order_and_the_first_diagnosis_is_principal():
+    review = after(("add", {"code": "icd10pcs:0DTJ4ZZ"}), accept(HEART), accept(DIABETES))
+    assert [code.code for code in review.codes] == ["0DTJ4ZZ", "I50.9", "E11.9"]
+    assert review.principal == HEART
+    assert (review.status, review.version, review.assignee) == ("open", 3, 1)
+
+
+def test_a_rejection_has_a_reason_and_can_be_taken_back():
+    review = after(("reject", {"code": str(HEART), "reason": "negated"}))
+    assert review.rejected == {HEART: "negated"}
+    assert decide(review, "clear", {"code": str(HEART)}, 1, length=9).rejected == {}
+    with pytest.raises(ReviewError, match=r"reason must be one of not_documented, .*; got 'because'"):
+        decide(review, "reject", {"code": str(HEART), "reason": "because"}, 1, length=9)
+
+
+def test_a_change_keeps_place_and_remembers_what_was_there():
+    review = after(accept(HEART), accept(DIABETES), ("change", {"code": str(HEART), "to": "icd10cm:I50.23"}))
+    assert [code.code for code in review.codes] == ["I50.23", "E11.9"]
+    assert review.chosen[0].instead_of == HEART and review.chosen[0].origin == "changed"
+    assert HEART in review.rejected
+
+
+def test_order_must_be_the_same_codes():
+    review = after(accept(HEART), accept(DIABETES))
+    swapped = decide(review, "order", {"codes": [str(DIABETES), str(HEART)]}, 1, length=9)
+    assert swapped.codes == (DIABETES, HEART)
+    for wrong in ([str(HEART)], [str(HEART)] * 2, None, "x"):
+        with pytest.raises(ReviewError):
+            decide(review, "order", {"codes": wrong}, 1, length=9)
+
+
+def test_evidence_lies_within_the_note():
+    review = after(accept(HEART), ("evidence", {"code": str(HEART), "start": 3, "end": 9}))
+    assert review.chosen[0].evidence == (Span(3, 9),)
+    for start, end in ((5, 5), (-1, 3), (90, 101), (True, 3), ("1", 2)):
+        with pytest.raises(ReviewError, match="evidence must be characters"):
+            decide(review, "evidence", {"code": str(HEART), "start": start, "end": end}, 1, length=100)
+
+
+def test_what_is_done_must_be_reopened_before_it_changes():
+    review = after(accept(HEART), ("finish", {}))
+    with pytest.raises(ReviewError, match="the note is done: reopen it"):
+        decide(review, *accept(DIABETES), 1, length=9)
+    assert decide(decide(review, "reopen", {}, 1, length=9), *accept(DIABETES), 1, length=9).status == "open"
+
+
+def test_a_second_review_is_another_persons():
+    review = after(accept(HEART), ("second", {}))
+    with pytest.raises(ReviewError, match="another person's"):
+        decide(review, "approve", {}, 1, length=9)
+    assert decide(review, "approve", {}, 2, length=9).status == "done"
+
+
+def test_codes_that_do_not_exist_are_refused_without_showing_long_values():
+    for code in ("icd10cm:Q99.99Z", "icd10:I50.9", "I50.9", "", 7, "icd10cm:" + "secret " * 9):
+        with pytest.raises(ReviewError) as caught:
+            after(("add", {"code": code}))
+        assert "secret" not in str(caught.value)
+
+
+CODES = st.sampled_from(["icd10cm:I50.9", "icd10cm:J18.9", "icd10pcs:0DTJ4ZZ", "icd10cm:XX", "?", ""])
+DETAILS = st.fixed_dictionaries(
+    {},
+    optional={
+        "code": CODES,
+        "to": CODES,
+        "reason": st.sampled_from([*REASONS, "?"]),
+        "poa": st.sampled_from(["", "Y", "N", "?"]),
+        "start": st.integers(-2, 12),
+        "end": st.integers(-2, 12),
+        "codes": st.lists(CODES, max_size=3),
+        "user": st.one_of(st.none(), st.integers(1, 3), st.just("x")),
+    },
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from([*ACTIONS, "?"]), DETAILS, st.integers(1, 3)), max_size=12))
+def test_any_decisions_give_a_whole_state_or_a_sentence(acts):
+    review, kept = Review(), []
+    for action, details, user in acts:
+        try:
+            review = decide(review, action, details, user, length=10)
+        except ReviewError:
+            continue
+        kept.append((action, details, user))
+        assert len(set(review.codes)) == len(review.codes)
+        assert not set(review.codes) & review.rejected.keys()
+        assert review.status in STATUSES
+        assert review.version == len(kept)
+        assert all(0 <= span.start < span.end <= 10 for item in review.chosen for span in item.evidence)
+    assert replay(kept, length=10) == review
