@@ -23,12 +23,34 @@ def explain(
     code: Annotated[list[str], typer.Option(help="Explain this code; may be given several times.")] = [],  # noqa: B006
     tokens: Annotated[int, typer.Option(min=1, help="Words a code.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    method: Annotated[
+        list[str],
+        typer.Option(
+            help="How to weigh the words: attention, category (HMHAN's upper level), contributions (linear coder),"
+            " occlusion or lime; may be given several times. Without it, each kind of coder has its own way."
+        ),
+    ] = [],  # noqa: B006
+    samples: Annotated[int, typer.Option(min=10, help="Notes with words left out that LIME looks at.")] = 1000,
+    out: Annotated[
+        Path | None, typer.Option(help="Write a page a note and a picture an explanation to this folder.")
+    ] = None,
+    corpus: Annotated[
+        Path | None, typer.Option(help="Measure how good each method's explanations are on notes of this corpus.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Of the corpus: train, dev, test, or all.")] = "test",
+    limit: Annotated[int, typer.Option(min=1, help="Notes of the corpus.")] = 20,
 ) -> None:
     """Show the words of notes that each code attends to; without a note, the words that tell a code."""
     from nosology.models.bundle import Bundle
 
     loaded = Bundle.load(bundle)
     columns = [_column(loaded.model, name) for name in code]
+    if corpus is not None:
+        _measure(loaded, corpus, split, method, limit, samples, as_json)
+        return
+    if notes and (method or out):
+        _weigh(loaded, list(read_texts(notes)), columns, method, samples, out, tokens, as_json)
+        return
     if not notes:
         if not columns:
             raise ConfigError("explain needs a note, or --code for the words that tell a code")
@@ -38,6 +60,57 @@ def explain(
     for name, text in read_texts(notes):
         for row in _attended(loaded, text, columns, tokens):
             _show({"note": name} | row, as_json)
+
+
+def _weigh(
+    bundle: Bundle,
+    notes: list[tuple[str, str]],
+    columns: list[int],
+    methods: list[str],
+    samples: int,
+    out: Path | None,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """Prints each explanation, and draws it where a folder is named."""
+    from nosology.explanation.report import explained, write_explanations
+
+    if out is not None:
+        for row in write_explanations(bundle, notes, columns, methods, out, samples=samples):
+            _show_weighed(row | {"words": [(word, weight) for word, _, _, weight in row["words"][:limit]]}, as_json)
+        typer.echo(f"{out}: pages and pictures", err=as_json)
+        return
+    for name, text in notes:
+        for found, about in explained(bundle, text, columns, methods, samples=samples):
+            words = [(found.words.words[i], float(found.weights[i])) for i in found.best(limit)]
+            _show_weighed({"note": name, **about, "words": words}, as_json)
+
+
+def _show_weighed(row: dict[str, Any], as_json: bool) -> None:
+    _show(row, as_json)
+    if not as_json and "comprehensiveness" in row:
+        typer.echo(
+            f"{'':18}{row['method']}: comprehensiveness {row['comprehensiveness']:.3f}, sufficiency"
+            f" {row['sufficiency']:.3f}, {row['seconds']:.1f} s"
+        )
+
+
+def _measure(
+    bundle: Bundle, corpus: Path, split: str, methods: list[str], limit: int, samples: int, as_json: bool
+) -> None:
+    """Prints how good each method's explanations are."""
+    from nosology.corpora.corpus import Corpus
+    from nosology.explanation.report import measured
+
+    found = measured(bundle, Corpus.open(corpus), split, methods, limit=limit, samples=samples)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    names = ("explanations", "comprehensiveness", "sufficiency", "with_evidence", "token_f1", "iou", "seconds")
+    typer.echo(f"{'method':<14}" + "".join(f"{name:>19}" for name in names))
+    for method, values in found.items():
+        shown = ("-" if (v := values[n]) is None else f"{v:.3f}" if isinstance(v, float) else str(v) for n in names)
+        typer.echo(f"{method:<14}" + "".join(f"{value:>19}" for value in shown))
 
 
 def _column(model: Model, name: str) -> int:

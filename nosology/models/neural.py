@@ -136,12 +136,12 @@ class NeuralModel(Calibrated):
 
     def evidence(self, text: str, columns: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
         """For each column, the stretches of the note that its code attends to most, strongest first."""
-        starts, ends, weights = self._word_weights(text, columns)
+        starts, ends, weights = self.word_weights(text, columns)
         return [best_spans(text, row, starts, ends, limit) for row in weights]
 
     def top_tokens(self, text: str, columns: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
         """For each column, the single words of the note that its code attends to most, strongest first."""
-        starts, ends, weights = self._word_weights(text, columns)
+        starts, ends, weights = self.word_weights(text, columns)
         return [
             [
                 EvidenceSpan(int(starts[i]), int(ends[i]), text[starts[i] : ends[i]], float(row[i]))
@@ -151,7 +151,7 @@ class NeuralModel(Calibrated):
             for row in weights
         ]
 
-    def _word_weights(self, text: str, columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def word_weights(self, text: str, columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where the words of a note begin and end (W,), and how much each column's code attends to them (C, W)."""
         read = self.reader.read(text)
         if not len(read.ids) or not len(columns):

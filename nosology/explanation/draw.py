@@ -1,0 +1,105 @@
+"""Explanations as highlighted text: a page (HTML) and a picture (PNG), both of the note as it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+import numpy as np
+
+from nosology.core.files import new_file
+from nosology.explanation.attribution import Attribution
+
+_FOR, _AGAINST = (214, 69, 65), (58, 110, 165)  # colours of words that speak for a code, and against it
+_STYLE = (
+    "body{font:15px/1.6 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color:#222}"
+    "pre{white-space:pre-wrap;font:inherit;border:1px solid #ddd;border-radius:6px;padding:1em}"
+    "mark{color:inherit;border-radius:3px;padding:0 1px}h2{font-size:1.05em;margin:1.6em 0 .4em}small{color:#666}"
+)
+_COLUMNS = 88  # characters of a line in a picture
+
+
+def page(title: str, text: str, sections: Sequence[tuple[str, Attribution]]) -> str:
+    """A page with the note once for each explanation; nothing is loaded from anywhere."""
+    parts = [f"<h2>{escape(name)}</h2><pre>{highlighted(text, found)}</pre>" for name, found in sections]
+    legend = "<p><small>red speaks for the code, blue against it; the darker, the more</small></p>"
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
+        f"<h1>{escape(title)}</h1>{legend}{''.join(parts)}</html>\n"
+    )
+
+
+def highlighted(text: str, found: Attribution) -> str:
+    """The text as HTML, each word marked by its weight."""
+    parts, place = [], 0
+    for (start, end), strength in zip(found.words.spans(), strengths(found)):
+        if abs(strength) < 0.05:
+            continue
+        colour = ",".join(map(str, _FOR if strength > 0 else _AGAINST))
+        parts.append(escape(text[place:start]))
+        mark = f'<mark style="background:rgba({colour},{abs(strength):.2f})" title="{strength:+.2f}">'
+        parts.append(f"{mark}{escape(text[start:end])}</mark>")
+        place = end
+    return "".join([*parts, escape(text[place:])])
+
+
+def strengths(found: Attribution) -> np.ndarray:
+    """The weights (W,) as shares of the largest, from -1 to 1."""
+    most = np.abs(found.weights).max(initial=0)
+    return found.weights / most if most > 0 else np.zeros(len(found.weights))
+
+
+def picture(path: str | Path, title: str, text: str, found: Attribution) -> None:
+    """Writes the note as a picture, each word on a ground by its weight."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    lines = _lines(text, found)
+    height = 0.24 * (len(lines) + 3)
+    figure = Figure(figsize=(9.5, height), dpi=120)
+    canvas = FigureCanvasAgg(figure)
+    inch = 1 / height
+    figure.text(0.02, 1 - 0.28 * inch, title, fontsize=10, fontweight="bold", va="center", parse_math=False)
+    strength = strengths(found)
+    for row, line in enumerate(lines):
+        y = 1 - (0.24 * (row + 2.2)) * inch
+        for column, word, number in line:
+            shown = {"fontsize": 9, "family": "monospace", "va": "center", "parse_math": False}
+            if number is not None and abs(strength[number]) >= 0.05:
+                colour = tuple(part / 255 for part in (_FOR if strength[number] > 0 else _AGAINST))
+                shown["bbox"] = {"facecolor": (*colour, abs(strength[number])), "edgecolor": "none", "pad": 1.2}
+            figure.text(0.02 + 0.96 * column / _COLUMNS, y, word, **shown)
+    with new_file(path) as aside:
+        canvas.print_png(aside)
+
+
+def _lines(text: str, found: Attribution) -> list[list[tuple[int, str, int | None]]]:
+    """The text in lines of bounded width: pieces with their column and, if one is a word, its number."""
+    pieces, place = [], 0
+    for number, (start, end) in enumerate(found.words.spans()):
+        pieces += [(text[place:start], None), (text[start:end], number)]
+        place = end
+    pieces.append((text[place:], None))
+    lines: list[list[tuple[int, str, int | None]]] = [[]]
+    column = 0
+    for piece, number in pieces:
+        for i, part in enumerate(piece.split("\n")):
+            if i:
+                lines.append([])
+                column = 0
+            shown = " ".join(part.split()) if part.strip() else " " * bool(part and column)
+            shown = (" " if part[:1].isspace() and shown.strip() and column else "") + shown
+            shown += " " if part[-1:].isspace() and shown.strip() else ""
+            if column + len(shown) > _COLUMNS and shown.strip():
+                lines.append([])
+                column, shown = 0, shown.lstrip()
+            for start in range(0, len(shown), _COLUMNS):
+                if start:
+                    lines.append([])
+                    column = 0
+                chunk = shown[start : start + _COLUMNS]
+                if chunk.strip():
+                    lines[-1].append((column, chunk, number))
+                column += len(chunk)
+    return lines

@@ -1,0 +1,65 @@
+"""nosology explain with methods: printed, drawn, measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from nosology.cli import app
+from nosology.core import ConfigError, Evidence
+from nosology.corpora.corpus import write_corpus
+from tests.conftest import PHRASES, small_notes
+
+
+def run(*words: str) -> str:
+    found = CliRunner().invoke(app, ["explain", *words])
+    assert found.exit_code == 0, found.output + repr(found.exception)
+    return found.stdout
+
+
+@pytest.fixture
+def note(tmp_path):
+    path = tmp_path / "note.txt"
+    path.write_text("Seen today.\nChronic low back pain, follow up.")
+    return str(path)
+
+
+def test_each_method_is_printed_with_its_faithfulness(small_bundle, note):
+    asked = ["--method", "contributions", "--method", "occlusion", "--code", "M54.5", "--json"]
+    rows = [json.loads(line) for line in run(str(small_bundle), note, *asked).splitlines()]
+    assert [row["method"] for row in rows] == ["contributions", "occlusion"]
+    for row in rows:
+        assert {row["words"][i][0] for i in range(4)} == {"Chronic", "low", "back", "pain"}
+        assert row["comprehensiveness"] > row["sufficiency"]
+
+
+def test_pages_and_pictures(small_bundle, note, tmp_path):
+    out = tmp_path / "explained"
+    told = run(str(small_bundle), note, "--method", "lime", "--samples", "60", "--code", "M54.5", "--out", str(out))
+    assert "lime: comprehensiveness" in told
+    assert sorted(path.suffix for path in out.iterdir()) == [".html", ".json", ".png"]
+    assert "back</mark>" in next(out.glob("*.html")).read_text()
+
+
+def test_methods_are_measured_against_gold_evidence(small_bundle, tmp_path):
+    notes = []
+    for item in small_notes(40):
+        found = [
+            Evidence(code, at, at + len(phrase))
+            for code, phrase in PHRASES.items()
+            if code in item.codes and (at := item.text.lower().find(phrase)) >= 0
+        ]
+        notes.append(replace(item, evidence=tuple(found)))
+    corpus = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
+    asked = ["--corpus", str(corpus.folder), "--limit", "4", "--method", "contributions", "--json"]
+    found = json.loads(run(str(small_bundle), *asked))["contributions"]
+    assert found["explanations"] >= found["with_evidence"] > 0
+    assert found["token_f1"] > 0.8 and found["iou"] > 0.7 and found["comprehensiveness"] > 0.3
+
+
+def test_a_method_that_the_coder_does_not_have(small_bundle, note):
+    found = CliRunner().invoke(app, ["explain", str(small_bundle), note, "--method", "category"])
+    assert isinstance(found.exception, ConfigError) and "contributions, occlusion, lime" in str(found.exception)
