@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
@@ -112,11 +113,13 @@ def _diagnosis(item: Any) -> dict[str, str]:
 
 @cache
 def _risk_model() -> Any:
-    try:
-        import hccinfhir
-    except ImportError:
-        return None
-    return hccinfhir.HCCInFHIR(model_name="CMS-HCC Model V28")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of the way it reads its own tables
+        try:
+            import hccinfhir
+        except ImportError:
+            return None
+        return hccinfhir.HCCInFHIR(model_name="CMS-HCC Model V28")
 
 
 def _hcc(review: Review, age: int, sex: str) -> tuple[dict[Code, str], float | None]:

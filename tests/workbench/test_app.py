@@ -1,0 +1,296 @@
+"""The server as a program and a browser meet it, on both stores: API, forms, the door, what never leaks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+
+import pytest
+from fastapi.testclient import TestClient
+
+from nosology.workbench.app import create_app
+from nosology.workbench.settings import Settings
+from tests.workbench.conftest import NOTE, PASSWORD, fill_people, new_store
+
+HEART = "icd10cm:I50.9"
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def world(request, small_bundle, tmp_path_factory):
+    """A running server and the API tokens of its people."""
+    address = new_store(request, tmp_path_factory.mktemp("world"), request.param)
+    tokens = fill_people(address)
+    app = create_app(Settings(bundle=small_bundle, store=address))
+    with TestClient(app, base_url="http://localhost") as client:
+        yield client, tokens
+
+
+class Program:
+    """Somebody's program: the API with a token."""
+
+    def __init__(self, client, token):
+        self.client, self.headers = client, {"authorization": f"Bearer {token}"}
+
+    def get(self, path, **options):
+        return self.client.get(f"/api/v1{path}", headers=self.headers, **options)
+
+    def post(self, path, value=None):
+        return self.client.post(f"/api/v1{path}", headers=self.headers, json=value)
+
+    def note(self, name: str, text: str = NOTE, **more) -> int:
+        """The number of a new note, once it is coded."""
+        assert self.post("/notes", {"notes": [{"id": name, "text": text, **more}]}).status_code == 202
+        for _ in range(200):
+            rows = [row for row in self.get("/notes", params={"order": "newest"}).json()["notes"] if row["ref"] == name]
+            if rows and rows[0]["coding"] == "done":
+                return rows[0]["id"]
+            time.sleep(0.05)
+        raise AssertionError("the note was not coded")
+
+    def decide(self, note: int, action: str, version: int, **details):
+        return self.post(f"/notes/{note}/decisions", {"action": action, "version": version, **details})
+
+
+@pytest.fixture
+def ann(world):
+    return Program(world[0], world[1]["ann"])
+
+
+def browser(world, name: str) -> TestClient:
+    """A client that has signed in as a browser does, with its own cookies."""
+    client = TestClient(world[0].app, base_url="http://localhost")
+    answer = client.post("/login", data={"name": name, "password": PASSWORD}, follow_redirects=False)
+    assert answer.status_code == 303, answer.text
+    return client
+
+
+def csrf(client: TestClient) -> str:
+    return re.search(r'name="csrf" content="([^"]+)"', client.get("/").text)[1]
+
+
+def test_a_note_from_import_to_export(world, ann):
+    note = ann.note("whole", patient="p1", sex="F", age=70, date="2025-11-03", kind="inpatient")
+    shown = ann.get(f"/notes/{note}").json()
+    assert shown["text"] == NOTE and shown["confidence"] > 0
+    accepted = [item["code"] for item in shown["suggestions"] if item["accepted"]]
+    assert "I50.9" in accepted
+    lung = next(item for item in shown["suggestions"] if item["code"] == "J18.9")
+    assert any("negated" in span.get("context", []) for span in lung["evidence"])
+    assert ann.decide(note, "accept", 0, code=HEART).json() == {"version": 1, "status": "open", "codes": [HEART]}
+    start = NOTE.index("type 2 diabetes")
+    assert ann.decide(note, "add", 1, code="icd10cm:E11.9", start=start, end=start + 15).status_code == 200
+    assert ann.decide(note, "reject", 2, code="icd10cm:J18.9", reason="negated").status_code == 200
+    assert ann.decide(note, "order", 3, codes=["icd10cm:E11.9", HEART]).status_code == 200
+    assert ann.decide(note, "finish", 4).json()["status"] == "done"
+    assert ann.get(f"/notes/{note}").json()["groups"]["drg"]
+    assert [row["action"] for row in ann.get(f"/notes/{note}/decisions").json()][-1] == "finish"
+    bundle = ann.get(f"/notes/{note}/export").json()
+    assert bundle["entry"][0]["resource"]["code"]["coding"][0]["code"] == "E11.9"
+    assert ann.get(f"/notes/{note}/export", params={"format": "csv"}).text.count("\r\n") == 3
+    measures = ann.get("/measures").json()
+    assert measures["notes"] >= 1 and measures["kept"] is not None
+
+
+def test_a_conflict_says_who_was_faster(world, ann):
+    ben = Program(world[0], world[1]["ben"])
+    note = ann.note("conflict")
+    assert ann.decide(note, "accept", 0, code=HEART).status_code == 200
+    answer = ben.decide(note, "reject", 0, code=HEART, reason="wrong")
+    assert answer.status_code == 409 and "ann changed this note" in answer.json()["detail"]
+    assert ben.decide(note, "reject", 1, code=HEART, reason="wrong").status_code == 200
+
+
+def test_only_reviewers_approve_and_nobody_preaccepts(world, ann):
+    rita = Program(world[0], world[1]["rita"])
+    note = ann.note("second")
+    assert ann.decide(note, "second", 0).status_code == 200
+    assert ann.decide(note, "approve", 1).status_code == 403
+    assert rita.decide(note, "preaccept", 1).status_code == 403
+    assert rita.decide(note, "approve", 1).status_code == 200
+
+
+def test_the_door(world):
+    client, tokens = world
+    for path in ("/api/v1/notes", "/api/v1/batches", "/api/v1/measures", "/api/v1/notes/1/export"):
+        assert client.get(path).status_code == 401
+        assert client.get(path, headers={"authorization": "Bearer nos_wrong"}).status_code == 401
+    for path in ("/", "/notes/1", "/batches", "/measures", "/users", "/audit"):
+        answer = client.get(path, follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+    for path in ("/users", "/audit"):
+        assert client.get(path, headers={"authorization": f"Bearer {tokens['ann']}"}).status_code == 403
+    assert client.get("/triage", headers={"authorization": f"Bearer {tokens['ann']}"}).status_code == 403
+    assert client.get("/health/live").status_code == client.get("/health/ready").status_code == 200
+
+
+def test_a_browser_needs_the_token_of_its_own_session(world):
+    client = browser(world, "ann")
+    cookie = client.cookies.jar._cookies["localhost.local"]["/"]["nosology_session"]
+    assert cookie.has_nonstandard_attr("HttpOnly") and cookie.get_nonstandard_attr("SameSite") == "lax"
+    value = {"name": "mine"}
+    assert client.post("/tokens", data=value).status_code == 403
+    other = csrf(browser(world, "ben"))
+    assert client.post("/tokens", data={**value, "csrf": other}).status_code == 403
+    assert client.post("/api/v1/codes/search", json={"query": "heart"}).status_code == 403
+    token = csrf(client)
+    assert "nos_" in client.post("/tokens", data={**value, "csrf": token}).text
+    assert (
+        client.post("/api/v1/codes/search", json={"query": "heart"}, headers={"x-csrf-token": token}).status_code == 200
+    )
+    client.post("/logout", data={"csrf": token})
+    assert client.get("/", follow_redirects=False).status_code == 303
+
+
+def test_many_attempts_to_sign_in_are_slowed_down(small_bundle, world):
+    client = TestClient(world[0].app, base_url="http://localhost")
+    services = world[0].app.state.services
+    answers = [client.post("/login", data={"name": f"x{i}", "password": "y"}).status_code for i in range(12)]
+    services.sign_ins._events.clear()
+    assert answers[0] == 401 and answers[-1] == 429
+
+
+def test_every_answer_has_the_security_headers(world):
+    for path in ("/login", "/static/style.css", "/nowhere", "/api/v1/notes", "/health/live"):
+        headers = world[0].get(path).headers
+        assert (
+            "default-src 'none'" in headers["content-security-policy"]
+            and "unsafe" not in headers["content-security-policy"]
+        )
+        assert headers["x-content-type-options"] == "nosniff" and headers["x-frame-options"] == "DENY"
+    assert world[0].get("/login").headers["cache-control"] == "no-store"
+
+
+EVIL = (
+    "<script>alert('boo')</script> <img src=x onerror=alert(1)> {{ 7*7 }} ]]> </section></div> "
+    "\u202egnihtemos\u2066 &amp; congestive heart failure \x07 \"'"
+)
+
+
+def test_a_hostile_note_is_only_text(world, ann):
+    note = ann.note("<b>evil</b>", EVIL, patient="<i>p</i>")
+    client = browser(world, "ann")
+    page = client.get(f"/notes/{note}").text
+    assert "<script>alert" not in page and "<img src=x" not in page and "\u202e" not in page and "<b>evil" not in page
+    assert "&lt;script&gt;" in page and "{{ 7*7 }}" in page and "⇄" in page
+    assert "<b>evil" not in client.get("/").text
+    for path in (f"/notes/{note}/history", "/measures", "/batches"):
+        assert client.get(path).status_code == 200
+
+
+def test_a_note_of_a_hundred_thousand_words(world, ann):
+    text = "Known congestive heart failure, feels well.\n" * 16_700
+    note = ann.note("long", text)
+    client = browser(world, "ann")
+    begun = time.perf_counter()
+    page = client.get(f"/notes/{note}")
+    assert page.status_code == 200 and page.text.count("feels well") == 16_700
+    assert time.perf_counter() - begun < 20
+
+
+def test_no_text_of_a_note_in_logs_or_errors(world, ann, caplog):
+    secret = "Xyzzyplugh the patient said"
+    with caplog.at_level(logging.DEBUG):
+        ann.note("secret", f"{secret}. congestive heart failure")
+        answers = [
+            ann.post("/notes", {"notes": [{"id": "s2", "text": [secret]}]}),
+            ann.post("/code", {"text": {"x": secret}}),
+            ann.post("/codes/search", {"query": secret, "system": secret}),
+            ann.decide(1, secret[:20], 0, code=secret),
+            ann.post("/fhir", {"resourceType": secret}),
+        ]
+    assert all(answer.status_code == 422 and "Xyzzy" not in answer.text for answer in answers[:3])
+    assert all("the patient said" not in answer.text for answer in answers)
+    assert "Xyzzy" not in caplog.text
+
+
+def test_reads_are_in_the_audit_log(world, ann):
+    note = ann.note("read me")
+    client = browser(world, "ben")
+    client.get(f"/notes/{note}")
+    client.get(f"/notes/{note}/export/csv")
+    rows = re.findall(
+        r"<td>(ben)</td><td>([a-z ]+)</td><td><a href=\"/notes/(\d+)", browser(world, "adam").get("/audit").text
+    )
+    assert ("ben", "note", str(note)) in rows and ("ben", "export csv", str(note)) in rows
+
+
+def test_forms_decide_too_and_show_the_panel(world, ann):
+    note = ann.note("form", sex="M", age=50)
+    client = browser(world, "ann")
+    token = {"x-csrf-token": csrf(client)}
+
+    def decide(**values):
+        return client.post(f"/notes/{note}/decide", data=values, headers=token)
+
+    page = decide(action="accept", version=0, code=HEART)
+    assert page.status_code == 200 and 'data-version="1"' in page.text
+    late = decide(action="accept", version=0, code="icd10cm:E11.9")
+    assert late.status_code == 409 and "Conflict" in late.text and 'data-version="1"' in late.text
+    assert decide(action="add", version=1, code="icd10cm:C56.1").status_code == 200
+    assert "is for female patients" in client.get(f"/notes/{note}").text
+    assert decide(action="reject", version=2, code="icd10cm:C56.1", reason="no").status_code == 422
+    assert decide(action="order", version=2, codes=json.dumps(["icd10cm:C56.1", HEART])).status_code == 200
+    assert decide(action="order", version=3, codes="not json").status_code == 422
+    assert client.get("/codes/icd10cm/I50.9?instead_of=icd10cm:I50.9").text.count("change to it") > 3
+    assert "I50.9" in client.post("/codes/search", data={"query": "heart failure"}, headers=token).text
+    assert client.get("/codes/icd10cm/nothing").status_code == 404
+
+
+def test_admins_add_people_who_must_choose_a_password(world):
+    admin = browser(world, "adam")
+    token = csrf(admin)
+    name = f"new {time.time_ns()}"
+    page = admin.post("/users", data={"csrf": token, "name": name, "role": "reviewer"}).text
+    secret = re.search(r'class="secret">([^<]+)<', page)[1]
+    client = TestClient(world[0].app, base_url="http://localhost")
+    client.post("/login", data={"name": name, "password": secret})
+    assert client.get("/", follow_redirects=False).headers["location"] == "/password"
+    form = {"csrf": re.search(r'name="csrf" content="([^"]+)"', client.get("/password").text)[1], "old": secret}
+    assert client.post("/password", data={**form, "new": PASSWORD, "again": "else"}).status_code == 422
+    assert client.post("/password", data={**form, "new": PASSWORD, "again": PASSWORD}).status_code == 200
+    assert client.get("/triage").status_code == 200
+
+
+def test_files_come_in_by_a_form(world):
+    client = browser(world, "ann")
+    token = csrf(client)
+    files = [
+        ("files", ("a.txt", b"heart failure", "text/plain")),
+        ("files", ("b.jsonl", b'{"id": "b1", "text": "x"}', "")),
+    ]
+    page = client.post("/batches", data={"csrf": token}, files=files)
+    assert page.status_code == 200 and "a.txt" in page.text
+    assert client.post("/batches", data={"csrf": token}, files=[("files", ("c.jsonl", b"{", ""))]).status_code == 422
+    assert client.post("/batches", data={"csrf": token, "text": "x", "ref": ""}).status_code == 422
+    assert client.post("/batches", data={"csrf": token, "text": "x", "ref": "typed"}).status_code == 200
+
+
+def test_triage_pre_accepts_and_people_may_reopen(world, ann):
+    admin = browser(world, "adam")
+    token = csrf(admin)
+    rule = {"csrf": token, "on": "yes", "threshold": "0.3", "sample": "0"}
+    assert admin.post("/triage", data=rule).status_code == 200
+    try:
+        note = ann.note("sure", "congestive heart failure. type 2 diabetes.")
+        shown = ann.get(f"/notes/{note}").json()
+        assert shown["status"] == "preaccepted" and {item["origin"] for item in shown["codes"]} == {"triage"}
+        assert ann.decide(note, "accept", 1, code="icd10cm:I10").status_code == 422
+        assert ann.decide(note, "reopen", 1).json()["status"] == "open"
+    finally:
+        admin.post("/triage", data={"csrf": token, "threshold": "0.9", "sample": "0.1"})
+    assert admin.post("/triage", data={"csrf": token, "threshold": "7"}).status_code == 422
+
+
+def test_metrics_count_and_tell_nothing_about_patients(world, ann):
+    note = ann.note("counted")
+    ann.get(f"/notes/{note}")
+    text = world[0].get("/metrics").text
+    assert 'nosology_requests_total{method="GET",route="/api/v1/notes/{note_id}",status="200"}' in text
+    assert "nosology_notes_uncoded" in text and "counted" not in text and NOTE[:20] not in text
+
+
+def test_requests_that_are_too_large_are_refused_before_they_are_read(world):
+    answer = world[0].post("/login", content=b"", headers={"content-length": str(1 << 40)})
+    assert answer.status_code == 413
