@@ -1,13 +1,14 @@
-"""What planting gives: python benchmarks/quality/plant.py few|fractions|ablations|leak [--patients 3000] [--seeds 3]
+"""What planting gives: python benchmarks/quality/plant.py few|fractions|ablations|leak [--seeds 3] [--jobs 6]
 
 A simulated hospital of 2016 to 2019 (ICD-10 diagnoses), divided by patient (70/10/20). All coders learn from the same
-train notes, choose their settings on dev and are measured on test.
+train notes by their built-in recipes, choose their settings on dev and are measured on test. Arms run beside each other
+(--jobs), each is written when it ends, and a study that was stopped goes on where it was.
 
 few        PLANT, LAAT and the linear coder on the codes with 1 to 5 train notes: macro F1 with its interval
-fractions  P@5 and P@15 of the three with a tenth, a fifth, a half and all of the train notes (paper 003, figure 4), as
-           a table and a plot, and the number of notes with which PLANT reaches what LAAT reaches with all
-ablations  PLANT without inattention, static attention, planted attention, discriminative rates, gradual unfreezing
-           (paper 003, table 8)
+fractions  P@5 and P@15 of the three with less and less train notes (paper 003, figure 4), as a table and a plot, and
+           the number of notes with which PLANT reaches what LAAT reaches with all
+ablations  PLANT without inattention, without the words after the 512th (which the stateful decoder reads),
+           discriminative rates, gradual unfreezing (paper 003, table 8), static attention, planted attention
 leak       PLANT as the authors' program has it, whose language model and mutual information see test notes too
 """
 
@@ -15,9 +16,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
+import shutil
+import sys
 import tempfile
 import time
-from dataclasses import replace
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,21 +37,47 @@ from nosology.corpora.simulate import simulate_notes
 from nosology.models.bundle import Bundle
 from nosology.models.measure import measure
 from nosology.training.examples import Examples, train_and_dev
-from nosology.training.plant import train_plant
 from nosology.training.run import train
+from nosology.training.run_folder import run_folder
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_plant.json"
 CODERS = ("plant", "laat", "linear")
-FRACTIONS = (0.1, 0.2, 0.5, 1.0)
+FRACTIONS = (1.0, 0.5, 0.2, 0.1, 0.05)
 ABLATIONS = {
     "all of it": [],
     "no inattention": ["model.inattention=0"],
-    "no static attention": ["model.static=false"],
-    "no planted attention": ["model.planted=false"],
+    "first 512 words alone": ["model.max_words=512"],
     "one rate for all": ["rates.ranker=1.0", "rates.encoder=1.0", "rates.fall=1.0"],
     "all parts at once": ["rates.gradual=false"],
+    "no static attention": ["model.static=false"],
+    "no planted attention": ["model.planted=false"],
+}
+LEAK = ("train notes alone", "all notes")
+ARMS = {
+    "few": list(CODERS),
+    "fractions": [f"{share} {coder}" for share in FRACTIONS for coder in CODERS],
+    "ablations": list(ABLATIONS),
+    "leak": list(LEAK),
 }
 SHOWN = ("micro_f1", "macro_f1", "map", "p@5", "p@15")
+FEW = 5  # train notes of a code at most
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One coder to be trained and measured."""
+
+    study: str
+    name: str
+    seed: int
+    folder: Path  # of the seed's corpora
+    settings: tuple[str, ...]  # of PLANT
+    threads: int
+
+    @property
+    def work(self) -> Path:
+        """Where it may write."""
+        return self.folder / self.study / self.name.replace(" ", "_")
 
 
 def divided(notes: list[Note], seed: int) -> list[Note]:
@@ -57,93 +89,128 @@ def divided(notes: list[Note], seed: int) -> list[Note]:
 
 
 def part_of(notes: list[Note], share: float, seed: int) -> list[Note]:
-    """The notes with a share of the train notes; dev and test stay whole."""
+    """The notes with a share of the train notes, a smaller one's among a larger one's; dev and test stay whole."""
     drawn = np.random.default_rng([seed, 6]).random(len(notes))
     return [note for note, chance in zip(notes, drawn) if note.split != "train" or chance < share]
 
 
-def corpus_of(notes: list[Note], folder: Path) -> Corpus:
-    """The notes as a corpus."""
-    return write_corpus(notes, folder, source={"kind": "benchmark"}, filters=[], counts={})
+def write_corpora(study: str, patients: int, seeds: int, folder: Path) -> int:
+    """The number of notes; the corpora of all seeds and shares are written."""
+    made = [note for note in simulate_notes(patients, 3, years=(2016, 2019)) if note.codes]
+    notes = [replace(n, codes=tuple(c for c in n.codes if c.system == "icd10cm"), evidence=()) for n in made]
+    for seed in range(seeds):
+        for share in FRACTIONS if study == "fractions" else (1.0,):
+            some = part_of(divided(notes, seed), share, seed)
+            where = folder / str(seed) / f"corpus_{share}"
+            where.parent.mkdir(parents=True, exist_ok=True)
+            write_corpus(some, where, source={"kind": "benchmark"}, filters=[], counts={})
+    return len(notes)
 
 
-def trained(coder: str, corpus: Corpus, folder: Path, seed: int, settings: list[str]) -> Bundle:
-    """A coder of the corpus."""
-    changed = [f"seed={seed}", *(settings if coder == "plant" else [])]
-    return train(load_recipe(coder, changed), [corpus], folder)
+def train_counts(corpus: Corpus) -> dict[Code, int]:
+    """How many train notes each code has."""
+    counts: dict[Code, int] = {}
+    for note in corpus.notes("train", text=False):
+        for code in note.codes:
+            counts[code] = counts.get(code, 0) + 1
+    return counts
 
 
-def row(bundle: Bundle, corpus: Corpus, folder: Path, codes: set[Code] | None = None) -> dict[str, float]:
-    """How a coder does on test, over all codes or some."""
-    metrics = measure(bundle, corpus, "test", folder / "report", codes=codes, tune=codes is not None).evaluation.metrics
+def row(bundle: Bundle, corpus: Corpus, arm: Arm, codes: set[Code] | None = None) -> dict[str, float]:
+    """How a coder does on test, over all codes or some; for some, the threshold is found for them on dev."""
+    report = arm.work / "report"
+    metrics = measure(bundle, corpus, "test", report, codes=codes, tune=codes is not None).evaluation.metrics
     names = [*SHOWN, "macro_f1_low", "macro_f1_high"]
     return {name: metrics[name] for name in names if metrics.get(name) is not None}
 
 
-def few(notes: list[Note], seed: int, folder: Path, settings: list[str]) -> dict:
-    """Codes with 1 to 5 train notes."""
-    corpus = corpus_of(notes, folder / "c")
-    counts: dict[Code, int] = {}
-    for note in notes:
-        for code in note.codes if note.split == "train" else ():
-            counts[code] = counts.get(code, 0) + 1
-    rare = {code for code, count in counts.items() if count <= 5}
-    found = {}
-    for coder in CODERS:
-        started = time.monotonic()
-        bundle = trained(coder, corpus, folder / coder, seed, settings)
-        found[coder] = {"few": row(bundle, corpus, folder, rare), "full": row(bundle, corpus, folder)}
-        found[coder]["seconds"] = time.monotonic() - started
-        print(f"seed {seed} {coder}: {json.dumps(found[coder])}", flush=True)
-    return found | {"codes": len(rare)}
+def few(arm: Arm) -> dict:
+    """A coder on all codes, and on those with few train notes."""
+    corpus = Corpus.open(arm.folder / "corpus_1.0")
+    rare = {code for code, count in train_counts(corpus).items() if count <= FEW}
+    bundle = trained(arm, arm.name, corpus)
+    return {"few": row(bundle, corpus, arm, rare), "full": row(bundle, corpus, arm), "few codes": len(rare)}
 
 
-def fractions(notes: list[Note], seed: int, folder: Path, settings: list[str]) -> dict:
-    """Less and less train notes."""
-    found: dict = {}
-    for share in FRACTIONS:
-        some = part_of(notes, share, seed)
-        corpus = corpus_of(some, folder / f"c{share}")
-        found[str(share)] = {"train notes": sum(note.split == "train" for note in some)}
-        for coder in CODERS:
-            bundle = trained(coder, corpus, folder / f"{coder}{share}", seed, settings)
-            found[str(share)][coder] = row(bundle, corpus, folder)
-            print(f"seed {seed} {share} {coder}: {json.dumps(found[str(share)][coder])}", flush=True)
-    return found
+def fractions(arm: Arm) -> dict:
+    """A coder with a share of the train notes."""
+    share, coder = arm.name.split()
+    corpus = Corpus.open(arm.folder / f"corpus_{share}")
+    notes = sum(1 for _ in corpus.notes("train", text=False))
+    return row(trained(arm, coder, corpus), corpus, arm) | {"train notes": notes}
 
 
-def ablations(notes: list[Note], seed: int, folder: Path, settings: list[str]) -> dict:
-    """PLANT without its parts."""
-    corpus, found = corpus_of(notes, folder / "c"), {}
-    for name, changed in ABLATIONS.items():
-        found[name] = row(trained("plant", corpus, folder / name, seed, [*settings, *changed]), corpus, folder)
-        print(f"seed {seed} {name}: {json.dumps(found[name])}", flush=True)
-    return found
+def ablations(arm: Arm) -> dict:
+    """PLANT without a part of it; stages before the classifier are taken over where they are the same."""
+    corpus = Corpus.open(arm.folder / "corpus_1.0")
+    here = run_folder(arm.work / "bundle")
+    here.mkdir(parents=True, exist_ok=True)
+    for file in (arm.folder / "stages").glob("*.safetensors"):
+        shutil.copy(file, here)
+    return row(trained(arm, "plant", corpus, ABLATIONS[arm.name]), corpus, arm)
 
 
-def leak(notes: list[Note], seed: int, folder: Path, settings: list[str]) -> dict:
-    """PLANT that has seen the test notes, beside PLANT that has not."""
-    corpus, found = corpus_of(notes, folder / "c"), {}
-    recipe = load_recipe("plant", [f"seed={seed}", *settings])
+def stages(arm: Arm) -> dict:
+    """Nothing; the stages before the classifier are made, for all ablations."""
+    from nosology.training.plant import Chain
+
+    recipe = load_recipe("plant", [f"seed={arm.seed}", *arm.settings])
+    learn, _, _ = train_and_dev([Corpus.open(arm.folder / "corpus_1.0")], recipe.holdout.share, recipe.seed)
+    return {"nDCG": Chain.of(recipe, learn, arm.folder / "stages").ranked(False)}
+
+
+def leak(arm: Arm) -> dict:
+    """PLANT whose first stages have seen the test notes, or not."""
+    from nosology.training.plant import train_plant
+
+    corpus = Corpus.open(arm.folder / "corpus_1.0")
+    recipe = load_recipe("plant", [f"seed={arm.seed}", *arm.settings])
     learn, dev, _ = train_and_dev([corpus], recipe.holdout.share, recipe.seed)
-    for name, more in (
-        ("train notes alone", None),
-        ("all notes", Examples([corpus], lambda note: note.split != "train")),
-    ):
-        model, decision, made = train_plant(recipe, learn, dev, False, folder / name, more)
-        bundle = Bundle(model, decision, recipe.model_dump(mode="json"), {"found": made})
-        found[name] = row(bundle, corpus, folder)
-        print(f"seed {seed} {name}: {json.dumps(found[name])}", flush=True)
-    return found
+    more = None if arm.name == LEAK[0] else Examples([corpus], lambda note: note.split != "train")
+    model, decision, made = train_plant(recipe, learn, dev, False, arm.work / "run", more)
+    return row(Bundle(model, decision, recipe.model_dump(mode="json"), {"found": made}), corpus, arm)
 
 
-STUDIES = {"few": few, "fractions": fractions, "ablations": ablations, "leak": leak}
+def trained(arm: Arm, coder: str, corpus: Corpus, changed: list[str] = []) -> Bundle:  # noqa: B006
+    """A coder of the corpus."""
+    settings = [*arm.settings, *changed] if coder == "plant" else []
+    return train(load_recipe(coder, [f"seed={arm.seed}", *settings]), [corpus], arm.work / "bundle")
+
+
+STUDIES = {"few": few, "fractions": fractions, "ablations": ablations, "leak": leak, "stages": stages}
+
+
+def run(arm: Arm) -> dict:
+    """What an arm has given, with the seconds it took; in a process of its own."""
+    started = time.monotonic()
+    try:
+        import torch
+    except ImportError:  # the linear coder alone needs none
+        pass
+    else:
+        torch.set_num_threads(arm.threads)
+    arm.work.mkdir(parents=True, exist_ok=True)
+    found = STUDIES[arm.study](arm)
+    return found | {"seconds": round(time.monotonic() - started, 1)}
+
+
+def in_parallel(arms: list[Arm], jobs: int):
+    """Each arm with what it has given, as they end; one that fails is told and passed over."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
+        waiting = {pool.submit(run, arm): arm for arm in arms}
+        for done in as_completed(waiting):
+            arm = waiting[done]
+            try:
+                yield arm, done.result()
+            except Exception as error:
+                print(f"{arm.study} {arm.name} seed {arm.seed} failed: {error!r}", file=sys.stderr, flush=True)
 
 
 def mean(values: list) -> dict | float:
-    """The mean of numbers, or of each entry of dictionaries."""
+    """The mean of numbers, or of each entry of dictionaries that all have."""
     if isinstance(values[0], dict):
-        return {key: mean([value[key] for value in values]) for key in values[0]}
+        return {key: mean([value[key] for value in values]) for key in values[0] if all(key in v for v in values)}
     return float(np.mean(values))
 
 
@@ -151,13 +218,12 @@ def less_data(table: dict) -> dict[str, float | None]:
     """The number of train notes with which PLANT reaches LAAT's best, for P@5 and P@15; None: not at all."""
     found: dict[str, float | None] = {}
     for name in ("p@5", "p@15"):
-        wanted = table["1.0"]["laat"][name]
-        points = sorted((part["train notes"], part["plant"][name]) for part in table.values())
-        found[name] = None
+        wanted = table["1.0 laat"][name]
+        points = sorted((part["train notes"], part[name]) for arm, part in table.items() if arm.endswith("plant"))
+        found[name] = points[0][0] if points[0][1] >= wanted else None
         for (n, low), (more, high) in pairwise(points):
-            if low >= wanted or high >= wanted:
-                found[name] = n if low >= wanted else n + (more - n) * (wanted - low) / (high - low)
-                break
+            if found[name] is None and high >= wanted:
+                found[name] = n + (more - n) * (wanted - low) / (high - low)
     return found
 
 
@@ -170,39 +236,63 @@ def plot(table: dict, path: Path) -> None:
     FigureCanvasAgg(figure)
     for axes, name in zip(figure.subplots(1, 2), ("p@5", "p@15")):
         for coder in CODERS:
-            axes.plot(
-                [p["train notes"] for p in table.values()], [p[coder][name] for p in table.values()], "o-", label=coder
-            )
+            points = sorted((part["train notes"], part[name]) for arm, part in table.items() if arm.endswith(coder))
+            axes.plot(*zip(*points), "o-", label=coder)
         axes.set(xlabel="train notes", ylabel=name.upper(), xscale="log")
         axes.legend()
     figure.savefig(path, dpi=120)
 
 
+def told_so_far(study: str, told: dict, rows: dict, out: Path) -> dict:
+    """The means over the seeds that are there, written with all rows."""
+    table = {arm: mean(list(rows[arm].values())) for arm in ARMS[study] if rows.get(arm)}
+    found = told | {"mean": table, "by seed": rows}
+    if study == "fractions" and len(table) == len(ARMS[study]):
+        found["notes that PLANT needs for LAAT's best"] = less_data(table)
+        plot(table, out.with_suffix(".png"))
+    results = json.loads(out.read_text()) if out.exists() else {}
+    write_json(out, results | {study: found})
+    return found
+
+
 def main() -> None:
     """Prints the table of a study and adds it to the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("study", choices=STUDIES)
-    parser.add_argument("--patients", type=int, default=3000)
+    parser.add_argument("study", choices=ARMS)
+    parser.add_argument("--patients", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="coders that are trained at the same time")
     parser.add_argument("--set", dest="settings", action="append", default=[], help="of PLANT, as in nosology train")
     parser.add_argument("--out", type=Path, default=RESULT)
     asked = parser.parse_args()
-    made = [note for note in simulate_notes(asked.patients, 3, years=(2016, 2019)) if note.codes]
-    notes = [replace(n, codes=tuple(c for c in n.codes if c.system == "icd10cm"), evidence=()) for n in made]
-    found = []
+    told = {"patients": asked.patients, "settings": asked.settings}
+    before = json.loads(asked.out.read_text()).get(asked.study, {}) if asked.out.exists() else {}
+    same = {name: before.get(name) for name in told} == told
+    rows: dict = before["by seed"] if same else {}
     with tempfile.TemporaryDirectory() as name:
-        for seed in range(asked.seeds):
-            folder = Path(name) / str(seed)
-            folder.mkdir()
-            found.append(STUDIES[asked.study](divided(notes, seed), seed, folder, asked.settings))
-    table = mean(found)
-    if asked.study == "fractions":
-        plot(table, asked.out.with_suffix(".png"))
-        table = table | {"notes that PLANT needs for LAAT's best": less_data(table)}
-    print(json.dumps(table, indent=2))
-    results = json.loads(asked.out.read_text()) if asked.out.exists() else {}
-    told = {"patients": asked.patients, "notes": len(notes), "seeds": asked.seeds, "settings": asked.settings}
-    write_json(asked.out, results | {asked.study: told | {"mean": table, "by seed": found}})
+        folder = Path(name)
+        told["notes"] = write_corpora(asked.study, asked.patients, asked.seeds, folder)
+        threads = max(1, (os.cpu_count() or 1) // asked.jobs)
+
+        def arms(study: str, names: list[str]) -> list[Arm]:
+            """All that are not there yet, the longest first."""
+            return [
+                Arm(study, arm, seed, folder / str(seed), tuple(asked.settings), threads)
+                for arm in names
+                for seed in range(asked.seeds)
+                if str(seed) not in rows.get(arm, {})
+            ]
+
+        if asked.study == "ablations":
+            for arm, found in in_parallel(arms("stages", ["stages"]), asked.jobs):
+                print(f"stages, seed {arm.seed}: {json.dumps(found)}", flush=True)
+        for arm, found in in_parallel(arms(asked.study, ARMS[asked.study]), asked.jobs):
+            rows.setdefault(arm.name, {})[str(arm.seed)] = found
+            print(f"{arm.name}, seed {arm.seed}: {json.dumps(found)}", flush=True)
+            told_so_far(asked.study, told, rows, asked.out)
+    print(json.dumps(told_so_far(asked.study, told, rows, asked.out)["mean"], indent=2))
+    if any(str(seed) not in rows.get(arm, {}) for arm in ARMS[asked.study] for seed in range(asked.seeds)):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

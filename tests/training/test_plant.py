@@ -82,6 +82,20 @@ def test_only_train_notes_enter_the_stages(small_corpus, tmp_path):
         torch.testing.assert_close(states[1][name], value, atol=0, rtol=0)
 
 
+def test_test_notes_do_not_enter_the_classifier(small_corpus, tmp_path):
+    """The whole coder, with dev notes as they were and other test notes: no weight and no threshold is another one."""
+    other = [
+        note if note.split != "test" else replace(note, text="Quite another text.", codes=note.codes[:1])
+        for note in small_notes(160)
+    ]
+    changed = write_corpus(other, tmp_path / "other", source={"kind": "test"}, filters=[], counts={})
+    recipe = load_recipe("plant", [*SMALL, "training.epochs=2", "ranker.epochs=3"])
+    first, second = (train(recipe, [c], tmp_path / n) for n, c in (("a", small_corpus), ("b", changed)))
+    assert first.decision == second.decision
+    for name, value in first.model.net.state_dict().items():
+        torch.testing.assert_close(second.model.net.state_dict()[name], value, atol=0, rtol=0)
+
+
 def test_stages_are_made_once(small_corpus, tmp_path, monkeypatch):
     recipe = load_recipe("plant", SMALL)
     examples = train_and_dev([small_corpus], 0.15, 0)[0]
