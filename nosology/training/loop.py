@@ -34,6 +34,7 @@ from nosology.training.stream import StreamPlan
 Validate = Callable[[nn.Module], dict[str, float]]  # metrics on dev
 
 _CPU_PARTS = 2  # of a step: one and two processes then do the same, and smaller parts cost a CPU nothing
+_UNSEEN = 10  # seconds without a look at the loss, where no other process has to look too: steps may take minutes
 _WRITING = 10  # an epoch's checkpoint waits until so many times as long as it takes has passed
 _HARMLESS = {"checkpoint_minutes", "log_steps", "micro_tokens", "micro_batches"}  # a run may go on with others
 
@@ -200,8 +201,13 @@ class _Run:
         self._notes += work.notes
         self.state = replace(self.state, done=work.step + 1, step=self.state.step + 1)
         last = self.state.done == len(self.plan)
-        if last or self.state.done % self.settings.log_steps == 0:
+        if last or self.state.done % self.settings.log_steps == 0 or self._overdue:
             self._look(work.epoch, last)
+
+    @property
+    def _overdue(self) -> bool:
+        """Whether slow steps have kept progress and checkpoints waiting; processes would not agree on the time."""
+        return self.fabric.world_size == 1 and time.monotonic() - self._looked >= _UNSEEN
 
     def _freeze(self, epoch: int) -> None:
         """Lets parts that do not learn yet cost no derivatives; several processes have agreed on theirs already."""

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from nosology.core import ConfigError, DataError
 from nosology.models.neural_settings import LoopSettings
+from nosology.training import loop
 from nosology.training.checkpoint import BEST, CHECKPOINT
 from nosology.training.loop import fit
 from nosology.training.schedule import Schedule, resolve
@@ -218,6 +219,23 @@ def test_what_fails_in_the_thread_fails_the_run(tmp_path):
             fingerprint="",
             seed=0,
         )
+
+
+def test_slow_steps_do_not_wait_for_the_next_look(whole, tmp_path, monkeypatch):
+    """A step may take minutes; what was learned by then is on disk though `log_steps` has not passed."""
+
+    class Dies(TinyNet):
+        def forward(self, batch):
+            if self.training and (tmp_path / CHECKPOINT).exists():
+                raise DataError("died")
+            return super().forward(batch)
+
+    monkeypatch.setattr(loop, "_UNSEEN", 0)
+    slow = SETTINGS.model_copy(update={"log_steps": 1000})
+    with pytest.raises(DataError, match="died"):
+        train(tmp_path, slow, net=Dies())
+    assert train(tmp_path, slow).resumed_at == 1
+    assert curves(tmp_path) == curves(whole)
 
 
 def test_dev_without_a_score_is_answered(tmp_path):
