@@ -29,9 +29,11 @@ def dual_laat(
     threshold: Annotated[float, typer.Option(min=0, max=1, help="From which probability on a code is accepted.")] = 0.5,
 ) -> None:
     """Make a bundle of a DualLAAT checkpoint that its authors have published."""
+    from nosology.cli.train import caution_unread
     from nosology.codes.code_list import read_code_list
     from nosology.models.dual_laat_import import import_bundle
 
     bundle = import_bundle(folder, read_code_list(codes), threshold)
     bundle.save(out)
     typer.echo(f"{out}: dual_laat coder, {len(bundle.model.labels):,} codes, threshold {threshold:.3f}")
+    caution_unread(bundle.model.unread(), codes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import tee
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nosology.core import ConfigError, DataError, Suggestion
+from nosology.core import Code, ConfigError, DataError, Suggestion
 
 if TYPE_CHECKING:
     from nosology.models.bundle import Bundle
@@ -77,6 +77,8 @@ def code(
 
     loaded, release = open_bundle(bundle, settings, release)
     coder = Coder(loaded, release, codes=None if codes is None else read_code_list(codes), systems=system)
+    if codes is not None and hasattr(coder.model, "unread"):
+        caution_unread(coder.model.unread(), codes)
     for_ids, for_texts = tee(read_texts(notes))
     results = coder.code_all((text for _, text in for_texts), top)
     for (note_id, _), suggestions in zip(for_ids, results):
@@ -120,6 +122,17 @@ def evaluate(
     for caution in measured.cautions:
         typer.echo(f"caution: {caution}", err=True)
     typer.echo(f"report: {out / 'index.html'}")
+
+
+def caution_unread(codes: Sequence[Code], source: Path) -> None:
+    """Says which codes of a list nobody should believe, for want of a word that the coder knows."""
+    if codes:
+        some = ", ".join(code.code for code in codes[:5]) + (", ..." if len(codes) > 5 else "")
+        typer.echo(
+            f"caution: {source} describes {len(codes):,} code{'' if len(codes) == 1 else 's'} without a word that the"
+            f" coder knows ({some}): their probabilities mean nothing",
+            err=True,
+        )
 
 
 def show(note_id: str, suggestions: list[Suggestion]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nosology.codes.label_space import LabelSpace
 from nosology.core import Code
-from nosology.encoders.vocabulary import Read, WordReader
+from nosology.encoders.vocabulary import UNKNOWN, Read, WordReader
 from nosology.models.batch import Batch, rectangle
 from nosology.models.dual_laat_net import DualLaatNet
 from nosology.models.neural import NOTHING, NeuralModel, evaluating
@@ -52,6 +52,11 @@ class DualLaat(NeuralModel):
         read = [self.reader.description(text, limit) for text in descriptions]
         tokens, lengths = rectangle([ids if len(ids) else self.reader.vocabulary.ids([""]) for ids in read])
         return tokens[:, : int(lengths.max())]
+
+    def unread(self) -> list[Code]:
+        """The codes whose descriptions have no word that the coder knows: their scores say nothing about them."""
+        known = (self.description_ids(self.descriptions) > UNKNOWN).any(1).tolist()
+        return [code for code, some in zip(self.labels.codes, known) if not some]
 
     def with_codes(self, codes: Sequence[tuple[Code, str]]) -> Self:
         """This coder for other codes, each given with its description; no weight changes."""

@@ -176,6 +176,13 @@ def test_notes_and_descriptions_without_a_word():
     assert np.isfinite(made.logits_of([made.reader.read("pain")])).all()
 
 
+def test_codes_that_no_known_word_describes_are_named():
+    made = CODERS["conv"]
+    assert made.unread() == [Code("icd10cm", "Z99.9")]
+    listed = [(Code("icd10cm", "A00.0"), "trastorno agudo"), (Code("icd10cm", "A00.1"), "trastorno acute")]
+    assert made.with_codes(listed).unread() == [Code("icd10cm", "A00.0")]
+
+
 @pytest.mark.parametrize("encoder", CODERS)
 def test_evidence_lies_in_the_note_as_it_was_given(encoder):
     made = CODERS[encoder]
