@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -154,7 +155,11 @@ class CodeTable:
 
     def chapters(self) -> list[str]:
         """The top lines."""
-        return [code for code, parent in zip(self._codes, self._parents) if parent is None]
+        return list(self._top)
+
+    @cached_property
+    def _top(self) -> tuple[str, ...]:
+        return tuple(code for code, parent in zip(self._codes, self._parents) if parent is None)
 
     def ancestors(self, code: str) -> list[str]:
         """The lines above, from the parent up to the chapter."""
