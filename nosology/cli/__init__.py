@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from nosology.cli import codes, corpus, federate, import_checkpoint, plant, train
+from nosology.cli.compare import compare, leakage
 from nosology.cli.embed import embed
 from nosology.cli.explain import explain
 from nosology.cli.grid import grid
@@ -51,6 +52,8 @@ app.command()(grid)
 app.command("train")(train.train)
 app.command("evaluate")(train.evaluate)
 app.command("code")(train.code)
+app.command()(compare)
+app.command()(leakage)
 app.command()(explain)
 app.add_typer(plant.app, name="plant")
 app.command()(probe)

@@ -40,19 +40,29 @@ class _Tally:
 
 
 def paired_bootstrap(
-    first: Evaluation, second: Evaluation, metric: str = "micro_f1", *, replicates: int = 2000, seed: int = 0
+    first: Evaluation,
+    second: Evaluation,
+    metric: str = "micro_f1",
+    *,
+    groups: Sequence[str] | None = None,
+    replicates: int = 2000,
+    seed: int = 0,
 ) -> Difference:
     """The difference of two models on the same notes, with its bootstrap interval.
 
-    Notes are drawn with replacement, the same for both models. p is the share of replicates that lie as far from the
-    difference found as that lies from 0.
+    Notes are drawn with replacement, the same for both models; groups: the patient of each note (B,), where patients
+    are to be drawn with all their notes. p is the share of replicates that lie as far from the difference found as that
+    lies from 0.
     """
     a, b = _tallies(first, second, metric)
     rng, n_notes = np.random.default_rng(seed), first.scored.n_notes
+    if groups is not None and len(groups) != n_notes:
+        raise ValueError(f"groups must name the patient of each of the {n_notes} notes; got {len(groups)}")
+    unit = np.arange(n_notes) if groups is None else np.unique(groups, return_inverse=True)[1]
     found = _gap(a, b, metric)
     draws = []
     for size in _chunks(replicates):
-        weights = random_draws(rng, size, n_notes)
+        weights = random_draws(rng, size, int(unit.max()) + 1)[:, unit]
         draws.append(a.at(weights) - b.at(weights))
     spread = np.concatenate(draws)
     low, high = np.quantile(spread, (0.025, 0.975))

@@ -55,8 +55,7 @@ class Combinations:
             for row, key in enumerate(_keys(without)):
                 if key in place:
                     counts[row, place[key]] -= 1
-        with np.errstate(divide="ignore"):
-            scores = np.where(counts > 0, scores + self.weight * np.log(counts), -np.inf)
+        scores = np.where(counts > 0, scores + self.weight * np.log(np.maximum(counts, 1)), -np.inf)
         empty = ~np.isfinite(scores).any(1)
         scores[empty] = 0.0
         among = softmax(scores, axis=1) @ self.sets.toarray()

@@ -127,6 +127,15 @@ class HmhanNet(nn.Module):
         cells = self._cells(logits[:real], batch.targets, batch.labels)
         if getattr(batch, "synthetic", None) is None:
             return cells.mean()
+        more = self._cells(self._between(batch, vectors, wide), batch.synthetic.targets, batch.labels)
+        return (cells.sum() + more.sum()) / (cells.numel() + more.numel())
+
+    def synthetic_logits(self, batch: ReportBatch) -> Tensor:
+        """Logits (S, L) of a batch's synthetic rows, for showing what a leak does; a coder never needs them."""
+        return self._between(batch, self.look(*self.states(batch), batch.labels), self._wide(batch))
+
+    def _between(self, batch: ReportBatch, vectors: Tensor, wide: Tensor) -> Tensor:
+        """Logits (S, L) of what lies between vectors (B, L, D), after attention, and what words say (B, L)."""
         made = batch.synthetic
 
         def between(values: Tensor) -> Tensor:
@@ -134,9 +143,7 @@ class HmhanNet(nn.Module):
             return torch.lerp(first, second, made.shares.to(values.dtype).view(-1, *[1] * (values.ndim - 1)))
 
         columns = None if batch.columns is None else between(batch.columns)
-        logits = self.head(between(vectors), columns, batch.labels) + between(wide)
-        more = self._cells(logits, made.targets, batch.labels)
-        return (cells.sum() + more.sum()) / (cells.numel() + more.numel())
+        return self.head(between(vectors), columns, batch.labels) + between(wide)
 
     def logits(self, batch: ReportBatch) -> Tensor:
         """Logits (B, L) for the batch's labels, or for all where it names none."""

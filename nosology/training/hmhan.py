@@ -154,7 +154,8 @@ class Course:
         means = (self.states(self.train) if self.places is None else self.places).means()[rows]
         columns = np.stack([report.columns for report in train.reports])
         vectors = np.concatenate([means, columns], axis=1)
-        return mlsmote(train.gold, vectors, share=settings.share, neighbours=settings.neighbours, seed=seed)
+        made = mlsmote(train.gold, vectors, share=settings.share, neighbours=settings.neighbours, seed=seed)
+        return made.among(rows)
 
 
 def train_hmhan(recipe: HmhanRecipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path) -> Trained:

@@ -6,7 +6,7 @@ measures a coder takes notes. Only a batch can hold it (`SyntheticBatch`), and o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import sparse
@@ -23,6 +23,14 @@ class Synthetic:
 
     def __len__(self) -> int:
         return len(self.first)
+
+    def among(self, rows: np.ndarray) -> Synthetic:
+        """The same, where the train reports are these rows of more reports."""
+        return replace(self, first=rows[self.first], second=rows[self.second])
+
+    def part(self, chosen: np.ndarray) -> Synthetic:
+        """Some of the rows."""
+        return Synthetic(self.first[chosen], self.second[chosen], self.shares[chosen], self.targets[chosen])
 
 
 def imbalance(gold: sparse.csr_matrix) -> tuple[np.ndarray, float]:

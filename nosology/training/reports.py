@@ -17,7 +17,7 @@ from nosology.encoders.state_cache import Places
 from nosology.models.hmhan import Hmhan, Report, report_batch
 from nosology.models.hmhan_net import ReportBatch, SyntheticBatch
 from nosology.models.hmhan_settings import HmhanRecipe
-from nosology.training.labels import of_systems
+from nosology.training.labels import of_labels
 from nosology.training.mlsmote import Synthetic
 
 
@@ -34,7 +34,7 @@ class Reports:
     @staticmethod
     def of(notes: list[Note], recipe: HmhanRecipe, model: Hmhan) -> Reports:
         """The notes as the model reads them."""
-        codes = of_systems(recipe.labels, [note.codes for note in notes])
+        codes = of_labels(recipe.labels, model.labels, [note.codes for note in notes])
         reports = [model.read(note.text, note.extra) for note in progress(notes, "reading", total=len(notes))]
         found = versions([note.codes for note in notes])
         patients = [note.patient or note.id for note in notes]
@@ -60,38 +60,55 @@ def parts_of(reports: Reports, parts: int, seed: int) -> np.ndarray:
 
 
 class Batches:
-    """The batches of one member; rows are counted within the reports that it learns from."""
+    """The batches of one member, which learns from some rows of the reports."""
 
-    def __init__(self, train: Reports, rows: np.ndarray, places: Places | None, synthetic: Synthetic | None):
+    def __init__(
+        self,
+        train: Reports,
+        rows: np.ndarray,
+        places: Places | None,
+        synthetic: Synthetic | None,
+        anchors: np.ndarray | None = None,
+    ):
+        """anchors: (S,) the report whose batch each synthetic row is in; None: the one that it begins at."""
         self.train, self.rows, self.places, self.synthetic = train, rows, places, synthetic
-        self._of: dict[int, list[int]] = {}  # synthetic rows by the report they begin at
-        for number, row in enumerate(() if synthetic is None else synthetic.first.tolist()):
-            self._of.setdefault(row, []).append(number)
+        self._of: dict[int, list[int]] = {}  # synthetic rows by their anchor
+        if synthetic is not None:
+            for number, row in enumerate((synthetic.first if anchors is None else anchors).tolist()):
+                self._of.setdefault(row, []).append(number)
         self._labels = label_columns(train)
 
     def make(self, chosen: np.ndarray, _: Any) -> ReportBatch:
-        """The batch of some rows, with the synthetic rows that begin at them."""
-        synthetic = [number for row in chosen.tolist() for number in self._of.get(row, ())]
-        mates = sorted({int(self.synthetic.second[number]) for number in synthetic} - set(chosen.tolist()))
-        every = [*chosen.tolist(), *mates]
-        targets = torch.from_numpy(self.train.gold[self.rows[chosen]].toarray().astype(np.float32))
-        more: dict[str, Any] = {"targets": targets}
-        if synthetic:
-            place = {row: i for i, row in enumerate(every)}
-            made = self.synthetic
-            pairs = [[place[int(made.first[n])], place[int(made.second[n])]] for n in synthetic]
-            shares = torch.from_numpy(made.shares[synthetic].astype(np.float32))
-            more["synthetic"] = SyntheticBatch(torch.tensor(pairs), shares, torch.from_numpy(made.targets[synthetic]))
-        kept = self._labels[int(self.train.versions[self.rows[chosen[0]]])]
+        """The batch of some of the member's rows, counted within them, with the synthetic rows anchored at them."""
+        real = self.rows[chosen]
+        synthetic = [number for row in real.tolist() for number in self._of.get(row, ())]
+        kept = self._labels[int(self.train.versions[real[0]])]
+        every, made = self.between(real, synthetic)
+        targets = torch.from_numpy(self.train.gold[real].toarray().astype(np.float32))
+        more: dict[str, Any] = {"targets": targets, "synthetic": made}
         if len(kept) < self.train.gold.shape[1]:  # codes of another ICD version are unknown for these reports
             more["labels"], more["targets"] = torch.from_numpy(kept), targets[:, kept]
-            if synthetic:
-                more["synthetic"] = replace(more["synthetic"], targets=more["synthetic"].targets[:, kept])
-        batch = report_batch([self.train.reports[row] for row in self.rows[every]], **more)
-        if self.places is not None:
-            states = torch.from_numpy(self.places.rectangle(self.rows[every], batch.tokens.shape[1]))
-            batch = replace(batch, states=states)
-        return batch
+            more["synthetic"] = made and replace(made, targets=made.targets[:, kept])
+        return self.batch(every, **more)
+
+    def between(self, real: np.ndarray, synthetic: list[int]) -> tuple[list[int], SyntheticBatch | None]:
+        """All reports that a batch needs, the real ones first, and its synthetic rows; None where there are none."""
+        made, every = self.synthetic, real.tolist()
+        if not synthetic:
+            return every, None
+        ends = np.stack([made.first[synthetic], made.second[synthetic]], axis=1)
+        every += sorted(set(ends.ravel().tolist()) - set(every))
+        place = {row: i for i, row in enumerate(every)}
+        pairs = torch.tensor([[place[row] for row in pair] for pair in ends.tolist()])
+        shares = torch.from_numpy(made.shares[synthetic].astype(np.float32))
+        return every, SyntheticBatch(pairs, shares, torch.from_numpy(made.targets[synthetic]))
+
+    def batch(self, every: list[int], **more: Any) -> ReportBatch:
+        """The batch of some reports, with their states where they are kept."""
+        found = report_batch([self.train.reports[row] for row in every], **more)
+        if self.places is None:
+            return found
+        return replace(found, states=torch.from_numpy(self.places.rectangle(every, found.tokens.shape[1])))
 
 
 def label_columns(train: Reports) -> dict[int, np.ndarray]:

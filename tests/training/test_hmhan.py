@@ -3,33 +3,46 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from typer.testing import CliRunner
 
+from nosology.cli import app
 from nosology.config import load_recipe
+from nosology.core import Code, ConfigError, Note
 from nosology.corpora.corpus import write_corpus
 from nosology.models.bundle import Bundle
 from nosology.models.measure import measure
+from nosology.training.hmhan import Course
+from nosology.training.reports import Batches, parts_of
 from nosology.training.run import train
 from tests.conftest import small_notes
 from tests.encoders.tiny import tiny_bert
 
 
 @pytest.fixture(scope="module")
-def encoder(tmp_path_factory):
-    return tiny_bert(tmp_path_factory.mktemp("hmhan") / "encoder")
-
-
-def settings(encoder, *more: str) -> list[str]:
+def tiny(tmp_path_factory) -> list[str]:
+    encoder = tiny_bert(tmp_path_factory.mktemp("hmhan") / "encoder")
     return [
         f"model.encoder='{encoder}'",
         "model.heads=2",
         "model.hidden=[16, 8]",
+        "model.members=1",
         "training.epochs=3",
         "training.learning_rate=5e-3",
         "words.features=500",
-        *more,
+    ]
+
+
+def with_columns(notes: list[Note]) -> list[Note]:
+    """The notes with an age, and a modality that tells one of the codes."""
+    heart = Code("icd10cm", "I50.9")
+    return [
+        replace(n, extra={"age": 40 + i % 9, "modality": "CT" if heart in n.codes else "XR"})
+        for i, n in enumerate(notes)
     ]
 
 
@@ -37,11 +50,111 @@ def f1(bundle, corpus, out):
     return measure(bundle, corpus, "test", out).evaluation.metrics["micro_f1"]
 
 
-def test_a_bundle_is_trained_saved_and_read_again(small_corpus, encoder, tmp_path):
-    recipe = load_recipe("hmhan", settings(encoder, "model.members=1"))
-    bundle = train(recipe, [small_corpus], tmp_path / "bundle")
+def test_a_bundle_is_trained_saved_and_read_again(small_corpus, tiny, tmp_path):
+    bundle = train(load_recipe("hmhan", tiny), [small_corpus], tmp_path / "bundle")
     again = Bundle.load(tmp_path / "bundle")
     texts = ["Type 2 diabetes. chronic low back pain", "no pneumonia", ""]
     assert np.array_equal(again.model.probabilities(texts), bundle.model.probabilities(texts))
-    assert f1(again, small_corpus, tmp_path / "report") > 0.5
+    assert not again.model.probabilities(texts)[2].any()
+    assert f1(again, small_corpus, tmp_path / "report") > 0.6
     assert not (tmp_path / "bundle.run").exists()
+
+
+def test_members_hold_out_a_part_each_where_there_is_no_dev(tiny, tmp_path):
+    notes = [replace(note, split=None, patient=f"p{i // 2}") for i, note in enumerate(small_notes(90))]
+    corpus = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
+    recipe = load_recipe("hmhan", [*tiny, "model.members=2", "training.epochs=2", "decision.at_least_one=true"])
+    bundle = train(recipe, [corpus], tmp_path / "bundle")
+    again = Bundle.load(tmp_path / "bundle")
+    assert len(bundle.model.net.nets) == len(again.model.net.nets) == 2 and again.decision.at_least_one
+    assert np.array_equal(again.model.probabilities([notes[0].text]), bundle.model.probabilities([notes[0].text]))
+    first, second = (net.head.own for net in again.model.net.nets)
+    assert not torch.equal(first, second)
+    course = Course.of(recipe, notes, tmp_path / "run", "")
+    part = parts_of(course.train, 2, 0)
+    assert all(part[i] == part[i + 1] for i in range(0, 90, 2)), "a patient's reports are in one part"
+    assert 30 <= (part == 0).sum() <= 60
+
+
+def test_a_frozen_encoder_reads_each_report_once_and_columns_count(tiny, tmp_path):
+    corpus = write_corpus(
+        with_columns(small_notes(80)), tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={}
+    )
+    cache = tmp_path / "states"
+    frozen = [*tiny, "model.frozen=true", f"states.cache='{cache}'", "smote.share=1.0", "words.features=0"]
+    bundle = train(load_recipe("hmhan", frozen), [corpus], tmp_path / "bundle")
+    [kept] = cache.iterdir()
+    before = (kept / "states.f16").stat()
+    assert before.st_size % (2 * 16) == 0 and before.st_size > 0
+    train(load_recipe("hmhan", [*frozen, "seed=5"]), [corpus], tmp_path / "second")
+    assert (kept / "states.f16").stat().st_size == before.st_size, "the second run found everything there"
+    model = bundle.model
+    assert not any(weight.requires_grad for weight in model.net.nets[0].encoder.parameters())
+    told = Note("a", "seen today", extra={"modality": "CT", "age": 44})
+    assert (model.note_probabilities([told]) != model.note_probabilities([replace(told, extra={})])).all()
+    assert np.array_equal(model.note_probabilities([replace(told, extra={})]), model.probabilities(["seen today"]))
+
+
+def test_states_from_disk_give_what_the_encoder_gives(tiny, tmp_path):
+    recipe = load_recipe("hmhan", [*tiny, "model.frozen=true"])
+    course = Course.of(recipe, small_notes(12), tmp_path, "")
+    rows = np.arange(12)
+    net = course.net(rows, 0).eval()
+    kept, asked = (Batches(course.train, rows, places, None).make(rows, None) for places in (course.places, None))
+    assert kept.states is not None and asked.states is None
+    with torch.no_grad():
+        assert net.logits(kept).numpy() == pytest.approx(net.logits(asked).numpy(), abs=5e-3)
+
+
+def test_class_weights_and_scaler_come_from_the_rows_that_are_learned_from(tiny, tmp_path):
+    notes = with_columns(small_notes(40))
+    course = Course.of(load_recipe("hmhan", [*tiny, "loss.weighted=true"]), notes, tmp_path, "")
+    rows = np.arange(20)
+    net = course.net(rows, 0)
+    positives = course.train.gold[:20].toarray().sum(0)
+    expected = np.clip((20 - positives) / np.maximum(positives, 1), 1, 10)
+    assert net.weights.numpy() == pytest.approx(expected)
+    ages = [note.extra["age"] for note in notes]
+    assert course.model.columns.numbers["age"] == pytest.approx((np.mean(ages), np.std(ages)))
+
+
+def test_synthetic_rows_are_in_the_loss_and_in_no_target(tiny, tmp_path):
+    course = Course.of(load_recipe("hmhan", [*tiny, "smote.share=2.0"]), small_notes(60), tmp_path, "")
+    rows = np.arange(10, 60)
+    made = course._synthetic(rows, 3)
+    assert len(made) and set(made.first) | set(made.second) <= set(rows.tolist()), "only rows that are learned from"
+    batches = Batches(course.train, rows, None, made)
+    held = np.flatnonzero(np.isin(rows, made.first))[:4]
+    batch = batches.make(held, None)
+    assert len(batch.targets) == 4 and len(batch.synthetic.targets) == np.isin(made.first, rows[held]).sum()
+    net = course.net(rows, 0).eval()
+    with torch.no_grad():
+        assert float(net(batch)) != pytest.approx(float(net(replace(batch, synthetic=None))), rel=1e-6)
+
+
+def test_compare_prints_table_4_with_its_tests(small_corpus, tiny, tmp_path):
+    asked = ["compare", "hmhan", "--corpus", str(small_corpus.folder), "--out", str(tmp_path / "out"), "--seeds", "2"]
+    settings = [part for setting in [*tiny, "training.epochs=1"] for part in ("--set", setting)]
+    found = CliRunner().invoke(app, [*asked, *settings])
+    assert found.exit_code == 0, found.output + repr(found.exception)
+    rows = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert list(rows["rows"]) == ["hmhan", "hmhan-single", "hmhan-none"]
+    assert len(rows["rows"]["hmhan"]["micro_f1"]["values"]) == 2
+    assert "patients drawn" in found.stdout and "paired t-test p" in found.stdout
+    before = (tmp_path / "out" / "hmhan-0" / "bundle.json").stat().st_mtime
+    assert CliRunner().invoke(app, [*asked, *settings]).exit_code == 0
+    assert (tmp_path / "out" / "hmhan-0" / "bundle.json").stat().st_mtime == before, "what is there is taken"
+    refused = CliRunner().invoke(app, ["compare", "linear", "linear", *asked[2:]])
+    assert isinstance(refused.exception, ConfigError)
+
+
+def test_leakage_shows_the_protocols_side_by_side(tiny, tmp_path):
+    notes = [replace(note, split=None, patient=f"p{i // 4}") for i, note in enumerate(small_notes(80))]
+    corpus = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
+    asked = ["leakage", "hmhan", "--corpus", str(corpus.folder), "--out", str(tmp_path / "out"), "--seeds", "1"]
+    settings = [*tiny, "training.epochs=1", "model.frozen=true", "smote.share=2.0"]
+    found = CliRunner().invoke(app, [*asked, *(part for setting in settings for part in ("--set", setting))])
+    assert found.exit_code == 0, found.output + repr(found.exception)
+    rows = json.loads((tmp_path / "out" / "leakage.json").read_text())
+    assert list(rows) == ["honest", "reports", "resampled", "resampled, its real test rows"]
+    assert rows["honest"]["shared"] == 0 < rows["reports"]["shared"]

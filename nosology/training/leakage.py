@@ -1,0 +1,173 @@
+"""What leaks make of a score, side by side with the honest protocol; nothing that is trained here is kept for use.
+
+honest      patients, and reports that repeat each other, stand on one side of the split; synthetic rows come from train
+reports     reports are dealt out one by one: a patient's reports, and copies of one report, are on both sides
+resampled   MLSMOTE runs over all reports before the split, as a table that is resampled and then divided: the test rows
+            are partly synthetic, and lie between reports that training has seen
+
+The last breaks on purpose what the types of `mlsmote.py` forbid: it has a measurement of its own, nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nosology.core import Note
+from nosology.core.files import write_json
+from nosology.corpora.corpus import Corpus, write_corpus
+from nosology.corpora.roster import read_roster
+from nosology.corpora.splits import stratified_splits
+from nosology.evaluation import Evaluation, examine, tune_threshold
+from nosology.models.hmhan_net import HmhanNets
+from nosology.models.hmhan_settings import HmhanRecipe, SmoteSettings
+from nosology.models.neural import evaluating
+from nosology.training.compare import METRICS, judged
+from nosology.training.hmhan import Course
+from nosology.training.loop import fit
+from nosology.training.mlsmote import Synthetic, mlsmote
+from nosology.training.reports import Batches
+from nosology.training.run import train
+
+_SHARES = (0.7, 0.15, 0.15)
+_FULL = SmoteSettings(share=3.0)  # what the leaky protocol makes where the recipe makes nothing
+
+
+def leakage(
+    recipe: HmhanRecipe,
+    corpus: Corpus,
+    out: str | Path,
+    *,
+    seeds: int = 3,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, dict[str, Any]]:
+    """For each protocol: mean and std of the metrics over seeds, label density of the test rows, and the share of test
+    patients that training has seen; written to leakage.json."""
+    notes = [note for note in corpus.notes() if note.codes]
+    runs: dict[str, list[tuple[Evaluation, float | None]]] = {}
+    for seed in range(recipe.seed, recipe.seed + seeds):
+        seeded = recipe.model_copy(update={"seed": seed})
+        for name, divided in (("honest", _by_patient), ("reports", _by_report)):
+            given = divided(notes, seed)
+            folder = Path(out) / f"{name}-{seed}"
+            split = write_corpus(given, folder / "corpus", source=corpus.manifest["source"], filters=[], counts={})
+            bundle = train(seeded, [split], folder / "bundle")
+            test = [note for note in given if note.split == "test"]
+            runs.setdefault(name, []).append((judged(bundle, test), _shared(given)))
+            say(f"{name}, seed {seed}: micro F1 {runs[name][-1][0].metrics['micro_f1']:.4f}")
+        for name, found in _resampled(seeded, notes, Path(out) / f"resampled-{seed}").items():
+            runs.setdefault(name, []).append((found, None))
+            say(f"{name}, seed {seed}: micro F1 {found.metrics['micro_f1']:.4f}")
+    rows = {name: _row(found) for name, found in runs.items()}
+    write_json(Path(out) / "leakage.json", rows)
+    return rows
+
+
+def _by_patient(notes: Sequence[Note], seed: int) -> list[Note]:
+    [split] = stratified_splits(read_roster(notes), _SHARES, seed=seed)
+    return [replace(note, split=split[note.id]) for note in notes]
+
+
+def _by_report(notes: Sequence[Note], seed: int) -> list[Note]:
+    part = _dealt(len(notes), seed)
+    return [replace(note, split=("train", "dev", "test")[i]) for note, i in zip(notes, part)]
+
+
+def _dealt(n: int, seed: int) -> np.ndarray:
+    """The part (n,) of each row, 0 to 2, by chance alone."""
+    bounds = np.cumsum(_SHARES)[:2] * n
+    place = np.random.default_rng([seed, 7]).permutation(n)
+    return np.searchsorted(bounds, place, side="right")
+
+
+def _shared(notes: Sequence[Note]) -> float:
+    """The share of test patients that are in train too."""
+    test, seen = ({note.patient or note.id for note in notes if note.split == split} for split in ("test", "train"))
+    return len(test & seen) / max(1, len(test))
+
+
+def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path) -> dict[str, Evaluation]:
+    """Scores on the test rows of a table that was resampled before it was divided: on all, and on the real ones."""
+    settings = recipe.smote if recipe.smote.share else _FULL
+    course = Course.of(recipe, notes, folder, "leak")
+    means = (course.states(course.train) if course.places is None else course.places).means()
+    columns = np.stack([report.columns for report in course.train.reports])
+    gold = course.train.gold
+    vectors = np.concatenate([means, columns], axis=1)
+    made = mlsmote(gold, vectors, share=settings.share, neighbours=settings.neighbours, seed=recipe.seed)
+    part = _dealt(len(notes) + len(made), recipe.seed)
+    real, synthetic = part[: len(notes)], part[len(notes) :]
+    rows = np.flatnonzero(real == 0)
+    net = course.net(rows, recipe.seed)
+    inside = made.part(np.flatnonzero(synthetic == 0))
+    anchors = rows[np.random.default_rng([recipe.seed, 8]).integers(0, len(rows), len(inside))]
+    batches = Batches(course.train, rows, course.places, inside, anchors)
+    fit(
+        net,
+        recipe.training,
+        lengths=np.array([max(1, len(course.train.reports[row])) for row in rows]),
+        groups=np.zeros(len(rows), np.int64),
+        make_batch=batches.make,
+        folder=folder / "member_0",
+        fingerprint="leak",
+        seed=recipe.seed,
+        title="resampled before the split",
+    )
+    model = replace(course.model, net=HmhanNets([net]))
+
+    def scores(number: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """Logits and gold of the rows of a part, real ones first, and how many of these there are."""
+        chosen = np.flatnonzero(real == number)
+        logits = model.logits_of([course.train.reports[row] for row in chosen])
+        more = made.part(np.flatnonzero(synthetic == number))
+        every = np.concatenate([logits, _between(course, net, more)])
+        return every, np.concatenate([gold[chosen].toarray(), more.targets]), len(chosen)
+
+    labels = course.model.labels
+    logits, true, _ = scores(1)
+    threshold = tune_threshold(labels, _codes(labels.codes, true), _sigmoid(logits))
+    logits, true, count = scores(2)
+    found = {}
+    for name, kept in {"resampled": slice(None), "resampled, its real test rows": slice(count)}.items():
+        told = _codes(labels.codes, true[kept])
+        found[name] = examine(labels, told, _sigmoid(logits[kept]), threshold, replicates=0)
+    return found
+
+
+def _between(course: Course, net: torch.nn.Module, made: Synthetic) -> np.ndarray:
+    """Logits (S, L) of synthetic rows."""
+    batches = Batches(course.train, np.arange(len(course.train)), course.places, made)
+    parts = [np.zeros((0, course.train.gold.shape[1]), np.float32)]
+    device = next(net.parameters()).device
+    with evaluating(net):
+        for start in range(0, len(made), 64):
+            every, some = batches.between(np.empty(0, np.int64), list(range(start, min(start + 64, len(made)))))
+            batch = batches.batch(every, synthetic=some).to(device)
+            parts.append(net.synthetic_logits(batch).float().cpu().numpy())
+    return np.concatenate(parts)
+
+
+def _codes(codes: Sequence[Any], gold: np.ndarray) -> list[list[Any]]:
+    return [[codes[j] for j in np.flatnonzero(row)] for row in gold]
+
+
+def _sigmoid(logits: np.ndarray) -> np.ndarray:
+    return (1 / (1 + np.exp(-np.clip(logits, -50, 50)))).astype(np.float32)
+
+
+def _row(runs: Sequence[tuple[Evaluation, float | None]]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name in METRICS:
+        values = [run.metrics[name] for run, _ in runs]
+        known = all(value is not None for value in values)
+        spread = float(np.std(values, ddof=1)) if known and len(values) > 1 else None
+        row[name] = {"mean": float(np.mean(values)) if known else None, "std": spread, "values": values}
+    row["density"] = float(np.mean([run.scored.gold.nnz / np.prod(run.scored.gold.shape) for run, _ in runs]))
+    shared = [value for _, value in runs if value is not None]
+    row["shared"] = float(np.mean(shared)) if shared else None
+    return row
