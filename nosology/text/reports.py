@@ -44,7 +44,7 @@ def _edits(text: str, negation: bool, stop_words: bool) -> Iterator[Edit]:
     found = tokens(text)
     marked = mark_negated(text, found).words if negation else found.words
     dropped = function_words() - _NEGATORS if stop_words else frozenset()
-    end, i = 0, 0
+    end, i, begun = 0, 0, False
     while i < len(found):
         length, meant = _written_out(text, found.words, found.starts, found.ends, i)
         start, stop = int(found.starts[i]), int(found.ends[i + length - 1])
@@ -55,8 +55,9 @@ def _edits(text: str, negation: bool, stop_words: bool) -> Iterator[Edit]:
             if word not in dropped and not word.isdigit()
         ]
         if end < start:
-            yield Edit(end, start, " " if end and words else "")
+            yield Edit(end, start, " " if begun and words else "")
         yield Edit(start, stop, " ".join(words))
+        begun = begun or bool(words)
         end, i = stop, i + length
     if end < len(text):
         yield Edit(end, len(text), "")
