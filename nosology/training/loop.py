@@ -151,10 +151,11 @@ class _Run:
         self.resumed_at = self.state.step
         fabric.barrier()  # all have read before the first may write
         self.module, self._stepper = fabric.setup(_Carrier(net), self.optimizer)
-        self.display = Display(title, self.schedule, self.state.step, silent=not self.first)
+        told = replace(self.schedule, epochs=self.last, steps=self.last * len(plan))
+        self.display = Display(title, told, self.state.step, silent=not self.first)
         self.curves = Curves(checkpoints.folder, self.state.step) if self.first else None
         if found:
-            self.display.say(f"{title}: goes on at step {self.state.step} of {self.schedule.steps}")
+            self.display.say(f"{title}: goes on at step {self.state.step} of {told.steps}")
         elif self.first and checkpoints.path.exists():
             self.display.say(f"{title}: {checkpoints.path} is of another recipe, corpus or version; begins anew")
         self._losses: list[Tensor] = []  # of the steps since the last look, on the device
@@ -165,10 +166,14 @@ class _Run:
         net.train()
 
     @property
+    def last(self) -> int:
+        """The epoch, counted from 1, after which the run ends at the latest."""
+        return min(self.settings.leave_after or self.schedule.epochs, self.schedule.epochs)
+
+    @property
     def finished(self) -> bool:
         """Whether the last epoch has passed or dev has seen no better one for too long."""
-        last = self.settings.leave_after or self.schedule.epochs
-        return self.state.epoch >= min(last, self.schedule.epochs) or self.state.waited >= self.settings.patience
+        return self.state.epoch >= self.last or self.state.waited >= self.settings.patience
 
     def step(self, work: Work) -> None:
         """One step of the optimiser."""

@@ -122,7 +122,8 @@ def _refitted(
     # At the pace of the whole schedule: one that ends at the best epoch leaves the model behind the tuned threshold.
     settings = recipe.training.model_copy(update={"leave_after": fitted.best_epoch})
     shorter = recipe.model_copy(update={"training": settings})
-    fit_labels(shorter, model, asked, notes, None, folder / REFIT, fingerprint(shorter, examples))
+    told, title = fingerprint(shorter, examples), f"{recipe.kind}, once more with the tuning notes"
+    fit_labels(shorter, model, asked, notes, None, folder / REFIT, told, title=title)
     model.calibration = tuned.calibration
     return model, notes
 

@@ -295,7 +295,7 @@ def test_epochs_that_a_recipe_names():
     assert found == Schedule("cosine", 2, 60, 5)
 
 
-def test_a_run_may_leave_its_schedule_early(tmp_path):
+def test_a_run_may_leave_its_schedule_early(tmp_path, capsys):
     notes = Notes(40)
     data = {"lengths": notes.lengths, "groups": notes.groups, "make_batch": notes.batch, "prepare": notes.prepare}
     ends = {}
@@ -305,3 +305,5 @@ def test_a_run_may_leave_its_schedule_early(tmp_path):
         ends[name] = fit(TinyNet(), settings, folder=tmp_path / name, fingerprint="", seed=0, **data)
     assert (ends["whole"].epochs, ends["left"].epochs) == (4, 2)
     assert list(losses(tmp_path / "left")) == list(losses(tmp_path / "whole"))[: ends["left"].steps]
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert "epoch 2/2" in told and told.endswith("0:00:00 left"), "no time is left when it leaves"

@@ -115,12 +115,13 @@ def test_a_stopped_run_goes_on_where_it_was(small_corpus, tmp_path, monkeypatch)
     np.testing.assert_array_equal(again.model.probabilities(texts), whole.model.probabilities(texts))
 
 
-def test_without_dev_notes_some_train_notes_stand_in_and_all_are_learned_from(tmp_path):
+def test_without_dev_notes_some_train_notes_stand_in_and_all_are_learned_from(tmp_path, capsys):
     notes = [replace(note, split=None) for note in small_notes(60)]
     corpus = write_corpus(notes, tmp_path / "corpus", source={}, filters=[], counts={})
     bundle = train(recipe("caml", "training.epochs=2"), [corpus], tmp_path / "bundle")
     assert bundle.provenance["refit"]
     assert bundle.model.notes.sum() == sum(len(note.codes) for note in notes)
+    assert "caml, once more with the tuning notes: epoch 1/" in capsys.readouterr().err
 
 
 def test_notes_without_a_word_are_refused(tmp_path):
