@@ -180,7 +180,25 @@ def agreement(told: dict, times: int) -> dict[str, float]:
         net.zero_grad(set_to_none=True)
     apart = {name: (found[1][name] - x).abs().max() / x.abs().max().clamp(min=1e-30) for name, x in found[0].items()}
     names = ("loss", "queries", "weights", "bias", "ranker.labels", "ranker.weights", "encoder.encoder.weight")
-    return {name: float(apart[name].detach()) for name in names}
+    return {name: float(apart[name].detach()) for name in names} | {"next word": next_word_agreement(told)}
+
+
+def next_word_agreement(told: dict) -> float:
+    """The same for the next word's loss, by states and by words."""
+    torch.manual_seed(0)
+    kind = torch.bfloat16 if device() == "cuda" else torch.float32
+    states = torch.randn(300, told["size"], device=device(), dtype=kind, requires_grad=True)
+    vectors = (0.1 * torch.randn(told["words"], told["size"], device=device())).requires_grad_()
+    bias, targets = (
+        torch.zeros(told["words"], device=device()),
+        torch.randint(2, told["words"], (300,), device=device()),
+    )
+    found = []
+    for plain in (False, True):
+        with mock.patch.object(next_word, "fused", None if plain else next_word.fused):
+            loss = next_word.next_word_loss(states, vectors, bias, targets)
+        found.append([loss.detach(), *torch.autograd.grad(loss, [states, vectors])])
+    return max(float((a - b).abs().max() / a.abs().max()) for a, b in zip(*found))
 
 
 CHUNKS = (2048, 32_768)
