@@ -119,7 +119,7 @@ def test_settings_when_coding(run, small_bundle, tmp_path):
         (["code", "{bundle}", "{note}", "--codes", "/no/codes.csv"], "cannot read the list of codes /no/codes.csv"),
         (
             ["evaluate", "{bundle}", "--corpus", "{corpus}", "--codes", "seldom", "--out", "{out}"],
-            "codes must be one of full, frequent, rare; got 'seldom'",
+            "codes must be one of full, frequent, rare, known; got 'seldom'",
         ),
         (
             [
