@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nosology.codes.label_space import LabelSpace
 from nosology.core import Note
@@ -19,7 +19,7 @@ from nosology.models.batch import Batch, rectangle
 from nosology.models.categories import Categories
 from nosology.models.columns import Columns
 from nosology.models.combinations import Combinations
-from nosology.models.hmhan_net import HmhanNet, HmhanNets, ReportBatch
+from nosology.models.hmhan_net import HmhanNet, HmhanNets, ReportBatch, SyntheticBatch
 from nosology.models.hmhan_settings import HmhanShape, LossSettings
 from nosology.models.neural import NOTHING, NeuralModel, by_length, by_word, evaluating
 from nosology.models.words import Words
@@ -27,6 +27,9 @@ from nosology.models.words import Words
 _TOKENS = {"cpu": 4_096, "cuda": 65_536}  # of a batch, pads included; a CPU's cache holds no more
 _NOTES = 256
 _NO_COLUMNS: Mapping[str, Any] = {}
+
+
+_BARE = np.empty(0, np.float32), np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +41,24 @@ class Report(Read):
     values: np.ndarray  # (K,) float32
 
 
-def report_batch(reports: Sequence[Report], **more: Any) -> ReportBatch:
-    """The batch of some reports; more: labels, targets, states, synthetic."""
+def report_batch(
+    reads: Sequence[Read],
+    labels: Tensor | None = None,
+    targets: Tensor | None = None,
+    synthetic: SyntheticBatch | None = None,
+) -> ReportBatch:
+    """The batch of some reports, with what is asked about them; a plain Read has neither columns nor words."""
+    reports = [read if isinstance(read, Report) else Report(read.ids, read.starts, read.ends, *_BARE) for read in reads]
     tokens, lengths = rectangle([report.ids for report in reports])
-    if len(reports[0].columns):
-        more["columns"] = torch.from_numpy(np.stack([report.columns for report in reports]))
+    columns = torch.from_numpy(np.stack([report.columns for report in reports])) if len(reports[0].columns) else None
     most = max(1, max(len(report.features) for report in reports))
     features, values = torch.zeros(len(reports), most, dtype=torch.int64), torch.zeros(len(reports), most)
     for row, report in enumerate(reports):
         features[row, : len(report.features)] = torch.from_numpy(report.features)
         values[row, : len(report.values)] = torch.from_numpy(report.values)
-    return ReportBatch(tokens, lengths, features=features, values=values, **more)
+    return ReportBatch(
+        tokens, lengths, labels, targets, columns=columns, features=features, values=values, synthetic=synthetic
+    )
 
 
 @dataclass
@@ -65,8 +75,7 @@ class Hmhan(NeuralModel):
     def read(self, text: str, extra: Mapping[str, Any] = _NO_COLUMNS) -> Report:
         """A report as the net is given it; extra: the columns beside it."""
         found = self.reader.read(text)
-        nothing = np.empty(0, np.int64), np.empty(0, np.float32)
-        features, values = self.words.vector(text) if self.words else nothing
+        features, values = self.words.vector(text) if self.words else _BARE[1:]
         return Report(found.ids, found.starts, found.ends, self.columns.vector(extra), features, values)
 
     def probabilities(self, texts: Iterable[str]) -> np.ndarray:
@@ -82,7 +91,7 @@ class Hmhan(NeuralModel):
         found = super().to_probabilities(logits)
         return found if self.combinations is None else self.combinations(found)
 
-    def logits_of(self, reads: Sequence[Report], columns: Sequence[int] | None = None) -> np.ndarray:
+    def logits_of(self, reads: Sequence[Read], columns: Sequence[int] | None = None) -> np.ndarray:
         """Logits (B, L), float32, in the order of the reports; columns: of these labels alone."""
         wide = len(self.labels) if columns is None else len(columns)
         found = np.full((len(reads), wide), NOTHING, dtype=np.float32)

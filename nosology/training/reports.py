@@ -85,11 +85,11 @@ class Batches:
         kept = self._labels[int(self.train.versions[real[0]])]
         every, made = self.between(real, synthetic)
         targets = torch.from_numpy(self.train.gold[real].toarray().astype(np.float32))
-        more: dict[str, Any] = {"targets": targets, "synthetic": made}
-        if len(kept) < self.train.gold.shape[1]:  # codes of another ICD version are unknown for these reports
-            more["labels"], more["targets"] = torch.from_numpy(kept), targets[:, kept]
-            more["synthetic"] = made and replace(made, targets=made.targets[:, kept])
-        return self.batch(every, **more)
+        if len(kept) == targets.shape[1]:
+            return self.batch(every, None, targets, made)
+        # Codes of another ICD version are unknown for these reports.
+        made = made and replace(made, targets=made.targets[:, kept])
+        return self.batch(every, torch.from_numpy(kept), targets[:, kept], made)
 
     def between(self, real: np.ndarray, synthetic: list[int]) -> tuple[list[int], SyntheticBatch | None]:
         """All reports that a batch needs, the real ones first, and its synthetic rows; None where there are none."""
@@ -103,9 +103,15 @@ class Batches:
         shares = torch.from_numpy(made.shares[synthetic].astype(np.float32))
         return every, SyntheticBatch(pairs, shares, torch.from_numpy(made.targets[synthetic]))
 
-    def batch(self, every: list[int], **more: Any) -> ReportBatch:
+    def batch(
+        self,
+        every: list[int],
+        labels: torch.Tensor | None = None,
+        targets: torch.Tensor | None = None,
+        synthetic: SyntheticBatch | None = None,
+    ) -> ReportBatch:
         """The batch of some reports, with their states where they are kept."""
-        found = report_batch([self.train.reports[row] for row in every], **more)
+        found = report_batch([self.train.reports[row] for row in every], labels, targets, synthetic)
         if self.places is None:
             return found
         return replace(found, states=torch.from_numpy(self.places.rectangle(every, found.tokens.shape[1])))

@@ -17,11 +17,16 @@ from scipy import sparse
 
 from nosology.codes.label_space import LabelSpace
 from nosology.core import Code
+from nosology.encoders.report_reader import ReportReader
 from nosology.encoders.transformer import pretrained
 from nosology.encoders.vocabulary import Vocabulary, WordReader
 from nosology.models.batch import PAD, Batch, mask, rectangle
+from nosology.models.categories import Categories
 from nosology.models.dual_laat import DualLaat
 from nosology.models.dual_laat_net import DualLaatNet
+from nosology.models.hmhan import Hmhan
+from nosology.models.hmhan_net import HmhanNet, HmhanNets
+from nosology.models.hmhan_settings import HmhanShape, LossSettings
 from nosology.models.laat import Caml, CamlNet, Laat, LaatNet, PlmIcd, PlmIcdNet
 from nosology.models.neural import NeuralModel
 from nosology.models.neural_settings import CamlShape, DualLaatShape, LaatShape, PlmIcdShape
@@ -70,6 +75,15 @@ def _plant(_: Path, direction: str = "forward") -> Plant:
     return Plant.of(CODES, NOTES, READER, shape, RankerSettings(hidden=6), relevance)
 
 
+def _hmhan(folder: Path, attention: str = "hierarchical") -> Hmhan:
+    shape = HmhanShape(encoder="tiny", attention=attention, heads=2, hidden=[12, 6], frozen=False)
+    loss = LossSettings(focal=0, weighted=False)
+    reader, encoder = pretrained(str(tiny_bert(folder / "encoder")), 0, 40)
+    categories = Categories.at(CODES, "chapter")
+    net = HmhanNets([HmhanNet(shape, loss, encoder, torch.from_numpy(categories.of))])
+    return Hmhan(CODES, NOTES, ReportReader(reader.tokenizer_json, 40), net, shape, categories=categories)
+
+
 MODELS: dict[str, Callable[[Path], NeuralModel]] = {
     "caml": _caml,
     "laat": _laat,
@@ -78,6 +92,9 @@ MODELS: dict[str, Callable[[Path], NeuralModel]] = {
     "dual_laat conv": partial(_dual_laat, encoder="conv"),
     "plant": _plant,
     "plant both": partial(_plant, direction="both"),
+    "hmhan": _hmhan,
+    "hmhan single": partial(_hmhan, attention="single"),
+    "hmhan none": partial(_hmhan, attention="none"),
 }
 
 
