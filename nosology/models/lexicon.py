@@ -8,14 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from nosology.codes.label_space import LabelSpace
 from nosology.codes.lookup import table
 from nosology.core import Code, EvidenceSpan
+from nosology.models.adapted import Adapted
 from nosology.models.lexicon_settings import ContextSettings, LexiconRecipe
 from nosology.models.lexicon_terms import Resolver, Terms
 from nosology.models.mentions import NoteMentions, find_mentions
-from nosology.models.weighing import ContextPolicy, Weighed, weigh
+from nosology.models.weighing import ContextPolicy, Vote, Weighed, weigh
 
 THRESHOLD = 0.3  # of day one: between the first code of a category's title (0.35) and second choices
 _KEPT = 128  # notes whose analysis is remembered: evidence is asked for after probabilities
@@ -23,13 +25,14 @@ _KEPT = 128  # notes whose analysis is remembered: evidence is asked for after p
 
 @dataclass(frozen=True)
 class Lexicon:
-    """Mentions of terms, weighed; every probability above 0 rests on a mention."""
+    """Mentions of terms, weighed: by hand on day one, by what coded notes have taught afterwards."""
 
     recipe: LexiconRecipe
     labels: LabelSpace
     notes: np.ndarray  # (L,) training notes of each code
-    terms: Terms
+    terms: Terms | None  # of ICD-10-CM, where its codes are asked for
     policy: ContextPolicy
+    adapted: Adapted | None = None
     _seen: dict[str, tuple[NoteMentions, Weighed]] = field(default_factory=dict, repr=False)
 
     kind = "lexicon"
@@ -37,13 +40,26 @@ class Lexicon:
     @classmethod
     def untrained(cls, recipe: LexiconRecipe) -> Lexicon:
         """The lexicon of a release alone."""
-        chosen = recipe.codes
-        resolve = Resolver(chosen.release, seventh=chosen.seventh)
-        terms = Terms.open(chosen.release, seventh=chosen.seventh)
-        every = dict.fromkeys([*table("icd10cm", chosen.release).codes(billable=True), *terms.codes])
-        labels = LabelSpace(Code("icd10cm", code) for code in sorted(every))
+        return cls._of(recipe, ["icd10cm"], None)
+
+    @classmethod
+    def trained(cls, recipe: LexiconRecipe, adapted: Adapted) -> Lexicon:
+        """The lexicon with what coded notes have taught: their codes, and all of ICD-10-CM if they have some."""
+        return cls._of(recipe, {code.system for code in adapted.learned.codes}, adapted)
+
+    @classmethod
+    def _of(cls, recipe: LexiconRecipe, systems: Iterable[str], adapted: Adapted | None) -> Lexicon:
+        terms, codes = None, set() if adapted is None else set(adapted.learned.codes)
+        if "icd10cm" in systems:
+            terms = Terms.open(recipe.codes.release, seventh=recipe.codes.seventh)
+            every = table("icd10cm", recipe.codes.release).codes(billable=True)
+            codes.update(Code("icd10cm", code) for code in (*every, *terms.codes))
+        labels = LabelSpace(sorted(codes))
         notes = np.zeros(len(labels), dtype=np.int64)
-        return cls(recipe, labels, notes, terms, ContextPolicy(recipe.context, chosen, resolve))
+        if adapted is not None:
+            notes[[labels.column(code) for code in adapted.learned.codes]] = adapted.learned.notes
+        resolve = Resolver(recipe.codes.release, seventh=recipe.codes.seventh)
+        return cls(recipe, labels, notes, terms, ContextPolicy(recipe.context, recipe.codes, resolve), adapted)
 
     def with_context(self, context: ContextSettings) -> Lexicon:
         """The same lexicon with another policy for contexts."""
@@ -55,12 +71,17 @@ class Lexicon:
         if text not in self._seen:
             if len(self._seen) >= _KEPT:
                 self._seen.clear()
-            found = find_mentions(text, self.terms, None, self.recipe.match.gap)
-            self._seen[text] = found, weigh(found, self.policy)
+            match = self.recipe.match
+            if self.adapted is None:
+                found = find_mentions(text, self.terms, None, match.gap)
+                self._seen[text] = found, weigh(found, self.policy)
+            else:
+                found = find_mentions(text, self.terms, self.adapted.learned.index, match.gap, match.learned_gap)
+                self._seen[text] = found, self.adapted.weigh(found, text, self.policy)
         return self._seen[text]
 
     def probabilities(self, texts: Iterable[str]) -> np.ndarray:
-        """Probabilities (B, L); 0 for a code that no mention speaks for."""
+        """Probabilities (B, L); on day one 0 for a code that no mention speaks for, after training next to it."""
         rows = []
         for text in texts:
             row = np.zeros(len(self.labels), dtype=np.float32)
@@ -71,23 +92,40 @@ class Lexicon:
         return np.array(rows).reshape(-1, len(self.labels))
 
     def evidence(self, text: str, columns: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
-        """For each column, the mentions that speak for its code, the likeliest first."""
+        """For each column, the mentions that speak for its code, the likeliest first; where they overlap, the best."""
         found, weighed = self.analyse(text)
-        spans: dict[Code, list[EvidenceSpan]] = {}
-        for number, code, probability in weighed.votes:
+        votes: dict[Code, list[Vote]] = {self.labels.codes[column]: [] for column in columns}
+        for vote in weighed.votes:
+            if vote.code in votes:
+                votes[vote.code].append(vote)
+        return [self._spans(text, found, votes[self.labels.codes[column]], limit) for column in columns]
+
+    def _spans(self, text: str, found: NoteMentions, votes: list[Vote], limit: int) -> list[EvidenceSpan]:
+        least = self.adapted.evidence_from if self.adapted else 0.0
+        spans: list[EvidenceSpan] = []
+        for number, _, probability in sorted(votes, key=lambda vote: (-vote.probability, vote.mention)):
             mention = found.mentions[number]
-            span = EvidenceSpan(mention.start, mention.end, text[mention.start : mention.end], probability)
-            spans.setdefault(code, []).append(span)
-        codes = (self.labels.codes[column] for column in columns)
-        return [sorted(spans.get(c, ()), key=lambda span: (-span.score, span.start))[:limit] for c in codes]
+            apart = all(mention.end <= span.start or span.end <= mention.start for span in spans)
+            if apart and (probability >= least or not spans) and len(spans) < limit:
+                spans.append(EvidenceSpan(mention.start, mention.end, text[mention.start : mention.end], probability))
+        return spans
 
     def save(self, folder: Path) -> None:
-        """Writes model.json."""
-        described = {"recipe": self.recipe.model_dump(mode="json")}
-        (folder / "model.json").write_text(json.dumps(described), encoding="utf-8")
+        """Writes model.json and, after training, model.safetensors."""
+        described = {
+            "recipe": self.recipe.model_dump(mode="json"),
+            "adapted": self.adapted.to_json() if self.adapted else None,
+        }
+        (folder / "model.json").write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
+        if self.adapted:
+            arrays = {name: np.ascontiguousarray(value) for name, value in self.adapted.arrays().items()}
+            save_file(arrays, folder / "model.safetensors")
 
     @classmethod
     def load(cls, folder: Path) -> Lexicon:
         """The lexicon that `save` wrote."""
         stored = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-        return cls.untrained(LexiconRecipe.model_validate(stored["recipe"]))
+        recipe = LexiconRecipe.model_validate(stored["recipe"])
+        if stored["adapted"] is None:
+            return cls.untrained(recipe)
+        return cls.trained(recipe, Adapted.from_stored(load_file(folder / "model.safetensors"), stored["adapted"]))

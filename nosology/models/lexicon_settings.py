@@ -34,6 +34,7 @@ class MatchSettings(Section):
     """How far a mention may stray from its term."""
 
     gap: int = Field(2, ge=0, le=10)  # content words between the words of a term
+    learned_gap: int = Field(5, ge=0, le=10)  # the same for a learned phrase
 
 
 class LearnSettings(Section):

@@ -52,29 +52,28 @@ class NoteMentions:
     mentions: list[Mention]
 
 
-def find_mentions(text: str, terms: Terms | None, learned: PhraseIndex | None, gap: int) -> NoteMentions:
-    """Every mention of a term of the classification or of a learned phrase."""
+def find_mentions(
+    text: str, terms: Terms | None, learned: PhraseIndex | None, gap: int, learned_gap: int | None = None
+) -> NoteMentions:
+    """Every mention of a term of the classification or of a learned phrase, which may have gaps of their own."""
     found: dict[tuple[int, ...], Mention] = {}
-    reading, marks = None, None
-    for number, index in enumerate((terms.index if terms else None, learned)):
-        if index is None:
-            continue
-        reading = index.read(text)
-        if marks is None:
-            marks = word_marks(text, Tokens(reading.words, reading.starts, reading.ends))
-        for hit in index.find(reading, gap):
-            if not _written_out(text, reading, hit.places):
-                continue
-            mention = found.get(hit.places)
-            if mention is None:
-                mention = found[hit.places] = _mention(reading, marks, hit.places, hit.gap)
-            if number == 0:
-                for order, (code, source) in enumerate(terms.entries(hit.phrase)):
-                    known = Code("icd10cm", code)
-                    if known not in mention.named or mention.named[known].order > order:
-                        mention.named[known] = Named(source, order)
-            else:
-                mention.learned = hit.phrase
+    reading = Reading.of(text)
+    marks = word_marks(text, Tokens(reading.words, reading.starts, reading.ends))
+
+    def mention_at(places: tuple[int, ...], between: int) -> Mention | None:
+        if places not in found and _written_out(text, reading, places):
+            found[places] = _mention(reading, marks, places, between)
+        return found.get(places)
+
+    for hit in terms.index.find(reading, gap) if terms else ():
+        if mention := mention_at(hit.places, hit.gap):
+            for order, (code, source) in enumerate(terms.entries(hit.phrase)):
+                known = Code("icd10cm", code)
+                if known not in mention.named or mention.named[known].order > order:
+                    mention.named[known] = Named(source, order)
+    for hit in learned.find(reading, gap if learned_gap is None else learned_gap) if learned else ():
+        if mention := mention_at(hit.places, hit.gap):
+            mention.learned = hit.phrase
     mentions = [found[places] for places in sorted(found)]
     _nest(mentions)
     return NoteMentions(reading, mentions)
@@ -107,9 +106,9 @@ def _nest(mentions: list[Mention]) -> None:
         mention.inside = len(mention.holders)
 
 
-def surface(reading: Reading, mention: Mention) -> str:
-    """The words of a mention as they are written."""
-    return " ".join(reading.words[place] for place in mention.places)
+def surface(reading: Reading, places: tuple[int, ...]) -> str:
+    """The words at some places as they are written."""
+    return " ".join(reading.words[place] for place in places)
 
 
 def codes_of(found: Iterable[Mention]) -> set[Code]:

@@ -42,14 +42,25 @@ def phrase_keys(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Reading:
-    """A note's words: where they stand, their sentence, how many content words came before, and their keys' numbers."""
+    """A note's words, lower-cased: where they stand, their sentence, and how many content words came before."""
 
+    words: list[str]
     starts: np.ndarray
     ends: np.ndarray
-    words: list[str]
     sentence: list[int]
     content: list[int]
-    keys: list[tuple[int, ...]]
+
+    @classmethod
+    def of(cls, text: str) -> Reading:
+        """The words of a text."""
+        found = tokens(text)
+        empty, content, before = function_words(), [], 0
+        for word in found.words:
+            content.append(before)
+            before += word not in empty
+        starts = [span.start for span in sentences(text)]
+        sentence = (np.searchsorted(starts, found.starts, side="right") - 1).tolist()
+        return cls(found.words, found.starts, found.ends, sentence, content)
 
 
 @dataclass(frozen=True)
@@ -90,29 +101,23 @@ class PhraseIndex:
         """The numbers of the keys in FAR."""
         return frozenset(self._number[key] for key in FAR if key in self._number)
 
-    def read(self, text: str) -> Reading:
-        """The words of a note with the numbers of their keys."""
-        found = tokens(text)
+    def phrase(self, number: int) -> tuple[str, ...]:
+        """The keys of a phrase, sorted."""
+        return tuple(sorted(self.vocabulary[key] for key in self.keys[self.bounds[number] : self.bounds[number + 1]]))
+
+    def places(self, note: Reading) -> dict[int, list[int]]:
+        """The words of a note at which each key stands."""
         empty, number = function_words(), self._number
-        known: dict[str, tuple[int, ...]] = {}
-        keys, content, before = [], [], 0
-        for word in found.words:
-            if word not in known:
-                own = () if word in empty else word_keys(word)
-                known[word] = tuple(number[key] for key in own if key in number)
-            keys.append(known[word])
-            content.append(before)
-            before += word not in empty
-        starts = [span.start for span in sentences(text)]
-        sentence = (np.searchsorted(starts, found.starts, side="right") - 1).tolist()
-        return Reading(found.starts, found.ends, found.words, sentence, content, keys)
+        found: dict[int, list[int]] = {}
+        for place, word in enumerate(note.words):
+            for key in () if word in empty else word_keys(word):
+                if key in number:
+                    found.setdefault(number[key], []).append(place)
+        return found
 
     def find(self, note: Reading, gap: int) -> list[Found]:
         """Every phrase with all its keys in one sentence and at most `gap` content words of others between them."""
-        places: dict[int, list[int]] = {}
-        for place, keys in enumerate(note.keys):
-            for key in keys:
-                places.setdefault(key, []).append(place)
+        places = self.places(note)
         found: list[Found] = []
         for phrase in self._whole(np.fromiter(places, dtype=np.int64, count=len(places))):
             own = self.keys[self.bounds[phrase] : self.bounds[phrase + 1]].tolist()

@@ -14,12 +14,15 @@ from functools import lru_cache
 from nosology.text.data import rows
 
 _SHORT = 4  # words up to this length stay as they are: they are abbreviations, or have no ending to lose
+# Words that would else become others: tests and testes, sangre (blood) and sangrado (bleeding), calloso and callus.
+_WHOLE = frozenset("test tests tested testing sangre hipocondrio hipocondrios hypochondrium calloso callosum".split())  # noqa: SIM905
 _PLURAL = re.compile(r"[^siu]s$")
 _SPELLINGS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"^(?:ps|pn)", lambda found: found[0][1]),
         (r"^es(?=[cdfglmnpqt])", "s"),  # esclerosis, estenosis, espasmo
+        (r"(?<=[ao])es(?=[cpt])", "s"),  # broncoespasmo, arterioesclerosis
         (r"[ao]e", "e"),
         (r"our$", "or"),
         (r"(?<=[bt])re$", "er"),
@@ -48,7 +51,8 @@ _ENDINGS = [
         (r"idad(?:es)?$", "it"),
         (r"(?<=[a-z]{3})o[su][ao]?s?$", ""),  # venous, venoso; also the Greek thrombosis' neighbours in -os, -ous
         (r"(?<=ic)al(?:es)?$", ""),
-        (r"(?<=[a-z]{3})(?:is|us|um|es|s)$", ""),
+        (r"(?<=[a-z]{3})(?:is|es|s)$", ""),
+        (r"(?<=[a-z]{4})(?:us|um)$", ""),
         (r"(?<=nc)(?:ia|i|e)$", ""),
     )
 ]
@@ -59,7 +63,7 @@ def stem(word: str) -> str:
     """The stem of a lower-case word; of a short word or a number, the word without accents."""
     plain = unicodedata.normalize("NFD", word).replace("n\u0303", "ni")  # ñ is a letter of its own: año, ano
     plain = "".join(c for c in plain if not unicodedata.combining(c))
-    if not plain.isalpha():
+    if plain in _WHOLE or not plain.isalpha():
         return plain
     reduced = plain[:-1] if len(plain) > _SHORT and _PLURAL.search(plain) else plain
     if len(reduced) <= _SHORT:

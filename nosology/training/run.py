@@ -43,7 +43,7 @@ def train(recipe: Recipe, corpora: list[Corpus], out: str | Path, *, refit: bool
     provenance = {
         "corpora": [{"hash": corpus.hash, "source": corpus.manifest["source"]} for corpus in corpora],
         "trained_on": sorted({"train", "dev"} if refit and not carved else {"train"}),
-        "tuned_on": f"{recipe.holdout.share:.0%} of train" if carved else "dev",
+        "tuned_on": found.pop("tuned_on", f"{recipe.holdout.share:.0%} of train" if carved else "dev"),
         "n_train": len(train_notes),
         "n_dev": len(dev_notes),
         "refit": refit or carved,
@@ -78,6 +78,13 @@ def _train_linear(
         last = fit_linear(recipe, labels, tfidf, vectors, labels.encode(notes.codes), choice)
         model = replace(last, calibration=model.calibration)
     return model, decision, asdict(choice) | {"dev_codes": int(dev_gold.nnz)}
+
+
+def _train_lexicon(recipe: Recipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path) -> Trained:
+    from nosology.training.lexicon import train_lexicon
+
+    model, decision, found = train_lexicon(recipe, train_notes, dev_notes, refit, folder)
+    return model, decision, found | {"tuned_on": f"{recipe.learn.folds} parts of the notes it learned from, crosswise"}
 
 
 def _train_neural(recipe: Recipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path) -> Trained:
@@ -116,6 +123,7 @@ def _train_hmhan(recipe: Recipe, train_notes: Examples, dev_notes: Examples, ref
 
 TRAINERS: dict[str, Callable[[Any, Examples, Examples, bool, Path], Trained]] = {
     "linear": _train_linear,
+    "lexicon": _train_lexicon,
     "caml": _train_neural,
     "laat": _train_neural,
     "plm_icd": _train_neural,

@@ -1,0 +1,116 @@
+"""What coded notes teach a lexicon: phrases, how often each was seen, and how often it was coded as what."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from nosology.core import Code, Evidence, Note
+from nosology.models.mentions import surface
+from nosology.text.phrases import PhraseIndex, Reading, phrase_keys
+
+NEAR = 10  # characters by which an end of a mention may miss that of the evidence
+_CODES_A_PHRASE = 6
+
+
+@dataclass(frozen=True)
+class Learned:
+    """P phrases over C codes: phrase p was seen seen[p] times, coded[e] times as entry_code[e] for its entries e.
+
+    surfaces: the same for phrases as they were written: seen, and the codes with their counts.
+    notes: (C,) training notes of each code.
+    """
+
+    index: PhraseIndex
+    codes: list[Code]
+    bounds: np.ndarray  # (P + 1,)
+    entry_code: np.ndarray
+    coded: np.ndarray
+    seen: np.ndarray  # (P,)
+    surfaces: dict[str, tuple[int, dict[int, int]]]
+    notes: np.ndarray
+    n_notes: int
+
+    @cached_property
+    def column(self) -> dict[Code, int]:
+        """code -> its place in `codes`."""
+        return {code: i for i, code in enumerate(self.codes)}
+
+    def entries(self, phrase: int) -> list[tuple[int, int]]:
+        """The codes of a phrase (numbers) and how often it was coded so, the most frequent first."""
+        own = slice(self.bounds[phrase], self.bounds[phrase + 1])
+        return list(zip(self.entry_code[own].tolist(), self.coded[own].tolist()))
+
+
+def learn_evidence(notes: Sequence[Note], systems: Iterable[str], gap: int) -> Learned:
+    """What notes with evidence teach: every phrase that is evidence somewhere, counted over all notes."""
+    wanted = set(systems)
+    spans = [[item for item in note.evidence if item.code.system in wanted] for note in notes]
+    phrases: dict[tuple[str, ...], Counter[Code]] = defaultdict(Counter)
+    for note, items in zip(notes, spans):
+        for item in items:
+            if keys := phrase_keys(evidence_text(note.text, item)):
+                phrases[keys][item.code] += 1
+    ordered = sorted(phrases)
+    index = PhraseIndex.of(ordered)
+    seen = np.zeros(len(ordered), dtype=np.int64)
+    surfaces: dict[str, list[Any]] = {}
+    counts: list[Counter[Code]] = [Counter() for _ in ordered]
+    for note, items in zip(notes, spans):
+        reading = Reading.of(note.text)
+        for hit in index.find(reading, gap):
+            seen[hit.phrase] += 1
+            row = surfaces.setdefault(surface(reading, hit.places), [0, Counter()])
+            row[0] += 1
+            start, end = int(reading.starts[hit.places[0]]), int(reading.ends[hit.places[-1]])
+            for code in {item.code for item in items if near(start, end, item)}:
+                counts[hit.phrase][code] += 1
+                row[1][code] += 1
+    for keys, own in zip(ordered, counts):
+        for code in phrases[keys]:
+            own[code] = max(own[code], 1)  # evidence in pieces that lie too far apart for the index
+    return packed(index, counts, seen, surfaces, notes, wanted)
+
+
+def near(start: int, end: int, item: Evidence) -> bool:
+    """Whether a span is that of the evidence, up to a few characters at either end."""
+    return abs(start - item.start) <= NEAR and abs(end - item.end) <= NEAR
+
+
+def evidence_text(text: str, item: Evidence) -> str:
+    """The words of evidence; of evidence in pieces, those of the pieces."""
+    pieces = item.extra.get("spans") or [(item.start, item.end)]
+    return " ".join(text[start:end] for start, end in pieces)
+
+
+def packed(
+    index: PhraseIndex,
+    counts: Sequence[Counter[Code]],
+    seen: np.ndarray,
+    surfaces: dict[str, list[Any]],
+    notes: Sequence[Note],
+    systems: set[str],
+) -> Learned:
+    """What was counted, in flat arrays; counts: for each phrase how often it was coded as what."""
+    often = Counter(code for note in notes for code in set(note.codes) if code.system in systems)
+    codes = sorted(often.keys() | {code for own in counts for code in own})
+    column = {code: i for i, code in enumerate(codes)}
+    # Sorted, since sets and counters keep an order that is not the same in every process.
+    rows = [sorted(own.items(), key=lambda item: (-item[1], item[0]))[:_CODES_A_PHRASE] for own in counts]
+    bounds = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int32)
+    return Learned(
+        index,
+        codes,
+        bounds,
+        np.array([column[code] for row in rows for code, _ in row], dtype=np.int32),
+        np.array([count for row in rows for _, count in row], dtype=np.int32),
+        np.maximum(seen, [sum(own.values()) for own in counts]),
+        {text: (n, {column[code]: k for code, k in own.items()}) for text, (n, own) in surfaces.items()},
+        np.array([often[code] for code in codes], dtype=np.int64),
+        len(notes),
+    )

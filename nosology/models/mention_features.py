@@ -1,0 +1,118 @@
+"""Numbers that tell whether a mention is coded as a code: a row of features for each pair of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from nosology.codes.terms import SOURCES
+from nosology.core import Code
+from nosology.models.learned import Learned
+from nosology.models.mentions import NoteMentions, surface
+
+NO_SOURCE = len(SOURCES)
+FEATURES = (
+    "source", "order", "named", "coded", "seen", "share", "any_share", "rival_share", "learned_order",
+    "surface_coded", "surface_seen", "surface_share", "keys", "gap", "length", "inside", "holder_share",
+    "negated", "uncertain", "family", "historical", "hypothetical", "position", "words", "prior", "category_prior",
+    "code_mentions", "phrase_mentions", "chapter", "code_length", "ends_nine", "same_category", "capitals", "known",
+)  # fmt: skip
+_MANY = 20.0
+
+
+class Pair(NamedTuple):
+    """A mention (its number) and a code that it may be coded as."""
+
+    mention: int
+    code: Code
+
+
+@dataclass(frozen=True)
+class Table:
+    """N pairs and their features (N, F)."""
+
+    pairs: list[Pair]
+    rows: np.ndarray
+
+
+def mention_table(note: NoteMentions, learned: Learned, priors: Priors, text: str) -> Table:
+    """The pairs of a note's mentions and the codes that terms or learned phrases give them, with their features."""
+    found, pairs, rows = note.mentions, [], []
+    candidates = [_candidates(mention, learned) for mention in found]
+    shares = [_any_share(mention.learned, learned) for mention in found]
+    of_code = Counter(code for own in candidates for code in own)
+    of_category = Counter(code.code[:3] for own in candidates for code in own)
+    of_phrase = Counter(mention.learned for mention in found)
+    n_words = max(1, len(note.words.words))
+    for number, mention in enumerate(found):
+        if not candidates[number]:
+            continue
+        written = surface(note.words, mention.places)
+        surface_seen, surface_codes = learned.surfaces.get(written, (0, {}))
+        seen = int(learned.seen[mention.learned]) if mention.learned >= 0 else 0
+        holder = max((shares[other] for other in mention.holders), default=0.0)
+        total = [coded for coded, _ in candidates[number].values()]
+        common = (
+            mention.keys, mention.gap, mention.end - mention.start, min(mention.inside, 5), holder, *mention.marks,
+            mention.places[0] / n_words, n_words,
+        )  # fmt: skip
+        capitals = text[mention.start : mention.end].isupper()
+        for code, (coded, order) in candidates[number].items():
+            source, named_order = mention.named.get(code, (NO_SOURCE, _MANY))
+            column = learned.column.get(code, -1)
+            written_coded = surface_codes.get(column, 0)
+            rival = max((other for i, other in enumerate(total) if i != order), default=0) if seen else 0
+            rows.append((
+                source, named_order, len(mention.named), coded, seen, _share(coded, seen), shares[number],
+                _share(rival, seen), order, written_coded, surface_seen, _share(written_coded, surface_seen), *common,
+                priors.code(code), priors.category(code), of_code[code], of_phrase[mention.learned],
+                ord(code.code[0]), len(code.code), code.code[-1] == "9", of_category[code.code[:3]], capitals,
+                column >= 0,
+            ))  # fmt: skip
+            pairs.append(Pair(number, code))
+    return Table(pairs, np.array(rows, dtype=np.float32).reshape(-1, len(FEATURES)))
+
+
+def _candidates(mention, learned: Learned) -> dict[Code, tuple[int, int]]:
+    """The codes of a mention, each with how often its phrase was coded so and its place in the list."""
+    found: dict[Code, tuple[int, int]] = {}
+    if mention.learned >= 0:
+        for order, (column, coded) in enumerate(learned.entries(mention.learned)):
+            found[learned.codes[column]] = coded, order
+    for code, (_, order) in mention.named.items():
+        if order < 3:
+            found.setdefault(code, (0, len(found)))
+    return found
+
+
+def _any_share(phrase: int, learned: Learned) -> float:
+    if phrase < 0:
+        return 0.0
+    return _share(sum(coded for _, coded in learned.entries(phrase)), int(learned.seen[phrase]))
+
+
+def _share(coded: float, seen: float) -> float:
+    """How often of so many times, drawn a little towards seldom where there were few."""
+    return coded / (seen + 0.5)
+
+
+class Priors:
+    """How often codes and categories are given at all."""
+
+    def __init__(self, learned: Learned):
+        self.learned = learned
+        self._category: Counter[str] = Counter()
+        for code, notes in zip(learned.codes, learned.notes.tolist()):
+            self._category[code.code[:3]] += notes
+
+    def code(self, code: Code) -> int:
+        """Training notes with the code."""
+        column = self.learned.column.get(code)
+        return int(self.learned.notes[column]) if column is not None else 0
+
+    def category(self, code: Code) -> int:
+        """Training notes with a code of its category."""
+        return self._category[code.code[:3]]
