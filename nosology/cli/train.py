@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -36,6 +37,8 @@ def train(
     checked = load_recipe(recipe, settings)
     started = time.monotonic()
     bundle = run(checked, [Corpus.open(folder) for folder in corpus], out, refit=refit)
+    if int(os.environ.get("RANK") or 0):
+        return  # of several processes the first has written the bundle, and speaks
     made = bundle.provenance
     typer.echo(
         f"{out}: {bundle.model.kind} coder, {len(bundle.model.labels):,} codes, trained on {made['n_train']:,} notes"

@@ -81,6 +81,13 @@ def test_systems_when_coding(run, small_bundle, tmp_path):
     assert {item["system"] for item in json.loads(out)["codes"]} == {"icd9cm", "icd10pcs"}
 
 
+def test_of_several_processes_the_first_writes_and_speaks(run, small_corpus, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    code, out, err = run("train", "linear", "--corpus", small_corpus.folder, "--out", tmp_path / "bundle")
+    assert (code, out, err) == (0, "", "")
+    assert not (tmp_path / "bundle").exists()
+
+
 def test_a_set_of_codes_and_a_threshold_of_its_own(run, small_bundle, small_corpus, tmp_path):
     words = ["evaluate", small_bundle, "--corpus", small_corpus.folder, "--codes", "frequent", "--tune"]
     code, _, err = run(*words, "--out", tmp_path / "r")
