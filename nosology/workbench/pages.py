@@ -90,8 +90,12 @@ def note_page(request: Request, services: Parts, user: AnyUser, note_id: int) ->
 
 @router.get("/notes/{note_id}/panel")
 def note_panel(request: Request, services: Parts, user: AnyUser, note_id: int) -> HTMLResponse:
-    """The right side alone, for a page that waits for the coder."""
-    return _panel(request, services, user, note_id)
+    """The right side alone, for a page that waits for the coder; once it has read the note, the whole page is due."""
+    answer = _panel(request, services, user, note_id)
+    with reading(services.engine) as connection:
+        if connection.scalar(select(notes.c.coding).where(notes.c.id == note_id)) != "waiting":
+            answer.headers["HX-Refresh"] = "true"
+    return answer
 
 
 def _panel(

@@ -39,6 +39,7 @@ def serve(settings: Settings) -> None:
         log_level="warning",
         access_log=False,  # the audit log says who read what; paths are nobody's business
         server_header=False,
+        ws="none",
         proxy_headers=settings.behind_proxy,
         forwarded_allow_ips="*" if settings.behind_proxy else None,
         timeout_graceful_shutdown=GRACE,

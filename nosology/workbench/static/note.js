@@ -7,7 +7,7 @@ const book = document.getElementById("book");
 let now = null; // key of the selected code, such as icd10cm:I50.9
 let shown = -1; // which place of its evidence is in view
 let marked = null; // characters of the note that are selected, {start, end}
-let busy = false;
+let pending = Promise.resolve(); // decisions on their way, one after the other
 
 const panel = () => document.getElementById("panel");
 const cards = () => [...panel().querySelectorAll(".card")].filter((card) => card.offsetParent !== null);
@@ -51,24 +51,23 @@ function move(step) {
   select(all[at < 0 ? (step > 0 ? 0 : all.length - 1) : Math.min(all.length - 1, Math.max(0, at + step))].dataset.key);
 }
 
-/** Sends a decision; the panel that comes back takes the place of this one. */
-async function decide(values, words) {
-  if (busy) return;
-  busy = true;
+/** Sends a decision after those before it; the panel that comes back takes the place of this one. */
+function decide(values, words) {
+  pending = pending.then(() => send(values, words)).catch(() => say("That did not work. Load the page again."));
+  return pending;
+}
+async function send(values, words) {
   const before = cards().map((item) => item.dataset.key);
   const at = before.indexOf(values.code ?? now);
-  try {
-    await htmx.ajax("POST", `/notes/${panel().dataset.note}/decide`, {
-      target: "#panel", swap: "outerHTML", values: { ...values, version: panel().dataset.version },
-    });
-  } finally {
-    busy = false;
-  }
+  await htmx.ajax("POST", `/notes/${panel().dataset.note}/decide`, {
+    target: "#panel", swap: "outerHTML", values: { ...values, version: panel().dataset.version },
+  });
   const message = document.getElementById("message");
   say(message ? message.textContent : words);
   if (message) message.scrollIntoView({ block: "nearest" });
   // On to the next code that is still open, or stay where the eyes are.
-  const stays = ["order", "poa", "evidence", "assign", "clear"].includes(values.action) || message;
+  const refused = message && card(now)?.dataset.state === "open";
+  const stays = ["order", "poa", "evidence", "assign", "clear"].includes(values.action) || refused;
   const next = before.slice(at + 1).find((key) => card(key)?.dataset.state === "open");
   const target = stays ? now : values.to ?? (values.action === "add" ? values.code : next);
   if (target && card(target)) select(target, { jump: !stays });
@@ -185,12 +184,18 @@ reasons.addEventListener("keydown", (event) => {
   if (/^[1-9]$/.test(event.key) && buttons[event.key - 1]) { event.preventDefault(); reject(buttons[event.key - 1].dataset.reason); }
 });
 
-/** Where in the note, in characters, a point of the selection is. */
+/** Where in the note, in characters (not UTF-16 units), a point of the selection is; null outside of its text. */
 function character(node, offset) {
-  const piece = (node.nodeType === 3 ? node.parentElement : node).closest("[data-s]");
-  if (!piece) return null;
-  const before = node.nodeType === 3 ? node.data.slice(0, offset) : "";
-  return Number(piece.dataset.s) + [...before].length;
+  const within = node.nodeType === 3 ? node.parentElement.closest("[data-s]") : null;
+  if (within) return Number(within.dataset.s) + [...node.data.slice(0, offset)].length;
+  // A point between elements: it is where the next piece of text begins, or where the last one ends.
+  const edge = document.createRange();
+  edge.setStart(node, offset);
+  const pieces = [...note.querySelectorAll("[data-s]")];
+  const next = pieces.find((piece) => edge.comparePoint(piece, 0) >= 0);
+  if (next) return Number(next.dataset.s);
+  const last = pieces.at(-1);
+  return last ? Number(last.dataset.s) + [...last.textContent].length : null;
 }
 document.addEventListener("selectionchange", () => {
   const range = getSelection().rangeCount ? getSelection().getRangeAt(0) : null;

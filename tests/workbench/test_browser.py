@@ -1,0 +1,268 @@
+"""The workbench as a person uses it: Chromium, keys only, two people on one note, and what a screen reader needs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from nosology.core import Note
+from nosology.workbench.app import create_app
+from nosology.workbench.settings import Settings
+from nosology.workbench.store.engine import open_store, writing
+from nosology.workbench.work import add_notes
+from tests.workbench.conftest import NOTE, PASSWORD, fill_people
+
+AXE = (Path(__file__).parent / "vendor" / "axe-4.14.0.min.js").read_text(encoding="utf-8")
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="module")
+def address(small_bundle, tmp_path_factory):
+    """Where a server with a few notes answers."""
+    store = str(tmp_path_factory.mktemp("browser") / "workbench.db")
+    fill_people(store)
+    engine = open_store(store)
+    about = {"sex": "F", "age": 70, "date": "2025-11-03", "kind": "inpatient"}
+    with writing(engine) as connection:
+        incoming = [Note(f"note-{i}", NOTE, patient=f"p{i}", site="east", extra=about) for i in range(5)]
+        harm = "document.title='owned'"
+        evil = f'<script>{harm}</script><img src=x onerror="{harm}"> \u202econgestive heart failure'
+        add_notes(connection, [*incoming, Note("evil", evil)], None)
+    engine.dispose()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    app = create_app(Settings(bundle=small_bundle, store=store, port=port))
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", access_log=False, ws="none"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.05)
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """Debian's Chromium (`make test` installs it), or another one that is here."""
+    with sync_playwright() as playwright:
+        path = next((found for name in NAMES if (found := shutil.which(name))), None)
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+def signed_in(chromium: Browser, address: str, name: str, **options) -> Page:
+    """A window of somebody's own; anything asked of another place than the server fails the test."""
+    page = chromium.new_context(viewport={"width": 1280, "height": 800}, **options).new_page()
+    page.on("request", lambda request: outside.append(request.url) if not request.url.startswith(address) else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.goto(f"{address}/login")
+    page.keyboard.type(name)
+    page.keyboard.press("Tab")
+    page.keyboard.type(PASSWORD)
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"{address}/")
+    return page
+
+
+outside: list[str] = []
+errors: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_from_outside():
+    outside.clear()
+    errors.clear()
+    yield
+    assert outside == []
+    assert [error for error in errors if "409" not in error and "422" not in error] == []
+
+
+def open_note(page: Page, address: str, name: str) -> None:
+    page.goto(f"{address}/?status=all")
+    page.get_by_role("link", name=name, exact=True).click()
+    expect(page.locator(".open .card").first).to_be_visible(timeout=20_000)
+
+
+def go(page: Page, key: str) -> None:
+    """Moves to a code with j and k."""
+    for _ in range(20):
+        page.keyboard.press("k")
+    for _ in range(20):
+        if page.locator(".card.now").get_attribute("data-key") == key:
+            return
+        page.keyboard.press("j")
+    raise AssertionError(f"{key} cannot be reached by keys")
+
+
+def chosen(page: Page) -> list[str]:
+    return page.locator(".chosen .card .code").all_inner_texts()
+
+
+def test_a_note_is_coded_with_keys_only(chromium, address):
+    page = signed_in(chromium, address, "ann")
+    open_note(page, address, "note-0")
+    keys = page.keyboard
+    go(page, "icd10cm:I50.9")
+    assert page.locator("#note .on").count() >= 1  # its evidence stands out in the note
+    keys.press("a")
+    expect(page.locator(".chosen .card")).to_have_count(1)
+    assert chosen(page) == ["I50.9"]
+    go(page, "icd10cm:J18.9")
+    expect(page.locator(".card.now .tag", has_text="negated").first).to_be_visible()
+    keys.press("r")
+    keys.press("2")  # negated or ruled out
+    expect(page.locator(".rejected summary")).to_have_text("1 rejected")
+    keys.press("/")
+    keys.type("essential hypertension")
+    expect(page.locator("#hits .hit").first).to_contain_text("I10")
+    keys.press("Enter")
+    keys.press("Enter")
+    expect(page.locator(".chosen .card")).to_have_count(2)
+    expect(page.locator('.card.now[data-key="icd10cm:I10"]')).to_be_visible()
+    keys.press("p")  # principal
+    expect(page.locator(".chosen .card .code").first).to_have_text("I10")
+    keys.press("o")  # present on admission: yes
+    expect(page.locator(".chosen .card.now select")).to_have_value("Y")
+    keys.press("m")  # mark words
+    for _ in range(3):
+        keys.press("Shift+ArrowRight")
+    keys.press("Escape")
+    keys.press("e")
+    expect(page.locator(".chosen .card.now .quote")).to_have_count(1)
+    keys.press("f")
+    expect(page.locator(".panel .chip.done")).to_be_visible()
+    page.goto(page.url + "/history")
+    words = page.locator(".timeline").inner_text()
+    assert all(word in words for word in ("accept", "reject", "add", "order", "poa", "evidence", "finish"))
+
+
+SELECT = """(word) => {
+  const at = [...document.querySelectorAll("#note [data-s]")].find((piece) => piece.textContent.includes(word));
+  const start = at.firstChild.data.indexOf(word);
+  getSelection().setBaseAndExtent(at.firstChild, start, at.firstChild, start + word.length);
+}"""
+
+
+def test_what_is_selected_is_kept_to_the_character(chromium, address):
+    page = signed_in(chromium, address, "ann")
+    open_note(page, address, "note-4")
+    page.keyboard.press("a")
+    expect(page.locator(".chosen .card")).to_have_count(1)
+    key = page.locator(".chosen .card").get_attribute("data-key")
+    page.locator(".chosen .card").click()
+    page.evaluate(SELECT, "Father")
+    page.keyboard.press("e")
+    expect(page.locator(".chosen .card .quote", has_text="Father")).to_be_visible()
+    note = page.locator("#note").get_attribute("data-note")
+    history = json.loads(page.evaluate(f"fetch('/api/v1/notes/{note}/decisions').then((r) => r.text())"))
+    marked = history[-1]["details"]
+    assert NOTE[marked["start"] : marked["end"]] == "Father" and marked["code"] == key
+
+
+def test_two_people_on_one_note(chromium, address):
+    ann, ben = signed_in(chromium, address, "ann"), signed_in(chromium, address, "ben")
+    for page in (ann, ben):
+        open_note(page, address, "note-1")
+    ann.keyboard.press("a")
+    expect(ann.locator(".chosen .card")).to_have_count(1)
+    ben.keyboard.press("a")
+    expect(ben.get_by_role("alert")).to_contain_text("ann changed this note")
+    expect(ben.locator(".chosen .card")).to_have_count(1)  # ann's, as it is now
+    ben.keyboard.press("a")
+    expect(ben.locator(".chosen .card")).to_have_count(2)
+
+
+def test_change_order_by_dragging_and_export(chromium, address):
+    page = signed_in(chromium, address, "rita")
+    open_note(page, address, "note-2")
+    for count in (1, 2):
+        page.keyboard.press("a")
+        expect(page.locator(".chosen .card")).to_have_count(count)
+    before = chosen(page)
+    page.locator(".chosen .card").nth(1).drag_to(page.locator(".chosen .card").nth(0))
+    expect(page.locator(".chosen .card .code").first).to_have_text(before[1])
+    page.locator(".chosen .card").nth(0).click()
+    page.keyboard.press("c")
+    page.locator("#book").get_by_role("button", name="change to it").first.click()
+    expect(page.locator(".chosen .card").nth(0)).to_contain_text(f"instead of {before[1]}")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="FHIR").click()
+    assert json.loads(Path(download.value.path()).read_text())["resourceType"] == "Bundle"
+
+
+def test_help_and_switching_keys_off(chromium, address):
+    page = signed_in(chromium, address, "ben")
+    open_note(page, address, "note-3")
+    page.keyboard.press("?")
+    expect(page.locator("#help")).to_be_visible()
+    page.get_by_label("Single-key shortcuts are on").uncheck()
+    page.keyboard.press("Escape")
+    page.keyboard.press("a")
+    page.wait_for_timeout(300)
+    assert chosen(page) == []
+
+
+def test_a_hostile_note_runs_nothing(chromium, address):
+    page = signed_in(chromium, address, "ann")
+    open_note(page, address, "evil")
+    page.wait_for_timeout(200)
+    assert page.title() != "owned" and page.locator("#note script, #note img").count() == 0
+
+
+PAGES = (
+    "/",
+    "/batches",
+    "/measures",
+    "/triage",
+    "/users",
+    "/audit",
+    "/tokens",
+    "/password",
+    "/notes/1",
+    "/notes/1/history",
+)
+
+
+EVERYTHING = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "rules"),
+    [
+        ("light", {"type": "tag", "values": EVERYTHING}),
+        ("dark", {"type": "rule", "values": ["color-contrast"]}),  # nothing else hangs on the colours
+    ],
+)
+def test_axe_finds_nothing(chromium, address, scheme, rules):
+    page = signed_in(chromium, address, "adam", color_scheme=scheme)
+    found = {}
+    for path in PAGES:
+        page.goto(address + path)
+        page.evaluate(AXE)  # the page's own policy lets no other script in; this is the debugger's way
+        result = page.evaluate("(rules) => axe.run(document, {runOnly: rules})", rules)
+        if result["violations"]:
+            found[path] = [(v["id"], [n["html"][:120] for n in v["nodes"][:3]]) for v in result["violations"]]
+    assert found == {}
+
+
+def test_nothing_is_cut_off_on_a_small_laptop_or_a_large_screen(chromium, address):
+    page = signed_in(chromium, address, "ann")
+    for width, height in ((1280, 720), (3840, 2160)):
+        page.set_viewport_size({"width": width, "height": height})
+        for path in ("/", "/notes/1", "/measures"):
+            page.goto(address + path)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
