@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nosology.cli.corpus_splits import audit, split
+from nosology.core import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from nosology.corpora.corpus import Corpus
+    from nosology.corpora.recipe import CorpusRecipe
 
 app = typer.Typer(help="Make corpus folders of datasets and look into them.", no_args_is_help=True)
 app.command()(split)
@@ -17,7 +22,8 @@ app.command()(audit)
 @app.command()
 def prepare(
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", help="mimic4, mimic4-radiology, mimic3, codiesp, cmc2007 or table.")
+        str,
+        typer.Argument(metavar="KIND", help="mimic4, mimic4-radiology, mimic3, codiesp, cmc2007, table or reviews."),
     ],
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files, or folders that hold them.")],
     out: Annotated[Path, typer.Option(help="The corpus folder to write.")],
@@ -44,11 +50,31 @@ def prepare(
         systems=systems.replace(",", " ").split() if systems is not None else None,
         drop_uncoded=drop_uncoded or None,
     )
-    corpus = make(kind, paths, out, recipe=rules, splits=splits or (), lang=lang, system=system, strict=strict)
+    if kind == "reviews":
+        corpus = _reviews(paths, out, rules, splits or [])
+    else:
+        corpus = make(kind, paths, out, recipe=rules, splits=splits or (), lang=lang, system=system, strict=strict)
     _print_counts(corpus.manifest)
     for name, wanted, got in compare(corpus):
         verdict = "equal" if wanted == got else f"{got - wanted:+,}"
         typer.echo(f"expected {name:5} {wanted:>9,}, got {got:>9,}: {verdict}")
+
+
+def _reviews(paths: list[Path], out: Path, rules: CorpusRecipe, splits: list[Path]) -> Corpus:
+    """The corpus of what people decided in a workbench; its address stays out of it, for it may hold a password."""
+    from nosology.corpora.prepare import prepare as make
+    from nosology.workbench.reviews import reviewed_notes
+    from nosology.workbench.store.engine import open_store
+
+    if len(paths) != 1:
+        raise ConfigError(f"reviews needs one store, a file or postgresql:// address; got {len(paths)}")
+    if not (named := str(paths[0])).startswith("postgres") and not paths[0].is_file():
+        raise DataError(f"no such store: {paths[0]}")
+    store = open_store(named.replace(":/", "://", 1) if named.startswith("postgres") else named)  # a Path takes a slash
+    try:
+        return make("reviews", [], out, recipe=rules, splits=splits, reader=lambda *_: reviewed_notes(store))
+    finally:
+        store.dispose()
 
 
 def _print_counts(manifest: dict[str, Any]) -> None:

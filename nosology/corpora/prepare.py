@@ -38,13 +38,16 @@ def prepare(
     lang: str | None = None,
     system: str | None = None,
     strict: bool = False,
+    reader: Reader | None = None,
 ) -> Corpus:
     """The corpus made of the dataset's files and written to `out`.
+
+    reader: what reads a kind that is not among KINDS, such as the reviews of a workbench.
 
     Filters that need counts over the whole dataset read it twice, so that nothing but one block of notes is ever held.
     """
     paths, splits = [Path(path) for path in paths], [Path(path) for path in splits]
-    read = partial(_reader(kind, lang, system), paths)
+    read = partial(reader or _reader(kind, lang, system), paths)
     _check_reachable([*paths, *splits])
     rules = recipe if isinstance(recipe, CorpusRecipe) else load_recipe(recipe) if recipe else CorpusRecipe(kind=kind)
     if rules.kind != kind:
