@@ -31,7 +31,7 @@ class Display:
     def step(self, epoch: int, step: int, loss: float, rate: float) -> None:
         """Moves the bar to a step."""
         if self._bar:
-            says = f"loss {loss:.4g}  {rate:,.0f} notes/s  {self._left(step)}"
+            says = f"loss {loss:.4g}  {_pace(rate)}  {self._left(step)}"
             self._bar.update(self._task, completed=step, description=self._name(epoch), says=says)
 
     def epoch(self, epoch: int, step: int, loss: float, metrics: dict[str, float], rate: float) -> None:
@@ -39,7 +39,7 @@ class Display:
         if self.silent:
             return
         found = "".join(f"  {name} {value:.4f}" for name, value in metrics.items())
-        self.say(f"{self._name(epoch)}  loss {loss:.4g}{found}  {rate:,.0f} notes/s  {self._left(step)}")
+        self.say(f"{self._name(epoch)}  loss {loss:.4g}{found}  {_pace(rate)}  {self._left(step)}")
 
     def say(self, line: str) -> None:
         """One line, above the bar if there is one."""
@@ -60,3 +60,7 @@ class Display:
         """The time left at the pace so far, validation included; early stopping may cut it short."""
         seconds = (time.monotonic() - self.started) / max(1, step - self.first) * (self.schedule.steps - step)
         return f"{timedelta(seconds=round(seconds))} left"
+
+
+def _pace(rate: float) -> str:
+    return f"{rate:,.0f} notes/s" if rate >= 10 else f"{rate:.2g} notes/s"  # a large net on a CPU: not 0

@@ -20,6 +20,7 @@ from nosology.models.neural_settings import LoopSettings
 from nosology.training import loop
 from nosology.training.checkpoint import BEST, CHECKPOINT
 from nosology.training.loop import fit
+from nosology.training.display import Display
 from nosology.training.schedule import Schedule, resolve
 from tests.training.loop_program import SETTINGS, Notes, TinyNet, train
 
@@ -250,6 +251,12 @@ def test_one_line_an_epoch_where_nobody_watches(tmp_path, capsys):
     assert lines[2].startswith("tiny: epoch 3/3  loss 0.6")
     for part in ("  map 0.3", "  micro_f1 0.", " notes/s  0:00:00 left"):
         assert part in lines[2]
+
+
+@pytest.mark.parametrize(("rate", "shown"), [(0.214, "0.21 notes/s"), (12.6, "13 notes/s"), (1234.5, "1,234 notes/s")])
+def test_a_slow_pace_is_not_zero(rate, shown, capsys):
+    Display("tiny", Schedule("linear", 1, 10, 0), 0).epoch(0, 10, 0.5, {}, rate)
+    assert f"  {shown}  " in capsys.readouterr().err
 
 
 def test_bf16_trains_too(whole, tmp_path):
