@@ -19,8 +19,8 @@ from nosology.core import ConfigError, DataError
 from nosology.models.neural_settings import LoopSettings
 from nosology.training import loop
 from nosology.training.checkpoint import BEST, CHECKPOINT
-from nosology.training.loop import fit
 from nosology.training.display import Display
+from nosology.training.loop import fit
 from nosology.training.schedule import Schedule, resolve
 from tests.training.loop_program import SETTINGS, Notes, TinyNet, train
 
