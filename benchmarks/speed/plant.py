@@ -2,12 +2,12 @@
 
 At MIMIC's shape: 8,000 codes, notes of about 1,900 words, words of 400 numbers, three LSTM layers of 1,152.
 `language`: a training step of the language model (384 streams, 80 words, 60,000 words), `language ...` the same in
-other ways; `classifier`: a whole training step of 128 notes; `frozen`: the same where the encoder does not learn;
-`kept`: where its states are kept besides; `decoder`: attention, ranker and loss alone; `attention`: without the
-ranker; `large`: 16 notes of 4,000 words; `agreement`: the largest difference, relative to the largest number, of what
-kernels and plain torch compute. Prints milliseconds, notes or words a second, the peak of memory, and the arithmetic
-floor: what the stage's matrix products alone would take at 790 TFLOP/s, as was measured on an H200. --small is for a
-CPU.
+other ways; `ranker`: a step of the ranker; `classifier`: a whole training step of 128 notes; `frozen`: the same where
+the encoder does not learn; `kept`: where its states are kept besides; `decoder`: attention, ranker and loss alone;
+`attention`: without the ranker; `large`: 16 notes of 4,000 words; `agreement`: the largest difference, relative to the
+largest number, of what kernels and plain torch compute. Prints milliseconds, notes or words a second, the peak of
+memory, and the arithmetic floor: what the stage's matrix products alone would take at 790 TFLOP/s, as was measured on
+an H200. --small is for a CPU.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from nosology.encoders.vocabulary import PAD
 from nosology.models import language_model, next_word
 from nosology.models.batch import Batch, rectangle
 from nosology.models.language_model import LanguageModel
-from nosology.models.plant_net import PlantNet
+from nosology.models.plant_net import PlantNet, Ranker
 from nosology.models.plant_settings import PlantShape, RankerSettings
 from nosology.models.relevance import Relevance
+from nosology.training.ranker import Lists, RankerNet, draw_lists
 from nosology.training.stream import StreamBatch
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_plant.json"
@@ -114,15 +115,20 @@ def layers_alone(told: dict, times: int) -> dict[str, float]:
     return found | {"floor_ms": 1000 * floor}
 
 
+def telling(told: dict) -> Relevance:
+    """Words that tell codes, of 500 notes drawn by chance."""
+    marks = [sparse.random(500, n, 0.02, "csr", random_state=1) for n in (told["words"], told["codes"])]
+    for matrix in marks:
+        matrix.data[:] = 1
+    return Relevance.of(*(matrix.astype(np.int8) for matrix in marks))
+
+
 def small_plant(told: dict, **shape) -> tuple[PlantNet, Batch, np.ndarray]:
     """A net, a batch, and the notes' lengths."""
     rng = np.random.default_rng(0)
     torch.manual_seed(0)
     sizes = {name: told[name] for name in ("size", "hidden", "layers", "chunk")}
-    marks = [sparse.random(500, n, 0.02, "csr", random_state=1) for n in (told["words"], told["codes"])]
-    for matrix in marks:
-        matrix.data[:] = 1
-    relevance = Relevance.of(*(matrix.astype(np.int8) for matrix in marks))
+    relevance = telling(told)
     made = PlantShape(**(sizes | {"inattention": 56, "cache_gb": 64.0} | shape))
     net = PlantNet(made, RankerSettings(), told["words"], told["codes"], relevance, False).to(device()).train()
     lengths = np.sort(np.exp(rng.normal(np.log(told["mean"]), 0.05, told["batch"])).astype(int))[::-1]
@@ -154,6 +160,26 @@ def classifier(
         "notes_a_second": notes / seconds,
         "peak_gb": memory,
         "floor_ms_a_note": 1000 * (decoder + encoder) / PEAK / notes,
+    }
+
+
+def ranker(told: dict, times: int) -> dict[str, float]:
+    """A step of the ranker, 64 codes with lists of 128 words; the lists are drawn in a thread beside it."""
+    settings, rng = RankerSettings(), np.random.default_rng(0)
+    relevance, vectors = telling(told), torch.randn(told["words"], told["size"])
+    net = RankerNet(Ranker(settings, told["size"], told["words"], told["codes"]), vectors, settings.k).to(device())
+    started = time.perf_counter()
+    for _ in range(times):
+        drawn = draw_lists(relevance, rng.integers(0, told["codes"], settings.batch), settings, told["words"], rng)
+    lists = (time.perf_counter() - started) / times
+    seconds, memory = timed(net, Lists(*map(torch.from_numpy, drawn)).to(device()), times)
+    floor = 3 * settings.batch * settings.list * 2 * told["size"] * settings.hidden / PEAK
+    return {
+        "codes_a_second": settings.batch / max(seconds, lists),
+        "ms_a_step": 1000 * seconds,
+        "ms_of_lists": 1000 * lists,
+        "peak_gb": memory,
+        "floor_ms": 1000 * floor,
     }
 
 
@@ -209,7 +235,9 @@ STAGES = {
     **{f"language, {n} at once": partial(language, loss=partial(next_word.next_word_loss, chunk=n)) for n in CHUNKS},
     "language, 768 streams": partial(language, streams=2),
     "language, layers alone": layers_alone,
+    "ranker": ranker,
     "classifier": classifier,
+    "classifier, twice the notes": lambda told, times: classifier(told | {"batch": 2 * told["batch"]}, times),
     "frozen": partial(classifier, frozen=True),
     "kept": partial(classifier, kept=True),
     "decoder": partial(classifier, alone=True),

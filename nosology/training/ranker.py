@@ -81,7 +81,7 @@ def train_ranker(
             _loop(settings),
             lengths=np.ones(len(told), np.int64),
             groups=np.zeros(len(told), np.int64),
-            prepare=lambda rows, rng: _lists(relevance, np.array(told)[rows], settings, len(vectors), rng),
+            prepare=lambda rows, rng: draw_lists(relevance, np.array(told)[rows], settings, len(vectors), rng),
             make_batch=_some,
             folder=folder,
             fingerprint=fingerprint,
@@ -111,9 +111,10 @@ def _some(rows: np.ndarray, lists: tuple[np.ndarray, np.ndarray, np.ndarray]) ->
     return Lists(*map(torch.from_numpy, lists))
 
 
-def _lists(
+def draw_lists(
     relevance: Relevance, labels: np.ndarray, settings: RankerSettings, size: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Labels (B,), words (B, N) and grades (B, N) of lists: half of a list tells the label, if so many words do."""
     words = rng.integers(SPECIALS, size, (len(labels), settings.list))
     grade = np.zeros(words.shape, dtype=np.float32)
     for row, label in enumerate(labels):

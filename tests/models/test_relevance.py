@@ -21,7 +21,7 @@ def drawn(seed: int, notes: int = 60, words: int = 30, codes: int = 7) -> tuple[
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_equals_scikit_learn_for_positive_pairs(seed):
     words, codes = drawn(seed)
     x, y = words.toarray(), codes.toarray()
