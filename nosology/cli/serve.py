@@ -12,7 +12,7 @@ from nosology.core import ConfigError
 
 
 def serve(
-    bundle: Annotated[Path | None, typer.Argument(help="The bundle folder of the coder.")] = None,
+    bundle: Annotated[Path | None, typer.Argument(help="The bundle folder of the coder, or day-one.")] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Simulated notes, and a coder trained on others.")] = False,
     store: Annotated[
         str | None, typer.Option(help="A file for SQLite, or postgresql://user@host/name.  [default: workbench.db]")

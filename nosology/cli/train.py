@@ -73,11 +73,25 @@ def code(
         ),
     ] = [],  # noqa: B006
     settings: Overrides = [],  # noqa: B006
+    engine: Annotated[
+        str, typer.Option(metavar="local|ray", help="Where to code: in this process, or on a Ray cluster.")
+    ] = "local",
+    workers: Annotated[int, typer.Option(min=1, help="ray: how many copies of the coder.")] = 2,
+    address: Annotated[str | None, typer.Option(help="ray: a running cluster; without one, this machine.")] = None,
 ) -> None:
     """Code notes and show the words each code rests on."""
     from nosology.codes.code_list import read_code_list
     from nosology.serving.coder import Coder
 
+    if engine == "ray" and as_json and not settings:
+        from nosology.serving.ray_engine import code_on_ray
+
+        options = {"bundle": bundle, "top": top, "release": release, "codes": codes, "systems": system}
+        for note_id, found in code_on_ray(read_texts(notes), workers=workers, address=address, **options):
+            typer.echo(f'{{"id": {json.dumps(note_id, ensure_ascii=False)}, "codes": {found}}}')
+        return
+    if engine != "local":
+        raise ConfigError(f"--engine must be local, or ray with --json and without --set; got {engine!r}")
     loaded, release = open_bundle(bundle, settings, release)
     coder = Coder(loaded, release, codes=None if codes is None else read_code_list(codes), systems=system)
     if codes is not None and hasattr(coder.model, "unread"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import time
 from dataclasses import dataclass, field
@@ -10,7 +11,8 @@ from pathlib import Path
 
 from sqlalchemy import Engine, insert, select
 
-from nosology.models.bundle import MANIFEST, read_manifest
+from nosology.core.version import __version__
+from nosology.models.bundle import MANIFEST, Bundle, is_day_one, read_manifest
 from nosology.workbench.accounts import RateLimit
 from nosology.workbench.batches import Background
 from nosology.workbench.inference import Workers
@@ -54,15 +56,24 @@ class Services:
 
 def register(engine: Engine, bundle: Path, release: str | None) -> int:
     """The number of a bundle in the store, by the hash of its manifest, which names every file and its checksum."""
-    manifest = read_manifest(bundle)
-    raw = (Path(bundle) / MANIFEST).read_bytes() + (release or "").encode()
-    digest = hashlib.sha256(raw).hexdigest()
+    if is_day_one(bundle):
+        coder = Bundle.load(bundle)
+        manifest = {
+            "kind": coder.model.kind,
+            "labels_hash": coder.model.labels.hash,
+            "package": f"nosology {__version__}",
+        }
+        raw = json.dumps([manifest, coder.recipe], sort_keys=True, default=str).encode()
+    else:
+        manifest = read_manifest(bundle)
+        raw = (Path(bundle) / MANIFEST).read_bytes()
+    digest = hashlib.sha256(raw + (release or "").encode()).hexdigest()
     with writing(engine) as connection:
         found = connection.scalar(select(coders.c.id).where(coders.c.digest == digest))
         if found is not None:
             return int(found)
         about = {name: manifest.get(name) for name in ("package", "n_codes", "labels_hash", "decision", "provenance")}
-        about["decision"] = {"threshold": manifest["decision"].get("threshold")}
+        about["decision"] = {"threshold": manifest.get("decision", {}).get("threshold")}
         row = {
             "digest": digest,
             "name": Path(bundle).resolve().name[:200],
