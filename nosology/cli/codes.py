@@ -211,6 +211,17 @@ def follow(code: CodeArgument, system: System = None, as_json: AsJson = False) -
         typer.echo(f"  in {last} it is {', '.join(became)}")
 
 
+@app.command("add-index")
+def add_index(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="icd10cm_index_YYYY.xml, as published.")],
+) -> None:
+    """Adds the official Alphabetic Index: its lines become terms of the lexicon (nosology code day-one)."""
+    from nosology.codes.added_index import add_index as add
+
+    kept, lines = add(path)
+    typer.echo(f"{lines:,} terms; kept as {kept}; the lexicon is made anew when it is next used")
+
+
 def _print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 

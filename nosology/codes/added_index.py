@@ -27,7 +27,7 @@ def index_files() -> list[Path]:
 
 
 def add_index(path: Path) -> tuple[Path, int]:
-    """Keeps an index file for every lexicon from now on; where it lies, and how many of its lines name a code."""
+    """Keeps an index file for every lexicon from now on; where it lies, and how many terms it adds."""
     found = sum(1 for _ in index_terms(path))  # a file that is none is refused here
     kept = index_folder() / path.name
     with new_file(kept) as aside:
@@ -46,7 +46,8 @@ def index_terms(path: Path) -> Iterator[Term]:
     for line in read_index(path):
         if not line.codes or len(line.path) > _DEPTH:
             continue
-        words = [_NONESSENTIAL.sub("", step).strip(" ,-") for step in line.path]
-        text = " ".join(_LINKS.sub("", step).strip() for step in words if step)
-        if text:
-            yield Term(text, line.codes[0].code, "index")
+        main, *below = (_NONESSENTIAL.sub("", step).strip(" ,-") for step in line.path)
+        rest = " ".join(_LINKS.sub("", step).strip() for step in below)
+        for head in main.split(","):  # "Failure, failed": either word opens the line
+            if text := f"{head.strip()} {rest}".strip():
+                yield Term(text, line.codes[0].code, "index")

@@ -36,6 +36,7 @@ _SPREAD = re.compile(r"\bsecondary malignant neoplasms?\b", re.IGNORECASE)
 _NEOPLASM = re.compile(r"\bmalignant neoplasms?\b", re.IGNORECASE)
 _MANIFESTATION = re.compile(r"\bin (?:other )?(?:\w+ )?diseases classified\b", re.IGNORECASE)
 _ENCOUNTER = re.compile(r", (?:initial|subsequent) encounter.*|, sequela$", re.IGNORECASE)
+_UNCOMPLICATED = re.compile(r"\bwithout\b|\buncomplicated\b", re.IGNORECASE)
 _VAGUE = re.compile(r"\bunspecified\b|\bNOS\b", re.IGNORECASE)
 
 
@@ -119,10 +120,11 @@ class Leaves:
             return code
         if self.injury(code):
             return min(below) if self.seventh else code
-        vague = [other for other in below if _VAGUE.search(self.table.description(other))]
-        without = [other for other in below if "without" in self.table.description(other).lower()]
+        titles = {other: self.table.description(other) for other in below}
+        vague = [other for other in below if _VAGUE.search(titles[other])]
+        without = [other for other in vague or below if _UNCOMPLICATED.search(titles[other])]
         nines = [other for other in below if other[-1] == "9"]
-        return self.of((vague or without or nines or below)[0])
+        return self.of((without or vague or nines or below)[0])
 
 
 def vague_first(table: CodeTable, codes: Iterable[str]) -> dict[str, tuple[bool, int, str]]:

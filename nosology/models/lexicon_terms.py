@@ -118,7 +118,10 @@ def _open(release: str, seventh: bool) -> Terms:
         *sorted((DATA / "synonyms").glob("*.tsv")),
         *(text_data / name for name in ("words.tsv", "general_words.tsv", "function_words.tsv")),
         Path(__file__),
-        *(Path(__file__).parents[1] / place for place in ("codes/terms.py", "text/stems.py", "text/phrases.py")),
+        *(
+            Path(__file__).parents[1] / place
+            for place in ("codes/terms.py", "codes/added_index.py", "text/stems.py", "text/phrases.py")
+        ),
         DATA / "icd10cm_releases.json.gz",
         package_file("simple_icd_10_cm", "data/*tabular*.xml"),
         *index_files(),
