@@ -19,7 +19,8 @@ from nosology.models.relevance import Relevance
 from nosology.models.state_cache import StateCache
 
 _OWN = 0.3  # deviation of words' own vectors at the beginning
-_INSIDE = 4096  # labels whose attention is in memory at once where a note is only to be coded
+_INSIDE = 4096  # labels whose attention is in memory at once where a note is only to be coded,
+_POSITIONS = 16_384  # over so many tokens of all notes: a GPU reads in wider windows than it has to
 
 
 class Ranker(nn.Module):
@@ -166,8 +167,9 @@ class PlantNet(nn.Module):
         """Logits (B, L) of some labels."""
         seen, state = None, None
         tokens = self._turned(batch.tokens, batch.lengths)
-        for first in range(0, tokens.shape[1], self.shape.window):
-            part = tokens[:, first : first + self.shape.window]
+        window = max(self.shape.window, _POSITIONS // len(tokens) if tokens.is_cuda else 0)
+        for first in range(0, tokens.shape[1], window):
+            part = tokens[:, first : first + window]
             states, state = self.encoder(part, state)
             inside = mask(batch.lengths - first, part.shape[1], part.device)
             planted, places = self._planted(part, labels)
