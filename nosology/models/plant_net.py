@@ -19,6 +19,7 @@ from nosology.models.relevance import Relevance
 from nosology.models.state_cache import StateCache
 
 _OWN = 0.3  # deviation of words' own vectors at the beginning
+_LONG = 2048  # tokens of a note, where `chunk` says how many are learned from at once
 _INSIDE = 4096  # labels whose attention is in memory at once where a note is only to be coded,
 _POSITIONS = 16_384  # over so many tokens of all notes: a GPU reads in wider windows than it has to
 
@@ -129,7 +130,7 @@ class PlantNet(nn.Module):
             self._decoder(labels),
             planted,
             batch.targets,
-            chunk=self.shape.chunk,
+            chunk=max(1, self.shape.chunk * _LONG // tokens.shape[1]),
             literal_zero=self.shape.literal_zero,
         )
 

@@ -81,7 +81,7 @@ class PlantShape(Section):
     literal_zero: bool = False  # as the paper writes it, the others keep the score 0, and so some weight
     window: int = Field(72, ge=1)  # tokens that a note is read by where it is only to be coded
     direction: Literal["forward", "backward", "both"] = "forward"
-    chunk: int = Field(4, ge=1)  # notes whose attention is in memory at once; changes memory and speed alone
+    chunk: int = Field(4, ge=1)  # notes of 2,048 tokens whose attention is in memory at once; memory and speed alone
     cache_gb: float = Field(4.0, ge=0)  # of states that are kept while the encoder does not learn; the same
     max_words: int = Field(20_000, ge=1)  # of a note
 
