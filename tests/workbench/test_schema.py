@@ -1,0 +1,67 @@
+"""The API against everything its schema allows, and more: no answer is a failure of ours."""
+
+import os
+from collections import Counter
+
+import pytest
+import schemathesis
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+
+from nosology.workbench.app import create_app
+from nosology.workbench.settings import Settings
+from tests.workbench.conftest import fill_people
+
+EXAMPLES = int(os.environ.get("NOSOLOGY_SCHEMA_EXAMPLES", "10"))  # an operation
+
+
+@pytest.fixture(scope="module")
+def world(small_bundle, tmp_path_factory):
+    """A running server and an admin's token."""
+    store = str(tmp_path_factory.mktemp("schema") / "workbench.db")
+    tokens = fill_people(store)
+    app = create_app(Settings(bundle=small_bundle, store=store))
+    with TestClient(app):
+        yield app, tokens["adam"]
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+def test_no_answer_is_a_failure_of_ours(world, mode):
+    app, token = world
+    schema = schemathesis.openapi.from_asgi("/api/openapi.json", app)
+    tried = Counter()
+    for found in schema.get_all_operations():
+        operation = found.ok()
+
+        @settings(
+            max_examples=EXAMPLES, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+        )
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def ask(case):
+            for name in {"note_id", "batch"} & (case.path_parameters or {}).keys():
+                if mode is GenerationMode.POSITIVE:  # mostly things that are there
+                    case.path_parameters[name] = 1 + case.path_parameters[name] % 4
+            answer = case.call(headers={"authorization": f"Bearer {token}"})
+            tried[case.method, case.path, answer.status_code] += 1
+            assert answer.status_code < 500, (case.method, case.path, answer.text)
+
+        try:
+            ask()
+        except Unsatisfiable:  # an operation without anything that could be wrong
+            assert mode is GenerationMode.NEGATIVE
+    assert len({path for _, path, _ in tried}) >= 8
+    if mode is GenerationMode.POSITIVE:
+        assert any(status == 202 for _, _, status in tried)  # notes were really taken in
+        assert tried["GET", "/api/v1/notes/{note_id}", 200]  # and read
+
+
+def test_any_request_of_nobody_is_refused(world):
+    schema = schemathesis.openapi.from_asgi("/api/openapi.json", world[0])
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        if operation.path.startswith("/api/"):
+            path = operation.path.format(note_id=1, batch=1, act="cancel", system="icd10cm", code="I10")
+            answer = TestClient(world[0]).request(operation.method, path, json={})
+            assert answer.status_code in (401, 422), (operation.path, answer.status_code)
