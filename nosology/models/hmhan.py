@@ -123,7 +123,6 @@ class Hmhan(NeuralModel):
             "transformer": first.encoder.to_json(),
             "loss": first.loss.model_dump(mode="json"),
             "projected": first.head.columns.out_features if first.head.columns is not None else 0,
-            "word_dropout": first.word_dropout.p,
             "columns": self.columns.to_json(),
             "words": self.words.to_json() if self.words else None,
             "combinations": self.combinations.to_json() if self.combinations else None,
@@ -148,16 +147,7 @@ class Hmhan(NeuralModel):
         encoders = [Windows.from_json(more["transformer"]) for _ in range(1 if shape.frozen else more["nets"])]
         return HmhanNets(
             [
-                HmhanNet(
-                    shape,
-                    loss,
-                    encoders[i % len(encoders)],
-                    of,
-                    columns,
-                    more["projected"],
-                    words,
-                    more["word_dropout"],
-                )
+                HmhanNet(shape, loss, encoders[i % len(encoders)], of, columns, more["projected"], words)
                 for i in range(more["nets"])
             ]
         )

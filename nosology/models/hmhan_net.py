@@ -4,10 +4,11 @@
     C = norm(Q + heads(Q, H))          one query a category  (B, K, D)
     q = E + C[category of the code]                        (B, L, D)
     V = norm(q + heads(q, H))                              (B, L, D)
-    logit = w_l . MLP([V; columns]) + b_l + words . W_l
+    logit = w_l . MLP([V; columns]) + b_l + what words say by themselves
 
 The head ends in one row a code, a part that all codes share and a part of its own that begins at 0: so it is the same
-head under all three attentions, and a code seen once leans on what all codes have learned.
+head under all three attentions, and a code seen once leans on what all codes have learned. What words say by themselves
+is fitted before the net is (`training/word_scores.py`) and stays as it is.
 """
 
 from __future__ import annotations
@@ -48,11 +49,12 @@ class ReportBatch(Batch):
     columns: Tensor | None = None  # (B, C)
     features: Tensor | None = None  # (B, F) numbers of words, 0 after the last
     values: Tensor | None = None  # (B, F)
+    offsets: Tensor | None = None  # (B, L) what words say, where that is not to be asked of the net's own machine
     synthetic: SyntheticBatch | None = None
 
     def to(self, device: torch.device | str) -> ReportBatch:
         """The batch on a device; lengths and labels stay."""
-        names = ("states", "columns", "features", "values", "synthetic")
+        names = ("states", "columns", "features", "values", "offsets", "synthetic")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         moved = {n: v.to(device) if n == "synthetic" else v.to(device, non_blocking=True) for n, v in given.items()}
         return replace(super().to(device), **moved)
@@ -71,7 +73,7 @@ class Head(nn.Module):
             for part in (nn.Linear(before, after), nn.LayerNorm(after), nn.GELU(), nn.Dropout(dropout))
         ]
         self.trunk = nn.Sequential(*layers)
-        self.shared = nn.Parameter(torch.randn(sizes[-1]) / sizes[-1] ** 0.5)
+        self.shared = nn.Parameter(torch.zeros(sizes[-1]))  # the head adds nothing at first
         self.own = nn.Parameter(torch.zeros(labels, sizes[-1]))
         self.bias = nn.Parameter(torch.zeros(labels))
 
@@ -102,7 +104,6 @@ class HmhanNet(nn.Module):
         columns: int = 0,
         projected: int = 64,
         words: int = 0,
-        word_dropout: float = 0.0,
     ):
         """categories: (L,) the category of each code. columns: C. words: features of the lexical branch."""
         super().__init__()
@@ -113,8 +114,9 @@ class HmhanNet(nn.Module):
         self.dropout = nn.Dropout(shape.state_dropout)
         self.look = ATTENTIONS[shape.attention](width, categories, shape.heads)
         self.head = Head(width, columns, projected, shape.hidden, labels, shape.dropout)
-        self.words = nn.Parameter(torch.zeros(words + 1, labels)) if words else None
-        self.word_dropout = nn.Dropout(word_dropout)
+        self.register_buffer("words", torch.zeros(words + 1, labels) if words else None)  # row 0 is the pad's
+        self.register_buffer("word_bias", torch.zeros(labels) if words else None)
+        self.register_buffer("share", torch.ones(()))  # of what the net adds to what words say
         self.register_buffer("weights", torch.ones(labels))  # of true codes
 
     def forward(self, batch: ReportBatch) -> Tensor:
@@ -122,7 +124,7 @@ class HmhanNet(nn.Module):
         states, inside = self.states(batch)
         vectors = self.look(states, inside, batch.labels)
         wide = self._wide(batch)
-        logits = self.head(vectors, _columns(batch), batch.labels) + wide
+        logits = self.share * self.head(vectors, _columns(batch), batch.labels) + wide
         real = len(batch.targets)
         cells = self._cells(logits[:real], batch.targets, batch.labels)
         if getattr(batch, "synthetic", None) is None:
@@ -143,12 +145,13 @@ class HmhanNet(nn.Module):
             return torch.lerp(first, second, made.shares.to(values.dtype).view(-1, *[1] * (values.ndim - 1)))
 
         columns = None if batch.columns is None else between(batch.columns)
-        return self.head(between(vectors), columns, batch.labels) + between(wide)
+        return self.share * self.head(between(vectors), columns, batch.labels) + between(wide)
 
     def logits(self, batch: ReportBatch) -> Tensor:
         """Logits (B, L) for the batch's labels, or for all where it names none."""
         states, inside = self.states(batch)
-        return self.head(self.look(states, inside, batch.labels), _columns(batch), batch.labels) + self._wide(batch)
+        found = self.head(self.look(states, inside, batch.labels), _columns(batch), batch.labels)
+        return self.share * found + self._wide(batch)
 
     def attention(self, batch: ReportBatch) -> Tensor:
         """The weights (B, L, T) of each code over the tokens."""
@@ -171,9 +174,13 @@ class HmhanNet(nn.Module):
         """What the words say (B, L); nothing (B, 1) where there is no lexical branch."""
         if self.words is None:
             return torch.zeros(len(batch.lengths), 1, device=batch.tokens.device)
-        weights = self.words if batch.labels is None else self.words[:, batch.labels]
-        values = self.word_dropout(batch.values)
-        return F.embedding_bag(batch.features, weights, per_sample_weights=values, mode="sum", padding_idx=0)
+        chosen = slice(None) if batch.labels is None else batch.labels
+        if getattr(batch, "offsets", None) is not None:
+            return batch.offsets[:, chosen]
+        weights = self.words[:, chosen]
+        with torch.autocast(weights.device.type, enabled=False):
+            found = F.embedding_bag(batch.features, weights, per_sample_weights=batch.values, mode="sum", padding_idx=0)
+        return found + self.word_bias[chosen]
 
     def _cells(self, logits: Tensor, targets: Tensor, labels: Tensor | None) -> Tensor:
         """The loss of each cell (B, L)."""

@@ -34,8 +34,9 @@ class WordSettings(Section):
     features: int = Field(0, ge=0)  # at most; 0: no such branch
     min_notes: int = Field(2, ge=1)  # of train, that have a feature
     pairs: bool = True  # neighbouring words too
-    rate: float = Field(20.0, gt=0)  # times the learning rate
-    dropout: float = Field(0.2, ge=0, lt=1)  # of features
+    c: list[Annotated[float, Field(gt=0)]] = Field([1.0, 3.0, 10.0], min_length=1)  # inverse regularisation; of several
+    # the best on held-out reports is taken
+    folds: int = Field(5, ge=2)  # the net learns beside scores of machines that have not seen the report
 
 
 class HmhanShape(Section):

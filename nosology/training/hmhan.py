@@ -30,7 +30,7 @@ from nosology.models.columns import Columns
 from nosology.models.combinations import Combinations
 from nosology.models.decision import Decision
 from nosology.models.frozen_states import encoded, encoder_key
-from nosology.models.hmhan import Hmhan
+from nosology.models.hmhan import Hmhan, Report
 from nosology.models.hmhan_net import HmhanNet, HmhanNets
 from nosology.models.hmhan_settings import HmhanRecipe
 from nosology.models.losses import class_weights
@@ -43,6 +43,9 @@ from nosology.training.loop import Fitted, Paced, fit
 from nosology.training.mlsmote import Synthetic, mlsmote
 from nosology.training.reports import Batches, Reports, parts_of
 from nosology.training.run_folder import REFIT, STATES
+from nosology.training.word_scores import fit_word_scores, word_matrix
+
+_SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # of what the net says beside words; of equally good ones the first is taken
 
 Trained = tuple[Hmhan, Decision, dict[str, Any]]
 
@@ -98,10 +101,11 @@ class Course:
         encoder = self.encoder or _pretrained(recipe)[1]
         net = HmhanNet(
             model.shape, recipe.loss, encoder, torch.from_numpy(model.categories.of), len(model.columns),
-            recipe.columns.width, len(model.words) if model.words else 0, recipe.words.dropout,
+            recipe.columns.width, len(model.words) if model.words else 0,
         )  # fmt: skip
         counts = torch.from_numpy(np.asarray(self.train.gold[rows].sum(0)).ravel().astype(np.float32))
-        net.head.expect(counts / len(rows))
+        if not model.words:
+            net.head.expect(counts / len(rows))
         if recipe.loss.weighted:
             net.weights.copy_(class_weights(counts, len(rows), recipe.loss.most))
         if model.shape.described and model.shape.attention == "hierarchical":
@@ -127,8 +131,9 @@ class Course:
         """A net trained on some rows of the train reports; epochs: leave after so many, 0: after all or by dev."""
         recipe, seed = self.recipe, self.recipe.seed + 1000 * number
         net = self.net(rows, seed)
+        offsets = self._offsets(net, rows, seed)
         settings = recipe.training.model_copy(update={"leave_after": epochs}) if epochs else recipe.training
-        batches = Batches(self.train, rows, self.places, self._synthetic(rows, seed))
+        batches = Batches(self.train, rows, self.places, self._synthetic(rows, seed), offsets=offsets)
         single = replace(self.model, net=HmhanNets([net]))
         fitted = fit(
             net,
@@ -144,6 +149,19 @@ class Course:
             title=f"hmhan, {number + 1} of {self.model.shape.members}",
         )
         return net, fitted
+
+    def _offsets(self, net: HmhanNet, rows: np.ndarray, seed: int) -> np.ndarray | None:
+        """What words say of the train reports (N, L), held out, once the net has the machine of these rows."""
+        if not self.model.words:
+            return None
+        settings, some = self.recipe.words, self.train.part(rows)
+        part = parts_of(some, min(settings.folds, len(set(some.patients))), seed)
+        found = fit_word_scores(some.reports, len(self.model.words), some.gold, part, settings.c)
+        net.words[1:] = torch.from_numpy(found.weights)
+        net.word_bias.copy_(torch.from_numpy(found.bias))
+        offsets = np.zeros((len(self.train), self.train.gold.shape[1]), np.float32)
+        offsets[rows] = found.held
+        return offsets
 
     def _synthetic(self, rows: np.ndarray, seed: int) -> Synthetic | None:
         """Synthetic rows between reports of these rows alone, near in the encoder's mean and the columns."""
@@ -171,14 +189,15 @@ def train_hmhan(recipe: HmhanRecipe, train_notes: Examples, dev_notes: Examples,
     trained = [course.member(i, rows, dev, folder / f"member_{i}") for i in range(recipe.model.members)]
     model = course.model
     model.net = HmhanNets([net for net, _ in trained])
-    logits = only_own_version(model.logits_of(dev.reports), dev.versions, label_versions(model.labels), NOTHING)
-    model, decision = decided(recipe, model, logits, dev, course.train.gold)
+    wide = np.mean([word_logits(net, dev.reports) for net in model.net.nets], axis=0)
+    model, decision = decided(recipe, model, model.logits_of(dev.reports), wide, dev, course.train.gold)
     found = _found(course, [fitted for _, fitted in trained], dev)
     if refit:
         every = both(train_notes, dev_notes)
         again = Course.of(recipe, list(every.notes()), folder / REFIT, fingerprint(recipe, every))
         epochs = trained[0][1].best_epoch
         net, _ = again.member(0, np.arange(len(again.train)), None, folder / REFIT / "member_0", epochs)
+        net.share.copy_(model.net.nets[0].share)
         last = replace(again.model, net=HmhanNets([net]), calibration=model.calibration)
         if model.combinations is not None:
             kept = model.combinations
@@ -192,27 +211,50 @@ def cross_fitted(course: Course) -> Trained:
     recipe, model, train = course.recipe, course.model, course.train
     part = parts_of(train, recipe.model.members, recipe.seed)
     held = np.full((len(train), len(model.labels)), NOTHING, dtype=np.float32)
+    wide = np.zeros_like(held)
     nets, fits = [], []
     for number in range(recipe.model.members):
         net, fitted = course.member(number, np.flatnonzero(part != number), None, course.folder / f"member_{number}")
         rows = np.flatnonzero(part == number)
         single = replace(model, net=HmhanNets([net]))
         held[rows] = single.logits_of([train.reports[row] for row in rows])
+        wide[rows] = word_logits(net, [train.reports[row] for row in rows])
         nets.append(net)
         fits.append(fitted)
     model.net = HmhanNets(nets)
-    only_own_version(held, train.versions, label_versions(model.labels), NOTHING)
-    model, decision = decided(recipe, model, held, train, train.gold, own=True)
+    model, decision = decided(recipe, model, held, wide, train, train.gold, own=True)
     return model, decision, _found(course, fits, train)
 
 
 def decided(
-    recipe: HmhanRecipe, model: Hmhan, logits: np.ndarray, held: Reports, gold: sparse.csr_matrix, own: bool = False
+    recipe: HmhanRecipe,
+    model: Hmhan,
+    logits: np.ndarray,
+    wide: np.ndarray,
+    held: Reports,
+    gold: sparse.csr_matrix,
+    own: bool = False,
 ) -> tuple[Hmhan, Decision]:
     """The model with calibration and sets of codes, and the decision, found on logits (B, L) of held-out reports.
 
-    gold: (N, L) of the train reports. own: the held-out reports are among them, so that none may know its own set.
+    wide: (B, L) what words alone say of them: how much the net may add to it is found here too. gold: (N, L) of the
+    train reports. own: the held-out reports are among them, so that none may know its own set.
     """
+    versioned = label_versions(model.labels)
+
+    def mixed(share: float) -> np.ndarray:
+        found = np.where(logits > NOTHING, wide + share * (logits - wide), NOTHING)
+        return only_own_version(found, held.versions, versioned, NOTHING)
+
+    def quality(found: np.ndarray) -> float:
+        probabilities = model.calibrated(found, held.gold).to_probabilities(found)
+        return brief(model.labels, held.codes, probabilities)["micro_f1"]
+
+    tried = {share: mixed(share) for share in (_SHARES if model.words else (1.0,))}
+    share = max(tried, key=lambda share: quality(tried[share]))
+    for net in model.net.nets:
+        net.share.fill_(share)
+    logits = tried[share]
     model = model.calibrated(logits, held.gold)
     probabilities = model.to_probabilities(logits)
     if recipe.combinations.prior == "auto":
@@ -224,6 +266,14 @@ def decided(
     return model, Decision.tune(recipe.decision, model.labels, held.codes, probabilities)
 
 
+def word_logits(net: HmhanNet, reports: list[Report]) -> np.ndarray:
+    """What words alone say of reports (B, L); 0 where there is no lexical branch."""
+    if net.words is None:
+        return np.zeros((1, 1), np.float32)
+    found = word_matrix(reports, len(net.words) - 1) @ net.words[1:].cpu().numpy()
+    return found + net.word_bias.cpu().numpy()
+
+
 def measured(model: Hmhan, dev: Reports) -> dict[str, float]:
     """Micro F1 at its best threshold and mean average precision on dev reports."""
     probabilities = model.to_probabilities(model.logits_of(dev.reports))
@@ -232,12 +282,10 @@ def measured(model: Hmhan, dev: Reports) -> dict[str, float]:
 
 
 def paced(net: HmhanNet, recipe: HmhanRecipe) -> list[Paced]:
-    """The parts of a net with their paces: head and attention, words, the encoder's layers, the last the fastest."""
+    """The parts of a net with their paces: head and attention, and the encoder's layers, the last the fastest."""
     encoder = {id(parameter) for parameter in net.encoder.parameters()}
-    rest = [p for n, p in net.named_parameters() if id(p) not in encoder and n != "words"]
+    rest = [p for n, p in net.named_parameters() if id(p) not in encoder]
     found = [Paced(rest)]
-    if net.words is not None:
-        found.append(Paced([net.words], recipe.words.rate))
     if any(parameter.requires_grad for parameter in net.encoder.parameters()):
         rate = recipe.model.encoder_rate
         learned = recipe.model.learned_layers

@@ -69,8 +69,13 @@ class Batches:
         places: Places | None,
         synthetic: Synthetic | None,
         anchors: np.ndarray | None = None,
+        offsets: np.ndarray | None = None,
     ):
-        """anchors: (S,) the report whose batch each synthetic row is in; None: the one that it begins at."""
+        """anchors: (S,) the report whose batch each synthetic row is in; None: the one that it begins at.
+
+        offsets: (N, L) what words say of all reports, held out.
+        """
+        self.offsets = offsets
         self.train, self.rows, self.places, self.synthetic = train, rows, places, synthetic
         self._of: dict[int, list[int]] = {}  # synthetic rows by their anchor
         if synthetic is not None:
@@ -112,6 +117,8 @@ class Batches:
     ) -> ReportBatch:
         """The batch of some reports, with their states where they are kept."""
         found = report_batch([self.train.reports[row] for row in every], labels, targets, synthetic)
+        if self.offsets is not None:
+            found = replace(found, offsets=torch.from_numpy(self.offsets[every]))
         if self.places is None:
             return found
         return replace(found, states=torch.from_numpy(self.places.rectangle(every, found.tokens.shape[1])))

@@ -1,0 +1,167 @@
+"""Short radiology reports, coders under cross-validation: python benchmarks/quality/short_reports.py [--coders ...]
+
+978 reports of history and impression with the long tail of codes of `corpora/simulate/short_reports.py`, or those of a
+corpus folder (--corpus); reports that repeat each other stay in one fold. Coders:
+
+svm        TF-IDF of words, one linear support vector machine a code (scikit-learn), the likeliest code at least
+boosting   gradient boosting of a code a time over words and pairs (scikit-learn), the likeliest code at least
+words      svm over HMHAN's lexical features alone: words with what the report says of them
+NAME       a recipe, with the settings of --set; at least one code a report
+
+Each recipe is trained on nine folds and nothing else (it holds out what it tunes on by itself) and codes the tenth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy import sparse
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
+from sklearn.svm import LinearSVC
+
+from nosology.codes.label_space import LabelSpace
+from nosology.config import load_recipe
+from nosology.core import Note
+from nosology.core.files import write_json
+from nosology.corpora.corpus import Corpus, write_corpus
+from nosology.corpora.roster import groups, read_roster
+from nosology.corpora.simulate.short_reports import short_reports
+from nosology.models.words import Words
+from nosology.training.run import train
+
+RESULT = Path(__file__).parents[1] / "results" / "quality_short_reports.json"
+_NEVER = -9.0  # the score of a code that the train folds do not have
+
+
+def one_by_one(fitted: Callable, labels: LabelSpace, x, gold: np.ndarray, z) -> np.ndarray:
+    """Scores (B, L) of one classifier a code, fitted on x and gold and asked about z."""
+    found = np.full((z.shape[0], len(labels)), _NEVER)
+    for column in range(len(labels)):
+        if 0 < gold[:, column].sum() < len(gold):
+            found[:, column] = fitted(x, gold[:, column], z)
+    return found
+
+
+def machine(x, y: np.ndarray, z) -> np.ndarray:
+    return LinearSVC(C=3.0).fit(x, y).decision_function(z)
+
+
+def boosted(x, y: np.ndarray, z) -> np.ndarray:
+    if y.sum() < 5:
+        return np.full(z.shape[0], _NEVER)
+    fitted = HistGradientBoostingClassifier(max_iter=60, min_samples_leaf=5, learning_rate=0.15).fit(x, y)
+    return fitted.decision_function(z)
+
+
+def at_least_one(scores: np.ndarray) -> np.ndarray:
+    """Accepted codes (B, L): those above 0, and the best."""
+    found = scores > 0
+    found[np.arange(len(found)), scores.argmax(1)] = True
+    return found
+
+
+def vectors(words: Words, notes: Sequence[Note]) -> sparse.csr_matrix:
+    rows = [words.vector(note.text) for note in notes]
+    indptr = np.cumsum([0, *(len(numbers) for numbers, _ in rows)])
+    numbers, values = (np.concatenate(part) for part in zip(*rows))
+    return sparse.csr_matrix((values, numbers - 1, indptr), shape=(len(rows), len(words)))
+
+
+def accepted(coder: str, known: list[Note], new: list[Note], settings: list[str]) -> list[set]:
+    """The codes that a coder trained on some notes gives to others."""
+    labels = LabelSpace(sorted({code for note in known for code in note.codes}))
+    gold = labels.encode([note.codes for note in known]).toarray()
+    texts, asked = [note.text for note in known], [note.text for note in new]
+    if coder == "svm":
+        made = TfidfVectorizer(sublinear_tf=True).fit(texts)
+        found = at_least_one(one_by_one(machine, labels, made.transform(texts), gold, made.transform(asked)))
+    elif coder == "boosting":
+        made = CountVectorizer(binary=True, ngram_range=(1, 2), min_df=3).fit(texts)
+        dense = [made.transform(part).toarray().astype(np.float32) for part in (texts, asked)]
+        found = at_least_one(one_by_one(boosted, labels, dense[0], gold, dense[1]))
+    elif coder == "words":
+        made = Words.fit(texts, 1, 40_000)
+        found = at_least_one(one_by_one(machine, labels, vectors(made, known), gold, vectors(made, new)))
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            corpus = write_corpus(known, Path(folder) / "corpus", source={"kind": "folds"}, filters=[], counts={})
+            told = [*settings, "decision.at_least_one=true"]
+            bundle = train(load_recipe(coder, told), [corpus], Path(folder) / "bundle")
+        labels = bundle.model.labels
+        rows = bundle.model.probabilities(asked)
+        found = np.stack([bundle.decision.accepted(labels, row) for row in rows])
+    return [{labels.codes[j] for j in np.flatnonzero(row)} for row in found]
+
+
+def folds_of(notes: list[Note], folds: int) -> np.ndarray:
+    """The fold (B,) of each note; notes of one patient, and notes that repeat each other, are in one."""
+    roster = read_roster(notes)
+    group = dict(zip((row.id for row in roster), groups(roster)))
+    number = np.array([group[note.id] for note in notes])
+    return np.random.default_rng(0).permutation(int(number.max()) + 1)[number] % folds
+
+
+def measure(coder: str, notes: list[Note], fold: np.ndarray, chosen: Sequence[int], settings: list[str]) -> dict:
+    hits, given, true, seconds, by_fold = 0, 0, 0, 0.0, []
+    for number in chosen:
+        known = [note for note, f in zip(notes, fold) if f != number]
+        new = [note for note, f in zip(notes, fold) if f == number]
+        started = time.process_time()
+        found = accepted(coder, known, new, settings)
+        seconds += time.process_time() - started
+        tally = np.array(
+            [[len(codes & set(note.codes)), len(codes), len(note.codes)] for codes, note in zip(found, new)]
+        )
+        a, b, c = tally.sum(0).tolist()
+        hits, given, true = hits + a, given + b, true + c
+        by_fold.append(round(2 * a / (b + c), 4))
+        print(f"{coder}, fold {number}: micro F1 {by_fold[-1]:.4f}", flush=True)
+    return {
+        "micro_f1": round(2 * hits / (given + true), 4),
+        "precision": round(hits / given, 4),
+        "recall": round(hits / true, 4),
+        "folds": by_fold,
+        "cpu_seconds_a_fold": round(seconds / len(chosen), 1),
+        "settings": settings,
+    }
+
+
+def main() -> None:
+    """Measures, prints and writes the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--coders", nargs="+", default=["svm", "boosting", "words", "linear", "hmhan"])
+    parser.add_argument("--corpus", type=Path, help="coded notes; without it, simulated reports")
+    parser.add_argument("--reports", type=int, default=978)
+    parser.add_argument("--folds", type=int, default=10)
+    parser.add_argument("--only", type=int, nargs="+", help="these folds alone")
+    parser.add_argument("--set", action="append", default=[], dest="settings", help="a setting of the recipes")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    arguments = parser.parse_args()
+    if arguments.corpus:
+        notes = [note for note in Corpus.open(arguments.corpus).notes() if note.codes]
+    else:
+        notes = list(short_reports(arguments.reports))
+    fold = folds_of(notes, arguments.folds)
+    chosen = range(arguments.folds) if arguments.only is None else arguments.only
+    results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    for coder in arguments.coders:
+        settings = arguments.settings if coder not in ("svm", "boosting", "words", "linear") else []
+        results[" ".join([coder, *settings])] = measure(coder, notes, fold, chosen, settings)
+        write_json(arguments.out, results)
+    print(f"\n{'':<50}{'micro F1':>10}{'precision':>11}{'recall':>9}{'folds':>7}{'CPU s a fold':>14}")
+    for name, row in results.items():
+        print(
+            f"{name[:49]:<50}{row['micro_f1']:>10.4f}{row['precision']:>11.4f}{row['recall']:>9.4f}"
+            f"{len(row['folds']):>7}{row['cpu_seconds_a_fold']:>14.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
