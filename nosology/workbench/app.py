@@ -37,12 +37,12 @@ class Static(StaticFiles):
         return answer
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """The application of a server; its parts start and stop with it."""
+def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
+    """The application of a server; its parts, where they have not been started yet, start with it, and end with it."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.services = await run_in_threadpool(Services.start, settings)
+        app.state.services = services or await run_in_threadpool(Services.start, settings)
         try:
             yield
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -87,13 +88,18 @@ def _load(bundle: str, release: str | None) -> None:
     global _coder
     from nosology.serving.coder import Coder
 
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.nice(10)
-    _coder = Coder.load(bundle, release=release)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's: it lets us finish
+    try:
+        _coder = Coder.load(bundle, release=release)
+    except NosologyError as error:  # raised here it would break the pool, and nobody would read it
+        _coder = error
 
 
 def _code(texts: list[str]) -> list[dict[str, Any]]:
-    """`code_texts` with the coder of this process."""
+    """`code_texts` with the coder of this process; raises what kept it from being loaded."""
+    if isinstance(_coder, NosologyError):
+        raise _coder
     return code_texts(_coder, texts)
 
 

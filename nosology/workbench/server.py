@@ -7,6 +7,7 @@ import sys
 
 from nosology.core import ConfigError
 from nosology.workbench.accounts import first_admin
+from nosology.workbench.services import Services
 from nosology.workbench.settings import Settings
 from nosology.workbench.store.engine import open_store
 
@@ -30,10 +31,11 @@ def serve(settings: Settings) -> None:
         print(
             f"First start: sign in as admin with the one-time password {password} (it is shown only now).", flush=True
         )
+    services = Services.start(settings)
     scheme = "https" if settings.tls_cert is not None else "http"
     print(f"Workbench at {scheme}://{settings.host}:{settings.port}", flush=True)
     uvicorn.run(
-        create_app(settings),
+        create_app(settings, services),
         host=settings.host,
         port=settings.port,
         log_level="warning",

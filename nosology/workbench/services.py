@@ -41,7 +41,12 @@ class Services:
         engine = open_store(settings.store)
         coder_id = register(engine, settings.bundle, settings.release)
         workers = Workers(settings.bundle, settings.release, processes=settings.workers)
-        workers.warm()
+        try:
+            workers.warm()
+        except BaseException:
+            workers.close()
+            engine.dispose()
+            raise
         background = Background(engine, workers, coder_id, at_once=settings.workers + 1)
         background.start()
         return cls(settings, engine, workers, background, coder_id, ready=True)

