@@ -63,6 +63,7 @@ class RankerSettings(Section):
     levels: int = Field(4, ge=1)  # grades of relevance: a code's words in so many parts, the first the most telling
     epochs: int = Field(20, ge=0)  # over all codes
     batch: int = Field(64, ge=1)  # codes
+    steps: int = Field(600, ge=0)  # in all at least: where codes are few, an epoch asks for each more than once
     learning_rate: float = Field(1e-2, gt=0)
     vectors: float = Field(10.0, gt=0)  # times it: of a label's and a word's own vector, which few lists have
 

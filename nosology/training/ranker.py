@@ -76,12 +76,13 @@ def train_ranker(
     told = [label for label in range(len(relevance)) if relevance.bounds[label + 1] > relevance.bounds[label]]
     net = RankerNet(ranker, vectors, settings.k)
     if told and settings.epochs:
+        asked = np.tile(told, passes(settings, len(told)))  # the labels of an epoch
         fit(
             net,
             _loop(settings),
-            lengths=np.ones(len(told), np.int64),
-            groups=np.zeros(len(told), np.int64),
-            prepare=lambda rows, rng: draw_lists(relevance, np.array(told)[rows], settings, len(vectors), rng),
+            lengths=np.ones(len(asked), np.int64),
+            groups=np.zeros(len(asked), np.int64),
+            prepare=lambda rows, rng: draw_lists(relevance, asked[rows], settings, len(vectors), rng),
             make_batch=_some,
             folder=folder,
             fingerprint=fingerprint,
@@ -93,6 +94,11 @@ def train_ranker(
             ],
         )
     return _measured(net.cpu(), relevance, told, settings)
+
+
+def passes(settings: RankerSettings, labels: int) -> int:
+    """How often an epoch asks for each of so many labels, that there are enough steps in all."""
+    return max(1, -(-settings.steps * settings.batch // (settings.epochs * labels)))
 
 
 def _loop(settings: RankerSettings) -> LoopSettings:

@@ -32,6 +32,7 @@ SMALL = [
     "language.window=10",
     "ranker.epochs=30",
     "ranker.list=16",
+    "ranker.steps=0",
     "ranker.k=10",
     "training.epochs=10",
     "training.batch=8",

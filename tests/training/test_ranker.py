@@ -11,7 +11,7 @@ from nosology.encoders.vocabulary import SPECIALS
 from nosology.models.plant_net import Ranker
 from nosology.models.plant_settings import RankerSettings
 from nosology.models.relevance import Relevance
-from nosology.training.ranker import train_ranker
+from nosology.training.ranker import passes, train_ranker
 
 LABELS, WORDS = 30, 200
 
@@ -34,8 +34,21 @@ def test_telling_words_come_first(scorer, tmp_path):
     vectors = 0.1 * torch.randn(WORDS, 16)  # of an untrained language model
     reached = []
     for epochs in (0, 60):
-        settings = RankerSettings(scorer=scorer, hidden=16, k=10, list=32, batch=10, epochs=epochs)
+        settings = RankerSettings(scorer=scorer, hidden=16, k=10, list=32, batch=10, epochs=epochs, steps=0)
         ranker = Ranker(settings, 16, WORDS, LABELS)
         folder = tmp_path / str(epochs)
         reached.append(train_ranker(ranker, vectors, telling(), settings, folder=folder, fingerprint="", seed=0))
     assert reached[0] < 0.2 and reached[1] > 0.6
+
+
+def test_few_labels_are_asked_for_more_often(tmp_path):
+    """As many steps as the recipe wants, however few the labels; many labels pass once an epoch."""
+    settings = RankerSettings(hidden=16, k=10, list=32, batch=10, epochs=6, steps=180)
+    assert passes(settings, LABELS) == 10 and passes(settings, 100_000) == 1
+    vectors, reached = 0.1 * torch.randn(WORDS, 16, generator=torch.Generator().manual_seed(0)), []
+    for steps in (0, 180):
+        torch.manual_seed(0)
+        told, ranker = settings.model_copy(update={"steps": steps}), Ranker(settings, 16, WORDS, LABELS)
+        folder = tmp_path / str(steps)
+        reached.append(train_ranker(ranker, vectors, telling(), told, folder=folder, fingerprint="", seed=0))
+    assert reached[0] < 0.4 and reached[1] > 0.6
