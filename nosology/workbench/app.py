@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from anyio import to_thread
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse, Response
@@ -23,6 +24,7 @@ from nosology.workbench.settings import Settings
 from nosology.workbench.web import STATIC, environment, page
 
 log = logging.getLogger("nosology.workbench")
+THREADS = 16  # requests worked on at once: more only take turns at one interpreter
 STATUS = {SignInNeeded: 401, Forbidden: 403, ConflictError: 409, TooLarge: 413, Busy: 503, DataError: 422}
 TITLES = {403: "Not for you", 404: "Not here", 405: "Not here", 413: "Too large", 503: "Busy"}
 
@@ -42,6 +44,7 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        to_thread.current_default_thread_limiter().total_tokens = THREADS
         app.state.services = services or await run_in_threadpool(Services.start, settings)
         try:
             yield

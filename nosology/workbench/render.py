@@ -9,11 +9,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 from nosology.core import Code, Span
-from nosology.text import contexts, sections
+from nosology.text import Section, contexts, sections
 from nosology.workbench.review import Review
 
 MARKED = ("negated", "historical", "family", "uncertain", "hypothetical")
@@ -71,18 +72,24 @@ def evidence_spans(suggestions: Sequence[Mapping[str, Any]], review: Review) -> 
 
 def parts(text: str, evidence: Mapping[Code, Sequence[Span]], loud: Collection[Code] = ()) -> list[Part]:
     """The sections of a note in order; their pieces hold the whole text. loud: codes whose evidence stands out."""
-    view = shown(text)
-    marks = _cuts([(scope, category) for category, scope, _ in contexts(text) if category in MARKED], len(text))
+    view, marks, found_sections = _read(text)
     keys = _cuts([(span, str(code)) for code, spans in evidence.items() for span in spans], len(text))
     places = sorted({*marks, *keys})
     strong = frozenset(map(str, loud))
     found = []
-    for number, section in enumerate(sections(text)):
+    for number, section in enumerate(found_sections):
         start, end = section.span
         inside = places[bisect_right(places, start) : bisect_left(places, end)]
         cuts = [start, *inside, end]
         found.append(Part(number, section.title, section.kind, tuple(_pieces(view, cuts, marks, keys, strong))))
     return found
+
+
+@lru_cache(maxsize=256)
+def _read(text: str) -> tuple[str, dict[int, frozenset[str]], list[Section]]:
+    """What does not change between two looks at a note: the text as shown, its contexts, its sections."""
+    scopes = [(scope, category) for category, scope, _ in contexts(text) if category in MARKED]
+    return shown(text), _cuts(scopes, len(text)), sections(text)
 
 
 def _cuts(spans: Sequence[tuple[Span, str]], length: int) -> dict[int, frozenset[str]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
@@ -11,6 +12,7 @@ from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 
 from nosology.core import ConfigError, OutputError
 
+_lines: dict[str, threading.RLock] = {}  # one a file
 _BUSY = 10_000  # milliseconds a writer of SQLite waits for another
 
 
@@ -73,7 +75,9 @@ def _postgres(url: str) -> Engine:
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
     """A transaction that writes: all of it is kept, on disk, when the block ends, or nothing."""
-    with engine.connect().execution_options(writes=True) as connection, connection.begin():
+    # SQLite lets writers try again and again; in one process it is quicker and fairer to wait in line.
+    line = _lines.setdefault(str(engine.url), threading.RLock()) if engine.dialect.name == "sqlite" else nullcontext()
+    with line, engine.connect().execution_options(writes=True) as connection, connection.begin():
         yield connection
 
 
