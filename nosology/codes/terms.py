@@ -35,6 +35,7 @@ _PAIR = re.compile(r"\b([\w-]+),? (?:and|or|and/or) ([\w-]+)\b")
 _SPREAD = re.compile(r"\bsecondary malignant neoplasms?\b", re.IGNORECASE)
 _NEOPLASM = re.compile(r"\bmalignant neoplasms?\b", re.IGNORECASE)
 _MANIFESTATION = re.compile(r"\bin (?:other )?(?:\w+ )?diseases classified\b", re.IGNORECASE)
+_HYPHEN = re.compile(r"(?<=[a-z]{3})-(?=[a-z]{3})")  # gastro-esophageal is also written in one word
 _ENCOUNTER = re.compile(r", (?:initial|subsequent) encounter.*|, sequela$", re.IGNORECASE)
 _UNCOMPLICATED = re.compile(r"\bwithout\b|\buncomplicated\b", re.IGNORECASE)
 _VAGUE = re.compile(r"\bunspecified\b|\bNOS\b", re.IGNORECASE)
@@ -121,7 +122,8 @@ class Leaves:
         if self.injury(code):
             return min(below) if self.seventh else code
         titles = {other: self.table.description(other) for other in below}
-        vague = [other for other in below if _VAGUE.search(titles[other])]
+        most = max(len(_VAGUE.findall(title)) for title in titles.values())  # "unspecified part of unspecified femur"
+        vague = [other for other in below if len(_VAGUE.findall(titles[other])) == most > 0]
         without = [other for other in vague or below if _UNCOMPLICATED.search(titles[other])]
         nines = [other for other in below if other[-1] == "9"]
         return self.of((without or vague or nines or below)[0])
@@ -195,6 +197,9 @@ def _described(title: str, code: str, source: str) -> Iterator[Term]:
             full[_SPREAD.sub("metastasis", text)] = None
         elif _NEOPLASM.search(text):
             full[_NEOPLASM.sub("cancer", text)] = None
+    for text in list(full):
+        if (closed := _HYPHEN.sub("", text)) != text:
+            full[closed] = None
     for text in full:
         if any(c.isalpha() for c in text):
             yield Term(text.strip(" ,"), code, source)

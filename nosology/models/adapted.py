@@ -11,7 +11,7 @@ import numpy as np
 
 from nosology.core import Code
 from nosology.models.code_features import code_table
-from nosology.models.learned import Learned
+from nosology.models.learned import KeyCounts, Learned
 from nosology.models.mention_features import Priors, Table, mention_table
 from nosology.models.mentions import NoteMentions
 from nosology.models.trees import Trees
@@ -66,6 +66,7 @@ class Adapted:
             "vocabulary": self.learned.index.vocabulary,
             "codes": [list(code) for code in self.learned.codes],
             "surfaces": {text: [n, list(own.items())] for text, (n, own) in self.learned.surfaces.items()},
+            "keys": self.learned.keys,
             "n_notes": self.learned.n_notes,
             "evidence_from": self.evidence_from,
         }
@@ -80,6 +81,7 @@ class Adapted:
             index=index,
             codes=[Code(*code) for code in rest["codes"]],
             surfaces=surfaces,
+            keys={key: KeyCounts(*counts) for key, counts in rest["keys"].items()},
             n_notes=rest["n_notes"],
             **arrays,
         )

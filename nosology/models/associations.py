@@ -42,7 +42,7 @@ def learn_associations(
         counts.setdefault(phrases[phrase], Counter())[codes[code]] = count
     ordered = sorted(counts)
     seen = np.array([often[phrase] for phrase in ordered], dtype=np.int64)
-    return packed(PhraseIndex.of(ordered), [counts[phrase] for phrase in ordered], seen, {}, notes, wanted)
+    return packed(PhraseIndex.of(ordered), [counts[phrase] for phrase in ordered], seen, {}, {}, notes, wanted)
 
 
 def _phrases(text: str, terms: Terms | None, gap: int, longest: int) -> set[tuple[str, ...]]:

@@ -6,16 +6,26 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nosology.core import Code, Evidence, Note
 from nosology.models.mentions import surface
+from nosology.text.data import function_words
 from nosology.text.phrases import PhraseIndex, Reading, phrase_keys
+from nosology.text.stems import word_keys
 
 NEAR = 10  # characters by which an end of a mention may miss that of the evidence
 _CODES_A_PHRASE = 6
+
+
+class KeyCounts(NamedTuple):
+    """How often a word was seen, how often inside evidence, and inside that of which categories."""
+
+    seen: int
+    inside: int
+    categories: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -23,7 +33,7 @@ class Learned:
     """P phrases over C codes: phrase p was seen seen[p] times, coded[e] times as entry_code[e] for its entries e.
 
     surfaces: the same for phrases as they were written: seen, and the codes with their counts.
-    notes: (C,) training notes of each code.
+    keys: what single words say, for phrases that were never seen. notes: (C,) training notes of each code.
     """
 
     index: PhraseIndex
@@ -33,6 +43,7 @@ class Learned:
     coded: np.ndarray
     seen: np.ndarray  # (P,)
     surfaces: dict[str, tuple[int, dict[int, int]]]
+    keys: dict[str, KeyCounts]
     notes: np.ndarray
     n_notes: int
 
@@ -74,7 +85,35 @@ def learn_evidence(notes: Sequence[Note], systems: Iterable[str], gap: int) -> L
     for keys, own in zip(ordered, counts):
         for code in phrases[keys]:
             own[code] = max(own[code], 1)  # evidence in pieces that lie too far apart for the index
-    return packed(index, counts, seen, surfaces, notes, wanted)
+    return packed(index, counts, seen, surfaces, _key_counts(notes, spans), notes, wanted)
+
+
+def _key_counts(notes: Sequence[Note], spans: Sequence[Sequence[Evidence]]) -> dict[str, KeyCounts]:
+    """For each key of the notes how often it stands inside evidence, and of what."""
+    seen: Counter[str] = Counter()
+    inside: Counter[str] = Counter()
+    categories: dict[str, Counter[str]] = defaultdict(Counter)
+    empty = function_words()
+    for note, items in zip(notes, spans):
+        reading = Reading.of(note.text)
+        pieces = [
+            (start, end, item.code.code[:3])
+            for item in items
+            for start, end in item.extra.get("spans") or [(item.start, item.end)]
+        ]
+        for word, start in zip(reading.words, reading.starts.tolist()):
+            if word in empty:
+                continue
+            key = word_keys(word)[0]
+            seen[key] += 1
+            told = {category for first, last, category in pieces if first <= start < last}
+            inside[key] += bool(told)
+            categories[key].update(told)
+    return {
+        key: KeyCounts(seen[key], inside[key], dict(sorted(categories[key].items())))
+        for key in sorted(inside)
+        if inside[key]
+    }
 
 
 def near(start: int, end: int, item: Evidence) -> bool:
@@ -93,6 +132,7 @@ def packed(
     counts: Sequence[Counter[Code]],
     seen: np.ndarray,
     surfaces: dict[str, list[Any]],
+    keys: dict[str, KeyCounts],
     notes: Sequence[Note],
     systems: set[str],
 ) -> Learned:
@@ -111,6 +151,7 @@ def packed(
         np.array([count for row in rows for _, count in row], dtype=np.int32),
         np.maximum(seen, [sum(own.values()) for own in counts]),
         {text: (n, {column[code]: k for code, k in own.items()}) for text, (n, own) in surfaces.items()},
+        keys,
         np.array([often[code] for code in codes], dtype=np.int64),
         len(notes),
     )

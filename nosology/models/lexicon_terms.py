@@ -44,7 +44,7 @@ class Terms:
     @classmethod
     def of(cls, found: Iterable[Term], release: str) -> Terms:
         """The index of terms."""
-        general = {word_keys(word)[0] for word in general_words()}
+        general = {word_keys(word)[0]: joined for word, joined in general_words().items()}
         entries: dict[tuple[str, ...], dict[str, int]] = {}
         for term in found:
             keys = phrase_keys(term.text)
@@ -98,11 +98,13 @@ class Terms:
         return cls(index, value["codes"].split(SEPARATOR), bounds, entry_code, sources)
 
 
-def _may_stand(keys: tuple[str, ...], term: Term, general: set[str]) -> bool:
+def _may_stand(keys: tuple[str, ...], term: Term, general: dict[str, bool]) -> bool:
     """Whether a term is telling enough: not made of general words alone, and of one word only where that names it."""
     if term.source == "synonym":
         return True
-    if all(key in general for key in keys):
+    if all(key in general for key in keys) and not (
+        len(keys) > 1 and term.source in _ALONE and any(general[key] for key in keys)
+    ):
         return False
     if len(keys) > 1:
         return True

@@ -10,8 +10,10 @@ import numpy as np
 
 from nosology.codes.terms import SOURCES
 from nosology.core import Code
-from nosology.models.learned import Learned
-from nosology.models.mentions import NoteMentions, surface
+from nosology.models.learned import KeyCounts, Learned
+from nosology.models.mentions import Mention, NoteMentions, surface
+from nosology.text.data import function_words
+from nosology.text.stems import word_keys
 
 NO_SOURCE = len(SOURCES)
 FEATURES = (
@@ -19,6 +21,8 @@ FEATURES = (
     "surface_coded", "surface_seen", "surface_share", "keys", "gap", "length", "inside", "holder_share",
     "negated", "uncertain", "family", "historical", "hypothetical", "position", "words", "prior", "category_prior",
     "code_mentions", "phrase_mentions", "chapter", "code_length", "ends_nine", "same_category", "capitals", "known",
+    "key_low", "key_high", "key_mean", "word_before", "word_after", "category_affinity", "chapter_affinity",
+    "occurrence",
 )  # fmt: skip
 _MANY = 20.0
 
@@ -46,6 +50,7 @@ def mention_table(note: NoteMentions, learned: Learned, priors: Priors, text: st
     of_code = Counter(code for own in candidates for code in own)
     of_category = Counter(code.code[:3] for own in candidates for code in own)
     of_phrase = Counter(mention.learned for mention in found)
+    occurrence: Counter[str] = Counter()
     n_words = max(1, len(note.words.words))
     for number, mention in enumerate(found):
         if not candidates[number]:
@@ -59,6 +64,12 @@ def mention_table(note: NoteMentions, learned: Learned, priors: Priors, text: st
             mention.keys, mention.gap, mention.end - mention.start, min(mention.inside, 5), holder, *mention.marks,
             mention.places[0] / n_words, n_words,
         )  # fmt: skip
+        words = [learned.keys.get(word_keys(note.words.words[place])[0]) for place in mention.places]
+        rates = [_rate(counts) for counts in words]
+        first, last, sentence = mention.places[0], mention.places[-1], note.words.sentence[mention.places[0]]
+        around = (_rate_at(note, first - 1, sentence, learned), _rate_at(note, last + 1, sentence, learned))
+        told = (min(rates), max(rates), sum(rates) / len(rates), *around)
+        occurrence[written] += 1
         capitals = text[mention.start : mention.end].isupper()
         for code, (coded, order) in candidates[number].items():
             source, named_order = mention.named.get(code, (NO_SOURCE, _MANY))
@@ -70,13 +81,13 @@ def mention_table(note: NoteMentions, learned: Learned, priors: Priors, text: st
                 _share(rival, seen), order, written_coded, surface_seen, _share(written_coded, surface_seen), *common,
                 priors.code(code), priors.category(code), of_code[code], of_phrase[mention.learned],
                 ord(code.code[0]), len(code.code), code.code[-1] == "9", of_category[code.code[:3]], capitals,
-                column >= 0,
+                column >= 0, *told, *_affinity(words, code), occurrence[written],
             ))  # fmt: skip
             pairs.append(Pair(number, code))
     return Table(pairs, np.array(rows, dtype=np.float32).reshape(-1, len(FEATURES)))
 
 
-def _candidates(mention, learned: Learned) -> dict[Code, tuple[int, int]]:
+def _candidates(mention: Mention, learned: Learned) -> dict[Code, tuple[int, int]]:
     """The codes of a mention, each with how often its phrase was coded so and its place in the list."""
     found: dict[Code, tuple[int, int]] = {}
     if mention.learned >= 0:
@@ -97,6 +108,30 @@ def _any_share(phrase: int, learned: Learned) -> float:
 def _share(coded: float, seen: float) -> float:
     """How often of so many times, drawn a little towards seldom where there were few."""
     return coded / (seen + 0.5)
+
+
+def _rate(counts: KeyCounts | None) -> float:
+    """How often a word stands inside evidence."""
+    return 0.0 if counts is None else counts.inside / (counts.seen + 1)
+
+
+def _rate_at(note: NoteMentions, place: int, sentence: int, learned: Learned) -> float:
+    """The same of the word at a place; -1 for a function word and outside the sentence."""
+    words = note.words
+    if not 0 <= place < len(words.words) or words.sentence[place] != sentence or words.words[place] in function_words():
+        return -1.0
+    return _rate(learned.keys.get(word_keys(words.words[place])[0]))
+
+
+def _affinity(words: list[KeyCounts | None], code: Code) -> tuple[float, float]:
+    """How much of the evidence that the words stand in is of the code's category, and of its chapter."""
+    category = chapter = 0.0
+    for counts in words:
+        if counts is not None:
+            total = sum(counts.categories.values()) + 1
+            category += counts.categories.get(code.code[:3], 0) / total
+            chapter += sum(n for name, n in counts.categories.items() if name[0] == code.code[0]) / total
+    return category / len(words), chapter / len(words)
 
 
 class Priors:

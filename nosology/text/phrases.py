@@ -7,7 +7,7 @@ that a note is held against a quarter of a million of them in milliseconds and a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -49,6 +49,7 @@ class Reading:
     ends: np.ndarray
     sentence: list[int]
     content: list[int]
+    closed: dict[int, str]  # the first of two words with a hyphen between -> both as one word
 
     @classmethod
     def of(cls, text: str) -> Reading:
@@ -60,7 +61,9 @@ class Reading:
             before += word not in empty
         starts = [span.start for span in sentences(text)]
         sentence = (np.searchsorted(starts, found.starts, side="right") - 1).tolist()
-        return cls(found.words, found.starts, found.ends, sentence, content)
+        hyphens = np.flatnonzero(found.starts[1:] == found.ends[:-1] + 1).tolist()
+        closed = {i: found.words[i] + found.words[i + 1] for i in hyphens if text[found.ends[i]] == "-"}
+        return cls(found.words, found.starts, found.ends, sentence, content, closed)
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,8 @@ class PhraseIndex:
         empty, number = function_words(), self._number
         found: dict[int, list[int]] = {}
         for place, word in enumerate(note.words):
-            for key in () if word in empty else word_keys(word):
+            keys = () if word in empty else word_keys(word)
+            for key in (*keys, *word_keys(note.closed[place])) if place in note.closed else keys:
                 if key in number:
                     found.setdefault(number[key], []).append(place)
         return found
@@ -146,20 +150,40 @@ class PhraseIndex:
     def _occurrences(
         self, phrase: int, places: list[list[int]], own: list[int], note: Reading, gap: int
     ) -> Iterable[Found]:
-        """One occurrence around each place of the first key: every other key at its nearest place in the sentence."""
+        """The occurrences of a phrase: the closest places of its keys, and each side's place nearest to them."""
+        near = [(key, at) for key, at in zip(own, places) if key not in self.far] or list(zip(own, places))
+        far = [(key, at) for key, at in zip(own, places) if key in self.far and (key, at) not in near]
         seen = set()
-        for first in places[0]:
-            sentence, near, far = note.sentence[first], [first], []
-            for key, others in zip(own[1:], places[1:]):
-                inside = [p for p in others if note.sentence[p] == sentence and p != first and p not in near]
+        for window in _windows([at for _, at in near], note.sentence):
+            between = note.content[window[-1]] - note.content[window[0]] + 1 - len(window)
+            sentence = note.sentence[window[0]]
+            chosen = set(window)
+            for _, at in far:
+                inside = [place for place in at if note.sentence[place] == sentence and place not in chosen]
                 if not inside:
                     break
-                best = min(inside, key=lambda p: (abs(p - first), p))
-                (far if key in self.far else near).append(best)
+                side = min(inside, key=lambda place: (_distance(place, window), place))
+                chosen.add(side)
+                between -= window[0] < side < window[-1]
             else:
-                low, high = min(near), max(near)
-                between = note.content[high] - note.content[low] + 1 - len(near)
-                between -= sum(low < p < high for p in far)
-                if between <= gap and (chosen := tuple(sorted(near + far))) not in seen:
-                    seen.add(chosen)
-                    yield Found(phrase, chosen, max(0, between))
+                found = Found(phrase, tuple(sorted(chosen)), max(0, between))
+                if between <= gap and found.places not in seen:
+                    seen.add(found.places)
+                    yield found
+
+
+def _distance(place: int, window: Sequence[int]) -> int:
+    return max(window[0] - place, place - window[-1], 0)
+
+
+def _windows(places: list[list[int]], sentence: list[int]) -> Iterator[list[int]]:
+    """The shortest stretches of one sentence that hold a place of every list, each as one place a list, in order."""
+    last: dict[int, int] = {}
+    for place, number in sorted((place, number) for number, own in enumerate(places) for place in own):
+        before = last.get(number, -1)
+        last[number] = place
+        chosen = sorted(last.values())
+        # A stretch that holds an earlier place of its last word's key is not the shortest.
+        shortest = len(last) == len(places) and before < chosen[0]
+        if shortest and sentence[chosen[0]] == sentence[place] and len(set(chosen)) == len(chosen):
+            yield chosen

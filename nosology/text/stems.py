@@ -15,7 +15,9 @@ from nosology.text.data import rows
 
 _SHORT = 4  # words up to this length stay as they are: they are abbreviations, or have no ending to lose
 # Words that would else become others: tests and testes, sangre (blood) and sangrado (bleeding), calloso and callus.
-_WHOLE = frozenset("test tests tested testing sangre hipocondrio hipocondrios hypochondrium calloso callosum".split())  # noqa: SIM905
+_WHOLE = frozenset(
+    ["test", "tests", "tested", "testing", "testis", "testes", "teste", "sangre", "calloso", "callosum", "hipocondrio"]
+)
 _PLURAL = re.compile(r"[^siu]s$")
 _SPELLINGS = [
     (re.compile(pattern), replacement)
@@ -80,8 +82,9 @@ def stem(word: str) -> str:
 @lru_cache(maxsize=1)
 def _groups() -> dict[str, tuple[str, ...]]:
     """Stem -> the first words of the groups that it stands in, as stems."""
-    found: dict[str, dict[str, None]] = {}
-    for row in rows("words.tsv"):
+    table = rows("words.tsv")
+    found: dict[str, dict[str, None]] = {(first := stem(row["word"])): {first: None} for row in table}
+    for row in table:
         first = stem(row["word"])
         for other in row["same"].split(","):
             found.setdefault(stem(other.strip().lower()), {})[first] = None

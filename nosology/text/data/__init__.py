@@ -20,6 +20,9 @@ def function_words() -> frozenset[str]:
 
 
 @lru_cache(maxsize=1)
-def general_words() -> frozenset[str]:
-    """Words that name no condition when they stand alone: parts of the body, sides, times, degrees, measurements."""
-    return frozenset(row["word"] for row in rows("general_words.tsv"))
+def general_words() -> dict[str, bool]:
+    """Words that name no condition when they stand alone: parts of the body, sides, times, degrees, measurements.
+
+    True for those that name one together with another word: loss, failure, lesion.
+    """
+    return {row["word"]: bool(row["joined"]) for row in rows("general_words.tsv")}

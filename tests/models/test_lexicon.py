@@ -1,0 +1,151 @@
+"""The lexicon without training: what must hold for any note, the written sentences, releases, policies."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nosology import load
+from nosology.codes import valid
+from nosology.codes.terms import own_synonyms
+from nosology.config import load_recipe
+from nosology.core import Code
+from nosology.models.bundle import Bundle
+from nosology.models.day_one import day_one
+from nosology.models.lexicon import THRESHOLD, Lexicon
+from nosology.models.lexicon_settings import ContextSettings, LexiconRecipe
+from nosology.serving.coder import Coder
+
+SENTENCES = Path(__file__).parent / "data" / "context_sentences.tsv"
+TERMS = [phrase for phrase, _ in own_synonyms()[::7]]
+FRAMES = ["{}.", "No {}.", "Denies {}.", "Mother had {}.", "History of {}.", "{} and {} were noted.", "Possible {}"]
+NOTE = st.lists(
+    st.tuples(st.sampled_from(FRAMES), st.sampled_from(TERMS), st.sampled_from(TERMS)).map(
+        lambda t: t[0].format(*t[1:])
+    ),
+    max_size=6,
+).map(" ".join)
+
+
+@pytest.fixture(scope="module")
+def lexicon():
+    return Lexicon.untrained(LexiconRecipe())
+
+
+def accepted(lexicon, text):
+    return {code.code for code, p in lexicon.analyse(text)[1].codes.items() if p >= THRESHOLD}
+
+
+def test_the_defaults_are_those_of_the_recipe():
+    assert load_recipe("day-one") == LexiconRecipe()
+
+
+@settings(max_examples=60, deadline=None)
+@given(NOTE)
+def test_every_suggested_code_rests_on_words_of_the_note(lexicon, text):
+    probabilities = lexicon.probabilities([text])[0]
+    columns = np.flatnonzero(probabilities)
+    assert ((probabilities >= 0) & (probabilities <= 1)).all()
+    for spans in lexicon.evidence(text, columns):
+        assert spans
+        for span in spans:
+            assert 0 <= span.start < span.end <= len(text) and text[span.start : span.end] == span.text
+
+
+@settings(max_examples=25, deadline=None)
+@given(NOTE)
+def test_the_same_note_gets_the_same_codes_whatever_came_before(lexicon, text):
+    first = lexicon.probabilities([text])
+    lexicon._seen.clear()
+    np.testing.assert_array_equal(first, lexicon.probabilities(["Fever and cough.", text])[1:])
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.sampled_from(TERMS), st.sampled_from(["No {}.", "Denies {}.", "No evidence of {}.", "Negative for {}."]))
+def test_what_is_denied_is_never_accepted(lexicon, term, frame):
+    assert accepted(lexicon, frame.format(term)) == set()
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.sampled_from(TERMS), st.sampled_from(["Mother had {}.", "Family history of {}.", "His brother has {}."]))
+def test_what_a_relative_has_is_at_most_a_history(lexicon, term, frame):
+    assert {code for code in accepted(lexicon, frame.format(term)) if code[0] != "Z"} == set()
+
+
+def test_the_written_sentences_are_read_right(lexicon):
+    with SENTENCES.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    wrong = [row for row in rows if (row["code"] in accepted(lexicon, row["sentence"])) != (row["kind"] == "yes")]
+    assert len(rows) >= 200 and sum(row["kind"] == "no" for row in rows) >= 100
+    assert len(wrong) <= 0.03 * len(rows), wrong
+    assert [row for row in wrong if row["kind"] == "no"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("Collapsed lung on the film.", "J93.9"),
+        ("ESRD on dialysis.", "N18.6"),
+        ("Her left knee has been painful.", "M25.562"),
+        ("Closed fracture of the left femoral neck.", "S72.002A"),
+        ("Chronic kidney disease, stage 4.", "N18.4"),
+        ("Acute on chronic systolic heart failure.", "I50.23"),
+        ("Insuficiencia renal crónica.", "N18.9"),
+        ("Mother had breast cancer.", "Z80.3"),
+        ("History of stroke.", "Z86.73"),
+        ("An oedematous, haemorrhagic pancreatitis, acute.", "K85.90"),
+    ],
+)
+def test_words_lead_to_the_most_specific_code_they_support(lexicon, text, code):
+    assert code in accepted(lexicon, text)
+
+
+def test_short_words_are_abbreviations_in_capitals_alone(lexicon):
+    assert "G35.D" in accepted(lexicon, "Known MS.") or "G35" in accepted(lexicon, "Known MS.")
+    assert accepted(lexicon, "Given 5 ms later.") == set()
+
+
+@pytest.mark.parametrize(
+    ("release", "text", "code"),
+    [
+        ("2019", "Low back pain.", "M54.5"),
+        ("2026", "Low back pain.", "M54.50"),
+        ("2019", "Headache.", "R51"),
+        ("2026", "Headache.", "R51.9"),
+    ],
+)
+def test_only_codes_of_the_release_come_out(release, text, code):
+    coder = Coder(day_one(LexiconRecipe(codes={"release": release})))
+    found = coder.code(text + " Type 2 diabetes, pneumonia, fall.")
+    assert code in {item.code for item in found if item.accepted}
+    assert all(valid(Code(item.system, item.code), release) for item in found)
+
+
+def test_policies_decide_what_a_context_is_worth(lexicon):
+    keep = lexicon.with_context(ContextSettings(negated="keep", family="keep"))
+    assert "J18.9" in accepted(keep, "No pneumonia.") and accepted(lexicon, "No pneumonia.") == set()
+    assert "C50.919" in accepted(keep, "Mother had breast cancer.")
+    dropped = lexicon.with_context(ContextSettings(family="drop"))
+    assert accepted(dropped, "Mother had breast cancer.") == set()
+
+
+def test_vague_mentions_are_left_alone_unless_asked_for(lexicon):
+    assert accepted(lexicon, "Pain.") == set()
+    assert "R52" in accepted(Lexicon.untrained(LexiconRecipe(codes={"vague": "keep"})), "Pain.")
+
+
+def test_day_one_is_loaded_by_its_name_and_survives_a_folder(tmp_path):
+    found = load("day-one").code("COPD exacerbation.")
+    assert [item.code for item in found if item.accepted] == ["J44.1"]
+    bundle = Bundle.load("day-one")
+    bundle.save(tmp_path / "b")
+    again = Bundle.load(tmp_path / "b")
+    text = ["Heart failure and COPD."]
+    np.testing.assert_array_equal(again.model.probabilities(text), bundle.model.probabilities(text))
+
+
+def test_an_empty_note_has_no_codes(lexicon):
+    assert lexicon.probabilities([""]).sum() == 0 and lexicon.probabilities([]).shape == (0, len(lexicon.labels))

@@ -1,0 +1,61 @@
+"""Phrases in notes: found whatever their order, never where a word is missing."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nosology.text.phrases import PhraseIndex, Reading, phrase_keys
+
+WORDS = ["kidney", "stone", "acute", "chronic", "failure", "heart", "left", "knee", "pain", "fever"]
+NOTE = st.lists(st.sampled_from([*WORDS, "of", "the", "and", "."]), max_size=30).map(" ".join)
+PHRASE = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4, unique=True).map(" ".join)
+
+
+def index_of(phrases):
+    return PhraseIndex.of(sorted({phrase_keys(phrase) for phrase in phrases}))
+
+
+@settings(max_examples=200)
+@given(NOTE, st.lists(PHRASE, min_size=1, max_size=5), st.integers(0, 3))
+def test_what_is_found_has_every_key_in_one_sentence_and_no_wider_gap(text, phrases, gap):
+    index, note = index_of(phrases), Reading.of(text)
+    for phrase, places, between in index.find(note, gap):
+        keys = [key for place in places for key in phrase_keys(note.words[place])]
+        assert sorted(keys) == sorted(index.phrase(phrase))
+        assert len({note.sentence[place] for place in places}) == 1
+        assert between <= gap and list(places) == sorted(set(places))
+
+
+@settings(max_examples=200)
+@given(NOTE, PHRASE, st.randoms(use_true_random=False), NOTE)
+def test_a_phrase_is_found_in_any_order_and_amid_function_words(before, phrase, random, after):
+    words = phrase.split()
+    random.shuffle(words)
+    mention = " of the ".join(words)
+    text = f"{before}\n\n{mention}\n\n{after}"
+    start = len(before) + 2
+    index, note = index_of([phrase]), Reading.of(text)
+    places = [note.starts[hit.places[0]] for hit in index.find(note, 0)]
+    assert any(start <= place < start + len(mention) for place in places)
+
+
+@given(NOTE, st.lists(PHRASE, min_size=1, max_size=5))
+def test_the_same_note_is_read_the_same_way_twice(text, phrases):
+    index = index_of(phrases)
+    assert index.find(Reading.of(text), 2) == index.find(Reading.of(text), 2)
+
+
+def test_words_between_are_tolerated_up_to_the_gap():
+    index = index_of(["kidney stone"])
+    note = Reading.of("A stone, large and smooth, in the left kidney.")
+    assert index.find(note, 2) == []
+    assert [hit.gap for hit in index.find(note, 3)] == [3]
+
+
+def test_a_side_may_stand_anywhere_in_the_sentence():
+    index = index_of(["pain left knee", "pain knee"])
+    found = index.find(Reading.of("Left side examined with care today: knee pain."), 0)
+    assert {len(hit.places) for hit in found} == {2, 3}
+
+
+def test_an_empty_note_holds_nothing():
+    assert index_of(["fever"]).find(Reading.of(""), 2) == []
