@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SHELL := /bin/bash
 
-.PHONY: demo demo-grid test lint bench clean
+.PHONY: demo demo-grid test lint chromium bench clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -32,8 +32,14 @@ lint: .venv/installed
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/lint-imports --no-cache
 
-test: lint
+test: lint chromium
 	$(BIN)/python -m pytest -n 2
+
+# tests of the workbench drive a browser: Debian's own, where there is none and apt is at hand
+chromium:
+	@command -v chromium chromium-browser google-chrome >/dev/null || \
+	  { command -v apt-get >/dev/null && { apt-get install -y -qq chromium || { apt-get update -qq && apt-get install -y -qq chromium; }; } >/dev/null; } || \
+	  echo "no browser: tests of the workbench need chromium" >&2
 
 clean:
 	rm -rf .venv build dist *.egg-info
