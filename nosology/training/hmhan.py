@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from scipy import sparse
 
-from nosology.codes.code_list import description_of
+from nosology.codes.called import called
 from nosology.codes.versions import label_versions, only_own_version
 from nosology.core import DataError, Note
 from nosology.core.progress import progress
@@ -109,7 +109,7 @@ class Course:
         if recipe.loss.weighted:
             net.weights.copy_(class_weights(counts, len(rows), recipe.loss.most))
         if model.shape.described and model.shape.attention == "hierarchical":
-            descriptions = [description_of(code) for code in model.labels.codes]
+            descriptions = [called(code) for code in model.labels.codes]
             net.look.begin(
                 *(self._described(encoder, texts) for texts in (descriptions, model.categories.descriptions))
             )
@@ -156,7 +156,8 @@ class Course:
             return None
         settings, some = self.recipe.words, self.train.part(rows)
         part = parts_of(some, min(settings.folds, len(set(some.patients))), seed)
-        found = fit_word_scores(some.reports, len(self.model.words), some.gold, part, settings.c)
+        described = [self.model.read(called(code)) for code in self.model.labels.codes]
+        found = fit_word_scores(some.reports, described, len(self.model.words), some.gold, part, settings.c)
         net.words[1:] = torch.from_numpy(found.weights)
         net.word_bias.copy_(torch.from_numpy(found.bias))
         offsets = np.zeros((len(self.train), self.train.gold.shape[1]), np.float32)

@@ -29,20 +29,30 @@ class WordScores:
 
 
 def fit_word_scores(
-    reports: list[Report], features: int, gold: sparse.csr_matrix, part: np.ndarray, strengths: list[float]
+    reports: list[Report],
+    described: list[Report],
+    features: int,
+    gold: sparse.csr_matrix,
+    part: np.ndarray,
+    strengths: list[float],
 ) -> WordScores:
     """The machines of train reports; gold: 0/1 (B, L); part: (B,) the reports that are held out together.
+
+    described: (L,) the descriptions of the codes, read as reports: each is one more report with its own code alone, of
+    which a code with one report or two has much.
 
     strengths: of several inverse regularisations the one whose held-out scores have the best pooled average precision.
     """
     from sklearn.metrics import average_precision_score
 
-    x = word_matrix(reports, features)
     dense = gold.toarray().astype(bool)
-    every = {c: _held(x, dense, part, c) for c in strengths}
+    x = word_matrix([*reports, *described], features)
+    whole = np.concatenate([dense, np.eye(len(described), dtype=bool)])
+    parts = np.concatenate([part, np.full(len(described), -1)])  # no part: a description is never held out
+    every = {c: _held(x, whole, parts, c)[: len(dense)] for c in strengths}
     chosen = max(strengths, key=lambda c: average_precision_score(dense.ravel(), every[c].ravel()))
     held = every[chosen]
-    weights, bias = _machines(x, dense, chosen)
+    weights, bias = _machines(x, whole, chosen)
     notes = np.maximum(dense.sum(0), 1)
     curve = Calibration.fit(held, gold, notes)
     slope, shift = curve.score + curve.both * np.log(notes), curve.intercept + curve.log_notes * np.log(notes)
@@ -64,8 +74,8 @@ def word_matrix(reports: list[Report], features: int) -> sparse.csr_matrix:
 
 def _held(x: sparse.csr_matrix, gold: np.ndarray, part: np.ndarray, c: float) -> np.ndarray:
     """Scores (B, L) of each part by machines fitted on the others."""
-    held = np.empty(gold.shape)
-    for number in np.unique(part):
+    held = np.zeros(gold.shape)
+    for number in np.unique(part[part >= 0]):
         out = part == number
         weights, bias = _machines(x[~out], gold[~out], c)
         held[out] = x[out] @ weights + bias
