@@ -6,12 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nosology.text.context import word_marks
 from nosology.text.context_rules import CATEGORIES
 from nosology.text.data import function_words
-from nosology.text.reports import long_form
+from nosology.text.reports import long_form, words_in_context
 from nosology.text.sections import sections
-from nosology.text.tokens import Tokens, tokens
 
 _MARKS = {"negated": "NOT_", "uncertain": "MAYBE_", "hypothetical": "MAYBE_", "historical": "PAST_", "family": "KIN_"}
 _STEM = 5  # letters of a longer word that stand for all its forms, and for most of its misspellings
@@ -23,8 +21,8 @@ def marked_words(text: str, *, pairs: bool = True) -> Iterator[str]:
     A word that is denied, doubted or past is another word than the same one without: that a report says "no pneumonia"
     speaks for nothing that "pneumonia" speaks for.
     """
-    found = tokens(text)
-    marks = _marks(text, found)
+    found, flags = words_in_context(text)
+    marks = _marks(flags)
     kinds = _sections(text, found.starts)
     content = [i for i, word in enumerate(found.words) if word not in function_words() and not word.isdigit()]
     for place, i in enumerate(content):
@@ -38,10 +36,9 @@ def marked_words(text: str, *, pairs: bool = True) -> Iterator[str]:
             yield f"{mark}{word} {found.words[content[place + 1]]}"
 
 
-def _marks(text: str, found: Tokens) -> list[str]:
-    """The prefix of each word; of several marks the first in the order of _MARKS counts."""
-    flags = word_marks(text, found)
-    prefixes = [""] * len(found)
+def _marks(flags: np.ndarray) -> list[str]:
+    """The prefix of each word, of the scopes that it stands in; of several the first in the order of _MARKS counts."""
+    prefixes = [""] * flags.shape[1]
     for name in reversed(_MARKS):
         for i in np.flatnonzero(flags[CATEGORIES.index(name)]):
             prefixes[i] = _MARKS[name]

@@ -10,10 +10,12 @@ from functools import lru_cache
 
 import numpy as np
 
+from nosology.text.context import word_marks
+from nosology.text.context_rules import CATEGORIES
 from nosology.text.data import function_words, rows
 from nosology.text.edits import Cleaned, Edit, apply, untouched
-from nosology.text.negation import PREFIX, mark_negated
-from nosology.text.tokens import tokens, words_of
+from nosology.text.negation import PREFIX
+from nosology.text.tokens import Tokens, tokens, words_of
 
 _NEGATORS = frozenset({"no", "not", "without", "never", "none", "nor"})  # function words that are never dropped
 _MOST = 2  # words of a short form: "r/o" is r and o
@@ -23,6 +25,18 @@ _MOST = 2  # words of a short form: "r/o" is r and o
 def _long_forms() -> dict[tuple[str, ...], tuple[str, ...]]:
     """What the words of each short form stand for."""
     return {tuple(words_of(row["short"])): tuple(words_of(row["long"])) for row in rows("short_forms.tsv")}
+
+
+@lru_cache(maxsize=1)
+def _first_words() -> frozenset[str]:
+    return frozenset(words[0] for words in _long_forms())
+
+
+@lru_cache(maxsize=1)
+def words_in_context(text: str) -> tuple[Tokens, np.ndarray]:
+    """The words of a text and which stand in which scopes (categories, words); asked for twice in a row, found once."""
+    found = tokens(text)
+    return found, word_marks(text, found)
 
 
 def long_form(word: str) -> tuple[str, ...]:
@@ -41,16 +55,15 @@ def report_view(text: str, *, negation: bool = True, stop_words: bool = True) ->
 
 def _edits(text: str, negation: bool, stop_words: bool) -> Iterator[Edit]:
     """One edit a word, and one for what stands between two words."""
-    found = tokens(text)
-    marked = mark_negated(text, found).words if negation else found.words
+    found, marks = words_in_context(text)
+    denied = marks[CATEGORIES.index("negated")] & negation
     dropped = function_words() - _NEGATORS if stop_words else frozenset()
     end, i, begun = 0, 0, False
     while i < len(found):
         length, meant = _written_out(text, found.words, found.starts, found.ends, i)
         start, stop = int(found.starts[i]), int(found.ends[i + length - 1])
-        denied = marked[i].startswith(PREFIX)
         words = [
-            PREFIX + word if denied and word not in function_words() else word
+            PREFIX + word if denied[i] and word not in function_words() else word
             for word in meant
             if word not in dropped and not word.isdigit()
         ]
@@ -68,6 +81,8 @@ def _written_out(
 ) -> tuple[int, tuple[str, ...]]:
     """How many words from the i-th on are a short form (else 1), and what they stand for; parts are joined by /."""
     known = _long_forms()
+    if words[i] not in _first_words():
+        return 1, (words[i],)
     for length in range(min(_MOST, len(words) - i), 0, -1):
         joined = all(text[ends[k] : starts[k + 1]] == "/" for k in range(i, i + length - 1))
         meant = known.get(tuple(words[i : i + length])) if joined else None
