@@ -179,8 +179,8 @@ class Course:
 
 def train_hmhan(recipe: HmhanRecipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path) -> Trained:
     """The coder of a recipe; `folder` keeps checkpoints and states, from which a stopped run goes on."""
-    if refit and recipe.model.members > 1:
-        every = both(train_notes, dev_notes)
+    every = both(train_notes, dev_notes)
+    if refit and 1 < recipe.model.members <= len(every.distinct(lambda note: note.patient or note.id)):
         course = Course.of(recipe, list(every.notes()), folder, fingerprint(recipe, every))
         return cross_fitted(course)
     told = fingerprint(recipe, train_notes, dev_notes)
@@ -194,7 +194,6 @@ def train_hmhan(recipe: HmhanRecipe, train_notes: Examples, dev_notes: Examples,
     model, decision = decided(recipe, model, model.logits_of(dev.reports), wide, dev, course.train.gold)
     found = _found(course, [fitted for _, fitted in trained], dev)
     if refit:
-        every = both(train_notes, dev_notes)
         again = Course.of(recipe, list(every.notes()), folder / REFIT, fingerprint(recipe, every))
         epochs = trained[0][1].best_epoch
         net, _ = again.member(0, np.arange(len(again.train)), None, folder / REFIT / "member_0", epochs)
