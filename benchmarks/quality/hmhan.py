@@ -28,7 +28,7 @@ from nosology.training.compare import METRICS, Variant, compare
 from nosology.training.leakage import leakage
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_hmhan.json"
-SMALL = ["model.encoder=minilm", "training.learning_rate=5e-4", "training.epochs=30", "labels.most=10"]
+SMALL = ["training.learning_rate=5e-4", "training.epochs=30", "labels.most=10"]
 VARIANTS: dict[str, list[str]] = {
     "HMHAN": [],
     "single attention": ["model.attention=single"],
@@ -47,11 +47,11 @@ def reports(patients: int, folder: Path) -> Corpus:
     return prepare("mimic4-radiology", [folder / "hospital"], folder / "notes", recipe=rules)
 
 
-def table(corpus: Corpus, folder: Path, seeds: int) -> dict:
+def table(corpus: Corpus, folder: Path, seeds: int, encoder: str) -> dict:
     """Every variant over seeds, on the corpus divided by patient."""
     [divided] = split_corpus(corpus.folder, folder / "corpus")
-    states = f"states.cache='{folder / 'states'}'"
-    variants = [Variant(n, load_recipe("hmhan-paper", [*SMALL, states, *own])) for n, own in VARIANTS.items()]
+    shared = [*SMALL, f"model.encoder='{encoder}'", f"states.cache='{folder / 'states'}'"]
+    variants = [Variant(n, load_recipe("hmhan-paper", [*shared, *own])) for n, own in VARIANTS.items()]
     variants.append(Variant("linear", load_recipe("linear", ["labels.most=10"])))
     found = compare(variants, divided, folder / "compared", seeds=seeds, say=lambda line: print(line, flush=True))
     print(f"\n{'':<28}" + "".join(f"{name:>18}" for name in METRICS))
@@ -66,9 +66,10 @@ def table(corpus: Corpus, folder: Path, seeds: int) -> dict:
     return found.to_json() | {"notes": divided.manifest["counts"]["splits"]}
 
 
-def leaks(corpus: Corpus, folder: Path, seeds: int) -> dict:
+def leaks(corpus: Corpus, folder: Path, seeds: int, encoder: str) -> dict:
     """The protocols side by side."""
-    recipe = load_recipe("hmhan-paper", [*SMALL, f"states.cache='{folder / 'states'}'", "smote.share=3.0"])
+    shared = [*SMALL, f"model.encoder='{encoder}'", f"states.cache='{folder / 'states'}'"]
+    recipe = load_recipe("hmhan-paper", [*shared, "smote.share=3.0"])
     rows = leakage(recipe, corpus, folder / "leaks", seeds=seeds, say=lambda line: print(line, flush=True))
     for name, row in rows.items():
         shared = "" if row["shared"] is None else f"  test patients seen in training {row['shared']:.0%}"
@@ -82,6 +83,7 @@ def main() -> None:
     parser.add_argument("--patients", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--part", choices=("table", "leakage", "both"), default="both")
+    parser.add_argument("--encoder", default="minilm", help="a folder or a Hugging Face name in its place")
     parser.add_argument("--folder", type=Path, help="keep corpora, states and bundles here, and go on from them")
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
@@ -91,7 +93,9 @@ def main() -> None:
         corpus = reports(arguments.patients, folder)
         for part, run in (("table", table), ("leakage", leaks)):
             if arguments.part in (part, "both"):
-                results[part] = run(corpus, folder, arguments.seeds) | {"patients": arguments.patients}
+                results[part] = run(corpus, folder, arguments.seeds, arguments.encoder) | {
+                    "patients": arguments.patients
+                }
                 write_json(arguments.out, results)
 
 

@@ -89,3 +89,27 @@ def test_bad_comparisons_are_named(make_case):
     nothing = examine(case.labels, [[] for _ in case.gold], case.scores, 1.0, replicates=0)
     with pytest.raises(DataError, match="map: it is undefined"):
         paired_bootstrap(nothing, nothing, "map")
+
+
+def test_patients_are_drawn_with_all_their_notes(make_case):
+    _, (first, second) = _pair(make_case, 3, 0.3)
+    n = first.scored.n_notes
+    alone = paired_bootstrap(first, second, groups=[str(i) for i in range(n)], seed=1)
+    by_note = paired_bootstrap(first, second, seed=1)
+    few = paired_bootstrap(first, second, groups=[str(i % 4) for i in range(n)], seed=1)
+    assert alone.value == by_note.value == few.value
+    assert alone.high - alone.low == pytest.approx(by_note.high - by_note.low, rel=0.2)
+    assert (few.low, few.high) != (by_note.low, by_note.high)
+    with pytest.raises(ValueError, match="groups must name the patient"):
+        paired_bootstrap(first, second, groups=["a"])
+
+
+def test_at_least_one_code_a_note(make_case):
+    case = make_case(5)
+    some = examine(*case, 0.999, replicates=0)
+    one = examine(*case, 0.999, at_least_one=True, replicates=0)
+    counts, more = (np.diff(found.predicted.indptr) for found in (some, one))
+    has = (case.scores > 0).any(1)
+    assert (more[has] >= 1).all() and (more[counts > 0] == counts[counts > 0]).all()
+    bare = np.flatnonzero((counts == 0) & has)
+    assert len(bare) and (one.predicted[bare].indices == case.scores[bare].argmax(1)).all()

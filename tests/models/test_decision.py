@@ -41,3 +41,27 @@ def test_nothing_impossible_is_accepted():
 
 def test_global_is_one_number():
     assert isinstance(Decision.tune(DecisionSettings(), LABELS, GOLD, P).thresholds(LABELS), float)
+
+
+def test_at_least_one_accepts_the_likeliest_and_nothing_impossible():
+    settings = DecisionSettings(threshold=0.9, at_least_one=True)
+    decision = Decision.tune(settings, LABELS, GOLD, P)
+    assert decision.accepted(LABELS, np.array([0.2, 0.3])).tolist() == [False, True]
+    assert decision.accepted(LABELS, np.array([0.95, 0.91])).tolist() == [True, True]
+    assert not decision.accepted(LABELS, np.zeros(2)).any()
+    assert not Decision(0.9).accepted(LABELS, np.array([0.2, 0.3])).any()
+    assert Decision.from_json(json.loads(json.dumps(decision.to_json()))) == decision
+    assert not Decision.from_json({"threshold": 0.5, "by_code": []}).at_least_one, "older bundles do not say"
+
+
+def test_at_least_one_by_itself_where_every_note_has_a_code():
+    settings = DecisionSettings(at_least_one="auto")
+    assert Decision.tune(settings, LABELS, GOLD, P).at_least_one
+    assert not Decision.tune(settings, LABELS, [*GOLD[:-1], []], P).at_least_one
+
+
+def test_the_threshold_is_tuned_knowing_that_the_likeliest_is_accepted():
+    gold = [[A]] * 8 + [[A, B]] * 4
+    p = np.array([[0.2, 0.1]] * 8 + [[0.9, 0.6]] * 4, dtype=np.float32)
+    free, bound = (Decision.tune(DecisionSettings(at_least_one=one), LABELS, gold, p) for one in (False, True))
+    assert free.threshold < 0.2 < bound.threshold <= 0.6, "a low threshold need not catch what is accepted anyway"
