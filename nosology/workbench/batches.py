@@ -20,7 +20,7 @@ from nosology.core import ReviewError
 from nosology.workbench.inference import Workers
 from nosology.workbench.measures import confidence_curve, triage_rule
 from nosology.workbench.store.engine import reading, writing
-from nosology.workbench.store.schema import batches, codings, notes
+from nosology.workbench.store.schema import batches, codings, notes, texts
 from nosology.workbench.triage import raw_confidence
 from nosology.workbench.work import record_in
 
@@ -69,7 +69,8 @@ class Background:
 
     def _waiting(self, limit: int) -> Sequence[Any]:
         with reading(self.engine) as connection:
-            wanted = select(notes.c.id, notes.c.text).where(notes.c.coding == "waiting")
+            wanted = select(notes.c.id, texts.c.text).join(texts, texts.c.note_id == notes.c.id)
+            wanted = wanted.where(notes.c.coding == "waiting")
             return connection.execute(wanted.order_by(notes.c.id).limit(limit)).all()
 
     def _chunk(self, rows: Sequence[Any]) -> None:

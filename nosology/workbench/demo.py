@@ -110,10 +110,10 @@ def fill(store: str, bundle: Path) -> None:
     coder_id = register(engine, bundle, None)
     coder = Coder.load(bundle)
     with reading(engine) as connection:
-        rows = connection.execute(select(notes.c.id, notes.c.text).where(notes.c.batch_id == batch)).all()
-    for row, note in zip(rows, past):
-        keep(engine, coder_id, [row.id], code_texts(coder, [row.text]))
-        _review(engine, row.id, note, people[:2])
+        ids = dict(connection.execute(select(notes.c.ref, notes.c.id).where(notes.c.batch_id == batch)).all())
+    for note in past:
+        keep(engine, coder_id, [ids[note.id]], code_texts(coder, [note.text]))
+        _review(engine, ids[note.id], note, people[:2])
     engine.dispose()
 
 

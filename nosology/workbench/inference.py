@@ -17,7 +17,7 @@ from nosology.core import NosologyError
 if TYPE_CHECKING:
     from nosology.serving.coder import Coder
 
-TOP = 40  # suggestions a note keeps besides all accepted ones
+TOP = 24  # suggestions a note keeps besides all accepted ones
 _coder: Any = None  # that of a worker process
 
 
@@ -88,7 +88,7 @@ def _load(bundle: str, release: str | None) -> None:
     global _coder
     from nosology.serving.coder import Coder
 
-    os.nice(10)
+    os.nice(19)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's: it lets us finish
     try:
         _coder = Coder.load(bundle, release=release)

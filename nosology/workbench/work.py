@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from nosology.core import ConflictError, Note, ReviewError
 from nosology.workbench.review import Review, decide, replay
 from nosology.workbench.store.engine import writing
-from nosology.workbench.store.schema import audit, batches, coders, codings, decisions, notes, users
+from nosology.workbench.store.schema import audit, batches, coders, codings, decisions, notes, texts, users
 
 ORDERS = ("oldest", "uncertain", "newest")
 PAGE = 50
@@ -38,15 +38,15 @@ def add_notes(
     for first in range(0, len(refs), 500):
         part = refs[first : first + 500]
         known.update(connection.scalars(select(notes.c.ref).where(notes.c.ref.in_(part))))
-    rows = []
+    rows, words = [], {}
     for ref, note in zip(refs, incoming):
         if ref in known:
             continue
         known.add(ref)
+        words[ref] = note.text
         rows.append(
             {
                 "ref": ref,
-                "text": note.text,
                 "patient": note.patient,
                 "site": note.site,
                 "lang": note.lang,
@@ -60,13 +60,16 @@ def add_notes(
             }
         )
     if rows:
-        connection.execute(insert(notes), rows)
+        made = connection.execute(insert(notes).returning(notes.c.id, notes.c.ref), rows).all()
+        values = [{"note_id": row.id, "text": words[row.ref], "length": len(words[row.ref])} for row in made]
+        connection.execute(insert(texts), values)
     return len(rows), len(incoming) - len(rows)
 
 
 def load_case(connection: Connection, note_id: int) -> Case:
     """The note with its newest suggestions and the state that its decisions make; ReviewError if there is none."""
-    row = connection.execute(select(notes).where(notes.c.id == note_id)).mappings().first()
+    whole = select(notes, texts.c.text).join(texts, texts.c.note_id == notes.c.id)
+    row = connection.execute(whole.where(notes.c.id == note_id)).mappings().first()
     if row is None:
         raise ReviewError("there is no such note")
     coding = (
@@ -122,7 +125,7 @@ def record_in(
     at: float | None = None,
 ) -> Review:
     """As `record`, within a transaction of the caller."""
-    length = connection.scalar(select(func.length(notes.c.text)).where(notes.c.id == note_id))
+    length = connection.scalar(select(texts.c.length).where(texts.c.note_id == note_id))
     if length is None:
         raise ReviewError("there is no such note")
     before = replay(_past(connection, note_id), length=length)
@@ -195,8 +198,7 @@ def queue(
     page: int = 0,
 ) -> list[Mapping[str, Any]]:
     """A page of the work queue; order: oldest, newest, or uncertain (the lowest confidence first)."""
-    columns = [column for column in notes.c if column.name not in ("text", "encounter")]
-    wanted = select(*columns, users.c.name.label("assignee"), notes.c.encounter)
+    wanted = select(notes, users.c.name.label("assignee"))
     wanted = wanted.join(users, users.c.id == notes.c.assignee_id, isouter=True)
     if statuses:
         wanted = wanted.where(notes.c.status.in_(statuses))

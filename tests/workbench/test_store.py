@@ -118,7 +118,7 @@ def test_notes_come_in_once(engine):
     with writing(engine) as connection:
         assert add_notes(connection, incoming, None) == (2, 1)
         assert add_notes(connection, incoming, None) == (0, 3)
-        assert connection.scalar(select(notes.c.text).where(notes.c.ref == "a")) == "one"
+        assert load_case(connection, 1).note["text"] == "one"
 
 
 def test_the_queue_filters_and_orders(engine, people):

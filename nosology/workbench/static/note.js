@@ -29,6 +29,7 @@ function select(key, { focus = true, jump = true } = {}) {
   const chosen = key === null ? null : card(key);
   if (chosen && focus) chosen.focus({ preventScroll: true });
   if (chosen) chosen.scrollIntoView({ block: "nearest" });
+  if (chosen && chosen === cards()[0]) panel().scrollTop = 0; // what stands above the first code belongs to it
   if (jump) place(1, false);
 }
 
@@ -97,7 +98,7 @@ async function turn(url) {
 
 const ACTS = {
   accept: (key) => decide({ action: "accept", code: key }, `${name(key)} accepted`),
-  reject: (key) => { reasons.dataset.code = key; reasons.showModal(); reasons.querySelector("[data-reason]").focus(); },
+  reject: (key) => { reasons.dataset.code = key; document.getElementById("reasons-title").textContent = `Why is ${name(key)} wrong?`; reasons.showModal(); reasons.querySelector("[data-reason]").focus(); },
   change: (key) => openBook(key, key),
   book: (key) => openBook(key, card(key) ? key : ""),
   clear: (key) => decide({ action: "clear", code: key }, `${name(key)} is open again`),

@@ -1,4 +1,4 @@
-"""The tables. Times are seconds since 1970 in UTC; triggers of the database keep `decisions` and `audit` append-only.
+"""The tables. Times are seconds since 1970 in UTC; by triggers, decisions, codings, texts and audit are append-only.
 
 Everything that happens to a note is a row of `decisions`. Its version counts up from 1 within the note, and the pair
 (note, version) is unique: of two people who saw version 7, one writes version 8 and the other gets a conflict. What
@@ -96,7 +96,6 @@ notes = Table(
     metadata,
     Column("id", Integer, primary_key=True),
     Column("ref", String(200), nullable=False, unique=True),
-    Column("text", Text, nullable=False),
     Column("patient", String(200)),
     Column("site", String(200)),
     Column("lang", String(20)),
@@ -112,6 +111,16 @@ notes = Table(
     Column("finished", Double),
     Index("ix_notes_status_received", "status", "received"),
     Index("ix_notes_coding", "coding"),
+    Index("ix_notes_confidence", "confidence"),
+    Index("ix_notes_site", "site"),
+)
+
+texts = Table(  # apart from the notes, so that the queue need not page through them
+    "texts",
+    metadata,
+    Column("note_id", Integer, ForeignKey("notes.id"), primary_key=True, autoincrement=False),
+    Column("text", Text, nullable=False),
+    Column("length", Integer, nullable=False),  # in characters
 )
 
 codings = Table(

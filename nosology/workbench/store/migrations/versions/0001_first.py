@@ -8,8 +8,20 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-APPEND_ONLY = ("decisions", "audit", "codings")
-TABLES = ("decisions", "codings", "notes", "tokens", "sessions", "batches", "audit", "users", "settings", "coders")
+APPEND_ONLY = ("decisions", "audit", "codings", "texts")
+TABLES = (
+    "decisions",
+    "codings",
+    "texts",
+    "notes",
+    "tokens",
+    "sessions",
+    "batches",
+    "audit",
+    "users",
+    "settings",
+    "coders",
+)
 
 
 def upgrade() -> None:
@@ -99,7 +111,6 @@ def upgrade() -> None:
         "notes",
         sa.Column("id", sa.Integer(), nullable=False),
         sa.Column("ref", sa.String(length=200), nullable=False),
-        sa.Column("text", sa.Text(), nullable=False),
         sa.Column("patient", sa.String(length=200), nullable=True),
         sa.Column("site", sa.String(length=200), nullable=True),
         sa.Column("lang", sa.String(length=20), nullable=True),
@@ -122,6 +133,16 @@ def upgrade() -> None:
     op.create_index(op.f("ix_notes_batch_id"), "notes", ["batch_id"], unique=False)
     op.create_index("ix_notes_coding", "notes", ["coding"], unique=False)
     op.create_index("ix_notes_status_received", "notes", ["status", "received"], unique=False)
+    op.create_index("ix_notes_confidence", "notes", ["confidence"], unique=False)
+    op.create_index("ix_notes_site", "notes", ["site"], unique=False)
+    op.create_table(
+        "texts",
+        sa.Column("note_id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("text", sa.Text(), nullable=False),
+        sa.Column("length", sa.Integer(), nullable=False),
+        sa.ForeignKeyConstraint(["note_id"], ["notes.id"], name=op.f("fk_texts_note_id")),
+        sa.PrimaryKeyConstraint("note_id", name=op.f("pk_texts")),
+    )
     op.create_table(
         "codings",
         sa.Column("id", sa.Integer(), nullable=False),

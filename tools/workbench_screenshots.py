@@ -1,0 +1,101 @@
+"""Takes the pictures of docs/workbench.md: every page of the demo, as Chromium shows it, into docs/images/workbench.
+
+python tools/workbench_screenshots.py
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from nosology.workbench.demo import PASSWORD, demo_bundle, fill
+from tests.workbench.processes import Server
+
+OUT = Path(__file__).resolve().parents[1] / "docs" / "images" / "workbench"
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+PAGES = ("batches", "measures", "triage", "users", "audit", "tokens")
+
+
+def keep(page: Page, name: str) -> None:
+    """Writes what the page shows, in few colours: a picture of text needs no more."""
+    page.wait_for_timeout(300)
+    picture = Image.open(BytesIO(page.screenshot()))
+    picture.convert("RGB").quantize(colors=96, dither=Image.Dither.NONE).save(OUT / f"{name}.png", optimize=True)
+
+
+def press(page: Page, keys: str) -> None:
+    """Presses keys, each once the one before has been answered."""
+    for key in keys:
+        page.keyboard.press(key)
+        page.wait_for_timeout(900)
+
+
+def surest(page: Page) -> str:
+    """The address of the note in the queue that the coder is among the surest of."""
+    return page.evaluate(
+        "[...document.querySelectorAll('tbody tr')]"
+        ".map((row) => [row.querySelector('meter')?.value ?? 0, row.querySelector('a').href])"
+        ".sort((a, b) => b[0] - a[0])[5][1]"
+    )
+
+
+def take(page: Page, address: str) -> None:
+    """All pictures."""
+    page.goto(f"{address}/login")
+    keep(page, "login")
+    page.fill("[name=name]", "admin")
+    page.fill("[name=password]", PASSWORD)
+    page.click("button.primary")
+    page.wait_for_url(f"{address}/")
+    page.wait_for_timeout(20_000)  # the coder reads the queue
+    page.goto(f"{address}/")
+    page.goto(surest(page))
+    press(page, "aaaa")
+    press(page, "r")
+    keep(page, "reject")
+    press(page, "1a")
+    press(page, "kkkkkkkk")
+    keep(page, "note")
+    page.emulate_media(color_scheme="dark")
+    keep(page, "note_dark")
+    page.emulate_media(color_scheme="light")
+    press(page, "jd")
+    keep(page, "book")
+    press(page, ["Escape"])
+    press(page, "?")
+    keep(page, "help")
+    press(page, ["Escape"])
+    page.goto(f"{page.url}/history")
+    keep(page, "history")
+    page.goto(f"{address}/?order=uncertain")
+    keep(page, "queue")
+    for name in PAGES:
+        page.goto(f"{address}/{name}")
+        keep(page, name)
+
+
+def main() -> None:
+    """Starts the demo on a fresh store and takes the pictures."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        store, bundle = str(Path(folder) / "demo.db"), demo_bundle()
+        fill(store, bundle)
+        server = Server(bundle, store, log=Path(folder) / "log").start()
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        try:
+            take(browser.new_page(viewport={"width": 1280, "height": 800}), server.address)
+        finally:
+            browser.close()
+            server.stop()
+
+
+if __name__ == "__main__":
+    main()
