@@ -11,11 +11,16 @@ from pathlib import Path
 
 from sqlalchemy import Engine, insert, select
 
+from nosology.codes import table
+from nosology.core import SYSTEMS, Code
 from nosology.core.version import __version__
 from nosology.models.bundle import MANIFEST, Bundle, is_day_one, read_manifest
 from nosology.workbench.accounts import RateLimit
 from nosology.workbench.batches import Background
+from nosology.workbench.checks import check
+from nosology.workbench.grouping import groups
 from nosology.workbench.inference import Workers
+from nosology.workbench.review import Chosen, Review
 from nosology.workbench.settings import Settings
 from nosology.workbench.store.engine import open_store, writing
 from nosology.workbench.store.schema import coders
@@ -47,6 +52,7 @@ class Services:
             workers.close()
             engine.dispose()
             raise
+        _warm_up()
         background = Background(engine, workers, coder_id, at_once=settings.workers + 1)
         background.start()
         return cls(settings, engine, workers, background, coder_id, ready=True)
@@ -57,6 +63,15 @@ class Services:
         self.background.stop()
         self.workers.close()
         self.engine.dispose()
+
+
+def _warm_up() -> None:
+    """Reads the tables and groupers now: otherwise the first people of the day would wait for them."""
+    known = Review(chosen=(Chosen(Code("icd10cm", "I50.9"), "added"), Chosen(Code("icd10pcs", "0DTJ4ZZ"), "added")))
+    check(known, {"date": "2025-11-01"})
+    groups(known, {"sex": "F", "age": 70})
+    for system in SYSTEMS:
+        table(system).search("heart", 1)
 
 
 def register(engine: Engine, bundle: Path, release: str | None) -> int:

@@ -59,11 +59,14 @@ def environment() -> Environment:
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=select_autoescape(default=True, default_for_string=True),
         undefined=StrictUndefined,
+        auto_reload=False,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     made.filters.update(when=when, ago=ago, share=share, duration=duration, key=key)
     made.globals.update(STATUSES=STATUSES, REASONS=REASONS, POA=POA, version=__version__)
+    for name in made.list_templates():  # compiled now, not at the first visit
+        made.get_template(name)
     return made
 
 
