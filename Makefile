@@ -11,6 +11,7 @@ SHELL := /bin/bash
 	touch $@
 
 demo: .venv/installed
+	$(BIN)/nosology code day-one examples/notes/*.txt
 	$(BIN)/nosology simulate --patients 800 --seed 1 --years 2016-2019 --layout mimic4 --out out/demo/hospital
 	$(BIN)/nosology corpus prepare mimic4 out/demo/hospital --systems icd10cm,icd10pcs --drop-uncoded --out out/demo/notes
 	$(BIN)/nosology corpus split out/demo/notes --out out/demo/corpus

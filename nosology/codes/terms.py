@@ -36,6 +36,7 @@ _SPREAD = re.compile(r"\bsecondary malignant neoplasms?\b", re.IGNORECASE)
 _NEOPLASM = re.compile(r"\bmalignant neoplasms?\b", re.IGNORECASE)
 _MANIFESTATION = re.compile(r"\bin (?:other )?(?:\w+ )?diseases classified\b", re.IGNORECASE)
 _HYPHEN = re.compile(r"(?<=[a-z]{3})-(?=[a-z]{3})")  # gastro-esophageal is also written in one word
+_SIDE_EYE = re.compile(r", (right|left) (?:eye|ear)$", re.IGNORECASE)  # where else?
 _ENCOUNTER = re.compile(r", (?:initial|subsequent) encounter.*|, sequela$", re.IGNORECASE)
 _UNCOMPLICATED = re.compile(r"\bwithout\b|\buncomplicated\b", re.IGNORECASE)
 _VAGUE = re.compile(r"\bunspecified\b|\bNOS\b", re.IGNORECASE)
@@ -197,6 +198,9 @@ def _described(title: str, code: str, source: str) -> Iterator[Term]:
             full[_SPREAD.sub("metastasis", text)] = None
         elif _NEOPLASM.search(text):
             full[_NEOPLASM.sub("cancer", text)] = None
+    for text in list(full):
+        if (side := _SIDE_EYE.sub(r" \1", text)) != text:
+            full[side] = None
     for text in list(full):
         if (closed := _HYPHEN.sub("", text)) != text:
             full[closed] = None

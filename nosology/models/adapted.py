@@ -12,6 +12,7 @@ import numpy as np
 from nosology.core import Code
 from nosology.models.code_features import code_table
 from nosology.models.learned import KeyCounts, Learned
+from nosology.models.lexicon_terms import Terms
 from nosology.models.mention_features import Priors, Table, mention_table
 from nosology.models.mentions import NoteMentions
 from nosology.models.trees import Trees
@@ -43,9 +44,9 @@ class Adapted:
         shares = (self.learned.notes / max(1, self.learned.n_notes)).tolist()
         return {code: UNMENTIONED * share for code, share in zip(self.learned.codes, shares)}
 
-    def weigh(self, note: NoteMentions, text: str, context: Context) -> Weighed:
+    def weigh(self, note: NoteMentions, text: str, terms: Terms | None, context: Context) -> Weighed:
         """The votes of a note's mentions, each code's probability, and, far below, the codes that have no mention."""
-        table = allowed(mention_table(note, self.learned, self._priors, text), note, context)
+        table = allowed(mention_table(note, self.learned, self._priors, text, terms), note, context)
         if not table.pairs:
             return Weighed([], dict(self._unmentioned))
         votes = self.mentions.probabilities(table.rows)

@@ -50,7 +50,7 @@ class Lexicon:
     @classmethod
     def _of(cls, recipe: LexiconRecipe, systems: Iterable[str], adapted: Adapted | None) -> Lexicon:
         terms, codes = None, set() if adapted is None else set(adapted.learned.codes)
-        if "icd10cm" in systems:
+        if "icd10cm" in systems and (adapted is None or recipe.learn.terms):
             terms = Terms.open(recipe.codes.release, seventh=recipe.codes.seventh)
             every = table("icd10cm", recipe.codes.release).codes(billable=True)
             codes.update(Code("icd10cm", code) for code in (*every, *terms.codes))
@@ -77,7 +77,7 @@ class Lexicon:
                 self._seen[text] = found, weigh(found, self.policy)
             else:
                 found = find_mentions(text, self.terms, self.adapted.learned.index, match.gap, match.learned_gap)
-                self._seen[text] = found, self.adapted.weigh(found, text, self.policy)
+                self._seen[text] = found, self.adapted.weigh(found, text, self.terms, self.policy)
         return self._seen[text]
 
     def probabilities(self, texts: Iterable[str]) -> np.ndarray:

@@ -34,13 +34,14 @@ class MatchSettings(Section):
     """How far a mention may stray from its term."""
 
     gap: int = Field(2, ge=0, le=10)  # content words between the words of a term
-    learned_gap: int = Field(5, ge=0, le=10)  # the same for a learned phrase
+    learned_gap: int = Field(8, ge=0, le=10)  # the same for a learned phrase
 
 
 class LearnSettings(Section):
     """How the lexicon is adapted to coded notes."""
 
     folds: int = Field(5, ge=2)  # parts of the notes; what is learned from the others is weighed on each
+    terms: bool = True  # beside what the notes teach, the terms of the classification
     longest: int = Field(3, ge=1, le=5)  # words of a phrase that is learned without evidence
     rounds: int = Field(200, ge=1)  # trees of each of the two weighers
     leaves: int = Field(15, ge=2)

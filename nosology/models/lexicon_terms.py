@@ -14,6 +14,7 @@ from nosology.codes.added_index import added_terms, index_files
 from nosology.codes.history import in_release
 from nosology.codes.lookup import table
 from nosology.codes.releases import releases
+from nosology.codes.sides import sided_codes
 from nosology.codes.sources import DATA, cached, package_file
 from nosology.codes.terms import SOURCES, Leaves, Term, terms, vague_first
 from nosology.core import Code
@@ -35,6 +36,7 @@ class Terms:
     bounds: np.ndarray  # (P + 1,)
     entry_code: np.ndarray  # into codes
     entry_source: np.ndarray  # into SOURCES
+    sides: dict[str, dict[str, str]]  # code -> side -> the code on that side
 
     @classmethod
     def open(cls, release: str | None = None, *, seventh: bool = True) -> Terms:
@@ -62,7 +64,8 @@ class Terms:
         bounds = np.concatenate([[0], np.cumsum([len(items) for items in lists])]).astype(np.int32)
         entry_code = np.array([column[code] for items in lists for code, _ in items], dtype=np.int32)
         entry_source = np.array([source for items in lists for _, source in items], dtype=np.int8)
-        return cls(PhraseIndex.of(phrases), codes, bounds, entry_code, entry_source)
+        sides = sided_codes(table("icd10cm", release), (code for code in codes if code in table("icd10cm", release)))
+        return cls(PhraseIndex.of(phrases), codes, bounds, entry_code, entry_source, sides)
 
     @cached_property
     def column(self) -> dict[str, int]:
@@ -85,6 +88,7 @@ class Terms:
             "bounds": self.bounds.tolist(),
             "entry_code": self.entry_code.tolist(),
             "entry_source": self.entry_source.tolist(),
+            "sides": self.sides,
         }
 
     @classmethod
@@ -95,7 +99,7 @@ class Terms:
         )
         index = PhraseIndex(value["vocabulary"].split(SEPARATOR), phrase_bounds, keys)
         sources = np.array(value["entry_source"], dtype=np.int8)
-        return cls(index, value["codes"].split(SEPARATOR), bounds, entry_code, sources)
+        return cls(index, value["codes"].split(SEPARATOR), bounds, entry_code, sources, value["sides"])
 
 
 def _may_stand(keys: tuple[str, ...], term: Term, general: dict[str, bool]) -> bool:
@@ -122,7 +126,13 @@ def _open(release: str, seventh: bool) -> Terms:
         Path(__file__),
         *(
             Path(__file__).parents[1] / place
-            for place in ("codes/terms.py", "codes/added_index.py", "text/stems.py", "text/phrases.py")
+            for place in (
+                "codes/terms.py",
+                "codes/added_index.py",
+                "codes/sides.py",
+                "text/stems.py",
+                "text/phrases.py",
+            )
         ),
         DATA / "icd10cm_releases.json.gz",
         package_file("simple_icd_10_cm", "data/*tabular*.xml"),

@@ -8,10 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nosology.codes.history_codes import family_history, personal_history
 from nosology.codes.terms import SOURCES
 from nosology.core import Code
 from nosology.models.learned import KeyCounts, Learned
+from nosology.models.lexicon_terms import Terms
 from nosology.models.mentions import Mention, NoteMentions, surface
+from nosology.text.context_rules import CATEGORIES
 from nosology.text.data import function_words
 from nosology.text.stems import word_keys
 
@@ -22,9 +25,10 @@ FEATURES = (
     "negated", "uncertain", "family", "historical", "hypothetical", "position", "words", "prior", "category_prior",
     "code_mentions", "phrase_mentions", "chapter", "code_length", "ends_nine", "same_category", "capitals", "known",
     "key_low", "key_high", "key_mean", "word_before", "word_after", "category_affinity", "chapter_affinity",
-    "occurrence",
+    "occurrence", "sided", "history",
 )  # fmt: skip
 _MANY = 20.0
+_LIKELIEST = 3  # codes of a term that are looked at
 
 
 class Pair(NamedTuple):
@@ -42,10 +46,10 @@ class Table:
     rows: np.ndarray
 
 
-def mention_table(note: NoteMentions, learned: Learned, priors: Priors, text: str) -> Table:
+def mention_table(note: NoteMentions, learned: Learned, priors: Priors, text: str, terms: Terms | None) -> Table:
     """The pairs of a note's mentions and the codes that terms or learned phrases give them, with their features."""
     found, pairs, rows = note.mentions, [], []
-    candidates = [_candidates(mention, learned) for mention in found]
+    candidates = [_candidates(mention, learned, terms) for mention in found]
     shares = [_any_share(mention.learned, learned) for mention in found]
     of_code = Counter(code for own in candidates for code in own)
     of_category = Counter(code.code[:3] for own in candidates for code in own)
@@ -82,21 +86,39 @@ def mention_table(note: NoteMentions, learned: Learned, priors: Priors, text: st
                 priors.code(code), priors.category(code), of_code[code], of_phrase[mention.learned],
                 ord(code.code[0]), len(code.code), code.code[-1] == "9", of_category[code.code[:3]], capitals,
                 column >= 0, *told, *_affinity(words, code), occurrence[written],
+                bool(mention.side), code.code[:2] in ("Z8", "I2"),
             ))  # fmt: skip
             pairs.append(Pair(number, code))
     return Table(pairs, np.array(rows, dtype=np.float32).reshape(-1, len(FEATURES)))
 
 
-def _candidates(mention: Mention, learned: Learned) -> dict[Code, tuple[int, int]]:
+def _candidates(mention: Mention, learned: Learned, terms: Terms | None) -> dict[Code, tuple[int, int]]:
     """The codes of a mention, each with how often its phrase was coded so and its place in the list."""
     found: dict[Code, tuple[int, int]] = {}
     if mention.learned >= 0:
         for order, (column, coded) in enumerate(learned.entries(mention.learned)):
-            found[learned.codes[column]] = coded, order
+            code: Code | None = learned.codes[column]
+            if mention.side:
+                own = terms.sides.get(code.code, {}).get(mention.side) if terms else None
+                code = Code(code.system, own) if own else None
+            if code is not None:
+                found.setdefault(code, (coded, order))
     for code, (_, order) in mention.named.items():
-        if order < 3:
+        if order < _LIKELIEST:
             found.setdefault(code, (0, len(found)))
+    for code in list(found) if terms else ():
+        if past := _history(code, mention):
+            found.setdefault(past, (0, len(found)))
     return found
+
+
+def _history(code: Code, mention: Mention) -> Code | None:
+    """The code for a history where the mention is past or of a relative."""
+    marks = dict(zip(CATEGORIES, mention.marks))
+    if code.system != "icd10cm" or not (marks["family"] or marks["historical"]):
+        return None
+    own = (family_history if marks["family"] else personal_history)(code.code)
+    return Code("icd10cm", own) if own else None
 
 
 def _any_share(phrase: int, learned: Learned) -> float:

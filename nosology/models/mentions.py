@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
+from nosology.codes.sides import SIDES
 from nosology.core import Code
 from nosology.models.lexicon_terms import Terms
 from nosology.text.context import word_marks
 from nosology.text.phrases import PhraseIndex, Reading
+from nosology.text.stems import is_known, stem, word_keys
 from nosology.text.tokens import Tokens
 
+_SIDE_NEAR = 5  # words between a mention and the side it is on
 _CAPITALS = 3  # a word of so few letters is an abbreviation, and only in capitals
 
 
@@ -30,6 +34,7 @@ class Mention:
 
     named: what the classification's terms call it. learned: the number of the learned phrase, -1 for none.
     inside: how many longer mentions hold all of its words. marks: which context scopes it stands in (see CATEGORIES).
+    side: right, left or bilateral where a word says so that is not of the phrase: its codes are those of that side.
     """
 
     places: tuple[int, ...]
@@ -40,6 +45,7 @@ class Mention:
     marks: tuple[bool, ...]
     named: dict[Code, Named] = field(default_factory=dict)
     learned: int = -1
+    side: str = ""
     inside: int = 0
     holders: list[int] = field(default_factory=list)
 
@@ -74,9 +80,44 @@ def find_mentions(
     for hit in learned.find(reading, gap if learned_gap is None else learned_gap) if learned else ():
         if mention := mention_at(hit.places, hit.gap):
             mention.learned = hit.phrase
+    if terms:
+        for mention in [found[places] for places in sorted(found)]:
+            _take_side(mention, reading, terms, mention_at)
     mentions = [found[places] for places in sorted(found)]
     _nest(mentions)
     return NoteMentions(reading, mentions)
+
+
+def _take_side(
+    mention: Mention, reading: Reading, terms: Terms, mention_at: Callable[[tuple[int, ...], int], Mention | None]
+) -> None:
+    """Adds the mention together with the nearest side in its sentence, and the codes that it then has."""
+    first, last, sentence = mention.places[0], mention.places[-1], reading.sentence[mention.places[0]]
+    if any(_side_of(reading.words[place]) for place in mention.places):
+        return
+    window = range(max(0, first - _SIDE_NEAR), min(len(reading.words), last + _SIDE_NEAR + 1))
+    sides = [place for place in window if reading.sentence[place] == sentence and _side_of(reading.words[place])]
+    if not sides:
+        return
+    near = min(sides, key=lambda place: (max(first - place, place - last, 0), place))
+    side = _side_of(reading.words[near])
+    named = {code: terms.sides.get(code.code, {}).get(side) for code in mention.named}
+    if mention.learned < 0 and not any(named.values()):
+        return
+    sided = mention_at(tuple(sorted((*mention.places, near))), mention.gap)
+    if sided is None:
+        return
+    for code, own in named.items():
+        if own is not None:
+            sided.named.setdefault(Code("icd10cm", own), mention.named[code])
+    if sided.learned < 0 and mention.learned >= 0:
+        sided.learned, sided.side = mention.learned, side
+
+
+@lru_cache(maxsize=1 << 12)
+def _side_of(word: str) -> str:
+    """The side that a word names, "" if it names none."""
+    return next((side for side in SIDES if stem(side) in word_keys(word)), "")
 
 
 def _written_out(text: str, reading: Reading, places: tuple[int, ...]) -> bool:
@@ -84,7 +125,7 @@ def _written_out(text: str, reading: Reading, places: tuple[int, ...]) -> bool:
     if len(places) > 1:
         return True
     start, end = int(reading.starts[places[0]]), int(reading.ends[places[0]])
-    return end - start > _CAPITALS or text[start:end].isupper()
+    return end - start > _CAPITALS or text[start:end].isupper() or is_known(reading.words[places[0]])
 
 
 def _mention(reading: Reading, marks: np.ndarray, places: tuple[int, ...], gap: int) -> Mention:

@@ -96,3 +96,8 @@ def word_keys(word: str) -> tuple[str, ...]:
     """What a lower-case word may stand for: the first word of each group it is in, else itself, as stems."""
     own = stem(word)
     return _groups().get(own, (own,))
+
+
+def is_known(word: str) -> bool:
+    """Whether a lower-case word stands in the table of words: a short one that does is no abbreviation."""
+    return stem(word) in _groups()

@@ -87,7 +87,7 @@ class _Work:
 
     @property
     def terms(self) -> Terms | None:
-        return self.every_term if "icd10cm" in self.systems else None
+        return self.every_term if self.recipe.learn.terms and "icd10cm" in self.systems else None
 
     def with_evidence(self, notes: Sequence[Note]) -> bool:
         """Whether most coded notes say which words their codes rest on."""
@@ -111,7 +111,7 @@ class _Work:
             for number in np.flatnonzero(part[:_MOST_NOTES] == fold).tolist():
                 note = notes[number]
                 mentions = find_mentions(note.text, self.terms, learned.index, match.gap, match.learned_gap)
-                table = mention_table(mentions, learned, priors, note.text)
+                table = mention_table(mentions, learned, priors, note.text, self.terms)
                 found[number] = _Seen(note, mentions, table, _target(note, mentions, table, evidence))
         return [found[number] for number in sorted(found)]
 

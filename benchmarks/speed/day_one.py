@@ -1,0 +1,92 @@
+"""Speed of the lexicon: python benchmarks/speed/day_one.py [--notes 300]
+
+Start: a fresh process until the first note is coded, with the terms already in the cache; `build` is what the first use
+of a release costs, once. Then notes a second on one core, for short case reports and long discharge notes of the
+simulated hospital, with codes and evidence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from nosology.codes import table
+from nosology.codes.terms import terms
+from nosology.corpora.prepare import prepare
+from nosology.corpora.simulate import simulate
+from nosology.models.day_one import day_one
+from nosology.models.lexicon_terms import Terms
+from nosology.serving.coder import Coder
+
+RESULTS = Path(__file__).parents[1] / "results" / "speed_day_one.json"
+START = """
+import time
+began = time.perf_counter()
+from nosology import load
+coder = load("day-one")
+print(time.perf_counter() - began)
+began = time.perf_counter()
+coder.code("Admitted with COPD exacerbation and pneumonia.")
+print(time.perf_counter() - began)
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--notes", type=int, default=300)
+    words = parser.parse_args()
+    coder = Coder(day_one())  # fills the cache
+    started = time.process_time()
+    newest = table("icd10cm")
+    Terms.of(terms(newest), newest.release)
+    build = time.process_time() - started
+    start, first = _started()
+    texts = _texts(words.notes)
+    found = {
+        "build_s": build,
+        "start_s": start,
+        "first_note_s": first,
+        "notes": len(texts),
+        "words_a_note": sum(len(text.split()) for text in texts) / len(texts),
+        "notes_a_second": _rate(coder, texts),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, one used",
+    }
+    for key, value in found.items():
+        print(f"{key:16}{value:>12.2f}" if isinstance(value, float) else f"{key:16}{value:>12}")
+    RESULTS.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def _started() -> tuple[float, float]:
+    """Seconds until the coder is there and until its first note is coded: the better of three processes."""
+    runs = [subprocess.run([sys.executable, "-c", START], capture_output=True, text=True, check=True) for _ in range(3)]
+    times = [tuple(map(float, run.stdout.split())) for run in runs]
+    return min(times)
+
+
+def _texts(n: int) -> list[str]:
+    """Discharge notes of the simulated hospital."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        simulate(n, 3, folder / "hospital", layout="mimic4", years=(2016, 2019))
+        corpus = prepare("mimic4", [folder / "hospital"], folder / "corpus")
+        return [note.text for note in corpus.notes()][:n]
+
+
+def _rate(coder: Coder, texts: Sequence[str]) -> float:
+    """Notes a second of processor time, suggestions and evidence included."""
+    started = time.process_time()
+    for _ in coder.code_all(texts):
+        pass
+    return len(texts) / (time.process_time() - started)
+
+
+if __name__ == "__main__":
+    main()
