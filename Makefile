@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SHELL := /bin/bash
 
-.PHONY: demo demo-grid test lint chromium bench clean
+.PHONY: demo demo-grid demo-reports test lint chromium bench clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -20,6 +20,7 @@ demo: .venv/installed
 	$(BIN)/nosology evaluate out/demo/bundle --corpus out/demo/corpus --split test --out out/demo/report
 	$(BIN)/nosology code out/demo/bundle examples/notes/*.txt
 	$(MAKE) --no-print-directory demo-grid
+	$(MAKE) --no-print-directory demo-reports
 
 # frozen embeddings: every head, trained centrally, by three hospitals and on random splits
 demo-grid: .venv/installed
@@ -27,6 +28,13 @@ demo-grid: .venv/installed
 	$(BIN)/nosology corpus prepare mimic4 out/demo/small --systems icd10cm --drop-uncoded --out out/demo/small_notes
 	$(BIN)/nosology corpus split out/demo/small_notes --out out/demo/small_corpus
 	$(BIN)/nosology grid small --corpus out/demo/small_corpus --cache out/demo/vectors --out out/demo/grid
+
+# radiology reports of the hospital of demo-grid: two levels of attention over a frozen encoder, and why a code was given
+demo-reports: .venv/installed
+	$(BIN)/nosology corpus prepare mimic4-radiology out/demo/small --systems icd10cm --drop-uncoded --out out/demo/radiology
+	$(BIN)/nosology corpus split out/demo/radiology --out out/demo/reports
+	$(BIN)/nosology train hmhan --corpus out/demo/reports --out out/demo/hmhan --set labels.most=10 --set model.frozen=true --set model.members=1
+	$(BIN)/nosology explain out/demo/hmhan examples/notes/pneumonia.txt --method attention --method category --out out/demo/explained
 
 lint: .venv/installed
 	$(BIN)/ruff check .
