@@ -17,7 +17,9 @@ _STYLE = (
     "pre{white-space:pre-wrap;font:inherit;border:1px solid #ddd;border-radius:6px;padding:1em}"
     "mark{color:inherit;border-radius:3px;padding:0 1px}h2{font-size:1.05em;margin:1.6em 0 .4em}small{color:#666}"
 )
-_COLUMNS = 88  # characters of a line in a picture
+_COLUMNS = 96  # characters of a line in a picture
+_CHARACTER = 0.0753  # inches that one of them is wide: 0.602 of the 9 points of the fixed font
+_MARGIN = 0.2  # inches
 
 
 def page(title: str, text: str, sections: Sequence[tuple[str, Attribution]]) -> str:
@@ -57,10 +59,11 @@ def picture(path: str | Path, title: str, text: str, found: Attribution) -> None
 
     lines = _lines(text, found)
     height = 0.24 * (len(lines) + 3)
-    figure = Figure(figsize=(9.5, height), dpi=120)
+    width = _COLUMNS * _CHARACTER + 2 * _MARGIN
+    figure = Figure(figsize=(width, height), dpi=120)
     canvas = FigureCanvasAgg(figure)
     inch = 1 / height
-    figure.text(0.02, 1 - 0.28 * inch, title, fontsize=10, fontweight="bold", va="center", parse_math=False)
+    figure.text(_MARGIN / width, 1 - 0.28 * inch, title, fontsize=8, fontweight="bold", va="center", parse_math=False)
     strength = strengths(found)
     for row, line in enumerate(lines):
         y = 1 - (0.24 * (row + 2.2)) * inch
@@ -69,7 +72,7 @@ def picture(path: str | Path, title: str, text: str, found: Attribution) -> None
             if number is not None and abs(strength[number]) >= 0.05:
                 colour = tuple(part / 255 for part in (_FOR if strength[number] > 0 else _AGAINST))
                 shown["bbox"] = {"facecolor": (*colour, abs(strength[number])), "edgecolor": "none", "pad": 1.2}
-            figure.text(0.02 + 0.96 * column / _COLUMNS, y, word, **shown)
+            figure.text((_MARGIN + column * _CHARACTER) / width, y, word, **shown)
     with new_file(path) as aside:
         canvas.print_png(aside)
 
