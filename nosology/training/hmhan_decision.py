@@ -1,0 +1,69 @@
+"""What held-out reports decide about HMHAN: calibration, what the net adds to words, sets of codes, the threshold."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy import sparse
+
+from nosology.codes.versions import label_versions, only_own_version
+from nosology.evaluation import brief
+from nosology.models.combinations import Combinations
+from nosology.models.decision import Decision
+from nosology.models.hmhan import Hmhan, Report
+from nosology.models.hmhan_net import HmhanNet
+from nosology.models.hmhan_settings import HmhanRecipe
+from nosology.models.neural import NOTHING
+from nosology.training.reports import Reports
+from nosology.training.word_scores import word_matrix
+
+_SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # of what the net says beside words; of equally good ones the first is taken
+
+
+def decided(
+    recipe: HmhanRecipe,
+    model: Hmhan,
+    logits: np.ndarray,
+    wide: np.ndarray,
+    held: Reports,
+    gold: sparse.csr_matrix,
+    own: bool = False,
+) -> tuple[Hmhan, Decision]:
+    """The model with calibration and sets of codes, and the decision, found on logits (B, L) of held-out reports.
+
+    wide: (B, L) what words alone say of them: how much the net may add to it is found here too. gold: (N, L) of the
+    train reports. own: the held-out reports are among them, so that none may know its own set.
+    """
+    versioned = label_versions(model.labels)
+
+    def mixed(share: float) -> np.ndarray:
+        found = np.where(logits > NOTHING, wide + share * (logits - wide), NOTHING)
+        return only_own_version(found, held.versions, versioned, NOTHING)
+
+    def surprise(found: np.ndarray) -> float:
+        """The cross entropy of calibrated logits: less a matter of luck than an F1 on some hundred reports."""
+        given = np.clip(model.calibrated(found, held.gold).calibration(found).astype(np.float64), 1e-7, 1 - 1e-7)
+        true = held.gold.toarray().astype(bool)
+        return -float(np.where(true, np.log(given), np.log1p(-given))[found > NOTHING].sum())
+
+    tried = {share: mixed(share) for share in (_SHARES if model.words else (1.0,))}
+    share = min(tried, key=lambda share: surprise(tried[share]))
+    for net in model.net.nets:
+        net.share.fill_(share)
+    logits = tried[share]
+    model = model.calibrated(logits, held.gold)
+    probabilities = model.to_probabilities(logits)
+    if recipe.combinations.prior == "auto":
+        sets = Combinations.of(gold)
+        without = held.gold if own else None
+        sets = sets.tuned(probabilities, lambda p: brief(model.labels, held.codes, p)["micro_f1"], without)
+        probabilities = sets(probabilities, without)
+        model.combinations = sets if sets.share else None
+    return model, Decision.tune(recipe.decision, model.labels, held.codes, probabilities)
+
+
+def word_logits(net: HmhanNet, reports: list[Report]) -> np.ndarray:
+    """What words alone say of reports (B, L); 0 where there is no lexical branch."""
+    if net.words is None:
+        return np.zeros((1, 1), np.float32)
+    found = word_matrix(reports, len(net.words) - 1) @ net.words[1:].cpu().numpy()
+    return found + net.word_bias.cpu().numpy()
