@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
+from sqlalchemy.exc import InterfaceError, OperationalError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
@@ -68,6 +69,8 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
     app.add_exception_handler(NosologyError, _refused)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _not_here)  # type: ignore[arg-type]
+    for kind in (OperationalError, InterfaceError):
+        app.add_exception_handler(kind, _store_away)  # type: ignore[arg-type]
     app.add_exception_handler(Exception, _failed)
     return app
 
@@ -112,6 +115,14 @@ def _invalid(request: Request, error: RequestValidationError) -> Response:
 def _not_here(request: Request, error: HTTPException) -> Response:
     answer = _answer(request, error.status_code, str(error.detail))
     answer.headers.update(error.headers or {})
+    return answer
+
+
+def _store_away(request: Request, error: OperationalError | InterfaceError) -> Response:
+    """The store does not answer; nothing was kept, and trying again is right."""
+    log.error("the store does not answer: %s", type(error).__name__)
+    answer = _answer(request, 503, "The store does not answer; nothing was kept. Try again in a moment.")
+    answer.headers["retry-after"] = "2"
     return answer
 
 

@@ -72,7 +72,8 @@ def _coder(case: Case) -> dict[str, Any] | None:
     if coder is None:
         return None
     names = ("name", "kind", "release", "digest")
-    return {name: coder[f"coder_{name}"] for name in names} | {"made": stamp(coder["made"])}
+    found = {name: coder[f"coder_{name}"] for name in names}
+    return found | {"tables": coder["coder_about"].get("tables", {}), "made": stamp(coder["made"])}
 
 
 def _code(item: Chosen, place: int, principal: Code | None) -> dict[str, Any]:
@@ -141,7 +142,7 @@ def _coding(code: Code, release: str | None) -> dict[str, Any]:
 
 
 def _resource(item: Chosen, subject: dict, case: Case, now: str) -> dict[str, Any]:
-    release = case.coder["coder_release"] if case.coder else None
+    release = case.coder["coder_about"].get("tables", {}).get(item.code.system) if case.coder else None
     day = case.note["encounter"].get("date")
     if item.code.system in PROCEDURES:
         found = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine, insert, select
 
-from nosology.codes import table
+from nosology.codes import releases, table
 from nosology.core import SYSTEMS, Code
 from nosology.core.version import __version__
 from nosology.models.bundle import MANIFEST, Bundle, is_day_one, read_manifest
@@ -94,6 +94,9 @@ def register(engine: Engine, bundle: Path, release: str | None) -> int:
             return int(found)
         about = {name: manifest.get(name) for name in ("package", "n_codes", "labels_hash", "decision", "provenance")}
         about["decision"] = {"threshold": manifest.get("decision", {}).get("threshold")}
+        about["tables"] = {
+            system: table(system, release if release in releases(system) else None).release for system in SYSTEMS
+        }
         row = {
             "digest": digest,
             "name": Path(bundle).resolve().name[:200],

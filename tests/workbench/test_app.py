@@ -180,12 +180,14 @@ def test_a_hostile_note_is_only_text(world, ann):
 
 
 def test_a_note_of_a_hundred_thousand_words(world, ann):
+    if world[0].app.state.services.engine.dialect.name != "sqlite":
+        return  # the store has no part in this, and once is slow enough
     text = "Known congestive heart failure, feels well.\n" * 16_700
     note = ann.note("long", text)
     client = browser(world, "ann")
     begun = time.perf_counter()
     page = client.get(f"/notes/{note}")
-    assert page.status_code == 200 and page.text.count("feels well") == 16_700
+    assert page.status_code == 200 and re.sub("<[^>]+>", "", page.text).count("feels well") == 16_700
     assert time.perf_counter() - begun < 20
 
 
@@ -294,3 +296,18 @@ def test_metrics_count_and_tell_nothing_about_patients(world, ann):
 def test_requests_that_are_too_large_are_refused_before_they_are_read(world):
     answer = world[0].post("/login", content=b"", headers={"content-length": str(1 << 40)})
     assert answer.status_code == 413
+
+
+def test_a_store_that_is_away_is_answered_with_503_and_comes_back(world, ann, monkeypatch):
+    from sqlalchemy.exc import OperationalError
+
+    from nosology.workbench import api
+
+    def away(*_, **__):
+        raise OperationalError("SELECT text of a note", {}, Exception("gone"))
+
+    monkeypatch.setattr(api, "tally", away)
+    answer = ann.get("/notes")
+    assert answer.status_code == 503 and answer.headers["retry-after"] == "2" and "SELECT" not in answer.text
+    monkeypatch.undo()
+    assert ann.get("/notes").status_code == 200

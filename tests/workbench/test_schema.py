@@ -14,7 +14,7 @@ from nosology.workbench.app import create_app
 from nosology.workbench.settings import Settings
 from tests.workbench.conftest import fill_people
 
-EXAMPLES = int(os.environ.get("NOSOLOGY_SCHEMA_EXAMPLES", "10"))  # an operation
+EXAMPLES = int(os.environ.get("NOSOLOGY_SCHEMA_EXAMPLES", "6"))  # an operation
 
 
 @pytest.fixture(scope="module")

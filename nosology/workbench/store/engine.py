@@ -69,7 +69,9 @@ def _sqlite(url: str) -> Engine:
 
 
 def _postgres(url: str) -> Engine:
-    return create_engine(url, pool_size=20, max_overflow=30, pool_pre_ping=True)
+    # No ping before each use, which would cost a way to the server and back: after a restart of the server one
+    # request is answered with 503, and SQLAlchemy drops every connection to the old one.
+    return create_engine(url, pool_size=20, max_overflow=30, pool_use_lifo=True, pool_recycle=600)
 
 
 @contextmanager
@@ -83,7 +85,7 @@ def writing(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """A transaction that reads, and sees one state of the store throughout."""
+    """A transaction that reads; what must agree in it is append-only, and cannot change between two reads."""
     with engine.connect() as connection, connection.begin():
         yield connection
 

@@ -1,0 +1,82 @@
+"""What people decided becomes a corpus, and the demo shows itself."""
+
+import pytest
+from sqlalchemy import func, select
+
+from nosology.cli.corpus import prepare
+from nosology.core import Code, DataError, Evidence, Note
+from nosology.corpora.corpus import Corpus
+from nosology.workbench import demo
+from nosology.workbench.measures import by_chapter, by_code, by_day, drift, overall, reviewed
+from nosology.workbench.reviews import reviewed_notes
+from nosology.workbench.store.engine import open_store, reading, writing
+from nosology.workbench.store.schema import notes, users
+from nosology.workbench.work import add_notes, load_case, record
+
+HEART = Code("icd10cm", "I50.9")
+
+
+@pytest.fixture
+def finished(engine, people):
+    """Two finished notes, one in work, one that only the triage rule has seen."""
+    with writing(engine) as connection:
+        add_notes(connection, [Note(f"n{i}", f"heart failure {i}", patient=f"p{i}") for i in range(4)], None)
+    for note in (1, 2, 3):
+        record(engine, note, "add", {"code": str(HEART), "start": 0, "end": 5}, user=people["ann"], version=0)
+    for note in (1, 2):
+        record(engine, note, "finish", {}, user=people["ann"], version=1)
+    record(engine, 4, "preaccept", {"codes": [str(HEART)]}, user=None, version=0)
+    return engine
+
+
+def test_only_what_people_finished_is_learned_from(finished):
+    found = list(reviewed_notes(finished))
+    assert [note.id for note in found] == ["n0", "n1"]
+    assert found[0].codes == (HEART,) and found[0].evidence == (Evidence(HEART, 0, 5),)
+    assert found[0].patient == "p0"
+
+
+def test_the_command_writes_a_corpus_without_the_address_of_the_store(finished, store, tmp_path):
+    from pathlib import Path
+
+    prepare("reviews", [Path(store)], tmp_path / "corpus")
+    corpus = Corpus.open(tmp_path / "corpus")
+    assert [note.codes for note in corpus.notes()] == [(HEART,), (HEART,)]
+    assert corpus.manifest["source"]["kind"] == "reviews" and corpus.manifest["source"]["paths"] == []
+    with pytest.raises(DataError, match="no such store"):
+        prepare("reviews", [tmp_path / "nothing.db"], tmp_path / "other")
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """A small demo."""
+    folder = tmp_path_factory.mktemp("demo")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"LEARN": 30, "WORK": 5, "REVIEWED": 4, "SEEN": 3}.items():
+            patch.setattr(demo, name, value)
+        bundle = demo.demo_bundle(folder)
+        demo.fill(str(folder / "demo.db"), bundle)
+        demo.fill(str(folder / "demo.db"), bundle)  # a second start leaves it as it is
+    engine = open_store(str(folder / "demo.db"))
+    yield engine
+    engine.dispose()
+
+
+def test_the_demo_has_people_work_and_a_past(shown):
+    with reading(shown) as connection:
+        assert connection.scalar(select(func.count()).select_from(users)) == 3
+        by_status = dict(connection.execute(select(notes.c.status, func.count()).group_by(notes.c.status)).all())
+        case = load_case(connection, 1)
+    assert by_status["done"] == 4 and by_status["new"] >= 1
+    assert case.review.status == "done" and case.suggestions and case.note["encounter"]["sex"] in ("F", "M")
+
+
+def test_measures_of_the_demo_add_up(shown):
+    with reading(shown) as connection:
+        found, changes = reviewed(connection), drift(connection)
+    whole = overall(found)
+    assert len(found) == 4 and all(item.hand and item.seconds > 0 for item in found)
+    assert whole.kept == sum(len(item.suggested & item.final) for item in found)
+    assert sum(row.final for row in by_chapter(found)) == whole.final == sum(len(item.final) for item in found)
+    assert sum(day[1] for day in by_day(found)) == 4
+    assert by_code(found)[0].final >= 1 and {row.verdict for row in changes} == {"too few notes"}
