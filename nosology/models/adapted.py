@@ -15,7 +15,7 @@ from nosology.models.learned import KeyCounts, Learned
 from nosology.models.lexicon_terms import Terms
 from nosology.models.mention_features import Priors, Table, mention_table
 from nosology.models.mentions import NoteMentions
-from nosology.models.trees import Trees
+from nosology.models.trees import Trees, Weigher
 from nosology.models.weighing import Vote, Weighed
 from nosology.text.phrases import PhraseIndex
 
@@ -30,7 +30,7 @@ class Adapted:
     """P(mention is coded so) = mentions(its features); P(note has the code) = codes(what its mentions say)."""
 
     learned: Learned
-    mentions: Trees
+    mentions: Weigher
     codes: Trees
     evidence_from: float  # mentions of a lower probability are no evidence
 
@@ -86,8 +86,8 @@ class Adapted:
             n_notes=rest["n_notes"],
             **arrays,
         )
-        trees = (Trees.from_arrays(stored, name) for name in ("mentions", "codes"))
-        return cls(learned, *trees, rest["evidence_from"])
+        mentions, codes = Weigher.from_arrays(stored, "mentions"), Trees.from_arrays(stored, "codes")
+        return cls(learned, mentions, codes, rest["evidence_from"])
 
 
 def allowed(table: Table, note: NoteMentions, context: Context) -> Table:

@@ -43,10 +43,13 @@ class LearnSettings(Section):
     folds: int = Field(5, ge=2)  # parts of the notes; what is learned from the others is weighed on each
     terms: bool = True  # beside what the notes teach, the terms of the classification
     longest: int = Field(3, ge=1, le=5)  # words of a phrase that is learned without evidence
-    rounds: int = Field(200, ge=1)  # trees of each of the two weighers
+    rounds: int = Field(200, ge=1)  # boosted trees of a weigher,
     leaves: int = Field(15, ge=2)
     rate: float = Field(0.06, gt=0, le=1)
     min_leaf: int = Field(20, ge=1)
+    forest: int = Field(100, ge=1)  # and trees of the random forest beside them
+    forest_leaves: int = Field(2000, ge=2)
+    forest_min_leaf: int = Field(5, ge=1)
 
 
 class LexiconRecipe(Recipe):

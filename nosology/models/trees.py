@@ -1,4 +1,4 @@
-"""Boosted trees as plain arrays: fitted by scikit-learn, kept and read without it."""
+"""Boosted trees and forests as plain arrays: fitted by scikit-learn, kept and read without it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _ARRAYS = ("feature", "threshold", "left", "right", "value", "roots")
 class Trees:
     """K binary trees over F features; a row goes left at a node where its feature is at most the threshold.
 
-    probability = sigmoid(start + the values of the K leaves that a row falls into). At a leaf, left and right lead back
-    to the leaf itself, so that all rows take `depth` steps in all trees at once.
+    total = start + the values of the K leaves that a row falls into; the probability is sigmoid(total) of boosted
+    trees, the total itself of a forest. At a leaf, left and right lead back to the leaf, so that all rows take `depth`
+    steps in all trees at once.
     """
 
     feature: np.ndarray  # (nodes,)
@@ -27,9 +28,10 @@ class Trees:
     roots: np.ndarray  # (K,)
     start: float
     depth: int
+    boosted: bool = True
 
     @classmethod
-    def fit(
+    def boost(
         cls, rows: np.ndarray, target: np.ndarray, *, rounds: int, leaves: int, rate: float, min_leaf: int, seed: int
     ) -> Trees:
         """Trees that tell true rows from others; rows (N, F), target (N,) of 0/1. Of one kind alone: a constant."""
@@ -63,6 +65,40 @@ class Trees:
         )
 
     @classmethod
+    def forest(
+        cls, rows: np.ndarray, target: np.ndarray, *, trees: int, leaves: int, min_leaf: int, seed: int
+    ) -> Trees:
+        """A random forest for the same task: less sharp than boosted trees, and wrong in other places."""
+        if target.all() or not target.any():
+            return cls.constant(float(np.clip(target.mean() if len(target) else 0.0, 0.01, 0.99)))
+        from sklearn.ensemble import RandomForestClassifier
+
+        fitted = RandomForestClassifier(
+            trees, max_leaf_nodes=leaves, min_samples_leaf=min_leaf, max_features=0.3, random_state=seed
+        ).fit(rows, target)
+        grown = [one.tree_ for one in fitted.estimators_]
+        sizes = [tree.node_count for tree in grown]
+        roots = np.cumsum([0, *sizes[:-1]])
+        first, own = np.repeat(roots, sizes), np.arange(sum(sizes))
+        left, right, feature, threshold = (
+            np.concatenate([getattr(tree, name) for tree in grown])
+            for name in ("children_left", "children_right", "feature", "threshold")
+        )
+        leaf = left < 0
+        value = np.concatenate([tree.value[:, 0, 1] / tree.value[:, 0].sum(axis=1) for tree in grown])
+        return cls(
+            np.where(leaf, 0, feature).astype(np.int32),
+            np.where(leaf, np.inf, threshold),
+            np.where(leaf, own, left + first).astype(np.int32),
+            np.where(leaf, own, right + first).astype(np.int32),
+            np.where(leaf, value / trees, 0.0),
+            roots.astype(np.int32),
+            0.0,
+            max(tree.max_depth for tree in grown),
+            boosted=False,
+        )
+
+    @classmethod
     def constant(cls, share: float) -> Trees:
         """No tree at all: every row has the same probability."""
         none, numbers = np.zeros(0, dtype=np.int32), np.zeros(0)
@@ -75,15 +111,42 @@ class Trees:
         for _ in range(self.depth):
             lower = rows[row, self.feature[at]] <= self.threshold[at]
             at = np.where(lower, self.left[at], self.right[at])
-        return expit(self.start + self.value[at].sum(axis=1))
+        total = self.start + self.value[at].sum(axis=1)
+        return expit(total) if self.boosted else total
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
         """The trees for a safetensors file, each array's name begun with `name`."""
-        numbers = np.array([self.start, self.depth], dtype=np.float64)
+        numbers = np.array([self.start, self.depth, self.boosted], dtype=np.float64)
         return {f"{name}.{part}": getattr(self, part) for part in _ARRAYS} | {f"{name}.numbers": numbers}
 
     @classmethod
     def from_arrays(cls, stored: Mapping[str, np.ndarray], name: str) -> Trees:
         """The trees that `arrays` gave."""
-        start, depth = stored[f"{name}.numbers"].tolist()
-        return cls(*(stored[f"{name}.{part}"] for part in _ARRAYS), start, int(depth))
+        start, depth, boosted = stored[f"{name}.numbers"].tolist()
+        return cls(*(stored[f"{name}.{part}"] for part in _ARRAYS), start, int(depth), bool(boosted))
+
+
+@dataclass(frozen=True)
+class Weigher:
+    """The mean of boosted trees and a forest."""
+
+    boosted: Trees
+    forest: Trees
+
+    @classmethod
+    def constant(cls, share: float) -> Weigher:
+        """The same probability for every row."""
+        return cls(Trees.constant(share), Trees.constant(share))
+
+    def probabilities(self, rows: np.ndarray) -> np.ndarray:
+        """Probabilities (N,) of rows (N, F)."""
+        return (self.boosted.probabilities(rows) + self.forest.probabilities(rows)) / 2
+
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        """Both for a safetensors file."""
+        return self.boosted.arrays(f"{name}.boosted") | self.forest.arrays(f"{name}.forest")
+
+    @classmethod
+    def from_arrays(cls, stored: Mapping[str, np.ndarray], name: str) -> Weigher:
+        """What `arrays` gave."""
+        return cls(*(Trees.from_arrays(stored, f"{name}.{part}") for part in ("boosted", "forest")))

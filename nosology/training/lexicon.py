@@ -9,7 +9,7 @@ seen, and the threshold is found on what a weigher of codes says of such notes. 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from nosology.models.lexicon_settings import LexiconRecipe
 from nosology.models.lexicon_terms import Terms
 from nosology.models.mention_features import Priors, Table, mention_table
 from nosology.models.mentions import NoteMentions, find_mentions
-from nosology.models.trees import Trees
+from nosology.models.trees import Trees, Weigher
 from nosology.training.examples import Examples, both
 
 _MOST_NOTES = 4000  # that the weighers learn from; phrases are learned from all
@@ -54,8 +54,8 @@ def train_lexicon(
     threshold = _threshold(recipe, gold, tables, told)
     adapted = Adapted(
         work.learn(notes),
-        work.fit([item.table.rows for item in seen], [item.target for item in seen]),
-        work.fit([rows for _, rows in tables], [_has(codes, true) for (codes, _), true in zip(tables, gold)]),
+        work.fit_mentions([item.table.rows for item in seen], [item.target for item in seen]),
+        work.fit_codes([rows for _, rows in tables], [_has(codes, true) for (codes, _), true in zip(tables, gold)]),
         _evidence_from(seen, votes, tables, told, threshold) if work.with_evidence(notes) else 0.0,
     )
     found = {"evidence": work.with_evidence(notes), "phrases": len(adapted.learned.index), "folds": recipe.learn.folds}
@@ -118,36 +118,56 @@ class _Work:
     def unseen_votes(self, seen: Sequence[_Seen], part: np.ndarray) -> list[np.ndarray]:
         """What weighers of mentions say, each of the part that it has not learned from."""
         rows, targets = [item.table.rows for item in seen], [item.target for item in seen]
-        return self._crossed(rows, targets, part[: len(seen)], "weighing mentions")
+        return self._crossed(self.fit_mentions, rows, targets, part[: len(seen)], "weighing mentions")
 
     def unseen_codes(self, tables: Sequence[tuple[list[Code], np.ndarray]], gold: list[set[Code]], part: np.ndarray):
         """What weighers of codes say, each of the part that it has not learned from: one array a note."""
         rows, targets = [rows for _, rows in tables], [_has(codes, true) for (codes, _), true in zip(tables, gold)]
-        return self._crossed(rows, targets, part, "weighing codes")
+        return self._crossed(self.fit_codes, rows, targets, part, "weighing codes")
 
     def _crossed(
-        self, rows: list[np.ndarray], targets: list[np.ndarray], part: np.ndarray, title: str
+        self,
+        fit: Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], Weigher | Trees],
+        rows: list[np.ndarray],
+        targets: list[np.ndarray],
+        part: np.ndarray,
+        title: str,
     ) -> list[np.ndarray]:
         found: list[np.ndarray] = [np.zeros(0)] * len(rows)
         for fold in progress(range(self.recipe.learn.folds), title):
             others = np.flatnonzero(part != fold).tolist()
-            trees = self.fit([rows[i] for i in others], [targets[i] for i in others])
+            weigher = fit([rows[i] for i in others], [targets[i] for i in others])
             for i in np.flatnonzero(part == fold).tolist():
-                found[i] = trees.probabilities(rows[i])
+                found[i] = weigher.probabilities(rows[i])
         return found
 
-    def fit(self, rows: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> Trees:
-        """A weigher of these rows."""
+    def fit_mentions(self, rows: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> Weigher:
+        """A weigher of mentions."""
+        learn, seed = self.recipe.learn, self.recipe.seed
+        if not sum(map(len, targets)):
+            return Weigher.constant(0.01)
+        x, y = np.concatenate(rows), np.concatenate(targets)
+        return Weigher(
+            Trees.boost(
+                x, y, rounds=learn.rounds, leaves=learn.leaves, rate=learn.rate, min_leaf=learn.min_leaf, seed=seed
+            ),
+            Trees.forest(
+                x, y, trees=learn.forest, leaves=learn.forest_leaves, min_leaf=learn.forest_min_leaf, seed=seed
+            ),
+        )
+
+    def fit_codes(self, rows: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> Trees:
+        """A weigher of codes: it has little to learn, and learns it with half the trees, each half as large."""
         learn = self.recipe.learn
         if not sum(map(len, targets)):
             return Trees.constant(0.01)
-        return Trees.fit(
+        return Trees.boost(
             np.concatenate(rows),
             np.concatenate(targets),
-            rounds=learn.rounds,
-            leaves=learn.leaves,
+            rounds=max(1, learn.rounds // 2),
+            leaves=max(2, learn.leaves // 2),
             rate=learn.rate,
-            min_leaf=learn.min_leaf,
+            min_leaf=2 * learn.min_leaf,
             seed=self.recipe.seed,
         )
 

@@ -18,7 +18,7 @@ OWN = {
     "heart failure": Code("icd10cm", "I50.9"),
 }
 FILLER = ["Seen today.", "Feels well.", "Follow up in clinic.", "Continue at home.", "Plan discussed."]
-FAST = ["learn.rounds=20", "learn.folds=3", "learn.min_leaf=5"]
+FAST = ["learn.rounds=20", "learn.forest=10", "learn.folds=3", "learn.min_leaf=5"]
 
 
 def notes(n, evidence, negated_coded):
