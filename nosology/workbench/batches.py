@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import Engine, func, insert, select, update
 
-from nosology.core import ReviewError
+from nosology.core import NosologyError, ReviewError
 from nosology.workbench.inference import Workers
 from nosology.workbench.measures import confidence_curve, triage_rule
 from nosology.workbench.store.engine import reading, writing
@@ -81,6 +81,10 @@ class Background:
             found = self.workers.code([row.text for row in rows], wait=True)
         except BrokenProcessPool:
             found = []
+        except NosologyError as error:  # no note's fault: the bundle cannot be loaded
+            log.error("the coder cannot be loaded: %s", error)
+            self._stop.wait(10)
+            return
         except Exception as error:
             log.error("the coder failed on %d notes: %s", len(rows), type(error).__name__)
             found = []

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
@@ -51,28 +51,22 @@ class Workers:
         with self._lock:
             self.waiting += 1
         try:
-            for attempt in (1, 2):
-                pool = self._pool
-                try:
-                    return self._submit(pool, texts).result()
-                except BrokenProcessPool:
-                    self._replace(pool)
-                    if attempt == 2:
-                        raise
+            pool = self._pool
+            try:
+                return pool.submit(_code, list(texts)).result()
+            except BrokenProcessPool:
+                return self._in_place_of(pool).submit(_code, list(texts)).result()
         finally:
             with self._lock:
                 self.waiting -= 1
             self._slots.release()
-        raise AssertionError("unreachable")
 
-    def _submit(self, pool: ProcessPoolExecutor, texts: Sequence[str]) -> Future:
-        return pool.submit(_code, list(texts))
-
-    def _replace(self, broken: ProcessPoolExecutor) -> None:
+    def _in_place_of(self, broken: ProcessPoolExecutor) -> ProcessPoolExecutor:
+        """A pool that works; of several threads that saw one break, the first makes the next."""
         with self._lock:
             if self._pool is broken:
-                broken.shutdown(wait=False)
                 self._pool = self._new_pool()
+            return self._pool
 
     def warm(self) -> None:
         """Loads the bundle now, so that the first note does not wait for it."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,16 +16,17 @@ from nosology.codes import releases, table
 from nosology.core import SYSTEMS, Code
 from nosology.core.version import __version__
 from nosology.models.bundle import MANIFEST, Bundle, is_day_one, read_manifest
-from nosology.workbench.accounts import RateLimit
 from nosology.workbench.batches import Background
 from nosology.workbench.checks import check
 from nosology.workbench.grouping import groups
 from nosology.workbench.inference import Workers
+from nosology.workbench.rate_limit import RateLimit
 from nosology.workbench.review import Chosen, Review
 from nosology.workbench.settings import Settings
 from nosology.workbench.store.engine import open_store, writing
 from nosology.workbench.store.schema import coders
 
+CONNECTIONS = 16  # opened at the start, as many as requests are worked on at once
 log = logging.getLogger("nosology.workbench")
 
 
@@ -52,7 +54,7 @@ class Services:
             workers.close()
             engine.dispose()
             raise
-        _warm_up()
+        _warm_up(engine)
         background = Background(engine, workers, coder_id, at_once=settings.workers + 1)
         background.start()
         return cls(settings, engine, workers, background, coder_id, ready=True)
@@ -65,8 +67,11 @@ class Services:
         self.engine.dispose()
 
 
-def _warm_up() -> None:
-    """Reads the tables and groupers now: otherwise the first people of the day would wait for them."""
+def _warm_up(engine: Engine) -> None:
+    """Opens connections and reads tables and groupers now: otherwise the first people of the day would wait for them."""
+    with ExitStack() as stack:
+        for _ in range(CONNECTIONS):
+            stack.enter_context(engine.connect())
     known = Review(chosen=(Chosen(Code("icd10cm", "I50.9"), "added"), Chosen(Code("icd10pcs", "0DTJ4ZZ"), "added")))
     check(known, {"date": "2025-11-01"})
     groups(known, {"sex": "F", "age": 70})

@@ -7,6 +7,7 @@ from sqlalchemy import select, update
 
 from nosology.core import ReviewError
 from nosology.workbench import accounts
+from nosology.workbench.rate_limit import RateLimit
 from nosology.workbench.store.engine import reading, writing
 from nosology.workbench.store.schema import sessions, tokens, users
 from tests.workbench.conftest import PASSWORD
@@ -107,7 +108,7 @@ def test_roles_include_those_below():
 
 
 def test_a_rate_limit_forgets():
-    limit = accounts.RateLimit(2, 10.0)
+    limit = RateLimit(2, 10.0)
     assert [limit.allows("a", now) for now in (0.0, 1.0, 2.0)] == [True, True, False]
     assert limit.allows("b", 2.0)
     assert limit.allows("a", 10.5)

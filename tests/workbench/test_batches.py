@@ -123,3 +123,13 @@ def test_the_numbers_of_a_batch_are_those_of_its_notes(engine, batch):
     with writing(engine) as connection:
         connection.execute(update(notes).where(notes.c.id <= 7).values(coding="done"))
     assert (row(engine)["done"], row(engine)["waiting"], row(engine)["total"]) == (7, 33, 40)
+
+
+def test_notes_wait_where_the_bundle_cannot_be_loaded(engine, batch, tmp_path, small_bundle):
+    gone = Workers(tmp_path, processes=1)
+    background = batches.Background(engine, gone, register(engine, small_bundle, None), at_once=1)
+    background.start()
+    until(lambda: gone._pool._processes and gone.waiting == 0)
+    background.stop()
+    gone.close()
+    assert (row(engine)["waiting"], row(engine)["failed"]) == (40, 0)
