@@ -42,21 +42,29 @@ def main() -> None:
     rows: dict[str, dict] = {}
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
+        untrained = day_one(load_recipe("day-one", [*EDITION, *MENTIONS]))
         english = _notes(words.folder, "en", "dev", False)
-        rows["CodiEsp, English, no training"] = kinds(day_one(load_recipe("day-one", [*EDITION, *MENTIONS])), english)
-        rows["CodiEsp, Spanish, trained with evidence"] = kinds(
-            _codiesp(words.folder, place), _notes(words.folder, "es", "dev", True)
-        )
+        _add(rows, "CodiEsp, English, no training", kinds(untrained, english))
         corpus = _hospital(words.patients, place)
         untrained = day_one(load_recipe("day-one", ["codes.release='2019'"]))
+        _add(rows, "simulated hospital, no training", _both(untrained, corpus, place / "report"))
+        spanish = _codiesp(words.folder, place)
+        _add(rows, "CodiEsp, Spanish, trained with evidence", kinds(spanish, _notes(words.folder, "es", "dev", True)))
         recipe = load_recipe("lexicon", ["labels.systems=['icd10cm']", "codes.release='2019'"])
-        for title, bundle in (("no training", untrained), ("trained", train(recipe, [corpus], place / "simulated"))):
-            found = _metrics(bundle, corpus, place / f"report {title}", "icd10cm")
-            rows[f"simulated hospital, {title}"] = kinds(bundle, corpus.notes("test")) | {"metrics": found}
-    for title, row in rows.items():
-        metrics = row.get("metrics", {})
-        print(title, *(f"{key} {metrics[key]:.3f}" for key in ("micro_f1", "map") if key in metrics))
-        print("   missed:  ", row["missed"], "\n   accepted:", row["accepted"], flush=True)
+        trained = train(recipe, [corpus], place / "simulated")
+        _add(rows, "simulated hospital, trained", _both(trained, corpus, place / "trained report"))
+
+
+def _both(bundle: Bundle, corpus: Corpus, report: Path) -> dict:
+    return kinds(bundle, corpus.notes("test")) | {"metrics": _metrics(bundle, corpus, report, "icd10cm")}
+
+
+def _add(rows: dict[str, dict], title: str, row: dict) -> None:
+    """Prints and keeps a row."""
+    rows[title] = row
+    metrics = row.get("metrics", {})
+    print(title, *(f"{key} {metrics[key]:.3f}" for key in ("micro_f1", "map") if key in metrics))
+    print("   missed:  ", row["missed"], "\n   accepted:", row["accepted"], flush=True)
     RESULTS.write_text(json.dumps(rows, indent=2) + "\n")
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from nosology.codes.added_index import added_terms, index_files
 from nosology.codes.history import in_release
 from nosology.codes.lookup import table
-from nosology.codes.releases import releases
 from nosology.codes.sides import sided_codes
 from nosology.codes.sources import DATA, cached, package_file
 from nosology.codes.terms import SOURCES, Leaves, Term, terms, vague_first
@@ -66,11 +65,6 @@ class Terms:
         entry_source = np.array([source for items in lists for _, source in items], dtype=np.int8)
         sides = sided_codes(table("icd10cm", release), (code for code in codes if code in table("icd10cm", release)))
         return cls(PhraseIndex.of(phrases), codes, bounds, entry_code, entry_source, sides)
-
-    @cached_property
-    def column(self) -> dict[str, int]:
-        """code -> its place in `codes`."""
-        return {code: i for i, code in enumerate(self.codes)}
 
     def entries(self, phrase: int) -> list[tuple[str, int]]:
         """The codes of a phrase with their sources (numbers), the likeliest first."""
@@ -163,8 +157,3 @@ class Resolver:
             return found
         heirs = in_release(Code("icd10cm", code), self.table.release)
         return self.leaves.of(heirs[0].code) if heirs else None
-
-
-def newest() -> str:
-    """The newest release of ICD-10-CM."""
-    return releases("icd10cm")[-1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -150,8 +150,3 @@ def _nest(mentions: list[Mention]) -> None:
 def surface(reading: Reading, places: tuple[int, ...]) -> str:
     """The words at some places as they are written."""
     return " ".join(reading.words[place] for place in places)
-
-
-def codes_of(found: Iterable[Mention]) -> set[Code]:
-    """Every code that the classification's terms give to some mention."""
-    return {code for mention in found for code in mention.named}

@@ -1,0 +1,64 @@
+"""nosology code day-one and codes add-index as a user types them."""
+
+import json
+import sys
+
+import pytest
+
+from nosology.cli import main
+
+SECRET = "xyzzyplugh"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["nosology", *map(str, words)])
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def note(tmp_path):
+    path = tmp_path / "note.txt"
+    path.write_text(f"{SECRET}. COPD exacerbation. No pneumonia. Low back pain.")
+    return path
+
+
+def test_a_note_is_coded_without_training(run, note):
+    code, out, err = run("code", "day-one", note)
+    assert (code, err) == (0, "")
+    assert "J44.1" in out and "COPD exacerbation" in out and "M54.50" in out and "J18.9" not in out
+
+
+def test_release_and_context_are_the_users_choice(run, note):
+    code, out, _ = run("code", "day-one", note, "--release", "2019", "--set", "context.negated=keep", "--json")
+    found = {item["code"] for item in json.loads(out)["codes"] if item["accepted"]}
+    assert code == 0 and {"J44.1", "M54.5", "J18.9"} <= found
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--set", "context.negated=perhaps"], "context.negated"),
+        (["--set", "context.colour=keep"], "colour"),
+        (["--release", "1999"], "1999"),
+        (["--codes", "absent.csv"], "absent.csv"),
+    ],
+)
+def test_a_wrong_wish_is_answered_in_one_sentence(run, note, words, sentence):
+    code, out, err = run("code", "day-one", note, *words)
+    assert code == 1 and out == "" and sentence in err
+    assert err.count("\n") == 1 and SECRET not in err and "Traceback" not in err
+
+
+def test_what_is_no_index_is_refused(run, note):
+    code, _, err = run("codes", "add-index", note)
+    assert code == 1 and "not well-formed XML" in err and SECRET not in err
