@@ -14,6 +14,7 @@ from nosology.cli import app
 from nosology.config import load_recipe
 from nosology.core import Code, ConfigError, Note
 from nosology.corpora.corpus import write_corpus
+from nosology.explanation.report import explained
 from nosology.models.bundle import Bundle
 from nosology.models.measure import measure
 from nosology.training.hmhan import Course
@@ -58,6 +59,10 @@ def test_a_bundle_is_trained_saved_and_read_again(small_corpus, tiny, tmp_path):
     assert np.array_equal(again.model.probabilities(texts), bundle.model.probabilities(texts))
     assert not again.model.probabilities(texts)[2].any()
     assert f1(again, small_corpus, tmp_path / "report") > 0.6
+    found = {a.method: a for a, _ in explained(again, texts[0], [0], [], samples=30)}
+    assert list(found) == ["attention", "category", "occlusion", "lime"]
+    for level in ("attention", "category"):
+        assert found[level].weights.min() >= 0 and 0.5 < found[level].weights.sum() <= 1 + 1e-5
     assert not (tmp_path / "bundle.run").exists()
 
 
@@ -136,7 +141,7 @@ def test_synthetic_rows_are_in_the_loss_and_in_no_target(tiny, tmp_path):
 
 def test_compare_prints_table_4_with_its_tests(small_corpus, tiny, tmp_path):
     asked = ["compare", "hmhan", "--corpus", str(small_corpus.folder), "--out", str(tmp_path / "out"), "--seeds", "2"]
-    settings = [part for setting in [*tiny, "training.epochs=1"] for part in ("--set", setting)]
+    settings = [part for setting in [*tiny, "training.epochs=1", "words.features=0"] for part in ("--set", setting)]
     found = CliRunner().invoke(app, [*asked, *settings])
     assert found.exit_code == 0, found.output + repr(found.exception)
     rows = json.loads((tmp_path / "out" / "compare.json").read_text())
