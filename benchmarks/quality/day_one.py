@@ -47,10 +47,9 @@ ROWS: dict[str, tuple[str, str, bool, bool, tuple[str, ...]]] = {
     "English, no training": ("en", "icd10cm", False, False, (*EDITION, *MENTIONS)),
     "English, no training, real coding": ("en", "icd10cm", False, False, EDITION[:2]),
     "Spanish, no training": ("es", "icd10cm", False, False, (*EDITION, *MENTIONS)),
-    "English, trained without evidence": ("en", "icd10cm", True, False, EDITION),
-    "Spanish, trained without evidence": ("es", "icd10cm", True, False, EDITION),
     "Spanish, trained with evidence": ("es", "icd10cm", True, True, EDITION),
     "Spanish procedures, trained with evidence": ("es", "icd10pcs", True, True, ()),
+    "English, trained without evidence": ("en", "icd10cm", True, False, EDITION),
 }
 
 
@@ -69,9 +68,9 @@ def main() -> None:
         )
         spans = f"  spans {rows[name]['spans']['f1']:.3f}" if "spans" in rows[name] else ""
         print(f"{name:44}{shown}{spans}  {rows[name]['seconds']:.0f} s", flush=True)
-    if not words.settings and not words.test:
-        known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        RESULTS.write_text(json.dumps(known | rows, indent=2) + "\n")
+        if not words.settings and not words.test:
+            known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+            RESULTS.write_text(json.dumps(known | rows, indent=2) + "\n")
 
 
 def measured(

@@ -47,7 +47,7 @@ class LearnSettings(Section):
     leaves: int = Field(15, ge=2)
     rate: float = Field(0.06, gt=0, le=1)
     min_leaf: int = Field(20, ge=1)
-    forest: int = Field(100, ge=1)  # and trees of the random forest beside them
+    forest: int = Field(60, ge=1)  # and trees of the random forest beside them
     forest_leaves: int = Field(2000, ge=2)
     forest_min_leaf: int = Field(5, ge=1)
 
