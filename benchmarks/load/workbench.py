@@ -166,6 +166,7 @@ def measure(kind: str, store: str, options: argparse.Namespace, folder: Path) ->
 
     if options.batch:
         add_batch(store, options.batch)
+        time.sleep(10)  # ten thousand notes at once keep a disk busy for a while; the coder has begun with them
     before, begun = coded_of(store), time.monotonic()
     coders = team(0)
     half = [mine[: len(mine) // 2] for mine in own]

@@ -25,7 +25,7 @@ from nosology.workbench.settings import Settings
 from nosology.workbench.web import STATIC, environment, page
 
 log = logging.getLogger("nosology.workbench")
-THREADS = 16  # requests worked on at once: more only take turns at one interpreter
+THREADS = 6  # requests worked on at once: more only take turns at one interpreter
 STATUS = {SignInNeeded: 401, Forbidden: 403, ConflictError: 409, TooLarge: 413, Busy: 503, DataError: 422}
 TITLES = {403: "Not for you", 404: "Not here", 405: "Not here", 413: "Too large", 503: "Busy"}
 

@@ -26,7 +26,7 @@ from nosology.workbench.settings import Settings
 from nosology.workbench.store.engine import open_store, writing
 from nosology.workbench.store.schema import coders
 
-CONNECTIONS = 16  # opened at the start, as many as requests are worked on at once
+CONNECTIONS = 8  # opened at the start, somewhat more than requests are worked on at once
 log = logging.getLogger("nosology.workbench")
 
 
@@ -68,7 +68,7 @@ class Services:
 
 
 def _warm_up(engine: Engine) -> None:
-    """Opens connections and reads tables and groupers now: otherwise the first people of the day would wait for them."""
+    """Opens connections, reads tables and groupers: otherwise the first people of the day would wait for them."""
     with ExitStack() as stack:
         for _ in range(CONNECTIONS):
             stack.enter_context(engine.connect())

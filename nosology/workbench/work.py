@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, case, func, insert, select, update
+from sqlalchemy import Connection, Engine, Row, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from nosology.core import ConflictError, Note, ReviewError
@@ -216,7 +216,7 @@ def queue(
         "oldest": (notes.c.received, notes.c.id),
         "newest": (notes.c.received.desc(), notes.c.id.desc()),
         # Notes that are not coded yet have no confidence: they come last.
-        "uncertain": (case((notes.c.confidence.is_(None), 2.0), else_=notes.c.confidence), notes.c.id),
+        "uncertain": (notes.c.confidence.asc().nulls_last(), notes.c.id),
     }[order]
     found = connection.execute(wanted.order_by(*by).limit(PAGE).offset(page * PAGE))
     return list(found.mappings())
