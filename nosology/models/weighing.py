@@ -14,6 +14,7 @@ from nosology.models.lexicon_settings import CodeSetSettings, ContextSettings
 from nosology.models.lexicon_terms import Resolver
 from nosology.models.mentions import Mention, NoteMentions
 from nosology.text.context_rules import CATEGORIES
+from nosology.text.stems import stem
 
 # How often a term of each source is right when it names one code and stands by itself; round numbers, set by hand.
 TRUST = {
@@ -36,6 +37,13 @@ _AGAIN = 0.9  # doubt that is left by each further mention
 # Codes that say no more than pain, illness, injury, infection, bleeding: a coder of bills leaves such mentions alone.
 _VAGUE_STEMS = ("R52", "R69", "R58", "B99.9", "T14.8", "T14.90", "R68.89", "T78.40", "W19", "X58")
 VAGUE = frozenset(stem + end for stem in _VAGUE_STEMS for end in ("", "XA", "XXA", ".XXXA"))
+
+
+# Words of a sentence by which an injury is no longer at its first encounter: seventh character D or S instead of A.
+_LATER = {
+    "S": frozenset(stem(word) for word in ("sequela", "sequelae", "secuela", "residual")),
+    "D": frozenset(stem(word) for word in ("healing", "healed", "aftercare", "followup", "revisión")),
+}
 
 
 class Vote(NamedTuple):
@@ -77,6 +85,12 @@ class ContextPolicy:
                 return None
         return code
 
+    def at_encounter(self, code: Code, character: str) -> Code:
+        """An injury's code with another seventh character, where the release has it; else the code itself."""
+        other = code.code[:-1] + character
+        injury = len(code.code) == 8 and code.code[-1] in "AB"
+        return Code(code.system, other) if injury and self.resolve.table.billable(other) else code
+
     def _history(self, code: Code, category: str) -> Code | None:
         if code.system != "icd10cm" or code.code[0] == "Z":
             return code
@@ -94,9 +108,11 @@ def weigh(note: NoteMentions, policy: ContextPolicy) -> Weighed:
     votes = []
     best: dict[Code, float] = {}
     mentions: Counter[Code] = Counter()
+    later = _later_sentences(note)
     for number, mention in enumerate(note.mentions):
+        character = later.get(note.words.sentence[mention.places[0]])
         for named, (source, order) in mention.named.items():
-            code = policy(named, mention.marks)
+            code = policy(named if character is None else policy.at_encounter(named, character), mention.marks)
             if code is None:
                 continue
             probability = _probability(mention, source, order)
@@ -105,6 +121,17 @@ def weigh(note: NoteMentions, policy: ContextPolicy) -> Weighed:
             mentions[code] += order == 0 and not mention.inside
     codes = {code: 1 - (1 - p) * math.pow(_AGAIN, max(0, mentions[code] - 1)) for code, p in best.items()}
     return Weighed(votes, codes)
+
+
+def _later_sentences(note: NoteMentions) -> dict[int, str]:
+    """The sentences that tell of a later encounter, each with the seventh character it asks for."""
+    found = {}
+    words = {**dict(enumerate(note.words.words)), **note.words.closed}
+    for place, word in words.items():
+        for character, stems in _LATER.items():
+            if stem(word) in stems:
+                found[note.words.sentence[place]] = character
+    return found
 
 
 def _probability(mention: Mention, source: int, order: int) -> float:

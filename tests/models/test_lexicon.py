@@ -91,6 +91,8 @@ def test_the_written_sentences_are_read_right(lexicon):
         ("ESRD on dialysis.", "N18.6"),
         ("Her left knee has been painful.", "M25.562"),
         ("Closed fracture of the left femoral neck.", "S72.002A"),
+        ("Closed fracture of the left femoral neck, healing well.", "S72.002D"),
+        ("Sequelae of a fracture of the left femoral neck.", "S72.002S"),
         ("Chronic kidney disease, stage 4.", "N18.4"),
         ("Acute on chronic systolic heart failure.", "I50.23"),
         ("Insuficiencia renal crónica.", "N18.9"),
