@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nosology.codes.label_space import LabelSpace
-from nosology.core import Note
+from nosology.core import EvidenceSpan, Note
 from nosology.encoders.report_reader import ReportReader
 from nosology.encoders.transformer import Windows
 from nosology.encoders.vocabulary import Read
@@ -22,7 +22,9 @@ from nosology.models.combinations import Combinations
 from nosology.models.hmhan_net import HmhanNet, HmhanNets, ReportBatch, SyntheticBatch
 from nosology.models.hmhan_settings import HmhanShape, LossSettings
 from nosology.models.neural import NOTHING, NeuralModel, by_length, by_word, evaluating
+from nosology.models.spans import best_spans
 from nosology.models.words import Words
+from nosology.text.tokens import tokens
 
 _TOKENS = {"cpu": 4_096, "cuda": 65_536}  # of a batch, pads included; a CPU's cache holds no more
 _NOTES = 256
@@ -113,6 +115,15 @@ class Hmhan(NeuralModel):
             batch = Batch(*rectangle([read.ids])).to(self.device)
             weights = self.net.category_attention(batch)[0, :, : len(read)].float().cpu().numpy()
         return by_word(read, weights)
+
+    def evidence(self, text: str, columns: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
+        """For each column, the words that add most to its logit by themselves; without such a branch, attention's."""
+        if self.words is None:
+            return super().evidence(text, columns, limit)
+        found = tokens(text)
+        mean = torch.stack([net.words[1:][:, list(columns)] for net in self.net.nets]).mean(0).cpu().numpy()
+        added = self.words.contributions(text, mean)
+        return [best_spans(text, column, found.starts, found.ends, limit) for column in added.T]
 
     # What model.json and model.safetensors hold besides.
 

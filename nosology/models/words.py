@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from nosology.text.marked_words import marked_words
+from nosology.text.marked_words import marked_words, placed_words
+from nosology.text.tokens import tokens
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,18 @@ class Words:
         numbers = np.array(sorted(known - {0}), dtype=np.int64)
         values = self.scale[numbers - 1]
         return numbers, values / max(float(np.linalg.norm(values)), 1e-6)
+
+    def contributions(self, text: str, weights: np.ndarray) -> np.ndarray:
+        """What each word of a note adds (T, C) under weights (F, C); a feature's part is shared among its places."""
+        places: dict[int, list[int]] = {}
+        for name, place in placed_words(text, pairs=self.pairs):
+            if name in self._number:
+                places.setdefault(self._number[name], []).append(place)
+        found = np.zeros((len(tokens(text)), weights.shape[1]))
+        for number, value in zip(*self.vector(text)):
+            for place in places[number]:
+                found[place] += value * weights[number - 1] / len(places[number])
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """All that it is made of."""

@@ -16,7 +16,14 @@ _STEM = 5  # letters of a longer word that stand for all its forms, and for most
 
 
 def marked_words(text: str, *, pairs: bool = True) -> Iterator[str]:
-    """The features of a note: each content word with its mark, once more with its section, its stem, and pairs.
+    """The features of a note, as `placed_words` has them."""
+    return (name for name, _ in placed_words(text, pairs=pairs))
+
+
+def placed_words(text: str, *, pairs: bool = True) -> Iterator[tuple[str, int]]:
+    """The features of a note, each with the number of its (first) word among all words of the note.
+
+    Features are each content word with its mark, once more with its section, its stem, and pairs of neighbours.
 
     A word that is denied, doubted or past is another word than the same one without: that a report says "no pneumonia"
     speaks for nothing that "pneumonia" speaks for.
@@ -28,12 +35,12 @@ def marked_words(text: str, *, pairs: bool = True) -> Iterator[str]:
     for place, i in enumerate(content):
         word, mark = found.words[i], marks[i]
         for form in (word, *long_form(word)):
-            yield mark + form
-            yield f"{kinds[i]}:{mark}{form}"
+            yield mark + form, i
+            yield f"{kinds[i]}:{mark}{form}", i
             if len(form) > _STEM:
-                yield f"{mark}{form[:_STEM]}~"
+                yield f"{mark}{form[:_STEM]}~", i
         if pairs and place + 1 < len(content) and content[place + 1] <= i + 2:
-            yield f"{mark}{word} {found.words[content[place + 1]]}"
+            yield f"{mark}{word} {found.words[content[place + 1]]}", i
 
 
 def _marks(flags: np.ndarray) -> list[str]:

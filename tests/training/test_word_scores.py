@@ -47,3 +47,12 @@ def test_features_are_numbered_from_one(words):
     assert numbers.min() >= 1 and np.linalg.norm(values) == pytest.approx(1)
     assert words.vector("zzz")[0].size == 0
     assert Words.from_json(words.to_json()).vector("No pneumonia")[0].tolist() == numbers.tolist()
+
+
+def test_contributions_add_up_to_the_score(found, words):
+    scores, _ = found
+    text = "Right pneumonia, view a. No pneumonia"
+    added = words.contributions(text, scores.weights)
+    numbers, values = words.vector(text)
+    assert added.sum(0) == pytest.approx(values @ scores.weights[numbers - 1], abs=1e-5)
+    assert added[1, 0] > 0 > added[5, 0], "affirmed pneumonia speaks for it, denied against it"
