@@ -82,7 +82,8 @@ def _load(bundle: str, release: str | None) -> None:
     global _coder
     from nosology.serving.coder import Coder
 
-    os.nice(19)
+    if hasattr(os, "nice"):
+        os.nice(19)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's: it lets us finish
     try:
         _coder = Coder.load(bundle, release=release)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Form, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
@@ -11,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from nosology.core import NosologyError, ReviewError
 from nosology.workbench import oidc
 from nosology.workbench.accounts import SESSION_HOURS, change_password, close_session, open_session, sign_in
-from nosology.workbench.security import COOKIE, AnyUser, Parts
+from nosology.workbench.security import COOKIE, AnyUser, Forbidden, Parts
 from nosology.workbench.web import page
 from nosology.workbench.work import log_read
 
@@ -53,6 +54,8 @@ def login(
     password: Annotated[str, Form(max_length=500)] = "",
 ) -> Response:
     """Signs in; after many tries from one address, or wrong passwords of one account, nobody gets in for a while."""
+    if (origin := request.headers.get("origin")) and urlsplit(origin).netloc != request.headers.get("host"):
+        raise Forbidden("another site must not sign you in")
     values = {"oidc": parts.settings.oidc is not None}
     if not parts.sign_ins.allows(address(request)):
         values["trouble"] = "Too many attempts from this address. Wait a minute, then try again."

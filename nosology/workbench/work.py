@@ -14,6 +14,7 @@ from nosology.core import ConflictError, Note, ReviewError
 from nosology.workbench.review import Review, decide, replay
 from nosology.workbench.store.engine import writing
 from nosology.workbench.store.schema import audit, batches, coders, codings, decisions, notes, texts, users
+from nosology.workbench.store.together import together
 
 ORDERS = ("oldest", "uncertain", "newest")
 PAGE = 50
@@ -244,15 +245,16 @@ def sites(connection: Connection) -> list[str]:
 
 def log_read(engine: Engine, user: int | None, what: str, note_id: int | None, address: str | None) -> None:
     """Keeps for good that somebody has looked at a note, or at several."""
-    with writing(engine) as connection:
-        log_in(connection, user, what, note_id, address)
+    together(engine, audit).add(_entry(user, what, note_id, address))
 
 
 def log_in(connection: Connection, user: int | None, what: str, note_id: int | None, address: str | None) -> None:
     """As `log_read`, within a transaction of the caller."""
-    connection.execute(
-        insert(audit).values(at=time.time(), user_id=user, what=what, note_id=note_id, address=(address or "")[:60])
-    )
+    connection.execute(insert(audit).values(**_entry(user, what, note_id, address)))
+
+
+def _entry(user: int | None, what: str, note_id: int | None, address: str | None) -> dict[str, Any]:
+    return {"at": time.time(), "user_id": user, "what": what, "note_id": note_id, "address": (address or "")[:60]}
 
 
 def read_log(connection: Connection, *, note_id: int | None = None, limit: int = 200) -> list[Mapping[str, Any]]:

@@ -143,6 +143,13 @@ def test_a_browser_needs_the_token_of_its_own_session(world):
     assert client.get("/", follow_redirects=False).status_code == 303
 
 
+def test_another_site_cannot_sign_somebody_in(world):
+    client, form = TestClient(world[0].app, base_url="http://localhost"), {"name": "ann", "password": PASSWORD}
+    for origin, status in (("http://evil.example", 403), ("null", 403), ("http://localhost", 303)):
+        answer = client.post("/login", data=form, headers={"origin": origin}, follow_redirects=False)
+        assert answer.status_code == status
+
+
 def test_many_attempts_to_sign_in_are_slowed_down(small_bundle, world):
     client = TestClient(world[0].app, base_url="http://localhost")
     services = world[0].app.state.services

@@ -153,3 +153,24 @@ def test_every_read_is_in_the_log(engine, note_id, people):
         row = read_log(connection)[0]
         assert connection.scalar(select(func.count()).select_from(audit)) == 1
     assert (row["user"], row["what"], row["ref"], row["address"]) == ("ann", "note", "n1", "10.0.0.7")
+
+
+def test_reads_of_many_at_once_are_all_in_the_log(engine, note_id, people):
+    threads = [
+        threading.Thread(target=lambda: [log_read(engine, people["ann"], "note", note_id, "x") for _ in range(5)])
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with reading(engine) as connection:
+        assert connection.scalar(select(func.count()).select_from(audit)) == 40
+
+
+def test_a_read_that_cannot_be_kept_is_an_error_of_its_own(engine, note_id, people):
+    with pytest.raises(SQLAlchemyError):
+        log_read(engine, 999, "note", note_id, "x")  # nobody has that number
+    log_read(engine, people["ann"], "note", note_id, "x")
+    with reading(engine) as connection:
+        assert connection.scalar(select(func.count()).select_from(audit)) == 1

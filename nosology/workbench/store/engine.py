@@ -13,7 +13,13 @@ from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 from nosology.core import ConfigError, OutputError
 
 _lines: dict[str, threading.RLock] = {}  # one a file
-_BUSY = 10_000  # milliseconds a writer of SQLite waits for another
+_PRAGMAS = (
+    "journal_mode=WAL",
+    "synchronous=FULL",  # what was answered is on disk, whatever happens to the machine
+    "foreign_keys=ON",
+    "busy_timeout=10000",  # milliseconds that a writer waits for one of another process
+    "mmap_size=268435456",  # readers share the file in memory, instead of a copy each
+)
 
 
 def store_url(store: str) -> str:
@@ -56,7 +62,7 @@ def _sqlite(url: str) -> Engine:
         connection.isolation_level = (
             None  # transactions begin where `writing` and `reading` say, not at the first write
         )
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={_BUSY}"):
+        for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
