@@ -42,7 +42,8 @@ class Program:
     def note(self, name: str, text: str = NOTE, **more) -> int:
         """The number of a new note, once it is coded."""
         assert self.post("/notes", {"notes": [{"id": name, "text": text, **more}]}).status_code == 202
-        for _ in range(200):
+        patience = time.monotonic() + 100  # a long note on a busy machine
+        while time.monotonic() < patience:
             rows = [row for row in self.get("/notes", params={"order": "newest"}).json()["notes"] if row["ref"] == name]
             if rows and rows[0]["coding"] == "done":
                 return rows[0]["id"]

@@ -48,6 +48,7 @@ def address(small_bundle, tmp_path_factory):
     while not server.started:
         assert thread.is_alive()
         time.sleep(0.05)
+    app.state.services.sign_ins.most = 1000  # all these people sit at one address
     yield f"http://127.0.0.1:{port}"
     server.should_exit = True
     thread.join()
