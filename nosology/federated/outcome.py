@@ -21,7 +21,6 @@ from nosology.models.decision import UNTUNED, Decision
 from nosology.models.heads import Heads
 from nosology.models.heads_settings import HeadsRecipe
 from nosology.models.platt import Platt
-from nosology.training.vectors import new_head
 
 Row = dict[str, Any]  # of a history: what COLUMNS names
 COLUMNS = ("round", "loss", "sites", "refused", "micro_f1", "epsilon", "record_epsilon", "seconds")
@@ -39,7 +38,7 @@ def bundle_of(
     Without a true code on dev, the logits are believed as they are and the threshold is `UNTUNED`.
     """
     recipe, labels, facts = agreement.recipe, agreement.labels, agreement.facts.values()
-    net = new_head(recipe.model, len(agreement.scaler.mean), len(labels), recipe.seed)
+    net = agreement.head()
     net.load_state_dict({name: torch.from_numpy(array) for name, array in state.weights.items()})
     notes = np.array([sum(told.codes.get(code, 0) for told in facts) for code in labels.codes], dtype=np.int64)
     tuned = dev is not None and bool(dev.true.any())

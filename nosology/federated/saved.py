@@ -22,8 +22,11 @@ from nosology.core import BundleError, ConfigError
 from nosology.core.files import new_file
 from nosology.federated.agreement import Facts
 from nosology.federated.site import Arrays
+from nosology.models.heads_net import HeadNet
 from nosology.models.heads_settings import HeadsRecipe
 from nosology.models.moments import Scaler
+from nosology.training.local import working_type
+from nosology.training.vectors import new_head
 
 AGREEMENT, ROUND = "agreement.safetensors", "round.safetensors"
 HISTORY, PLOT = "history.csv", "history.png"  # written at the end, on their way into the bundle
@@ -43,6 +46,15 @@ class Agreement:
         """A hash of what the sites were told."""
         told = (self.labels.hash.encode(), self.scaler.mean.tobytes(), self.scaler.scale.tobytes())
         return hashlib.sha256(b"".join(told)).hexdigest()[:16]
+
+    def head(self) -> HeadNet:
+        """A head with the weights before the first round."""
+        return new_head(self.recipe.model, len(self.scaler.mean), len(self.labels), self.recipe.seed)
+
+    def first_weights(self) -> Arrays:
+        """Its weights, of the type that is computed with."""
+        kind = working_type(self.recipe.training)
+        return {name: tensor.to(kind).numpy() for name, tensor in self.head().state_dict().items()}
 
     def save(self, folder: Path) -> None:
         """Writes it."""

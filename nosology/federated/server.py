@@ -46,7 +46,6 @@ from nosology.models.heads_settings import HeadsRecipe
 from nosology.models.moments import Moments
 from nosology.models.platt import Platt
 from nosology.training.run_folder import run_folder
-from nosology.training.vectors import new_head
 
 Say = Callable[[str], None]
 
@@ -111,7 +110,7 @@ class _Federation:
             self.roster.refused |= self._prepare()
             agreement.save(self.folder)
         found = SavedRound.load(self.folder, agreement.hash)
-        self.state = found or SavedRound(agreement.hash, 0, self._first_weights(agreement))
+        self.state = found or SavedRound(agreement.hash, 0, agreement.first_weights())
         self.strategy.put_moments(self.state.moments)
         self.privacy = Privacy(self.recipe, self.state.privacy)
         self.strategy.reduce = self.privacy.reduce
@@ -120,11 +119,6 @@ class _Federation:
             self.say(f"{site} is left out: {why}")
         where = f", goes on after round {found.number}" if found else ""
         self.say(f"{len(self.roster.facts)} sites, {len(agreement.labels)} codes{where}")
-
-    def _first_weights(self, agreement: Agreement) -> Arrays:
-        dim, recipe = len(agreement.scaler.mean), self.recipe
-        net = new_head(recipe.model, dim, len(agreement.labels), recipe.seed)
-        return {name: tensor.numpy() for name, tensor in net.state_dict().items()}
 
     def _agree(self) -> Agreement:
         """Codes and scaler of the sites that can tell their statistics; the others are left out."""

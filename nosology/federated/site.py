@@ -178,8 +178,9 @@ class Site:
     def _net(self, weights: Arrays, recipe: HeadsRecipe) -> HeadNet:
         with torch.device("meta"):  # its first weights would be drawn for nothing
             net = HeadNet(recipe.model, len(self.scaler.mean), len(self.labels))
-        net.to_empty(device=self.device)
-        net.load_state_dict({name: torch.tensor(value) for name, value in weights.items()})
+        tensors = {name: torch.tensor(value) for name, value in weights.items()}
+        net.to_empty(device=self.device).to(tensors["out.weight"].dtype)
+        net.load_state_dict(tensors)
         return net
 
 

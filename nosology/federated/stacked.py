@@ -31,7 +31,6 @@ from nosology.models.platt import Platt
 from nosology.training.local import plan_of
 from nosology.training.run_folder import run_folder
 from nosology.training.stacked import StackedSites
-from nosology.training.vectors import new_head
 
 Say = Callable[[str], None]
 
@@ -58,7 +57,7 @@ def run_stacked(
     state = SavedRound.load(folder, agreement.hash)
     say(f"{len(sites)} sites, {len(agreement.labels)} codes{f', goes on after round {state.number}' if state else ''}")
     rounds = _Rounds(sites, recipe, agreement)
-    state = state or SavedRound(agreement.hash, 0, rounds.first())
+    state = state or SavedRound(agreement.hash, 0, agreement.first_weights())
     while state.number < recipe.federation.rounds:
         weights, row = rounds.round(state.weights, state.number + 1)
         state = replace(state, number=state.number + 1, weights=weights, history=[*state.history, row])
@@ -102,7 +101,7 @@ class _Rounds:
 
     def __init__(self, sites: Sequence[Site], recipe: HeadsRecipe, agreement: Agreement):
         self.sites, self.recipe, self.device = sites, recipe, sites[0].device
-        self.net = new_head(recipe.model, len(agreement.scaler.mean), len(agreement.labels), recipe.seed)
+        self.net = agreement.head()
         settings = loop_settings(recipe)
         groups: dict[int, list[Site]] = defaultdict(list)
         for site in sites:
@@ -111,10 +110,6 @@ class _Rounds:
             (group, StackedSites([site.ready("train") for site in group], settings, recipe.seed))
             for group in groups.values()
         ]
-
-    def first(self) -> Arrays:
-        """The weights before the first round."""
-        return {name: value.numpy().copy() for name, value in self.net.state_dict().items()}
 
     def round(self, weights: Arrays, number: int) -> tuple[Arrays, Row]:
         """The weights after a round, and what is told of it."""
@@ -127,9 +122,9 @@ class _Rounds:
         for group, stacked in self.groups:
             stack = {name: value.expand(len(group), *value.shape).clone() for name, value in before.items()}
             losses = stacked.train(net, stack, epochs_of(federation, number), mu)
-            share = torch.tensor([len(site.ready("train")) / total for site in group], device=self.device)
+            share = losses.new_tensor([len(site.ready("train")) / total for site in group])
             known = torch.from_numpy(np.stack([site.known for site in group])).to(self.device)
-            knowing = known.float() * share[:, None]  # (S, L): a code's rows are the mean of the sites that know it
+            knowing = known * share[:, None]  # (S, L): a code's rows are the mean of the sites that know it
             shares = shares + knowing.sum(0)
             for name, value in stack.items():
                 weight = knowing if name.startswith("out.") else share

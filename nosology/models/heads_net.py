@@ -48,6 +48,7 @@ class HeadNet(nn.Module):
 
     def logits(self, vectors: Tensor, seed: Tensor | None = None) -> Tensor:
         """Logits (B, L) of vectors (B, D); seed: of the dropout, None for none."""
+        vectors = vectors.to(self.out.weight.dtype)
         for layer in self.hidden:
             vectors = layer(vectors, seed)
         return self.out(vectors)

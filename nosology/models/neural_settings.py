@@ -44,7 +44,7 @@ class LoopSettings(Section):
     schedule: Literal["linear", "cosine", "constant"] = "linear"  # after the warm-up, down to 0 or not at all
     beta: float = Field(0.999, ge=0, lt=1)  # AdamW's second
     clip: float = Field(0.0, ge=0)  # largest norm of the gradient; 0: any
-    precision: Literal["auto", "bf16", "fp32"] = "auto"  # auto: bf16 on a GPU that has it
+    precision: Literal["auto", "bf16", "fp32", "fp64"] = "auto"  # auto: bf16 on a GPU that has it
     patience: int = Field(5, ge=1)  # epochs without a better score on dev before the end
     choose_by: Literal["map", "micro_f1"] = "map"  # of the checkpoints the best on dev by this is kept
     validation_notes: int = Field(2000, ge=1)  # dev notes looked at after each epoch

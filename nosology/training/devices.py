@@ -23,7 +23,7 @@ def launch(settings: LoopSettings) -> Fabric:
         devices=here,
         num_nodes=nodes,
         strategy="ddp" if here * nodes > 1 else "auto",
-        precision="bf16-mixed" if bf16 else "32-true",
+        precision="bf16-mixed" if bf16 else "64-true" if settings.precision == "fp64" else "32-true",
     )
     fabric.launch()
     return fabric

@@ -48,6 +48,11 @@ def plan_of(notes: int, settings: LoopSettings, seed: int) -> Plan:
     return Plan(np.ones(notes, np.int64), np.zeros(notes, np.int64), settings.batch, 8 * settings.batch, seed)
 
 
+def working_type(settings: LoopSettings) -> torch.dtype:
+    """The type of the numbers that are computed with."""
+    return torch.float64 if settings.precision == "fp64" else torch.float32
+
+
 def draw_seed(rng: np.random.Generator) -> int:
     """The seed of a step's dropout, from the step's own generator."""
     return int(rng.integers(2**62))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 _WARM = 3  # steps before the recording: memory is laid out and the optimiser has its moments
 _WORTH = 12  # steps; fewer are over before a recording pays
-_MEASURED = False  # that a recorded step gives on a GPU what a launched one gives, and faster
+_MEASURED = True  # that a recorded step gives on a GPU what a launched one gives, and faster
 
 
 class Repeated:

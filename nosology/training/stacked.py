@@ -56,7 +56,7 @@ class StackedSites:
         device = self.vectors.device
         optimizer = adamw(list(trained.values()), self.settings.learning_rate, self.settings.weight_decay)
         net.train()
-        total = torch.zeros(len(self.plans), device=device)
+        total = torch.zeros(len(self.plans), device=device, dtype=stack["out.weight"].dtype)
 
         def add_gradients(sites: Tensor | slice, rows: Tensor, seed: Tensor) -> None:
             losses = self._losses(net, trained, buffers, sites, rows, seed)
