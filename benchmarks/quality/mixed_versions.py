@@ -10,8 +10,9 @@ dev for each set of codes. Rare: under 10 notes in the whole of the ICD-10 data 
 code in twenty is taken out of all training notes; how well the test notes' codes among these are ranked, by
 description alone, is the zero-shot MAP; beside it stands the MAP of ranking them by how often they really occur; both
 for all of these codes and for the rare ones among them, since a few that are in every third note are easily guessed.
-`large_batch` is `icd10` with batches eight times as large and sqrt(8) times the learning rate. `linear` is the linear
-coder on the notes of `icd10`. Seeds change the division of the notes, the codes taken out and all of the training.
+`large_batch` is `icd10` with batches eight times as large and sqrt(8) times the learning rate, `large_batch_long` the
+same with as many steps as `icd10`, that is, eight times the epochs and the patience. `linear` is
+the linear coder on the notes of `icd10`. Seeds change the division of the notes, the codes taken out and the training.
 Arms found before with the same patients, epochs and settings are not run again: FILE_0.json and so on keep each
 seed's as they end.
 """
@@ -45,7 +46,8 @@ from nosology.training.run import train
 RESULT = Path(__file__).parents[1] / "results" / "quality_mixed_versions.json"
 SHOWN = ("micro_f1", "macro_f1", "map", "p@8")
 SETS = ("rare", "frequent", "full")
-ARMS = ("icd10", "icd10_long", "mixed", "large_batch", "linear")
+COMPARED = (("mixed", "icd10"), ("mixed", "icd10_long"), ("large_batch", "icd10"), ("large_batch_long", "icd10"))
+ARMS = ("icd10", "icd10_long", "mixed", "large_batch", "large_batch_long", "linear")
 UNSEEN = ("zero_shot", "zero_shot_rare")
 PART = 250  # patients simulated by one process at a time
 LARGE = 8  # times as many notes a step
@@ -109,19 +111,21 @@ def run_seed(notes: list[Note], seed: int, asked: argparse.Namespace) -> dict:
         for name, chosen in unseen.items():
             found[f"{name}_by_frequency"] = _by_frequency(whole, chosen, counts)
         n = sum(note.split == "train" for note in ten)
-        longer = round(asked.epochs * (n + len(nine)) / n)
+        longer = {"icd10_long": round(asked.epochs * (n + len(nine)) / n), "large_batch_long": LARGE * asked.epochs}
         for arm in asked.arms:
             if arm in found:
                 continue
             changed = [
                 *asked.settings,
                 f"seed={seed}",
-                f"training.epochs={longer if arm == 'icd10_long' else asked.epochs}",
+                f"training.epochs={longer.get(arm, asked.epochs)}",
             ]
             recipe = load_recipe("linear", [f"seed={seed}"]) if arm == "linear" else load_recipe("dual_laat", changed)
-            if arm == "large_batch":
+            if arm.startswith("large_batch"):
                 usual = recipe.training
                 scaled = {"batch": LARGE * usual.batch, "learning_rate": math.sqrt(LARGE) * usual.learning_rate}
+                if arm == "large_batch_long":  # its epochs have few steps
+                    scaled["patience"] = LARGE * usual.patience
                 recipe = recipe.model_copy(update={"training": usual.model_copy(update=scaled)})
             started = time.monotonic()
             bundle = train(recipe, [seen, old] if arm == "mixed" else [seen], folder / arm)
@@ -186,7 +190,7 @@ def summary(seeds: list[dict]) -> dict:
             table[arm] |= {f"{name}_map": _mean([row[f"{name}_map"] for row in rows]) for name in UNSEEN}
     for name in UNSEEN:
         table[f"{name}_by_frequency"] = _mean([found[f"{name}_by_frequency"] for found in seeds])
-    for first, second in (("mixed", "icd10"), ("mixed", "icd10_long"), ("large_batch", "icd10")):
+    for first, second in COMPARED:
         if first in table and second in table:
             table[f"{first} against {second}, rare micro F1"] = _compared(seeds, first, second)
     return table

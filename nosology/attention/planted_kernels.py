@@ -8,19 +8,30 @@ import triton.language as tl
 from torch import Tensor
 
 WIDEST = 16_384  # tokens of a row that a program holds in its registers
-_EACH = 8  # numbers of a row a thread; more need more registers than there are
 LOWEST = tl.constexpr(-3e38)  # of a token that is not there; minus infinity less itself would be no number
 _ROWS, _COLUMNS = 64, 64  # labels x words of a tile
 
 
 @triton.jit
-def _first(scores, inside, place, width, k):
-    """True at the k largest scores, of equal ones at the first; never outside.
-
-    The k-th largest is found by halving the range of the floats' bits, read as whole numbers of the same order.
-    """
+def _key(scores):
+    """The floats' bits, as whole numbers of the same order."""
     bits = scores.to(tl.int32, bitcast=True)
-    key = tl.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+    return tl.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+
+
+@triton.jit
+def _choose(words, lengths, scores, bounds, lasts, notes, width, columns, k, BLOCK: tl.constexpr):
+    """Finds which k tokens of a row have the largest scores: those above a bound, and at it those up to a last place.
+
+    The bound is found by halving the range of the keys. It takes some twenty sums over a row, one after the other, so a
+    row belongs to few threads, which need not wait for each other; the kernel that has more to hold follows.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    label, note = row // notes, row % notes
+    place = tl.arange(0, BLOCK)
+    inside = place < tl.load(lengths + note)
+    word = tl.load(words + note * width + place, mask=inside, other=0)
+    key = _key(tl.load(scores + label * columns + word, mask=inside, other=0.0))
     key = tl.where(inside, key, -2147483648)
     low = tl.min(tl.where(inside, key, 2147483647), 0).to(tl.int64)
     high = tl.max(key, 0).to(tl.int64)
@@ -38,7 +49,8 @@ def _first(scores, inside, place, width, k):
         enough = tl.sum(((key == bound) & (place <= middle)).to(tl.int32), 0) >= left
         last = tl.where(enough, middle, last)
         first = tl.where(enough, first, middle + 1)
-    return ((key > bound) | ((key == bound) & (place <= first))) & inside
+    tl.store(bounds + row, bound)
+    tl.store(lasts + row, first)
 
 
 @triton.jit
@@ -51,6 +63,8 @@ def _attend(
     static,
     scores,
     d_scores,
+    bounds,
+    lasts,
     losses,
     slopes,
     half,
@@ -58,7 +72,6 @@ def _attend(
     notes,
     width,
     columns,
-    k,
     cells,
     STATIC: tl.constexpr,
     RANKED: tl.constexpr,
@@ -73,12 +86,13 @@ def _attend(
     inside = place < tl.load(lengths + note)
     if STATIC or RANKED:
         word = tl.load(words + note * width + place, mask=inside, other=0)
-    if RANKED:  # first, while the registers are free
+    if RANKED:
         chosen = tl.load(scores + label * columns + word, mask=inside, other=LOWEST)
         if ALL:
             kept = inside
         else:
-            kept = _first(chosen, inside, place, width, k)
+            key, bound = _key(chosen), tl.load(bounds + row)
+            kept = inside & ((key > bound) | ((key == bound) & (place <= tl.load(lasts + row))))
         counted = kept
         if ZERO:
             chosen = tl.where(kept, chosen, 0.0)
@@ -133,23 +147,31 @@ def attend_(
     losses, slopes = torch.empty(2, labels, notes, device=products.device)
     nothing = losses
     block = triton.next_power_of_2(width)
+    words = words.to(torch.int32).contiguous()  # half the registers
+    columns = next((x.shape[1] for x in (static, scores) if x is not None), 0)
+    bounds, lasts = torch.empty(2, labels * notes, dtype=torch.int32, device=products.device)
+    if scores is not None and k:
+        _choose[(labels * notes,)](
+            words, lengths, scores, bounds, lasts, notes, width, columns, k, BLOCK=block, num_warps=_warps(block, 64)
+        )
     _attend[(labels * notes,)](
         products,
-        words.to(torch.int32).contiguous(),  # half the registers
+        words,
         lengths,
         bias,
         targets.contiguous(),
         nothing if static is None else static,
         nothing if scores is None else scores,
         nothing if d_scores is None else d_scores,
+        bounds,
+        lasts,
         losses,
         slopes,
         products[0].numel(),
         labels,
         notes,
         width,
-        next((x.shape[1] for x in (static, scores) if x is not None), 0),
-        k,
+        columns,
         cells,
         STATIC=static is not None,
         RANKED=scores is not None,
@@ -157,9 +179,14 @@ def attend_(
         ALL=k == 0,
         ZERO=literal_zero,
         BLOCK=block,
-        num_warps=min(32, max(1, block // (32 * _EACH))),
+        num_warps=_warps(block, 8),
     )
     return losses.sum(), slopes
+
+
+def _warps(block: int, each: int) -> int:
+    """How many warps a row takes where a thread holds so many of its numbers, which its registers limit."""
+    return min(32, max(1, block // (32 * each)))
 
 
 @triton.jit

@@ -9,7 +9,6 @@ from torch import Tensor
 
 _WARM = 3  # steps before the recording: memory is laid out and the optimiser has its moments
 _WORTH = 12  # steps; fewer are over before a recording pays
-_MEASURED = True  # that a recorded step gives on a GPU what a launched one gives, and faster
 
 
 class Repeated:
@@ -17,7 +16,7 @@ class Repeated:
 
     def __init__(self, step: Callable[..., None], calls: int, device: torch.device):
         self._step = step
-        self._records = _MEASURED and device.type == "cuda" and calls >= _WORTH
+        self._records = device.type == "cuda" and calls >= _WORTH
         self._warm, self._shapes = 0, None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: list[Tensor] = []
