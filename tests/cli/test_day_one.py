@@ -1,28 +1,10 @@
 """nosology code day-one and codes add-index as a user types them."""
 
 import json
-import sys
 
 import pytest
 
-from nosology.cli import main
-
 SECRET = "xyzzyplugh"
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["nosology", *map(str, words)])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = end.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 @pytest.fixture

@@ -11,29 +11,11 @@ from functools import partial
 
 import pytest
 
-from nosology.cli import main
 from nosology.corpora.notes_file import note_to_json
 from tests.conftest import small_notes
 
 SET = ["--set", "decision.threshold=1"]
 SECRET = "xyzzyplugh"  # stands in every note below and must stand in no message
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs `nosology WORDS` and gives exit code, standard output and standard error."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["nosology", *map(str, words)])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = end.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 @pytest.fixture
