@@ -12,6 +12,7 @@ import json
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from nosology.federated.site import Site
 from nosology.federated.stacked import run_stacked
 from nosology.models.bundle import Bundle
 from nosology.models.heads_settings import HeadsRecipe
+from nosology.training import repeated
 from nosology.training.vectors import CodedVectors
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_federation_stacked.json"
@@ -52,6 +54,19 @@ def through_flower(hospitals: list[Site], recipe: HeadsRecipe, out: Path) -> Bun
     known = {site.name: site for site in hospitals}
     grid = InProcessGrid(make_app(lambda context, _: known[context.node_config[SITE_NAME]]), known)
     return run_federation(grid, recipe, out, say=print).bundle
+
+
+def apart(one: dict, other: dict) -> float:
+    """The largest difference of a weight."""
+    return max(float(np.abs(np.asarray(one[name]) - np.asarray(other[name])).max()) for name in one)
+
+
+def recorded_apart(site: Site, bundle: Bundle, recipe: HeadsRecipe) -> float:
+    """How far steps that a GPU repeats and steps that are launched one by one are apart after a round at one site."""
+    weights = {name: value.double().numpy() for name, value in bundle.model.net.state_dict().items()}
+    recorded = site.train(weights, recipe, 1).weights
+    with mock.patch.object(repeated, "_WORTH", 10**9):
+        return apart(recorded, site.train(weights, recipe, 1).weights)
 
 
 def main() -> None:
@@ -85,10 +100,8 @@ def main() -> None:
             found[f"{name} CPU seconds"] = time.process_time() - work
             found[f"{name} dev micro F1"] = bundles[name].provenance["found"]["dev_micro_f1"]
     if len(bundles) == 2:
-        states = [bundle.model.net.state_dict() for bundle in bundles.values()]
-        found["largest difference of a weight"] = max(
-            float((states[0][n] - states[1][n]).abs().max()) for n in states[0]
-        )
+        found["largest difference of a weight"] = apart(*(b.model.net.state_dict() for b in bundles.values()))
+    found["recorded steps apart from launched ones"] = recorded_apart(hospitals[0], bundles[name], recipe)
     print(json.dumps(found, indent=2))
     told = {name: getattr(asked, name) for name in ("sites", "notes", "dim", "labels", "rounds", "precision")}
     asked.out.write_text(json.dumps(told | found, indent=2) + "\n")
