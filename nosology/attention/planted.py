@@ -47,10 +47,11 @@ class Seen:
     static: Tensor  # (B, L) sum of mutual information times h . w
     keys: Tensor  # (B, L, k) the ranker's best tokens: score and place as one number; the least number: none
     scores: Tensor  # (B, L, k) their scores
-    values: Tensor  # (B, L, k) their h . w
+    values: Tensor  # (B, L, k) their h . w; where all tokens are kept they stand together as one
     total: Tensor  # (B, L) sum of h . w of all tokens
     count: Tensor  # (B, 1) tokens without pads
     tokens: int  # read so far, pads included
+    every: bool = False  # whether the ranker keeps all tokens
 
     @staticmethod
     def nothing(notes: int, labels: int, k: int, like: Tensor) -> Seen:
@@ -80,9 +81,11 @@ def read(states: Tensor, mask: Tensor, words: Tensor, decoder: Decoder, planted:
         new = _of_tokens(planted.scores, words)
         keys = torch.cat([keys, _keys(new, mask[:, None], seen.tokens)], 2)
         scores, values = torch.cat([scores, new], 2), torch.cat([values, value], 2)
-        keep = planted.k or keys.shape[2]
-        keys, order = keys.topk(min(keep, keys.shape[2]), dim=2)
-        scores, values = scores.gather(2, order), values.gather(2, order)
+        if planted.k:
+            keys, order = keys.topk(min(planted.k, keys.shape[2]), dim=2)
+            scores, values = scores.gather(2, order), values.gather(2, order)
+        else:
+            keys, scores, values = _together(keys, scores, values)
     return Seen(
         peak,
         seen.mass * shrink + part.sum(2),
@@ -94,7 +97,18 @@ def read(states: Tensor, mask: Tensor, words: Tensor, decoder: Decoder, planted:
         seen.total + (value * mask[:, None]).sum(2),
         seen.count + mask.sum(1, keepdim=True),
         seen.tokens + states.shape[1],
+        not planted.k,
     )
+
+
+def _together(keys: Tensor, scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens (B, L, T) as one (B, L, 1) that has the same part in a softmax with any others."""
+    inside = keys > _LOWEST
+    scores = scores.masked_fill(~inside, -torch.inf)
+    peak = scores.amax(2, keepdim=True).nan_to_num(neginf=0)
+    part = torch.exp(scores - peak)
+    mass = part.sum(2, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+    return keys.amax(2, keepdim=True), peak + torch.log(mass), (part * values).sum(2, keepdim=True) / mass
 
 
 def logits(seen: Seen, decoder: Decoder, literal_zero: bool = False) -> Tensor:
@@ -107,6 +121,7 @@ def logits(seen: Seen, decoder: Decoder, literal_zero: bool = False) -> Tensor:
     total = decoder.bias.float() + learned + seen.static
     if not seen.keys.shape[2]:
         return total
+    literal_zero = literal_zero and not seen.every
     inside = seen.keys > _LOWEST
     scores = seen.scores.float().masked_fill(~inside, -torch.inf)
     peak = scores.amax(2).clamp(min=0) if literal_zero else scores.amax(2).nan_to_num(neginf=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nosology.encoders.awd_lstm import AwdLstm, State, locked
+from nosology.encoders.awd_lstm import AwdLstm, State, detached, locked
 from nosology.models.next_word import next_word_loss
 
 
@@ -29,11 +29,10 @@ class LanguageModel(nn.Module):
             return next_word_loss(states, self.encoder.encoder.weight, self.bias, batch.targets.flatten())
 
     def _state(self) -> State:
-        pairs = ((getattr(self, f"hidden_{i}"), getattr(self, f"cell_{i}")) for i in range(len(self.encoder.rnns)))
-        return tuple((hidden.clone(), cell.clone()) for hidden, cell in pairs)  # they are written over before backward
+        return tuple((getattr(self, f"hidden_{i}"), getattr(self, f"cell_{i}")) for i in range(len(self.encoder.rnns)))
 
-    @torch.no_grad()
     def _keep(self, state: State) -> None:
-        for number, (hidden, cell) in enumerate(state):
-            getattr(self, f"hidden_{number}").copy_(hidden)
-            getattr(self, f"cell_{number}").copy_(cell)
+        """Takes over a state as it is: the one before may still be needed for derivatives."""
+        for number, (hidden, cell) in enumerate(detached(state)):
+            setattr(self, f"hidden_{number}", hidden)
+            setattr(self, f"cell_{number}", cell)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ _OWN = 0.3  # deviation of words' own vectors at the beginning
 _LONG = 2048  # tokens of a note, where `chunk` says how many are learned from at once
 _INSIDE = 4096  # labels whose attention is in memory at once where a note is only to be coded,
 _POSITIONS = 16_384  # over so many tokens of all notes: a GPU reads in wider windows than it has to
+_KEPT = 1 << 26  # tokens of labels and notes that inattention keeps from window to window
 
 
 class Ranker(nn.Module):
@@ -155,28 +156,25 @@ class PlantNet(nn.Module):
 
     def logits(self, batch: Batch) -> Tensor:
         """Logits (B, L), window by window: what is in memory does not grow with the notes' lengths."""
-        decoder = self._decoder(batch.labels)
-        return torch.cat([self._read(batch, part, labels) for part, labels in self._label_parts(decoder, batch)], dim=1)
-
-    def _label_parts(self, decoder: Decoder, batch: Batch) -> Iterator[tuple[Decoder, Tensor]]:
         chosen = batch.labels if batch.labels is not None else torch.arange(len(self.bias))
-        for start in range(0, len(chosen), _INSIDE):
-            part = slice(start, start + _INSIDE)
-            yield Decoder(decoder.queries[part], decoder.weights[part], decoder.bias[part]), chosen[part]
+        wide = max(_INSIDE, _KEPT // (len(batch.tokens) * max(1, self.shape.inattention)))
+        return torch.cat([self._read(batch, labels.split(_INSIDE)) for labels in chosen.split(wide)], dim=1)
 
-    def _read(self, batch: Batch, decoder: Decoder, labels: Tensor) -> Tensor:
-        """Logits (B, L) of some labels."""
-        seen, state = None, None
-        tokens = self._turned(batch.tokens, batch.lengths)
+    def _read(self, batch: Batch, parts: Sequence[Tensor]) -> Tensor:
+        """Logits (B, L) of parts of the labels, which look at a window one after the other: it is read once."""
+        tokens, state = self._turned(batch.tokens, batch.lengths), None
+        decoders = [self._decoder(labels) for labels in parts]
+        seen = [Seen.nothing(len(tokens), len(labels), 0, self.bias) for labels in parts]
         window = max(self.shape.window, _POSITIONS // len(tokens) if tokens.is_cuda else 0)
         for first in range(0, tokens.shape[1], window):
             part = tokens[:, first : first + window]
             states, state = self.encoder(part, state)
             inside = mask(batch.lengths - first, part.shape[1], part.device)
-            planted, places = self._planted(part, labels)
-            seen = seen or Seen.nothing(len(part), len(decoder.bias), 0, states)
-            seen = read(states, inside, places, decoder, planted, seen)
-        return logits(seen, decoder, self.shape.literal_zero)
+            for number, labels in enumerate(parts):
+                planted, places = self._planted(part, labels)
+                seen[number] = read(states, inside, places, decoders[number], planted, seen[number])
+        made = zip(seen, decoders)
+        return torch.cat([logits(left, decoder, self.shape.literal_zero) for left, decoder in made], dim=1)
 
     def attention(self, batch: Batch) -> Tensor:
         """The weights (B, L, T) of each label over the tokens: learned, static and planted, made to sum to 1."""
@@ -194,9 +192,11 @@ class PlantNet(nn.Module):
         return self._turned_back(weights, batch.lengths)
 
     def _kept(self, scores: Tensor, inside: Tensor) -> Tensor:
-        """The softmax over the tokens that the ranker's attention keeps."""
+        """The softmax over the tokens that the ranker's attention keeps, as the net has it."""
         kept = kept_first(scores, inside, self.shape.inattention)
-        return torch.softmax(scores.masked_fill(~kept, -torch.inf), dim=2).nan_to_num()
+        others = 0.0 if self.shape.literal_zero else -torch.inf
+        scores = scores.masked_fill(~kept, others).masked_fill(~inside, -torch.inf)
+        return torch.softmax(scores, dim=2).nan_to_num()
 
     def _decoder(self, labels: Tensor | None) -> Decoder:
         if labels is None:

@@ -70,6 +70,17 @@ def test_dropout_is_locked_and_its_kinds_all_act():
         torch.testing.assert_close(model.eval()(x)[0], still)
 
 
+def test_a_word_is_dropped_wherever_it_stands():
+    model = net(drop=Dropouts(embedding=0.5)).train()
+    with torch.no_grad():
+        model.encoder.weight.fill_(1)
+    x = tokens(words=200)
+    made = model._embedded(x)
+    assert set(made.unique().tolist()) == {0.0, 2.0}
+    for word in x.unique():
+        assert len(made[x == word].unique()) == 1  # all its places, all its numbers
+
+
 def test_gradients_reach_the_raw_weights():
     model = net(drop=Dropouts(weight=0.5)).train()
     model(tokens())[0].sum().backward()

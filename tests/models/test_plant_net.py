@@ -42,26 +42,55 @@ def test_a_note_of_20000_words_in_windows_equals_the_whole(backward):
     torch.testing.assert_close(windows, whole, atol=1e-4, rtol=1e-4)
 
 
-def test_what_is_in_memory_does_not_grow_with_the_note(monkeypatch):
-    """The largest tensor that the windowed reading makes is as large for 400 as for 4,000 words."""
-    import nosology.models.plant_net as module
+class Largest(TorchDispatchMode):
+    """The largest number of numbers of any tensor of floats that is made while it is on."""
 
-    model, sizes = net(), []
-    real = module.read
+    size = 0
 
-    def watched(states, *rest):
-        seen = real(states, *rest)
-        sizes.append(max(states.numel(), *(x.numel() for x in vars(seen).values() if isinstance(x, torch.Tensor))))
-        return seen
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        tensors = made if isinstance(made, tuple | list) else [made]
+        floats = (x.numel() for x in tensors if isinstance(x, torch.Tensor) and x.is_floating_point())
+        self.size = max([self.size, *floats])
+        return made
 
-    monkeypatch.setattr(module, "read", watched)
-    largest = []
-    for length in (400, 4000):
-        sizes.clear()
+
+@pytest.mark.parametrize("shape", [{}, {"inattention": 0}, {"literal_zero": True}], ids=str)
+def test_what_is_in_memory_does_not_grow_with_the_note(shape):
+    """The largest tensor of anything that the windowed reading makes is as large for 160 as for 1,600 words."""
+    model, found = net(window=16, **shape), []
+    for times in (10, 100):
+        with torch.no_grad(), Largest() as largest:
+            model.logits(Batch(*rectangle([np.tile(np.arange(2, 18), times)])))
+        found.append(largest.size)
+    assert found[0] == found[1] < 1600
+
+
+@pytest.mark.parametrize("kept", [1, 10_000])
+def test_labels_are_asked_in_parts_and_notes_are_read_once(monkeypatch, kept):
+    """As many labels as have room share one reading; the logits are those of all labels at once."""
+    model, batch, reads = net(window=10), notes([37, 12]), []
+    with torch.no_grad():
+        whole = model.logits(batch)
+    monkeypatch.setattr("nosology.models.plant_net._INSIDE", 2)
+    monkeypatch.setattr("nosology.models.plant_net._KEPT", kept)
+    real = model.encoder.forward
+    monkeypatch.setattr(model.encoder, "forward", lambda *given: (reads.append(1), real(*given))[1])
+    with torch.no_grad():
+        torch.testing.assert_close(model.logits(batch), whole, atol=1e-6, rtol=1e-5)
+    assert len(reads) == 4 * (3 if kept == 1 else 1)  # windows of ten tokens, three parts of two labels
+
+
+def test_attention_is_what_the_logits_are_made_of():
+    """Also where the paper's zero leaves the tokens that are not kept some weight."""
+    batch = notes([30])
+    zero, ours = (net(literal_zero=literal, static=False) for literal in (True, False))
+    for model in (zero, ours):
         with torch.no_grad():
-            model.logits(notes([length]))
-        largest.append(max(sizes))
-    assert largest[0] == largest[1]
+            states, weights = model.encoder(batch.tokens)[0], model.attention(batch)[0, :, :30]
+            made = 2 * (weights @ states[0, :30] * model.weights).sum(1) + model.bias
+            torch.testing.assert_close(made, model.logits(batch)[0], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(zero.attention(batch), ours.attention(batch))
 
 
 def test_the_backward_net_reads_from_the_end():
@@ -93,18 +122,6 @@ def test_attentions_can_be_left_out(off):
     with torch.no_grad():
         assert torch.isfinite(model.logits(notes([30]))).all()
     assert (model.ranker is None) == (off == "planted")
-
-
-class Largest(TorchDispatchMode):
-    """The largest number of numbers of any tensor that is made while it is on."""
-
-    size = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        tensors = made if isinstance(made, tuple | list) else [made]
-        self.size = max([self.size, *(x.numel() for x in tensors if isinstance(x, torch.Tensor))])
-        return made
 
 
 @pytest.mark.parametrize("chunk", [1, 2])
