@@ -59,6 +59,18 @@ def test_the_weights_are_those_of_the_run_through_flower(tmp_path, strategy):
     assert stacked.model.labels == through.model.labels
 
 
+def test_in_double_precision_rounding_does_not_grow(tmp_path):
+    told = recipe(rounds=15, local_epochs=2)
+    told = told.model_copy(update={"training": told.training.model_copy(update={"precision": "fp64"})})
+    known = {site.name: site for site in sites([40, 40, 33])}
+    grid = InProcessGrid(make_app(lambda context, _: known[context.node_config[SITE_NAME]]), known)
+    through = run_federation(grid, told, tmp_path / "flower").bundle.model.net.state_dict()
+    stacked = run_stacked(sites([40, 40, 33]), told, tmp_path / "stacked").model.net.state_dict()
+    for name, value in through.items():
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(stacked[name], value, atol=1e-7, rtol=1e-6)
+
+
 def test_a_run_that_stopped_goes_on(tmp_path):
     told = recipe()
     whole = run_stacked(sites([40, 40]), told, tmp_path / "whole")

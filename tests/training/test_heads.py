@@ -18,7 +18,7 @@ from nosology.models.heads_settings import HeadsRecipe
 from nosology.models.measure import measure
 from nosology.models.moments import Moments
 from nosology.serving.coder import Coder
-from nosology.training.local import VectorNotes, draw_seed, train_epochs
+from nosology.training.local import VectorNotes, draw_seed, train_epochs, working_type
 from nosology.training.loop import fit
 from nosology.training.run import train
 from nosology.training.vectors import new_head
@@ -73,7 +73,8 @@ def test_another_embedder_is_refused(bundle, tmp_path):
         model.probabilities(["chest pain"])
 
 
-def test_the_light_loop_learns_what_the_loop_learns(tmp_path):
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+def test_the_light_loop_learns_what_the_loop_learns(tmp_path, precision):
     """`train_epochs` over all epochs gives the weights of `fit`, for a head with batch normalisation."""
     rng = np.random.default_rng(0)
     notes = VectorNotes(
@@ -81,8 +82,8 @@ def test_the_light_loop_learns_what_the_loop_learns(tmp_path):
         torch.from_numpy((rng.random((70, 4)) < 0.4).astype(np.uint8)),
     )
     recipe = HeadsRecipe.model_validate({"model": {"head": "deep", "widths": [8, 8, 8]}})
-    settings = recipe.training.model_copy(update={"batch": 16, "epochs": 4})
-    whole, light = (new_head(recipe.model, 5, 4, 1) for _ in range(2))
+    settings = recipe.training.model_copy(update={"batch": 16, "epochs": 4, "precision": precision})
+    whole, light = (new_head(recipe.model, 5, 4, 1).to(working_type(settings)) for _ in range(2))
     fit(
         whole,
         settings,
