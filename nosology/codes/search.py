@@ -79,8 +79,9 @@ class _Texts:
         ]
         self._text = "\n".join(rows)
         self._starts = list(accumulate((len(row) + 1 for row in rows), initial=0))
+        self.rows = lru_cache(maxsize=512)(self._rows)  # people look for the same words again and again
 
-    def rows(self, word: str) -> set[int]:
+    def _rows(self, word: str) -> set[int]:
         """The rows that have the word, be it as a part of another."""
         found, place = set(), self._text.find(word)
         while place >= 0:

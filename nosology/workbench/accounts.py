@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from nosology.core import ReviewError
+from nosology.workbench.review import Missing
 from nosology.workbench.store.engine import reading, writing
 from nosology.workbench.store.schema import sessions, tokens, users
 
@@ -165,7 +166,7 @@ def set_user(connection: Connection, user: int, *, role: str | None = None, disa
     """Changes a user's role, or whether they may sign in; the last admin stays one."""
     row = connection.execute(select(users).where(users.c.id == user)).first()
     if row is None:
-        raise ReviewError("there is no such user")
+        raise Missing("there is no such user")
     if role is not None and role not in ROLES:
         raise ReviewError(f"role must be one of {', '.join(ROLES)}")
     values: dict[str, Any] = {}
@@ -226,8 +227,8 @@ def user_of_cookie(engine: Engine, cookie: str) -> User | None:
 def create_token(connection: Connection, user: int, name: str) -> str:
     """A new API token; it is shown once and kept as a hash."""
     name = " ".join(name.split())
-    if not 1 <= len(name) <= 80:
-        raise ReviewError("the name of a token must have 1 to 80 characters")
+    if not 1 <= len(name) <= 80 or not name.isprintable():
+        raise ReviewError("the name of a token must have 1 to 80 printable characters")
     token = TOKEN_PREFIX + secrets.token_urlsafe(32)
     row = {"user_id": user, "name": name, "hash": digest(token), "created": time.time(), "revoked": False}
     connection.execute(insert(tokens).values(**row))
@@ -238,7 +239,7 @@ def revoke_token(connection: Connection, user: int, token_id: int) -> None:
     """Ends a token of a user."""
     where = (tokens.c.id == token_id, tokens.c.user_id == user)
     if not connection.execute(update(tokens).where(*where).values(revoked=True)).rowcount:
-        raise ReviewError("there is no such token of yours")
+        raise Missing("there is no such token of yours")
 
 
 def tokens_of(connection: Connection, user: int) -> list[Mapping[str, Any]]:

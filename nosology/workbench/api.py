@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from anyio import to_thread
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,17 +14,17 @@ from nosology.codes import table
 from nosology.core import Note
 from nosology.workbench import batches, measures
 from nosology.workbench.intake import LONGEST, fhir_notes, with_encounter
-from nosology.workbench.pages import check_role, exported, hits
+from nosology.workbench.pages import decide_on, exported, hits
 from nosology.workbench.pages_office import take_in
 from nosology.workbench.pages_sign_in import address
 from nosology.workbench.panel import book, panel
 from nosology.workbench.security import AnyUser, Parts
 from nosology.workbench.store.engine import reading
 from nosology.workbench.store.schema import notes
-from nosology.workbench.work import history, load_case, log_read, queue, record, tally
+from nosology.workbench.web import LARGEST_INT, Number
+from nosology.workbench.work import history, load_case, log_read, queue, tally
 
-LARGEST_INT = 2**31 - 1  # of the store's numbers
-Number = Annotated[int, Path(ge=1, le=LARGEST_INT)]
+Status = Literal["new", "open", "held", "second", "preaccepted", "done"]
 System = Literal["icd9cm", "icd9proc", "icd10cm", "icd10pcs"]
 Clean = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 REFUSED = {
@@ -100,16 +101,20 @@ def list_notes(
     request: Request,
     services: Parts,
     user: AnyUser,
-    status: Annotated[list[str], Query(max_length=10)] = [],  # noqa: B006 (FastAPI copies it)
+    status: Annotated[list[Status], Query(max_length=10)] = [],  # noqa: B006 (FastAPI copies it)
+    mine: bool = False,
+    site: Annotated[Clean | None, Query(max_length=200)] = None,
+    batch: Annotated[int | None, Query(ge=1, le=LARGEST_INT)] = None,
     order: Literal["oldest", "uncertain", "newest"] = "oldest",
     page: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
 ) -> dict[str, Any]:
-    """A page of the work queue."""
+    """A page of the work queue; mine: only what is assigned to the user of the token."""
     with reading(services.engine) as connection:
-        rows = queue(connection, statuses=[s[:12] for s in status if "\x00" not in s], order=order, page=page)
+        whose = user.id if mine else None
+        rows = queue(connection, statuses=status, assignee=whose, site=site, batch=batch, order=order, page=page)
         counts = tally(connection)
     log_read(services.engine, user.id, "queue", None, address(request))
-    return {"counts": counts, "notes": [dict(row) for row in rows]}
+    return {"counts": counts, "notes": [dict(row._mapping) for row in rows]}
 
 
 @router.post("/notes", status_code=202)
@@ -179,9 +184,8 @@ def read_note(request: Request, services: Parts, user: AnyUser, note_id: Number)
 @router.post("/notes/{note_id}/decisions", responses={409: {"description": "somebody else was faster"}})
 def decide(services: Parts, user: AnyUser, note_id: Number, body: Decision) -> dict[str, Any]:
     """Makes a decision; once it is answered with 200 it is on disk."""
-    check_role(user, body.action)
-    details = body.model_dump(exclude={"action", "version"}, exclude_unset=True)
-    review = record(services.engine, note_id, body.action, details, user=user.id, version=body.version)
+    given = body.model_dump(exclude={"action", "version"}, exclude_unset=True)
+    review = decide_on(services, user, note_id, body.action, given, body.version).review
     return {"version": review.version, "status": review.status, "codes": [str(code) for code in review.codes]}
 
 
@@ -204,9 +208,11 @@ def export(
 
 
 @router.post("/code", responses={503: {"description": "the coder's queue is full"}})
-def code(services: Parts, user: AnyUser, body: Text) -> JSONResponse:
+async def code(services: Parts, user: AnyUser, body: Text) -> JSONResponse:
     """Suggestions for a text, which is not kept."""
-    found = services.workers.code([_clean(body.text)])[0]
+    # In threads of their own: those of the pages must not wait for the coder.
+    limiter = services.waiting_for_coder
+    found = (await to_thread.run_sync(services.workers.code, [_clean(body.text)], limiter=limiter))[0]
     return JSONResponse({"suggestions": found["suggestions"]})
 
 

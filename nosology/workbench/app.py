@@ -11,32 +11,35 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
+from sqlalchemy.exc import DataError as UnfitValue
 from sqlalchemy.exc import InterfaceError, OperationalError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nosology.core import ConflictError, DataError, NosologyError
+from nosology.core import ConflictError, NosologyError
 from nosology.core.version import __version__
 from nosology.workbench import api, health, pages, pages_office, pages_sign_in
 from nosology.workbench.inference import Busy
-from nosology.workbench.security import Door, Forbidden, SignInNeeded, TooLarge
+from nosology.workbench.review import Missing
+from nosology.workbench.security import Door, Forbidden, PasswordDue, SignInNeeded, TooLarge
 from nosology.workbench.services import Services
 from nosology.workbench.settings import Settings
-from nosology.workbench.web import STATIC, environment, page
+from nosology.workbench.web import STATIC, environment, page, static_path
 
 log = logging.getLogger("nosology.workbench")
 THREADS = 6  # requests worked on at once: more only take turns at one interpreter
-STATUS = {SignInNeeded: 401, Forbidden: 403, ConflictError: 409, TooLarge: 413, Busy: 503, DataError: 422}
+STATUS = {SignInNeeded: 401, Forbidden: 403, Missing: 404, ConflictError: 409, TooLarge: 413, Busy: 503}
 TITLES = {403: "Not for you", 404: "Not here", 405: "Not here", 413: "Too large", 503: "Busy"}
 
 
 class Static(StaticFiles):
-    """Files of the package; their names or contents change with the version alone, so that browsers may keep them."""
+    """Files of the package; their address changes with what is in them, so that browsers may keep them for good."""
 
-    def file_response(self, *arguments, **options) -> Response:  # type: ignore[no-untyped-def]
-        """The file, to be kept for an hour."""
-        answer = super().file_response(*arguments, **options)
-        answer.headers["cache-control"] = "public, max-age=3600"
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """The file."""
+        answer = await super().get_response(path, scope)
+        answer.headers["cache-control"] = "public, max-age=31536000, immutable"
         return answer
 
 
@@ -63,7 +66,8 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
     app.state.templates = environment()
     for part in (health, api, pages_sign_in, pages, pages_office):
         app.include_router(part.router)
-    app.mount("/static", Static(directory=STATIC), name="static")
+    app.mount(static_path(), Static(directory=STATIC), name="static")
+    app.add_middleware(Quiet)
     app.add_middleware(health.Watch)
     app.add_middleware(Door, secure=settings.secure)
     app.add_exception_handler(NosologyError, _refused)  # type: ignore[arg-type]
@@ -71,8 +75,33 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
     app.add_exception_handler(HTTPException, _not_here)  # type: ignore[arg-type]
     for kind in (OperationalError, InterfaceError):
         app.add_exception_handler(kind, _store_away)  # type: ignore[arg-type]
-    app.add_exception_handler(Exception, _failed)
+    app.add_exception_handler(UnfitValue, _unfit)  # type: ignore[arg-type]
     return app
+
+
+class Quiet:
+    """Answers a failure of ours itself: left to the server, its log would show values, which are notes."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a request on."""
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = begun or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watched)
+        except Exception as error:
+            if scope["type"] != "http":
+                raise
+            answer = _failed(Request(scope, receive), error)
+            if not begun:
+                await answer(scope, receive, send)
 
 
 def _is_api(request: Request) -> bool:
@@ -90,11 +119,9 @@ def _answer(request: Request, status: int, words: str) -> Response:
 def _refused(request: Request, error: NosologyError) -> Response:
     """An error meant for people."""
     status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 422)
-    if "there is no such" in str(error) or "has no such line" in str(error):
-        status = 404
     if status == 401 and not _is_api(request) and not request.headers.get("hx-request"):
         return RedirectResponse("/login", status_code=303)
-    if isinstance(error, Forbidden) and "one-time password" in str(error) and not _is_api(request):
+    if isinstance(error, PasswordDue) and not _is_api(request):
         return RedirectResponse("/password", status_code=303)
     answer = _answer(request, status, f"{error}.")
     if status == 503:
@@ -109,6 +136,8 @@ def _invalid(request: Request, error: RequestValidationError) -> Response:
     found = [{"loc": list(item["loc"]), "msg": item["msg"], "type": item["type"]} for item in error.errors()]
     if _is_api(request):
         return JSONResponse({"detail": found}, status_code=422)
+    if any(item["loc"][0] == "path" for item in found):
+        return _answer(request, 404, "There is no such page.")
     return _answer(request, 422, "A field of the form is missing or not as it must be.")
 
 
@@ -124,6 +153,11 @@ def _store_away(request: Request, error: OperationalError | InterfaceError) -> R
     answer = _answer(request, 503, "The store does not answer; nothing was kept. Try again in a moment.")
     answer.headers["retry-after"] = "2"
     return answer
+
+
+def _unfit(request: Request, error: UnfitValue) -> Response:
+    """A value that the store cannot keep, such as a character that is none."""
+    return _answer(request, 422, "A value holds something that cannot be kept, such as a character of code 0.")
 
 
 def _failed(request: Request, error: Exception) -> Response:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any
+from urllib.parse import parse_qs, urlsplit
 
 from fastapi import APIRouter, Form, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
@@ -16,17 +18,34 @@ from nosology.workbench.export import FORMATS, to_csv, to_fhir, to_json
 from nosology.workbench.pages_sign_in import address
 from nosology.workbench.panel import book, panel
 from nosology.workbench.render import evidence_spans, parts
-from nosology.workbench.review import STATUSES
+from nosology.workbench.review import FIELDS, STATUSES, Missing
 from nosology.workbench.security import AnyUser, Forbidden, Parts
 from nosology.workbench.services import Services
 from nosology.workbench.store.engine import reading
 from nosology.workbench.store.schema import notes
-from nosology.workbench.web import page
-from nosology.workbench.work import ORDERS, PAGE, history, load_case, log_read, names, queue, record, sites, tally
+from nosology.workbench.web import LARGEST_INT, Number, page
+from nosology.workbench.work import (
+    ORDERS,
+    PAGE,
+    Case,
+    history,
+    load_case,
+    log_read,
+    names,
+    next_note,
+    queue,
+    record,
+    sites,
+    tally,
+)
 
 router = APIRouter(include_in_schema=False)
-REVIEWER_ACTIONS = ("approve",)
 WORK = ("new", "open", "held", "second")
+
+
+def _whole(text: str) -> int:
+    """The number that a field of an address spells; 0 where it spells none that the store could hold."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
 @router.get("/")
@@ -42,40 +61,59 @@ def queue_page(
     page_number: str = "0",
 ) -> HTMLResponse:
     """The work queue."""
-    chosen = [status] if status in STATUSES else list(WORK) if status != "all" else []
-    number = int(page_number) if page_number.isdigit() and len(page_number) < 7 else 0
-    order = order if order in ORDERS else "oldest"
+    filters = {"status": status, "mine": mine, "site": site, "order": order, "batch": batch}
+    return _queue(request, services, user, filters, number=min(_whole(page_number), 1_000_000))
+
+
+@router.post("/find")
+def find(request: Request, services: Parts, user: AnyUser, ref: Annotated[str, Form(max_length=200)] = "") -> Response:
+    """The note of an id, or those whose id holds these characters; by POST, for an id may tell who somebody is."""
+    ref = ref.strip()
+    with reading(services.engine) as connection:
+        found = connection.scalar(select(notes.c.id).where(notes.c.ref == ref)) if ref else None
+    if found:
+        return RedirectResponse(f"/notes/{found}", status_code=303)
+    filters = {"status": "all", "mine": "", "site": "", "order": "newest", "batch": ""}
+    return _queue(request, services, user, filters, ref=ref)
+
+
+def _queue(
+    request: Request, services: Services, user: User, filters: dict[str, str], *, number: int = 0, ref: str = ""
+) -> HTMLResponse:
+    """The queue as its filters say; any that is not as it must be is left out."""
+    status, order = filters["status"], filters["order"] if filters["order"] in ORDERS else "oldest"
     with reading(services.engine) as connection:
         rows = queue(
             connection,
-            statuses=chosen,
-            assignee=user.id if mine == "me" else None,
-            unassigned=mine == "nobody",
-            site=site or None,
-            batch=int(batch) if batch.isdigit() and len(batch) < 10 else None,
+            statuses=[status] if status in STATUSES else () if status == "all" else WORK,
+            assignee=user.id if filters["mine"] == "me" else None,
+            unassigned=filters["mine"] == "nobody",
+            site=filters["site"] or None,
+            batch=_whole(filters["batch"]) or None,
+            ref=ref or None,
             order=order,
             page=number,
         )
-        counts, places, people = tally(connection), sites(connection), names(connection)
-    filters = {"status": status, "mine": mine, "site": site, "order": order, "batch": batch}
-    values = {"rows": rows, "counts": counts, "sites": places, "people": people, "number": number, "filters": filters}
+        counts, places = tally(connection), sites(connection)
     log_read(services.engine, user.id, "queue", None, address(request))
-    return page(request, "queue.html", user, values | {"more": len(rows) == PAGE, "orders": ORDERS})
+    values = {"rows": rows, "counts": counts, "sites": places, "number": number, "ref": ref}
+    return page(
+        request, "queue.html", user, {**values, "filters": {**filters, "order": order}, "more": len(rows) == PAGE}
+    )
 
 
 @router.get("/next")
-def next_note(services: Parts, user: AnyUser, after: int = 0) -> RedirectResponse:
-    """The next note to work on: one's own before those of nobody, the oldest first."""
+def next_page(services: Parts, user: AnyUser, after: str = "", order: str = "oldest") -> RedirectResponse:
+    """Sends on to the next note to work on, in the order that was chosen in the queue."""
+    order = order if order in ORDERS else "oldest"
     with reading(services.engine) as connection:
-        wanted = select(notes.c.id).where(notes.c.status.in_(("new", "open")), notes.c.id != after)
-        wanted = wanted.order_by(notes.c.received, notes.c.id).limit(1)
-        own = connection.scalar(wanted.where(notes.c.assignee_id == user.id))
-        free = own or connection.scalar(wanted.where(notes.c.assignee_id.is_(None)))
-    return RedirectResponse(f"/notes/{free}" if free else "/", status_code=303)
+        found = next_note(connection, user.id, after=_whole(after), order=order)
+    asked = "" if order == "oldest" else f"?order={order}"
+    return RedirectResponse(f"/notes/{found}{asked}" if found else "/", status_code=303)
 
 
 @router.get("/notes/{note_id}")
-def note_page(request: Request, services: Parts, user: AnyUser, note_id: int) -> HTMLResponse:
+def note_page(request: Request, services: Parts, user: AnyUser, note_id: Number, order: str = "oldest") -> HTMLResponse:
     """A note with its suggestions; that somebody looked at it is kept."""
     with reading(services.engine) as connection:
         case = load_case(connection, note_id)
@@ -85,26 +123,19 @@ def note_page(request: Request, services: Parts, user: AnyUser, note_id: int) ->
     loud = {*case.review.codes, *(Code(s["system"], s["code"]) for s in case.suggestions if s["accepted"])}
     text = parts(case.note["text"], evidence, loud - case.review.rejected.keys())
     values = {"case": case, "panel": panel(case), "parts": text, "people": people}
+    values["order"] = order if order in ORDERS else "oldest"
     return page(request, "note.html", user, values | {"message": "", "conflict": False})
 
 
-@router.get("/notes/{note_id}/panel")
-def note_panel(request: Request, services: Parts, user: AnyUser, note_id: int) -> HTMLResponse:
-    """The right side alone, for a page that waits for the coder; once it has read the note, the whole page is due."""
-    answer = _panel(request, services, user, note_id)
+@router.get("/notes/{note_id}/coded")
+def is_coded(services: Parts, user: AnyUser, note_id: Number) -> Response:
+    """Nothing while the coder has not read the note, which it now does first; then, that the page is to be loaded."""
     with reading(services.engine) as connection:
-        if connection.scalar(select(notes.c.coding).where(notes.c.id == note_id)) != "waiting":
-            answer.headers["HX-Refresh"] = "true"
-    return answer
-
-
-def _panel(
-    request: Request, services: Services, user: User, note_id: int, message: str = "", status: int = 200
-) -> HTMLResponse:
-    with reading(services.engine) as connection:
-        case, people = load_case(connection, note_id), names(connection)
-    values = {"case": case, "panel": panel(case), "people": people, "message": message, "conflict": status == 409}
-    return page(request, "panel.html", user, values, status=status)
+        coding = connection.scalar(select(notes.c.coding).where(notes.c.id == note_id))
+    if coding != "waiting":
+        return Response(status_code=204, headers={"HX-Refresh": "true"})
+    services.background.hurry(note_id)
+    return Response(status_code=204)
 
 
 @router.post("/notes/{note_id}/decide")
@@ -112,56 +143,54 @@ def decide(
     request: Request,
     services: Parts,
     user: AnyUser,
-    note_id: int,
+    note_id: Number,
     action: Annotated[str, Form(max_length=20)],
-    version: Annotated[int, Form()],
+    version: Annotated[int, Form(ge=0, le=LARGEST_INT)],
     code: Annotated[str, Form(max_length=40)] = "",
     to: Annotated[str, Form(max_length=40)] = "",
     reason: Annotated[str, Form(max_length=40)] = "",
     poa: Annotated[str, Form(max_length=4)] = "",
-    start: Annotated[int | None, Form()] = None,
-    end: Annotated[int | None, Form()] = None,
+    start: Annotated[int | None, Form(ge=0, le=LARGEST_INT)] = None,
+    end: Annotated[int | None, Form(ge=0, le=LARGEST_INT)] = None,
     codes: Annotated[str, Form(max_length=20_000)] = "",
     assignee: Annotated[str, Form(max_length=20)] = "",
 ) -> HTMLResponse:
     """Makes a decision and shows the panel as it is then; a conflict shows it as somebody else left it."""
-    details = _details(action, code=code, to=to, reason=reason, poa=poa, start=start, end=end, codes=codes)
-    if action == "assign":
-        details["user"] = int(assignee) if assignee.isdigit() and len(assignee) < 10 else None
+    given = {"code": code, "to": to, "reason": reason, "poa": poa, "codes": _list(codes)}
+    given |= {name: place for name, place in (("start", start), ("end", end)) if place is not None}
+    given["user"] = _whole(assignee) or None
     try:
-        check_role(user, action)
-        record(services.engine, note_id, action, details, user=user.id, version=version)
-    except ConflictError as error:
-        return _panel(request, services, user, note_id, f"{error}.", status=409)
+        case = decide_on(services, user, note_id, action, given, version)
     except ReviewError as error:
-        return _panel(request, services, user, note_id, f"{str(error)[:1].upper()}{str(error)[1:]}.", status=422)
-    return _panel(request, services, user, note_id)
+        conflict = isinstance(error, ConflictError)
+        with reading(services.engine) as connection:
+            case = load_case(connection, note_id)
+        log_read(services.engine, user.id, "panel", note_id, address(request))  # words of the note are on it
+        words = f"{str(error)[:1].upper()}{str(error)[1:]}."
+        return _panel(request, services, user, case, words, status=409 if conflict else 422)
+    return _panel(request, services, user, case)
 
 
-def check_role(user: User, action: str) -> None:
-    """Raises Forbidden where a decision is not for this user's role."""
-    if action in REVIEWER_ACTIONS and not user.may("reviewer"):
+def _panel(
+    request: Request, services: Services, user: User, case: Case, message: str = "", status: int = 200
+) -> HTMLResponse:
+    with reading(services.engine) as connection:
+        people = names(connection)
+    values = {"case": case, "panel": panel(case), "people": people, "message": message, "conflict": status == 409}
+    asked = parse_qs(urlsplit(request.headers.get("hx-current-url", "")).query).get("order", ["oldest"])[0]
+    return page(request, "panel.html", user, values | {"order": asked if asked in ORDERS else "oldest"}, status=status)
+
+
+def decide_on(
+    services: Services, user: User, note_id: int, action: str, given: Mapping[str, Any], version: int
+) -> Case:
+    """The note after a decision of a user, whose role must allow it; of `given` only what the action reads is kept."""
+    if action == "approve" and not user.may("reviewer"):
         raise Forbidden("a second review is for people with the role reviewer")
     if action == "preaccept":
         raise Forbidden("only the triage rule pre-accepts notes")
-
-
-def _details(action: str, **given: Any) -> dict[str, Any]:
-    """The details of a decision from the fields of a form: those that its action reads."""
-    wanted = {
-        "accept": ("code",),
-        "reject": ("code", "reason"),
-        "change": ("code", "to"),
-        "add": ("code", "start", "end"),
-        "clear": ("code",),
-        "evidence": ("code", "start", "end"),
-        "poa": ("code", "poa"),
-        "order": ("codes",),
-    }.get(action, ())
-    details = {name: given[name] for name in wanted if given[name] is not None}
-    if "codes" in details:
-        details["codes"] = _list(details["codes"])
-    return details
+    details = {name: given[name] for name in FIELDS.get(action, ()) if name in given}
+    return record(services.engine, note_id, action, details, user=user.id, version=version)
 
 
 def _list(raw: str) -> Any:
@@ -172,7 +201,7 @@ def _list(raw: str) -> Any:
 
 
 @router.get("/notes/{note_id}/history")
-def history_page(request: Request, services: Parts, user: AnyUser, note_id: int) -> HTMLResponse:
+def history_page(request: Request, services: Parts, user: AnyUser, note_id: Number) -> HTMLResponse:
     """Who did what when, and what the coder had suggested."""
     with reading(services.engine) as connection:
         case, rows = load_case(connection, note_id), history(connection, note_id)
@@ -182,7 +211,7 @@ def history_page(request: Request, services: Parts, user: AnyUser, note_id: int)
 
 
 @router.get("/notes/{note_id}/export/{form}")
-def export(request: Request, services: Parts, user: AnyUser, note_id: int, form: str) -> Response:
+def export(request: Request, services: Parts, user: AnyUser, note_id: Number, form: str) -> Response:
     """The coded encounter as a file."""
     return exported(services, user, note_id, form, address(request))
 
@@ -190,7 +219,7 @@ def export(request: Request, services: Parts, user: AnyUser, note_id: int, form:
 def exported(services: Services, user: User, note_id: int, form: str, where: str) -> Response:
     """The coded encounter in a form of FORMATS; that it left the house is kept."""
     if form not in FORMATS:
-        raise ReviewError(f"format must be one of {', '.join(FORMATS)}")
+        raise Missing(f"format must be one of {', '.join(FORMATS)}")
     with reading(services.engine) as connection:
         case, rows = load_case(connection, note_id), history(connection, note_id)
     log_read(services.engine, user.id, f"export {form}", note_id, where)
@@ -243,5 +272,5 @@ def book_page(request: Request, user: AnyUser, system: str, code: str, instead_o
     """A page of the code book."""
     found = book(system, code) if system in SYSTEMS else None
     if found is None:
-        raise ReviewError("the code book has no such line")
+        raise Missing("the code book has no such line")
     return page(request, "book.html", user, found | {"instead_of": instead_of[:40]})

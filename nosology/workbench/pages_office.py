@@ -13,12 +13,13 @@ from nosology.workbench import accounts, batches, measures
 from nosology.workbench.intake import notes_of, with_encounter
 from nosology.workbench.pages_sign_in import address
 from nosology.workbench.plots import bars, line
+from nosology.workbench.review import Missing
 from nosology.workbench.security import Admin, AnyUser, Parts, Reviewer
 from nosology.workbench.services import Services
 from nosology.workbench.store.engine import reading, writing
 from nosology.workbench.store.schema import users
 from nosology.workbench.triage import Triage, agreement, outlook
-from nosology.workbench.web import page
+from nosology.workbench.web import Number, page
 from nosology.workbench.work import add_notes, log_in, log_read, new_batch, read_log
 
 router = APIRouter(include_in_schema=False)
@@ -81,10 +82,10 @@ def upload(
 
 
 @router.post("/batches/{batch}/{act}")
-def change_batch(request: Request, services: Parts, user: AnyUser, batch: int, act: str) -> Response:
+def change_batch(request: Request, services: Parts, user: AnyUser, batch: Number, act: str) -> Response:
     """Cancels or resumes a batch."""
     if act not in ("cancel", "resume"):
-        raise ReviewError("a batch can be cancelled or resumed")
+        raise Missing("there is no such page")
     (batches.cancel if act == "cancel" else batches.resume)(services.engine, batch)
     services.background.wake()
     return RedirectResponse("/batches", status_code=303)
@@ -192,7 +193,7 @@ def change_user(
     request: Request,
     services: Parts,
     user: Admin,
-    who: int,
+    who: Number,
     act: Annotated[str, Form(max_length=10)] = "",
     role: Annotated[str, Form(max_length=10)] = "",
 ) -> HTMLResponse:
@@ -241,7 +242,7 @@ def add_token(
 
 
 @router.post("/tokens/{token}/revoke")
-def revoke_token(request: Request, services: Parts, user: AnyUser, token: int) -> RedirectResponse:
+def revoke_token(request: Request, services: Parts, user: AnyUser, token: Number) -> RedirectResponse:
     """Ends a token."""
     with writing(services.engine) as connection:
         accounts.revoke_token(connection, user.id, token)

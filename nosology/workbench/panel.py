@@ -66,6 +66,7 @@ def panel(case: Case) -> Panel:
     found = check(review, case.note["encounter"], text, spans)
     made = groups(review, case.note["encounter"])
     suggested = {Code(item["system"], item["code"]): item for item in case.suggestions}
+    principal = review.principal
 
     def card(code: Code, item: Chosen | None = None) -> Card:
         given = suggested.get(code)
@@ -78,7 +79,7 @@ def panel(case: Case) -> Panel:
             accepted=bool(given and given["accepted"]),
             quotes=_quotes(text, spans.get(code, ()), given),
             chosen=item,
-            principal=code == review.principal,
+            principal=code == principal,
             procedure=code.system in PROCEDURES,
             severity=made.severity.get(code, ""),
             hcc=made.hcc.get(code, ""),
@@ -105,13 +106,15 @@ def _quotes(text: str, spans: Sequence[Span], given: Mapping[str, Any] | None) -
     flags = {(s["start"], s["end"]): s.get("context", []) for s in given["evidence"]} if given else {}
     found, seen = [], set()
     for span in spans:
+        if len(found) == _QUOTES:
+            break
         words = " ".join(shown(text[span.start : span.end]).split())
         marks = ", ".join(flags.get((span.start, span.end), []))
         if (words.lower(), marks) in seen:
             continue
         seen.add((words.lower(), marks))
         found.append(Quote(span.start, span.end, words if len(words) <= QUOTE else words[: QUOTE - 1] + "…", marks))
-    return tuple(found[:_QUOTES])
+    return tuple(found)
 
 
 def book(system: str, code: str) -> dict[str, Any] | None:

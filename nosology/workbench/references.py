@@ -25,6 +25,8 @@ class Reference(NamedTuple):
 
     def holds(self, code: str) -> bool:
         """Whether a code (with or without its dot) is one that the reference means."""
+        if not self.first[:1] <= code[:1] <= self.last[:1]:  # most codes are of another chapter
+            return False
         bare = code.replace(".", "")
         first, last = self.first.replace(".", ""), self.last.replace(".", "")
         if len(bare) < len(first) or not first <= bare[: len(first)] or not bare[: len(last)] <= last:

@@ -33,7 +33,22 @@ REASONS = {
 POA = {"": "not set", "Y": "yes", "N": "no", "U": "unknown", "W": "undetermined", "1": "exempt"}
 PROCEDURES = ("icd9proc", "icd10pcs")
 EDITS = ("accept", "reject", "change", "add", "clear", "evidence", "order", "poa")
+FIELDS = {  # the details that each action reads; the others have none
+    "accept": ("code",),
+    "reject": ("code", "reason"),
+    "change": ("code", "to"),
+    "add": ("code", "start", "end"),
+    "clear": ("code",),
+    "evidence": ("code", "start", "end"),
+    "poa": ("code", "poa"),
+    "order": ("codes",),
+    "assign": ("user",),
+}
 _CLOSED = ("done", "preaccepted")
+
+
+class Missing(ReviewError):
+    """There is no such thing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +72,7 @@ class Review:
     assignee: int | None = None
     version: int = 0
     finished_by: int | None = None
+    held_from: str = ""  # the status to which a note on hold goes back
 
     @property
     def codes(self) -> tuple[Code, ...]:
@@ -230,6 +246,17 @@ def _move(before: tuple[str, ...], after: str) -> Any:
     return act
 
 
+def _hold(review: Review, details: Mapping[str, Any], user: int | None, length: int) -> Review:
+    held = _move(("new", "open", "second"), "held")(review, details, user, length)
+    return replace(held, held_from=review.status, finished_by=review.finished_by)
+
+
+def _resume(review: Review, details: Mapping[str, Any], user: int | None, length: int) -> Review:
+    """A second review that was put on hold is one still, and still not for the person who asked for it."""
+    back = _move(("held",), "second" if review.held_from == "second" else "open")(review, details, user, length)
+    return replace(back, held_from="", finished_by=review.finished_by)
+
+
 def _approve(review: Review, details: Mapping[str, Any], user: int | None, length: int) -> Review:
     if review.status == "second" and user is not None and user == review.finished_by:
         raise ReviewError("a second review is another person's: you asked for this one")
@@ -253,8 +280,8 @@ ACTIONS = {
     "order": _order,
     "poa": _poa,
     "assign": _assign,
-    "hold": _move(("new", "open", "second"), "held"),
-    "resume": _move(("held",), "open"),
+    "hold": _hold,
+    "resume": _resume,
     "second": _move(("new", "open", "preaccepted", "done"), "second"),
     "finish": _move(("new", "open"), "done"),
     "approve": _approve,

@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nosology.core import NosologyError
@@ -41,6 +42,10 @@ class Forbidden(NosologyError):
     """Somebody is, but may not do this."""
 
 
+class PasswordDue(Forbidden):
+    """Somebody has signed in with a one-time password and has not changed it yet."""
+
+
 class TooLarge(NosologyError):
     """The request is larger than any this server takes."""
 
@@ -66,7 +71,7 @@ async def current_user(request: Request) -> User:
     if request.method not in SAFE:
         await _check_csrf(request, user)
     if user.must_change and request.url.path not in ("/password", "/logout"):
-        raise Forbidden("change the one-time password first")
+        raise PasswordDue("change the one-time password first")
     return user
 
 
@@ -117,8 +122,8 @@ class Door:
 
         length = Headers(scope=scope).get("content-length", "0")
         if not length.isdigit() or int(length) > LARGEST:
-            await guarded({"type": "http.response.start", "status": 413, "headers": []})
-            await guarded({"type": "http.response.body", "body": b""})
+            words = f"A request may have {LARGEST >> 20} MB. Bring in fewer notes at a time."
+            await PlainTextResponse(words, status_code=413)(scope, receive, guarded)
             return
         await self.app(scope, _bounded(receive), guarded)
 
@@ -132,7 +137,7 @@ def _bounded(receive: Receive) -> Receive:
         message = await receive()
         taken += len(message.get("body", b""))
         if taken > LARGEST:
-            raise TooLarge(f"a request may have {LARGEST >> 20} MB")
+            raise TooLarge(f"a request may have {LARGEST >> 20} MB; bring in fewer notes at a time")
         return message
 
     return bounded

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from anyio import CapacityLimiter
 from sqlalchemy import Engine, insert, select
 
 from nosology.codes import releases, table
@@ -39,6 +40,7 @@ class Services:
     workers: Workers
     background: Background
     coder_id: int
+    waiting_for_coder: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(32))
     sign_ins: RateLimit = field(default_factory=lambda: RateLimit(10, 60.0))
     ready: bool = False
 

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import Path as InPath
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
 
-from nosology.core.version import __version__
 from nosology.workbench.accounts import User
 from nosology.workbench.review import POA, REASONS, STATUSES
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
+LARGEST_INT = 2**31 - 1  # of the store's numbers
+Number = Annotated[int, InPath(ge=1, le=LARGEST_INT)]  # of a row, in an address
+
+
+@cache
+def static_path() -> str:
+    """Where pages find scripts and styles: named by what is in them, so that a browser never mixes two versions."""
+    digest = hashlib.sha256()
+    for path in sorted(STATIC.iterdir()):
+        digest.update(path.name.encode() + path.read_bytes())
+    return f"/static/{digest.hexdigest()[:12]}"
 
 
 def when(seconds: float | None) -> str:
@@ -64,7 +78,8 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(when=when, ago=ago, share=share, duration=duration, key=key)
-    made.globals.update(STATUSES=STATUSES, REASONS=REASONS, POA=POA, version=__version__)
+    made.globals.update(STATUSES=STATUSES, REASONS=REASONS, POA=POA, static=static_path())
+    made.globals["help_sheet"] = Markup(made.get_template("help.html").render())  # the same on every page
     for name in made.list_templates():  # compiled now, not at the first visit
         made.get_template(name)
     return made

@@ -4,20 +4,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, func, insert, select, update
+from sqlalchemy import Connection, Engine, Row, bindparam, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from nosology.core import ConflictError, Note, ReviewError
-from nosology.workbench.review import Review, decide, replay
-from nosology.workbench.store.engine import writing
+from nosology.core import Code, ConflictError, Note, ReviewError
+from nosology.workbench.review import Missing, Review, code_in, decide, replay
+from nosology.workbench.store.engine import reading, writing
 from nosology.workbench.store.schema import audit, batches, coders, codings, decisions, notes, texts, users
 from nosology.workbench.store.together import together
 
 ORDERS = ("oldest", "uncertain", "newest")
 PAGE = 50
+IN_HANDS = 15 * 60  # seconds for which a note that somebody has opened is not offered to others
+
+# Statements of every request, made once: SQLAlchemy takes longer to put one together than SQLite to run it.
+_NOTE = select(notes, texts.c.text).join(texts, texts.c.note_id == notes.c.id).where(notes.c.id == bindparam("note"))
+_CODING = (
+    select(codings.c.suggestions, codings.c.made, *(c.label(f"coder_{c.name}") for c in coders.c))
+    .join(coders, coders.c.id == codings.c.coder_id)
+    .where(codings.c.note_id == bindparam("note"))
+    .order_by(codings.c.id.desc())
+    .limit(1)
+)
+_PAST = (
+    select(decisions.c.action, decisions.c.details, decisions.c.user_id)
+    .where(decisions.c.note_id == bindparam("note"))
+    .order_by(decisions.c.version)
+)
+_DECISION = insert(decisions)
+_SUMMARY = update(notes).where(notes.c.id == bindparam("note"))
+_TALLY = select(notes.c.status, func.count()).group_by(notes.c.status)
+_NAMES = select(users.c.id, users.c.name, users.c.role).where(users.c.disabled.is_(False)).order_by(users.c.name)
+_SITES = select(notes.c.site).where(notes.c.site.is_not(None)).distinct().order_by(notes.c.site)
 
 
 @dataclass(frozen=True)
@@ -68,33 +89,14 @@ def add_notes(
 
 
 def load_case(connection: Connection, note_id: int) -> Case:
-    """The note with its newest suggestions and the state that its decisions make; ReviewError if there is none."""
-    whole = select(notes, texts.c.text).join(texts, texts.c.note_id == notes.c.id)
-    row = connection.execute(whole.where(notes.c.id == note_id)).mappings().first()
+    """The note with its newest suggestions and the state that its decisions make; Missing if there is none."""
+    row = connection.execute(_NOTE, {"note": note_id}).mappings().first()
     if row is None:
-        raise ReviewError("there is no such note")
-    coding = (
-        connection.execute(
-            select(codings.c.suggestions, codings.c.made, *(c.label(f"coder_{c.name}") for c in coders.c))
-            .join(coders, coders.c.id == codings.c.coder_id)
-            .where(codings.c.note_id == note_id)
-            .order_by(codings.c.id.desc())
-            .limit(1)
-        )
-        .mappings()
-        .first()
-    )
-    review = replay(_past(connection, note_id), length=len(row["text"]))
+        raise Missing("there is no such note")
+    coding = connection.execute(_CODING, {"note": note_id}).mappings().first()
+    past = [(act.action, act.details, act.user_id) for act in connection.execute(_PAST, {"note": note_id})]
+    review = replay(past, length=len(row["text"]))
     return Case(row, coding["suggestions"] if coding else (), coding, review)
-
-
-def _past(connection: Connection, note_id: int) -> list[tuple[str, Mapping[str, Any], int | None]]:
-    found = connection.execute(
-        select(decisions.c.action, decisions.c.details, decisions.c.user_id)
-        .where(decisions.c.note_id == note_id)
-        .order_by(decisions.c.version)
-    )
-    return [(row.action, row.details, row.user_id) for row in found]
 
 
 def record(
@@ -106,13 +108,21 @@ def record(
     user: int | None,
     version: int,
     at: float | None = None,
-) -> Review:
-    """The state after a decision that is kept for good; ConflictError if `version` is not the note's any more."""
+) -> Case:
+    """The note after a decision that is kept for good; ConflictError if `version` is not the note's any more.
+
+    What the decision makes of the note is worked out before the store is locked. Of two people who decided on the same
+    version, the unique pair (note, version) lets one write.
+    """
+    with reading(engine) as connection:
+        case, after = _decided(connection, note_id, action, details, user=user, version=version)
     try:
         with writing(engine) as connection:
-            return record_in(connection, note_id, action, details, user=user, version=version, at=at)
-    except IntegrityError as error:  # somebody wrote the same version between our reading and writing
-        raise ConflictError("the note has changed since you saw it") from error
+            _write(connection, note_id, action, details, after, user=user, at=at)
+    except IntegrityError as error:  # somebody wrote the same version since we read
+        with reading(engine) as connection:
+            raise ConflictError(_who_was_faster(connection, note_id, after.version)) from error
+    return replace(case, review=after)
 
 
 def record_in(
@@ -123,36 +133,49 @@ def record_in(
     *,
     user: int | None,
     version: int,
-    at: float | None = None,
-) -> Review:
+) -> None:
     """As `record`, within a transaction of the caller."""
-    length = connection.scalar(select(texts.c.length).where(texts.c.note_id == note_id))
-    if length is None:
-        raise ReviewError("there is no such note")
-    before = replay(_past(connection, note_id), length=length)
-    if before.version != version:
-        raise ConflictError(_who_was_faster(connection, note_id, before.version))
-    after = decide(before, action, details, user, length=length)
+    _, after = _decided(connection, note_id, action, details, user=user, version=version)
+    _write(connection, note_id, action, details, after, user=user)
+
+
+def _decided(
+    connection: Connection, note_id: int, action: str, details: Mapping[str, Any], *, user: int | None, version: int
+) -> tuple[Case, Review]:
+    """The note as it is, and the state after the decision."""
+    case = load_case(connection, note_id)
+    if case.review.version != version:
+        raise ConflictError(_who_was_faster(connection, note_id, case.review.version))
+    after = decide(case.review, action, details, user, length=len(case.note["text"]))
     if action == "assign" and after.assignee is not None:
         _check_user(connection, after.assignee)
+    if action == "accept" and code_in(details) not in {Code(s["system"], s["code"]) for s in case.suggestions}:
+        raise ReviewError("only what the coder has suggested can be accepted; add any other code")
+    return case, after
+
+
+def _write(
+    connection: Connection,
+    note_id: int,
+    action: str,
+    details: Mapping[str, Any],
+    after: Review,
+    *,
+    user: int | None,
+    at: float | None = None,
+) -> None:
+    """Appends the decision, and brings the note's row in the queue to the state after it."""
     now = time.time() if at is None else at
-    connection.execute(
-        insert(decisions).values(
-            note_id=note_id, version=after.version, user_id=user, at=now, action=action, details=dict(details)
-        )
-    )
-    connection.execute(
-        update(notes)
-        .where(notes.c.id == note_id)
-        .values(
-            version=after.version,
-            status=after.status,
-            assignee_id=after.assignee,
-            codes=len(after.chosen),
-            finished=now if after.status == "done" else None,
-        )
-    )
-    return after
+    row = {"note_id": note_id, "version": after.version, "user_id": user, "at": now, "action": action}
+    connection.execute(_DECISION, {**row, "details": dict(details)})
+    summary = {
+        "version": after.version,
+        "status": after.status,
+        "assignee_id": after.assignee,
+        "codes": len(after.chosen),
+        "finished": now if after.status == "done" else None,
+    }
+    connection.execute(_SUMMARY, {"note": note_id, **summary})
 
 
 def _check_user(connection: Connection, user: int) -> None:
@@ -197,7 +220,7 @@ def queue(
     ref: str | None = None,
     order: str = "oldest",
     page: int = 0,
-) -> list[Mapping[str, Any]]:
+) -> list[Row]:
     """A page of the work queue; order: oldest, newest, or uncertain (the lowest confidence first)."""
     wanted = select(notes, users.c.name.label("assignee"))
     wanted = wanted.join(users, users.c.id == notes.c.assignee_id, isouter=True)
@@ -212,35 +235,45 @@ def queue(
     if batch is not None:
         wanted = wanted.where(notes.c.batch_id == batch)
     if ref:
-        wanted = wanted.where(notes.c.ref.contains(ref, autoescape=True))
-    by = {
+        wanted = wanted.where(notes.c.ref.icontains(ref, autoescape=True))
+    return list(connection.execute(wanted.order_by(*_by(order)).limit(PAGE).offset(page * PAGE)))
+
+
+def _by(order: str) -> tuple[Any, ...]:
+    return {
         "oldest": (notes.c.received, notes.c.id),
         "newest": (notes.c.received.desc(), notes.c.id.desc()),
         # Notes that are not coded yet have no confidence: they come last.
         "uncertain": (notes.c.confidence.asc().nulls_last(), notes.c.id),
     }[order]
-    found = connection.execute(wanted.order_by(*by).limit(PAGE).offset(page * PAGE))
-    return list(found.mappings())
+
+
+def next_note(connection: Connection, user: int, *, after: int = 0, order: str = "oldest") -> int | None:
+    """The note to work on next: one's own before those of nobody, but none that somebody else has just opened."""
+    wanted = select(notes.c.id).where(notes.c.status.in_(("new", "open")), notes.c.id != after)
+    wanted = wanted.order_by(*_by(order)).limit(1)
+    own = connection.scalar(wanted.where(notes.c.assignee_id == user))
+    if own is not None:
+        return int(own)
+    opened = select(audit.c.note_id).where(audit.c.at > time.time() - IN_HANDS, audit.c.what == "note")
+    opened = opened.where(audit.c.user_id != user, audit.c.note_id.is_not(None))
+    free = wanted.where(notes.c.assignee_id.is_(None))
+    return connection.scalar(free.where(notes.c.id.not_in(opened))) or connection.scalar(free)
 
 
 def tally(connection: Connection) -> dict[str, int]:
     """How many notes have each status."""
-    return dict(connection.execute(select(notes.c.status, func.count()).group_by(notes.c.status)).all())
+    return dict(connection.execute(_TALLY).all())
 
 
 def names(connection: Connection) -> list[Row]:
     """Everybody a note can be assigned to."""
-    return list(
-        connection.execute(
-            select(users.c.id, users.c.name, users.c.role).where(users.c.disabled.is_(False)).order_by(users.c.name)
-        )
-    )
+    return list(connection.execute(_NAMES))
 
 
 def sites(connection: Connection) -> list[str]:
     """The sites that notes come from."""
-    found = select(notes.c.site).where(notes.c.site.is_not(None)).distinct().order_by(notes.c.site)
-    return list(connection.scalars(found))
+    return list(connection.scalars(_SITES))
 
 
 def log_read(engine: Engine, user: int | None, what: str, note_id: int | None, address: str | None) -> None:

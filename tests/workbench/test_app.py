@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 
 from nosology.workbench.app import create_app
 from nosology.workbench.settings import Settings
+from nosology.workbench.web import static_path
 from tests.workbench.conftest import NOTE, PASSWORD, fill_people, new_store
 
 HEART = "icd10cm:I50.9"
@@ -163,7 +164,7 @@ def test_many_attempts_to_sign_in_are_slowed_down(small_bundle, world):
 
 
 def test_every_answer_has_the_security_headers(world):
-    for path in ("/login", "/static/style.css", "/nowhere", "/api/v1/notes", "/health/live"):
+    for path in ("/login", f"{static_path()}/style.css", "/nowhere", "/api/v1/notes", "/health/live"):
         headers = world[0].get(path).headers
         assert (
             "default-src 'none'" in headers["content-security-policy"]

@@ -19,7 +19,7 @@ from nosology.workbench.work import add_notes, history, load_case, record
 def coded(engine, people, note_id):
     """A finished note with a diagnosis present on admission, another, and a procedure."""
     acts = [
-        ("accept", {"code": "icd10cm:I50.9"}),
+        ("add", {"code": "icd10cm:I50.9"}),
         ("add", {"code": "icd10cm:E11.9", "start": 3, "end": 9}),
         ("add", {"code": "icd10pcs:0DTJ4ZZ"}),
         ("poa", {"code": "icd10cm:I50.9", "poa": "Y"}),
@@ -49,7 +49,7 @@ def test_json_has_the_whole_history_and_no_text(coded):
     value = to_json(*coded)
     assert [item["code"] for item in value["codes"]] == ["I50.9", "E11.9", "0DTJ4ZZ"]
     assert value["codes"][1]["evidence"] == [{"start": 3, "end": 9}]
-    assert [row["action"] for row in value["history"]] == ["accept", "add", "add", "poa", "finish"]
+    assert [row["action"] for row in value["history"]] == ["add", "add", "add", "poa", "finish"]
     assert "Known congestive" not in json.dumps(value)
 
 

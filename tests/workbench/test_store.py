@@ -22,7 +22,7 @@ def test_migrations_make_the_tables_that_the_program_knows(engine):
 
 
 def test_a_store_is_opened_again_as_it_was(store, engine, note_id, people):
-    record(engine, note_id, "accept", HEART, user=people["ann"], version=0)
+    record(engine, note_id, "add", HEART, user=people["ann"], version=0)
     again = open_store(store)
     migrate(again)
     with reading(again) as connection:
@@ -49,13 +49,13 @@ def test_stores_that_cannot_be_are_answered(tmp_path):
 
 
 def test_decisions_are_kept_with_who_and_when(engine, note_id, people):
-    review = record(engine, note_id, "accept", HEART, user=people["ann"], version=0)
+    review = record(engine, note_id, "add", HEART, user=people["ann"], version=0).review
     review = record(engine, note_id, "finish", {}, user=people["ann"], version=review.version)
     with reading(engine) as connection:
         rows = history(connection, note_id)
         note = connection.execute(select(notes)).mappings().one()
     assert [(row["version"], row["user"], row["action"]) for row in rows] == [
-        (1, "ann", "accept"),
+        (1, "ann", "add"),
         (2, "ann", "finish"),
     ]
     assert (note["status"], note["version"], note["codes"], note["assignee_id"]) == ("done", 2, 1, people["ann"])
@@ -64,7 +64,7 @@ def test_decisions_are_kept_with_who_and_when(engine, note_id, people):
 
 @pytest.mark.parametrize("table", [decisions, audit, codings])
 def test_the_database_itself_refuses_to_change_what_was_written(engine, note_id, people, table):
-    record(engine, note_id, "accept", HEART, user=people["ann"], version=0)
+    record(engine, note_id, "add", HEART, user=people["ann"], version=0)
     log_read(engine, people["ann"], "note", note_id, "127.0.0.1")
     column = {"decisions": "action", "audit": "what", "codings": "note_id"}[table.name]
     with writing(engine) as connection:
@@ -80,8 +80,8 @@ def test_the_database_itself_refuses_to_change_what_was_written(engine, note_id,
 
 
 def test_who_comes_second_is_told_so_and_nothing_is_lost(engine, note_id, people):
-    record(engine, note_id, "accept", HEART, user=people["ann"], version=0)
-    with pytest.raises(ConflictError, match=r"ann changed this note .* ago \(accept\); your decision was not made"):
+    record(engine, note_id, "add", HEART, user=people["ann"], version=0)
+    with pytest.raises(ConflictError, match=r"ann changed this note .* ago \(add\); your decision was not made"):
         record(engine, note_id, "reject", {**HEART, "reason": "wrong"}, user=people["ben"], version=0)
     with reading(engine) as connection:
         assert load_case(connection, note_id).review.codes == (Code("icd10cm", "I50.9"),)
@@ -96,7 +96,7 @@ def test_many_at_once_on_one_note_each_version_is_one_persons(engine, note_id, p
             with reading(engine) as connection:
                 seen = connection.scalar(select(notes.c.version).where(notes.c.id == note_id))
             try:
-                review = record(engine, note_id, "assign", {"user": user}, user=user, version=seen)
+                review = record(engine, note_id, "assign", {"user": user}, user=user, version=seen).review
                 wins.append((review.version, user))
             except ConflictError:
                 conflicts.append(user)
@@ -132,7 +132,7 @@ def test_the_queue_filters_and_orders(engine, people):
     with reading(engine) as connection:
 
         def refs(**filters):
-            return [row["ref"] for row in queue(connection, **filters)]
+            return [row.ref for row in queue(connection, **filters)]
 
         assert refs(order="uncertain") == ["n5", "n1", "n3", "n4", "n0", "n2"]
         assert refs(statuses=["held"]) == ["n0"]

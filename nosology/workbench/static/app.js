@@ -31,11 +31,17 @@ export function isOurs(event) {
   return !event.target.closest("input:not([type=checkbox]), textarea, select");
 }
 
+/** Where the next note is: after this one, in the order that was chosen in the queue. */
+function next() {
+  const note = document.getElementById("note");
+  return note ? `/next?after=${note.dataset.note}&order=${note.dataset.order}` : document.getElementById("next")?.href ?? "/next";
+}
+
 document.addEventListener("keydown", (event) => {
   if (!isOurs(event) || document.querySelector("dialog[open]")) return;
   if (event.key === "?") help.showModal();
   else if (event.key === "q") location.assign("/");
-  else if (event.key === "g") location.assign("/next" + (document.getElementById("note") ? `?after=${document.getElementById("note").dataset.note}` : ""));
+  else if (event.key === "g") location.assign(next());
   else return;
   event.preventDefault();
 });

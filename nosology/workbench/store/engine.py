@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
@@ -20,6 +22,20 @@ _PRAGMAS = (
     "busy_timeout=10000",  # milliseconds that a writer waits for one of another process
     "mmap_size=268435456",  # readers share the file in memory, instead of a copy each
 )
+
+
+class Written(str):
+    """A value of a JSON column that is JSON already: written by its owner before the store was locked for it."""
+
+    __slots__ = ()
+
+
+def _json(value: Any) -> str:
+    return value if isinstance(value, Written) else json.dumps(value)
+
+
+# Errors of the store name no values: these are what notes say.
+_ENGINE = {"hide_parameters": True, "json_serializer": _json, "pool_size": 20, "max_overflow": 30}
 
 
 def store_url(store: str) -> str:
@@ -55,7 +71,7 @@ def open_store(store: str) -> Engine:
 
 def _sqlite(url: str) -> Engine:
     Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(url, connect_args={"check_same_thread": False}, pool_size=20, max_overflow=30)
+    engine = create_engine(url, connect_args={"check_same_thread": False}, **_ENGINE)
 
     @event.listens_for(engine, "connect")
     def prepare(connection, _record) -> None:  # type: ignore[no-untyped-def]
@@ -77,7 +93,7 @@ def _sqlite(url: str) -> Engine:
 def _postgres(url: str) -> Engine:
     # No ping before each use, which would cost a way to the server and back: after a restart of the server one
     # request is answered with 503, and SQLAlchemy drops every connection to the old one.
-    return create_engine(url, pool_size=20, max_overflow=30, pool_use_lifo=True, pool_recycle=600)
+    return create_engine(url, pool_use_lifo=True, pool_recycle=600, **_ENGINE)
 
 
 @contextmanager

@@ -87,7 +87,7 @@ batches = Table(
     Column("user_id", Integer, ForeignKey("users.id")),
     Column("created", Double, nullable=False),
     Column("finished", Double),
-    Column("status", String(10), nullable=False),  # waiting, running, cancelled, done
+    Column("status", String(10), nullable=False),  # waiting, cancelled, done
     Column("total", Integer, nullable=False),
 )
 
