@@ -15,6 +15,7 @@ from nosology.models.learned import KeyCounts, Learned
 from nosology.models.lexicon_terms import Terms
 from nosology.models.mention_features import Priors, Table, mention_table
 from nosology.models.mentions import NoteMentions
+from nosology.models.tagger import Tagger
 from nosology.models.trees import Trees, Weigher
 from nosology.models.weighing import Vote, Weighed
 from nosology.text.phrases import PhraseIndex
@@ -59,6 +60,8 @@ class Adapted:
         """What goes into a safetensors file."""
         own = {f"learned.{name}": getattr(self.learned, name) for name in _ARRAYS}
         own |= {"phrases.bounds": self.learned.index.bounds, "phrases.keys": self.learned.index.keys}
+        if (tagger := self.learned.tagger) is not None:
+            own |= {"tagger.weights": tagger.weights, "tagger.bias": tagger.bias}
         return own | self.mentions.arrays("mentions") | self.codes.arrays("codes")
 
     def to_json(self) -> dict[str, Any]:
@@ -84,6 +87,7 @@ class Adapted:
             surfaces=surfaces,
             keys={key: KeyCounts(*counts) for key, counts in rest["keys"].items()},
             n_notes=rest["n_notes"],
+            tagger=Tagger(stored["tagger.weights"], stored["tagger.bias"]) if "tagger.weights" in stored else None,
             **arrays,
         )
         mentions, codes = Weigher.from_arrays(stored, "mentions"), Trees.from_arrays(stored, "codes")

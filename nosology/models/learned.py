@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from nosology.core import Code, Evidence, Note
 from nosology.models.mentions import surface
+from nosology.models.tagger import Tagger
 from nosology.text.data import function_words
 from nosology.text.phrases import PhraseIndex, Reading, phrase_keys
 from nosology.text.stems import word_keys
@@ -33,7 +34,8 @@ class Learned:
     """P phrases over C codes: phrase p was seen seen[p] times, coded[e] times as entry_code[e] for its entries e.
 
     surfaces: the same for phrases as they were written: seen, and the codes with their counts.
-    keys: what single words say, for phrases that were never seen. notes: (C,) training notes of each code.
+    keys: what single words say, for phrases that were never seen; so does the tagger, from the words around them.
+    notes: (C,) training notes of each code.
     """
 
     index: PhraseIndex
@@ -46,11 +48,17 @@ class Learned:
     keys: dict[str, KeyCounts]
     notes: np.ndarray
     n_notes: int
+    tagger: Tagger | None = None
 
     @cached_property
     def column(self) -> dict[Code, int]:
         """code -> its place in `codes`."""
         return {code: i for i, code in enumerate(self.codes)}
+
+    @cached_property
+    def padded(self) -> bool:
+        """Whether the notes write injuries without a seventh character, but with the X before it: W19.XXX."""
+        return any(code.code[-1] == "X" for code in self.codes)
 
     def entries(self, phrase: int) -> list[tuple[int, int]]:
         """The codes of a phrase (numbers) and how often it was coded so, the most frequent first."""
@@ -85,7 +93,8 @@ def learn_evidence(notes: Sequence[Note], systems: Iterable[str], gap: int) -> L
     for keys, own in zip(ordered, counts):
         for code in phrases[keys]:
             own[code] = max(own[code], 1)  # evidence in pieces that lie too far apart for the index
-    return packed(index, counts, seen, surfaces, _key_counts(notes, spans), notes, wanted)
+    found = packed(index, counts, seen, surfaces, _key_counts(notes, spans), notes, wanted)
+    return replace(found, tagger=Tagger.fit(notes, spans))
 
 
 def _key_counts(notes: Sequence[Note], spans: Sequence[Sequence[Evidence]]) -> dict[str, KeyCounts]:

@@ -16,6 +16,7 @@ from nosology.core import Code, EvidenceSpan
 from nosology.models.adapted import Adapted
 from nosology.models.lexicon_settings import ContextSettings, LexiconRecipe
 from nosology.models.lexicon_terms import Resolver, Terms
+from nosology.models.mention_features import padded
 from nosology.models.mentions import NoteMentions, find_mentions
 from nosology.models.weighing import ContextPolicy, Vote, Weighed, weigh
 
@@ -54,6 +55,8 @@ class Lexicon:
             terms = Terms.open(recipe.codes.release, seventh=recipe.codes.seventh)
             every = table("icd10cm", recipe.codes.release).codes(billable=True)
             codes.update(Code("icd10cm", code) for code in (*every, *terms.codes))
+            if adapted is not None and adapted.learned.padded:
+                codes.update(filter(None, map(padded, sorted(codes))))
         labels = LabelSpace(sorted(codes))
         notes = np.zeros(len(labels), dtype=np.int64)
         if adapted is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from nosology.models.settings import Recipe, Section
+
+CORPUS = "corpus"  # what training finds out from the codes of its notes
 
 Policy = Literal["keep", "drop", "learn"]
 History = Literal["keep", "drop", "learn", "history"]
@@ -22,11 +24,17 @@ class ContextSettings(Section):
     hypothetical: Policy = "drop"
 
 
-class CodeSetSettings(Section):
-    """Which codes come out."""
+def _year(value: Any) -> Any:
+    """A release as it is named: --set codes.release=2019 gives a number."""
+    return str(value) if type(value) is int else value
 
-    release: str | None = None  # of ICD-10-CM, such as 2019; by default the newest
-    seventh: bool = True  # injuries have their seventh character; some editions leave it out
+
+class CodeSetSettings(Section):
+    """Which codes come out; "corpus": as the training notes were coded."""
+
+    # of ICD-10-CM, such as 2019, or "corpus"; by default the newest
+    release: Annotated[str | None, BeforeValidator(_year)] = None
+    seventh: bool | Literal["corpus"] = True  # injuries have their seventh character; some editions leave it out
     vague: Literal["keep", "drop"] = "drop"  # codes that say no more than pain, illness, injury, infection or bleeding
 
 

@@ -26,9 +26,12 @@ FEATURES = (
     "code_mentions", "phrase_mentions", "chapter", "code_length", "ends_nine", "same_category", "capitals", "known",
     "key_low", "key_high", "key_mean", "word_before", "word_after", "category_affinity", "chapter_affinity",
     "occurrence", "sided", "history",
+    "tag_low", "tag_mean", "tag_begin", "tag_end", "tag_before", "tag_after", "begin_within", "end_within",
+    "begin_after", "end_before", "guessed",
 )  # fmt: skip
 _MANY = 20.0
 _LIKELIEST = 3  # codes of a term that are looked at
+_PADDED = len("W19.XXX")
 
 
 class Pair(NamedTuple):
@@ -56,6 +59,7 @@ def mention_table(note: NoteMentions, learned: Learned, priors: Priors, text: st
     of_phrase = Counter(mention.learned for mention in found)
     occurrence: Counter[str] = Counter()
     n_words = max(1, len(note.words.words))
+    tags = None if learned.tagger is None else learned.tagger.probabilities(note.words, text)
     for number, mention in enumerate(found):
         if not candidates[number]:
             continue
@@ -74,9 +78,10 @@ def mention_table(note: NoteMentions, learned: Learned, priors: Priors, text: st
         around = (_rate_at(note, first - 1, sentence, learned), _rate_at(note, last + 1, sentence, learned))
         told = (min(rates), max(rates), sum(rates) / len(rates), *around)
         occurrence[written] += 1
+        edges = _edges(mention, tags, note.words.sentence)
         capitals = text[mention.start : mention.end].isupper()
         for code, (coded, order) in candidates[number].items():
-            source, named_order = mention.named.get(code, (NO_SOURCE, _MANY))
+            source, named_order = mention.named.get(_unpadded(code), (NO_SOURCE, _MANY))
             column = learned.column.get(code, -1)
             written_coded = surface_codes.get(column, 0)
             rival = max((other for i, other in enumerate(total) if i != order), default=0) if seen else 0
@@ -86,7 +91,7 @@ def mention_table(note: NoteMentions, learned: Learned, priors: Priors, text: st
                 priors.code(code), priors.category(code), of_code[code], of_phrase[mention.learned],
                 ord(code.code[0]), len(code.code), code.code[-1] == "9", of_category[code.code[:3]], capitals,
                 column >= 0, *told, *_affinity(words, code), occurrence[written],
-                bool(mention.side), code.code[:2] in ("Z8", "I2"),
+                bool(mention.side), code.code[:2] in ("Z8", "I2"), *edges, mention.guessed,
             ))  # fmt: skip
             pairs.append(Pair(number, code))
     return Table(pairs, np.array(rows, dtype=np.float32).reshape(-1, len(FEATURES)))
@@ -106,10 +111,23 @@ def _candidates(mention: Mention, learned: Learned, terms: Terms | None) -> dict
     for code, (_, order) in mention.named.items():
         if order < _LIKELIEST:
             found.setdefault(code, (0, len(found)))
+            if learned.padded and (whole := padded(code)):
+                found.setdefault(whole, (0, len(found)))
     for code in list(found) if terms else ():
         if past := _history(code, mention):
             found.setdefault(past, (0, len(found)))
     return found
+
+
+def padded(code: Code) -> Code | None:
+    """An injury without its seventh character, written with the X that holds places before it: W19.XXX of W19."""
+    if code.system != "icd10cm" or code.code[0] not in "STVWX" or len(code.code) >= _PADDED:
+        return None
+    return Code(code.system, (code.code if "." in code.code else f"{code.code}.").ljust(_PADDED, "X"))
+
+
+def _unpadded(code: Code) -> Code:
+    return Code(code.system, code.code.rstrip("X").rstrip(".")) if code.code[-1] == "X" else code
 
 
 def _history(code: Code, mention: Mention) -> Code | None:
@@ -143,6 +161,23 @@ def _rate_at(note: NoteMentions, place: int, sentence: int, learned: Learned) ->
     if not 0 <= place < len(words.words) or words.sentence[place] != sentence or words.words[place] in function_words():
         return -1.0
     return _rate(learned.keys.get(word_keys(words.words[place])[0]))
+
+
+def _edges(mention: Mention, tags: np.ndarray | None, sentence: list[int]) -> tuple[float, ...]:
+    """What the tagger says of a mention's words, of its ends, and of its neighbours, -1 where there are none."""
+    if tags is None:
+        return (0.0,) * 10
+    inside, begin, end = tags
+    places, first, last = list(mention.places), mention.places[0], mention.places[-1]
+    before = first - 1 if first and sentence[first - 1] == sentence[first] else None
+    after = last + 1 if last + 1 < len(sentence) and sentence[last + 1] == sentence[last] else None
+    within = inside[places]
+    return (
+        within.min(), within.mean(), begin[first], end[last],
+        -1.0 if before is None else inside[before], -1.0 if after is None else inside[after],
+        begin[places[1:]].max(initial=-1.0), end[places[:-1]].max(initial=-1.0),
+        -1.0 if after is None else begin[after], -1.0 if before is None else end[before],
+    )  # fmt: skip
 
 
 def _affinity(words: list[KeyCounts | None], code: Code) -> tuple[float, float]:

@@ -35,6 +35,7 @@ class Mention:
     named: what the classification's terms call it. learned: the number of the learned phrase, -1 for none.
     inside: how many longer mentions hold all of its words. marks: which context scopes it stands in (see CATEGORIES).
     side: right, left or bilateral where a word says so that is not of the phrase: its codes are those of that side.
+    guessed: how many of its words are spelt otherwise than in the phrase.
     """
 
     places: tuple[int, ...]
@@ -46,6 +47,7 @@ class Mention:
     named: dict[Code, Named] = field(default_factory=dict)
     learned: int = -1
     side: str = ""
+    guessed: int = 0
     inside: int = 0
     holders: list[int] = field(default_factory=list)
 
@@ -84,6 +86,7 @@ def find_mentions(
         for mention in [found[places] for places in sorted(found)]:
             _take_side(mention, reading, terms, mention_at)
     mentions = [found[places] for places in sorted(found)]
+    _count_guesses(mentions, reading, terms, learned)
     _nest(mentions)
     return NoteMentions(reading, mentions)
 
@@ -132,6 +135,17 @@ def _mention(reading: Reading, marks: np.ndarray, places: tuple[int, ...], gap: 
     flags = marks[:, list(places)].any(axis=1)
     start, end = int(reading.starts[places[0]]), int(reading.ends[places[-1]])
     return Mention(places, start, end, gap, len(places), tuple(flags.tolist()))
+
+
+def _count_guesses(mentions: list[Mention], reading: Reading, terms: Terms | None, learned: PhraseIndex | None) -> None:
+    """Counts for each mention the words that are spelt otherwise than in the term or phrase it was found by."""
+    by_terms = frozenset(terms.index.guessed(reading)) if terms else frozenset()
+    by_learned = frozenset(learned.guessed(reading)) if learned else frozenset()
+    if not by_terms and not by_learned:
+        return
+    for mention in mentions:
+        by = ([by_terms] if mention.named else []) + ([by_learned] if mention.learned >= 0 else [])
+        mention.guessed = min((len(own.intersection(mention.places)) for own in by), default=0)
 
 
 def _nest(mentions: list[Mention]) -> None:

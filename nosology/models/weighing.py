@@ -31,6 +31,7 @@ _TRUST = [TRUST[source] for source in SOURCES]
 _LESS_LIKELY = 0.35  # each code that stands before this one in the list of a term
 _INSIDE = 0.3  # the words belong to a longer term
 _GAP = 0.85  # each foreign word between the words of a term
+_GUESSED = 0.7  # each word that is spelt otherwise than in the term
 _LONG, _LONG_DOUBT = 3, 0.8  # terms of so many words are seldom found by chance: doubt shrinks by this
 _AGAIN = 0.9  # doubt that is left by each further mention
 
@@ -138,4 +139,4 @@ def _probability(mention: Mention, source: int, order: int) -> float:
     trust = _TRUST[source] * _LESS_LIKELY**order
     if mention.keys >= _LONG:
         trust = 1 - (1 - trust) * _LONG_DOUBT
-    return trust * _GAP**mention.gap * (_INSIDE if mention.inside else 1.0)
+    return trust * _GAP**mention.gap * _GUESSED**mention.guessed * (_INSIDE if mention.inside else 1.0)

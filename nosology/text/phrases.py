@@ -6,6 +6,7 @@ that a note is held against a quarter of a million of them in milliseconds and a
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ from nosology.text.tokens import tokens, words_of
 LONGEST = 10  # keys; a longer phrase is never met word for word
 FAR = frozenset(stem(word) for word in ("right", "left", "bilateral"))
 """Keys that may stand anywhere in the sentence of the phrase they belong to."""
+
+
+_ALIKE = 7  # letters of a word that may be misspelt,
+_SURE = 4  # of which so many at its beginning are right
 
 
 class Found(NamedTuple):
@@ -117,7 +122,37 @@ class PhraseIndex:
             for key in (*keys, *word_keys(note.closed[place])) if place in note.closed else keys:
                 if key in number:
                     found.setdefault(number[key], []).append(place)
-        return found
+        for place in self.guessed(note):
+            for key in self._alike(word_keys(note.words[place])[0]):
+                found.setdefault(key, []).append(place)
+        return {key: sorted(own) for key, own in found.items()}
+
+    def guessed(self, note: Reading) -> list[int]:
+        """The words of a note that no phrase has, but for one letter: they are taken for their likes."""
+        number = self._number
+        return [
+            place
+            for place, word in enumerate(note.words)
+            if len(word) >= _ALIKE and word_keys(word)[0] not in number and self._alike(word_keys(word)[0])
+        ]
+
+    def _alike(self, key: str) -> tuple[int, ...]:
+        """The keys that differ from another by one letter put in, left out or changed, not at the beginning."""
+        if key not in self._likes:
+            first = bisect_left(self.vocabulary, key[:_SURE])
+            likes = []
+            for number in range(first, len(self.vocabulary)):
+                if not self.vocabulary[number].startswith(key[:_SURE]):
+                    break
+                if misspelt(key, self.vocabulary[number]):
+                    likes.append(number)
+            self._likes[key] = tuple(likes)
+        return self._likes[key]
+
+    @cached_property
+    def _likes(self) -> dict[str, tuple[int, ...]]:
+        """What `_alike` has found so far."""
+        return {}
 
     def find(self, note: Reading, gap: int) -> list[Found]:
         """Every phrase with all its keys in one sentence and at most `gap` content words of others between them."""
@@ -170,6 +205,18 @@ class PhraseIndex:
                 if between <= gap and found.places not in seen:
                     seen.add(found.places)
                     yield found
+
+
+def misspelt(key: str, right: str) -> bool:
+    """Whether a key becomes another by one letter put in, left out or changed.
+
+    Another ending is another word (keratin, keratitis; eosinophil, eosinophilia), but one letter too many is not.
+    """
+    if min(len(key), len(right)) < _ALIKE or not key.isalpha():
+        return False
+    same = next((i for i, (a, b) in enumerate(zip(key, right)) if a != b), min(len(key), len(right)))
+    mine, other = key[same:], right[same:]
+    return mine[1:] == other or (len(other) > 1 and (mine[1:] == other[1:] or mine == other[1:]))
 
 
 def _distance(place: int, window: Sequence[int]) -> int:

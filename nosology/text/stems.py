@@ -58,6 +58,7 @@ _ENDINGS = [
         (r"(?<=nc)(?:ia|i|e)$", ""),
     )
 ]
+_YOTTE = re.compile(r"(?<!fil)i$")  # retinopatía and retinopathy; but eosinófilo is not eosinofilia
 
 
 @lru_cache(maxsize=1 << 17)
@@ -76,7 +77,9 @@ def stem(word: str) -> str:
         shorter = pattern.sub(replacement, reduced)
         if len(shorter) >= _SHORT - 1:
             reduced = shorter
-    return reduced[:-1] if len(reduced) > _SHORT + 1 and reduced[-1] in "aeiou" else reduced
+    if len(reduced) > _SHORT + 1 and reduced[-1] in "aeiou":
+        reduced = reduced[:-1]
+    return reduced[:-1] if len(reduced) > _SHORT + 2 and _YOTTE.search(reduced) else reduced
 
 
 @lru_cache(maxsize=1)

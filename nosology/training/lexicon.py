@@ -18,7 +18,7 @@ import numpy as np
 from scipy import sparse
 
 from nosology.codes.label_space import LabelSpace
-from nosology.core import Code, Note
+from nosology.core import Code, ConfigError, Note
 from nosology.core.progress import progress
 from nosology.evaluation import tune_threshold
 from nosology.models.adapted import Adapted
@@ -32,6 +32,7 @@ from nosology.models.lexicon_terms import Terms
 from nosology.models.mention_features import Priors, Table, mention_table
 from nosology.models.mentions import NoteMentions, find_mentions
 from nosology.models.trees import Trees, Weigher
+from nosology.training.edition import edition
 from nosology.training.examples import Examples, both
 
 _MOST_NOTES = 4000  # that the weighers learn from; phrases are learned from all
@@ -42,7 +43,9 @@ def train_lexicon(
     recipe: LexiconRecipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path
 ) -> tuple[Lexicon, Decision, dict[str, Any]]:
     """The adapted lexicon, its threshold, and what was found; with `refit` dev notes are learned from like train."""
+    _check(recipe)
     notes = list((both(train_notes, dev_notes) if refit else train_notes).notes())
+    recipe = recipe.model_copy(update={"codes": edition(recipe.codes, notes)})
     systems = recipe.labels.systems or sorted({code.system for note in notes for code in note.codes})
     work = _Work(recipe, systems, Terms.open(recipe.codes.release, seventh=recipe.codes.seventh))
     part = parts(notes, recipe.learn.folds, recipe.seed)
@@ -56,10 +59,27 @@ def train_lexicon(
         work.learn(notes),
         work.fit_mentions([item.table.rows for item in seen], [item.target for item in seen]),
         work.fit_codes([rows for _, rows in tables], [_has(codes, true) for (codes, _), true in zip(tables, gold)]),
-        _evidence_from(seen, votes, tables, told, threshold) if work.with_evidence(notes) else 0.0,
+        _evidence_from(seen, votes, tables, told, threshold, systems) if work.with_evidence(notes) else 0.0,
     )
-    found = {"evidence": work.with_evidence(notes), "phrases": len(adapted.learned.index), "folds": recipe.learn.folds}
+    found = {
+        "evidence": work.with_evidence(notes),
+        "phrases": len(adapted.learned.index),
+        "folds": recipe.learn.folds,
+        "edition": recipe.codes.model_dump(mode="json", include={"release", "seventh"}),
+    }
     return Lexicon.trained(recipe, adapted), Decision(threshold), found
+
+
+def _check(recipe: LexiconRecipe) -> None:
+    """Refuses what a lexicon would not heed."""
+    plain = LexiconRecipe(labels={"systems": recipe.labels.systems})
+    if recipe.labels != plain.labels:
+        raise ConfigError("a lexicon knows every code: of labels only systems can be set")
+    told = recipe.decision.threshold
+    if (told != "global" and not isinstance(told, float)) or recipe.decision.at_least_one:
+        raise ConfigError(
+            f"a lexicon's decision.threshold must be global or a number, without at_least_one; got {told}"
+        )
 
 
 def parts(notes: Sequence[Note], folds: int, seed: int) -> np.ndarray:
@@ -92,7 +112,7 @@ class _Work:
     def with_evidence(self, notes: Sequence[Note]) -> bool:
         """Whether most coded notes say which words their codes rest on."""
         coded = [note for note in notes if any(code.system in self.systems for code in note.codes)]
-        return 2 * sum(bool(note.evidence) for note in coded) > len(coded)
+        return 2 * sum(any(item.code.system in self.systems for item in note.evidence) for note in coded) > len(coded)
 
     def learn(self, notes: Sequence[Note]) -> Learned:
         """The phrases that notes teach."""
@@ -214,6 +234,7 @@ def _evidence_from(
     tables: Sequence[tuple[list[Code], np.ndarray]],
     told: Sequence[np.ndarray],
     threshold: float,
+    systems: Sequence[str],
 ) -> float:
     """The least probability of a mention that makes the evidence of accepted codes most like that of the notes."""
     hits, given = np.zeros(len(_CUTS)), np.zeros(len(_CUTS))
@@ -222,7 +243,10 @@ def _evidence_from(
         for probability, true in _apart(item, vote, accepted):
             given += probability >= _CUTS
             hits += true * (probability >= _CUTS)
-    total = sum(len(item.note.evidence) for item in seen)
+    total = sum(
+        len({(one.code, one.start, one.end) for one in item.note.evidence if one.code.system in systems})
+        for item in seen
+    )
     return float(_CUTS[np.argmax(2 * hits / np.maximum(given + total, 1))])
 
 

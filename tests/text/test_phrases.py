@@ -1,5 +1,6 @@
 """Phrases in notes: found whatever their order, never where a word is missing."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,3 +60,17 @@ def test_a_side_may_stand_anywhere_in_the_sentence():
 
 def test_an_empty_note_holds_nothing():
     assert index_of(["fever"]).find(Reading.of(""), 2) == []
+
+
+def test_a_word_with_one_wrong_letter_is_taken_for_its_like():
+    index = index_of(["telangiectasia", "hypothyroidism severe"])
+    for text in ("telangectasia", "severe hypothirodism"):
+        note = Reading.of(text)
+        assert len(index.find(note, 0)) == 1 and len(index.guessed(note)) == 1
+    assert index.guessed(Reading.of("telangiectasia")) == []
+
+
+@pytest.mark.parametrize("word", ["keratin", "eosinophil", "necropsy", "ileum", "ketosis"])
+def test_another_ending_and_a_short_word_are_other_words(word):
+    index = index_of(["keratitis", "eosinophilia", "necrosis", "ilium", "ptosis"])
+    assert index.find(Reading.of(word), 0) == []

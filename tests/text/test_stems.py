@@ -21,6 +21,8 @@ ALIKE = [
     "fracture fractures fractured fractura",
     "bronchospasm broncoespasmo",
     "incontinence incontinencia",
+    "retinopathy retinopatía retinopathies",
+    "vasectomy vasectomía",
 ]
 APART = [
     "año ano",
@@ -29,6 +31,7 @@ APART = [
     "neutrophils neutrophilia",
     "sangre sangrado",
     "mania man",
+    "eosinófilo eosinofilia",
     "weeks wheeze",
 ]
 

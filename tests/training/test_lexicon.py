@@ -124,3 +124,17 @@ def test_notes_of_one_patient_are_dealt_into_one_part():
     same = [Note(f"a{i}", "", patient="p") for i in range(5)] + [Note(f"s12-{i}", "") for i in range(5)]
     found = parts(same, 4, 0)
     assert len(set(found[:5])) == len(set(found[5:])) == 1
+
+
+def test_injuries_may_be_written_with_the_x_that_holds_places(tmp_path):
+    fall, other = Code("icd10cm", "W19.XXX"), Code("icd10cm", "S30.0XX")
+    made = [
+        Note(f"f{i}", "Fall at home today.", codes=(fall,), split="train", evidence=(Evidence(fall, 0, 4),))
+        for i in range(30)
+    ]
+    corpus = write_corpus(made, tmp_path / "c", source={}, filters=[], counts={})
+    coder = train(load_recipe("lexicon", FAST), [corpus], tmp_path / "b")
+    assert coder.model.recipe.codes.seventh is False
+    assert other in coder.model.labels and fall in codes_of(coder, "Fall at home today.")
+    named = {vote.code for vote in coder.model.analyse("Contusion of lower back and pelvis.")[1].votes}
+    assert {other, Code("icd10cm", "S30.0")} <= named
