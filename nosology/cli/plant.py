@@ -30,7 +30,7 @@ def language(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = []
     chain = _chain(recipe, corpus, out, settings)
     for backward in backwards(chain.recipe.model):
         chain.language(backward)
-        typer.echo(f"{chain.folder}: language model, {'backward' if backward else 'forward'}")
+        typer.echo(f"{chain.stages.folder}: language model, {'backward' if backward else 'forward'}")
 
 
 @app.command()
@@ -38,7 +38,7 @@ def relevance(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = [
     """Find the words that tell each code, by mutual information in the train notes."""
     chain = _chain(recipe, corpus, out, settings)
     found = chain.relevance()
-    typer.echo(f"{chain.folder}: {len(found.words):,} words for {len(found):,} codes")
+    typer.echo(f"{chain.stages.folder}: {len(found.words):,} words for {len(found):,} codes")
 
 
 @app.command()
@@ -47,10 +47,12 @@ def ranker(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = []) 
     from nosology.models.plant import backwards
 
     chain = _chain(recipe, corpus, out, settings)
+    if not chain.recipe.model.planted:
+        raise ConfigError("model.planted must be true, or there is no ranker to train; got false")
     for backward in backwards(chain.recipe.model):
         reached = chain.ranked(backward)
         name = "backward" if backward else "forward"
-        typer.echo(f"{chain.folder}: ranker, {name}, nDCG@{chain.recipe.ranker.k} {reached:.3f}")
+        typer.echo(f"{chain.stages.folder}: ranker, {name}, nDCG@{chain.recipe.ranker.k} {reached:.3f}")
 
 
 @app.command()

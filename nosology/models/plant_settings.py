@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from nosology.models.neural_settings import LoopSettings
 from nosology.models.settings import Recipe, Section
@@ -32,6 +32,9 @@ class LanguageSettings(Section):
 
     weights: str = ""  # a file of published weights to begin with, and
     words: str = ""  # its vocabulary, one word a line; empty: from the beginning
+    backward_weights: str = (
+        ""  # of a model that reads from the end; empty: that direction begins with the same file
+    )
     drop: DropSettings = DropSettings(embedding=0.02, input=0.25, weight=0.2, hidden=0.15)
     window: int = Field(80, ge=2)  # words that are learned from at once
     training: LoopSettings = LoopSettings(
@@ -44,6 +47,14 @@ class LanguageSettings(Section):
         schedule="cosine",
         micro_batches=1,
     )
+
+    @model_validator(mode="after")
+    def _with_words(self) -> Self:
+        if bool(self.weights) != bool(self.words):
+            raise ValueError("weights and words belong together: a file of weights and its vocabulary")
+        if self.backward_weights and not self.weights:
+            raise ValueError("backward_weights need weights of the forward direction, with the same words")
+        return self
 
 
 class RelevanceSettings(Section):
@@ -101,6 +112,7 @@ class PlantRecipe(Recipe):
     """What a recipe of kind `plant` may say."""
 
     kind: Literal["plant"] = "plant"
+    stages: str = ""  # a folder that keeps the stages before the classifier; empty: beside the bundle until it is made
     words: WordSettings = WordSettings()
     language: LanguageSettings = LanguageSettings()
     relevance: RelevanceSettings = RelevanceSettings()

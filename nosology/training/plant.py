@@ -1,30 +1,24 @@
 """PLANT's way from notes to a coder: language model, mutual information, ranker, planted classifier.
 
 Every stage sees train notes alone; dev notes are for choosing the classifier's epoch, calibration and threshold. What a
-stage has made is kept in the run folder under a fingerprint of all that it was made of, so that a run that was stopped,
-or another one with the same beginning, goes on from there.
+stage has made is kept in the run folder, or in one that the recipe names, under a fingerprint of all that it was made
+of, so that a run that was stopped, or another one with the same beginning, goes on from there.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from scipy import sparse
 from torch import Tensor
 
 from nosology.codes.code_list import description_of
 from nosology.codes.label_space import LabelSpace
 from nosology.codes.versions import label_versions, only_own_version
-from nosology.core.files import new_file
 from nosology.core.progress import progress
 from nosology.encoders.awd_lstm import AwdLstm, Dropouts
 from nosology.encoders.vocabulary import SPECIALS, Vocabulary, WordReader
@@ -33,7 +27,7 @@ from nosology.models.language_model import LanguageModel
 from nosology.models.neural import NOTHING
 from nosology.models.plant import Plant, PlantNets, backwards
 from nosology.models.plant_net import PlantNet
-from nosology.models.plant_settings import PlantRecipe, PlantShape, RateSettings
+from nosology.models.plant_settings import LanguageSettings, PlantRecipe, PlantShape, RateSettings
 from nosology.models.published import load_language_model
 from nosology.models.relevance import Relevance
 from nosology.training.examples import Examples, both
@@ -43,6 +37,7 @@ from nosology.training.loop import Fitted, Paced, fit
 from nosology.training.neural import Asked, Notes, fit_labels
 from nosology.training.ranker import train_ranker
 from nosology.training.run_folder import REFIT
+from nosology.training.stages import Stages, file_hash
 from nosology.training.stream import Streams
 
 NEVER = 1 << 60  # the epoch with which a part begins that does not learn
@@ -59,8 +54,8 @@ class Chain:
     seen: Notes  # that the stages before it learn from: the same
     labels: LabelSpace
     reader: WordReader
-    folder: Path
-    told: str  # the fingerprint of what all stages stand on
+    folder: Path  # of the classifier's loop
+    stages: Stages  # before it
 
     @staticmethod
     def of(recipe: PlantRecipe, examples: Examples, folder: Path, leak: Examples | None = None) -> Chain:
@@ -76,7 +71,7 @@ class Chain:
         notes = Notes.of(examples, recipe.labels, reader, labels)
         whole = examples if leak is None else both(examples, leak)
         seen = notes if leak is None else Notes.of(whole, recipe.labels, reader, labels)
-        return Chain(recipe, notes, seen, labels, reader, folder, _ground(recipe, whole))
+        return Chain(recipe, notes, seen, labels, reader, folder, _stages(recipe, whole, folder))
 
     def language(self, backward: bool) -> AwdLstm:
         """The encoder that has learned to say the next word of the train notes."""
@@ -88,8 +83,8 @@ class Chain:
         encoder = AwdLstm(len(self.reader.vocabulary), shape.size, shape.hidden, shape.layers, drop)
 
         def make(told: str) -> dict[str, Tensor]:
-            if settings.weights:
-                load_language_model(encoder, self.reader.vocabulary, Path(settings.weights), Path(settings.words))
+            if weights := _published(settings, backward):
+                load_language_model(encoder, self.reader.vocabulary, Path(weights), Path(settings.words))
             texts = [read.ids for read in self.seen.reads if len(read.ids)]
             plan = Streams.plan_of(texts, settings.training.batch, settings.window, recipe.seed)
             streams, net = Streams(texts, plan, backward), LanguageModel(encoder, plan.streams)
@@ -100,20 +95,26 @@ class Chain:
                 groups=plan.groups,
                 plan=plan,
                 make_batch=lambda rows, _: streams.batch(rows),
-                folder=self.folder / f"language_{name}",
+                folder=self.stages.folder / f"language_{name}",
                 fingerprint=told,
                 seed=recipe.seed,
                 title=f"language model, {name}",
             )
             return {key: value.detach().cpu() for key, value in net.encoder.state_dict().items()}
 
-        encoder.load_state_dict(self._kept(f"language_{name}", self._language_of(), make))
+        encoder.load_state_dict(self.stages.kept(f"language_{name}", self._language_of(backward), make))
         return encoder
 
-    def _language_of(self) -> list:
-        """What a language model is made of besides the notes."""
-        shape = self.recipe.model
-        return [self.recipe.language.model_dump(mode="json"), shape.size, shape.hidden, shape.layers]
+    def _language_of(self, backward: bool) -> list:
+        """What a language model is made of besides the notes; which codes are to be learned is no matter to it."""
+        shape, settings = self.recipe.model, self.recipe.language
+        told = settings.model_dump(mode="json", exclude={"weights", "words", "backward_weights"})
+        files = [file_hash(path) for path in (_published(settings, backward), settings.words)]
+        return [told, files, shape.size, shape.hidden, shape.layers]
+
+    def _relevance_of(self) -> list:
+        """The same for the relevance of words."""
+        return [part.model_dump(mode="json") for part in (self.recipe.labels, self.recipe.relevance)]
 
     def relevance(self) -> Relevance:
         """The words that tell each code."""
@@ -123,7 +124,7 @@ class Chain:
             found = Relevance.of(self._presence(), self.seen.gold, settings.kind, settings.top)
             return {name: torch.from_numpy(array) for name, array in found.arrays().items()}
 
-        kept = self._kept("relevance", [settings.model_dump(mode="json")], make)
+        kept = self.stages.kept("relevance", self._relevance_of(), make)
         return Relevance.from_arrays({name: value.numpy() for name, value in kept.items()})
 
     def _presence(self) -> sparse.csr_matrix:
@@ -166,14 +167,14 @@ class Chain:
                 vectors,
                 relevance,
                 recipe.ranker,
-                folder=self.folder / f"ranker_{name}",
+                folder=self.stages.folder / f"ranker_{name}",
                 fingerprint=told,
                 seed=recipe.seed,
             )
             return {k: v.detach().cpu() for k, v in net.ranker.state_dict().items()} | {"ndcg": torch.tensor([reached])}
 
-        parts = [part.model_dump(mode="json") for part in (recipe.relevance, recipe.ranker)]
-        kept = dict(self._kept(f"ranker_{name}", [*self._language_of(), *parts], make))
+        made_of = [*self._language_of(backward), *self._relevance_of(), recipe.ranker.model_dump(mode="json")]
+        kept = dict(self.stages.kept(f"ranker_{name}", made_of, make))
         reached = float(kept.pop("ndcg"))
         net.ranker.load_state_dict(kept)
         return reached
@@ -187,35 +188,17 @@ class Chain:
             rows.append(vectors[ids].mean(0) if len(ids) else torch.zeros(vectors.shape[1]))
         return torch.stack(rows)
 
-    def _kept(self, name: str, made_of: list, make: Callable[[str], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """The tensors of a stage, read if they were made of the same, else made, given the fingerprint, and written."""
-        path = self.folder / f"{name}.safetensors"
-        told = hashlib.sha256(json.dumps([self.told, made_of], sort_keys=True).encode()).hexdigest()
-        if (found := _read(path, told)) is not None:
-            return found
-        tensors = make(told)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with new_file(path) as aside:
-            aside.write_bytes(save({k: v.contiguous() for k, v in tensors.items()}, metadata={"told": told}))
-        return tensors
+
+def _stages(recipe: PlantRecipe, examples: Examples, folder: Path) -> Stages:
+    """The stages of examples: in the run folder, or where the recipe says, apart from those of other notes."""
+    parts = {"seed": recipe.seed, "holdout": recipe.holdout, "words": recipe.words}
+    ground = fingerprint(PlantRecipe(**parts, model=PlantShape(max_words=recipe.model.max_words)), examples)
+    return Stages(Path(recipe.stages) / ground[:16] if recipe.stages else folder, ground)
 
 
-def _ground(recipe: PlantRecipe, examples: Examples) -> str:
-    """The fingerprint of what all stages stand on, notes and words, without what only later ones are told."""
-    shape = PlantShape(max_words=recipe.model.max_words)
-    parts = {"seed": recipe.seed, "labels": recipe.labels, "holdout": recipe.holdout, "words": recipe.words}
-    return fingerprint(PlantRecipe(**parts, model=shape), examples)
-
-
-def _read(path: Path, told: str) -> dict[str, Tensor] | None:
-    """The tensors of a file, None if there is none of this fingerprint or it cannot be read."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            if (file.metadata() or {}).get("told") != told:
-                return None
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError):
-        return None
+def _published(settings: LanguageSettings, backward: bool) -> str:
+    """The file of weights that a direction begins with; empty: none."""
+    return (backward and settings.backward_weights) or settings.weights
 
 
 def train_plant(
@@ -229,7 +212,8 @@ def train_plant(
     """The coder of a recipe; `folder` keeps what each stage has made. leak: see `Chain.of`."""
     chain = Chain.of(recipe, train_notes, folder, leak)
     dev = Notes.of(dev_notes, recipe.labels, chain.reader, chain.labels)
-    model, fitted = _classifiers(chain, dev, _told(recipe, train_notes, dev_notes), {})
+    told = _told(recipe, train_notes, dev_notes, *([] if leak is None else [leak]))
+    model, fitted = _classifiers(chain, dev, told, {})
     logits = only_own_version(model.logits_of(dev.reads), dev.versions, label_versions(chain.labels), NOTHING)
     model = model.calibrated(logits, dev.gold)
     decision = Decision.tune(recipe.decision, chain.labels, dev.codes, model.to_probabilities(logits))
@@ -254,9 +238,8 @@ def train_classifiers(
 
 def _told(recipe: PlantRecipe, *examples: Examples) -> str:
     """The fingerprint of a classifier but for its direction: both can be trained apart."""
-    return fingerprint(
-        recipe.model_copy(update={"model": recipe.model.model_copy(update={"direction": "both"})}), *examples
-    )
+    model = recipe.model.model_copy(update={"direction": "both"})
+    return fingerprint(recipe.model_copy(update={"model": model, "stages": ""}), *examples)
 
 
 def _classifiers(

@@ -52,6 +52,7 @@ def test_stages_are_made_and_taken(small_corpus, tmp_path, settings):
 def test_wrong_input(small_bundle, small_corpus, tmp_path):
     asked = ["--corpus", str(small_corpus.folder), "--out", str(tmp_path / "b")]
     assert "recipe must be of kind plant; got linear" in refused("plant", "language", "linear", *asked)
+    assert "model.planted must be true" in refused("plant", "ranker", "plant", *asked, "--set", "model.planted=false")
     assert "needs a note" in refused("explain", str(small_bundle))
     assert "one that the coder knows" in refused("explain", str(small_bundle), "--code", "Z99")
     assert "keeps no list of words" in refused("explain", str(small_bundle), "--code", "I50.9")

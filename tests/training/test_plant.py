@@ -7,17 +7,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from nosology.config import load_recipe
+from nosology.config import built_in, load_recipe, read_values
+from nosology.core import ConfigError
 from nosology.corpora.corpus import write_corpus
+from nosology.encoders.awd_lstm import AwdLstm
 from nosology.models.bundle import Bundle
 from nosology.models.measure import measure
 from nosology.models.plant import Plant, PlantNets
+from nosology.models.plant_settings import RateSettings
 from nosology.models.state_cache import StateCache
 from nosology.serving.coder import Coder
 from nosology.training.examples import train_and_dev
 from nosology.training.neural import Asked, fit_labels
-from nosology.training.plant import Chain, paced
+from nosology.training.plant import Chain, paced, train_plant
 from nosology.training.run import train
 from tests.conftest import small_notes
 
@@ -63,8 +67,8 @@ def test_the_words_that_tell_a_code(bundle):
 
 
 def test_only_train_notes_enter_the_stages(small_corpus, tmp_path):
-    """Dev and test notes are replaced by others: language model, relevance and ranker are the same."""
-    recipe = load_recipe("plant", SMALL)
+    """Dev and test notes are replaced by others: each stage of a whole run is the same, the classifier's epoch too."""
+    recipe = load_recipe("plant", [*SMALL, "model.direction=both", "training.epochs=1", "ranker.epochs=3"])
     other = [
         note
         if note.split == "train"
@@ -72,15 +76,20 @@ def test_only_train_notes_enter_the_stages(small_corpus, tmp_path):
         for note in small_notes(160)
     ]
     changed = write_corpus(other, tmp_path / "other", source={"kind": "test"}, filters=[], counts={})
-    chains = [
-        Chain.of(recipe, train_and_dev([corpus], 0.15, 0)[0], tmp_path / name)
-        for name, corpus in (("a", small_corpus), ("b", changed))
-    ]
-    assert chains[0].reader == chains[1].reader and chains[0].labels == chains[1].labels
-    np.testing.assert_array_equal(chains[0].relevance().words, chains[1].relevance().words)
-    states = [chain.net(backward=False).state_dict() for chain in chains]
-    for name, value in states[0].items():
-        torch.testing.assert_close(states[1][name], value, atol=0, rtol=0)
+    made = []
+    for name, corpus in (("a", small_corpus), ("b", changed)):
+        learn, dev, _ = train_and_dev([corpus], 0.15, 0)
+        made.append(train_plant(recipe, learn, dev, False, tmp_path / name)[0])
+    assert made[0].reader == made[1].reader and made[0].labels == made[1].labels
+    assert (made[0].notes == made[1].notes).all()
+    stages = [f"{stage}_{way}" for stage in ("language", "ranker") for way in ("forward", "backward")]
+    for stage in ("relevance", *stages):
+        first, second = (load_file(tmp_path / name / f"{stage}.safetensors") for name in "ab")
+        assert first.keys() == second.keys()
+        for name, value in first.items():
+            torch.testing.assert_close(second[name], value, atol=0, rtol=0)
+    for name, value in made[0].net.state_dict().items():
+        torch.testing.assert_close(made[1].net.state_dict()[name], value, atol=0, rtol=0)
 
 
 def test_test_notes_do_not_enter_the_classifier(small_corpus, tmp_path):
@@ -107,6 +116,72 @@ def test_stages_are_made_once(small_corpus, tmp_path, monkeypatch):
     again = Chain.of(later, examples, tmp_path).net(False)  # another classifier, the same stages before it
     for name, value in first.state_dict().items():
         torch.testing.assert_close(again.state_dict()[name], value, atol=0, rtol=0)
+
+
+def test_other_codes_need_no_other_language_model(small_corpus, tmp_path, monkeypatch):
+    """Which codes are learned is no matter to it, so the recipes of smaller sets take what is there."""
+    examples = train_and_dev([small_corpus], 0.15, 0)[0]
+    first = Chain.of(load_recipe("plant", SMALL), examples, tmp_path)
+    words, encoder = first.relevance(), first.language(False)
+    monkeypatch.setattr("nosology.training.plant.fit", lambda *a, **k: pytest.fail("it was made again"))
+    fewer = Chain.of(load_recipe("plant", [*SMALL, "labels.most=2"]), examples, tmp_path)
+    for name, value in encoder.state_dict().items():
+        torch.testing.assert_close(fewer.language(False).state_dict()[name], value, atol=0, rtol=0)
+    assert len(words) == 6 and len(fewer.relevance()) == 2
+
+
+def test_stages_outlive_the_run_where_the_recipe_names_a_folder(small_corpus, tmp_path, monkeypatch):
+    kept = [*SMALL, "ranker.epochs=2", "training.epochs=1", f"stages={tmp_path / 'kept'}"]
+    train(load_recipe("plant", kept), [small_corpus], tmp_path / "first")
+    assert not (tmp_path / "first.run").exists()
+    assert {path.name for path in (tmp_path / "kept").glob("*/*.safetensors")} == {
+        "language_forward.safetensors",
+        "relevance.safetensors",
+        "ranker_forward.safetensors",
+    }
+    assert not list((tmp_path / "kept").rglob("checkpoint.safetensors"))  # what is done needs none
+    for stage in ("nosology.training.plant.fit", "nosology.training.ranker.fit"):
+        monkeypatch.setattr(stage, lambda *a, **k: pytest.fail("a stage was made again"))
+    train(load_recipe("plant", [*kept, "rates.gradual=false"]), [small_corpus], tmp_path / "second")
+
+
+def test_published_weights_of_each_direction(small_corpus, tmp_path):
+    """Each begins with its own file; another file of the same name is not taken for it."""
+    words = tmp_path / "words.txt"
+    words.write_text("xxpad\nheart\npain\n")
+    sources = []
+    for seed, name in enumerate(("forward", "backward", "later")):
+        torch.manual_seed(seed)
+        sources.append(AwdLstm(3, size=16, hidden=20, layers=2))
+        torch.save({f"0.{key}": value for key, value in sources[-1].state_dict().items()}, tmp_path / f"{name}.pth")
+    still = [*SMALL, "language.training.epochs=1", "language.training.learning_rate=1e-9", f"language.words={words}"]
+    files = [f"language.weights={tmp_path / 'forward.pth'}", f"language.backward_weights={tmp_path / 'backward.pth'}"]
+    examples = train_and_dev([small_corpus], 0.15, 0)[0]
+    chain = Chain.of(load_recipe("plant", [*still, *files]), examples, tmp_path / "run")
+    for backward, source in ((False, sources[0]), (True, sources[1])):
+        found = chain.language(backward)
+        torch.testing.assert_close(found.rnns[1].weight_hh_l0_raw, source.rnns[1].weight_hh_l0_raw, atol=1e-6, rtol=0)
+        heart = 2 + chain.reader.vocabulary.words.index("heart")
+        torch.testing.assert_close(found.encoder.weight[heart], source.encoder.weight[1], atol=1e-6, rtol=0)
+    (tmp_path / "later.pth").replace(tmp_path / "forward.pth")
+    found = chain.language(False).rnns[1].weight_hh_l0_raw
+    torch.testing.assert_close(found, sources[2].rnns[1].weight_hh_l0_raw, atol=1e-6, rtol=0)
+
+
+def test_published_weights_and_their_words_belong_together(small_corpus, tmp_path):
+    with pytest.raises(ConfigError, match="weights and words belong together"):
+        load_recipe("plant", ["language.weights=lm.pth"])
+    with pytest.raises(ConfigError, match="backward_weights need weights"):
+        load_recipe("plant", ["language.backward_weights=lm.pth"])
+    missing = [f"language.weights={tmp_path / 'lm.pth'}", f"language.words={tmp_path / 'words.txt'}"]
+    chain = Chain.of(load_recipe("plant", [*SMALL, *missing]), train_and_dev([small_corpus], 0.15, 0)[0], tmp_path)
+    with pytest.raises(ConfigError, match=r"lm\.pth must be a file that can be read"):
+        chain.language(False)
+
+
+@pytest.mark.parametrize("name", [name for name in built_in() if name.startswith("plant")])
+def test_paces_and_unfreezing_stand_in_the_recipe(name):
+    assert read_values(name)["rates"].keys() == RateSettings.model_fields.keys()
 
 
 def test_a_frozen_part_does_not_move(small_corpus, tmp_path):
