@@ -6,9 +6,11 @@ It is a program of its own because triton decides when it is imported whether ke
 from __future__ import annotations
 
 import torch
+import triton
 
 from nosology.attention import planted_kernels
 from nosology.attention.pair_scores import pair_scores
+from nosology.attention.planted import kept_first
 from nosology.attention.planted_loss import _attend_
 from nosology.models import next_word_kernels
 from nosology.models.next_word import cross_entropy_
@@ -24,12 +26,21 @@ SETTINGS = [
     {"k": 40},
     {"zero": True},
     {"still": True},
+    {"k": 10},  # as many as the second note has
+    {"k": 21},  # as the first
+    {"scores": torch.full((5, 6), -1.5)},
+    {"scores": torch.tensor([0.0, -0.0, -0.0, 0.0, -0.0, 0.0]).repeat(5, 1), "k": 5},  # all equal
+    {"scores": torch.tensor([3e37, -3e37, 1e-45, -1e-45, 0.0, -0.0]).repeat(5, 1), "k": 7},
+    {"scores": torch.tensor([2.0, 2.0, 2.0, 1.0, 1.0, -7.0]).repeat(5, 1), "k": 3, "zero": True},
+    {"tokens": 8, "k": 3},
+    {"tokens": 33, "k": 5},
 ]
 
 
 def planted_attention(seed: int, told: dict) -> None:
     """Loss, slopes, derivatives by products and by the ranker's scores."""
-    states, mask, words, decoder, planted = world(seed, tokens=21)
+    wide = told.get("tokens", 21)
+    states, mask, words, decoder, planted = world(seed, tokens=wide)
     if seed % 2:
         mask = mask & (torch.arange(3) < 2)[:, None]  # a note without a token
     static, scores = told.get("static", planted.static), told.get("scores", planted.scores)
@@ -37,7 +48,7 @@ def planted_attention(seed: int, told: dict) -> None:
     targets = (torch.rand(3, 5) < 0.4).float()
     found = []
     for fused in (False, True):
-        products = (both @ states.reshape(-1, 4).T).view(2, 5, 3, 21).clone()
+        products = (both @ states.reshape(-1, 4).T).view(2, 5, 3, wide).clone()
         moved = None if scores is None or told.get("still") else torch.zeros_like(scores)
         rest = (words, decoder.bias, targets, static, scores, moved, told.get("k", 4), told.get("zero", False), 15)
         made = planted_kernels.attend_(products, mask.sum(1), *rest) if fused else _attend_(products, mask, *rest)
@@ -45,6 +56,28 @@ def planted_attention(seed: int, told: dict) -> None:
     for a, b in zip(*found):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
     assert any(x.abs().max() > 1e-3 for x in found[0])
+
+
+def choice(seed: int) -> None:
+    """Which tokens are chosen, by bound and last place: exactly those of `kept_first`, at any length and k."""
+    rng = torch.Generator().manual_seed(seed)
+    labels, notes, wide, columns = 4, 3, int(torch.randint(2, 40, (), generator=rng)), 9
+    scores = torch.randn(labels, columns, generator=rng).round(decimals=seed % 3)
+    words = torch.randint(0, columns, (notes, wide), generator=rng, dtype=torch.int32)
+    lengths = torch.randint(0, wide + 1, (notes,), generator=rng)
+    k = int(torch.randint(1, wide + 3, (), generator=rng))
+    bounds, lasts = torch.empty(2, labels, notes, dtype=torch.int32)
+    block = triton.next_power_of_2(wide)
+    told = (words, lengths, scores, bounds, lasts, notes, wide, columns, k, block)
+    planted_kernels._choose[(labels * notes,)](*told)
+    found, place = scores[:, words.long()], torch.arange(wide)
+    inside = place < lengths[:, None]
+    bits = found.view(torch.int32)
+    keys = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+    above, same = keys > bounds[..., None], (keys == bounds[..., None]) & (place <= lasts[..., None])
+    kept = (above | same) & inside
+    assert torch.equal(kept, kept_first(found, inside, k))
+    assert torch.equal(kept.sum(2), lengths.clamp(max=k).expand(labels, -1))
 
 
 def ranker(labels: int, words: int, size: int) -> None:
@@ -76,6 +109,8 @@ def next_word(size: int) -> None:
 if __name__ == "__main__":
     for number, told in enumerate(2 * SETTINGS[:1] + SETTINGS):
         planted_attention(number, told)
+    for seed in range(8):
+        choice(seed)
     ranker(70, 130, 3)
     ranker(5, 3, 9)
     next_word(9000)
