@@ -26,6 +26,9 @@ def serve(
     behind_proxy: Annotated[
         bool, typer.Option("--behind-proxy", help="A proxy in front of us terminates TLS.")
     ] = False,
+    new_admin_password: Annotated[
+        bool, typer.Option("--new-admin-password", help="Give admin a new one-time password.")
+    ] = False,
     oidc_issuer: Annotated[str | None, typer.Option(help="OpenID Connect: the provider's address.")] = None,
     oidc_client: Annotated[str | None, typer.Option(help="OpenID Connect: our id there.")] = None,
     oidc_role: Annotated[str, typer.Option(help="The role of people at their first visit.")] = "coder",
@@ -66,4 +69,4 @@ def serve(
         oidc=oidc,
         demo=demo,
     )
-    run(settings)
+    run(settings, new_admin=new_admin_password)

@@ -15,13 +15,13 @@ from sqlalchemy.exc import IntegrityError
 
 from nosology.core import ReviewError
 from nosology.workbench.review import Missing
+from nosology.workbench.settings import ROLES
 from nosology.workbench.store.engine import reading, writing
 from nosology.workbench.store.schema import sessions, tokens, users
 
 if TYPE_CHECKING:
     from argon2 import PasswordHasher
 
-ROLES = ("coder", "reviewer", "admin")
 SHORTEST = 12  # characters of a password
 SESSION_HOURS, IDLE_HOURS = 12, 2
 FAILURES, LOCK_SECONDS = 5, 15 * 60  # so many wrong passwords in a row lock an account for so long
@@ -94,14 +94,18 @@ def _hashed(password: str) -> str:
     return _hasher().hash(password)
 
 
-def first_admin(engine: Engine) -> str | None:
-    """The one-time password of a new user `admin`, where nobody can sign in yet; else None."""
+def first_admin(engine: Engine, *, again: bool = False) -> str | None:
+    """The one-time password of a new user `admin`, where nobody can sign in yet; else None.
+
+    again: whoever starts the server has the store in hand, and may let a locked-out `admin` in again.
+    """
     with writing(engine) as connection:
-        if connection.scalar(select(func.count()).select_from(users)):
+        if connection.scalar(select(func.count()).select_from(users)) and not again:
             return None
-        password = secrets.token_urlsafe(15)
-        create_user(connection, "admin", "admin", password, must_change=True)
-    return password
+        found = connection.scalar(select(users.c.id).where(users.c.name == "admin"))
+        admin = int(found) if found else create_user(connection, "admin", "admin", None)
+        set_user(connection, admin, role="admin", disabled=False)
+        return reset_password(connection, admin)
 
 
 def sign_in(engine: Engine, name: str, password: str) -> int | None:

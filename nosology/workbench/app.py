@@ -69,7 +69,7 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
     app.mount(static_path(), Static(directory=STATIC), name="static")
     app.add_middleware(Quiet)
     app.add_middleware(health.Watch)
-    app.add_middleware(Door, secure=settings.secure)
+    app.add_middleware(Door, secure=settings.secure, behind_proxy=settings.behind_proxy)
     app.add_exception_handler(NosologyError, _refused)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _not_here)  # type: ignore[arg-type]

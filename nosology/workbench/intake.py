@@ -25,8 +25,10 @@ def notes_of(name: str, raw: bytes) -> list[Note]:
     name = PurePath(name.replace("\\", "/")).name or "note.txt"
     if not raw.strip():
         raise DataError(f"{name} is empty")
+    if what := _no_text(raw):
+        raise DataError(f"{name} is {what}, not text; save it as plain text in UTF-8")
     if is_fhir(name, raw):
-        found = list(fhir_notes(_json(name, raw), name))
+        found = list(fhir_notes(_resources_of(name, raw), name))
     elif is_notes_file(name):
         found = _from_notes_file(name, raw)
     else:
@@ -74,9 +76,30 @@ def _day(value: Any) -> str | None:
         return None
 
 
+def _no_text(raw: bytes) -> str:
+    """What a file is that is no text, by its first bytes; empty if it may be text."""
+    kinds = {b"%PDF": "a PDF", b"PK\x03\x04": "a zip or office file", b"\xd0\xcf\x11\xe0": "an office file"}
+    kinds |= {b"{\\rtf": "RTF", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+    return next((what for first, what in kinds.items() if raw.startswith(first)), "")
+
+
 def is_fhir(name: str, raw: bytes) -> bool:
-    """Whether a file holds FHIR resources as one JSON value."""
-    return name.lower().endswith(".json") and b'"resourceType"' in raw and raw.lstrip()[:1] == b"{"
+    """Whether a file holds FHIR resources, as one JSON value or one a line."""
+    first = raw.lstrip().partition(b"\n")[0]
+    whole = name.lower().endswith(".json") and b'"resourceType"' in raw
+    return raw.lstrip()[:1] == b"{" and (whole or (_is_lines(name) and b'"resourceType"' in first))
+
+
+def _is_lines(name: str) -> bool:
+    return name.lower().endswith((".ndjson", ".jsonl"))
+
+
+def _resources_of(name: str, raw: bytes) -> Any:
+    """The JSON value of a file; of one with a resource a line, as bulk exports are, a Bundle of them."""
+    if not _is_lines(name):
+        return _json(name, raw)
+    lines = [_json(f"{name} row {row}", line) for row, line in enumerate(raw.splitlines(), 1) if line.strip()]
+    return {"resourceType": "Bundle", "entry": [{"resource": line} for line in lines]}
 
 
 def _json(name: str, raw: bytes) -> Any:

@@ -72,14 +72,16 @@ def confidence_curve(connection: Connection) -> Curve:
     return Curve(tuple(kept.get("x", ())), tuple(kept.get("y", ())), kept.get("notes", 0))
 
 
-def fit_curve(connection: Connection, found: Sequence[Reviewed]) -> Curve:
-    """The curve of reviewed notes, kept for the notes to come."""
+def curve_of(found: Sequence[Reviewed]) -> Curve:
+    """The curve of the notes whose codes people chose."""
     by_hand = [item for item in found if item.hand]
-    curve = Curve.fit([item.raw for item in by_hand], [agreement(item.suggested, item.final) for item in by_hand])
-    if curve != confidence_curve(connection):
-        set_setting(connection, "curve", asdict(curve))
-        _apply(connection, curve)
-    return curve
+    return Curve.fit([item.raw for item in by_hand], [agreement(item.suggested, item.final) for item in by_hand])
+
+
+def set_curve(connection: Connection, curve: Curve) -> None:
+    """Keeps a curve for the notes to come, and for those that nobody has begun."""
+    set_setting(connection, "curve", asdict(curve))
+    _apply(connection, curve)
 
 
 def _apply(connection: Connection, curve: Curve) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, File, Form, Request, UploadFile
+from fastapi import APIRouter, File, Form, Query, Request, UploadFile
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy import select
 
@@ -19,9 +19,10 @@ from nosology.workbench.services import Services
 from nosology.workbench.store.engine import reading, writing
 from nosology.workbench.store.schema import users
 from nosology.workbench.triage import Triage, agreement, outlook
-from nosology.workbench.web import Number, page
+from nosology.workbench.web import LARGEST_INT, Number, page
 from nosology.workbench.work import add_notes, log_in, log_read, new_batch, read_log
 
+LOG_PAGE = 200  # entries of the audit log
 router = APIRouter(include_in_schema=False)
 
 
@@ -120,11 +121,15 @@ def triage_page(request: Request, services: Parts, user: Reviewer) -> HTMLRespon
 
 
 def _triage(request: Request, services: Services, user: Reviewer, trouble: str = "") -> HTMLResponse:
-    with writing(services.engine) as connection:
+    with reading(services.engine) as connection:
         found = measures.reviewed(connection)
-        curve = measures.fit_curve(connection, found)
-        rule = measures.triage_rule(connection)
-        coded = [float(curve(raw)) for raw in measures.raw_confidences(connection)]
+        rule, kept = measures.triage_rule(connection), measures.confidence_curve(connection)
+        raw = measures.raw_confidences(connection)
+    curve = measures.curve_of(found)
+    if curve != kept:
+        with writing(services.engine) as connection:
+            measures.set_curve(connection, curve)
+    coded = [float(curve(value)) for value in raw]
     checked = [(float(curve(item.raw)), agreement(item.suggested, item.final)) for item in found if item.hand]
     rows = outlook(coded, checked)
     plot = line(
@@ -251,9 +256,15 @@ def revoke_token(request: Request, services: Parts, user: AnyUser, token: Number
 
 
 @router.get("/audit")
-def audit_page(request: Request, services: Parts, user: Admin) -> HTMLResponse:
-    """Who looked at what; this look is kept as well."""
+def audit_page(
+    request: Request,
+    services: Parts,
+    user: Admin,
+    note: Annotated[int | None, Query(ge=1, le=LARGEST_INT)] = None,
+    before: Annotated[int | None, Query(ge=1, le=LARGEST_INT)] = None,
+) -> HTMLResponse:
+    """Who looked at what, of one note or of all; this look is kept as well."""
     log_read(services.engine, user.id, "audit log", None, address(request))
     with reading(services.engine) as connection:
-        rows = read_log(connection)
-    return page(request, "audit.html", user, {"rows": rows})
+        rows = read_log(connection, note_id=note, before=before, limit=LOG_PAGE)
+    return page(request, "audit.html", user, {"rows": rows, "note": note, "more": len(rows) == LOG_PAGE})

@@ -9,16 +9,18 @@ from sqlalchemy import Engine, select
 from nosology.core import Evidence, Note
 from nosology.workbench.store.engine import reading
 from nosology.workbench.store.schema import notes
-from nosology.workbench.work import load_case
+from nosology.workbench.work import load_case, log_reads
 
 
 def reviewed_notes(engine: Engine) -> Iterator[Note]:
     """Every finished note with the codes that stand, and as evidence the words that people marked.
 
-    What the triage rule alone accepted is not among them: a coder must not learn its own opinion.
+    What the triage rule alone accepted is not among them: a coder must not learn its own opinion. That the notes were
+    read is kept.
     """
     with reading(engine) as connection:
         ids = list(connection.scalars(select(notes.c.id).where(notes.c.status == "done").order_by(notes.c.id)))
+    log_reads(engine, "corpus", ids)
     for note_id in ids:
         with reading(engine) as connection:
             case = load_case(connection, note_id)

@@ -100,10 +100,14 @@ Parts = Annotated[Services, Depends(services_of)]
 
 
 class Door:
-    """Adds the security headers to every answer, and refuses requests that are too large before they are read."""
+    """Adds the security headers to every answer, and refuses requests that are too large before they are read.
 
-    def __init__(self, app: ASGIApp, secure: bool):
-        self.app, self.secure = app, secure
+    Behind a proxy, a request comes by HTTPS from the last address of X-Forwarded-For, which is the one that the proxy
+    has seen; those before it are what the client says of itself.
+    """
+
+    def __init__(self, app: ASGIApp, secure: bool, behind_proxy: bool = False):
+        self.app, self.secure, self.behind_proxy = app, secure, behind_proxy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on."""
@@ -120,6 +124,9 @@ class Door:
                     headers["strict-transport-security"] = "max-age=31536000"
             await send(message)
 
+        if self.behind_proxy:
+            seen = ",".join(Headers(scope=scope).getlist("x-forwarded-for")).rpartition(",")[2].strip()
+            scope = {**scope, "scheme": "https", "client": (seen, 0) if seen else scope.get("client")}
         length = Headers(scope=scope).get("content-length", "0")
         if not length.isdigit() or int(length) > LARGEST:
             words = f"A request may have {LARGEST >> 20} MB. Bring in fewer notes at a time."

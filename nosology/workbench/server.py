@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 
 from nosology.core import ConfigError
 from nosology.workbench.accounts import first_admin
 from nosology.workbench.services import Services
 from nosology.workbench.settings import Settings
-from nosology.workbench.store.engine import open_store
 
 GRACE = 30  # seconds that requests in flight may still take at the end
 
 
-def serve(settings: Settings) -> None:
-    """Serves until it is told to stop (Ctrl-C, SIGTERM)."""
+def serve(settings: Settings, *, new_admin: bool = False) -> None:
+    """Serves until it is told to stop (Ctrl-C, SIGTERM); new_admin: gives the user admin a new one-time password."""
     try:
         import uvicorn
     except ImportError as error:
@@ -24,14 +24,12 @@ def serve(settings: Settings) -> None:
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    engine = open_store(settings.store)
-    password = first_admin(engine)
-    engine.dispose()
-    if password is not None:
-        print(
-            f"First start: sign in as admin with the one-time password {password} (it is shown only now).", flush=True
-        )
+    _check_port(settings.host, settings.port)
     services = Services.start(settings)
+    password = first_admin(services.engine, again=new_admin)
+    if password is not None:
+        first = "New password" if new_admin else "First start"
+        print(f"{first}: sign in as admin with the one-time password {password} (it is shown only now).", flush=True)
     scheme = "https" if settings.tls_cert is not None else "http"
     print(f"Workbench at {scheme}://{settings.host}:{settings.port}", flush=True)
     uvicorn.run(
@@ -42,9 +40,18 @@ def serve(settings: Settings) -> None:
         access_log=False,  # the audit log says who read what; paths are nobody's business
         server_header=False,
         ws="none",
-        proxy_headers=settings.behind_proxy,
-        forwarded_allow_ips="*" if settings.behind_proxy else None,
+        proxy_headers=False,  # security.Door reads them
         timeout_graceful_shutdown=GRACE,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
+
+
+def _check_port(host: str, port: int) -> None:
+    """Raises ConfigError where nobody can listen: before a coder is loaded, which takes a while."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        why = error.strerror or "the address is not this machine's"
+        raise ConfigError(f"--host and --port must be free to listen at; got {host}:{port} ({why})") from error

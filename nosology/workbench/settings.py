@@ -5,8 +5,11 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from nosology.core import ConfigError
+
+ROLES = ("coder", "reviewer", "admin")
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,13 @@ class OidcSettings:
     client_id: str
     client_secret: str = field(repr=False)
     role: str = "coder"
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ConfigError(f"--oidc-role must be one of {', '.join(ROLES)}; got {self.role}")
+        where = urlsplit(self.issuer)
+        if where.scheme != "https" and not (where.scheme == "http" and is_loopback(where.hostname or "")):
+            raise ConfigError(f"--oidc-issuer must be an https address; got {self.issuer}")
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,15 @@ def test_the_first_admin_has_a_one_time_password(engine):
     assert not accounts.user_of_cookie(engine, accounts.open_session(engine, user)).must_change
 
 
+def test_an_admin_who_lost_the_password_gets_another_from_whoever_starts_the_server(engine, people):
+    password = accounts.first_admin(engine, again=True)  # there were people, but no admin of that name
+    admin = accounts.sign_in(engine, "admin", password)
+    with writing(engine) as connection:
+        accounts.set_user(connection, admin, role="coder", disabled=True)
+    user = accounts.sign_in(engine, "admin", accounts.first_admin(engine, again=True))
+    assert user == admin and accounts.user_of_cookie(engine, accounts.open_session(engine, user)).role == "admin"
+
+
 def test_passwords_are_argon2_hashes(engine, people):
     with reading(engine) as connection:
         stored = connection.scalar(select(users.c.password).where(users.c.id == people["ann"]))

@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import re
+import threading
 import time
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import column, literal, select
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.responses import PlainTextResponse
 
-from nosology.workbench.app import create_app
+from nosology.workbench.app import THREADS, create_app
+from nosology.workbench.security import Door
 from nosology.workbench.settings import Settings
+from nosology.workbench.store.engine import reading
 from nosology.workbench.web import static_path
 from tests.workbench.conftest import NOTE, PASSWORD, fill_people, new_store
 
@@ -219,6 +225,52 @@ def test_no_text_of_a_note_in_logs_or_errors(world, ann, caplog):
     assert "Xyzzy" not in caplog.text
 
 
+def test_a_failure_of_ours_shows_no_value_in_log_or_answer(world, ann, caplog, monkeypatch):
+    def fail(*_):
+        raise ValueError("Xyzzyplugh the patient said")
+
+    monkeypatch.setattr("nosology.workbench.pages.names", fail)
+    note = ann.note("fails")
+    answer = browser(world, "ann").get(f"/notes/{note}")  # raised here if it went on to the server's log
+    assert answer.status_code == 500 and "Xyzzy" not in answer.text + caplog.text
+    assert re.search(r"request failed: ValueError at .*test_app.py:\d+", caplog.text)
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_errors_of_the_store_name_no_values(world):
+    engine = world[0].app.state.services.engine
+    with pytest.raises(SQLAlchemyError) as caught, reading(engine) as connection:
+        connection.execute(select(literal("Xyzzy"), column("nowhere")))
+    assert "Xyzzy" not in str(caught.value)
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "99999999999", "9" * 30, "x"])
+def test_numbers_that_no_row_can_have_are_not_here(world, number):
+    client = browser(world, "adam")
+    token = {"csrf": csrf(client)}
+    for path in (f"/notes/{number}", f"/notes/{number}/history", f"/notes/{number}/export/csv", "/codes/icd10cm/ZZ"):
+        assert client.get(path).status_code == 404
+    for path in (
+        f"/users/{number}",
+        f"/tokens/{number}/revoke",
+        f"/batches/{number}/cancel",
+        f"/notes/{number}/decide",
+    ):
+        assert client.post(path, data={**token, "action": "finish", "version": "0"}).status_code == 404
+    for path in (f"/?batch={number}&page_number={number}", f"/next?after={number}"):
+        assert client.get(path).status_code == 200
+
+
+def test_characters_that_no_store_keeps_are_no_failure(world):
+    client = browser(world, "adam")
+    token = {"csrf": csrf(client)}
+    assert client.get("/?site=%00").status_code < 500
+    forms = {"/tokens": "name", "/users": "name", "/find": "ref", "/codes/search": "query", "/login": "name"}
+    for path, field in forms.items():
+        assert client.post(path, data={**token, field: "a\x00b", "password": "x"}).status_code < 500
+    assert client.post("/batches", data={**token, "ref": "a\x00b", "text": "x\x00y"}).status_code < 500
+
+
 def test_reads_are_in_the_audit_log(world, ann):
     note = ann.note("read me")
     client = browser(world, "ben")
@@ -228,6 +280,90 @@ def test_reads_are_in_the_audit_log(world, ann):
         r"<td>(ben)</td><td>([a-z ]+)</td><td><a href=\"/notes/(\d+)", browser(world, "adam").get("/audit").text
     )
     assert ("ben", "note", str(note)) in rows and ("ben", "export csv", str(note)) in rows
+
+
+def test_a_refused_decision_shows_words_of_the_note_and_is_a_read(world, ann):
+    note = ann.note("refused")
+    client = browser(world, "ben")
+    form = {"csrf": csrf(client), "action": "finish", "version": "7"}
+    assert client.post(f"/notes/{note}/decide", data=form).status_code == 409
+    page = browser(world, "adam").get(f"/audit?note={note}").text
+    assert "<td>ben</td><td>panel</td>" in page and "<td>queue</td>" not in page
+
+
+def test_only_suggestions_are_accepted_and_only_what_an_action_reads_is_kept(world, ann):
+    note = ann.note("strange")
+    answer = ann.decide(note, "accept", 0, code="icd10cm:Z99.2")
+    assert answer.status_code == 422 and "only what the coder has suggested" in answer.json()["detail"]
+    assert ann.decide(note, "accept", 0, code=HEART, reason="x", codes=["y"]).status_code == 200
+    assert ann.get(f"/notes/{note}/decisions").json()[0]["details"] == {"code": HEART}
+
+
+def test_two_people_who_ask_for_the_next_note_get_two(world, ann):
+    for i in range(2):
+        ann.note(f"next {i}")
+    ann_, ben = browser(world, "ann"), browser(world, "ben")
+    first = ann_.get("/next?order=uncertain")
+    second = ben.get("/next?order=uncertain")
+    assert "/notes/" in first.url.path and "/notes/" in second.url.path and first.url.path != second.url.path
+    assert 'data-order="uncertain"' in first.text
+
+
+def test_a_note_is_found_by_its_id(world, ann):
+    note = ann.note("MRN-77-b")
+    client = browser(world, "ben")
+    token = csrf(client)
+    assert client.post("/find", data={"csrf": token, "ref": " MRN-77-b "}).url.path == f"/notes/{note}"
+    page = client.post("/find", data={"csrf": token, "ref": "mrn-77"})
+    assert f'href="/notes/{note}"' in page.text and "MRN" not in str(page.url)
+    assert "Nothing here" in client.post("/find", data={"csrf": token, "ref": "100%_"}).text
+
+
+def test_the_queue_of_a_batch_stays_that_of_the_batch(world):
+    page = browser(world, "ann").get("/?status=all&batch=1&site=a%26b").text
+    assert re.search(r'href="/\?status=done&amp;mine=&amp;site=a%26b&amp;order=oldest&amp;batch=1"', page)
+    assert 'name="batch" value="1"' in page
+
+
+def test_pages_do_not_wait_for_texts_that_programs_have_coded(world, ann, monkeypatch):
+    workers, goes_on = world[0].app.state.services.workers, threading.Event()
+    real = workers.code
+    monkeypatch.setattr(workers, "code", lambda texts, **how: goes_on.wait(30) and real(texts, **how))
+    asking = [threading.Thread(target=ann.post, args=("/code", {"text": "x"})) for _ in range(THREADS + 2)]
+    for thread in asking:
+        thread.start()
+    try:
+        begun = time.monotonic()
+        assert world[0].get("/login").status_code == 200 and time.monotonic() - begun < 15
+    finally:
+        goes_on.set()
+        for thread in asking:
+            thread.join()
+
+
+def test_scripts_may_be_kept_for_good_for_their_address_changes(world):
+    answer = world[0].get(f"{static_path()}/app.js")
+    assert "immutable" in answer.headers["cache-control"]
+    assert f'src="{static_path()}/app.js"' in world[0].get("/login").text
+    assert world[0].get("/static/app.js").status_code == 404
+
+
+def test_a_request_that_is_too_large_is_told_so(world):
+    answer = world[0].post("/api/v1/notes", headers={"content-length": str(1 << 30)}, content=b"x")
+    assert answer.status_code == 413 and "64 MB" in answer.text
+
+
+def test_behind_a_proxy_the_address_is_the_one_the_proxy_has_seen():
+    seen = []
+
+    async def app(scope, receive, send):
+        seen.append((scope["scheme"], scope["client"][0]))
+        await PlainTextResponse("")(scope, receive, send)
+
+    headers = {"x-forwarded-for": "6.6.6.6, 10.0.0.9"}
+    TestClient(Door(app, secure=True, behind_proxy=True)).get("/", headers=headers)
+    TestClient(Door(app, secure=False)).get("/", headers=headers)
+    assert seen == [("https", "10.0.0.9"), ("http", "testclient")]
 
 
 def test_forms_decide_too_and_show_the_panel(world, ann):

@@ -60,6 +60,19 @@ def test_a_batch_runs_to_its_end_and_each_note_is_coded_once(engine, batch, work
         assert connection.scalar(select(func.count()).where(notes.c.confidence > 0)) == 40
 
 
+def test_a_note_of_a_small_batch_or_that_somebody_waits_for_does_not_wait_for_a_large_batch(
+    engine, batch, workers, small_bundle
+):
+    with writing(engine) as connection:
+        add_notes(connection, [Note("single", "type 2 diabetes")], new_batch(connection, "one", None, 1))
+    background = batches.Background(engine, workers, register(engine, small_bundle, None), at_once=1)
+    assert [found.note_id for found in background._waiting(3)] == [41, 1, 2]
+    background.hurry(30)
+    background.hurry(999)  # there is none, and nobody waits for it for ever
+    assert [found.note_id for found in background._waiting(3)] == [30, 41, 1]
+    assert list(background._hurried) == [30]
+
+
 def test_cancel_keeps_what_is_done_and_resume_goes_on_in_another_server(engine, batch, workers, small_bundle):
     coder = register(engine, small_bundle, None)
     batches.cancel(engine, batch)

@@ -109,6 +109,20 @@ def test_text_files_and_notes_files():
     assert row.extra == {"kind": "inpatient"}
 
 
+def test_a_resource_a_line_as_bulk_exports_are():
+    lines = [document(), document(id="d2"), {"resourceType": "Patient", "id": "p7", "gender": "male"}]
+    raw = "\n".join(map(json.dumps, lines)).encode()
+    assert [(note.id, note.extra["sex"]) for note in notes_of("x.ndjson", raw)] == [("d1", "M"), ("d2", "M")]
+    with pytest.raises(DataError, match=r"x.ndjson row 2 is not JSON"):
+        notes_of("x.ndjson", raw.partition(b"\n")[0] + b"\n{")
+
+
+@pytest.mark.parametrize("first", [b"%PDF-1.7", b"PK\x03\x04", b"{\\rtf1", "\ufeffhello".encode("utf-16")])
+def test_files_of_other_programs_are_no_notes(first):
+    with pytest.raises(DataError, match="not text; save it as plain text"):
+        notes_of("letter.txt", first + b"secret")
+
+
 def test_files_that_are_none_are_answered_without_their_text():
     for name, raw in (("a.txt", b"  "), ("a.jsonl", b"secret words"), ("a.json", b'{"resourceType": secret')):
         with pytest.raises(DataError) as caught:

@@ -71,6 +71,14 @@ def test_a_second_review_is_another_persons():
     assert decide(review, "approve", {}, 2, length=9).status == "done"
 
 
+def test_a_second_review_on_hold_stays_one():
+    review = after(accept(HEART), ("second", {}), ("hold", {}), ("resume", {}))
+    assert review.status == "second"
+    with pytest.raises(ReviewError, match="another person's"):
+        decide(review, "approve", {}, 1, length=9)
+    assert after(("hold", {}), ("resume", {})).status == "open"
+
+
 def test_codes_that_do_not_exist_are_refused_without_showing_long_values():
     for code in ("icd10cm:Q99.99Z", "icd10:I50.9", "I50.9", "", 7, "icd10cm:" + "secret " * 9):
         with pytest.raises(ReviewError) as caught:

@@ -11,7 +11,7 @@ from nosology.workbench.measures import by_chapter, by_code, by_day, drift, over
 from nosology.workbench.reviews import reviewed_notes
 from nosology.workbench.store.engine import open_store, reading, writing
 from nosology.workbench.store.schema import notes, users
-from nosology.workbench.work import add_notes, load_case, record
+from nosology.workbench.work import add_notes, load_case, read_log, record
 
 HEART = Code("icd10cm", "I50.9")
 
@@ -34,6 +34,8 @@ def test_only_what_people_finished_is_learned_from(finished):
     assert [note.id for note in found] == ["n0", "n1"]
     assert found[0].codes == (HEART,) and found[0].evidence == (Evidence(HEART, 0, 5),)
     assert found[0].patient == "p0"
+    with reading(finished) as connection:
+        assert [(row["what"], row["note_id"]) for row in read_log(connection)] == [("corpus", 2), ("corpus", 1)]
 
 
 def test_the_command_writes_a_corpus_without_the_address_of_the_store(finished, store, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -99,3 +100,6 @@ def test_what_the_command_refuses(small_bundle, tmp_path):
     assert "--host must be a loopback address without TLS" in says(str(small_bundle), "--host", "0.0.0.0")
     assert "give either a bundle folder or --demo" in says()
     assert "is no bundle" in says(str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert f"must be free to listen at; got 127.0.0.1:{port}" in says(str(small_bundle), "--port", port)

@@ -3,7 +3,7 @@
 import pytest
 
 from nosology.core import ConfigError
-from nosology.workbench.settings import Settings, is_loopback
+from nosology.workbench.settings import OidcSettings, Settings, is_loopback
 
 
 def make(tmp_path, **changes):
@@ -27,3 +27,12 @@ def test_tls_needs_both_files(tmp_path):
     with pytest.raises(ConfigError, match="no such file"):
         make(tmp_path, tls_cert=cert, tls_key=tmp_path / "k.pem")
     assert make(tmp_path, host="0.0.0.0", tls_cert=cert, tls_key=cert).secure
+
+
+def test_a_provider_is_reached_by_https_and_gives_a_role_that_is_one():
+    for issuer in ("http://idp.example.org", "idp.example.org", "ftp://x", ""):
+        with pytest.raises(ConfigError, match="--oidc-issuer must be an https address"):
+            OidcSettings(issuer, "us", "secret")
+    with pytest.raises(ConfigError, match="--oidc-role must be one of coder, reviewer, admin; got king"):
+        OidcSettings("https://idp.example.org", "us", "secret", "king")
+    assert OidcSettings("http://127.0.0.1:9", "us", "secret").role == "coder"
