@@ -66,8 +66,8 @@ class Learned:
         return list(zip(self.entry_code[own].tolist(), self.coded[own].tolist()))
 
 
-def learn_evidence(notes: Sequence[Note], systems: Iterable[str], gap: int) -> Learned:
-    """What notes with evidence teach: every phrase that is evidence somewhere, counted over all notes."""
+def learn_evidence(notes: Sequence[Note], systems: Iterable[str], gap: int, *, tagger: bool = True) -> Learned:
+    """What notes with evidence teach: every phrase that is evidence somewhere, counted over all notes; and a tagger."""
     wanted = set(systems)
     spans = [[item for item in note.evidence if item.code.system in wanted] for note in notes]
     phrases: dict[tuple[str, ...], Counter[Code]] = defaultdict(Counter)
@@ -94,7 +94,7 @@ def learn_evidence(notes: Sequence[Note], systems: Iterable[str], gap: int) -> L
         for code in phrases[keys]:
             own[code] = max(own[code], 1)  # evidence in pieces that lie too far apart for the index
     found = packed(index, counts, seen, surfaces, _key_counts(notes, spans), notes, wanted)
-    return replace(found, tagger=Tagger.fit(notes, spans))
+    return replace(found, tagger=Tagger.fit(notes, spans)) if tagger else found
 
 
 def _key_counts(notes: Sequence[Note], spans: Sequence[Sequence[Evidence]]) -> dict[str, KeyCounts]:
@@ -128,6 +128,13 @@ def _key_counts(notes: Sequence[Note], spans: Sequence[Sequence[Evidence]]) -> d
 def near(start: int, end: int, item: Evidence) -> bool:
     """Whether a span is that of the evidence, up to a few characters at either end."""
     return abs(start - item.start) <= NEAR and abs(end - item.end) <= NEAR
+
+
+def apart(start: int, end: int, others: Iterable[tuple[int, int]]) -> bool:
+    """Whether a span overlaps none of others and is not nearly at the place of one: it says something of its own."""
+    return all(
+        (end <= first or last <= start) and max(abs(start - first), abs(end - last)) > NEAR for first, last in others
+    )
 
 
 def evidence_text(text: str, item: Evidence) -> str:

@@ -14,6 +14,7 @@ from nosology.codes.label_space import LabelSpace
 from nosology.codes.lookup import table
 from nosology.core import Code, EvidenceSpan
 from nosology.models.adapted import Adapted
+from nosology.models.learned import apart
 from nosology.models.lexicon_settings import ContextSettings, LexiconRecipe
 from nosology.models.lexicon_terms import Resolver, Terms
 from nosology.models.mention_features import padded
@@ -108,8 +109,8 @@ class Lexicon:
         spans: list[EvidenceSpan] = []
         for number, _, probability in sorted(votes, key=lambda vote: (-vote.probability, vote.mention)):
             mention = found.mentions[number]
-            apart = all(mention.end <= span.start or span.end <= mention.start for span in spans)
-            if apart and (probability >= least or not spans) and len(spans) < limit:
+            own = apart(mention.start, mention.end, ((span.start, span.end) for span in spans))
+            if own and (probability >= least or not spans) and len(spans) < limit:
                 spans.append(EvidenceSpan(mention.start, mention.end, text[mention.start : mention.end], probability))
         return spans
 

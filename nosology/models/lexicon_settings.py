@@ -50,6 +50,7 @@ class LearnSettings(Section):
 
     folds: int = Field(5, ge=2)  # parts of the notes; what is learned from the others is weighed on each
     terms: bool = True  # beside what the notes teach, the terms of the classification
+    tagger: bool = True  # evidence also teaches which words around a mention speak for it
     longest: int = Field(3, ge=1, le=5)  # words of a phrase that is learned without evidence
     rounds: int = Field(200, ge=1)  # boosted trees of a weigher,
     leaves: int = Field(15, ge=2)

@@ -25,7 +25,7 @@ from nosology.models.adapted import Adapted
 from nosology.models.associations import learn_associations
 from nosology.models.code_features import code_table
 from nosology.models.decision import UNTUNED, Decision
-from nosology.models.learned import Learned, learn_evidence, near
+from nosology.models.learned import Learned, apart, learn_evidence, near
 from nosology.models.lexicon import Lexicon
 from nosology.models.lexicon_settings import LexiconRecipe
 from nosology.models.lexicon_terms import Terms
@@ -118,7 +118,7 @@ class _Work:
         """The phrases that notes teach."""
         match = self.recipe.match
         if self.with_evidence(notes):
-            return learn_evidence(notes, self.systems, match.learned_gap)
+            return learn_evidence(notes, self.systems, match.learned_gap, tagger=self.recipe.learn.tagger)
         return learn_associations(notes, self.systems, self.terms, match.gap, self.recipe.learn.longest)
 
     def unseen_mentions(self, notes: Sequence[Note], part: np.ndarray) -> list[_Seen]:
@@ -240,9 +240,10 @@ def _evidence_from(
     hits, given = np.zeros(len(_CUTS)), np.zeros(len(_CUTS))
     for item, vote, (codes, _), own in zip(seen, votes, tables, told):
         accepted = {code for code, probability in zip(codes, own) if probability >= threshold}
-        for probability, true in _apart(item, vote, accepted):
-            given += probability >= _CUTS
-            hits += true * (probability >= _CUTS)
+        for probability, true, first in _given(item, vote, accepted):
+            shown = (probability >= _CUTS) | first
+            given += shown
+            hits += true * shown
     total = sum(
         len({(one.code, one.start, one.end) for one in item.note.evidence if one.code.system in systems})
         for item in seen
@@ -250,15 +251,16 @@ def _evidence_from(
     return float(_CUTS[np.argmax(2 * hits / np.maximum(given + total, 1))])
 
 
-def _apart(item: _Seen, votes: np.ndarray, accepted: set[Code]) -> list[tuple[float, bool]]:
-    """Probability and truth of the votes for accepted codes; of votes for one code that overlap, the best."""
+def _given(item: _Seen, votes: np.ndarray, accepted: set[Code]) -> list[tuple[float, bool, bool]]:
+    """The votes that may be shown for accepted codes, as `Lexicon.evidence` picks them: probability, whether it is
+    true, and whether it is the best of its code, which is shown in any case."""
     taken: dict[Code, list[tuple[int, int]]] = {}
     kept = []
     for row in np.argsort(-votes, kind="stable").tolist():
         pair = item.table.pairs[row]
         mention = item.found.mentions[pair.mention]
         here = taken.setdefault(pair.code, [])
-        if pair.code in accepted and all(mention.end <= start or end <= mention.start for start, end in here):
+        if pair.code in accepted and apart(mention.start, mention.end, here):
+            kept.append((float(votes[row]), bool(item.target[row]), not here))
             here.append((mention.start, mention.end))
-            kept.append((float(votes[row]), bool(item.target[row])))
     return kept

@@ -1,0 +1,114 @@
+"""Do other coders help the lexicon? python benchmarks/quality/day_one_extras.py FOLDER [--lang en] [--notes 500]
+
+On the train cases of CodiEsp alone, crosswise: micro F1 and MAP of the weigher of codes as it is; with the linear
+coder's score of the code beside its features (stacking); and with the similarity of the code's description to the words
+of its best mention, by the built-in sentence encoder. Everything before that weigher is the same in all rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from day_one import EDITION, _notes
+
+from nosology.codes import describe
+from nosology.codes.label_space import LabelSpace
+from nosology.config import load_recipe
+from nosology.core import Code, Note
+from nosology.encoders.embedder import Embedder
+from nosology.encoders.embedder_settings import EmbedderSettings
+from nosology.models.code_features import code_table
+from nosology.models.lexicon_terms import Terms
+from nosology.models.linear import Choice, fit_linear
+from nosology.models.tfidf import Tfidf
+from nosology.training.lexicon import _Seen, _Work, parts
+
+RESULTS = Path(__file__).parents[1] / "results" / "quality_day_one_extras.json"
+CHOICE = Choice(1.0, 1000)
+Told = Sequence[tuple[list[Code], np.ndarray]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--lang", choices=["en", "es"], default="en")
+    parser.add_argument("--notes", type=int, default=500)
+    words = parser.parse_args()
+    notes = _notes(words.folder, words.lang, "train", words.lang == "es")[: words.notes]
+    recipe = load_recipe("lexicon", ["labels.systems=['icd10cm']", *EDITION])
+    codes = recipe.codes
+    work = _Work(recipe, ["icd10cm"], Terms.open(codes.release, seventh=codes.seventh))
+    part = parts(notes, recipe.learn.folds, recipe.seed)
+    seen = work.unseen_mentions(notes, part)
+    votes = work.unseen_votes(seen, part)
+    plain = [code_table(item.found, item.table, vote) for item, vote in zip(seen, votes)]
+    gold = [{code for code in note.codes if code.system == "icd10cm"} for note in notes]
+    columns = {
+        "as it is": None,
+        "with the linear coder": _linear(notes, gold, part, plain),
+        "with the sentence encoder": _similar(seen, votes, plain) if words.lang == "en" else None,
+    }
+    rows = {}
+    for name, column in columns.items():
+        if column is None and rows:
+            continue
+        told = plain if column is None else [(c, np.column_stack([x, own])) for (c, x), own in zip(plain, column)]
+        rows[name] = _quality(gold, told, work.unseen_codes(told, gold, part))
+        print(f"{words.lang} {name:28}", *(f"{key} {value:.4f}" for key, value in rows[name].items()), flush=True)
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    RESULTS.write_text(json.dumps(known | {f"{words.lang}, {len(notes)} notes": rows}, indent=2) + "\n")
+
+
+def _linear(notes: Sequence[Note], gold: list[set[Code]], part: np.ndarray, told: Told) -> list[np.ndarray]:
+    """The linear coder's scores of the codes of each note, learned from the other parts; -2 for codes they lack."""
+    recipe = load_recipe("linear")
+    found: list[np.ndarray] = [np.zeros(0)] * len(notes)
+    for fold in range(int(part.max()) + 1):
+        others, own = np.flatnonzero(part != fold).tolist(), np.flatnonzero(part == fold).tolist()
+        labels = LabelSpace(sorted(set().union(*(gold[i] for i in others))))
+        tfidf, vectors = Tfidf.fit([notes[i].text for i in others], recipe.features)
+        model = fit_linear(recipe, labels, tfidf, vectors, labels.encode([gold[i] for i in others]), CHOICE)
+        for i, row in zip(own, model.scores(tfidf.transform([notes[i].text for i in own]))):
+            found[i] = np.array([row[labels.column(code)] if code in labels else -2.0 for code in told[i][0]])
+    return found
+
+
+def _similar(seen: Sequence[_Seen], votes: Sequence[np.ndarray], told: Told) -> list[np.ndarray]:
+    """The cosine of each code's description and the words of the mention that speaks loudest for it."""
+    pairs = []
+    for item, vote, (codes, _) in zip(seen, votes, told):
+        best: dict[Code, tuple[float, str]] = {}
+        for (number, code), value in zip(item.table.pairs, vote.tolist()):
+            mention = item.found.mentions[number]
+            if value > best.get(code, (-1.0, ""))[0]:
+                best[code] = value, item.note.text[mention.start : mention.end]
+        pairs.append([(describe(code, "2019") or code.code, best[code][1]) for code in codes])
+    texts = sorted({text for own in pairs for pair in own for text in pair})
+    vectors = Embedder.load(EmbedderSettings()).embed(texts)
+    vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    place = {text: i for i, text in enumerate(texts)}
+    return [np.array([vectors[place[a]] @ vectors[place[b]] for a, b in own]) for own in pairs]
+
+
+def _quality(gold: list[set[Code]], told: Told, probabilities: Sequence[np.ndarray]) -> dict[str, float]:
+    """The best micro F1 over all thresholds, and the mean average precision."""
+    true = [np.array([code in own for code in codes], dtype=bool) for own, (codes, _) in zip(gold, told)]
+    total = sum(map(len, gold))
+    hits = np.cumsum(np.concatenate(true)[np.argsort(-np.concatenate(probabilities), kind="stable")])
+    precisions = []
+    for own, right, p in zip(gold, true, probabilities):
+        ranked = right[np.argsort(-p, kind="stable")]
+        found = np.cumsum(ranked) / np.arange(1, len(ranked) + 1)
+        precisions += [float((found * ranked).sum()) / len(own)] if own else []
+    return {
+        "micro_f1": float((2 * hits / (np.arange(1, len(hits) + 1) + total)).max()),
+        "map": float(np.mean(precisions)),
+    }
+
+
+if __name__ == "__main__":
+    main()
