@@ -7,14 +7,17 @@ the encoder does not learn; `kept`: where its states are kept besides; `decoder`
 `attention`: without the ranker; `large`: 16 notes of 4,000 words; `agreement`: the largest difference, relative to the
 largest number, of what kernels and plain torch compute. Prints milliseconds, notes or words a second, the peak of
 memory, and the arithmetic floor: what the stage's matrix products alone would take at 790 TFLOP/s, as was measured on
-an H200. --small is for a CPU.
+an H200. --small is for a CPU, where the peak is that of the whole process, python and torch included.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import resource
 import time
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -76,8 +79,13 @@ def timed(net: torch.nn.Module, batch: Batch | StreamBatch, times: int) -> tuple
     for _ in range(times):
         step()
     synchronise()
-    memory = torch.cuda.max_memory_allocated() / 1e9 if device() == "cuda" else 0.0
-    return (time.perf_counter() - started) / times, memory
+    seconds = (time.perf_counter() - started) / times
+    return seconds, torch.cuda.max_memory_allocated() / 1e9 if device() == "cuda" else peak()
+
+
+def peak() -> float:
+    """The most memory that this process has had, in GB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
 def lstm_products(told: dict) -> float:
@@ -249,6 +257,21 @@ STAGES = {
 }
 
 
+def run(name: str, small: bool, times: int) -> dict[str, float]:
+    """The row of a stage."""
+    return STAGES[name](SMALL if small else LARGE, times)
+
+
+def measured(name: str, small: bool, times: int) -> dict[str, float]:
+    """The row of a stage; on a CPU in a process of its own, whose peak of memory is then the stage's."""
+    if device() == "cuda":
+        row = run(name, small, times)
+        torch.cuda.empty_cache()
+        return row
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(run, name, small, times).result()
+
+
 def main() -> None:
     """Prints a row a stage and writes them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -257,15 +280,12 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULT)
     asked = parser.parse_args()
-    told = SMALL if asked.small else LARGE
     where = torch.cuda.get_device_name() if device() == "cuda" else "CPU"
     for name in asked.only:
-        row = STAGES[name](told, asked.times)
-        if device() == "cuda":
-            torch.cuda.empty_cache()
+        row = measured(name, asked.small, asked.times)
         print(f"{name:24}" + "".join(f"  {key} {value:,.4g}" for key, value in row.items()), flush=True)
         results = json.loads(asked.out.read_text()) if asked.out.exists() else {}
-        results.setdefault(where, {}).update({"torch": torch.__version__, "shape": told})
+        results.setdefault(where, {}).update({"torch": torch.__version__, "shape": SMALL if asked.small else LARGE})
         results[where].setdefault("rows", {})[name] = row
         asked.out.write_text(json.dumps(results, indent=2) + "\n")
 

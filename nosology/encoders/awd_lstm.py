@@ -84,7 +84,7 @@ class WeightDropped(nn.Module):
         kind = torch.get_autocast_dtype("cuda") if x.is_cuda and torch.is_autocast_enabled("cuda") else x.dtype
         recurrent = F.dropout(self.weight_hh_l0_raw, drop, self.training)
         weights = [self.module.weight_ih_l0, recurrent, self.module.bias_ih_l0, self.module.bias_hh_l0]
-        start = state or (x.new_zeros(1, len(x), self.width), x.new_zeros(1, len(x), self.width))
+        start = state or 2 * (x.new_zeros(1, len(x), self.width, dtype=kind),)
         with torch.autocast(x.device.type, enabled=False), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
             made, *last = torch.lstm(
