@@ -1,10 +1,12 @@
 """Takes the pictures of docs/workbench.md: every page of the demo, as Chromium shows it, into docs/images/workbench.
 
-python tools/workbench_screenshots.py
+python tools/workbench_screenshots.py                                       # the pictures of the docs
+python tools/workbench_screenshots.py --out /tmp/wide --size 3840x2160 --dark   # to look at
 """
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 import tempfile
@@ -24,11 +26,11 @@ FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-ne
 PAGES = ("batches", "measures", "triage", "users", "audit", "tokens")
 
 
-def keep(page: Page, name: str) -> None:
+def keep(page: Page, out: Path, name: str) -> None:
     """Writes what the page shows, in few colours: a picture of text needs no more."""
     page.wait_for_timeout(300)
     picture = Image.open(BytesIO(page.screenshot()))
-    picture.convert("RGB").quantize(colors=96, dither=Image.Dither.NONE).save(OUT / f"{name}.png", optimize=True)
+    picture.convert("RGB").quantize(colors=96, dither=Image.Dither.NONE).save(out / f"{name}.png", optimize=True)
 
 
 def press(page: Page, keys: str) -> None:
@@ -47,10 +49,11 @@ def surest(page: Page) -> str:
     )
 
 
-def take(page: Page, address: str) -> None:
+def take(page: Page, address: str, out: Path, scheme: str) -> None:
     """All pictures."""
+    page.emulate_media(color_scheme=scheme)
     page.goto(f"{address}/login")
-    keep(page, "login")
+    keep(page, out, "login")
     page.fill("[name=name]", "admin")
     page.fill("[name=password]", PASSWORD)
     page.click("button.primary")
@@ -60,38 +63,45 @@ def take(page: Page, address: str) -> None:
     page.goto(surest(page))
     press(page, "aaaa")
     press(page, "r")
-    keep(page, "reject")
+    keep(page, out, "reject")
     press(page, "1a")
     press(page, "kkkkkkkk")
-    keep(page, "note")
+    keep(page, out, "note")
     page.emulate_media(color_scheme="dark")
-    keep(page, "note_dark")
-    page.emulate_media(color_scheme="light")
+    keep(page, out, "note_dark")
+    page.emulate_media(color_scheme=scheme)
     press(page, "jd")
-    keep(page, "book")
+    keep(page, out, "book")
     press(page, ["Escape"])
     press(page, "?")
-    keep(page, "help")
+    keep(page, out, "help")
     press(page, ["Escape"])
     page.goto(f"{page.url}/history")
-    keep(page, "history")
+    keep(page, out, "history")
     page.goto(f"{address}/?order=uncertain")
-    keep(page, "queue")
+    keep(page, out, "queue")
     for name in PAGES:
         page.goto(f"{address}/{name}")
-        keep(page, name)
+        keep(page, out, name)
 
 
 def main() -> None:
     """Starts the demo on a fresh store and takes the pictures."""
-    OUT.mkdir(parents=True, exist_ok=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--size", default="1280x800")
+    parser.add_argument("--dark", action="store_true")
+    options = parser.parse_args()
+    width, height = map(int, options.size.split("x"))
+    options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         store, bundle = str(Path(folder) / "demo.db"), demo_bundle()
         fill(store, bundle)
         server = Server(bundle, store, log=Path(folder) / "log").start()
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         try:
-            take(browser.new_page(viewport={"width": 1280, "height": 800}), server.address)
+            page = browser.new_page(viewport={"width": width, "height": height})
+            take(page, server.address, options.out, "dark" if options.dark else "light")
         finally:
             browser.close()
             server.stop()

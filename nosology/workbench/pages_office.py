@@ -108,7 +108,9 @@ def measures_page(request: Request, services: Parts, user: AnyUser) -> HTMLRespo
         "chapters": chapters,
         "drift": drift,
         "acceptance_plot": line([(day, rate) for day, _, rate, _ in days if rate is not None], "share of codes kept"),
-        "time_plot": line([(day, seconds) for day, _, _, seconds in days], "median seconds a note", top=None),
+        "time_plot": line(
+            [(day, seconds) for day, _, _, seconds in days], "median seconds a note", top=None, unit=" s"
+        ),
         "chapter_plot": bars([(row.title, row.acceptance, row.found) for row in chapters[:12]], ("kept", "found")),
     }
     return page(request, "measures.html", user, values)

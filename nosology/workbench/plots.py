@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from markupsafe import Markup, escape
@@ -9,11 +10,11 @@ from markupsafe import Markup, escape
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 560, 200, 44, 24, 12
 
 
-def line(points: Sequence[tuple[str, float]], title: str, *, top: float | None = 1.0) -> Markup:
+def line(points: Sequence[tuple[str, float]], title: str, *, top: float | None = 1.0, unit: str = "") -> Markup:
     """A line through named points; top: the largest value of the axis, by default 1, None for that of the points."""
     if len(points) < 2:
         return Markup("")
-    largest = top or max(value for _, value in points) or 1.0
+    largest = top or _round_up(max(value for _, value in points)) or 1.0
     wide, high = _WIDTH - _LEFT - 12, _HEIGHT - _BOTTOM - _TOP
     places = [
         (_LEFT + wide * i / (len(points) - 1), _TOP + high * (1 - min(value, largest) / largest))
@@ -29,15 +30,21 @@ def line(points: Sequence[tuple[str, float]], title: str, *, top: float | None =
     ends = Markup('<text x="{}" y="{}">{}</text><text x="{}" y="{}" text-anchor="end">{}</text>').format(
         _LEFT, _HEIGHT - 6, points[0][0], _WIDTH - 12, _HEIGHT - 6, points[-1][0]
     )
-    drawn = _axis(largest, high) + Markup('<polyline class="curve" points="{}"/>').format(path) + dots + ends
+    drawn = _axis(largest, high, unit) + Markup('<polyline class="curve" points="{}"/>').format(path) + dots + ends
     return _svg(drawn, title, _HEIGHT)
 
 
-def _axis(largest: float, high: float) -> Markup:
+def _round_up(value: float) -> float:
+    """The next value that an axis can end at: 1, 2, 4, 6, 8 or 10 times a power of ten."""
+    size = 10 ** math.floor(math.log10(value)) if value > 0 else 0
+    return next((size * step for step in (1, 2, 4, 6, 8, 10) if value <= size * step), 0)
+
+
+def _axis(largest: float, high: float, unit: str) -> Markup:
     drawn = Markup("")
     for part in (0, 0.5, 1):
         y = _TOP + high * (1 - part)
-        label = f"{largest * part:.0%}" if largest == 1.0 else f"{largest * part:.3g}"
+        label = f"{largest * part:.0%}" if largest == 1.0 else f"{largest * part:.3g}{unit}"
         drawn += Markup('<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(_LEFT, _WIDTH - 12, y, y)
         drawn += Markup('<text x="{}" y="{:.1f}" text-anchor="end">{}</text>').format(_LEFT - 6, y + 4, label)
     return drawn

@@ -106,10 +106,16 @@ def register(engine: Engine, bundle: Path, release: str | None) -> int:
         }
         row = {
             "digest": digest,
-            "name": Path(bundle).resolve().name[:200],
+            "name": _name(bundle),
             "kind": manifest["kind"],
             "release": release,
             "about": about,
             "created": time.time(),
         }
         return int(connection.execute(insert(coders).values(**row)).inserted_primary_key[0])
+
+
+def _name(bundle: Path) -> str:
+    """What people call a bundle: its folder, with the one above it where that alone says nothing."""
+    folder = Path(bundle).resolve()
+    return (f"{folder.parent.name}/{folder.name}" if folder.name == "bundle" else folder.name)[-200:]

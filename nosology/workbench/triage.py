@@ -17,7 +17,7 @@ import numpy as np
 from nosology.core import Code, ConfigError
 
 ENOUGH = 30  # reviewed notes before the curve is trusted
-STEPS = tuple(round(0.5 + 0.05 * step, 2) for step in range(10))  # thresholds that the page shows
+STEPS = tuple(round(0.05 * step, 2) for step in range(1, 20))  # thresholds that the page may show
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,16 @@ class Row:
 
 
 def outlook(confidences: Sequence[float], reviewed: Sequence[tuple[float, float]]) -> list[Row]:
-    """A row for each threshold; confidences: of all coded notes. reviewed: (confidence, observed agreement)."""
+    """A row for each threshold that takes some of the notes but not all, and for one that takes all, and one none.
+
+    confidences: of all coded notes. reviewed: (confidence, observed agreement).
+    """
     have = np.asarray(confidences, dtype=float)
     seen = np.asarray(reviewed, dtype=float).reshape(-1, 2)
     rows = []
-    for threshold in STEPS:
+    whole = [step for step in STEPS if len(have) and step <= have.min()][:-1]
+    nothing = [step for step in STEPS if not len(have) or step > have.max()][1:]
+    for threshold in (step for step in STEPS if step not in (*whole, *nothing)):
         above, checked = have[have >= threshold], seen[seen[:, 0] >= threshold]
         rows.append(
             Row(
