@@ -189,7 +189,7 @@ class PhraseIndex:
         near = [(key, at) for key, at in zip(own, places) if key not in self.far] or list(zip(own, places))
         far = [(key, at) for key, at in zip(own, places) if key in self.far and (key, at) not in near]
         seen = set()
-        for window in _windows([at for _, at in near], note.sentence):
+        for window in _windows(_shared([at for _, at in near], note.sentence), note.sentence):
             between = note.content[window[-1]] - note.content[window[0]] + 1 - len(window)
             sentence = note.sentence[window[0]]
             chosen = set(window)
@@ -221,6 +221,14 @@ def misspelt(key: str, right: str) -> bool:
 
 def _distance(place: int, window: Sequence[int]) -> int:
     return max(window[0] - place, place - window[-1], 0)
+
+
+def _shared(places: list[list[int]], sentence: list[int]) -> list[list[int]]:
+    """The places in sentences that hold one of every list; in long notes few of a common word's do."""
+    shared = {sentence[place] for place in min(places, key=len)}
+    for own in places:
+        shared &= {sentence[place] for place in own}
+    return [[place for place in own if sentence[place] in shared] for own in places] if shared else []
 
 
 def _windows(places: list[list[int]], sentence: list[int]) -> Iterator[list[int]]:

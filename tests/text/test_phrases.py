@@ -15,7 +15,7 @@ def index_of(phrases):
     return PhraseIndex.of(sorted({phrase_keys(phrase) for phrase in phrases}))
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(NOTE, st.lists(PHRASE, min_size=1, max_size=5), st.integers(0, 3))
 def test_what_is_found_has_every_key_in_one_sentence_and_no_wider_gap(text, phrases, gap):
     index, note = index_of(phrases), Reading.of(text)
@@ -26,7 +26,7 @@ def test_what_is_found_has_every_key_in_one_sentence_and_no_wider_gap(text, phra
         assert between <= gap and list(places) == sorted(set(places))
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(NOTE, PHRASE, st.randoms(use_true_random=False), NOTE)
 def test_a_phrase_is_found_in_any_order_and_amid_function_words(before, phrase, random, after):
     words = phrase.split()
@@ -39,6 +39,7 @@ def test_a_phrase_is_found_in_any_order_and_amid_function_words(before, phrase, 
     assert any(start <= place < start + len(mention) for place in places)
 
 
+@settings(deadline=None)
 @given(NOTE, st.lists(PHRASE, min_size=1, max_size=5))
 def test_the_same_note_is_read_the_same_way_twice(text, phrases):
     index = index_of(phrases)

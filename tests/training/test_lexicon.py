@@ -7,7 +7,7 @@ from nosology.config import load_recipe
 from nosology.core import Code, Evidence, Note
 from nosology.corpora.corpus import write_corpus
 from nosology.models.bundle import Bundle
-from nosology.training.lexicon import parts
+from nosology.training.lexicon import _Work, parts
 from nosology.training.run import train
 
 OWN = {
@@ -138,3 +138,11 @@ def test_injuries_may_be_written_with_the_x_that_holds_places(tmp_path):
     assert other in coder.model.labels and fall in codes_of(coder, "Fall at home today.")
     named = {vote.code for vote in coder.model.analyse("Contusion of lower back and pelvis.")[1].votes}
     assert {other, Code("icd10cm", "S30.0")} <= named
+
+
+def test_evidence_counts_only_for_the_codes_that_are_learned():
+    work = _Work(load_recipe("lexicon", FAST), ["icd10cm"], None)
+    cough, scan = Code("icd10cm", "R05"), Code("icd10pcs", "BW03ZZZ")
+    asked = Note("a", "Cough, chest film.", codes=(cough, scan), evidence=(Evidence(scan, 7, 17),))
+    assert not work.with_evidence([asked])
+    assert work.with_evidence([Note("b", asked.text, codes=(cough,), evidence=(Evidence(cough, 0, 5),))])
