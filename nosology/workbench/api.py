@@ -13,6 +13,7 @@ from sqlalchemy import select
 from nosology.codes import table
 from nosology.core import Note
 from nosology.workbench import batches, measures
+from nosology.workbench.audit_log import log_read
 from nosology.workbench.intake import LONGEST, fhir_notes, with_encounter
 from nosology.workbench.pages import decide_on, exported, hits
 from nosology.workbench.pages_office import take_in
@@ -22,7 +23,7 @@ from nosology.workbench.security import AnyUser, Parts
 from nosology.workbench.store.engine import reading
 from nosology.workbench.store.schema import notes
 from nosology.workbench.web import LARGEST_INT, Number
-from nosology.workbench.work import history, load_case, log_read, queue, tally
+from nosology.workbench.work import history, load_case, queue, tally
 
 Status = Literal["new", "open", "held", "second", "preaccepted", "done"]
 System = Literal["icd9cm", "icd9proc", "icd10cm", "icd10pcs"]

@@ -26,8 +26,8 @@ from nosology.workbench.store.schema import audit, notes
 from nosology.workbench.work import add_notes, new_batch, record
 
 YEARS = (2023, 2025)
-LEARN, WORK, REVIEWED = 500, 70, 48  # patients the coder learns from, patients in the queue, notes already reviewed
-SEEN = 6  # notes that a code must have to be learned
+LEARN, WORK, REVIEWED = 2_000, 70, 48  # patients the coder learns from, patients in the queue, notes already reviewed
+SEEN = 20  # notes that a code must have to be learned
 PASSWORD = "demo-demo-demo"  # of a store on this machine that holds nobody's notes
 PEOPLE = (("coder", "coder"), ("reviewer", "reviewer"), ("admin", "admin"))
 SYSTEMS = ("icd10cm", "icd10pcs")
@@ -37,11 +37,11 @@ def demo_bundle(folder: Path | None = None) -> Path:
     """The folder of a coder trained on simulated patients; made once and kept in the cache."""
     from nosology.training.run import train
 
-    folder = folder or cache_folder() / f"demo-{__version__}"
+    folder = folder or cache_folder() / f"demo-{__version__}-{LEARN}"
     bundle = folder / "bundle"
     if not (bundle / "bundle.json").is_file():
         corpus = write_corpus(_training_notes(), folder / "corpus", source={"kind": "demo"}, filters=[], counts={})
-        train(load_recipe("linear", ["fit.c=[1.0]", "fit.max_features=[1000]"]), [corpus], bundle)
+        train(load_recipe("linear", ["fit.c=[1.0]", "fit.max_features=[4000]"]), [corpus], bundle)
     return bundle
 
 

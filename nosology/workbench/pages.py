@@ -14,6 +14,7 @@ from sqlalchemy import select
 from nosology.codes import parse, table
 from nosology.core import SYSTEMS, Code, CodeError, ConflictError, ReviewError
 from nosology.workbench.accounts import User
+from nosology.workbench.audit_log import log_read
 from nosology.workbench.export import FORMATS, to_csv, to_fhir, to_json
 from nosology.workbench.pages_sign_in import address
 from nosology.workbench.panel import book, panel
@@ -30,7 +31,6 @@ from nosology.workbench.work import (
     Case,
     history,
     load_case,
-    log_read,
     names,
     next_note,
     queue,

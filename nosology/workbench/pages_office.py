@@ -10,6 +10,7 @@ from sqlalchemy import select
 
 from nosology.core import NosologyError, Note, ReviewError
 from nosology.workbench import accounts, batches, measures
+from nosology.workbench.audit_log import log_in, log_read, read_log
 from nosology.workbench.intake import notes_of, with_encounter
 from nosology.workbench.pages_sign_in import address
 from nosology.workbench.plots import bars, line
@@ -20,7 +21,7 @@ from nosology.workbench.store.engine import reading, writing
 from nosology.workbench.store.schema import users
 from nosology.workbench.triage import Triage, agreement, outlook
 from nosology.workbench.web import LARGEST_INT, Number, page
-from nosology.workbench.work import add_notes, log_in, log_read, new_batch, read_log
+from nosology.workbench.work import add_notes, new_batch
 
 LOG_PAGE = 200  # entries of the audit log
 router = APIRouter(include_in_schema=False)

@@ -11,9 +11,9 @@ from starlette.concurrency import run_in_threadpool
 from nosology.core import NosologyError, ReviewError
 from nosology.workbench import oidc
 from nosology.workbench.accounts import SESSION_HOURS, change_password, close_session, open_session, sign_in
+from nosology.workbench.audit_log import log_read
 from nosology.workbench.security import COOKIE, AnyUser, Forbidden, Parts
 from nosology.workbench.web import page
-from nosology.workbench.work import log_read
 
 router = APIRouter(include_in_schema=False)
 

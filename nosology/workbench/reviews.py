@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from sqlalchemy import Engine, select
 
 from nosology.core import Evidence, Note
+from nosology.workbench.audit_log import log_reads
 from nosology.workbench.store.engine import reading
 from nosology.workbench.store.schema import notes
-from nosology.workbench.work import load_case, log_reads
+from nosology.workbench.work import load_case
 
 
 def reviewed_notes(engine: Engine) -> Iterator[Note]:

@@ -14,7 +14,6 @@ from nosology.core import Code, ConflictError, Note, ReviewError
 from nosology.workbench.review import Missing, Review, code_in, decide, replay
 from nosology.workbench.store.engine import reading, writing
 from nosology.workbench.store.schema import audit, batches, coders, codings, decisions, notes, texts, users
-from nosology.workbench.store.together import together
 
 ORDERS = ("oldest", "uncertain", "newest")
 PAGE = 50
@@ -274,44 +273,6 @@ def names(connection: Connection) -> list[Row]:
 def sites(connection: Connection) -> list[str]:
     """The sites that notes come from."""
     return list(connection.scalars(_SITES))
-
-
-def log_read(engine: Engine, user: int | None, what: str, note_id: int | None, address: str | None) -> None:
-    """Keeps for good that somebody has looked at a note, or at several."""
-    together(engine, audit).add(_entry(user, what, note_id, address))
-
-
-def log_reads(engine: Engine, what: str, note_ids: Sequence[int]) -> None:
-    """Keeps for good that notes were read by a command, of which nobody knows who gave it."""
-    if note_ids:
-        with writing(engine) as connection:
-            rows = [_entry(None, what, note_id, "command line") for note_id in note_ids]
-            connection.execute(insert(audit), rows)
-
-
-def log_in(connection: Connection, user: int | None, what: str, note_id: int | None, address: str | None) -> None:
-    """As `log_read`, within a transaction of the caller."""
-    connection.execute(insert(audit).values(**_entry(user, what, note_id, address)))
-
-
-def _entry(user: int | None, what: str, note_id: int | None, address: str | None) -> dict[str, Any]:
-    return {"at": time.time(), "user_id": user, "what": what, "note_id": note_id, "address": (address or "")[:60]}
-
-
-def read_log(
-    connection: Connection, *, note_id: int | None = None, before: int | None = None, limit: int = 200
-) -> list[Mapping[str, Any]]:
-    """The newest entries of the audit log, of one note or of all; before: those older than the entry of that number."""
-    wanted = (
-        select(audit, users.c.name.label("user"), notes.c.ref)
-        .join(users, users.c.id == audit.c.user_id, isouter=True)
-        .join(notes, notes.c.id == audit.c.note_id, isouter=True)
-    )
-    if note_id is not None:
-        wanted = wanted.where(audit.c.note_id == note_id)
-    if before is not None:
-        wanted = wanted.where(audit.c.id < before)
-    return list(connection.execute(wanted.order_by(audit.c.id.desc()).limit(limit)).mappings())
 
 
 def new_batch(connection: Connection, name: str, user: int | None, total: int = 0) -> int:

@@ -7,11 +7,12 @@ from nosology.cli.corpus import prepare
 from nosology.core import Code, DataError, Evidence, Note
 from nosology.corpora.corpus import Corpus
 from nosology.workbench import demo
+from nosology.workbench.audit_log import read_log
 from nosology.workbench.measures import by_chapter, by_code, by_day, drift, overall, reviewed
 from nosology.workbench.reviews import reviewed_notes
 from nosology.workbench.store.engine import open_store, reading, writing
 from nosology.workbench.store.schema import notes, users
-from nosology.workbench.work import add_notes, load_case, read_log, record
+from nosology.workbench.work import add_notes, load_case, record
 
 HEART = Code("icd10cm", "I50.9")
 

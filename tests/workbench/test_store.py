@@ -9,9 +9,10 @@ from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from nosology.core import Code, ConfigError, ConflictError, Note, OutputError, ReviewError
+from nosology.workbench.audit_log import log_read, read_log
 from nosology.workbench.store.engine import migrate, open_store, reading, writing
 from nosology.workbench.store.schema import audit, codings, decisions, metadata, notes
-from nosology.workbench.work import add_notes, history, load_case, log_read, queue, read_log, record, tally
+from nosology.workbench.work import add_notes, history, load_case, queue, record, tally
 
 HEART = {"code": "icd10cm:I50.9"}
 
