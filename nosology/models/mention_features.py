@@ -73,10 +73,7 @@ def mention_table(note: NoteMentions, learned: Learned, priors: Priors, text: st
             mention.places[0] / n_words, n_words,
         )  # fmt: skip
         words = [learned.keys.get(word_keys(note.words.words[place])[0]) for place in mention.places]
-        rates = [_rate(counts) for counts in words]
-        first, last, sentence = mention.places[0], mention.places[-1], note.words.sentence[mention.places[0]]
-        around = (_rate_at(note, first - 1, sentence, learned), _rate_at(note, last + 1, sentence, learned))
-        told = (min(rates), max(rates), sum(rates) / len(rates), *around)
+        told = _told(note, mention, words, learned)
         occurrence[written] += 1
         edges = _edges(mention, tags, note.words.sentence)
         capitals = text[mention.start : mention.end].isupper()
@@ -148,6 +145,16 @@ def _any_share(phrase: int, learned: Learned) -> float:
 def _share(coded: float, seen: float) -> float:
     """How often of so many times, drawn a little towards seldom where there were few."""
     return coded / (seen + 0.5)
+
+
+def _told(
+    note: NoteMentions, mention: Mention, words: list[KeyCounts | None], learned: Learned
+) -> tuple[float, float, float, float, float]:
+    """How often a mention's words stand inside evidence: least, most, mean; and the words before and after it."""
+    rates = [_rate(counts) for counts in words]
+    first, last, sentence = mention.places[0], mention.places[-1], note.words.sentence[mention.places[0]]
+    before, after = (_rate_at(note, place, sentence, learned) for place in (first - 1, last + 1))
+    return min(rates), max(rates), sum(rates) / len(rates), before, after
 
 
 def _rate(counts: KeyCounts | None) -> float:

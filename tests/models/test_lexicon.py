@@ -88,6 +88,7 @@ def test_the_written_sentences_are_read_right(lexicon):
     ("text", "code"),
     [
         ("Collapsed lung on the film.", "J93.9"),
+        ("Known hypothirodism.", "E03.9"),  # misspelt
         ("ESRD on dialysis.", "N18.6"),
         ("Her left knee has been painful.", "M25.562"),
         ("Closed fracture of the left femoral neck.", "S72.002A"),
