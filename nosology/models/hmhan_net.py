@@ -14,7 +14,7 @@ is fitted before the net is (`training/word_scores.py`) and stays as it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
 import torch
@@ -207,15 +207,26 @@ class HmhanNets(nn.Module):
 
     def logits(self, batch: ReportBatch) -> Tensor:
         """The mean (B, L) of the nets' logits."""
+        batch = self._encoded(batch)
         return torch.stack([net.logits(batch) for net in self.nets]).mean(0)
 
     def attention(self, batch: ReportBatch) -> Tensor:
         """The mean of the weights (B, L, T) that the nets' codes lay on the tokens."""
+        batch = self._encoded(batch)
         return torch.stack([net.attention(batch) for net in self.nets]).mean(0)
 
     def category_attention(self, batch: ReportBatch) -> Tensor:
         """The mean of the weights (B, K, T) that the nets' categories lay on the tokens."""
+        batch = self._encoded(batch)
         return torch.stack([net.category_attention(batch) for net in self.nets]).mean(0)
+
+    def _encoded(self, batch: Batch) -> Batch:
+        """The batch with its states, where one frozen encoder serves all nets: it then reads a report once."""
+        shared = len(self.nets) > 1 and len({id(net.encoder) for net in self.nets}) == 1
+        if not shared or self.training or getattr(batch, "states", None) is not None:
+            return batch
+        given = {field.name: getattr(batch, field.name) for field in fields(batch)}
+        return ReportBatch(**given | {"states": self.nets[0].encoder(batch.tokens, batch.lengths)})
 
 
 def _columns(batch: ReportBatch) -> Tensor | None:

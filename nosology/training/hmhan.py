@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from nosology.training.loop import Fitted, Paced, fit
 from nosology.training.mlsmote import Synthetic, mlsmote
 from nosology.training.reports import Batches, Reports, parts_of
 from nosology.training.run_folder import REFIT, STATES
-from nosology.training.word_scores import fit_word_scores
+from nosology.training.word_scores import WordScores, fit_word_scores
 
 Trained = tuple[Hmhan, Decision, dict[str, Any]]
 
@@ -101,6 +102,9 @@ class Course:
             model.shape, recipe.loss, encoder, torch.from_numpy(model.categories.of), len(model.columns),
             recipe.columns.width, len(model.words) if model.words else 0,
         )  # fmt: skip
+        if self.scores is not None:
+            net.words[1:] = torch.from_numpy(self.scores.weights)
+            net.word_bias.copy_(torch.from_numpy(self.scores.bias))
         counts = torch.from_numpy(np.asarray(self.train.gold[rows].sum(0)).ravel().astype(np.float32))
         if not model.words:
             net.head.expect(counts / len(rows))
@@ -129,9 +133,14 @@ class Course:
         """A net trained on some rows of the train reports; epochs: leave after so many, 0: after all or by dev."""
         recipe, seed = self.recipe, self.recipe.seed + 1000 * number
         net = self.net(rows, seed)
-        offsets = self._offsets(net, rows, seed)
         settings = recipe.training.model_copy(update={"leave_after": epochs}) if epochs else recipe.training
-        batches = Batches(self.train, rows, self.places, self._synthetic(rows, seed), offsets=offsets)
+        batches = Batches(
+            self.train,
+            rows,
+            self.places,
+            self._synthetic(rows, seed),
+            None if self.scores is None else self.scores.held,
+        )
         single = replace(self.model, net=HmhanNets([net]))
         fitted = fit(
             net,
@@ -148,19 +157,16 @@ class Course:
         )
         return net, fitted
 
-    def _offsets(self, net: HmhanNet, rows: np.ndarray, seed: int) -> np.ndarray | None:
-        """What words say of the train reports (N, L), held out, once the net has the machine of these rows."""
-        if not self.model.words:
+    @cached_property
+    def scores(self) -> WordScores | None:
+        """What words say of all train reports, held out, and the machines that say it of others; all members share
+        them, since none of these scores is of a machine that has seen its report."""
+        model, train, settings = self.model, self.train, self.recipe.words
+        if not model.words:
             return None
-        settings, some = self.recipe.words, self.train.part(rows)
-        part = parts_of(some, min(settings.folds, len(set(some.patients))), seed)
-        described = [self.model.read(called(code)) for code in self.model.labels.codes]
-        found = fit_word_scores(some.reports, described, len(self.model.words), some.gold, part, settings.c)
-        net.words[1:] = torch.from_numpy(found.weights)
-        net.word_bias.copy_(torch.from_numpy(found.bias))
-        offsets = np.zeros((len(self.train), self.train.gold.shape[1]), np.float32)
-        offsets[rows] = found.held
-        return offsets
+        part = parts_of(train, min(settings.folds, len(set(train.patients))), self.recipe.seed)
+        described = [model.read(called(code)) for code in model.labels.codes]
+        return fit_word_scores(train.reports, described, len(model.words), train.gold, part, settings.c)
 
     def _synthetic(self, rows: np.ndarray, seed: int) -> Synthetic | None:
         """Synthetic rows between reports of these rows alone, near in the encoder's mean and the columns."""
@@ -188,7 +194,7 @@ def train_hmhan(recipe: HmhanRecipe, train_notes: Examples, dev_notes: Examples,
     trained = [course.member(i, rows, dev, folder / f"member_{i}") for i in range(recipe.model.members)]
     model = course.model
     model.net = HmhanNets([net for net, _ in trained])
-    wide = np.mean([word_logits(net, dev.reports) for net in model.net.nets], axis=0)
+    wide = word_logits(model.net.nets[0], dev.reports)
     model, decision = decided(recipe, model, model.logits_of(dev.reports), wide, dev, course.train.gold)
     found = _found(course, [fitted for _, fitted in trained], dev)
     if refit:
@@ -209,14 +215,17 @@ def cross_fitted(course: Course) -> Trained:
     recipe, model, train = course.recipe, course.model, course.train
     part = parts_of(train, recipe.model.members, recipe.seed)
     held = np.full((len(train), len(model.labels)), NOTHING, dtype=np.float32)
-    wide = np.zeros_like(held)
+    wide = np.zeros_like(held) if course.scores is None else course.scores.held
     nets, fits = [], []
     for number in range(recipe.model.members):
         net, fitted = course.member(number, np.flatnonzero(part != number), None, course.folder / f"member_{number}")
         rows = np.flatnonzero(part == number)
         single = replace(model, net=HmhanNets([net]))
-        held[rows] = single.logits_of([train.reports[row] for row in rows])
-        wide[rows] = word_logits(net, [train.reports[row] for row in rows])
+        some = [train.reports[row] for row in rows]
+        said = single.logits_of(
+            some
+        )  # beside words that have seen these reports: what they say held out goes in their place
+        held[rows] = np.where(said > NOTHING, said - word_logits(net, some) + wide[rows], NOTHING)
         nets.append(net)
         fits.append(fitted)
     model.net = HmhanNets(nets)

@@ -107,7 +107,7 @@ def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path) -> dict[str
     net = course.net(rows, recipe.seed)
     inside = made.part(np.flatnonzero(synthetic == 0))
     anchors = rows[np.random.default_rng([recipe.seed, 8]).integers(0, len(rows), len(inside))]
-    batches = Batches(course.train, rows, course.places, inside, anchors)
+    batches = Batches(course.train, rows, course.places, inside, anchors=anchors)
     fit(
         net,
         recipe.training,

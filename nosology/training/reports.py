@@ -68,12 +68,12 @@ class Batches:
         rows: np.ndarray,
         places: Places | None,
         synthetic: Synthetic | None,
-        anchors: np.ndarray | None = None,
         offsets: np.ndarray | None = None,
+        anchors: np.ndarray | None = None,
     ):
-        """anchors: (S,) the report whose batch each synthetic row is in; None: the one that it begins at.
+        """offsets: (N, L) what words say of all reports, held out.
 
-        offsets: (N, L) what words say of all reports, held out.
+        anchors: (S,) the report whose batch each synthetic row is in; None: the one that it begins at.
         """
         self.offsets = offsets
         self.train, self.rows, self.places, self.synthetic = train, rows, places, synthetic

@@ -16,6 +16,7 @@ from nosology.core import Code, ConfigError, Note
 from nosology.corpora.corpus import write_corpus
 from nosology.explanation.report import explained
 from nosology.models.bundle import Bundle
+from nosology.models.hmhan_net import HmhanNets
 from nosology.models.measure import measure
 from nosology.training.hmhan import Course
 from nosology.training.reports import Batches, parts_of
@@ -74,8 +75,9 @@ def test_members_hold_out_a_part_each_where_there_is_no_dev(tiny, tmp_path):
     again = Bundle.load(tmp_path / "bundle")
     assert len(bundle.model.net.nets) == len(again.model.net.nets) == 2 and again.decision.at_least_one
     assert np.array_equal(again.model.probabilities([notes[0].text]), bundle.model.probabilities([notes[0].text]))
-    first, second = (net.head.own for net in again.model.net.nets)
-    assert not torch.equal(first, second)
+    first, second = again.model.net.nets
+    assert not torch.equal(first.head.own, second.head.own)
+    assert torch.equal(first.words, second.words), "what words say is learned from all reports, by every member alike"
     course = Course.of(recipe, notes, tmp_path / "run", "")
     part = parts_of(course.train, 2, 0)
     assert all(part[i] == part[i + 1] for i in range(0, 90, 2)), "a patient's reports are in one part"
@@ -99,6 +101,25 @@ def test_a_frozen_encoder_reads_each_report_once_and_columns_count(tiny, tmp_pat
     told = Note("a", "seen today", extra={"modality": "CT", "age": 44})
     assert (model.note_probabilities([told]) != model.note_probabilities([replace(told, extra={})])).all()
     assert np.array_equal(model.note_probabilities([replace(told, extra={})]), model.probabilities(["seen today"]))
+
+
+def test_members_above_one_frozen_encoder_let_it_read_a_report_once(tiny, tmp_path):
+    notes = with_columns([replace(note, split=None) for note in small_notes(40)])
+    corpus = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
+    settings = [*tiny, "model.frozen=true", "model.members=2", "training.epochs=1"]
+    train(load_recipe("hmhan", settings), [corpus], tmp_path / "bundle")
+    model = Bundle.load(tmp_path / "bundle").model
+    alone = [replace(model, net=HmhanNets([net])) for net in model.net.nets]
+    texts = [note.text for note in notes[:3]]
+    reads, calls = [model.read(text) for text in texts], []
+    model.net.nets[0].encoder.register_forward_hook(lambda *_: calls.append(1))
+    together = model.logits_of(reads)
+    assert len(calls) == 1
+    assert together == pytest.approx(np.mean([one.logits_of(reads) for one in alone], axis=0), abs=1e-5)
+    calls.clear()
+    weights = model.word_weights(texts[0], [0])[2]
+    assert len(calls) == 1
+    assert weights == pytest.approx(np.mean([one.word_weights(texts[0], [0])[2] for one in alone], axis=0), abs=1e-5)
 
 
 def test_states_from_disk_give_what_the_encoder_gives(tiny, tmp_path):
