@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nosology.codes.table import CodeTable
 
 _WORD = re.compile(r"[a-z0-9]+")
+_MOST = 1_500  # lines with the same words of the query that are scored: those of the shortest descriptions
 _PHRASE = 1.1  # the gain of a text that has the query as it stands
 _STOP = frozenset({"a", "an", "and", "by", "due", "for", "from", "in", "into", "of", "on", "or", "the", "to", "with"})
 # What a code adds without saying more: it does not make a text longer. Brackets hold words that may be left out.
@@ -48,7 +49,7 @@ def search(table: CodeTable, query: str, limit: int = 20, *, billable: bool | No
         best = _PHRASE * (share / whole) ** 2
         if len(ranked) >= limit and sorted(ranked)[limit - 1][0] < -best:
             break
-        for row in lines:
+        for row in texts.shortest(lines):
             line = texts.lines[row]
             if table.kind(line) in ("chapter", "block") or (billable is not None and table.billable(line) != billable):
                 continue
@@ -79,16 +80,24 @@ class _Texts:
         ]
         self._text = "\n".join(rows)
         self._starts = list(accumulate((len(row) + 1 for row in rows), initial=0))
+        self._sizes = [len(words) for words in table.descriptions()]
         self.rows = lru_cache(maxsize=512)(self._rows)  # people look for the same words again and again
 
     def _rows(self, word: str) -> set[int]:
-        """The rows that have the word, be it as a part of another."""
+        """The rows that have the word, be it as a part of another; a single letter only as a word of its own."""
+        if len(word) == 1:  # hepatitis B: as a part, it is in every row
+            alone = re.finditer(f"(?<![a-z0-9]){word}(?![a-z0-9])", self._text)
+            return {bisect_right(self._starts, match.start()) - 1 for match in alone}
         found, place = set(), self._text.find(word)
         while place >= 0:
             row = bisect_right(self._starts, place) - 1
             found.add(row)
             place = self._text.find(word, self._starts[row + 1])
         return found
+
+    def shortest(self, rows: list[int]) -> list[int]:
+        """The rows; of very many, those with the shortest descriptions, which would come first anyway."""
+        return rows if len(rows) <= _MOST else sorted(rows, key=self._sizes.__getitem__)[:_MOST]
 
 
 @lru_cache(maxsize=8)

@@ -257,7 +257,7 @@ def hits(query: str, system: str, limit: int = 12) -> list[dict[str, Any]]:
             found = [_hit(codes, line, "") for line in lines]
     except CodeError:
         pass
-    if not found:
+    if not found and len(query.strip()) > 1:  # a single letter is somebody who goes on typing
         found = [_hit(codes, hit.code, hit.matched) for hit in codes.search(query, limit)]
     return found
 

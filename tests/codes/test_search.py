@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from nosology.codes import table
@@ -47,3 +49,12 @@ def test_an_inclusion_term_is_shown_as_what_matched():
 @pytest.mark.parametrize("query", ["", "   ", "xyzzy", "%_\\"])
 def test_nothing_found(query):
     assert table("icd10cm").search(query) == []
+
+
+def test_a_single_letter_is_a_word_of_its_own_and_wide_queries_are_quick():
+    codes = table("icd10cm")
+    assert codes.search("vitamin d deficiency", 1)[0].code.startswith("E55")
+    assert any(hit.code.startswith("B16") for hit in codes.search("acute hepatitis b", 3))
+    begun = time.process_time()
+    assert len(codes.search("unspecified", 12)) == len(codes.search("e", 12)) == 12
+    assert time.process_time() - begun < 1.5  # each took as long alone, with everybody waiting
