@@ -117,7 +117,9 @@ def _sentence(error: ValidationError, recipe: type[BaseModel], source: str) -> s
         return f"{source}: {where} has no key {keys[-1]!r}; allowed: {allowed}"
     # A value may be of one kind or another: each kind that it is not complains about the same place.
     same = [first, *(other for other in others if _place(other["loc"]) == keys)]
-    wanted = ", or ".join(dict.fromkeys(item["msg"].removeprefix("Input ") for item in same))
+    wanted = ", or ".join(
+        dict.fromkeys(item["msg"].removeprefix("Input ").removeprefix("Value error, ") for item in same)
+    )
     return f"{source}: {'.'.join(keys)} {wanted}; got {first['input']!r}"
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from nosology.models.neural_settings import LoopSettings
 from nosology.models.settings import Recipe, Section
@@ -31,10 +31,8 @@ class LanguageSettings(Section):
     """The language model: what it learns of the train notes' text before it is asked for codes."""
 
     weights: str = ""  # a file of published weights to begin with, and
-    words: str = ""  # its vocabulary, one word a line; empty: from the beginning
-    backward_weights: str = (
-        ""  # of a model that reads from the end; empty: that direction begins with the same file
-    )
+    words: str = Field("", validate_default=True)  # its vocabulary, one word a line; empty: from the beginning
+    backward_weights: str = ""  # of a model that reads from the end; empty: that direction begins with the same file
     drop: DropSettings = DropSettings(embedding=0.02, input=0.25, weight=0.2, hidden=0.15)
     window: int = Field(80, ge=2)  # words that are learned from at once
     training: LoopSettings = LoopSettings(
@@ -48,13 +46,19 @@ class LanguageSettings(Section):
         micro_batches=1,
     )
 
-    @model_validator(mode="after")
-    def _with_words(self) -> Self:
-        if bool(self.weights) != bool(self.words):
-            raise ValueError("weights and words belong together: a file of weights and its vocabulary")
-        if self.backward_weights and not self.weights:
-            raise ValueError("backward_weights need weights of the forward direction, with the same words")
-        return self
+    @field_validator("words")
+    @classmethod
+    def _with_weights(cls, words: str, info: ValidationInfo) -> str:
+        if bool(words) != bool(info.data.get("weights")):
+            raise ValueError("must be the vocabulary of language.weights: both are files, or neither is named")
+        return words
+
+    @field_validator("backward_weights")
+    @classmethod
+    def _with_forward(cls, weights: str, info: ValidationInfo) -> str:
+        if weights and not info.data.get("weights"):
+            raise ValueError("must stand beside language.weights, whose words it shares")
+        return weights
 
 
 class RelevanceSettings(Section):
