@@ -1,8 +1,10 @@
 """What planting gives: python benchmarks/quality/plant.py few|fractions|ablations|leak [--seeds 3] [--jobs 6]
 
-A simulated hospital of 2016 to 2019 (ICD-10 diagnoses), divided by patient (70/10/20). All coders learn from the same
-train notes by their built-in recipes, choose their settings on dev and are measured on test. Arms run beside each other
-(--jobs), each is written when it ends, and a study that was stopped goes on where it was.
+A simulated hospital of 2016 to 2019 (ICD-10 diagnoses), divided by patient (70/10/20), or a corpus of your own
+(--corpus DIR, with its splits; --paper for recipes of the papers' sizes). All coders learn from the same train notes by
+their built-in recipes, choose their settings on dev and are measured on test. Arms run beside each other (--jobs), each
+is written when it ends, and a study that was stopped goes on where it was. What `few` has measured with all train notes
+is not trained again by the other studies, so it goes first.
 
 few        PLANT, LAAT and the linear coder on the codes with 1 to 5 train notes: macro F1 with its interval
 fractions  P@5 and P@15 of the three with less and less train notes (paper 003, figure 4), as a table and a plot, and
@@ -18,10 +20,10 @@ import argparse
 import json
 import multiprocessing
 import os
-import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -36,9 +38,9 @@ from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.simulate import simulate_notes
 from nosology.models.bundle import Bundle
 from nosology.models.measure import measure
+from nosology.models.settings import Recipe
 from nosology.training.examples import Examples, train_and_dev
 from nosology.training.run import train
-from nosology.training.run_folder import run_folder
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_plant.json"
 CODERS = ("plant", "laat", "linear")
@@ -53,6 +55,11 @@ ABLATIONS = {
     "no planted attention": ["model.planted=false"],
 }
 LEAK = ("train notes alone", "all notes")
+FEW_HAS = {  # arms that are coders of `few`, with all its codes
+    "fractions": {f"1.0 {coder}": coder for coder in CODERS},
+    "ablations": {"all of it": "plant"},
+    "leak": {LEAK[0]: "plant"},
+}
 ARMS = {
     "few": list(CODERS),
     "fractions": [f"{share} {coder}" for share in FRACTIONS for coder in CODERS],
@@ -73,11 +80,18 @@ class Arm:
     folder: Path  # of the seed's corpora
     settings: tuple[str, ...]  # of PLANT
     threads: int
+    paper: bool = False  # recipes of the papers' sizes
 
     @property
     def work(self) -> Path:
         """Where it may write."""
         return self.folder / self.study / self.name.replace(" ", "_")
+
+    def recipe(self, coder: str, changed: Iterable[str] = ()) -> Recipe:
+        """The recipe of a coder."""
+        name = f"{coder}-paper" if self.paper and coder != "linear" else coder
+        settings = [*self.settings, *changed] if coder == "plant" else []
+        return load_recipe(name, [f"seed={self.seed}", *settings])
 
 
 def divided(notes: list[Note], seed: int) -> list[Note]:
@@ -94,17 +108,21 @@ def part_of(notes: list[Note], share: float, seed: int) -> list[Note]:
     return [note for note, chance in zip(notes, drawn) if note.split != "train" or chance < share]
 
 
-def write_corpora(study: str, patients: int, seeds: int, folder: Path) -> int:
-    """The number of notes; the corpora of all seeds and shares are written."""
+def simulated(patients: int) -> list[Note]:
+    """The coded notes of a simulated hospital, with their ICD-10 diagnoses."""
     made = [note for note in simulate_notes(patients, 3, years=(2016, 2019)) if note.codes]
-    notes = [replace(n, codes=tuple(c for c in n.codes if c.system == "icd10cm"), evidence=()) for n in made]
+    return [replace(n, codes=tuple(c for c in n.codes if c.system == "icd10cm"), evidence=()) for n in made]
+
+
+def write_corpora(study: str, notes: list[Note], seeds: int, folder: Path) -> None:
+    """Writes the corpora of all seeds and shares; notes without splits are divided anew for each seed."""
+    own = any(note.split for note in notes)
     for seed in range(seeds):
         for share in FRACTIONS if study == "fractions" else (1.0,):
-            some = part_of(divided(notes, seed), share, seed)
+            some = part_of(notes if own else divided(notes, seed), share, seed)
             where = folder / str(seed) / f"corpus_{share}"
             where.parent.mkdir(parents=True, exist_ok=True)
             write_corpus(some, where, source={"kind": "benchmark"}, filters=[], counts={})
-    return len(notes)
 
 
 def train_counts(corpus: Corpus) -> dict[Code, int]:
@@ -114,6 +132,11 @@ def train_counts(corpus: Corpus) -> dict[Code, int]:
         for code in note.codes:
             counts[code] = counts.get(code, 0) + 1
     return counts
+
+
+def train_notes(corpus: Corpus) -> int:
+    """How many train notes there are."""
+    return sum(1 for _ in corpus.notes("train", text=False))
 
 
 def row(bundle: Bundle, corpus: Corpus, arm: Arm, codes: set[Code] | None = None) -> dict[str, float]:
@@ -129,34 +152,34 @@ def few(arm: Arm) -> dict:
     corpus = Corpus.open(arm.folder / "corpus_1.0")
     rare = {code for code, count in train_counts(corpus).items() if count <= FEW}
     bundle = trained(arm, arm.name, corpus)
-    return {"few": row(bundle, corpus, arm, rare), "full": row(bundle, corpus, arm), "few codes": len(rare)}
+    counts = {"few codes": len(rare), "train notes": train_notes(corpus)}
+    return {"few": row(bundle, corpus, arm, rare), "full": row(bundle, corpus, arm)} | counts
 
 
 def fractions(arm: Arm) -> dict:
     """A coder with a share of the train notes."""
     share, coder = arm.name.split()
     corpus = Corpus.open(arm.folder / f"corpus_{share}")
-    notes = sum(1 for _ in corpus.notes("train", text=False))
-    return row(trained(arm, coder, corpus), corpus, arm) | {"train notes": notes}
+    return row(trained(arm, coder, corpus), corpus, arm) | {"train notes": train_notes(corpus)}
 
 
 def ablations(arm: Arm) -> dict:
     """PLANT without a part of it; stages before the classifier are taken over where they are the same."""
     corpus = Corpus.open(arm.folder / "corpus_1.0")
-    here = run_folder(arm.work / "bundle")
-    here.mkdir(parents=True, exist_ok=True)
-    for file in (arm.folder / "stages").glob("*.safetensors"):
-        shutil.copy(file, here)
-    return row(trained(arm, "plant", corpus, ABLATIONS[arm.name]), corpus, arm)
+    return row(trained(arm, "plant", corpus, [_stages(arm), *ABLATIONS[arm.name]]), corpus, arm)
 
 
 def stages(arm: Arm) -> dict:
-    """Nothing; the stages before the classifier are made, for all ablations."""
+    """The ranker's nDCG, once the stages before the classifier are made, for all ablations."""
     from nosology.training.plant import Chain
 
-    recipe = load_recipe("plant", [f"seed={arm.seed}", *arm.settings])
+    recipe = arm.recipe("plant", [_stages(arm)])
     learn, _, _ = train_and_dev([Corpus.open(arm.folder / "corpus_1.0")], recipe.holdout.share, recipe.seed)
-    return {"nDCG": Chain.of(recipe, learn, arm.folder / "stages").ranked(False)}
+    return {"nDCG": Chain.of(recipe, learn, arm.work).ranked(False)}
+
+
+def _stages(arm: Arm) -> str:
+    return f"stages={arm.folder / 'stages'}"
 
 
 def leak(arm: Arm) -> dict:
@@ -164,7 +187,7 @@ def leak(arm: Arm) -> dict:
     from nosology.training.plant import train_plant
 
     corpus = Corpus.open(arm.folder / "corpus_1.0")
-    recipe = load_recipe("plant", [f"seed={arm.seed}", *arm.settings])
+    recipe = arm.recipe("plant")
     learn, dev, _ = train_and_dev([corpus], recipe.holdout.share, recipe.seed)
     more = None if arm.name == LEAK[0] else Examples([corpus], lambda note: note.split != "train")
     model, decision, made = train_plant(recipe, learn, dev, False, arm.work / "run", more)
@@ -173,8 +196,7 @@ def leak(arm: Arm) -> dict:
 
 def trained(arm: Arm, coder: str, corpus: Corpus, changed: list[str] = []) -> Bundle:  # noqa: B006
     """A coder of the corpus."""
-    settings = [*arm.settings, *changed] if coder == "plant" else []
-    return train(load_recipe(coder, [f"seed={arm.seed}", *settings]), [corpus], arm.work / "bundle")
+    return train(arm.recipe(coder, changed), [corpus], arm.work / "bundle")
 
 
 STUDIES = {"few": few, "fractions": fractions, "ablations": ablations, "leak": leak, "stages": stages}
@@ -212,6 +234,21 @@ def mean(values: list) -> dict | float:
     if isinstance(values[0], dict):
         return {key: mean([value[key] for value in values]) for key in values[0] if all(key in v for v in values)}
     return float(np.mean(values))
+
+
+def borrowed(study: str, told: dict, results: dict) -> dict:
+    """The rows of a study that `few` has measured already, by arm and seed."""
+    few = results.get("few", {})
+    if {name: few.get(name) for name in told} != told:
+        return {}
+    return {
+        arm: {
+            seed: found["full"] | {"train notes": found["train notes"], "seconds": found["seconds"]}
+            for seed, found in few["by seed"].get(coder, {}).items()
+            if "train notes" in found
+        }
+        for arm, coder in FEW_HAS.get(study, {}).items()
+    }
 
 
 def less_data(table: dict) -> dict[str, float | None]:
@@ -264,29 +301,41 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="coders that are trained at the same time")
     parser.add_argument("--set", dest="settings", action="append", default=[], help="of PLANT, as in nosology train")
     parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--corpus", type=Path, help="a corpus folder, in the place of the simulated hospital")
+    parser.add_argument("--paper", action="store_true", help="recipes of the papers' sizes, for MIMIC")
     asked = parser.parse_args()
-    told = {"patients": asked.patients, "settings": asked.settings}
-    before = json.loads(asked.out.read_text()).get(asked.study, {}) if asked.out.exists() else {}
+    own = Corpus.open(asked.corpus) if asked.corpus else None
+    told = {"patients": None if own else asked.patients, "settings": asked.settings}
+    told |= {"corpus": own.hash if own else None, "paper": asked.paper or None}
+    results = json.loads(asked.out.read_text()) if asked.out.exists() else {}
+    before = results.get(asked.study, {})
     same = {name: before.get(name) for name in told} == told
-    rows: dict = before["by seed"] if same else {}
+    rows: dict = borrowed(asked.study, told, results)
+    for arm, found in before.get("by seed", {}).items() if same else ():
+        rows[arm] = rows.get(arm, {}) | found
+    notes = list(own.notes()) if own else simulated(asked.patients)
+    told["notes"] = len(notes)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        told["notes"] = write_corpora(asked.study, asked.patients, asked.seeds, folder)
+        write_corpora(asked.study, notes, asked.seeds, folder)
         threads = max(1, (os.cpu_count() or 1) // asked.jobs)
+        missing = [
+            (arm, seed)
+            for arm in ARMS[asked.study]
+            for seed in range(asked.seeds)
+            if str(seed) not in rows.get(arm, {})
+        ]
 
-        def arms(study: str, names: list[str]) -> list[Arm]:
-            """All that are not there yet, the longest first."""
-            return [
-                Arm(study, arm, seed, folder / str(seed), tuple(asked.settings), threads)
-                for arm in names
-                for seed in range(asked.seeds)
-                if str(seed) not in rows.get(arm, {})
-            ]
+        def arms(study: str, wanted: Iterable[tuple[str, int]]) -> list[Arm]:
+            """The arms to be run, the longest first."""
+            rest = (tuple(asked.settings), threads, asked.paper)
+            return [Arm(study, arm, seed, folder / str(seed), *rest) for arm, seed in wanted]
 
         if asked.study == "ablations":
-            for arm, found in in_parallel(arms("stages", ["stages"]), asked.jobs):
+            seeds = sorted({seed for _, seed in missing})
+            for arm, found in in_parallel(arms("stages", [("stages", seed) for seed in seeds]), asked.jobs):
                 print(f"stages, seed {arm.seed}: {json.dumps(found)}", flush=True)
-        for arm, found in in_parallel(arms(asked.study, ARMS[asked.study]), asked.jobs):
+        for arm, found in in_parallel(arms(asked.study, missing), asked.jobs):
             rows.setdefault(arm.name, {})[str(arm.seed)] = found
             print(f"{arm.name}, seed {arm.seed}: {json.dumps(found)}", flush=True)
             told_so_far(asked.study, told, rows, asked.out)
