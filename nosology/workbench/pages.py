@@ -166,7 +166,7 @@ def decide(
         with reading(services.engine) as connection:
             case = load_case(connection, note_id)
         log_read(services.engine, user.id, "panel", note_id, address(request))  # words of the note are on it
-        words = f"{str(error)[:1].upper()}{str(error)[1:]}."
+        words = f"{error}." if conflict else f"{str(error)[:1].upper()}{str(error)[1:]}."  # a name stays as it is
         return _panel(request, services, user, case, words, status=409 if conflict else 422)
     return _panel(request, services, user, case)
 
