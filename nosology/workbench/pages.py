@@ -18,6 +18,7 @@ from nosology.workbench.audit_log import log_read
 from nosology.workbench.export import FORMATS, to_csv, to_fhir, to_json
 from nosology.workbench.pages_sign_in import address
 from nosology.workbench.panel import book, panel
+from nosology.workbench.queue_rows import queue_rows
 from nosology.workbench.render import evidence_spans, parts
 from nosology.workbench.review import FIELDS, STATUSES, Missing
 from nosology.workbench.security import AnyUser, Forbidden, Parts
@@ -96,7 +97,7 @@ def _queue(
         )
         counts, places = tally(connection), sites(connection)
     log_read(services.engine, user.id, "queue", None, address(request))
-    values = {"rows": rows, "counts": counts, "sites": places, "number": number, "ref": ref}
+    values = {"body": queue_rows(rows), "counts": counts, "sites": places, "number": number, "ref": ref}
     return page(
         request, "queue.html", user, {**values, "filters": {**filters, "order": order}, "more": len(rows) == PAGE}
     )
