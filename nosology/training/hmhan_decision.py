@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from scipy import sparse
 
@@ -16,6 +18,7 @@ from nosology.models.neural import NOTHING
 from nosology.training.reports import Reports
 from nosology.training.word_scores import word_matrix
 
+_FLAT = 0.015  # of F1
 _SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # of what the net says beside words; of equally good ones the first is taken
 
 
@@ -58,7 +61,26 @@ def decided(
         sets = sets.tuned(probabilities, lambda p: brief(model.labels, held.codes, p)["micro_f1"], without)
         probabilities = sets(probabilities, without)
         model.combinations = sets if sets.share else None
-    return model, Decision.tune(recipe.decision, model.labels, held.codes, probabilities)
+    decision = Decision.tune(recipe.decision, model.labels, held.codes, probabilities)
+    return model, steadied(decision, held, probabilities) if recipe.decision.threshold == "global" else decision
+
+
+def steadied(decision: Decision, held: Reports, probabilities: np.ndarray) -> Decision:
+    """The decision with half of the best F1 as its threshold, unless held-out reports lose more than `_FLAT` by that.
+
+    For calibrated probabilities that is the best threshold (Lipton et al. 2014). The curve of F1 by threshold is flat
+    near its top, so that the top of some hundred reports stands anywhere on it; its height hardly moves.
+    """
+    true = sum(map(len, held.codes))
+
+    def f1(threshold: float) -> float:
+        found = probabilities >= max(threshold, np.finfo(np.float32).tiny)
+        if decision.at_least_one:
+            found[np.arange(len(found)), probabilities.argmax(1)] |= probabilities.max(1) > 0
+        return 2 * held.gold.multiply(found).sum() / max(1, found.sum() + true)
+
+    best = f1(decision.threshold)
+    return replace(decision, threshold=best / 2) if best and best - f1(best / 2) <= _FLAT else decision
 
 
 def word_logits(net: HmhanNet, reports: list[Report]) -> np.ndarray:
