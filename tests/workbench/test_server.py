@@ -12,7 +12,11 @@ import time
 import urllib.error
 import urllib.request
 
-from nosology.core import Note
+import pytest
+
+from nosology.core import ConfigError, Note
+from nosology.workbench.server import serve
+from nosology.workbench.settings import Settings
 from nosology.workbench.store.engine import open_store, reading, writing
 from nosology.workbench.work import add_notes, history
 from tests.workbench.conftest import fill_people
@@ -100,6 +104,11 @@ def test_what_the_command_refuses(small_bundle, tmp_path):
     assert "--host must be a loopback address without TLS" in says(str(small_bundle), "--host", "0.0.0.0")
     assert "give either a bundle folder or --demo" in says()
     assert "is no bundle" in says(str(tmp_path))
+
+
+def test_a_port_that_is_taken_is_refused_before_anything_is_loaded(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        assert f"must be free to listen at; got 127.0.0.1:{port}" in says(str(small_bundle), "--port", port)
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"must be free to listen at; got 127.0.0.1:{port}"):
+            serve(Settings(bundle=tmp_path / "none", store=str(tmp_path / "w.db"), port=port))
+    assert not (tmp_path / "w.db").exists()
