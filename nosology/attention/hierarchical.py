@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from nosology.core import ConfigError
+
 
 class MultiHead(nn.Module):
     """Queries look at states with several heads.
@@ -23,7 +25,7 @@ class MultiHead(nn.Module):
     def __init__(self, width: int, heads: int):
         super().__init__()
         if width % heads:
-            raise ValueError(f"heads must divide the width {width}; got {heads}")
+            raise ConfigError(f"model.heads must divide the width of the encoder's states, {width}; got {heads}")
         self.heads = heads
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
         with torch.no_grad():

@@ -230,7 +230,7 @@ def cross_fitted(course: Course) -> Trained:
         fits.append(fitted)
     model.net = HmhanNets(nets)
     model, decision = decided(recipe, model, held, wide, train, train.gold, own=True)
-    told = {"tuned_on": f"all notes, each by the one of {len(nets)} members that has not seen it"}
+    told = {"tuned_on": f"all notes, each by the one of {len(nets)} members that has not seen it", "n_dev": len(train)}
     return model, decision, _found(course, fits, train) | told
 
 

@@ -45,7 +45,7 @@ def train(recipe: Recipe, corpora: list[Corpus], out: str | Path, *, refit: bool
         "trained_on": sorted({"train", "dev"} if refit and not carved else {"train"}),
         "tuned_on": found.pop("tuned_on", f"{recipe.holdout.share:.0%} of train" if carved else "dev"),
         "n_train": len(train_notes),
-        "n_dev": len(dev_notes),
+        "n_dev": found.pop("n_dev", len(dev_notes)),
         "refit": refit or carved,
         "found": found,
         "seed": recipe.seed,

@@ -75,6 +75,7 @@ def test_members_hold_out_a_part_each_where_there_is_no_dev(tiny, tmp_path):
     again = Bundle.load(tmp_path / "bundle")
     assert len(bundle.model.net.nets) == len(again.model.net.nets) == 2 and again.decision.at_least_one
     assert np.array_equal(again.model.probabilities([notes[0].text]), bundle.model.probabilities([notes[0].text]))
+    assert bundle.provenance["n_dev"] == 90 and "n_dev" not in bundle.provenance["found"]
     first, second = again.model.net.nets
     assert not torch.equal(first.head.own, second.head.own)
     assert torch.equal(first.words, second.words), "what words say is learned from all reports, by every member alike"
@@ -120,6 +121,11 @@ def test_members_above_one_frozen_encoder_let_it_read_a_report_once(tiny, tmp_pa
     weights = model.word_weights(texts[0], [0])[2]
     assert len(calls) == 1
     assert weights == pytest.approx(np.mean([one.word_weights(texts[0], [0])[2] for one in alone], axis=0), abs=1e-5)
+
+
+def test_heads_that_do_not_divide_the_width_are_the_users_mistake(tiny, small_corpus, tmp_path):
+    with pytest.raises(ConfigError, match=r"model.heads must divide .* 16; got 3"):
+        train(load_recipe("hmhan", [*tiny, "model.heads=3"]), [small_corpus], tmp_path / "bundle")
 
 
 def test_states_from_disk_give_what_the_encoder_gives(tiny, tmp_path):
