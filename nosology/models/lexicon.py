@@ -30,11 +30,11 @@ class Lexicon:
     """Mentions of terms, weighed: by hand on day one, by what coded notes have taught afterwards."""
 
     recipe: LexiconRecipe
-    labels: LabelSpace
-    notes: np.ndarray  # (L,) training notes of each code
-    terms: Terms | None  # of ICD-10-CM, where its codes are asked for
+    labels: LabelSpace = field(repr=False)
+    notes: np.ndarray = field(repr=False)  # (L,) training notes of each code
+    terms: Terms | None = field(repr=False)  # of ICD-10-CM, where its codes are asked for
     policy: ContextPolicy
-    adapted: Adapted | None = None
+    adapted: Adapted | None = field(default=None, repr=False)
     _seen: dict[str, tuple[NoteMentions, Weighed]] = field(default_factory=dict, repr=False)
 
     kind = "lexicon"

@@ -13,6 +13,7 @@ from nosology.codes.sides import SIDES
 from nosology.core import Code
 from nosology.models.lexicon_terms import Terms
 from nosology.text.context import word_marks
+from nosology.text.context_rules import CATEGORIES, denies_next
 from nosology.text.phrases import PhraseIndex, Reading
 from nosology.text.stems import is_known, stem, word_keys
 from nosology.text.tokens import Tokens
@@ -133,6 +134,9 @@ def _written_out(text: str, reading: Reading, places: tuple[int, ...]) -> bool:
 
 def _mention(reading: Reading, marks: np.ndarray, places: tuple[int, ...], gap: int) -> Mention:
     flags = marks[:, list(places)].any(axis=1)
+    first = places[0]
+    if first and reading.sentence[first - 1] == reading.sentence[first] and denies_next(reading.words, first):
+        flags[CATEGORIES.index("negated")] = True
     start, end = int(reading.starts[places[0]]), int(reading.ends[places[-1]])
     return Mention(places, start, end, gap, len(places), tuple(flags.tolist()))
 

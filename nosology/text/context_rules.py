@@ -61,6 +61,21 @@ def matches(words: Sequence[str], begin: int, end: int) -> Iterator[Match]:
             done = first + 1
 
 
+def denies_next(words: Sequence[str], place: int) -> bool:
+    """Whether the word before `place` denies what begins there, though it begins a phrase that denies nothing.
+
+    "No difficulty" says nothing of what follows, but it denies a difficulty in walking.
+    """
+    if not place or words[place - 1] not in _index():
+        return False
+    lengths, phrases = _index()[words[place - 1]]
+    alone = phrases.get((words[place - 1],), ())
+    if not any(effect.forward and effect.category == "negated" for effect in alone):
+        return False
+    longer = (phrases.get(tuple(words[place - 1 : place - 1 + length])) for length in lengths if length > 1)
+    return any(effects is not None and all(effect.category == "pseudo" for effect in effects) for effects in longer)
+
+
 def spellings(phrase: str) -> set[tuple[str, ...]]:
     """Each way to write a phrase of the table, as lower-cased words."""
     choices = product(*(part.replace("_", " ").split("|") for part in phrase.split(" ")))

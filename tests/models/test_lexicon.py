@@ -69,6 +69,15 @@ def test_what_is_denied_is_never_accepted(lexicon, term, frame):
     assert accepted(lexicon, frame.format(term)) == set()
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["No increased bilirubin.", "No change in bowel habit.", "No difficulty walking.", "He has no trouble sleeping."],
+)
+def test_a_denial_that_begins_another_phrase_denies_a_term_all_the_same(lexicon, text):
+    assert accepted(lexicon, text) == set()
+    assert accepted(lexicon, "There was no change in the pneumonia.") == {"J18.9"}
+
+
 @settings(max_examples=80, deadline=None)
 @given(st.sampled_from(TERMS), st.sampled_from(["Mother had {}.", "Family history of {}.", "His brother has {}."]))
 def test_what_a_relative_has_is_at_most_a_history(lexicon, term, frame):
