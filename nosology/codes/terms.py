@@ -27,7 +27,12 @@ _EMPTY = re.compile(
     r"|so stated|nos|nec)\b",
     re.IGNORECASE,
 )
-_WITHOUT = re.compile(r",?\s*\b(?:without|not|with no)\b[^,;]*(?:\band\b[^,;]*)?", re.IGNORECASE)
+# What is not there, up to what is: "without perforation with bleeding", "without foreign body of scalp".
+_WITHOUT = re.compile(
+    r",?\s*\b(?:(?:not|with no)\b[^,;]*"
+    r"|without\b(?:(?!\s(?:with|in remission|due to)\b|(?<=foreign body)\sof\b)[^,;])*)",
+    re.IGNORECASE,
+)
 _ROUND, _SQUARE = re.compile(r"\s*\(([^()]*)\)"), re.compile(r"\s*\[([^\[\]]*)\]")
 _OTHER = re.compile(r"^(?:other and|other|certain)\b\s*", re.IGNORECASE)
 _ALSO_OTHER = re.compile(r"\s*(?:,|and|or)\s+other\b[^,;]*", re.IGNORECASE)

@@ -12,7 +12,7 @@ from nosology.codes.terms import SOURCES
 from nosology.core import Code
 from nosology.models.lexicon_settings import CodeSetSettings, ContextSettings
 from nosology.models.lexicon_terms import Resolver
-from nosology.models.mentions import Mention, NoteMentions
+from nosology.models.mentions import Mention, Named, NoteMentions
 from nosology.text.context_rules import CATEGORIES
 from nosology.text.stems import stem
 
@@ -39,6 +39,9 @@ _AGAIN = 0.9  # doubt that is left by each further mention
 _VAGUE_STEMS = ("R52", "R69", "R58", "B99.9", "T14.8", "T14.90", "R68.89", "T78.40", "W19", "X58")
 VAGUE = frozenset(stem + end for stem in _VAGUE_STEMS for end in ("", "XA", "XXA", ".XXXA"))
 
+
+# Codes in Z that a relative's state may give the patient: contact with a disease, circumstances, family history.
+_OF_RELATIVES = (("Z20", "Z20"), ("Z55", "Z65"), ("Z80", "Z84"))
 
 # Words of a sentence by which an injury is no longer at its first encounter: seventh character D or S instead of A.
 _LATER = {
@@ -93,8 +96,11 @@ class ContextPolicy:
         return Code(code.system, other) if injury and self.resolve.table.billable(other) else code
 
     def _history(self, code: Code, category: str) -> Code | None:
-        if code.system != "icd10cm" or code.code[0] == "Z":
+        if code.system != "icd10cm":
             return code
+        if code.code[0] == "Z":
+            own = category == "historical" or any(a <= code.code[:3] <= b for a, b in _OF_RELATIVES)
+            return code if own else None
         if category == "historical":
             past = personal_history(code.code)
             found = self.resolve(past) if past else code.code
@@ -105,23 +111,35 @@ class ContextPolicy:
 
 
 def weigh(note: NoteMentions, policy: ContextPolicy) -> Weighed:
-    """The votes of a note's mentions, and each code's probability: its best vote's, raised by further mentions."""
+    """The votes of a note's mentions, and each code's probability: its best vote's, raised by further mentions.
+
+    A longer mention that the policy drops takes nothing from those inside it: in "type 2 diabetes, no neuropathy" the
+    diabetes is not denied.
+    """
     votes = []
     best: dict[Code, float] = {}
     mentions: Counter[Code] = Counter()
     later = _later_sentences(note)
+    given = [_given(mention, later.get(note.words.sentence[mention.places[0]]), policy) for mention in note.mentions]
     for number, mention in enumerate(note.mentions):
-        character = later.get(note.words.sentence[mention.places[0]])
-        for named, (source, order) in mention.named.items():
-            code = policy(named if character is None else policy.at_encounter(named, character), mention.marks)
-            if code is None:
-                continue
-            probability = _probability(mention, source, order)
+        inside = any(given[holder] for holder in mention.holders)
+        for code, (source, order) in given[number]:
+            probability = _probability(mention, source, order, inside)
             votes.append(Vote(number, code, probability))
             best[code] = max(best.get(code, 0.0), probability)
-            mentions[code] += order == 0 and not mention.inside
+            mentions[code] += order == 0 and not inside
     codes = {code: 1 - (1 - p) * math.pow(_AGAIN, max(0, mentions[code] - 1)) for code, p in best.items()}
     return Weighed(votes, codes)
+
+
+def _given(mention: Mention, character: str | None, policy: ContextPolicy) -> list[tuple[Code, Named]]:
+    """The codes that the policy leaves of those a mention names; character: the seventh of a later encounter."""
+    found = []
+    for named, where in mention.named.items():
+        code = policy(named if character is None else policy.at_encounter(named, character), mention.marks)
+        if code is not None:
+            found.append((code, where))
+    return found
 
 
 def _later_sentences(note: NoteMentions) -> dict[int, str]:
@@ -135,8 +153,8 @@ def _later_sentences(note: NoteMentions) -> dict[int, str]:
     return found
 
 
-def _probability(mention: Mention, source: int, order: int) -> float:
+def _probability(mention: Mention, source: int, order: int, inside: bool) -> float:
     trust = _TRUST[source] * _LESS_LIKELY**order
     if mention.keys >= _LONG:
         trust = 1 - (1 - trust) * _LONG_DOUBT
-    return trust * _GAP**mention.gap * _GUESSED**mention.guessed * (_INSIDE if mention.inside else 1.0)
+    return trust * _GAP**mention.gap * _GUESSED**mention.guessed * (_INSIDE if inside else 1.0)

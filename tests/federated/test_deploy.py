@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -46,19 +44,18 @@ def federation(tmp_path_factory):
         made.end()
 
 
-@pytest.fixture(scope="module")
-def expected(federation, tmp_path_factory) -> Bundle:
-    """The bundle of the same sites in one process."""
+def trained_in_one_process(federation: Federation, out: Path, rounds: int = 4) -> Bundle:
+    """The bundle of the same sites without a network between them."""
     torch.set_num_threads(1)
     embedder = EmbedderSettings(model=str(federation.folder / "embedder"))
     sites = [
         Site.open(name, [federation.folder / name / "corpus"], federation.folder / name / "cache", embedder)
         for name in NOTES
     ]
-    settings = ["embedder.model=embedder", "model.widths=[16]", "training.batch=8", "federation.rounds=4"]
+    settings = ["embedder.model=embedder", "model.widths=[16]", "training.batch=8", f"federation.rounds={rounds}"]
     settings += [f"federation.{name}=2" for name in ("quorum", "min_site_notes", "min_notes")]
     recipe = load_recipe("heads-mlp", [*settings, "federation.min_sites=3"])
-    return run_federation(grid_of(sites), recipe, tmp_path_factory.mktemp("expected") / "bundle").bundle
+    return run_federation(grid_of(sites), recipe, out).bundle
 
 
 def assert_same(found: Bundle, wanted: Bundle) -> None:
@@ -71,19 +68,20 @@ def assert_same(found: Bundle, wanted: Bundle) -> None:
 
 
 @pytest.mark.timeout(900)  # one test, not five: they share five processes that take long to start
-def test_hospitals_over_tls(federation, expected):
-    three_hospitals_train_what_one_process_trains(federation, expected)
+def test_hospitals_over_tls(federation, tmp_path):
+    three_hospitals_train_what_one_process_trains(federation, tmp_path)
     a_run_that_all_sites_refuse_ends_with_a_sentence_and_exit_code_1(federation)
     a_killed_site_is_missed_until_it_comes_back_and_an_interrupted_run_is_stopped(federation)
-    a_killed_server_goes_on_after_its_last_round(federation, expected)
+    a_killed_server_goes_on_after_its_last_round(federation, tmp_path)
     what_a_killed_site_started_ends_by_itself(federation)
 
 
-def three_hospitals_train_what_one_process_trains(federation, expected):
+def three_hospitals_train_what_one_process_trains(federation, folder):
     run = federation.run("together")
     stranger, _ = make_site_key(federation.folder / "stranger", "anna")
     refused = federation.start_site("anna", key=stranger)
     assert run.ends() == 0, run.text
+    expected = trained_in_one_process(federation, folder / "together")
     assert_same(Bundle.load(federation.folder / "run" / "together"), expected)
     assert "3 sites" in run.says("round 4/4")
     assert f"{ODD} is left out: embedder: " in run.text and "must be" in run.text  # the difference is named
@@ -118,28 +116,21 @@ def a_killed_site_is_missed_until_it_comes_back_and_an_interrupted_run_is_stoppe
         assert control.status(number).end == "stopped"
 
 
-def a_killed_server_goes_on_after_its_last_round(federation, expected):
-    out = federation.folder / "run" / "resumed"
-    run = federation.run("resumed")
-    end = time.monotonic() + 2 * PATIENCE
-    while not (run_folder(out) / ROUND).exists():
-        assert time.monotonic() < end, run.text
-        if out.exists():  # a busy machine: all rounds have passed between two looks, so once more
-            assert run.ends() == 0, run.text
-            shutil.rmtree(out)
-            run = federation.run("resumed")
-        time.sleep(0.005)
+def a_killed_server_goes_on_after_its_last_round(federation, folder):
+    out, rounds = federation.folder / "run" / "resumed", 8  # enough not to be over before it is killed
+    run = federation.run("resumed", rounds=rounds, wait=PATIENCE)
+    wait_for_file(run_folder(out) / ROUND)
     federation.server.kill()
     assert not out.exists()
-    assert run.ends() == 1
+    assert run.ends() == 1, run.text
     assert "start the run again" in run.text.splitlines()[-1]
     federation.start_server()
     federation.server.says("1 run(s) were under way")
     federation.server.says("listening on")
-    again = federation.run("resumed")
-    assert again.ends() == 0, again.text
-    assert "goes on after round" in again.text and "round 1/4" not in again.text
-    assert_same(Bundle.load(out), expected)
+    again = federation.run("resumed", rounds=rounds, wait=PATIENCE)
+    assert again.ends(2 * PATIENCE) == 0, again.text
+    assert "goes on after round" in again.text and f"round 1/{rounds}" not in again.text
+    assert_same(Bundle.load(out), trained_in_one_process(federation, folder / "resumed", rounds))
 
 
 def what_a_killed_site_started_ends_by_itself(federation):

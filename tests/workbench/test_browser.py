@@ -22,6 +22,7 @@ from tests.workbench.conftest import NOTE, PASSWORD, fill_people
 
 AXE = (Path(__file__).parent / "vendor" / "axe-4.14.0.min.js").read_text(encoding="utf-8")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+expect.set_options(timeout=30_000)  # of a machine that does other things as well
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -95,7 +96,7 @@ def nothing_from_outside():
 def open_note(page: Page, address: str, name: str) -> None:
     page.goto(f"{address}/?status=all")
     page.get_by_role("link", name=name, exact=True).click()
-    expect(page.locator(".open .card").first).to_be_visible(timeout=20_000)
+    expect(page.locator(".open .card").first).to_be_visible()
 
 
 def go(page: Page, key: str) -> None:

@@ -198,7 +198,8 @@ function character(node, offset) {
   const last = pieces.at(-1);
   return last ? Number(last.dataset.s) + [...last.textContent].length : null;
 }
-document.addEventListener("selectionchange", () => {
+/** Keeps which characters of the note are selected; a selection elsewhere does not forget them. */
+function remember() {
   const range = getSelection().rangeCount ? getSelection().getRangeAt(0) : null;
   if (!range || range.collapsed || !note.contains(range.startContainer) || !note.contains(range.endContainer)) {
     if (range && note.contains(range.startContainer)) marked = null;
@@ -206,7 +207,8 @@ document.addEventListener("selectionchange", () => {
   }
   const start = character(range.startContainer, range.startOffset), end = character(range.endContainer, range.endOffset);
   marked = start !== null && end !== null && start < end ? { start, end } : null;
-});
+}
+document.addEventListener("selectionchange", remember);
 
 /** Selecting words by keys: the arrows move a mark through the note, Shift extends it. */
 let marking = false;
@@ -223,6 +225,7 @@ function markKey(event) {
   const way = { ArrowRight: ["forward", "word"], ArrowLeft: ["backward", "word"], ArrowDown: ["forward", "line"], ArrowUp: ["backward", "line"] }[event.key];
   if (!way) return false;
   getSelection().modify(event.shiftKey ? "extend" : "move", ...way);
+  remember(); // the browser tells of it later, maybe after the next key
   event.preventDefault();
   return true;
 }
