@@ -84,6 +84,27 @@ def test_what_a_relative_has_is_at_most_a_history(lexicon, term, frame):
     assert {code for code in accepted(lexicon, frame.format(term)) if code[0] != "Z"} == set()
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["His mother has a pacemaker.", "Her sister is pregnant.", "Family history: HIV positive.", "Father had a stent."],
+)
+def test_the_state_of_a_relative_is_not_the_patients(lexicon, text):
+    assert {code for code in accepted(lexicon, text) if not "Z80" <= code[:3] <= "Z84"} == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("Type 2 diabetes mellitus, no neuropathy.", "E11.9"),
+        ("Hypertension without heart failure.", "I10"),
+        ("COPD, no exacerbation.", "J44.9"),
+        ("Diabetes with possible neuropathy.", "E11.9"),
+    ],
+)
+def test_what_is_denied_of_a_disease_does_not_take_the_disease(lexicon, text, code):
+    assert accepted(lexicon, text) == {code}
+
+
 def test_the_written_sentences_are_read_right(lexicon):
     with SENTENCES.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
