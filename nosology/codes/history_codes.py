@@ -30,6 +30,8 @@ def _lookup(code: str, column: int) -> str | None:
 def _breadth(row: tuple[str, str, tuple[str, str]]) -> tuple[int, int]:
     """A longer prefix first, then a shorter range."""
     first, last, _ = row
+    if first == last:  # C4A is no number
+        return -len(first), 0
     return -len(first), (ord(last[0]) - ord(first[0])) * 100 + int(last[1:3]) - int(first[1:3])
 
 
