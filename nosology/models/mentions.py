@@ -13,7 +13,7 @@ from nosology.codes.sides import SIDES
 from nosology.core import Code
 from nosology.models.lexicon_terms import Terms
 from nosology.text.context import word_marks
-from nosology.text.context_rules import CATEGORIES, denies_next
+from nosology.text.context_rules import CATEGORIES, denied_after, denies_next
 from nosology.text.phrases import PhraseIndex, Reading
 from nosology.text.stems import is_known, stem, word_keys
 from nosology.text.tokens import Tokens
@@ -71,7 +71,7 @@ def find_mentions(
 
     def mention_at(places: tuple[int, ...], between: int) -> Mention | None:
         if places not in found and _written_out(text, reading, places):
-            found[places] = _mention(reading, marks, places, between)
+            found[places] = _mention(text, reading, marks, places, between)
         return found.get(places)
 
     for hit in terms.index.find(reading, gap) if terms else ():
@@ -103,7 +103,8 @@ def _take_side(
     sides = [place for place in window if reading.sentence[place] == sentence and _side_of(reading.words[place])]
     if not sides:
         return
-    near = min(sides, key=lambda place: (max(first - place, place - last, 0), place))
+    clause = reading.clause
+    near = min(sides, key=lambda at: min((clause[at] != clause[own], abs(at - own), at) for own in mention.places))
     side = _side_of(reading.words[near])
     named = {code: terms.sides.get(code.code, {}).get(side) for code in mention.named}
     if mention.learned < 0 and not any(named.values()):
@@ -132,12 +133,12 @@ def _written_out(text: str, reading: Reading, places: tuple[int, ...]) -> bool:
     return end - start > _CAPITALS or text[start:end].isupper() or is_known(reading.words[places[0]])
 
 
-def _mention(reading: Reading, marks: np.ndarray, places: tuple[int, ...], gap: int) -> Mention:
+def _mention(text: str, reading: Reading, marks: np.ndarray, places: tuple[int, ...], gap: int) -> Mention:
     flags = marks[:, list(places)].any(axis=1)
-    first = places[0]
-    if first and reading.sentence[first - 1] == reading.sentence[first] and denies_next(reading.words, first):
+    first, start, end = places[0], int(reading.starts[places[0]]), int(reading.ends[places[-1]])
+    follows = first and reading.sentence[first - 1] == reading.sentence[first]
+    if (follows and denies_next(reading.words, first)) or denied_after(text, end):
         flags[CATEGORIES.index("negated")] = True
-    start, end = int(reading.starts[places[0]]), int(reading.ends[places[-1]])
     return Mention(places, start, end, gap, len(places), tuple(flags.tolist()))
 
 

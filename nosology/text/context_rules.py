@@ -6,6 +6,7 @@ may be empty. Accents may be left out in a note.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
@@ -17,6 +18,13 @@ from nosology.text.edits import apply, untouched
 from nosology.text.tokens import words_of
 
 CATEGORIES = ("negated", "uncertain", "family", "historical", "hypothetical")
+
+# "PE ruled out with a scan", "Fever: denies.": what deals with the words right before it, and with no others.
+_DENIED_BEFORE = re.compile(
+    r"\s+(?:ruled out\b(?!\s+for\b)|excluded\b(?!\s+from\b)|descartad[oa]s?\b)"
+    r"|\s*[:–-]\s*(?:no|none|nil|never|denies|denied|absent|niega|ningun[oa])\s*(?=[.,;)\n\r]|$)",
+    re.IGNORECASE,
+)
 
 MAX_SCOPE = 40
 """No phrase reaches further than this many words."""
@@ -74,6 +82,11 @@ def denies_next(words: Sequence[str], place: int) -> bool:
         return False
     longer = (phrases.get(tuple(words[place - 1 : place - 1 + length])) for length in lengths if length > 1)
     return any(effects is not None and all(effect.category == "pseudo" for effect in effects) for effects in longer)
+
+
+def denied_after(text: str, end: int) -> bool:
+    """Whether the words that end at a character are denied by those that follow at once, as the answer in a form is."""
+    return _DENIED_BEFORE.match(text, end) is not None
 
 
 def spellings(phrase: str) -> set[tuple[str, ...]]:

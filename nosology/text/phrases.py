@@ -6,6 +6,7 @@ that a note is held against a quarter of a million of them in milliseconds and a
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,9 +24,10 @@ from nosology.text.tokens import tokens, words_of
 
 LONGEST = 10  # keys; a longer phrase is never met word for word
 FAR = frozenset(stem(word) for word in ("right", "left", "bilateral"))
-"""Keys that may stand anywhere in the sentence of the phrase they belong to."""
+"""Keys that may stand anywhere in the sentence of the phrase they belong to, unless another of them is nearer."""
 
 
+_COMMA = re.compile("[,;]")
 _ALIKE = 7  # letters of a word that may be misspelt,
 _SURE = 4  # of which so many at its beginning are right
 
@@ -47,13 +49,14 @@ def phrase_keys(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Reading:
-    """A note's words, lower-cased: where they stand, their sentence, and how many content words came before."""
+    """A note's words, lower-cased: where they stand, their sentence, how many content words and commas came before."""
 
     words: list[str]
     starts: np.ndarray
     ends: np.ndarray
     sentence: list[int]
     content: list[int]
+    clause: list[int]
     closed: dict[int, str]  # the first of two words with a hyphen between -> both as one word
 
     @classmethod
@@ -68,7 +71,9 @@ class Reading:
         sentence = (np.searchsorted(starts, found.starts, side="right") - 1).tolist()
         hyphens = np.flatnonzero(found.starts[1:] == found.ends[:-1] + 1).tolist()
         closed = {i: found.words[i] + found.words[i + 1] for i in hyphens if text[found.ends[i]] == "-"}
-        return cls(found.words, found.starts, found.ends, sentence, content, closed)
+        commas = [found_at.start() for found_at in _COMMA.finditer(text)]
+        clause = np.searchsorted(commas, found.starts).tolist()
+        return cls(found.words, found.starts, found.ends, sentence, content, clause, closed)
 
 
 @dataclass(frozen=True)
@@ -157,13 +162,14 @@ class PhraseIndex:
     def find(self, note: Reading, gap: int) -> list[Found]:
         """Every phrase with all its keys in one sentence and at most `gap` content words of others between them."""
         places = self.places(note)
+        sides = {key: places[key] for key in sorted(self.far) if key in places}
         found: list[Found] = []
         for phrase in self._whole(np.fromiter(places, dtype=np.int64, count=len(places))):
             own = self.keys[self.bounds[phrase] : self.bounds[phrase + 1]].tolist()
             if len(own) == 1:
                 found += [Found(phrase, (place,), 0) for place in places[own[0]]]
             else:
-                found += self._occurrences(phrase, [places[key] for key in own], own, note, gap)
+                found += self._occurrences(phrase, {key: places[key] for key in own}, sides, note, gap)
         return found
 
     def _whole(self, present: np.ndarray) -> list[int]:
@@ -183,23 +189,22 @@ class PhraseIndex:
         return candidates[whole].tolist()
 
     def _occurrences(
-        self, phrase: int, places: list[list[int]], own: list[int], note: Reading, gap: int
+        self, phrase: int, own: dict[int, list[int]], sides: dict[int, list[int]], note: Reading, gap: int
     ) -> Iterable[Found]:
         """The occurrences of a phrase: the closest places of its keys, and each side's place nearest to them."""
-        near = [(key, at) for key, at in zip(own, places) if key not in self.far] or list(zip(own, places))
-        far = [(key, at) for key, at in zip(own, places) if key in self.far and (key, at) not in near]
+        near = [at for key, at in own.items() if key not in sides] or list(own.values())
+        far = [at for key, at in own.items() if key in sides] if len(near) < len(own) else []
+        others = [at for key, at in sides.items() if key not in own] if far else []
         seen = set()
-        for window in _windows(_shared([at for _, at in near], note.sentence), note.sentence):
+        for window in _windows(_shared(near, note.sentence), note.sentence):
             between = note.content[window[-1]] - note.content[window[0]] + 1 - len(window)
-            sentence = note.sentence[window[0]]
             chosen = set(window)
-            for _, at in far:
-                inside = [place for place in at if note.sentence[place] == sentence and place not in chosen]
-                if not inside:
+            for at in far:
+                side = _nearest(at, window, chosen, note)
+                if side is None or any(_nearer(_nearest(it, window, chosen, note), side, note) for it in others):
                     break
-                side = min(inside, key=lambda place: (_distance(place, window), place))
-                chosen.add(side)
-                between -= window[0] < side < window[-1]
+                chosen.add(side.place)
+                between -= window[0] < side.place < window[-1]
             else:
                 found = Found(phrase, tuple(sorted(chosen)), max(0, between))
                 if between <= gap and found.places not in seen:
@@ -219,8 +224,32 @@ def misspelt(key: str, right: str) -> bool:
     return mine[1:] == other or (len(other) > 1 and (mine[1:] == other[1:] or mine == other[1:]))
 
 
-def _distance(place: int, window: Sequence[int]) -> int:
-    return max(window[0] - place, place - window[-1], 0)
+class _Side(NamedTuple):
+    """A side as seen from the words of a phrase; the least is the nearest: commas come before words."""
+
+    apart: bool
+    distance: int
+    place: int
+
+
+def _nearest(at: list[int], window: Sequence[int], taken: set[int], note: Reading) -> _Side | None:
+    """The nearest of a side's places, which are in order, to a word of the window in its sentence."""
+    found = None
+    for word in window:
+        after = bisect_left(at, word)
+        for place in at[max(0, after - 2) : after + 2]:
+            side = _Side(note.clause[place] != note.clause[word], abs(place - word), place)
+            if (found is None or side < found) and note.sentence[place] == note.sentence[word] and place not in taken:
+                found = side
+    return found
+
+
+def _nearer(other: _Side | None, side: _Side, note: Reading) -> bool:
+    """Whether another side is the nearer one, as of the knee in "left hip and right knee", not in "left and right"."""
+    if other is None or other[:2] >= side[:2]:
+        return False
+    first, last = sorted((side.place, other.place))
+    return not function_words().issuperset(note.words[first + 1 : last])
 
 
 def _shared(places: list[list[int]], sentence: list[int]) -> list[list[int]]:

@@ -78,6 +78,27 @@ def test_a_denial_that_begins_another_phrase_denies_a_term_all_the_same(lexicon,
     assert accepted(lexicon, "There was no change in the pneumonia.") == {"J18.9"}
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["PE ruled out with a CT scan.", "Hypothyroidism excluded.", "Fever: denies.", "Hypertension: No\nCough: none\n"],
+)
+def test_an_answer_denies_what_was_asked(lexicon, text):
+    assert accepted(lexicon, text) == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("Chest pain, ruled out for MI.", "R07.9"),
+        ("Chest pain ruled out for MI.", "R07.9"),
+        ("Cough: no change since last week.", "R05.9"),
+        ("Pneumonia - no effusion.", "J18.9"),
+    ],
+)
+def test_a_denial_of_something_else_is_no_answer(lexicon, text, code):
+    assert code in accepted(lexicon, text)
+
+
 @settings(max_examples=80, deadline=None)
 @given(st.sampled_from(TERMS), st.sampled_from(["Mother had {}.", "Family history of {}.", "His brother has {}."]))
 def test_what_a_relative_has_is_at_most_a_history(lexicon, term, frame):
@@ -134,6 +155,19 @@ def test_the_written_sentences_are_read_right(lexicon):
 )
 def test_words_lead_to_the_most_specific_code_they_support(lexicon, text, code):
     assert code in accepted(lexicon, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "codes"),
+    [
+        ("Pain in the right knee and left hip.", {"M25.561", "M25.552"}),
+        ("Left hip pain, right shoulder pain, left knee pain.", {"M25.552", "M25.511", "M25.562"}),
+        ("Right and left knee pain.", {"M25.561", "M25.562"}),
+        ("Dolor en cadera izquierda y rodilla derecha.", {"M25.552", "M25.561"}),
+    ],
+)
+def test_each_place_has_the_side_that_is_nearest_to_it(lexicon, text, codes):
+    assert accepted(lexicon, text) == codes
 
 
 def test_short_words_are_abbreviations_in_capitals_alone(lexicon):

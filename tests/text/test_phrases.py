@@ -59,6 +59,14 @@ def test_a_side_may_stand_anywhere_in_the_sentence():
     assert {len(hit.places) for hit in found} == {2, 3}
 
 
+def test_a_side_of_something_else_is_not_taken():
+    index = index_of(["pain left knee", "pain right hip", "pain left hip", "pain right knee"])
+    found = index.find(Reading.of("Pain in the left knee, and in the right hip."), 2)
+    assert {index.phrase(hit.phrase) for hit in found} == {phrase_keys("pain left knee"), phrase_keys("pain right hip")}
+    both = index.find(Reading.of("Pain in the left and right hip."), 2)
+    assert {index.phrase(hit.phrase) for hit in both} == {phrase_keys("pain left hip"), phrase_keys("pain right hip")}
+
+
 def test_an_empty_note_holds_nothing():
     assert index_of(["fever"]).find(Reading.of(""), 2) == []
 
