@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 import uvicorn
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+from sqlalchemy import Engine, func, select
 
 from nosology.core import Note
+from nosology.federated.processes import wait_until
 from nosology.workbench.app import create_app
 from nosology.workbench.settings import Settings
 from nosology.workbench.store.engine import open_store, writing
+from nosology.workbench.store.schema import notes
 from nosology.workbench.work import add_notes
 from tests.workbench.conftest import NOTE, PASSWORD, fill_people
 
@@ -50,9 +53,16 @@ def address(small_bundle, tmp_path_factory):
         assert thread.is_alive()
         time.sleep(0.05)
     app.state.services.sign_ins.most = 1000  # all these people sit at one address
+    assert wait_until(lambda: not waiting(app.state.services.engine), 150)  # for the coder
     yield f"http://127.0.0.1:{port}"
     server.should_exit = True
     thread.join()
+
+
+def waiting(engine: Engine) -> int:
+    """How many notes the coder has not read yet."""
+    with engine.connect() as connection:
+        return connection.scalar(select(func.count()).select_from(notes).where(notes.c.coding == "waiting"))
 
 
 @pytest.fixture(scope="module")
