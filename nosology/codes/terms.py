@@ -141,25 +141,30 @@ def vague_first(table: CodeTable, codes: Iterable[str]) -> dict[str, tuple[bool,
 
 
 def _own(table: CodeTable, leaves: Leaves) -> Iterator[Term]:
-    for phrase, code in own_synonyms():
-        found = leaves.of(code)
-        if found is None:  # of another release
-            heirs = in_release(Code("icd10cm", code), table.release)
-            vague = [heir for heir in heirs if _VAGUE.search(table.description(heir.code))]
-            found = leaves.of((vague or heirs)[0].code) if heirs else None
-        if found is not None:
+    for phrase, codes in own_synonyms():
+        if found := next(filter(None, (_in_release(code, table, leaves) for code in codes)), None):
             yield Term(phrase, found, "synonym")
 
 
+def _in_release(code: str, table: CodeTable, leaves: Leaves) -> str | None:
+    """What a code of any release is in that of the table."""
+    found = leaves.of(code)
+    if found is None:
+        heirs = in_release(Code("icd10cm", code), table.release)
+        vague = [heir for heir in heirs if _VAGUE.search(table.description(heir.code))]
+        found = leaves.of((vague or heirs)[0].code) if heirs else None
+    return found
+
+
 @cache
-def own_synonyms() -> list[tuple[str, str]]:
-    """Our list: phrase and ICD-10-CM code."""
+def own_synonyms() -> list[tuple[str, tuple[str, ...]]]:
+    """Our list: phrase and ICD-10-CM code; where several are given, the first that a release has (F32.A|F32.9)."""
     found = []
     for path in sorted((DATA / "synonyms").glob("*.tsv")):
         for line in path.read_text(encoding="utf-8").splitlines():
             if line and not line.startswith("#"):
-                phrases, code = line.split("\t")
-                found += [(phrase.strip(), code) for phrase in phrases.split("|")]
+                phrases, codes = line.split("\t")
+                found += [(phrase.strip(), tuple(codes.split("|"))) for phrase in phrases.split("|")]
     return found
 
 

@@ -135,9 +135,12 @@ def _written_out(text: str, reading: Reading, places: tuple[int, ...]) -> bool:
 
 def _mention(text: str, reading: Reading, marks: np.ndarray, places: tuple[int, ...], gap: int) -> Mention:
     flags = marks[:, list(places)].any(axis=1)
-    first, start, end = places[0], int(reading.starts[places[0]]), int(reading.ends[places[-1]])
-    follows = first and reading.sentence[first - 1] == reading.sentence[first]
-    if (follows and denies_next(reading.words, first)) or denied_after(text, end):
+    start, end = int(reading.starts[places[0]]), int(reading.ends[places[-1]])
+    if denied_after(text, end) or any(
+        place and reading.sentence[place - 1] == reading.sentence[place] and denies_next(reading.words, place)
+        for place in places
+        if place - 1 not in places
+    ):
         flags[CATEGORIES.index("negated")] = True
     return Mention(places, start, end, gap, len(places), tuple(flags.tolist()))
 

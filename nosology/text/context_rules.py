@@ -21,7 +21,7 @@ CATEGORIES = ("negated", "uncertain", "family", "historical", "hypothetical")
 
 # "PE ruled out with a scan", "Fever: denies.": what deals with the words right before it, and with no others.
 _DENIED_BEFORE = re.compile(
-    r"\s+(?:ruled out\b(?!\s+for\b)|excluded\b(?!\s+from\b)|descartad[oa]s?\b)"
+    r"\s+(?:ruled out\b(?!\s+for\b)|excluded\b(?!\s+from\b)|negative\b|neg\b|descartad[oa]s?\b)"
     r"|\s*[:–-]\s*(?:no|none|nil|never|denies|denied|absent|niega|ningun[oa])\s*(?=[.,;)\n\r]|$)",
     re.IGNORECASE,
 )
@@ -70,9 +70,10 @@ def matches(words: Sequence[str], begin: int, end: int) -> Iterator[Match]:
 
 
 def denies_next(words: Sequence[str], place: int) -> bool:
-    """Whether the word before `place` denies what begins there, though it begins a phrase that denies nothing.
+    """Whether the word before `place` denies that word, though both belong to a phrase, whose own words have no mark.
 
-    "No difficulty" says nothing of what follows, but it denies a difficulty in walking.
+    "No difficulty" says nothing of what follows, but it denies a difficulty in walking; "chronic pancreatitis, no acute
+    process" tells of no acute pancreatitis.
     """
     if not place or words[place - 1] not in _index():
         return False
@@ -81,7 +82,7 @@ def denies_next(words: Sequence[str], place: int) -> bool:
     if not any(effect.forward and effect.category == "negated" for effect in alone):
         return False
     longer = (phrases.get(tuple(words[place - 1 : place - 1 + length])) for length in lengths if length > 1)
-    return any(effects is not None and all(effect.category == "pseudo" for effect in effects) for effects in longer)
+    return any(effects and {effect.category for effect in effects} <= {"pseudo", "negated"} for effects in longer)
 
 
 def denied_after(text: str, end: int) -> bool:

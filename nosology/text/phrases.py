@@ -20,7 +20,7 @@ import numpy as np
 from nosology.text.data import function_words
 from nosology.text.sentences import sentences
 from nosology.text.stems import stem, word_keys
-from nosology.text.tokens import tokens, words_of
+from nosology.text.tokens import tokens
 
 LONGEST = 10  # keys; a longer phrase is never met word for word
 FAR = frozenset(stem(word) for word in ("right", "left", "bilateral"))
@@ -42,8 +42,9 @@ class Found(NamedTuple):
 
 def phrase_keys(text: str) -> tuple[str, ...]:
     """The keys of a phrase, sorted, each once; () if it has none or too many."""
-    empty = function_words()
-    keys = sorted({word_keys(word)[0] for word in words_of(text) if word not in empty})
+    empty, found = function_words(), tokens(text)
+    named = _letters(text, found.words, found.starts.tolist())
+    keys = sorted({word_keys(word)[0] for i, word in enumerate(found.words) if word not in empty or i in named})
     return tuple(keys) if len(keys) <= LONGEST else ()
 
 
@@ -58,22 +59,24 @@ class Reading:
     content: list[int]
     clause: list[int]
     closed: dict[int, str]  # the first of two words with a hyphen between -> both as one word
+    letters: frozenset[int]  # the words that look like function words but are names: hepatitis A, vitamin E
 
     @classmethod
     def of(cls, text: str) -> Reading:
         """The words of a text."""
         found = tokens(text)
         empty, content, before = function_words(), [], 0
-        for word in found.words:
+        letters = _letters(text, found.words, found.starts.tolist())
+        for place, word in enumerate(found.words):
             content.append(before)
-            before += word not in empty
+            before += word not in empty or place in letters
         starts = [span.start for span in sentences(text)]
         sentence = (np.searchsorted(starts, found.starts, side="right") - 1).tolist()
         hyphens = np.flatnonzero(found.starts[1:] == found.ends[:-1] + 1).tolist()
         closed = {i: found.words[i] + found.words[i + 1] for i in hyphens if text[found.ends[i]] == "-"}
         commas = [found_at.start() for found_at in _COMMA.finditer(text)]
         clause = np.searchsorted(commas, found.starts).tolist()
-        return cls(found.words, found.starts, found.ends, sentence, content, clause, closed)
+        return cls(found.words, found.starts, found.ends, sentence, content, clause, closed, letters)
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ class PhraseIndex:
         empty, number = function_words(), self._number
         found: dict[int, list[int]] = {}
         for place, word in enumerate(note.words):
-            keys = () if word in empty else word_keys(word)
+            keys = () if word in empty and place not in note.letters else word_keys(word)
             for key in (*keys, *word_keys(note.closed[place])) if place in note.closed else keys:
                 if key in number:
                     found.setdefault(number[key], []).append(place)
@@ -222,6 +225,19 @@ def misspelt(key: str, right: str) -> bool:
     same = next((i for i, (a, b) in enumerate(zip(key, right)) if a != b), min(len(key), len(right)))
     mine, other = key[same:], right[same:]
     return mine[1:] == other or (len(other) > 1 and (mine[1:] == other[1:] or mine == other[1:]))
+
+
+def _letters(text: str, words: list[str], starts: list[int]) -> frozenset[int]:
+    """The words that are a capital letter after a word in small ones: a type, not an article."""
+    return frozenset(
+        place
+        for place, word in enumerate(words)
+        if len(word) == 1
+        and place
+        and text[starts[place]].isupper()
+        and text[starts[place] - 1] == " "
+        and text[starts[place] - 2].islower()
+    )
 
 
 class _Side(NamedTuple):

@@ -80,7 +80,14 @@ def test_a_denial_that_begins_another_phrase_denies_a_term_all_the_same(lexicon,
 
 @pytest.mark.parametrize(
     "text",
-    ["PE ruled out with a CT scan.", "Hypothyroidism excluded.", "Fever: denies.", "Hypertension: No\nCough: none\n"],
+    [
+        "PE ruled out with a CT scan.",
+        "Hypothyroidism excluded.",
+        "Influenza A and B negative.",
+        "Hepatitis B negative.",
+        "Fever: denies.",
+        "Hypertension: No\nCough: none\n",
+    ],
 )
 def test_an_answer_denies_what_was_asked(lexicon, text):
     assert accepted(lexicon, text) == set()
@@ -119,6 +126,8 @@ def test_the_state_of_a_relative_is_not_the_patients(lexicon, text):
         ("Type 2 diabetes mellitus, no neuropathy.", "E11.9"),
         ("Hypertension without heart failure.", "I10"),
         ("COPD, no exacerbation.", "J44.9"),
+        ("Chronic pancreatitis, no acute process.", "K86.1"),
+        ("Chronic systolic heart failure, no acute decompensation.", "I50.22"),
         ("Diabetes with possible neuropathy.", "E11.9"),
     ],
 )
@@ -150,6 +159,11 @@ def test_the_written_sentences_are_read_right(lexicon):
         ("Insuficiencia renal crónica.", "N18.9"),
         ("Mother had breast cancer.", "Z80.3"),
         ("History of stroke.", "Z86.73"),
+        ("Hepatitis A.", "B15.9"),  # a letter that is no article
+        ("Acute hepatitis.", "B17.9"),
+        ("A hepatitis.", "K75.9"),
+        ("Influenza A.", "J10.1"),
+        ("Laceration of the left forearm.", "S51.812A"),
         ("An oedematous, haemorrhagic pancreatitis, acute.", "K85.90"),
     ],
 )
