@@ -89,6 +89,7 @@ def find_mentions(
     mentions = [found[places] for places in sorted(found)]
     _count_guesses(mentions, reading, terms, learned)
     _nest(mentions)
+    _deny_within(text, mentions)
     return NoteMentions(reading, mentions)
 
 
@@ -167,6 +168,15 @@ def _nest(mentions: list[Mention]) -> None:
         around = at[mention.places[0]]
         mention.holders = [other for other in around if other != number and places < sets[other]]
         mention.inside = len(mention.holders)
+
+
+def _deny_within(text: str, mentions: list[Mention]) -> None:
+    """Denies what stands inside a run of words that an answer denies: "hepatitis B negative" tells of no hepatitis."""
+    negated = CATEGORIES.index("negated")
+    for mention in mentions:
+        around = (mentions[holder] for holder in mention.holders)
+        if any(own.places[-1] - own.places[0] < len(own.places) and denied_after(text, own.end) for own in around):
+            mention.marks = tuple(marked or i == negated for i, marked in enumerate(mention.marks))
 
 
 def surface(reading: Reading, places: tuple[int, ...]) -> str:

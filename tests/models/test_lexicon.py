@@ -83,7 +83,7 @@ def test_a_denial_that_begins_another_phrase_denies_a_term_all_the_same(lexicon,
     [
         "PE ruled out with a CT scan.",
         "Hypothyroidism excluded.",
-        "Influenza A and B negative.",
+        "Influenza A negative, influenza B neg.",
         "Hepatitis B negative.",
         "Fever: denies.",
         "Hypertension: No\nCough: none\n",
