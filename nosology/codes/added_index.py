@@ -29,7 +29,7 @@ def index_files() -> list[Path]:
 def add_index(path: Path) -> tuple[Path, int]:
     """Keeps an index file for every lexicon from now on; where it lies, and how many terms it adds."""
     found = sum(1 for _ in index_terms(path))  # a file that is none is refused here
-    kept = index_folder() / path.name
+    kept = index_folder() / f"{path.stem}.xml"  # only these are looked for
     with new_file(kept) as aside:
         shutil.copyfile(path, aside)
     return kept, found

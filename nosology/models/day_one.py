@@ -15,8 +15,23 @@ def day_one(recipe: LexiconRecipe | None = None) -> Bundle:
     recipe = recipe or LexiconRecipe()
     if CORPUS in (recipe.codes.release, recipe.codes.seventh):
         raise ConfigError("codes.release and codes.seventh can be left to a corpus only in training; got corpus")
+    _check(recipe)
     model = Lexicon.untrained(recipe)
     threshold = recipe.decision.threshold
     decision = Decision(threshold if isinstance(threshold, float) else THRESHOLD)
     provenance = {"package": f"nosology {__version__}", "trained_on": [], "corpora": [], "tuned_on": None}
     return Bundle(model, decision, recipe.model_dump(mode="json"), provenance)
+
+
+def _check(recipe: LexiconRecipe) -> None:
+    """Refuses what a coder that has learned nothing would not heed."""
+    for name, policy in recipe.context:
+        if policy == "learn":
+            raise ConfigError(f"context.{name} can be learned only in training; day one knows keep, drop, history")
+    plain = LexiconRecipe()
+    for section in ("labels", "learn"):
+        if getattr(recipe, section) != getattr(plain, section):
+            raise ConfigError(f"day one does not learn: {section} can be set only in training")
+    told = recipe.decision.threshold
+    if (told != "global" and not isinstance(told, float)) or recipe.decision.at_least_one:
+        raise ConfigError(f"day one's decision.threshold must be a number, without at_least_one; got {told}")

@@ -31,6 +31,10 @@ def test_release_and_context_are_the_users_choice(run, note):
     [
         (["--set", "context.negated=perhaps"], "context.negated"),
         (["--set", "context.colour=keep"], "colour"),
+        (["--set", "context.negated=learn"], "context.negated"),
+        (["--set", "labels.systems=['icd9cm']"], "labels"),
+        (["--set", "learn.folds=3"], "learn"),
+        (["--set", "decision.threshold=per_code"], "decision.threshold"),
         (["--release", "1999"], "1999"),
         (["--codes", "absent.csv"], "absent.csv"),
     ],

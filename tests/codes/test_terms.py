@@ -101,9 +101,10 @@ def test_what_follows_an_absence_is_still_said(found):
     assert ("Type 2 diabetes mellitus", "E11.A") not in named
 
 
-def test_an_added_index_makes_terms(tmp_path, monkeypatch):
+@pytest.mark.parametrize("ending", [".xml", ".XML", ".txt", ""])
+def test_an_added_index_makes_terms(tmp_path, monkeypatch, ending):
     monkeypatch.setenv("NOSOLOGY_CACHE", str(tmp_path / "cache"))
-    path = tmp_path / "icd10cm_index_2026.xml"
+    path = tmp_path / f"icd10cm_index_2026{ending}"
     path.write_text(INDEX)
     kept, count = add_index(path)
     assert kept.is_file() and count == 4
