@@ -13,7 +13,7 @@ from nosology.codes.sides import SIDES
 from nosology.core import Code
 from nosology.models.lexicon_terms import Terms
 from nosology.text.context import word_marks
-from nosology.text.context_rules import CATEGORIES, denied_after, denies_next
+from nosology.text.context_rules import CATEGORIES, denied_after, denied_before, denies_next
 from nosology.text.phrases import PhraseIndex, Reading
 from nosology.text.stems import is_known, stem, word_keys
 from nosology.text.tokens import Tokens
@@ -137,10 +137,16 @@ def _written_out(text: str, reading: Reading, places: tuple[int, ...]) -> bool:
 def _mention(text: str, reading: Reading, marks: np.ndarray, places: tuple[int, ...], gap: int) -> Mention:
     flags = marks[:, list(places)].any(axis=1)
     start, end = int(reading.starts[places[0]]), int(reading.ends[places[-1]])
-    if denied_after(text, end) or any(
-        place and reading.sentence[place - 1] == reading.sentence[place] and denies_next(reading.words, place)
-        for place in places
-        if place - 1 not in places
+    if text[max(0, start - 1) : start] == "?":  # ?pneumonia
+        flags[CATEGORIES.index("uncertain")] = True
+    if (
+        denied_before(text, start)
+        or denied_after(text, end)
+        or any(
+            place and reading.sentence[place - 1] == reading.sentence[place] and denies_next(reading.words, place)
+            for place in places
+            if place - 1 not in places
+        )
     ):
         flags[CATEGORIES.index("negated")] = True
     return Mention(places, start, end, gap, len(places), tuple(flags.tolist()))

@@ -22,9 +22,12 @@ CATEGORIES = ("negated", "uncertain", "family", "historical", "hypothetical")
 # "PE ruled out with a scan", "Fever: denies.": what deals with the words right before it, and with no others.
 _DENIED_BEFORE = re.compile(
     r"\s+(?:ruled out\b(?!\s+for\b)|excluded\b(?!\s+from\b)|negative\b|neg\b|descartad[oa]s?\b)"
+    r"|\s*(?:, ?(?:ruled out|excluded)|\(\s*[–-]\s*\))\s*(?=[.,;)\n\r]|$)"
     r"|\s*[:–-]\s*(?:no|none|nil|never|denies|denied|absent|niega|ningun[oa])\s*(?=[.,;)\n\r]|$)",
     re.IGNORECASE,
 )
+
+_DENIED_BEHIND = re.compile(r"(?:^|[,;:.\n\r])\s*\(\s*[–-]\s*\)\s*$")  # "(-) fever, (-) cough"
 
 MAX_SCOPE = 40
 """No phrase reaches further than this many words."""
@@ -88,6 +91,11 @@ def denies_next(words: Sequence[str], place: int) -> bool:
 def denied_after(text: str, end: int) -> bool:
     """Whether the words that end at a character are denied by those that follow at once, as the answer in a form is."""
     return _DENIED_BEFORE.match(text, end) is not None
+
+
+def denied_before(text: str, start: int) -> bool:
+    """Whether a minus in brackets right before a character denies what begins there, as in a list of symptoms."""
+    return _DENIED_BEHIND.search(text[max(0, start - 8) : start]) is not None
 
 
 def spellings(phrase: str) -> set[tuple[str, ...]]:
