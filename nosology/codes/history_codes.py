@@ -19,6 +19,11 @@ def personal_history(code: str) -> str | None:
     return _lookup(code, 1)
 
 
+def is_event(code: str) -> bool:
+    """Whether a list of past diseases that names what the code names tells of an event that is over."""
+    return _lookup(code, 2) == "event"
+
+
 def _lookup(code: str, column: int) -> str | None:
     rows = [row for row in _rows() if row[0] <= code[: len(row[0])] and code[: len(row[1])] <= row[1]]
     if not rows:
@@ -27,7 +32,7 @@ def _lookup(code: str, column: int) -> str | None:
     return None if found == "-" else found
 
 
-def _breadth(row: tuple[str, str, tuple[str, str]]) -> tuple[int, int]:
+def _breadth(row: tuple[str, str, tuple[str, str, str]]) -> tuple[int, int]:
     """A longer prefix first, then a shorter range."""
     first, last, _ = row
     if first == last:  # C4A is no number
@@ -36,11 +41,11 @@ def _breadth(row: tuple[str, str, tuple[str, str]]) -> tuple[int, int]:
 
 
 @cache
-def _rows() -> list[tuple[str, str, tuple[str, str]]]:
+def _rows() -> list[tuple[str, str, tuple[str, str, str]]]:
     rows = []
     for line in read_lines(DATA / "history_codes.tsv"):
         if line and not line.startswith("#"):
-            prefix, family, personal = line.split("\t")
+            prefix, family, personal, *event = line.split("\t")
             first, _, last = prefix.partition("-")
-            rows.append((first, last or first, (family, personal)))
+            rows.append((first, last or first, (family, personal, *(event or ["-"]))))
     return rows

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nosology.codes.history_codes import is_event
 from nosology.codes.sides import SIDES
 from nosology.core import Code
 from nosology.models.lexicon_terms import Terms
-from nosology.text.context import word_marks
+from nosology.text.context import past_words, word_marks
 from nosology.text.context_rules import CATEGORIES, denied_after, denied_before, denies_next
 from nosology.text.phrases import PhraseIndex, Reading
 from nosology.text.stems import is_known, stem, word_keys
@@ -90,6 +91,7 @@ def find_mentions(
     _count_guesses(mentions, reading, terms, learned)
     _nest(mentions)
     _deny_within(text, mentions)
+    _date_listed(mentions, past_words(text, Tokens(reading.words, reading.starts, reading.ends)))
     return NoteMentions(reading, mentions)
 
 
@@ -183,6 +185,16 @@ def _deny_within(text: str, mentions: list[Mention]) -> None:
         around = (mentions[holder] for holder in mention.holders)
         if any(own.places[-1] - own.places[0] < len(own.places) and denied_after(text, own.end) for own in around):
             mention.marks = tuple(marked or i == negated for i, marked in enumerate(mention.marks))
+
+
+def _date_listed(mentions: list[Mention], past: np.ndarray) -> None:
+    """Marks events as past that stand in a list of past diseases; a chronic disease there goes on."""
+    historical = CATEGORIES.index("historical")
+    for mention in mentions:
+        if past[mention.places[0]] and any(
+            order == 0 and is_event(code.code) for code, (_, order) in mention.named.items()
+        ):
+            mention.marks = tuple(marked or i == historical for i, marked in enumerate(mention.marks))
 
 
 def surface(reading: Reading, places: tuple[int, ...]) -> str:

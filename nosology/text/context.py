@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
@@ -9,13 +10,19 @@ from typing import NamedTuple
 import numpy as np
 
 from nosology.core import Span
-from nosology.text.context_rules import CATEGORIES, Match, matches
+from nosology.text.context_rules import CATEGORIES, Match, is_answer, matches
 from nosology.text.sections import sections
 from nosology.text.sentences import sentences
 from nosology.text.tokens import Tokens, tokens
 
 SECTION_CATEGORY = {"family_history": "family"}
 """Sections that say of all their words what a phrase says of a few."""
+
+
+# Problem lists and risk factors are of now, though they stand where a history does.
+_PAST_TITLE = re.compile(r"\b(?:past|prior|pmhx?|medical|cardiac history|antecedentes|previas?)\b", re.IGNORECASE)
+# Such a list ends with an empty line before what is no item of it, or with a line that begins like a heading.
+_LIST_END = re.compile(r"\n[ \t]*\n\s*(?![-*•\d\s(])|\n[ \t]*(?=[A-ZÁÉÍÓÚÑ][^:.;,\n]{2,50}:)")
 
 
 class ContextSpan(NamedTuple):
@@ -77,6 +84,25 @@ def word_marks(text: str, found: Tokens) -> np.ndarray:
     return np.cumsum(changes, axis=1)[:, :-1] > 0
 
 
+def past_words(text: str, found: Tokens) -> np.ndarray:
+    """Which words (words,) stand in a list of past diseases, in no sentence that speaks of now."""
+    marked = np.zeros(len(found), dtype=bool)
+    for section in sections(text):
+        if section.kind == "past_medical_history" and _PAST_TITLE.search(section.title):
+            body = section.body.start + len(text[section.body.start :]) - len(text[section.body.start :].lstrip())
+            end = _LIST_END.search(text, body, section.body.end)
+            first, last = np.searchsorted(found.starts, (body, end.start() if end else section.body.end)).tolist()
+            marked[first:last] = True
+    if marked.any():
+        bounds = [*np.searchsorted(found.starts, [sentence.start for sentence in sentences(text)]).tolist(), len(found)]
+        for begin, stop in pairwise(bounds):
+            if marked[begin:stop].any() and any(
+                "historical" in effect.ends for match in matches(found.words, begin, stop) for effect in match.effects
+            ):
+                marked[begin:stop] = False
+    return marked
+
+
 def _scopes(text: str, found: Tokens) -> list[_Scope]:
     """The scopes of a text whose words are `found`; none is empty."""
     starts, ends = found.starts.tolist(), found.ends.tolist()
@@ -85,9 +111,20 @@ def _scopes(text: str, found: Tokens) -> list[_Scope]:
     return [
         _Scope(category, first, last, Span(starts[match.first], ends[match.last - 1]))
         for begin, end in pairwise(bounds)
-        for category, first, last, match in _sentence_scopes(list(matches(found.words, begin, end)), begin, end)
+        for category, first, last, match in _sentence_scopes(_told(text, found, begin, end), begin, end)
         if first < last
     ] + _section_scopes(text, found)
+
+
+def _told(text: str, found: Tokens, begin: int, end: int) -> list[Match]:
+    """The phrases of a sentence; an answer ("HTN: no, DM: yes") says nothing of what follows it."""
+    return [
+        match
+        for match in matches(found.words, begin, end)
+        if not (
+            match.last - match.first == 1 and is_answer(text, int(found.starts[match.first]), found.words[match.first])
+        )
+    ]
 
 
 def _sentence_scopes(inside: list[Match], begin: int, end: int) -> Iterator[tuple[str, int, int, Match]]:

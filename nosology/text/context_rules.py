@@ -19,15 +19,29 @@ from nosology.text.tokens import words_of
 
 CATEGORIES = ("negated", "uncertain", "family", "historical", "hypothetical")
 
-# "PE ruled out with a scan", "Fever: denies.": what deals with the words right before it, and with no others.
+# "PE ruled out with a scan", "Fever: denies.", "influenza A and B negative": what deals with the words right before
+# it, and with no others.
 _DENIED_BEFORE = re.compile(
     r"\s+(?:ruled out\b(?!\s+for\b)|excluded\b(?!\s+from\b)|negative\b|neg\b|descartad[oa]s?\b)"
     r"|\s*(?:, ?(?:ruled out|excluded)|\(\s*[–-]\s*\))\s*(?=[.,;)\n\r]|$)"
-    r"|\s*[:–-]\s*(?:no|none|nil|never|denies|denied|absent|niega|ningun[oa])\s*(?=[.,;)\n\r]|$)",
+    r"|\s*[:–-]\s*(?:no|none|nil|never|denies|denied|absent|niega|ningun[oa])\s*(?=[.,;)\n\r]|$)"
+    r"|(?:\s*(?:,|/|&|\band\b|\bor\b|\by\b)\s*[A-Z0-9]{1,2}\b)+\s+(?:negative|neg)\b(?!\s+for\b)"
+    r"|\s+(?:no|absent)\s*(?=[,;)])",
     re.IGNORECASE,
 )
 
 _DENIED_BEHIND = re.compile(r"(?:^|[,;:.\n\r])\s*\(\s*[–-]\s*\)\s*$")  # "(-) fever, (-) cough"
+
+# "Negative: fever, chills"
+_DENIED_LIST = re.compile(
+    r"(?:^|[.;\n\r]\s*|\bpertinent\s+|\bROS\s+)(?:negatives?|neg|negativos?)\s*:"
+    r"(?:(?!\b(?:positives?|but|except)\b)[^.;:\n\r])*$",
+    re.IGNORECASE,
+)
+_LONG_LIST = 200  # characters of such a list that are read
+
+_ANSWERS = frozenset({"no", "never", "absent", "denied"})
+_ANSWERED = frozenset(",;)")
 
 MAX_SCOPE = 40
 """No phrase reaches further than this many words."""
@@ -94,8 +108,16 @@ def denied_after(text: str, end: int) -> bool:
 
 
 def denied_before(text: str, start: int) -> bool:
-    """Whether a minus in brackets right before a character denies what begins there, as in a list of symptoms."""
-    return _DENIED_BEHIND.search(text[max(0, start - 8) : start]) is not None
+    """Whether a minus in brackets, or "negative:" before a list, denies what begins at a character."""
+    if _DENIED_BEHIND.search(text[max(0, start - 8) : start]) is not None:
+        return True
+    line = text[max(0, start - _LONG_LIST) : start]
+    return ":" in line and _DENIED_LIST.search(line) is not None
+
+
+def is_answer(text: str, start: int, word: str) -> bool:
+    """Whether a denial of one word is an answer to what stands before it: "HTN: no, DM: yes"."""
+    return word in _ANSWERS and text[start + len(word) : start + len(word) + 2].lstrip(" ")[:1] in _ANSWERED
 
 
 def spellings(phrase: str) -> set[tuple[str, ...]]:

@@ -91,6 +91,13 @@ def test_a_denial_that_begins_another_phrase_denies_a_term_all_the_same(lexicon,
         "?pneumonia",
         "Return to the ER for syncope or chest pain.",
         "Fever: denies.",
+        "He has neither diabetes nor hypertension.",
+        "Pneumonia is not felt to be present.",
+        "No one in the family has diabetes.",
+        "Negative: fever, chills",
+        "Pertinent negatives: fever, cough.",
+        "Influenza A and B negative",
+        "Hepatitis A, B and C negative.",
         "Hypertension: No\nCough: none\n",
     ],
 )
@@ -104,6 +111,11 @@ def test_an_answer_denies_what_was_asked(lexicon, text):
         ("Chest pain, ruled out for MI.", "R07.9"),
         ("(-) fever, (+) cough", "R05.9"),
         ("Fever (-), cough (+)", "R05.9"),
+        ("HTN: no, DM: yes", "E11.9"),
+        ("HTN no, DM yes", "E11.9"),
+        ("Cyanosis absent, edema present.", "R60.9"),
+        ("Negative: fever. Positive: cough.", "R05.9"),
+        ("No one has told him about his diabetes.", "E11.9"),
         ("S/p fall with left hip fracture.", "S72.002A"),
         ("Past Medical History: stroke.", "Z86.73"),
         ("Chest pain ruled out for MI.", "R07.9"),
@@ -127,6 +139,46 @@ def test_what_a_relative_has_is_at_most_a_history(lexicon, term, frame):
 )
 def test_the_state_of_a_relative_is_not_the_patients(lexicon, text):
     assert {code for code in accepted(lexicon, text) if not "Z80" <= code[:3] <= "Z84"} == set()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Her husband has tuberculosis.",
+        "His wife was diagnosed with influenza.",
+        "Lives with her husband, who has dementia.",
+        "Her roommate has strep throat.",
+        "A coworker tested positive for tuberculosis.",
+        "Her baby has jaundice.",
+    ],
+)
+def test_what_another_person_has_is_not_the_patients(lexicon, text):
+    assert accepted(lexicon, text) == set()
+
+
+def test_a_person_who_only_tells_has_nothing(lexicon):
+    assert accepted(lexicon, "Husband reports that she has fever.") == {"R50.9"}
+    assert accepted(lexicon, "Her wife has noticed jaundice.") == {"R17"}
+    assert accepted(lexicon, "She fears breast cancer because her grandmother had it.") == {"Z80.3"}
+
+
+@pytest.mark.parametrize(
+    ("text", "codes"),
+    [
+        ("PAST MEDICAL HISTORY:\n1. CVA\n2. MI\n3. HTN\n4. COPD", {"Z86.73", "I25.2", "I10", "J44.9"}),
+        ("PMH:\n- DVT\n- left hip fracture\n- Asthma\n", {"Z86.718", "Z87.81", "J45.909"}),
+        ("Past Medical History:\n\nStroke\n\nAdmitted with pulmonary embolism.", {"Z86.73", "I26.99"}),
+        ("Past Medical History:\nStroke\nHospital Course: pulmonary embolism.", {"Z86.73", "I26.99"}),
+        ("Past Medical History:\nHTN\nEvents overnight: new stroke.", {"I10", "I63.9"}),
+        ("Past Medical History:\n1. MI, now with chest pain", {"I21.9", "R07.9"}),
+        ("Problem list:\n1. CVA\n2. MI", {"I63.9", "I21.9"}),
+        ("Active problem list:\n1. CVA", {"I63.9"}),
+        ("Diagnoses:\n1. CVA\n2. MI", {"I63.9", "I21.9"}),
+        ("Antecedentes personales:\n- Infarto agudo de miocardio\n- Hipertensión arterial", {"I25.2", "I10"}),
+    ],
+)
+def test_an_event_in_a_list_of_past_diseases_is_over(lexicon, text, codes):
+    assert accepted(lexicon, text) == codes
 
 
 @pytest.mark.parametrize(
