@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nosology.text.data import function_words
+from nosology.text.data import function_words, sided_words
 from nosology.text.sentences import sentences
 from nosology.text.stems import stem, word_keys
 from nosology.text.tokens import tokens
@@ -27,6 +27,8 @@ FAR = frozenset(stem(word) for word in ("right", "left", "bilateral"))
 """Keys that may stand anywhere in the sentence of the phrase they belong to, unless another of them is nearer."""
 
 
+# Only before what has sides: R knee, L distal radius.
+_SHORT_SIDES = {"r": "right", "rt": "right", "l": "left", "lt": "left"}
 _COMMA = re.compile("[,;]")
 _ALIKE = 7  # letters of a word that may be misspelt,
 _SURE = 4  # of which so many at its beginning are right
@@ -70,13 +72,17 @@ class Reading:
         for place, word in enumerate(found.words):
             content.append(before)
             before += word not in empty or place in letters
+        words = [
+            _SHORT_SIDES[word] if word in _SHORT_SIDES and after in sided_words() else word
+            for word, after in zip(found.words, [*found.words[1:], ""])
+        ]
         starts = [span.start for span in sentences(text)]
         sentence = (np.searchsorted(starts, found.starts, side="right") - 1).tolist()
         hyphens = np.flatnonzero(found.starts[1:] == found.ends[:-1] + 1).tolist()
         closed = {i: found.words[i] + found.words[i + 1] for i in hyphens if text[found.ends[i]] == "-"}
         commas = [found_at.start() for found_at in _COMMA.finditer(text)]
         clause = np.searchsorted(commas, found.starts).tolist()
-        return cls(found.words, found.starts, found.ends, sentence, content, clause, closed, letters)
+        return cls(words, found.starts, found.ends, sentence, content, clause, closed, letters)
 
 
 @dataclass(frozen=True)

@@ -225,6 +225,29 @@ def test_the_written_sentences_are_read_right(lexicon):
         ("A hepatitis.", "K75.9"),
         ("Influenza A.", "J10.1"),
         ("Laceration of the left forearm.", "S51.812A"),
+        ("R knee pain.", "M25.561"),
+        ("Pain in the L shoulder.", "M25.512"),
+        ("R distal radius fx.", "S52.501A"),
+        ("Left leg cellulitis.", "L03.116"),
+        ("CAD s/p CABG.", "Z95.1"),
+        ("History of CABG x3.", "Z95.1"),
+        ("Status post appendectomy.", "Z90.49"),
+        ("S/p hysterectomy.", "Z90.710"),
+        ("S/p L TKA.", "Z96.652"),
+        ("Status post bilateral hip replacement.", "Z96.643"),
+        ("On long-term insulin.", "Z79.4"),
+        ("Chronic anticoagulation with warfarin.", "Z79.01"),
+        ("On long-term aspirin.", "Z79.82"),
+        ("Colon ca.", "C18.9"),
+        ("Hx of breast ca.", "Z85.3"),
+        ("CKD3.", "N18.30"),
+        ("CKD stage 3a.", "N18.31"),
+        ("Stage IIIb CKD.", "N18.32"),
+        ("PPM in place.", "Z95.0"),
+        ("S/p DES to LAD.", "Z95.5"),
+        ("ESRD, HD MWF.", "Z99.2"),
+        ("On 2L home O2.", "Z99.81"),
+        ("Morbidly obese.", "E66.01"),
         ("An oedematous, haemorrhagic pancreatitis, acute.", "K85.90"),
     ],
 )
@@ -243,6 +266,13 @@ def test_words_lead_to_the_most_specific_code_they_support(lexicon, text, code):
 )
 def test_each_place_has_the_side_that_is_nearest_to_it(lexicon, text, codes):
     assert accepted(lexicon, text) == codes
+
+
+@pytest.mark.parametrize(
+    "text", ["Scheduled for CABG.", "No indication for dialysis.", "Laparoscopic cholecystectomy planned."]
+)
+def test_an_operation_to_come_is_no_state(lexicon, text):
+    assert accepted(lexicon, text) == set()
 
 
 def test_short_words_are_abbreviations_in_capitals_alone(lexicon):

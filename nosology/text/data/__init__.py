@@ -20,6 +20,12 @@ def function_words() -> frozenset[str]:
 
 
 @lru_cache(maxsize=1)
+def sided_words() -> frozenset[str]:
+    """Words before which a single R or L is a side."""
+    return frozenset(row["word"] for row in rows("sided_words.tsv"))
+
+
+@lru_cache(maxsize=1)
 def general_words() -> dict[str, bool]:
     """Words that name no condition when they stand alone: parts of the body, sides, times, degrees, measurements.
 
