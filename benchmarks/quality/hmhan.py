@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from nosology.config import load_recipe
@@ -26,6 +28,7 @@ from nosology.corpora.simulate import simulate
 from nosology.corpora.splits import split_corpus
 from nosology.training.compare import METRICS, Variant, compare
 from nosology.training.leakage import leakage
+from nosology.training.run import train
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_hmhan.json"
 SMALL = ["training.learning_rate=5e-4", "training.epochs=30", "labels.most=10"]
@@ -47,12 +50,25 @@ def reports(patients: int, folder: Path) -> Corpus:
     return prepare("mimic4-radiology", [folder / "hospital"], folder / "notes", recipe=rules)
 
 
-def table(corpus: Corpus, folder: Path, seeds: int, encoder: str) -> dict:
+def train_beside_each_other(variants: list[Variant], corpus: Corpus, out: Path, seeds: int, jobs: int) -> None:
+    """Makes the bundles that `compare` then finds; the first run alone, for it fills the cache of states."""
+    runs = [
+        (variant.seeded(number), out / f"{variant.name}-{number}") for variant in variants for number in range(seeds)
+    ]
+    train(runs[0][0], [corpus], runs[0][1])
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for made in [pool.submit(train, recipe, [corpus], folder) for recipe, folder in runs[1:]]:
+            made.result()
+
+
+def table(corpus: Corpus, folder: Path, seeds: int, encoder: str, jobs: int) -> dict:
     """Every variant over seeds, on the corpus divided by patient."""
     [divided] = split_corpus(corpus.folder, folder / "corpus")
     shared = [*SMALL, f"model.encoder='{encoder}'", f"states.cache='{folder / 'states'}'"]
     variants = [Variant(n, load_recipe("hmhan-paper", [*shared, *own])) for n, own in VARIANTS.items()]
     variants.append(Variant("linear", load_recipe("linear", ["labels.most=10"])))
+    if jobs > 1:
+        train_beside_each_other(variants, divided, folder / "compared", seeds, jobs)
     found = compare(variants, divided, folder / "compared", seeds=seeds, say=lambda line: print(line, flush=True))
     print(f"\n{'':<28}" + "".join(f"{name:>18}" for name in METRICS))
     for name, row in found.rows.items():
@@ -66,7 +82,7 @@ def table(corpus: Corpus, folder: Path, seeds: int, encoder: str) -> dict:
     return found.to_json() | {"notes": divided.manifest["counts"]["splits"]}
 
 
-def leaks(corpus: Corpus, folder: Path, seeds: int, encoder: str) -> dict:
+def leaks(corpus: Corpus, folder: Path, seeds: int, encoder: str, _: int) -> dict:
     """The protocols side by side."""
     shared = [*SMALL, f"model.encoder='{encoder}'", f"states.cache='{folder / 'states'}'"]
     recipe = load_recipe("hmhan-paper", [*shared, "smote.share=3.0"])
@@ -82,6 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--patients", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=1, help="models of the table that are trained at the same time")
     parser.add_argument("--part", choices=("table", "leakage", "both"), default="both")
     parser.add_argument("--encoder", default="minilm", help="a folder or a Hugging Face name in its place")
     parser.add_argument("--folder", type=Path, help="keep corpora, states and bundles here, and go on from them")
@@ -93,7 +110,7 @@ def main() -> None:
         corpus = reports(arguments.patients, folder)
         for part, run in (("table", table), ("leakage", leaks)):
             if arguments.part in (part, "both"):
-                results[part] = run(corpus, folder, arguments.seeds, arguments.encoder) | {
+                results[part] = run(corpus, folder, arguments.seeds, arguments.encoder, arguments.jobs) | {
                     "patients": arguments.patients
                 }
                 write_json(arguments.out, results)
