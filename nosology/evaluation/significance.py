@@ -52,7 +52,7 @@ def paired_bootstrap(
 
     Notes are drawn with replacement, the same for both models; groups: the patient of each note (B,), where patients
     are to be drawn with all their notes. p is the share of replicates that lie as far from the difference found as that
-    lies from 0.
+    lies from 0. Replicates in which the metric is undefined (no note with a code among them) do not count.
     """
     a, b = _tallies(first, second, metric)
     rng, n_notes = np.random.default_rng(seed), first.scored.n_notes
@@ -65,7 +65,8 @@ def paired_bootstrap(
         weights = random_draws(rng, size, int(unit.max()) + 1)[:, unit]
         draws.append(a.at(weights) - b.at(weights))
     spread = np.concatenate(draws)
-    low, high = np.quantile(spread, (0.025, 0.975))
+    spread = spread[~np.isnan(spread)]
+    low, high = np.quantile(spread, (0.025, 0.975)) if len(spread) else (found, found)
     return Difference(found, _share(np.abs(spread - found) >= abs(found) - 1e-12), float(low), float(high))
 
 

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from nosology.codes.label_space import LabelSpace
-from nosology.core import DataError
+from nosology.core import Code, DataError
 from nosology.evaluation import approximate_randomisation, evaluate, examine, paired_bootstrap, paired_t_test
 
 METRICS = ("micro_f1", "micro_precision", "macro_f1", "map", "r_precision")
@@ -113,3 +113,13 @@ def test_at_least_one_code_a_note(make_case):
     assert (more[has] >= 1).all() and (more[counts > 0] == counts[counts > 0]).all()
     bare = np.flatnonzero((counts == 0) & has)
     assert len(bare) and (one.predicted[bare].indices == case.scores[bare].argmax(1)).all()
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_draws_of_patients_without_a_code_leave_the_interval_finite(metric):
+    labels = LabelSpace([Code("icd10cm", "I10"), Code("icd10cm", "J90")])
+    gold = [[labels.codes[0]], [], [labels.codes[1]]]
+    models = [np.array([[0.9, 0.1], [0.1, other], [0.2, 0.8]], np.float32) for other in (0.1, 0.2)]
+    first, second = (examine(labels, gold, scores, 0.5, replicates=0) for scores in models)
+    found = paired_bootstrap(first, second, metric, groups=["a", "b", "c"], replicates=300)
+    assert np.isfinite([found.value, found.p, found.low, found.high]).all()
