@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nosology.cli.train import read_texts
-from nosology.core import ConfigError
+from nosology.cli.train import read_given
+from nosology.core import ConfigError, Note
 
 if TYPE_CHECKING:
     from nosology.models.bundle import Bundle, Model
@@ -49,7 +49,7 @@ def explain(
         _measure(loaded, corpus, split, method, limit, samples, as_json)
         return
     if notes and (method or out):
-        _weigh(loaded, list(read_texts(notes)), columns, method, samples, out, tokens, as_json)
+        _weigh(loaded, list(read_given(notes)), columns, method, samples, out, tokens, as_json)
         return
     if not notes:
         if not columns:
@@ -57,14 +57,16 @@ def explain(
         for column in columns:
             _show(_told(loaded.model, column, tokens), as_json)
         return
-    for name, text in read_texts(notes):
-        for row in _attended(loaded, text, columns, tokens):
-            _show({"note": name} | row, as_json)
+    from nosology.explanation.report import beside
+
+    for note in read_given(notes):
+        for row in _attended(beside(loaded, note.extra), note.text, columns, tokens):
+            _show({"note": note.id} | row, as_json)
 
 
 def _weigh(
     bundle: Bundle,
-    notes: list[tuple[str, str]],
+    notes: list[Note],
     columns: list[int],
     methods: list[str],
     samples: int,
@@ -73,17 +75,17 @@ def _weigh(
     as_json: bool,
 ) -> None:
     """Prints each explanation, and draws it where a folder is named."""
-    from nosology.explanation.report import explained, write_explanations
+    from nosology.explanation.report import beside, explained, write_explanations
 
     if out is not None:
         for row in write_explanations(bundle, notes, columns, methods, out, samples=samples):
             _show_weighed(row | {"words": [(word, weight) for word, _, _, weight in row["words"][:limit]]}, as_json)
         typer.echo(f"{out}: pages and pictures", err=as_json)
         return
-    for name, text in notes:
-        for found, about in explained(bundle, text, columns, methods, samples=samples):
+    for note in notes:
+        for found, about in explained(beside(bundle, note.extra), note.text, columns, methods, samples=samples):
             words = [(found.words.words[i], float(found.weights[i])) for i in found.best(limit)]
-            _show_weighed({"note": name, **about, "words": words}, as_json)
+            _show_weighed({"note": note.id, **about, "words": words}, as_json)
 
 
 def _show_weighed(row: dict[str, Any], as_json: bool) -> None:
@@ -122,7 +124,7 @@ def _column(model: Model, name: str) -> int:
 
 def _told(model: Model, column: int, limit: int) -> dict[str, Any]:
     """The words that tell a code."""
-    if not hasattr(model, "words"):
+    if not callable(getattr(model, "words", None)):
         raise ConfigError(f"a coder of kind {model.kind} keeps no list of words that tell a code; plant does")
     return _about(model, column) | {"words": model.words(column, limit)}
 

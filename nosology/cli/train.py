@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nosology.core import Code, ConfigError, DataError, Suggestion
+from nosology.core import Code, ConfigError, DataError, Note, Suggestion
 
 if TYPE_CHECKING:
     from nosology.models.bundle import Bundle
@@ -47,6 +47,9 @@ def train(
     )
     if not made["found"].get("dev_codes", 1):
         typer.echo("caution: no code of the tuning notes is in the training notes: probabilities are guesses", err=True)
+    if strange := made["found"].get("contexts_as_on_day_one"):
+        told = f"caution: too few mentions are {', '.join(strange)} to learn what that is worth: as on day one"
+        typer.echo(told, err=True)
 
 
 def code(
@@ -96,14 +99,13 @@ def code(
     coder = Coder(loaded, release, codes=None if codes is None else read_code_list(codes), systems=system)
     if codes is not None and hasattr(coder.model, "unread"):
         caution_unread(coder.model.unread(), codes)
-    for_ids, for_texts = tee(read_texts(notes))
-    results = coder.code_all((text for _, text in for_texts), top)
-    for (note_id, _), suggestions in zip(for_ids, results):
+    for_ids, to_code = tee(read_given(notes))
+    for note, suggestions in zip(for_ids, coder.code_all(to_code, top)):
         if as_json:
-            record = {"id": note_id, "codes": [suggestion.to_json() for suggestion in suggestions]}
+            record = {"id": note.id, "codes": [suggestion.to_json() for suggestion in suggestions]}
             typer.echo(json.dumps(record, ensure_ascii=False))
         else:
-            show(note_id, suggestions if top else [item for item in suggestions if item.accepted])
+            show(note.id, suggestions if top else [item for item in suggestions if item.accepted])
 
 
 def evaluate(
@@ -176,20 +178,24 @@ def show_metrics(metrics: dict[str, Any]) -> None:
 
 def read_texts(names: list[str]) -> Iterator[tuple[str, str]]:
     """The id and text of each note of text files, notes files and, for -, of standard input."""
+    return ((note.id, note.text) for note in read_given(names))
+
+
+def read_given(names: list[str]) -> Iterator[Note]:
+    """The notes of text files, notes files and, for -, of standard input, with what stands beside their texts."""
     from nosology.corpora.notes_file import is_notes_file, read_notes
 
     for name in names:
         if name == "-":
-            yield "-", _decoded(sys.stdin.buffer.read())
+            yield Note("-", _decoded(sys.stdin.buffer.read()))
             continue
         path = Path(name)
         if not path.is_file():
             raise DataError(f"no such note: {name}")
         if is_notes_file(path):
-            for note in read_notes(path, coded=False):
-                yield note.id, note.text
+            yield from read_notes(path, coded=False)
         else:
-            yield path.name, _decoded(path.read_bytes())
+            yield Note(path.name, _decoded(path.read_bytes()))
 
 
 def _decoded(raw: bytes) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nosology.codes import describe
-from nosology.core import DataError
+from nosology.core import DataError, Note
 from nosology.core.files import new_folder, write_json
 from nosology.core.progress import progress
 from nosology.corpora.corpus import Corpus
@@ -30,6 +30,11 @@ def accepted(bundle: Bundle, text: str) -> list[int]:
     probabilities = bundle.model.probabilities([text])[0]
     found = bundle.decision.accepted(bundle.model.labels, probabilities)
     return [int(j) for j in np.argsort(-probabilities, kind="stable") if found[j]]
+
+
+def beside(bundle: Bundle, extra: Mapping[str, Any]) -> Bundle:
+    """The bundle for one note and what stands beside its text; a coder that reads nothing but text stays as it is."""
+    return replace(bundle, model=bundle.model.beside(extra)) if hasattr(bundle.model, "beside") else bundle
 
 
 def explained(
@@ -55,7 +60,7 @@ def explained(
 
 def write_explanations(
     bundle: Bundle,
-    notes: Sequence[tuple[str, str]],
+    notes: Sequence[Note],
     columns: Sequence[int],
     methods: Sequence[str],
     out: str | Path,
@@ -66,10 +71,12 @@ def write_explanations(
     """What was found, a row an explanation; in `out` a page a note, a picture an explanation, explanations.json."""
     rows: list[dict[str, Any]] = []
     with new_folder(out, marker=MARKER) as folder:
-        for number, (name, text) in enumerate(notes):
+        for number, note in enumerate(notes):
+            name, text = note.id, note.text
             stem = f"{number:03d}-{re.sub(r'[^A-Za-z0-9-]+', '-', Path(name).stem)[:40]}"
             shown = []
-            for found, about in explained(bundle, text, columns, methods, samples=samples, seed=seed):
+            given = beside(bundle, note.extra)
+            for found, about in explained(given, text, columns, methods, samples=samples, seed=seed):
                 title = (
                     f"{about['code']} {about['description']}: {about['method']}, probability {about['probability']:.2f}"
                 )
@@ -114,10 +121,11 @@ def measured(
     column_of = {code: j for j, code in enumerate(bundle.model.labels.codes)}
     for note in progress([notes[i] for i in drawn], "explaining"):
         true = {column_of[code] for code in note.codes if code in column_of}
-        wanted = [column for column in accepted(bundle, note.text) if column in true]
+        given = beside(bundle, note.extra)
+        wanted = [column for column in accepted(given, note.text) if column in true]
         if not wanted:
             continue
-        for found, about in explained(bundle, note.text, wanted, methods, samples=samples, seed=seed):
+        for found, about in explained(given, note.text, wanted, methods, samples=samples, seed=seed):
             kept = values[found.method]
             for name in ("comprehensiveness", "sufficiency", "seconds"):
                 if name in about:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 _MOST = 50  # values of a choice; the rarer ones are unknown
+_FAR = 10.0  # deviations from the mean; what lies farther off is a slip of the pen, and must not drown all else
+_HUGE = 1e12  # no number beside a note is as large
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Columns:
         parts: list[float] = []
         for name, (mean, deviation) in self.numbers.items():
             value = _number(extra.get(name))
-            parts += [0.0, 1.0] if value is None else [(value - mean) / deviation, 0.0]
+            parts += [0.0, 1.0] if value is None else [min(max((value - mean) / deviation, -_FAR), _FAR), 0.0]
         for name, values in self.choices.items():
             given = str(extra.get(name))
             parts += [float(given == value) for value in values]
@@ -65,4 +67,4 @@ def _number(value: Any) -> float | None:
         number = float(value)
     except (TypeError, ValueError):
         return None
-    return number if np.isfinite(number) else None
+    return number if abs(number) < _HUGE else None

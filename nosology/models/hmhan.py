@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,6 @@ from nosology.text.tokens import tokens
 
 _TOKENS = {"cpu": 4_096, "cuda": 65_536}  # of a batch, pads included; a CPU's cache holds no more
 _NOTES = 256
-_NO_COLUMNS: Mapping[str, Any] = {}
-
-
 _BARE = np.empty(0, np.float32), np.empty(0, np.int64), np.empty(0, np.float32)
 
 
@@ -71,17 +68,23 @@ class Hmhan(NeuralModel):
     columns: Columns = field(default_factory=Columns)
     words: Words | None = None
     combinations: Combinations | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)  # the columns beside a report of which none are given
 
     kind, reader_type, shape_type = "hmhan", ReportReader, HmhanShape
 
-    def read(self, text: str, extra: Mapping[str, Any] = _NO_COLUMNS) -> Report:
+    def beside(self, extra: Mapping[str, Any]) -> Hmhan:
+        """This model for reports that all stand beside the same columns, as one report with words left out does."""
+        return replace(self, extra=extra)
+
+    def read(self, text: str, extra: Mapping[str, Any] | None = None) -> Report:
         """A report as the net is given it; extra: the columns beside it."""
         found = self.reader.read(text)
+        columns = self.columns.vector(self.extra if extra is None else extra)
         features, values = self.words.vector(text) if self.words else _BARE[1:]
-        return Report(found.ids, found.starts, found.ends, self.columns.vector(extra), features, values)
+        return Report(found.ids, found.starts, found.ends, columns, features, values)
 
     def probabilities(self, texts: Iterable[str]) -> np.ndarray:
-        """Probabilities (B, L) of reports without columns, which are unknown then."""
+        """Probabilities (B, L) of reports beside the model's own columns, or unknown ones."""
         return self.to_probabilities(self.logits_of([self.read(text) for text in texts]))
 
     def note_probabilities(self, notes: Iterable[Note]) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from nosology.models.neural_settings import LoopSettings
 from nosology.models.settings import Recipe, Section
@@ -70,6 +70,12 @@ class LossSettings(Section):
     bce: float = Field(1.0, ge=0)
     weighted: bool = True  # true codes count (notes without / notes with the code) times
     most: float = Field(10.0, ge=1)  # but not more than this
+
+    @model_validator(mode="after")
+    def _something(self) -> LossSettings:
+        if not self.focal and not self.bce:
+            raise ValueError("focal and bce must not both be 0: nothing would be learned")
+        return self
 
 
 class SmoteSettings(Section):

@@ -10,7 +10,7 @@ import numpy as np
 
 from nosology.codes import describe
 from nosology.codes.code_list import read_code_list
-from nosology.core import SYSTEMS, Code, ConfigError, Suggestion
+from nosology.core import SYSTEMS, Code, ConfigError, Note, Suggestion
 from nosology.models.bundle import Bundle, Model
 from nosology.serving.release import release_translator
 
@@ -67,15 +67,19 @@ class Coder:
         """Suggestions for one note, the most probable first: `top` of them, or the first 50 and all accepted ones."""
         return next(self.code_all([text], top))
 
-    def code_all(self, texts: Iterable[str], top: int | None = None) -> Iterator[list[Suggestion]]:
-        """Suggestions for each note, in order; notes are read as they are needed."""
-        texts = iter(texts)
-        while batch := list(islice(texts, _BATCH)):
-            probabilities = self.model.probabilities(batch)
+    def code_all(self, notes: Iterable[str | Note], top: int | None = None) -> Iterator[list[Suggestion]]:
+        """Suggestions for each note, in order; notes are read as they are needed.
+
+        notes: texts, or notes with what stands beside their texts, which a coder that reads columns then takes in.
+        """
+        notes = (Note("", note) if isinstance(note, str) else note for note in notes)
+        read = getattr(self.model, "note_probabilities", None)
+        while batch := list(islice(notes, _BATCH)):
+            probabilities = read(batch) if read else self.model.probabilities([note.text for note in batch])
             if self._kept is not None:
                 probabilities = probabilities * self._kept
-            for text, row in zip(batch, probabilities):
-                yield self._suggest(text, row, top)
+            for note, row in zip(batch, probabilities):
+                yield self._suggest(note.text, row, top)
 
     def _ranked(self, probabilities: np.ndarray, top: int | None) -> dict[Code, tuple[float, int]]:
         """The codes to suggest, each with its probability and the column it comes from; probabilities: (L,)."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from nosology.codes.versions import label_versions, only_own_version, versions
-from nosology.core import BundleError, DataError, Note
+from nosology.core import BundleError, ConfigError, DataError, Note
 from nosology.core.files import write_json
 from nosology.corpora.corpus import Corpus
 from nosology.evaluation import Evaluation, examine
@@ -62,6 +62,8 @@ def compare(
     The first variant is what the others are held against. The bootstrap draws patients with all their notes and looks
     at the variants' first seeds; the t-test pairs seeds.
     """
+    if any(variant.recipe.labels != variants[0].recipe.labels for variant in variants):
+        raise ConfigError("labels must be the same in all recipes that are compared: each would be asked other codes")
     notes = list(corpus.notes(split))
     if not notes:
         raise DataError(f"{corpus.folder} has no {split} notes: nothing can be compared on them")

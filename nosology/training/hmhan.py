@@ -108,6 +108,10 @@ class Course:
         counts = torch.from_numpy(np.asarray(self.train.gold[rows].sum(0)).ravel().astype(np.float32))
         if not model.words:
             net.head.expect(counts / len(rows))
+        if net.head.columns is not None:
+            # What no report of these rows has, as an unknown age, is never learned: then it shall say nothing.
+            seen = np.stack([self.train.reports[row].columns for row in rows]).any(0)
+            net.head.columns.weight.data[:, torch.from_numpy(~seen)] = 0
         if recipe.loss.weighted:
             net.weights.copy_(class_weights(counts, len(rows), recipe.loss.most))
         if model.shape.described and model.shape.attention == "hierarchical":

@@ -18,24 +18,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from nosology.core import Note
+from nosology.codes.versions import label_versions, only_own_version
+from nosology.core import DataError, Note
 from nosology.core.files import write_json
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.roster import read_roster
 from nosology.corpora.splits import stratified_splits
 from nosology.evaluation import Evaluation, examine, tune_threshold
 from nosology.models.hmhan_net import HmhanNets
-from nosology.models.hmhan_settings import HmhanRecipe, SmoteSettings
+from nosology.models.hmhan_settings import CombinationSettings, HmhanRecipe, SmoteSettings
 from nosology.models.neural import evaluating
 from nosology.training.compare import METRICS, judged
-from nosology.training.hmhan import Course
+from nosology.training.examples import Examples
+from nosology.training.fingerprint import fingerprint
+from nosology.training.hmhan import Course, paced
 from nosology.training.loop import fit
 from nosology.training.mlsmote import Synthetic, mlsmote
 from nosology.training.reports import Batches
 from nosology.training.run import train
+from nosology.training.run_folder import clear
 
 _SHARES = (0.7, 0.15, 0.15)
-_FULL = SmoteSettings(share=3.0)  # what the leaky protocol makes where the recipe makes nothing
+_FULL = SmoteSettings(share=3.0)  # what all protocols make where the recipe makes nothing
 
 
 def leakage(
@@ -49,24 +53,41 @@ def leakage(
     """For each protocol: mean and std of the metrics over seeds, label density of the test rows, and the share of test
     patients that training has seen; written to leakage.json."""
     notes = [note for note in corpus.notes() if note.codes]
-    recipe = recipe.model_copy(update={"words": recipe.words.model_copy(update={"features": 0})})  # the paper has none
+    recipe = _plain(recipe)
     runs: dict[str, list[tuple[Evaluation, float | None]]] = {}
     for seed in range(recipe.seed, recipe.seed + seeds):
         seeded = recipe.model_copy(update={"seed": seed})
         for name, divided in (("honest", _by_patient), ("reports", _by_report)):
             given = divided(notes, seed)
+            if missing := {"train", "dev", "test"} - {note.split for note in given}:
+                raise DataError(
+                    f"{corpus.folder} has too few coded notes ({len(notes)}): none is left for {missing.pop()}"
+                )
             folder = Path(out) / f"{name}-{seed}"
             split = write_corpus(given, folder / "corpus", source=corpus.manifest["source"], filters=[], counts={})
             bundle = train(seeded, [split], folder / "bundle")
             test = [note for note in given if note.split == "test"]
             runs.setdefault(name, []).append((judged(bundle, test), _shared(given)))
             say(f"{name}, seed {seed}: micro F1 {runs[name][-1][0].metrics['micro_f1']:.4f}")
-        for name, found in _resampled(seeded, notes, Path(out) / f"resampled-{seed}").items():
+        told = fingerprint(seeded, Examples([corpus], lambda note: bool(note.codes)))
+        for name, found in _resampled(seeded, notes, Path(out) / f"resampled-{seed}", told).items():
             runs.setdefault(name, []).append((found, None))
             say(f"{name}, seed {seed}: micro F1 {found.metrics['micro_f1']:.4f}")
     rows = {name: _row(found) for name, found in runs.items()}
     write_json(Path(out) / "leakage.json", rows)
     return rows
+
+
+def _plain(recipe: HmhanRecipe) -> HmhanRecipe:
+    """The recipe as all protocols have it, so that they differ in nothing else: one net with synthetic rows alone."""
+    same = {
+        "words": recipe.words.model_copy(update={"features": 0}),
+        "model": recipe.model.model_copy(update={"members": 1}),
+        "smote": recipe.smote if recipe.smote.share else _FULL,
+        "combinations": CombinationSettings(prior="never"),
+        "decision": recipe.decision.model_copy(update={"at_least_one": False}),
+    }
+    return recipe.model_copy(update=same)
 
 
 def _by_patient(notes: Sequence[Note], seed: int) -> list[Note]:
@@ -92,10 +113,13 @@ def _shared(notes: Sequence[Note]) -> float:
     return len(test & seen) / max(1, len(test))
 
 
-def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path) -> dict[str, Evaluation]:
-    """Scores on the test rows of a table that was resampled before it was divided: on all, and on the real ones."""
-    settings = recipe.smote if recipe.smote.share else _FULL
-    course = Course.of(recipe, notes, folder, "leak")
+def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path, told: str) -> dict[str, Evaluation]:
+    """Scores on the test rows of a table that was resampled before it was divided: on all, and on the real ones.
+
+    told: the fingerprint of recipe and corpus.
+    """
+    settings = recipe.smote
+    course = Course.of(recipe, notes, folder, told)
     means = (course.states(course.train) if course.places is None else course.places).means()
     columns = np.stack([report.columns for report in course.train.reports])
     gold = course.train.gold
@@ -106,38 +130,54 @@ def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path) -> dict[str
     rows = np.flatnonzero(real == 0)
     net = course.net(rows, recipe.seed)
     inside = made.part(np.flatnonzero(synthetic == 0))
-    anchors = rows[np.random.default_rng([recipe.seed, 8]).integers(0, len(rows), len(inside))]
+    anchors = _anchors(course.train.versions, rows, inside, recipe.seed)
     batches = Batches(course.train, rows, course.places, inside, anchors=anchors)
     fit(
         net,
         recipe.training,
         lengths=np.array([max(1, len(course.train.reports[row])) for row in rows]),
-        groups=np.zeros(len(rows), np.int64),
+        groups=course.train.versions[rows],
         make_batch=batches.make,
+        parts=paced(net, recipe),
         folder=folder / "member_0",
-        fingerprint="leak",
+        fingerprint=told,
         seed=recipe.seed,
         title="resampled before the split",
     )
     model = replace(course.model, net=HmhanNets([net]))
 
+    versions, versioned = course.train.versions, label_versions(course.model.labels)
+
     def scores(number: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Logits and gold of the rows of a part, real ones first, and how many of these there are."""
+        """Probabilities and gold of the rows of a part, real ones first, and how many of these there are."""
         chosen = np.flatnonzero(real == number)
         logits = model.logits_of([course.train.reports[row] for row in chosen])
         more = made.part(np.flatnonzero(synthetic == number))
-        every = np.concatenate([logits, _between(course, net, more)])
+        every = _sigmoid(np.concatenate([logits, _between(course, net, more)]))
+        only_own_version(every, np.concatenate([versions[chosen], versions[more.first]]), versioned)
         return every, np.concatenate([gold[chosen].toarray(), more.targets]), len(chosen)
 
     labels = course.model.labels
-    logits, true, _ = scores(1)
-    threshold = tune_threshold(labels, _codes(labels.codes, true), _sigmoid(logits))
-    logits, true, count = scores(2)
+    probabilities, true, _ = scores(1)
+    threshold = tune_threshold(labels, _codes(labels.codes, true), probabilities)
+    probabilities, true, count = scores(2)
     found = {}
     for name, kept in {"resampled": slice(None), "resampled, its real test rows": slice(count)}.items():
-        told = _codes(labels.codes, true[kept])
-        found[name] = examine(labels, told, _sigmoid(logits[kept]), threshold, replicates=0)
+        expected = _codes(labels.codes, true[kept])
+        found[name] = examine(labels, expected, probabilities[kept], threshold, replicates=0)
+    clear(folder)
     return found
+
+
+def _anchors(versions: np.ndarray, rows: np.ndarray, made: Synthetic, seed: int) -> np.ndarray:
+    """For each synthetic row a train report (S,), by chance, whose batch it is learned in: one of its own version."""
+    random = np.random.default_rng([seed, 8])
+    every = rows[random.integers(0, len(rows), len(made))]
+    for version in np.unique(versions[made.first]).tolist():
+        like, its = rows[versions[rows] == version], versions[made.first] == version
+        if len(like) < len(rows) and len(like):
+            every[its] = like[random.integers(0, len(like), int(its.sum()))]
+    return every
 
 
 def _between(course: Course, net: torch.nn.Module, made: Synthetic) -> np.ndarray:

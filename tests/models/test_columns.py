@@ -26,3 +26,11 @@ def test_no_columns_at_all_and_back_from_json():
 @pytest.mark.parametrize("value", ["unclear", float("nan"), float("inf"), [], None])
 def test_a_number_that_is_none_is_unknown(value):
     assert Columns.fit(EXTRAS, ["age"], []).vector({"age": value}).tolist() == [0, 1]
+
+
+def test_a_slip_of_the_pen_stays_a_finite_number_and_is_not_learned_from():
+    columns = Columns.fit([*EXTRAS, {"age": 1e300}], ["age"], [])
+    assert columns == Columns.fit(EXTRAS, ["age"], [])
+    assert columns.vector({"age": 4_000_000}).tolist() == [10, 0]
+    assert columns.vector({"age": -4_000_000}).tolist() == [-10, 0]
+    assert columns.vector({"age": 1e300}).tolist() == [0, 1]

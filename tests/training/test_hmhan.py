@@ -12,13 +12,15 @@ from typer.testing import CliRunner
 
 from nosology.cli import app
 from nosology.config import load_recipe
-from nosology.core import Code, ConfigError, Note
+from nosology.core import Code, ConfigError, DataError, Note
 from nosology.corpora.corpus import write_corpus
-from nosology.explanation.report import explained
+from nosology.explanation.report import beside, explained
 from nosology.models.bundle import Bundle
 from nosology.models.hmhan_net import HmhanNets
 from nosology.models.measure import measure
+from nosology.serving.coder import Coder
 from nosology.training.hmhan import Course
+from nosology.training.leakage import leakage
 from nosology.training.reports import Batches, parts_of
 from nosology.training.run import train
 from tests.conftest import small_notes
@@ -104,6 +106,31 @@ def test_a_frozen_encoder_reads_each_report_once_and_columns_count(tiny, tmp_pat
     assert np.array_equal(model.note_probabilities([replace(told, extra={})]), model.probabilities(["seen today"]))
 
 
+def test_a_column_that_training_always_had_may_be_unknown_later(tiny, tmp_path):
+    notes = with_columns(small_notes(40))
+    course = Course.of(load_recipe("hmhan", [*tiny, "model.frozen=true"]), notes, tmp_path, "told")
+    weight = course.net(np.arange(40), 0).head.columns.weight
+    assert course.model.columns.vector({}).tolist() == [0, 1, 0, 0, 1], "age, its mark; CT, XR, neither"
+    assert weight.any(0).tolist() == [True, False, True, True, False], "what was never seen says nothing"
+
+
+def test_a_report_is_coded_and_explained_with_what_stands_beside_it(tiny, tmp_path):
+    notes = with_columns(small_notes(60))
+    corpus = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
+    settings = [*tiny, "model.frozen=true", "words.features=0"]
+    bundle = train(load_recipe("hmhan", settings), [corpus], tmp_path / "bundle")
+    scan, other = (replace(notes[0], extra={"age": 44, "modality": kind}) for kind in ("CT", "XR"))
+    asked = bundle.model.note_probabilities([scan, other])
+    assert not np.array_equal(*asked)
+    for note, expected in zip((scan, other), asked):
+        [found] = Coder(bundle).code_all([note])
+        column = {code: j for j, code in enumerate(bundle.model.labels.codes)}
+        shown = {column[Code(item.system, item.code)]: item.probability for item in found}
+        assert shown == {j: pytest.approx(expected[j]) for j in shown}
+        [(_, about)] = explained(beside(bundle, note.extra), note.text, [0], ["occlusion"])
+        assert about["probability"] == pytest.approx(expected[0])
+
+
 def test_members_above_one_frozen_encoder_let_it_read_a_report_once(tiny, tmp_path):
     notes = with_columns([replace(note, split=None) for note in small_notes(40)])
     corpus = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
@@ -178,8 +205,9 @@ def test_compare_prints_table_4_with_its_tests(small_corpus, tiny, tmp_path):
     before = (tmp_path / "out" / "hmhan-0" / "bundle.json").stat().st_mtime
     assert CliRunner().invoke(app, [*asked, *settings]).exit_code == 0
     assert (tmp_path / "out" / "hmhan-0" / "bundle.json").stat().st_mtime == before, "what is there is taken"
-    refused = CliRunner().invoke(app, ["compare", "linear", "linear", *asked[2:]])
-    assert isinstance(refused.exception, ConfigError)
+    for pair in (["linear", "linear"], ["linear", "linear labels.most=2"]):
+        refused = CliRunner().invoke(app, ["compare", *pair, *asked[2:]])
+        assert isinstance(refused.exception, ConfigError)
 
 
 def test_leakage_shows_the_protocols_side_by_side(tiny, tmp_path):
@@ -192,3 +220,39 @@ def test_leakage_shows_the_protocols_side_by_side(tiny, tmp_path):
     rows = json.loads((tmp_path / "out" / "leakage.json").read_text())
     assert list(rows) == ["honest", "reports", "resampled", "resampled, its real test rows"]
     assert rows["honest"]["shared"] == 0 < rows["reports"]["shared"]
+    assert not list((tmp_path / "out").rglob("checkpoint.safetensors")), "a later study starts from nothing"
+
+
+def test_leakage_of_both_icd_versions_holds_a_report_against_its_own(tiny, tmp_path):
+    notes = [replace(note, split=None) for note in small_notes(80)]  # coded in either version, or in both
+    corpus = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
+    settings = [*tiny, "training.epochs=1", "model.frozen=true", "smote.share=2.0"]
+    batches = []
+    make = Batches.make
+
+    def watched(self, chosen, given):
+        batches.append(np.unique(self.train.versions[self.rows[chosen]]))
+        return make(self, chosen, given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Batches, "make", watched)
+        leakage(load_recipe("hmhan", settings), corpus, tmp_path / "out", seeds=1)
+    assert {len(found) for found in batches} == {1}, "a batch is of one version"
+
+
+def test_leakage_needs_a_note_for_every_part(tiny, tmp_path):
+    notes = [replace(note, split=None) for note in small_notes(4)]
+    corpus = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
+    with pytest.raises(DataError, match="too few coded notes"):
+        leakage(load_recipe("hmhan", tiny), corpus, tmp_path / "out", seeds=1)
+
+
+def test_a_loss_of_nothing_is_refused(tiny):
+    with pytest.raises(ConfigError, match="must not both be 0"):
+        load_recipe("hmhan", [*tiny, "loss.focal=0", "loss.bce=0"])
+
+
+def test_a_code_without_a_note_has_no_list_of_words(small_corpus, tiny, tmp_path):
+    train(load_recipe("hmhan", tiny), [small_corpus], tmp_path / "bundle")
+    found = CliRunner().invoke(app, ["explain", str(tmp_path / "bundle"), "--code", "I50.9"])
+    assert isinstance(found.exception, ConfigError) and "keeps no list" in str(found.exception)
