@@ -129,7 +129,9 @@ def _cut(lengths: Tensor, pieces: int) -> Tensor:
 
 def longest(model: PreTrainedModel) -> int:
     """The most tokens that the transformer has places for."""
-    places = getattr(model.config, "max_position_embeddings", None) or 1_000_000
+    places = getattr(model.config, "max_position_embeddings", None) or 0
+    if places <= 0:  # it counts from token to token
+        return 1_000_000
     embedding = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
     if getattr(embedding, "padding_idx", None) is not None:
         places -= embedding.padding_idx + 1  # RoBERTa counts from behind its pad
@@ -159,6 +161,10 @@ def pretrained(name: str, window: int, max_tokens: int, lower_case: bool = False
         raise ConfigError(f"model.encoder must have a fast tokenizer (tokenizer.json); {name!r} has none")
     if model.config.is_encoder_decoder:
         raise ConfigError(f"model.encoder must be an encoder alone; {name!r} has a decoder too")
+    if not hasattr(model.config, "hidden_size"):
+        raise ConfigError(f"model.encoder must read text alone; {name!r} is of kind {model.config.model_type}")
+    if model.get_input_embeddings().num_embeddings < len(tokenizer):
+        raise ConfigError(f"model.encoder must know all words of its tokenizer; {name!r} has a tokenizer of another")
     begin, end = around(tokenizer)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     reader = PieceReader(tokenizer.backend_tokenizer.to_str(), max_tokens, lower_case)

@@ -158,6 +158,20 @@ def test_a_model_that_brings_its_own_program_is_refused(folders, tmp_path):
     assert not marker.exists()
 
 
+def test_a_model_of_pictures_and_a_tokenizer_of_another_model_are_refused(folders, tmp_path):
+    from transformers import AutoTokenizer, BertConfig, BertModel, CLIPConfig, CLIPModel
+
+    tokenizer = AutoTokenizer.from_pretrained(folders["bert"])
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    text = sizes | {"vocab_size": 200, "bos_token_id": 0, "eos_token_id": 1}
+    pictures = CLIPModel(CLIPConfig(text_config=text, vision_config=sizes | {"image_size": 8, "patch_size": 4}))
+    for name, model in {"must read text": pictures, "of another": BertModel(BertConfig(vocab_size=5, **sizes))}.items():
+        tokenizer.save_pretrained(tmp_path / name)
+        model.save_pretrained(tmp_path / name)
+        with pytest.raises(ConfigError, match=name):
+            pretrained(str(tmp_path / name), 0, 512)
+
+
 def test_an_encoder_with_a_decoder_is_refused(tmp_path):
     from shutil import copy
 
