@@ -12,6 +12,8 @@ from nosology.explanation.lime_words import lime_weights
 from nosology.models.bundle import Model
 from nosology.text.tokens import Tokens, tokens
 
+_BATCH = 512  # texts that are held at a time: a long note has thousands of words, and so often its length
+
 
 @dataclass(frozen=True)
 class Attribution:
@@ -69,8 +71,11 @@ def _contributions(model: Model, text: str, words: Tokens, column: int) -> np.nd
 
 def _occlusion(model: Model, text: str, words: Tokens, column: int) -> np.ndarray:
     """How far the probability's logit falls when a word is left out."""
-    left_out = [text[:start] + text[end:] for start, end in zip(words.starts.tolist(), words.ends.tolist())]
-    found = model.probabilities([text, *left_out])[:, column].astype(np.float64)
+    places = list(zip(words.starts.tolist(), words.ends.tolist()))
+    parts = [model.probabilities([text])]
+    for first in range(0, len(places), _BATCH):
+        parts.append(model.probabilities([text[:start] + text[end:] for start, end in places[first : first + _BATCH]]))
+    found = np.concatenate(parts)[:, column].astype(np.float64)
     logits = np.log(np.clip(found, 1e-7, 1 - 1e-7)) - np.log1p(-np.clip(found, 1e-7, 1 - 1e-7))
     return logits[0] - logits[1:]
 

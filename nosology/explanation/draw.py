@@ -20,6 +20,7 @@ _STYLE = (
 _COLUMNS = 96  # characters of a line in a picture
 _CHARACTER = 0.0753  # inches that one of them is wide: 0.602 of the 9 points of the fixed font
 _MARGIN = 0.2  # inches
+_LINES = 500  # of a picture; a page has them all
 
 
 def page(title: str, text: str, sections: Sequence[tuple[str, Attribution]]) -> str:
@@ -58,6 +59,8 @@ def picture(path: str | Path, title: str, text: str, found: Attribution) -> None
     from matplotlib.figure import Figure
 
     lines = _lines(text, found)
+    if len(lines) > _LINES:
+        lines = [*lines[:_LINES], [(0, f"({len(lines) - _LINES:,} more lines)", None)]]
     height = 0.24 * (len(lines) + 3)
     width = _COLUMNS * _CHARACTER + 2 * _MARGIN
     figure = Figure(figsize=(width, height), dpi=120)

@@ -58,7 +58,7 @@ class Combinations:
         scores = np.where(counts > 0, scores + self.weight * np.log(np.maximum(counts, 1)), -np.inf)
         empty = ~np.isfinite(scores).any(1)
         scores[empty] = 0.0
-        among = softmax(scores, axis=1) @ self.sets.toarray()
+        among = (self.sets.T @ softmax(scores, axis=1).T).T
         mixed = self.share * among + (1 - self.share) * probabilities
         return np.where(empty[:, None] | (probabilities <= 0), probabilities, np.clip(mixed, 0, 1)).astype(np.float32)
 

@@ -100,6 +100,18 @@ def test_pages_show_the_note_as_it_is_and_run_nothing():
     assert "&lt;note&gt;" in whole and "<script" not in whole and "http" not in whole
 
 
+def test_a_picture_ends_where_nobody_would_scroll_any_more(tmp_path):
+    from matplotlib.image import imread
+
+    heights = []
+    for count in (490, 600, 900):
+        text = "cough\n" * count
+        words = tokens(text)
+        picture(tmp_path / "x.png", "title", text, Attribution("lime", 0, words, np.ones(len(words))))
+        heights.append(imread(tmp_path / "x.png").shape[0])
+    assert heights[0] < heights[1] == heights[2]
+
+
 @pytest.mark.parametrize("text", [TEXT, "x" * 300 + " word", "one\n\n\ntwo $a_b$", "cough"])
 def test_a_picture_is_drawn(tmp_path, text):
     picture(tmp_path / "note.png", "486 $Pneumonia", text, attribute(Counting(), text, 0, "occlusion"))
