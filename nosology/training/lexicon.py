@@ -9,6 +9,7 @@ seen, and the threshold is found on what a weigher of codes says of such notes. 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,15 +28,17 @@ from nosology.models.code_features import code_table
 from nosology.models.decision import UNTUNED, Decision
 from nosology.models.learned import Learned, apart, learn_evidence, near
 from nosology.models.lexicon import Lexicon
-from nosology.models.lexicon_settings import LexiconRecipe
+from nosology.models.lexicon_settings import ContextSettings, LexiconRecipe
 from nosology.models.lexicon_terms import Terms
 from nosology.models.mention_features import Priors, Table, mention_table
 from nosology.models.mentions import NoteMentions, find_mentions
 from nosology.models.trees import Trees, Weigher
+from nosology.text.context_rules import CATEGORIES
 from nosology.training.edition import edition
 from nosology.training.examples import Examples, both
 
 _MOST_NOTES = 4000  # that the weighers learn from; phrases are learned from all
+_LEAST_MENTIONS = 20  # in a context, to learn what it is worth
 _CUTS = np.arange(0.1, 0.75, 0.05)  # probabilities among which the least one of evidence is chosen
 
 
@@ -61,7 +64,10 @@ def train_lexicon(
         work.fit_codes([rows for _, rows in tables], [_has(codes, true) for (codes, _), true in zip(tables, gold)]),
         _evidence_from(seen, votes, tables, told, threshold, systems) if work.with_evidence(notes) else 0.0,
     )
+    strange = _too_seldom(recipe.context, seen)
+    recipe = recipe.model_copy(update={"context": recipe.context.model_copy(update=strange)})
     found = {
+        "contexts_as_on_day_one": sorted(strange),
         "evidence": work.with_evidence(notes),
         "phrases": len(adapted.learned.index),
         "folds": recipe.learn.folds,
@@ -190,6 +196,14 @@ class _Work:
             min_leaf=2 * learn.min_leaf,
             seed=self.recipe.seed,
         )
+
+
+def _too_seldom(context: ContextSettings, seen: Sequence[_Seen]) -> dict[str, str]:
+    """Contexts that were to be learned and have too few mentions for it, with what day one makes of them."""
+    marks = (mention.marks for item in seen for mention in item.found.mentions)
+    counts = Counter(name for own in marks for name, marked in zip(CATEGORIES, own) if marked)
+    plain = ContextSettings()
+    return {name: getattr(plain, name) for name, told in context if told == "learn" and counts[name] < _LEAST_MENTIONS}
 
 
 def _target(note: Note, found: NoteMentions, table: Table, evidence: bool) -> np.ndarray:

@@ -49,8 +49,8 @@ def notes(n, evidence, negated_coded):
     return made
 
 
-def trained(folder, evidence, negated_coded=False, settings=()):
-    corpus = write_corpus(notes(150, evidence, negated_coded), folder / "c", source={}, filters=[], counts={})
+def trained(folder, evidence, negated_coded=False, settings=(), n=150):
+    corpus = write_corpus(notes(n, evidence, negated_coded), folder / "c", source={}, filters=[], counts={})
     return train(load_recipe("lexicon", [*FAST, *settings]), [corpus], folder / "b"), corpus
 
 
@@ -104,6 +104,17 @@ def test_what_a_context_is_worth_is_learned(tmp_path):
     assert loose.model.probabilities([text])[0, loose.model.labels.column(OWN["gribble sickness"])] > 0.6
     decided = loose.model.with_context(loose.model.recipe.context.model_copy(update={"negated": "drop"}))
     assert decided.probabilities([text])[0, column] < 0.01
+
+
+def test_a_context_with_few_mentions_is_what_it_is_on_day_one(tmp_path):
+    few, corpus = trained(tmp_path / "few", True, n=12)
+    assert few.provenance["found"]["contexts_as_on_day_one"] == sorted(type(few.model.recipe.context).model_fields)
+    denied = "No evidence of pneumonia. No gribble sickness. His mother has heart failure."
+    assert not codes_of(few, denied) & set(OWN.values())
+    assert OWN["heart failure"] in codes_of(few, "Has heart failure. Seen today.")
+    kept = train(load_recipe("lexicon", [*FAST, "context.negated='keep'"]), [corpus], tmp_path / "kept")
+    assert kept.model.recipe.context.negated == "keep"  # what was said stands
+    assert "negated" not in trained(tmp_path / "many", True)[0].provenance["found"]["contexts_as_on_day_one"]
 
 
 def test_the_same_notes_make_the_same_coder(tmp_path):
