@@ -1,6 +1,6 @@
 """The lexicon on CodiEsp: python benchmarks/quality/day_one.py FOLDER [--row NAME ...]
 
-FOLDER holds the notes files codiesp_LANG_SPLIT.jsonl. Every row is measured on the dev cases, which nothing was tuned
+FOLDER holds the notes files codiesp_LANG_SPLIT.jsonl. Every row is measured on the dev cases, which nothing was fitted
 on: day one is not trained at all, the others learn phrases, weighers and threshold from the train cases alone (with
 --test the rows are learned from train and dev, and measured on codiesp_LANG_test.jsonl). `spans` are evidence spans of
 accepted codes with the right code and both ends within 10 characters.

@@ -45,6 +45,7 @@ _SIDE_EYE = re.compile(r", (right|left) (?:eye|ear)$", re.IGNORECASE)  # where e
 _ENCOUNTER = re.compile(r", (?:initial|subsequent) encounter.*|, sequela$", re.IGNORECASE)
 _UNCOMPLICATED = re.compile(r"\bwithout\b|\buncomplicated\b", re.IGNORECASE)
 _VAGUE = re.compile(r"\bunspecified\b|\bNOS\b", re.IGNORECASE)
+_PAST = ("s/p", "status post", "history of", "hx of", "h/o", "prior", "previous")
 
 
 class Term(NamedTuple):
@@ -164,8 +165,14 @@ def own_synonyms() -> list[tuple[str, tuple[str, ...]]]:
         for line in path.read_text(encoding="utf-8").splitlines():
             if line and not line.startswith("#"):
                 phrases, codes = line.split("\t")
-                found += [(phrase.strip(), tuple(codes.split("|"))) for phrase in phrases.split("|")]
+                spelled = (said for phrase in phrases.split("|") for said in _in_the_past(phrase.strip()))
+                found += [(phrase, tuple(codes.split("|"))) for phrase in spelled]
     return found
+
+
+def _in_the_past(phrase: str) -> list[str]:
+    """The ways to say that ~something is over; another phrase as it is."""
+    return [f"{past} {phrase[1:]}" for past in _PAST] if phrase.startswith("~") else [phrase]
 
 
 def _old_titles(table: CodeTable, leaves: Leaves) -> Iterator[Term]:
