@@ -3,32 +3,26 @@
     CACHE/<key>/embedder.json   what made the vectors
     CACHE/<key>/vectors.f32     (N, D) float32, little-endian, row by row
     CACHE/<key>/index.bin       (N,) records: SHA-256 of the note's text, tokens, windows, milliseconds
-    CACHE/<key>/lock            held by whoever adds rows
 
-A row of the index is written after its vector is on disk, so that what the index names is there. A tail that a killed
-program left behind is cut off by the next one that opens the cache.
+`append_only.py` says how it is kept whole.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import json
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nosology.core import DataError, OutputError
-from nosology.core.files import write_json
+from nosology.core import DataError
+from nosology.encoders.append_only import INDEX, AppendOnly
 
 if TYPE_CHECKING:
     from nosology.encoders.embedder import Embedded, Embedder
 
-MANIFEST, VECTORS, INDEX, LOCK = "embedder.json", "vectors.f32", "index.bin", "lock"
+MANIFEST, VECTORS = "embedder.json", "vectors.f32"
 FORMAT = 1
 RECORD = np.dtype(
     [("hash", "V32"), ("tokens", "<u4"), ("read", "<u4"), ("windows", "<u4"), ("milliseconds", "<f4")]
@@ -43,38 +37,23 @@ def text_hash(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
-class EmbeddingCache:
+class EmbeddingCache(AppendOnly):
     """The vectors of one embedder in a cache folder."""
 
+    manifest, data, record = MANIFEST, VECTORS, RECORD
+
     def __init__(self, folder: str | Path, key: str, dim: int, identity: dict[str, str | int], name: str = ""):
-        self.folder, self.key, self.dim = Path(folder) / key, key, dim
-        self._rows: dict[bytes, int] = {}
-        self._known = 0  # rows of the index that are in _rows
-        manifest = {"format": FORMAT, "key": key, "dim": dim, "name": name, "identity": identity}
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with self._locked():
-                self._check(manifest)
-                self._cut_tail()
-        except OSError as error:
-            raise OutputError(f"cannot use the cache {self.folder}: {error.strerror or error}") from error
-        self._look()
+        self.key, self.dim = key, dim
+        made_by = {"format": FORMAT, "key": key, "dim": dim, "name": name, "identity": identity}
+        super().__init__(Path(folder) / key, made_by, ("format", "key", "dim"))
 
     @classmethod
     def of(cls, folder: str | Path, embedder: Embedder) -> EmbeddingCache:
         """The vectors of this embedder."""
         return cls(folder, embedder.key, embedder.dim, embedder.identity, embedder.name)
 
-    def __len__(self) -> int:
-        return self._known
-
     def __contains__(self, text: str) -> bool:
         return text_hash(text) in self._rows
-
-    @property
-    def records(self) -> np.ndarray:
-        """The index, a view of the file: (N,) of RECORD."""
-        return self._map(INDEX, RECORD, (self._known,))
 
     @property
     def stored(self) -> np.ndarray:
@@ -112,13 +91,13 @@ class EmbeddingCache:
             waiting[name] = text
             characters += len(text)
             if len(waiting) >= _POOL_NOTES or characters >= _POOL_CHARACTERS:
-                self._add(waiting, embedder, watch)
+                self._embed(waiting, embedder, watch)
                 waiting, characters = {}, 0
         if waiting:
-            self._add(waiting, embedder, watch)
+            self._embed(waiting, embedder, watch)
         return np.fromiter((self._rows[name] for name in hashes), dtype=np.int64, count=len(hashes))
 
-    def _add(self, waiting: dict[bytes, str], embedder: Callable[[], Embedder] | None, watch: Watch | None) -> None:
+    def _embed(self, waiting: dict[bytes, str], embedder: Callable[[], Embedder] | None, watch: Watch | None) -> None:
         self._look()  # another process may have been here
         missing = {name: text for name, text in waiting.items() if name not in self._rows}
         if not missing:
@@ -137,68 +116,13 @@ class EmbeddingCache:
                 watch(part)
 
     def _append(self, names: Sequence[bytes], part: Embedded) -> None:
-        """Writes a batch: first the vectors, then, when they are on disk, the index."""
+        """Writes a batch."""
         records = np.zeros(len(names), dtype=RECORD)
         records["hash"] = np.frombuffer(b"".join(names), dtype="V32")
         records["tokens"], records["read"], records["windows"] = part.tokens, part.read, part.windows
         records["milliseconds"] = 1000 * part.seconds * part.read / max(1, part.read.sum())
-        try:
-            with self._locked():
-                self._cut_tail()  # of one that was killed since this cache was opened
-                self._look()
-                new = [i for i, name in enumerate(names) if name not in self._rows]
-                for place, data in ((VECTORS, part.vectors.astype("<f4")[new]), (INDEX, records[new])):
-                    with (self.folder / place).open("ab") as file:
-                        file.write(data.tobytes())
-                        file.flush()
-                        os.fsync(file.fileno())
-        except OSError as error:
-            raise OutputError(f"cannot write {self.folder}: {error.strerror or error}") from error
-        self._look()
+        self._add(names, lambda new: (part.vectors.astype("<f4")[new].tobytes(), records[new]))
 
-    def _look(self) -> None:
-        """Takes note of the rows that were added since."""
-        whole = self._size(INDEX) // RECORD.itemsize
-        if whole > self._known:
-            fresh = self._map(INDEX, RECORD, (whole,))[self._known :]["hash"].tobytes()
-            for i in range(whole - self._known):
-                self._rows.setdefault(fresh[32 * i : 32 * i + 32], self._known + i)
-            self._known = whole
-
-    def _cut_tail(self) -> None:
-        """Cuts off what a killed program left half-written."""
+    def _whole(self) -> tuple[int, int]:
         rows = min(self._size(INDEX) // RECORD.itemsize, self._size(VECTORS) // (4 * self.dim))
-        for place, size in ((INDEX, RECORD.itemsize), (VECTORS, 4 * self.dim)):
-            (self.folder / place).touch()
-            if self._size(place) != rows * size:
-                os.truncate(self.folder / place, rows * size)
-
-    def _check(self, manifest: dict[str, Any]) -> None:
-        path = self.folder / MANIFEST
-        if not path.exists():
-            write_json(path, manifest)
-            return
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            same = all(found[name] == manifest[name] for name in ("format", "key", "dim"))
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} is damaged or of another program") from error
-        if not same:
-            raise DataError(
-                f"{path} must be of format {FORMAT} and width {self.dim}; got {found['format']}, {found['dim']}"
-            )
-
-    def _size(self, place: str) -> int:
-        path = self.folder / place
-        return path.stat().st_size if path.exists() else 0
-
-    def _map(self, place: str, kind: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-        if not shape[0]:
-            return np.zeros(shape, dtype=kind)  # an empty file cannot be mapped
-        return np.memmap(self.folder / place, dtype=kind, mode="r", shape=shape)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with (self.folder / LOCK).open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        return rows * 4 * self.dim, rows

@@ -97,7 +97,7 @@ def test_embedders_do_not_mix(tmp_path):
     assert len(other) == 0 and len(opened(tmp_path)) == 5
     with pytest.raises(DataError, match="of another embedder"):
         other.vectors(texts(2), Counting())
-    with pytest.raises(DataError, match="width 6; got 1, 5"):
+    with pytest.raises(DataError, match=r"dim 6; got format 1, .*dim 5"):
         EmbeddingCache(tmp_path, KEY, 6, {})
     (tmp_path / KEY / MANIFEST).write_text("{}")
     with pytest.raises(DataError, match="damaged"):
