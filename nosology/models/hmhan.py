@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nosology.codes.label_space import LabelSpace
+from nosology.codes.versions import label_versions
 from nosology.core import EvidenceSpan, Note
 from nosology.encoders.report_reader import ReportReader
 from nosology.encoders.transformer import Windows
@@ -94,7 +95,12 @@ class Hmhan(NeuralModel):
     def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
         """Probabilities (B, L) of logits (B, L), after what sets of codes say; 0 where there is `NOTHING`."""
         found = super().to_probabilities(logits)
-        return found if self.combinations is None else self.combinations(found)
+        if self.combinations is None:
+            return found
+        versions = label_versions(self.labels)
+        # Of two sets of different ICD versions each may be the note's, and neither takes from the other.
+        parts = [(versions == version, np.where(versions == version, found, 0)) for version in np.unique(versions)]
+        return sum(np.where(own, self.combinations(part), np.float32(0)) for own, part in parts)
 
     def logits_of(self, reads: Sequence[Read], columns: Sequence[int] | None = None) -> np.ndarray:
         """Logits (B, L), float32, in the order of the reports; columns: of these labels alone."""

@@ -16,8 +16,10 @@ from nosology.core import Code, ConfigError, DataError, Note
 from nosology.corpora.corpus import write_corpus
 from nosology.explanation.report import beside, explained
 from nosology.models.bundle import Bundle
+from nosology.models.combinations import Combinations
 from nosology.models.hmhan_net import HmhanNets
 from nosology.models.measure import measure
+from nosology.models.neural import NOTHING
 from nosology.serving.coder import Coder
 from nosology.training.hmhan import Course
 from nosology.training.leakage import leakage
@@ -25,6 +27,8 @@ from nosology.training.reports import Batches, parts_of
 from nosology.training.run import train
 from tests.conftest import small_notes
 from tests.encoders.tiny import tiny_bert
+
+PAIR = (Code("icd9cm", "428.0"), Code("icd10cm", "I50.9"))  # the same in either version
 
 
 @pytest.fixture(scope="module")
@@ -245,6 +249,17 @@ def test_leakage_needs_a_note_for_every_part(tiny, tmp_path):
     corpus = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
     with pytest.raises(DataError, match="too few coded notes"):
         leakage(load_recipe("hmhan", tiny), corpus, tmp_path / "out", seeds=1)
+
+
+def test_sets_of_one_icd_version_take_nothing_from_those_of_the_other(tiny, tmp_path):
+    notes = [Note(f"n{i}", text="heart failure", codes=(PAIR[i % 2],)) for i in range(6)]
+    model = Course.of(load_recipe("hmhan", tiny), notes, tmp_path, "told").model
+    model.combinations = replace(Combinations.of(model.labels.encode([note.codes for note in notes])), share=1.0)
+    logits = np.full((1, 2), 3.0, dtype=np.float32)
+    both = model.to_probabilities(logits)
+    for own in (0, 1):
+        alone = np.where(np.arange(2) == own, logits, NOTHING)
+        assert both[0, own] == model.to_probabilities(alone)[0, own] > 0.9
 
 
 def test_a_loss_of_nothing_is_refused(tiny):
