@@ -115,7 +115,7 @@ def _bundle(recipe: Recipe, corpus: Corpus, folder: Path) -> Bundle:
     return train(recipe, [corpus], folder)
 
 
-def _row(runs: Sequence[Evaluation]) -> dict[str, Any]:
+def over_seeds(runs: Sequence[Evaluation]) -> dict[str, Any]:
     """Mean, standard deviation and all values of each metric over seeds; None where one of them is undefined."""
     row: dict[str, Any] = {}
     for name in METRICS:
@@ -126,6 +126,12 @@ def _row(runs: Sequence[Evaluation]) -> dict[str, Any]:
             "std": float(np.std(values, ddof=1)) if known and len(values) > 1 else None,
             "values": values,
         }
+    return row
+
+
+def _row(runs: Sequence[Evaluation]) -> dict[str, Any]:
+    """The metrics over seeds, and the share of cells that are true and that are accepted."""
+    row = over_seeds(runs)
     predicted = [run.predicted.nnz / np.prod(run.predicted.shape) for run in runs]
     row["density"] = {
         "true": float(runs[0].scored.gold.nnz / np.prod(runs[0].scored.gold.shape)),

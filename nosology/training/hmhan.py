@@ -142,7 +142,7 @@ class Course:
             self.train,
             rows,
             self.places,
-            self._synthetic(rows, seed),
+            self.synthetic(rows, seed),
             None if self.scores is None else self.scores.held,
         )
         single = replace(self.model, net=HmhanNets([net]))
@@ -172,7 +172,7 @@ class Course:
         described = [model.read(called(code)) for code in model.labels.codes]
         return fit_word_scores(train.reports, described, len(model.words), train.gold, part, settings.c)
 
-    def _synthetic(self, rows: np.ndarray, seed: int) -> Synthetic | None:
+    def synthetic(self, rows: np.ndarray, seed: int) -> Synthetic | None:
         """Synthetic rows between reports of these rows alone, near in the encoder's mean and the columns."""
         settings = self.recipe.smote
         if not settings.share:

@@ -28,12 +28,12 @@ from nosology.evaluation import Evaluation, examine, tune_threshold
 from nosology.models.hmhan_net import HmhanNets
 from nosology.models.hmhan_settings import CombinationSettings, HmhanRecipe, SmoteSettings
 from nosology.models.neural import evaluating
-from nosology.training.compare import METRICS, judged
+from nosology.training.compare import judged, over_seeds
 from nosology.training.examples import Examples
 from nosology.training.fingerprint import fingerprint
 from nosology.training.hmhan import Course, paced
 from nosology.training.loop import fit
-from nosology.training.mlsmote import Synthetic, mlsmote
+from nosology.training.mlsmote import Synthetic
 from nosology.training.reports import Batches
 from nosology.training.run import train
 from nosology.training.run_folder import clear
@@ -118,13 +118,8 @@ def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path, told: str) 
 
     told: the fingerprint of recipe and corpus.
     """
-    settings = recipe.smote
     course = Course.of(recipe, notes, folder, told)
-    means = (course.states(course.train) if course.places is None else course.places).means()
-    columns = np.stack([report.columns for report in course.train.reports])
-    gold = course.train.gold
-    vectors = np.concatenate([means, columns], axis=1)
-    made = mlsmote(gold, vectors, share=settings.share, neighbours=settings.neighbours, seed=recipe.seed)
+    gold, made = course.train.gold, course.synthetic(np.arange(len(notes)), recipe.seed)
     part = _dealt(len(notes) + len(made), recipe.seed)
     real, synthetic = part[: len(notes)], part[len(notes) :]
     rows = np.flatnonzero(real == 0)
@@ -202,12 +197,7 @@ def _sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 def _row(runs: Sequence[tuple[Evaluation, float | None]]) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for name in METRICS:
-        values = [run.metrics[name] for run, _ in runs]
-        known = all(value is not None for value in values)
-        spread = float(np.std(values, ddof=1)) if known and len(values) > 1 else None
-        row[name] = {"mean": float(np.mean(values)) if known else None, "std": spread, "values": values}
+    row = over_seeds([run for run, _ in runs])
     row["density"] = float(np.mean([run.scored.gold.nnz / np.prod(run.scored.gold.shape) for run, _ in runs]))
     shared = [value for _, value in runs if value is not None]
     row["shared"] = float(np.mean(shared)) if shared else None

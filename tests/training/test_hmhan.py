@@ -185,7 +185,7 @@ def test_class_weights_and_scaler_come_from_the_rows_that_are_learned_from(tiny,
 def test_synthetic_rows_are_in_the_loss_and_in_no_target(tiny, tmp_path):
     course = Course.of(load_recipe("hmhan", [*tiny, "smote.share=2.0"]), small_notes(60), tmp_path, "")
     rows = np.arange(10, 60)
-    made = course._synthetic(rows, 3)
+    made = course.synthetic(rows, 3)
     assert len(made) and set(made.first) | set(made.second) <= set(rows.tolist()), "only rows that are learned from"
     batches = Batches(course.train, rows, None, made)
     held = np.flatnonzero(np.isin(rows, made.first))[:4]
