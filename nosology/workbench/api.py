@@ -12,6 +12,7 @@ from sqlalchemy import select
 
 from nosology.codes import table
 from nosology.core import Note
+from nosology.workbench import api_answers as answers
 from nosology.workbench import batches, measures
 from nosology.workbench.audit_log import log_read
 from nosology.workbench.intake import LONGEST, fhir_notes, with_encounter
@@ -97,7 +98,7 @@ def _clean(text: str) -> str:
     return text.replace("\x00", " ").encode("utf-8", "replace").decode("utf-8")
 
 
-@router.get("/notes")
+@router.get("/notes", response_model=answers.Queue)
 def list_notes(
     request: Request,
     services: Parts,
@@ -118,7 +119,7 @@ def list_notes(
     return {"counts": counts, "notes": [dict(row._mapping) for row in rows]}
 
 
-@router.post("/notes", status_code=202)
+@router.post("/notes", status_code=202, response_model=answers.Added)
 def add(request: Request, services: Parts, user: AnyUser, body: NewBatch) -> dict[str, int]:
     """Takes notes in and codes them in the background; ids that are known already are left as they are."""
     extra = ("date", "sex", "age", "kind")
@@ -139,7 +140,7 @@ def add(request: Request, services: Parts, user: AnyUser, body: NewBatch) -> dic
     return {"batch": batch, "added": added, "known": known}
 
 
-@router.post("/fhir", status_code=202)
+@router.post("/fhir", status_code=202, response_model=answers.Added)
 def add_fhir(request: Request, services: Parts, user: AnyUser, body: dict[str, Any]) -> dict[str, int]:
     """Takes in a FHIR DocumentReference, or a Bundle of them."""
     incoming = [with_encounter(note) for note in fhir_notes(body, "the body")]
@@ -147,7 +148,7 @@ def add_fhir(request: Request, services: Parts, user: AnyUser, body: dict[str, A
     return {"batch": batch, "added": added, "known": known}
 
 
-@router.get("/notes/{note_id}")
+@router.get("/notes/{note_id}", response_model=answers.WholeNote)
 def read_note(request: Request, services: Parts, user: AnyUser, note_id: Number) -> dict[str, Any]:
     """A note with its text, suggestions and state; that it was read is kept."""
     with reading(services.engine) as connection:
@@ -182,7 +183,11 @@ def read_note(request: Request, services: Parts, user: AnyUser, note_id: Number)
     }
 
 
-@router.post("/notes/{note_id}/decisions", responses={409: {"description": "somebody else was faster"}})
+@router.post(
+    "/notes/{note_id}/decisions",
+    response_model=answers.Decided,
+    responses={409: {"description": "somebody else was faster"}},
+)
 def decide(services: Parts, user: AnyUser, note_id: Number, body: Decision) -> dict[str, Any]:
     """Makes a decision; once it is answered with 200 it is on disk."""
     given = body.model_dump(exclude={"action", "version"}, exclude_unset=True)
@@ -190,7 +195,7 @@ def decide(services: Parts, user: AnyUser, note_id: Number, body: Decision) -> d
     return {"version": review.version, "status": review.status, "codes": [str(code) for code in review.codes]}
 
 
-@router.get("/notes/{note_id}/decisions")
+@router.get("/notes/{note_id}/decisions", response_model=list[answers.PastDecision])
 def decisions_of(request: Request, services: Parts, user: AnyUser, note_id: Number) -> list[dict[str, Any]]:
     """Who did what when."""
     with reading(services.engine) as connection:
@@ -208,23 +213,23 @@ def export(
     return exported(services, user, note_id, format, address(request))
 
 
-@router.post("/code", responses={503: {"description": "the coder's queue is full"}})
-async def code(services: Parts, user: AnyUser, body: Text) -> JSONResponse:
+@router.post("/code", response_model=answers.Suggestions, responses={503: {"description": "the coder's queue is full"}})
+async def code(services: Parts, user: AnyUser, body: Text) -> dict[str, Any]:
     """Suggestions for a text, which is not kept."""
     # In threads of their own: those of the pages must not wait for the coder.
     limiter = services.waiting_for_coder
     found = (await to_thread.run_sync(services.workers.code, [_clean(body.text)], limiter=limiter))[0]
-    return JSONResponse({"suggestions": found["suggestions"]})
+    return {"suggestions": found["suggestions"]}
 
 
-@router.post("/codes/search")
+@router.post("/codes/search", response_model=list[answers.Hit])
 def search(user: AnyUser, body: Query_) -> list[dict[str, Any]]:
     """Codes that fit some words; by POST, for the words may be a note's."""
     return hits(_clean(body.query), body.system)
 
 
-@router.get("/codes/{system}/{code}")
-def look_up(user: AnyUser, system: System, code: Annotated[str, Path(max_length=20)]) -> JSONResponse:
+@router.get("/codes/{system}/{code}", response_model=answers.BookLine)
+def look_up(user: AnyUser, system: System, code: Annotated[str, Path(max_length=20)]) -> Any:
     """A line of the code book with its notes."""
     found = book(system, code)
     if found is None:
@@ -232,27 +237,25 @@ def look_up(user: AnyUser, system: System, code: Annotated[str, Path(max_length=
     entry = found["entry"]
     lines = {name: [line for line, _, _ in found[name]] for name in ("siblings", "children")}
     notes_by = {title: [{"line": line, "note": note} for line, note in rows] for title, rows in found["notes"]}
-    return JSONResponse(
-        {
-            "system": system,
-            "release": table(system).release,
-            "code": entry.code,
-            "description": entry.description,
-            "billable": entry.billable,
-            "ancestors": [line for line, _ in found["above"]],
-            **lines,
-            "notes": notes_by,
-        }
-    )
+    return {
+        "system": system,
+        "release": table(system).release,
+        "code": entry.code,
+        "description": entry.description,
+        "billable": entry.billable,
+        "ancestors": [line for line, _ in found["above"]],
+        **lines,
+        "notes": notes_by,
+    }
 
 
-@router.get("/batches")
+@router.get("/batches", response_model=list[answers.BatchProgress])
 def list_batches(services: Parts, user: AnyUser) -> list[dict[str, Any]]:
     """How far the coder is with the notes that came in."""
     return batches.progress(services.engine)
 
 
-@router.post("/batches/{batch}/{act}")
+@router.post("/batches/{batch}/{act}", response_model=answers.BatchChanged)
 def change_batch(services: Parts, user: AnyUser, batch: Number, act: Literal["cancel", "resume"]) -> dict[str, str]:
     """Cancels or resumes a batch."""
     (batches.cancel if act == "cancel" else batches.resume)(services.engine, batch)
@@ -260,7 +263,7 @@ def change_batch(services: Parts, user: AnyUser, batch: Number, act: Literal["ca
     return {"status": act}
 
 
-@router.get("/measures")
+@router.get("/measures", response_model=answers.Agreement)
 def read_measures(services: Parts, user: AnyUser) -> dict[str, Any]:
     """How coder and people agree."""
     with reading(services.engine) as connection:
