@@ -65,3 +65,14 @@ def test_any_request_of_nobody_is_refused(world):
             path = operation.path.format(note_id=1, batch=1, act="cancel", system="icd10cm", code="I10")
             answer = TestClient(world[0]).request(operation.method, path, json={})
             assert answer.status_code in (401, 422), (operation.path, answer.status_code)
+
+
+def test_every_answer_is_described(world):
+    bare = []
+    for path, operations in world[0].openapi()["paths"].items():
+        for method, operation in operations.items():
+            answer = next(told for status, told in operation["responses"].items() if status.startswith("2"))
+            known = answer["content"]["application/json"]["schema"].keys() & {"$ref", "items"}
+            if path.startswith("/api/v1/") and not known:
+                bare.append((method, path))
+    assert bare == [("get", "/api/v1/notes/{note_id}/export")]  # a file of one of three kinds
