@@ -69,10 +69,10 @@ def test_any_request_of_nobody_is_refused(world):
 
 def test_every_answer_is_described(world):
     bare = []
-    for path, operations in world[0].openapi()["paths"].items():
-        for method, operation in operations.items():
+    paths = world[0].openapi()["paths"]
+    for path in (path for path in paths if path.startswith("/api/v1/")):
+        for method, operation in paths[path].items():
             answer = next(told for status, told in operation["responses"].items() if status.startswith("2"))
-            known = answer["content"]["application/json"]["schema"].keys() & {"$ref", "items"}
-            if path.startswith("/api/v1/") and not known:
+            if not answer["content"]["application/json"]["schema"].keys() & {"$ref", "items"}:
                 bare.append((method, path))
     assert bare == [("get", "/api/v1/notes/{note_id}/export")]  # a file of one of three kinds
