@@ -5,8 +5,8 @@
 Both end with the process that started them. Added is, to the SuperLink, a door: from outside only the API of the sites
 can be reached, which asks for a node key at every call. The API that starts runs and registers keys, and the one that
 hands work to executors, ask nobody for anything, so they answer this machine alone. To the SuperNode: shorter pauses,
-so that a round of two seconds does not wait for three, and a quicker pulse, so that the server sees in 20 instead of 60
-seconds that a site is gone.
+so that a round of two seconds does not wait for three, a quicker pulse, so that the server sees in 20 instead of 60
+seconds that a site is gone, and a reply to each message before the next one is asked for.
 """
 
 from __future__ import annotations
@@ -106,7 +106,34 @@ def supernode() -> None:
     heartbeat.HEARTBEAT_DEFAULT_INTERVAL = PULSE
     fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = PULSE
     shorter_pauses(start_client_internal)
+    answer_each_message(start_client_internal)
     flower_supernode()
+
+
+def answer_each_message(program: Any) -> None:
+    """Makes a SuperNode send the reply to a message before it asks for the next one, as it means to.
+
+    Flower sends the replies that are there once for each message. If a run is stopped while a message of it comes in,
+    that one's late reply is sent in the turn of the next message, whose own reply then lies there until yet another
+    message comes; and the server, which waits for it, sends none.
+    """
+    pull, push, awaited = program._pull_and_store_message, program._push_messages, ""
+
+    def pull_one(*, receive: Callable[[], Any], **rest: Any) -> int | None:
+        def noted() -> Any:
+            nonlocal awaited
+            if (found := receive()) is not None:
+                awaited = found[0].metadata.message_id
+            return found
+
+        return pull(receive=noted, **rest)
+
+    def push_until_answered(*, state: Any, **rest: Any) -> None:
+        push(state=state, **rest)
+        while awaited in state.msg_store:  # Flower takes a message out together with its reply
+            push(state=state, **rest)
+
+    program._pull_and_store_message, program._push_messages = pull_one, push_until_answered
 
 
 PROGRAMS = {"superlink": superlink, "supernode": supernode}
