@@ -37,7 +37,7 @@ def address(small_bundle, tmp_path_factory):
     engine = open_store(store)
     about = {"sex": "F", "age": 70, "date": "2025-11-03", "kind": "inpatient"}
     with writing(engine) as connection:
-        incoming = [Note(f"note-{i}", NOTE, patient=f"p{i}", site="east", extra=about) for i in range(5)]
+        incoming = [Note(f"note-{i}", NOTE, patient=f"p{i}", site="east", extra=about) for i in range(6)]
         harm = "document.title='owned'"
         evil = f'<script>{harm}</script><img src=x onerror="{harm}"> \u202econgestive heart failure'
         add_notes(connection, [*incoming, Note("evil", evil)], None)
@@ -106,7 +106,7 @@ def nothing_from_outside():
 def open_note(page: Page, address: str, name: str) -> None:
     page.goto(f"{address}/?status=all")
     page.get_by_role("link", name=name, exact=True).click()
-    expect(page.locator(".open .card").first).to_be_visible()
+    expect(page.locator(".card.now")).to_be_visible()  # the page listens to keys from then on
 
 
 def go(page: Page, key: str) -> None:
@@ -140,8 +140,8 @@ def test_a_note_is_coded_with_keys_only(chromium, address):
     expect(page.locator(".rejected summary")).to_have_text("1 rejected")
     keys.press("/")
     keys.type("essential hypertension")
-    expect(page.locator("#hits .hit").first).to_contain_text("I10")
-    keys.press("Enter")
+    keys.press("Enter")  # before the answer is there
+    expect(page.locator("#hits .hit:focus")).to_contain_text("I10")
     keys.press("Enter")
     expect(page.locator(".chosen .card")).to_have_count(2)
     expect(page.locator('.card.now[data-key="icd10cm:I10"]')).to_be_visible()
@@ -196,6 +196,22 @@ def test_two_people_on_one_note(chromium, address):
     expect(ben.locator(".chosen .card")).to_have_count(1)  # ann's, as it is now
     ben.keyboard.press("a")
     expect(ben.locator(".chosen .card")).to_have_count(2)
+
+
+def test_keys_pressed_while_a_decision_is_on_its_way(chromium, address):
+    page = signed_in(chromium, address, "ann")
+    open_note(page, address, "note-5")
+    second = page.locator(".open .card").nth(1).get_attribute("data-key")
+    page.route("**/decide", lambda route: (time.sleep(0.5), route.continue_()))
+    page.evaluate("""(keys) => {
+      for (const key of keys) document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+    }""", ["a", "a", "/"])
+    page.keyboard.type("asthma")
+    expect(page.locator(".chosen .card")).to_have_count(2)
+    assert page.locator(".chosen .card").nth(1).get_attribute("data-key") == second
+    expect(page.locator("#find")).to_be_focused()
+    expect(page.locator("#find")).to_have_value("asthma")
+    expect(page.locator("#hits .hit").first).to_contain_text("J45")
 
 
 def test_change_order_by_dragging_and_export(chromium, address):

@@ -8,6 +8,8 @@ let now = null; // key of the selected code, such as icd10cm:I50.9
 let shown = -1; // which place of its evidence is in view
 let marked = null; // characters of the note that are selected, {start, end}
 let pending = Promise.resolve(); // decisions on their way, one after the other
+let under = 0; // how many of them are
+const keys = []; // what was pressed meanwhile: it is meant for the code that will be selected then
 
 const panel = () => document.getElementById("panel");
 const cards = () => [...panel().querySelectorAll(".card")].filter((card) => card.offsetParent !== null);
@@ -54,7 +56,9 @@ function move(step) {
 
 /** Sends a decision after those before it; the panel that comes back takes the place of this one. */
 function decide(values, words) {
-  pending = pending.then(() => send(values, words)).catch(() => say("That did not work. Load the page again."));
+  under += 1;
+  pending = pending.then(() => send(values, words)).catch(() => { keys.length = 0; say("That did not work. Load the page again."); });
+  pending = pending.then(() => { under -= 1; while (!under && keys.length) act(keys.shift()); });
   return pending;
 }
 async function send(values, words) {
@@ -71,8 +75,9 @@ async function send(values, words) {
   const stays = ["order", "poa", "evidence", "assign", "clear"].includes(values.action) || refused;
   const next = before.slice(at + 1).find((key) => card(key)?.dataset.state === "open");
   const target = stays ? now : values.to ?? (values.action === "add" ? values.code : next);
-  if (target && card(target)) select(target, { jump: !stays });
-  else if (cards().length) select(cards().find((item) => item.dataset.state === "open")?.dataset.key ?? cards()[0].dataset.key, { jump: false });
+  const focus = document.activeElement?.id !== "find"; // somebody types already
+  if (target && card(target)) select(target, { focus, jump: !stays });
+  else if (cards().length) select(cards().find((item) => item.dataset.state === "open")?.dataset.key ?? cards()[0].dataset.key, { focus, jump: false });
 }
 
 function order(key, step) {
@@ -106,9 +111,10 @@ const ACTS = {
   down: (key) => order(key, 1),
   principal: (key) => order(key, "first"),
   show: (key, from) => { select(key, { jump: false }); reveal(Number(from.dataset.start)); },
-  add: (key) => { book.close(); clearSearch(); decide({ action: "add", code: key, ...(marked ?? {}) }, `${name(key)} added`); marked = null; },
+  add: (key) => { remember(); book.close(); clearSearch(); decide({ action: "add", code: key, ...(marked ?? {}) }, `${name(key)} added`); forget(); },
   swap: (key, from) => { book.close(); decide({ action: "change", code: from.dataset.code, to: from.dataset.to }, `changed to ${name(from.dataset.to)}`); },
   evidence: (key) => {
+    remember();
     if (!marked) return say("Select words of the note first: press m, or use the mouse.");
     decide({ action: "evidence", code: key, ...marked }, `words marked as evidence of ${name(key)}`).then(() => paint(key));
   },
@@ -141,8 +147,7 @@ function paint(key) {
     });
     piece.replaceWith(...parts);
   }
-  marked = null;
-  getSelection().removeAllRanges();
+  forget();
   select(key, { jump: false });
 }
 
@@ -198,7 +203,8 @@ function character(node, offset) {
   const last = pieces.at(-1);
   return last ? Number(last.dataset.s) + [...last.textContent].length : null;
 }
-/** Keeps which characters of the note are selected; a selection elsewhere does not forget them. */
+/** Keeps which characters of the note are selected; a selection elsewhere does not forget them. The browser tells of
+ * a selection some time later, so whoever needs it asks again. */
 function remember() {
   const range = getSelection().rangeCount ? getSelection().getRangeAt(0) : null;
   if (!range || range.collapsed || !note.contains(range.startContainer) || !note.contains(range.endContainer)) {
@@ -209,6 +215,10 @@ function remember() {
   marked = start !== null && end !== null && start < end ? { start, end } : null;
 }
 document.addEventListener("selectionchange", remember);
+function forget() {
+  marked = null;
+  getSelection().removeAllRanges();
+}
 
 /** Selecting words by keys: the arrows move a mark through the note, Shift extends it. */
 let marking = false;
@@ -225,7 +235,6 @@ function markKey(event) {
   const way = { ArrowRight: ["forward", "word"], ArrowLeft: ["backward", "word"], ArrowDown: ["forward", "line"], ArrowUp: ["backward", "line"] }[event.key];
   if (!way) return false;
   getSelection().modify(event.shiftKey ? "extend" : "move", ...way);
-  remember(); // the browser tells of it later, maybe after the next key
   event.preventDefault();
   return true;
 }
@@ -235,10 +244,11 @@ const WHERE = { a: ["open"], r: ["open", "chosen"], c: ["open", "chosen"], u: ["
 
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && marking) return mark(false);
+  if (event.target.id === "find") awaited = false;
   if (event.target.id === "find" && ["ArrowDown", "Enter"].includes(event.key)) {
-    const first = document.querySelector("#hits .hit");
-    if (first) { event.preventDefault(); first.focus(); }
-    return;
+    event.preventDefault();
+    awaited = true;
+    return enter();
   }
   if (event.target.id === "find" && event.key === "Escape") return select(now ?? cards()[0]?.dataset.key ?? null, { jump: false });
   if (event.target.matches?.(".hit") && ["ArrowDown", "ArrowUp"].includes(event.key)) {
@@ -248,8 +258,20 @@ document.addEventListener("keydown", (event) => {
   }
   if (!isOurs(event) || document.querySelector("dialog[open]")) return;
   if (marking && markKey(event)) return;
-  if (act(event.key)) event.preventDefault();
+  if (under && (KEYS[event.key] || "jknbhstfo".includes(event.key))) keys.push(event.key);
+  else if (!act(event.key)) return;
+  event.preventDefault();
 });
+
+/** From the search into what it found; not before the answer to all that was typed is there. */
+let awaited = false;
+function enter() {
+  const found = document.querySelector("#hits [data-query]");
+  if (!awaited || found?.dataset.query !== document.getElementById("find")?.value) return;
+  awaited = false;
+  found.querySelector(".hit")?.focus();
+}
+document.body.addEventListener("htmx:afterSettle", enter);
 
 /** Does what a key stands for; whether it stands for anything. */
 function act(key) {
