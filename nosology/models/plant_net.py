@@ -16,7 +16,7 @@ from nosology.encoders.awd_lstm import AwdLstm, Dropouts, locked
 from nosology.models.batch import Batch, mask
 from nosology.models.plant_settings import PlantShape, RankerSettings
 from nosology.models.relevance import Relevance
-from nosology.models.state_cache import StateCache
+from nosology.models.note_states import NoteStates
 
 _OWN = 0.3  # deviation of words' own vectors at the beginning
 _LONG = 2048  # tokens of a note, where `chunk` says how many are learned from at once
@@ -101,7 +101,7 @@ class PlantNet(nn.Module):
         self.weights = nn.Parameter(self.queries.detach().clone() if shape.alike else drawn)  # W
         self.bias = nn.Parameter(torch.zeros(labels))
         self.telling: Telling | None = None
-        self.cache = StateCache(shape.cache_gb)
+        self.cache = NoteStates(shape.cache_gb)
         if relevance is not None:
             self.tell(relevance)
 

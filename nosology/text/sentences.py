@@ -12,6 +12,8 @@ from nosology.text.data import function_words, rows
 _MAYBE_END = re.compile(r"[.!?]+[\"'”’)\]]*|[\n\r]\s*")
 _LIST_ITEM = re.compile(r"(?:[-*•▪●◦>#+]|\(?\d{1,3}[.)](?!\d)|[A-Za-z][.)])[ \t]*(?=\S)")
 _HEADING = re.compile(r"[A-ZÁÉÍÓÚÑ][^:.;\n]{0,50}:(?!\d)")
+_WHOLE_WORD = re.compile(r"(?<![\w.])(?=[^\W\d_]*[aeiouyáéíóúü])[^\W\d_]{4,}$", re.IGNORECASE)
+_GOES_ON = re.compile(r"\s*(?:and|or|nor|of|with|for|to|by|in|at|y|o|ni|de|con|para|por|en)\b")
 _LAST_WORD = re.compile(r"[^\W\d_]+(?:\.[^\W\d_]+)*$")
 
 # A line at least this long was broken by its width, not by its writer; the second where a small letter goes on.
@@ -61,6 +63,12 @@ def _breaks_line(text: str, start: int, stop: int, resume: int) -> bool:
     return length < (WRAPPED_BEFORE_LOWER if text[resume].islower() else WRAPPED)
 
 
+def _is_whole_word(text: str, start: int, stop: int) -> bool:
+    """Whether what stands before a full stop is no abbreviation, so that even a small letter begins a sentence."""
+    word = _WHOLE_WORD.search(text[max(start, stop - 40) : stop])
+    return word is not None and word[0].lower() not in _abbreviations()
+
+
 def _ends_sentence(text: str, start: int, stop: int, resume: int) -> bool:
     """Whether the full stop, question or exclamation mark at `stop` ends a sentence."""
     following = text[resume : resume + 3].lstrip()
@@ -68,7 +76,7 @@ def _ends_sentence(text: str, start: int, stop: int, resume: int) -> bool:
         # "no pain.He has": a blank was forgotten.
         return text[stop - 1 : stop].islower() and following[:1].isupper() and following[1:2].islower()
     if following[:1].islower():
-        return False
+        return _is_whole_word(text, start, stop) and not _GOES_ON.match(text, resume)
     if stop - start < 8 and text[start:stop].strip().isdigit():
         return False  # the number of a list item
     word = _LAST_WORD.search(text[max(start, stop - 12) : stop])

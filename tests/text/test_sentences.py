@@ -30,6 +30,10 @@ CASES = [
     ("One\r\n\r\ntwo\rThree", ["One", "two", "Three"]),
     ("Labs: ok\nImaging: none", ["Labs: ok", "Imaging: none"]),
     ("La Dra. Pérez lo vio. ¿Tos? No.", ["La Dra. Pérez lo vio.", "¿Tos?", "No."]),
+    ("copd, no exacerbation. s/p cabg.", ["copd, no exacerbation.", "s/p cabg."]),
+    ("no effusion. heart is enlarged approx. as before.", ["no effusion.", "heart is enlarged approx. as before."]),
+    ("Take 1 tab. at night, resp. rate and neuro. exam.", ["Take 1 tab. at night, resp. rate and neuro. exam."]),
+    ("no pneum. or eff. seen, w.o. change", ["no pneum. or eff. seen, w.o. change"]),
     ("", []),
     (" \n ", []),
 ]

@@ -17,7 +17,7 @@ from nosology.models.bundle import Bundle
 from nosology.models.measure import measure
 from nosology.models.plant import Plant, PlantNets
 from nosology.models.plant_settings import RateSettings
-from nosology.models.state_cache import StateCache
+from nosology.models.note_states import NoteStates
 from nosology.serving.coder import Coder
 from nosology.training.examples import train_and_dev
 from nosology.training.neural import Asked, fit_labels
@@ -209,7 +209,7 @@ def test_an_encoder_that_does_not_learn_reads_each_note_once(small_corpus, tmp_p
         before = {name: value.clone() for name, value in net.encoder.state_dict().items()}
         model = Plant(chain.labels, np.ones(6), chain.reader, PlantNets([net]), recipe.model)
         asked = Asked.of(chain.labels, np.arange(6), 0)
-        monkeypatch.setattr(StateCache, "states", _counting(reads, StateCache.states))
+        monkeypatch.setattr(NoteStates, "states", _counting(reads, NoteStates.states))
         reads.append(0)
         fit_labels(recipe, model, asked, chain.notes, None, tmp_path / f"c{kept}", "", parts=paced(net, recipe.rates))
         monkeypatch.undo()
@@ -223,7 +223,7 @@ def test_an_encoder_that_does_not_learn_reads_each_note_once(small_corpus, tmp_p
 
 
 def _counting(reads: list[int], real):
-    """StateCache.states that counts the notes that are read."""
+    """NoteStates.states that counts the notes that are read."""
 
     def states(self, notes, lengths, width, read):
         def counted():
@@ -236,7 +236,7 @@ def _counting(reads: list[int], real):
 
 
 def test_the_cache_has_a_bound():
-    cache = StateCache(100 * 4 * 4 / 2**30)  # room for 100 states of 4 numbers
+    cache = NoteStates(100 * 4 * 4 / 2**30)  # room for 100 states of 4 numbers
     notes, lengths = torch.tensor([0, 1, 2]), torch.tensor([60, 50, 40])
     states = torch.randn(3, 60, 4)
     for _ in range(2):

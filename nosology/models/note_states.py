@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-class StateCache:
+class NoteStates:
     """States by note, on the device they are used on; a note that would pass the limit is read again each time."""
 
     def __init__(self, limit_gb: float):
