@@ -14,9 +14,9 @@ from nosology.attention.planted import Decoder, Planted, Seen, kept_first, logit
 from nosology.attention.planted_loss import planted_loss
 from nosology.encoders.awd_lstm import AwdLstm, Dropouts, locked
 from nosology.models.batch import Batch, mask
+from nosology.models.note_states import NoteStates
 from nosology.models.plant_settings import PlantShape, RankerSettings
 from nosology.models.relevance import Relevance
-from nosology.models.note_states import NoteStates
 
 _OWN = 0.3  # deviation of words' own vectors at the beginning
 _LONG = 2048  # tokens of a note, where `chunk` says how many are learned from at once

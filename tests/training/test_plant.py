@@ -15,9 +15,9 @@ from nosology.corpora.corpus import write_corpus
 from nosology.encoders.awd_lstm import AwdLstm
 from nosology.models.bundle import Bundle
 from nosology.models.measure import measure
+from nosology.models.note_states import NoteStates
 from nosology.models.plant import Plant, PlantNets
 from nosology.models.plant_settings import RateSettings
-from nosology.models.note_states import NoteStates
 from nosology.serving.coder import Coder
 from nosology.training.examples import train_and_dev
 from nosology.training.neural import Asked, fit_labels
