@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import sparse
@@ -60,6 +60,14 @@ def groups(roster: list[Row], *, threshold: float = THRESHOLD) -> np.ndarray:
         pairs = np.concatenate([pairs, exact_pairs(prints), near_pairs(prints, threshold)[0]])
     graph = sparse.coo_matrix((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(len(roster), len(roster)))
     return sparse.csgraph.connected_components(graph, directed=False)[1]
+
+
+def kept_together(notes: Iterable[Note]) -> dict[str, str]:
+    """For each patient, or the id of a note without one, the name of its group: the first of those in it."""
+    roster = [replace(row, patient=row.patient or row.id) for row in read_roster(notes)]
+    named = sorted(zip((row.patient for row in roster), groups(roster).tolist()))
+    first: dict[int, str] = {}
+    return {patient: first.setdefault(group, patient) for patient, group in named}
 
 
 def group_counts(

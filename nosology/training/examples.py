@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
 from nosology.core import Code, DataError, Note
+from nosology.core.progress import progress
 from nosology.corpora.corpus import Corpus
+from nosology.corpora.roster import kept_together
 
 
 class Examples:
@@ -33,9 +36,12 @@ class Examples:
     def __len__(self) -> int:
         return len(self.codes)
 
-    def distinct(self, name: Callable[[Note], str], *, coded: bool = False) -> set[str]:
-        """The names of all notes, or of those with a code."""
-        return {name(note) for note in self._notes(text=False) if note.codes or not coded}
+    def counted(self, unit: Callable[[Note], str]) -> tuple[Counter[str], Counter[str]]:
+        """How many notes each unit has: of the units with a coded note, and of the others."""
+        named = [(unit(note), bool(note.codes)) for note in self._notes(text=False)]
+        coded = {name for name, has_codes in named if has_codes}
+        with_codes = Counter(name for name, _ in named if name in coded)
+        return with_codes, Counter(name for name, _ in named) - with_codes
 
     def _notes(self, text: bool) -> Iterator[Note]:
         for corpus in self.corpora:
@@ -46,8 +52,9 @@ def train_and_dev(corpora: list[Corpus], share: float, seed: int) -> tuple[Examp
     """The train notes, the dev notes, and whether dev had to be carved out of train.
 
     Where no corpus says which notes are for what, all are train. Where there are no dev notes, `share` of the train
-    patients (or notes without one) stand in for them, chosen by hash, so that the choice is the same in any order.
-    Where all coded notes are of one patient, notes are chosen in the place of patients.
+    notes stand in for them, chosen by hash, so that the choice is the same in any order. Notes of one patient stay
+    together, and so do notes that repeat each other; where all coded notes are one such group, patients are chosen in
+    the place of groups, and where all are of one patient, notes.
     """
     splits = {name for corpus in corpora for name in corpus.manifest["counts"]["splits"]}
     named = splits - {"none"}
@@ -64,10 +71,13 @@ def train_and_dev(corpora: list[Corpus], share: float, seed: int) -> tuple[Examp
         return Examples(corpora, train), Examples(corpora, lambda note: note.split == "dev"), False
 
     whole = Examples(corpora, train)
-    unit = _patient if len(whole.distinct(_patient, coded=True)) > 1 else _id
-    coded = whole.distinct(unit, coded=True)
-    groups = (coded, whole.distinct(unit) - coded)  # a share of each, so that few coded notes are in both parts
-    held = {name for group in groups for name in _share_of(group, share, seed)}
+    together = kept_together(progress(whole.notes(), "looking for repeated notes", total=len(whole)))
+    for unit in (lambda note: together[_patient(note)], _patient, _id):
+        counted = whole.counted(unit)
+        if len(counted[0]) > 1:
+            break
+    # A share of the coded and of the others, so that few coded notes are in both parts.
+    held = {name for sizes in counted for name in _share_of(sizes, share, seed)}
     return (
         Examples(corpora, lambda note: train(note) and unit(note) not in held),
         Examples(corpora, lambda note: train(note) and unit(note) in held),
@@ -83,10 +93,16 @@ def _id(note: Note) -> str:
     return note.id
 
 
-def _share_of(names: set[str], share: float, seed: int) -> list[str]:
-    """A share of the names, chosen by hash; of two and more at least one and not all."""
-    by_hash = sorted(names, key=lambda name: hashlib.sha256(f"{seed}:{name}".encode()).digest())
-    return by_hash[: min(max(1, round(share * len(names))), len(names) - 1)]
+def _share_of(sizes: Counter[str], share: float, seed: int) -> list[str]:
+    """Units with a share of the notes at most, chosen by hash; of two and more at least one and not all."""
+    by_hash = sorted(sizes, key=lambda name: hashlib.sha256(f"{seed}:{name}".encode()).digest())
+    room = min(max(1, round(share * sizes.total())), sizes.total() - 1)
+    held = []
+    for name in by_hash:
+        if sizes[name] <= room:
+            held.append(name)
+            room -= sizes[name]
+    return held or ([min(by_hash, key=sizes.get)] if len(sizes) > 1 else [])
 
 
 def both(first: Examples, second: Examples) -> Examples:

@@ -168,7 +168,7 @@ class Course:
         model, train, settings = self.model, self.train, self.recipe.words
         if not model.words:
             return None
-        part = parts_of(train, min(settings.folds, len(set(train.patients))), self.recipe.seed)
+        part = parts_of(train, min(settings.folds, len(set(train.groups))), self.recipe.seed)
         described = [model.read(called(code)) for code in model.labels.codes]
         return fit_word_scores(train.reports, described, len(model.words), train.gold, part, settings.c)
 
@@ -188,9 +188,10 @@ class Course:
 def train_hmhan(recipe: HmhanRecipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path) -> Trained:
     """The coder of a recipe; `folder` keeps checkpoints and states, from which a stopped run goes on."""
     every = both(train_notes, dev_notes)
-    if refit and 1 < recipe.model.members <= len(every.distinct(lambda note: note.patient or note.id)):
+    if refit and recipe.model.members > 1:
         course = Course.of(recipe, list(every.notes()), folder, fingerprint(recipe, every))
-        return cross_fitted(course)
+        if recipe.model.members <= len(set(course.train.groups)):
+            return cross_fitted(course)
     told = fingerprint(recipe, train_notes, dev_notes)
     course = Course.of(recipe, list(train_notes.notes()), folder, told)
     dev = Reports.of(list(dev_notes.notes()), recipe, course.model)

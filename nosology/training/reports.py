@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from scipy import sparse
 from nosology.codes.versions import versions
 from nosology.core import Code, DataError, Note
 from nosology.core.progress import progress
+from nosology.corpora.roster import kept_together
 from nosology.encoders.state_cache import Places
 from nosology.models.hmhan import Hmhan, Report, report_batch
 from nosology.models.hmhan_net import ReportBatch, SyntheticBatch
@@ -29,7 +31,7 @@ class Reports:
     codes: list[tuple[Code, ...]]  # of the systems to learn
     gold: sparse.csr_matrix  # (B, L)
     versions: np.ndarray  # (B,)
-    patients: list[str]  # or, without one, the note's own id
+    groups: list[str]  # of patients, and of reports that repeat each other
 
     @staticmethod
     def of(notes: list[Note], recipe: HmhanRecipe, model: Hmhan) -> Reports:
@@ -37,12 +39,13 @@ class Reports:
         codes = of_labels(recipe.labels, model.labels, [note.codes for note in notes])
         reports = [model.read(note.text, note.extra) for note in progress(notes, "reading", total=len(notes))]
         found = versions([note.codes for note in notes])
-        patients = [note.patient or note.id for note in notes]
-        return Reports(reports, codes, model.labels.encode(codes), found, patients)
+        together = kept_together(notes)
+        groups = [together[note.patient or note.id] for note in notes]
+        return Reports(reports, codes, model.labels.encode(codes), found, groups)
 
     def part(self, rows: np.ndarray) -> Reports:
         """Some of the reports."""
-        chosen = [[items[row] for row in rows] for items in (self.reports, self.codes, self.patients)]
+        chosen = [[items[row] for row in rows] for items in (self.reports, self.codes, self.groups)]
         return Reports(chosen[0], chosen[1], self.gold[rows], self.versions[rows], chosen[2])
 
     def __len__(self) -> int:
@@ -50,13 +53,15 @@ class Reports:
 
 
 def parts_of(reports: Reports, parts: int, seed: int) -> np.ndarray:
-    """The part (B,) of each report: patients are dealt out by hash, as evenly as they come."""
-    names = sorted(set(reports.patients), key=lambda name: hashlib.sha256(f"{seed}:{name}".encode()).digest())
-    part = {name: number % parts for number, name in enumerate(names)}
-    found = np.array([part[name] for name in reports.patients])
-    if len(names) < parts:
+    """The part (B,) of each report: groups are dealt out, the largest first, then by hash, as evenly as they come."""
+    sizes = Counter(reports.groups)
+    if len(sizes) < parts:
         raise DataError(f"model.members must be at most the number of patients (or notes); got {parts}")
-    return found
+    part, filled = {}, [0] * parts
+    for name in sorted(sizes, key=lambda name: (-sizes[name], hashlib.sha256(f"{seed}:{name}".encode()).digest())):
+        part[name] = filled.index(min(filled))
+        filled[part[name]] += sizes[name]
+    return np.array([part[name] for name in reports.groups])
 
 
 class Batches:

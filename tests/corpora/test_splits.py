@@ -11,7 +11,7 @@ from pyarrow import feather
 
 from nosology.core import Code, ConfigError, DataError, Note
 from nosology.corpora.corpus import Corpus, write_corpus
-from nosology.corpora.roster import read_roster
+from nosology.corpora.roster import kept_together, read_roster
 from nosology.corpora.splits import split_by_files, split_corpus, stratified_splits
 
 
@@ -80,6 +80,18 @@ def test_duplicates_stay_together_across_patients():
     assert all(split[note.id] == split[f"copy{note.id}"] for note in held[:60])
     apart = stratified_splits(read_roster(held, texts=False))[0]
     assert any(apart[note.id] != apart[f"copy{note.id}"] for note in held[:60])
+
+
+def test_a_group_has_the_name_of_the_first_in_it():
+    held = [
+        Note("n1", "one two three", patient="b"),
+        Note("n2", "four five six", patient="b"),
+        Note("n3", "ONE, two: three", patient="a"),
+        Note("n4", "seven eight nine"),
+        Note("n5", "four five six"),
+    ]
+    assert kept_together(held) == {"a": "a", "b": "a", "n5": "a", "n4": "n4"}
+    assert kept_together(held[::-1]) == kept_together(held)
 
 
 def test_each_site_gets_its_share_of_every_split():
