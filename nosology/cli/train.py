@@ -90,7 +90,7 @@ def code(
         from nosology.serving.ray_engine import code_on_ray
 
         options = {"bundle": bundle, "top": top, "release": release, "codes": codes, "systems": system}
-        for note_id, found in code_on_ray(read_texts(notes), workers=workers, address=address, **options):
+        for note_id, found in code_on_ray(read_given(notes), workers=workers, address=address, **options):
             typer.echo(f'{{"id": {json.dumps(note_id, ensure_ascii=False)}, "codes": {found}}}')
         return
     if engine != "local":
@@ -174,11 +174,6 @@ def show_metrics(metrics: dict[str, Any]) -> None:
             typer.echo(f"{name:<42}{value:>10.4f}{interval}")
         else:
             typer.echo(f"{name:<42}{'undefined' if value is None else value:>10}")
-
-
-def read_texts(names: list[str]) -> Iterator[tuple[str, str]]:
-    """The id and text of each note of text files, notes files and, for -, of standard input."""
-    return ((note.id, note.text) for note in read_given(names))
 
 
 def read_given(names: list[str]) -> Iterator[Note]:

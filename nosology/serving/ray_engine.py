@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from nosology.core import ConfigError
+from nosology.core import ConfigError, Note
 from nosology.models.bundle import is_day_one
 
 _BATCH = 64  # notes a worker takes at a time
@@ -25,18 +26,19 @@ class RayCoder:
 
     def __call__(self, block: dict[str, Any]) -> dict[str, list[str]]:
         """The predictions of a block."""
-        import json
-
-        texts = [str(text) for text in block["text"]]
+        notes = [
+            Note(str(name), str(text), extra=json.loads(extra))
+            for name, text, extra in zip(block["id"], block["text"], block["extra"])
+        ]
         found = [
             json.dumps([suggestion.to_json() for suggestion in suggestions], ensure_ascii=False)
-            for suggestions in self.coder.code_all(texts, self.top)
+            for suggestions in self.coder.code_all(notes, self.top)
         ]
         return {"place": list(block["place"]), "id": list(block["id"]), "codes": found}
 
 
 def code_on_ray(
-    notes: Iterable[tuple[str, str]],
+    notes: Iterable[Note],
     *,
     bundle: str | Path,
     top: int | None = None,
@@ -46,7 +48,7 @@ def code_on_ray(
     codes: str | Path | None = None,
     systems: Iterable[str] = (),
 ) -> Iterator[tuple[str, str]]:
-    """(id, predictions as JSON) of each (id, text), in order, coded by workers of a Ray cluster.
+    """(id, predictions as JSON) of each note, in order, coded by workers of a Ray cluster.
 
     address: that of a running cluster ("auto" finds it); without one, a cluster of this machine is started and ended.
     The bundle must lie at the same path on every machine of the cluster.
@@ -74,15 +76,20 @@ def code_on_ray(
             ray.shutdown()
 
 
+def row_of(place: int, note: Note) -> dict[str, Any]:
+    """A note as a row of a block; what stands beside its text is JSON, for notes may have different columns."""
+    return {"place": place, "id": note.id, "text": note.text, "extra": json.dumps(dict(note.extra), default=str)}
+
+
 def _coded(
-    notes: Iterator[tuple[str, str]], options: dict[str, Any], top: int | None, workers: int
+    notes: Iterator[Note], options: dict[str, Any], top: int | None, workers: int
 ) -> Iterator[tuple[str, str]]:
     import ray
 
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     while block := list(islice(notes, _BLOCK)):
-        rows = [{"place": place, "id": note_id, "text": text} for place, (note_id, text) in enumerate(block)]
+        rows = [row_of(place, note) for place, note in enumerate(block)]
         data = ray.data.from_items(rows, override_num_blocks=max(1, min(len(rows), 4 * workers)))
         found = data.map_batches(
             RayCoder,

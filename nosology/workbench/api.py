@@ -29,6 +29,8 @@ from nosology.workbench.work import history, load_case, queue, tally
 Status = Literal["new", "open", "held", "second", "preaccepted", "done"]
 System = Literal["icd9cm", "icd9proc", "icd10cm", "icd10pcs"]
 Clean = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+Short = Annotated[Clean, Field(max_length=200)]
+Columns = dict[Short, Short | int | float]  # beside a text, for a coder that reads them
 REFUSED = {
     401: {"description": "nobody is signed in"},
     403: {"description": "not for this user"},
@@ -56,6 +58,7 @@ class NewNote(Strict):
     sex: Literal["F", "M"] | None = None
     age: int | None = Field(None, ge=0, le=130)
     kind: Literal["inpatient", "outpatient"] | None = None
+    columns: Columns = Field({}, max_length=50)
 
 
 class NewBatch(Strict):
@@ -84,6 +87,7 @@ class Text(Strict):
     """A text to be coded and forgotten."""
 
     text: str = Field(max_length=LONGEST)
+    columns: Columns = Field({}, max_length=50)
 
 
 class Query_(Strict):
@@ -131,7 +135,7 @@ def add(request: Request, services: Parts, user: AnyUser, body: NewBatch) -> dic
                 patient=item.patient and _clean(item.patient),
                 site=item.site and _clean(item.site),
                 lang=item.lang and _clean(item.lang),
-                extra={name: value for name in extra if (value := getattr(item, name)) is not None},
+                extra=item.columns | {name: value for name in extra if (value := getattr(item, name)) is not None},
             )
         )
         for item in body.notes
@@ -218,7 +222,8 @@ async def code(services: Parts, user: AnyUser, body: Text) -> dict[str, Any]:
     """Suggestions for a text, which is not kept."""
     # In threads of their own: those of the pages must not wait for the coder.
     limiter = services.waiting_for_coder
-    found = (await to_thread.run_sync(services.workers.code, [_clean(body.text)], limiter=limiter))[0]
+    note = Note("", _clean(body.text), extra=body.columns)
+    found = (await to_thread.run_sync(services.workers.code, [note], limiter=limiter))[0]
     return {"suggestions": found["suggestions"]}
 
 

@@ -17,8 +17,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, bindparam, func, insert, select, update
 
-from nosology.core import NosologyError
+from nosology.core import NosologyError, Note
 from nosology.workbench.inference import Workers
+from nosology.workbench.intake import columns_of
 from nosology.workbench.measures import confidence_curve, triage_rule
 from nosology.workbench.review import Missing
 from nosology.workbench.store.engine import Written, reading, writing
@@ -84,7 +85,8 @@ class Background:
             rest = select(notes.c.id).join(batches, batches.c.id == notes.c.batch_id, isouter=True).where(due)
             rest = rest.order_by(func.coalesce(batches.c.total, 0), notes.c.id).limit(limit)
             ids = list(dict.fromkeys([*first, *connection.scalars(rest)]))[: max(limit, len(first))]
-            rows = connection.execute(select(texts.c.note_id, texts.c.text).where(texts.c.note_id.in_(ids))).all()
+            wanted = select(texts.c.note_id, texts.c.text, notes.c.encounter).join(notes, notes.c.id == texts.c.note_id)
+            rows = connection.execute(wanted.where(texts.c.note_id.in_(ids))).all()
         for note_id in hurried:
             if note_id not in first:
                 self._hurried.pop(note_id, None)
@@ -95,7 +97,8 @@ class Background:
         if self._stop.is_set():
             return
         try:
-            found = self.workers.code([row.text for row in rows], wait=True)
+            given = [Note("", row.text, extra=columns_of(row.encounter)) for row in rows]
+            found = self.workers.code(given, wait=True)
         except BrokenProcessPool:
             found = []
         except NosologyError as error:  # no note's fault: the bundle cannot be loaded

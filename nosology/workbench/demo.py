@@ -19,7 +19,7 @@ from nosology.corpora.simulate.hospital import Hospital, subject_id
 from nosology.serving.coder import Coder
 from nosology.workbench.accounts import create_user
 from nosology.workbench.batches import keep
-from nosology.workbench.inference import code_texts
+from nosology.workbench.inference import code_notes
 from nosology.workbench.services import register
 from nosology.workbench.store.engine import open_store, reading, writing
 from nosology.workbench.store.schema import audit, notes
@@ -112,7 +112,7 @@ def fill(store: str, bundle: Path) -> None:
     with reading(engine) as connection:
         ids = dict(connection.execute(select(notes.c.ref, notes.c.id).where(notes.c.batch_id == batch)).all())
     for note in past:
-        keep(engine, coder_id, [ids[note.id]], code_texts(coder, [note.text]))
+        keep(engine, coder_id, [ids[note.id]], code_notes(coder, [note]))
         _review(engine, ids[note.id], note, people[:2])
     engine.dispose()
 

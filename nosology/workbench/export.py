@@ -42,7 +42,7 @@ def to_json(case: Case, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "note": note["ref"],
         "patient": note["patient"],
         "site": note["site"],
-        "encounter": note["encounter"],
+        "encounter": {name: note["encounter"][name] for name in KNOWN if name in note["encounter"]},
         "status": review.status,
         "version": review.version,
         "coder": _coder(case),

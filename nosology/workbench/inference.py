@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nosology.core import NosologyError
+from nosology.core import NosologyError, Note
 
 if TYPE_CHECKING:
     from nosology.serving.coder import Coder
@@ -44,8 +44,8 @@ class Workers:
         # spawn: the server has threads, and a fork would copy their locks.
         return ProcessPoolExecutor(self._processes, get_context("spawn"), initializer=_load, initargs=self._start)
 
-    def code(self, texts: Sequence[str], *, wait: bool = False) -> list[dict[str, Any]]:
-        """For each text its suggestions and profile (see `_code`); Busy if the queue is full and we may not wait."""
+    def code(self, notes: Sequence[Note], *, wait: bool = False) -> list[dict[str, Any]]:
+        """For each note its suggestions and profile (see `code_notes`); Busy if the queue is full and we may not wait."""
         if not self._slots.acquire(blocking=wait):
             raise Busy("the queue of the coder is full; try again in a moment")
         with self._lock:
@@ -53,9 +53,9 @@ class Workers:
         try:
             pool = self._pool
             try:
-                return pool.submit(_code, list(texts)).result()
+                return pool.submit(_code, list(notes)).result()
             except BrokenProcessPool:
-                return self._in_place_of(pool).submit(_code, list(texts)).result()
+                return self._in_place_of(pool).submit(_code, list(notes)).result()
         finally:
             with self._lock:
                 self.waiting -= 1
@@ -70,7 +70,7 @@ class Workers:
 
     def warm(self) -> None:
         """Loads the bundle now, so that the first note does not wait for it."""
-        self.code([""], wait=True)
+        self.code([Note("", "")], wait=True)
 
     def close(self) -> None:
         """Ends the processes once what they have begun is done."""
@@ -83,7 +83,7 @@ def _load(bundle: str, release: str | None) -> None:
     from nosology.serving.coder import Coder
 
     if hasattr(os, "nice"):
-        os.nice(19)
+        os.nice(10)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's: it lets us finish
     try:
         _coder = Coder.load(bundle, release=release)
@@ -91,22 +91,22 @@ def _load(bundle: str, release: str | None) -> None:
         _coder = error
 
 
-def _code(texts: list[str]) -> list[dict[str, Any]]:
-    """`code_texts` with the coder of this process; raises what kept it from being loaded."""
+def _code(notes: list[Note]) -> list[dict[str, Any]]:
+    """`code_notes` with the coder of this process; raises what kept it from being loaded."""
     if isinstance(_coder, NosologyError):
         raise _coder
-    return code_texts(_coder, texts)
+    return code_notes(_coder, notes)
 
 
-def code_texts(coder: Coder, texts: Sequence[str]) -> list[dict[str, Any]]:
-    """For each text its suggestions as JSON values, the context of each piece of evidence, and a profile."""
+def code_notes(coder: Coder, notes: Sequence[Note]) -> list[dict[str, Any]]:
+    """For each note its suggestions as JSON values, the context of each piece of evidence, and a profile."""
     from nosology.text import context_of
 
     found = []
-    for text, suggestions in zip(texts, coder.code_all(texts)):
+    for note, suggestions in zip(notes, coder.code_all(notes)):
         kept = [item for place, item in enumerate(suggestions) if item.accepted or place < TOP]
         spans = sorted({(span.start, span.end) for item in kept for span in item.evidence})
-        states = dict(zip(spans, context_of(text, spans))) if spans else {}
+        states = dict(zip(spans, context_of(note.text, spans))) if spans else {}
         values = [item.to_json() for item in kept]
         for value in values:
             for span in value["evidence"]:
@@ -114,7 +114,7 @@ def code_texts(coder: Coder, texts: Sequence[str]) -> list[dict[str, Any]]:
                 flags = [name for name, said in states[span["start"], span["end"]]._asdict().items() if said]
                 if flags:
                     span["context"] = flags
-        found.append({"suggestions": values, "profile": profile(text, suggestions)})
+        found.append({"suggestions": values, "profile": profile(note.text, suggestions)})
     return found
 
 

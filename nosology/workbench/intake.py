@@ -8,6 +8,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from datetime import date
+from math import isfinite
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -17,6 +18,7 @@ from nosology.corpora.lines import decode
 from nosology.corpora.notes_file import is_notes_file, read_notes
 
 LONGEST = 4_000_000  # characters of a note
+KNOWN = ("date", "sex", "age", "kind", "died", "title")  # of an encounter; what else a note has, coders may read
 _SEX = {"f": "F", "female": "F", "m": "M", "male": "M"}
 
 
@@ -48,9 +50,9 @@ def _from_notes_file(name: str, raw: bytes) -> list[Note]:
 
 
 def with_encounter(note: Note) -> Note:
-    """The note with what `extra` says of the encounter in the form that checks read: date, sex, age, kind, died."""
+    """The note with what `extra` says of the encounter in the form that checks read, and its other plain columns."""
     extra = {str(key).lower(): value for key, value in note.extra.items()}
-    encounter: dict[str, Any] = {}
+    encounter = {str(k): v for k, v in note.extra.items() if str(k).lower() not in KNOWN and _is_plain(v)}
     if (day := _day(extra.get("date") or extra.get("encounter_date"))) is not None:
         encounter["date"] = day
     if sex := _SEX.get(str(extra.get("sex") or extra.get("gender") or "").strip().lower()):
@@ -67,6 +69,15 @@ def with_encounter(note: Note) -> Note:
     if isinstance(extra.get("title"), str):
         encounter["title"] = extra["title"][:200]
     return Note(note.id, note.text, note.patient, note.site, None, note.lang, extra=encounter)
+
+
+def columns_of(encounter: Mapping[str, Any]) -> dict[str, Any]:
+    """What stands beside a note's text, for a coder that reads columns; gender is a column of many, sex of few."""
+    return ({"gender": encounter["sex"]} if "sex" in encounter else {}) | dict(encounter)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= 200 or isinstance(value, int | float) and isfinite(value)
 
 
 def _day(value: Any) -> str | None:

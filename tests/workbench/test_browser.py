@@ -49,14 +49,16 @@ def address(small_bundle, tmp_path_factory):
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", access_log=False, ws="none"))
     thread = threading.Thread(target=server.run)
     thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.05)
-    app.state.services.sign_ins.most = 1000  # all these people sit at one address
-    assert wait_until(lambda: not waiting(app.state.services.engine), 150)  # for the coder
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.05)
+        app.state.services.sign_ins.most = 1000  # all these people sit at one address
+        assert wait_until(lambda: not waiting(app.state.services.engine), 250)  # for the coder
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def waiting(engine: Engine) -> int:
