@@ -200,14 +200,18 @@ def test_two_people_on_one_note(chromium, address):
     expect(ben.locator(".chosen .card")).to_have_count(2)
 
 
+PRESS = """(keys) => {
+  const press = (key) => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+  keys.forEach(press);
+}"""
+
+
 def test_keys_pressed_while_a_decision_is_on_its_way(chromium, address):
     page = signed_in(chromium, address, "ann")
     open_note(page, address, "note-5")
     second = page.locator(".open .card").nth(1).get_attribute("data-key")
     page.route("**/decide", lambda route: (time.sleep(0.5), route.continue_()))
-    page.evaluate("""(keys) => {
-      for (const key of keys) document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
-    }""", ["a", "a", "/"])
+    page.evaluate(PRESS, ["a", "a", "/"])
     page.keyboard.type("asthma")
     expect(page.locator(".chosen .card")).to_have_count(2)
     assert page.locator(".chosen .card").nth(1).get_attribute("data-key") == second
