@@ -65,6 +65,6 @@ class Columns:
 def _number(value: Any) -> float | None:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return number if abs(number) < _HUGE else None

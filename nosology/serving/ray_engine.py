@@ -81,9 +81,7 @@ def row_of(place: int, note: Note) -> dict[str, Any]:
     return {"place": place, "id": note.id, "text": note.text, "extra": json.dumps(dict(note.extra), default=str)}
 
 
-def _coded(
-    notes: Iterator[Note], options: dict[str, Any], top: int | None, workers: int
-) -> Iterator[tuple[str, str]]:
+def _coded(notes: Iterator[Note], options: dict[str, Any], top: int | None, workers: int) -> Iterator[tuple[str, str]]:
     import ray
 
     context = ray.data.DataContext.get_current()

@@ -15,7 +15,7 @@ from nosology.core import Note
 from nosology.workbench import api_answers as answers
 from nosology.workbench import batches, measures
 from nosology.workbench.audit_log import log_read
-from nosology.workbench.intake import LONGEST, fhir_notes, with_encounter
+from nosology.workbench.intake import LONGEST, columns_of, fhir_notes, with_encounter
 from nosology.workbench.pages import decide_on, exported, hits
 from nosology.workbench.pages_office import take_in
 from nosology.workbench.pages_sign_in import address
@@ -222,7 +222,7 @@ async def code(services: Parts, user: AnyUser, body: Text) -> dict[str, Any]:
     """Suggestions for a text, which is not kept."""
     # In threads of their own: those of the pages must not wait for the coder.
     limiter = services.waiting_for_coder
-    note = Note("", _clean(body.text), extra=body.columns)
+    note = Note("", _clean(body.text), extra=columns_of(body.columns))
     found = (await to_thread.run_sync(services.workers.code, [note], limiter=limiter))[0]
     return {"suggestions": found["suggestions"]}
 

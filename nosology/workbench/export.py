@@ -11,6 +11,7 @@ from typing import Any
 from nosology.codes import describe
 from nosology.core import Code
 from nosology.core.version import __version__
+from nosology.workbench.intake import KNOWN
 from nosology.workbench.review import POA, PROCEDURES, Chosen
 from nosology.workbench.work import Case
 

@@ -45,7 +45,7 @@ class Workers:
         return ProcessPoolExecutor(self._processes, get_context("spawn"), initializer=_load, initargs=self._start)
 
     def code(self, notes: Sequence[Note], *, wait: bool = False) -> list[dict[str, Any]]:
-        """For each note its suggestions and profile (see `code_notes`); Busy if the queue is full and we may not wait."""
+        """What `code_notes` finds; Busy if the queue is full and we may not wait."""
         if not self._slots.acquire(blocking=wait):
             raise Busy("the queue of the coder is full; try again in a moment")
         with self._lock:

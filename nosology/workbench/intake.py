@@ -8,7 +8,6 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from datetime import date
-from math import isfinite
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -77,7 +76,8 @@ def columns_of(encounter: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= 200 or isinstance(value, int | float) and isfinite(value)
+    """Whether a value is a short text, or a number that every store takes."""
+    return len(value) <= 200 if isinstance(value, str) else isinstance(value, int | float) and abs(value) < 1e15
 
 
 def _day(value: Any) -> str | None:

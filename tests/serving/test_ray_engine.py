@@ -14,8 +14,9 @@ from tests.conftest import small_notes
 # A process of its own: Ray's threads and its log handlers would outlive a test.
 PROGRAM = """
 import json, sys
+from nosology.core import Note
 from nosology.serving.ray_engine import code_on_ray
-notes = [(row["id"], row["text"]) for row in map(json.loads, sys.stdin)]
+notes = [Note(**row, extra={"age": 4} if row["id"] == "n3" else {}) for row in map(json.loads, sys.stdin)]
 for note_id, codes in code_on_ray(notes, bundle=sys.argv[1], top=3, workers=2):
     print(json.dumps([note_id, json.loads(codes)]))
 """

@@ -21,6 +21,7 @@ from nosology.models.hmhan_net import HmhanNets
 from nosology.models.measure import measure
 from nosology.models.neural import NOTHING
 from nosology.serving.coder import Coder
+from nosology.serving.ray_engine import RayCoder, row_of
 from nosology.training.hmhan import Course
 from nosology.training.leakage import leakage
 from nosology.training.reports import Batches, parts_of
@@ -140,6 +141,8 @@ def test_a_report_is_coded_and_explained_with_what_stands_beside_it(tiny, tmp_pa
         column = {code: j for j, code in enumerate(bundle.model.labels.codes)}
         shown = {column[Code(item.system, item.code)]: item.probability for item in found}
         assert shown == {j: pytest.approx(expected[j]) for j in shown}
+        [codes] = RayCoder({"folder": tmp_path / "bundle"}, None)({k: [v] for k, v in row_of(0, note).items()})["codes"]
+        assert json.loads(codes) == [item.to_json() for item in found]
         [(_, about)] = explained(beside(bundle, note.extra), note.text, [0], ["occlusion"])
         assert about["probability"] == pytest.approx(expected[0])
 

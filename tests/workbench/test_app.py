@@ -325,6 +325,14 @@ def test_the_queue_of_a_batch_stays_that_of_the_batch(world):
     assert 'name="batch" value="1"' in page
 
 
+def test_columns_come_with_a_note_and_do_not_leave_the_house(ann):
+    note = ann.note("columns", sex="F", columns={"modality": "CT", "dose": 0.5})
+    assert ann.get(f"/notes/{note}").json()["encounter"] == {"modality": "CT", "dose": 0.5, "sex": "F"}
+    assert ann.get(f"/notes/{note}/export", params={"format": "json"}).json()["encounter"] == {"sex": "F"}
+    assert ann.post("/code", {"text": NOTE, "columns": {"modality": "CT"}}).json()["suggestions"]
+    assert ann.post("/code", {"text": NOTE, "columns": {"modality": ["CT"]}}).status_code == 422
+
+
 def test_pages_do_not_wait_for_texts_that_programs_have_coded(world, ann, monkeypatch):
     workers, goes_on = world[0].app.state.services.workers, threading.Event()
     real = workers.code

@@ -10,6 +10,7 @@ from sqlalchemy import func, select, update
 from nosology.core import Note, ReviewError
 from nosology.workbench import batches
 from nosology.workbench.inference import Busy, Workers
+from nosology.workbench.intake import with_encounter
 from nosology.workbench.services import register
 from nosology.workbench.store.engine import reading, writing
 from nosology.workbench.store.schema import codings, notes
@@ -104,10 +105,10 @@ def test_what_was_cancelled_meanwhile_is_not_kept(engine, batch, small_bundle):
 def test_a_coder_that_cannot_read_a_note_stops_no_other(engine, batch, workers, small_bundle, monkeypatch):
     real = workers.code
 
-    def sometimes(texts, *, wait=False):
-        if any(len(text) == 17 * 5 for text in texts):
+    def sometimes(given, *, wait=False):
+        if any(len(note.text) == 17 * 5 for note in given):
             raise ValueError("this one")
-        return real(texts, wait=wait)
+        return real(given, wait=wait)
 
     monkeypatch.setattr(workers, "code", sometimes)
     background = batches.Background(engine, workers, register(engine, small_bundle, None), at_once=1)
@@ -117,19 +118,39 @@ def test_a_coder_that_cannot_read_a_note_stops_no_other(engine, batch, workers, 
     assert (row(engine)["done"], row(engine)["failed"]) == (39, 1)
 
 
+def test_the_coder_is_given_what_stands_beside_a_note(engine, small_bundle):
+    seen = []
+
+    class Watched:
+        def code(self, given, *, wait):
+            seen.extend(given)
+            return [{"suggestions": [], "profile": {}} for _ in given]
+
+    note = with_encounter(Note("r", "seen today", extra={"modality": "CT", "Sex": "female", "age": "44", "hits": [1]}))
+    with writing(engine) as connection:
+        add_notes(connection, [note], new_batch(connection, "b", None, 1))
+    background = batches.Background(engine, Watched(), register(engine, small_bundle, None), at_once=1)
+    background.start()
+    until(lambda: seen)
+    background.stop()
+    assert [(given.text, given.extra) for given in seen] == [
+        ("seen today", {"gender": "F", "sex": "F", "age": 44, "modality": "CT"})
+    ]
+
+
 def test_a_worker_that_is_killed_is_replaced(workers):
     (pid,) = workers._pool._processes
     os.kill(pid, signal.SIGKILL)
-    assert workers.code(["type 2 diabetes"], wait=True)[0]["suggestions"]
+    assert workers.code([Note("", "type 2 diabetes")], wait=True)[0]["suggestions"]
 
 
 def test_a_full_queue_says_so_at_once(workers):
     taken = [workers._slots.acquire(blocking=False) for _ in range(workers.bound)]
     with pytest.raises(Busy, match="queue of the coder is full"):
-        workers.code(["x"])
+        workers.code([Note("", "x")])
     for _ in taken:
         workers._slots.release()
-    assert workers.code(["x"])
+    assert workers.code([Note("", "x")])
 
 
 def test_the_numbers_of_a_batch_are_those_of_its_notes(engine, batch):

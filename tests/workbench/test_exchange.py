@@ -107,6 +107,18 @@ def test_text_files_and_notes_files():
     assert first.extra == {"date": "2024-01-31", "sex": "M", "age": 44} and second.extra == {}
     (row,) = notes_of("notes.csv", b"id,text,kind\n7,hello,Inpatient\n")
     assert row.extra == {"kind": "inpatient"}
+    value = {
+        "id": 3,
+        "text": "c",
+        "modality": "CT",
+        "gender": "F",
+        "age": 200,
+        "far": 10**400,
+        "long": "x" * 201,
+        "n": [1],
+    }
+    (with_columns,) = notes_of("notes.jsonl", json.dumps(value).encode())
+    assert with_columns.extra == {"modality": "CT", "gender": "F", "sex": "F"}
 
 
 def test_a_resource_a_line_as_bulk_exports_are():
