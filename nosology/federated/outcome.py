@@ -96,15 +96,15 @@ def line_of(row: Row, rounds: int) -> str:
     return "  ".join([*parts, f"{row['seconds']:.1f} s"])
 
 
-def write_history(history: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """The paths of the table and the plot of a history, written into a folder."""
+def write_history(history: list[dict[str, Any]], folder: Path) -> dict[str, Path]:
+    """The paths by name of the table and the plot of a history, written into a folder."""
     with new_file(folder / HISTORY) as aside, aside.open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
         table.writeheader()
         table.writerows(history)
     with new_file(folder / PLOT) as aside:
         _plot(history, aside)
-    return [folder / HISTORY, folder / PLOT]
+    return {name: folder / name for name in (HISTORY, PLOT)}
 
 
 def _plot(history: list[dict[str, Any]], path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -118,12 +118,12 @@ class Bundle:
         """This bundle with one threshold for every code; unchanged where None is given."""
         return self if threshold is None else replace(self, decision=Decision(threshold))
 
-    def save(self, folder: str | Path, also: Sequence[Path] = ()) -> None:
-        """Writes the bundle, whole or not at all; also: files to keep beside the model."""
+    def save(self, folder: str | Path, also: Mapping[str, Path] | None = None) -> None:
+        """Writes the bundle, whole or not at all; also: files to keep beside the model, by the names they get."""
         with new_folder(folder, marker=MANIFEST) as aside:
             self.model.save(aside)
-            for path in also:
-                shutil.copy(path, aside)
+            for name, path in (also or {}).items():
+                shutil.copy(path, aside / name)
             manifest = {
                 "format": FORMAT,
                 "package": f"nosology {__version__}",

@@ -20,7 +20,7 @@ from nosology.models.settings import Recipe
 from nosology.models.tfidf import Tfidf
 from nosology.training.examples import Examples, both, train_and_dev
 from nosology.training.labels import label_space, of_labels
-from nosology.training.run_folder import CURVES, clear, run_folder
+from nosology.training.run_folder import clear, curves, run_folder
 
 Trained = tuple[Model, Decision, dict[str, Any]]  # and what dev has said: settings, number of true codes it could use
 
@@ -55,7 +55,7 @@ def train(recipe: Recipe, corpora: list[Corpus], out: str | Path, *, refit: bool
     }
     bundle = Bundle(model, decision, recipe.model_dump(mode="json"), provenance)
     if not int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0):  # of several processes the first writes
-        bundle.save(out, also=sorted(run_folder(out).glob(CURVES)))
+        bundle.save(out, also=curves(run_folder(out)))
         clear(run_folder(out))
     return bundle
 

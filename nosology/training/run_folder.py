@@ -24,6 +24,12 @@ def run_folder(out: str | Path) -> Path:
     return out.with_name(f"{out.name}.run")
 
 
+def curves(folder: Path) -> dict[str, Path]:
+    """The curves of a run by the names they get in its bundle; those of a stage have its name."""
+    stages = [path for stage in STAGES for path in sorted(folder.glob(f"{stage}/{CURVES}"))]
+    return {path.name: path for path in folder.glob(CURVES)} | {f"curves_{p.parent.name}.csv": p for p in stages}
+
+
 def clear(folder: Path) -> None:
     """Removes what a run has written, and the folder if nothing else is in it."""
     if not folder.is_dir():

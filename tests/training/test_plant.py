@@ -60,6 +60,12 @@ def test_it_learns_and_codes(bundle, small_corpus, tmp_path):
     assert any(word in span.text for span in top.evidence for word in ("congestive", "heart", "failure"))
 
 
+def test_the_curves_of_all_stages_are_kept(bundle):
+    stages = {f"{stage}_{way}" for stage in ("language", "ranker", "classifier") for way in ("forward", "backward")}
+    assert {path.stem.removeprefix("curves_") for path in bundle.glob("curves*.csv")} == stages
+    assert "map" in (bundle / "curves_classifier_forward.csv").read_text().splitlines()[0]
+
+
 def test_the_words_that_tell_a_code(bundle):
     model = Bundle.load(bundle).model
     column = next(j for j, code in enumerate(model.labels.codes) if code.code == "I50.9")
