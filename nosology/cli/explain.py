@@ -21,6 +21,13 @@ def explain(
         list[str] | None, typer.Argument(metavar="[NOTE...]", help="Text files, notes files, or - .")
     ] = None,
     code: Annotated[list[str], typer.Option(help="Explain this code; may be given several times.")] = [],  # noqa: B006
+    system: Annotated[
+        list[str],
+        typer.Option(
+            help="Without --code: explain accepted codes of this system; may be given several times. Not named, those"
+            " that `nosology code` would suggest."
+        ),
+    ] = [],  # noqa: B006
     tokens: Annotated[int, typer.Option(min=1, help="Words a code.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
     method: Annotated[
@@ -49,7 +56,7 @@ def explain(
         _measure(loaded, corpus, split, method, limit, samples, as_json)
         return
     if notes and (method or out):
-        _weigh(loaded, list(read_given(notes)), columns, method, samples, out, tokens, as_json)
+        _weigh(loaded, list(read_given(notes)), columns, system, method, samples, out, tokens, as_json)
         return
     if not notes:
         if not columns:
@@ -57,10 +64,11 @@ def explain(
         for column in columns:
             _show(_told(loaded.model, column, tokens), as_json)
         return
-    from nosology.explanation.report import beside
+    from nosology.explanation.report import accepted, beside
 
     for note in read_given(notes):
-        for row in _attended(beside(loaded, note.extra), note.text, columns, tokens):
+        given = beside(loaded, note.extra)
+        for row in _attended(given.model, note.text, columns or accepted(given, note.text, system), tokens):
             _show({"note": note.id} | row, as_json)
 
 
@@ -68,6 +76,7 @@ def _weigh(
     bundle: Bundle,
     notes: list[Note],
     columns: list[int],
+    systems: list[str],
     methods: list[str],
     samples: int,
     out: Path | None,
@@ -78,12 +87,13 @@ def _weigh(
     from nosology.explanation.report import beside, explained, write_explanations
 
     if out is not None:
-        for row in write_explanations(bundle, notes, columns, methods, out, samples=samples):
+        for row in write_explanations(bundle, notes, columns, methods, out, samples=samples, systems=systems):
             _show_weighed(row | {"words": [(word, weight) for word, _, _, weight in row["words"][:limit]]}, as_json)
         typer.echo(f"{out}: pages and pictures", err=as_json)
         return
     for note in notes:
-        for found, about in explained(beside(bundle, note.extra), note.text, columns, methods, samples=samples):
+        given = beside(bundle, note.extra)
+        for found, about in explained(given, note.text, columns, methods, samples=samples, systems=systems):
             words = [(found.words.words[i], float(found.weights[i])) for i in found.best(limit)]
             _show_weighed({"note": note.id, **about, "words": words}, as_json)
 
@@ -129,13 +139,9 @@ def _told(model: Model, column: int, limit: int) -> dict[str, Any]:
     return _about(model, column) | {"words": model.words(column, limit)}
 
 
-def _attended(bundle: Bundle, text: str, columns: list[int], limit: int) -> list[dict[str, Any]]:
-    """For each code, all that are accepted where none is named: probability, and the words it attends to."""
-    model = bundle.model
+def _attended(model: Model, text: str, columns: list[int], limit: int) -> list[dict[str, Any]]:
+    """For each code its probability, and the words it attends to."""
     probabilities = model.probabilities([text])[0]
-    if not columns:
-        accepted = bundle.decision.accepted(model.labels, probabilities)
-        columns = [int(j) for j in (-probabilities).argsort(kind="stable") if accepted[j]]
     look = getattr(model, "top_tokens", model.evidence)  # a coder without attention has its evidence
     found = look(text, columns, limit)
     return [
@@ -159,6 +165,6 @@ def _show(row: dict[str, Any], as_json: bool) -> None:
         return
     chance = f"{row['probability']:5.2f}  " if "probability" in row else ""
     note = f"{row['note']}: " if "note" in row else ""
-    typer.echo(f"{note}{row['code']:<9}{chance}{row['description']}")
+    typer.echo(f"{note}{row['code']:<9}{chance}{row['description']} ({row['system']})")
     words = [f"{' '.join(word.split())} {score:.3f}" for word, score in row["words"]]
     typer.echo(f"{'':18}{', '.join(words) or '(none)'}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,20 @@ from nosology.explanation.attribution import Attribution, attribute, methods_of
 from nosology.explanation.draw import page, picture
 from nosology.explanation.quality import faithfulness, plausibility
 from nosology.models.bundle import Bundle
+from nosology.models.suggested_systems import suggested_systems
 
 MARKER = "explanations.json"
 
 
-def accepted(bundle: Bundle, text: str) -> list[int]:
-    """The columns of the codes that the coder accepts for a note, the likeliest first."""
-    probabilities = bundle.model.probabilities([text])[0]
-    found = bundle.decision.accepted(bundle.model.labels, probabilities)
+def accepted(bundle: Bundle, text: str, systems: Collection[str] = ()) -> list[int]:
+    """The columns of the codes that the coder accepts for a note, the likeliest first.
+
+    systems: of these code systems; none named, those that a Coder suggests codes of.
+    """
+    labels, wanted = bundle.model.labels, suggested_systems(bundle.model, systems)
+    kept = np.array([code.system in wanted for code in labels.codes])
+    probabilities = bundle.model.probabilities([text])[0] * kept
+    found = bundle.decision.accepted(labels, probabilities)
     return [int(j) for j in np.argsort(-probabilities, kind="stable") if found[j]]
 
 
@@ -38,15 +44,23 @@ def beside(bundle: Bundle, extra: Mapping[str, Any]) -> Bundle:
 
 
 def explained(
-    bundle: Bundle, text: str, columns: Sequence[int], methods: Sequence[str], *, samples: int = 1000, seed: int = 0
+    bundle: Bundle,
+    text: str,
+    columns: Sequence[int],
+    methods: Sequence[str],
+    *,
+    samples: int = 1000,
+    seed: int = 0,
+    systems: Collection[str] = (),
 ) -> Iterator[tuple[Attribution, dict[str, Any]]]:
     """Each code's explanation by each method, with what it is about and how faithful it is.
 
-    columns: none for those that the coder accepts. methods: none for all that this kind of coder has.
+    columns: none for those that the coder accepts, of some systems (see `accepted`). methods: none for all that this
+    kind of coder has.
     """
     model = bundle.model
     probabilities = model.probabilities([text])[0]
-    for column in columns or accepted(bundle, text):
+    for column in columns or accepted(bundle, text, systems):
         code = model.labels.codes[column]
         about = {"system": code.system, "code": code.code, "description": describe(code)}
         for method in methods or methods_of(model):
@@ -67,6 +81,7 @@ def write_explanations(
     *,
     samples: int = 1000,
     seed: int = 0,
+    systems: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """What was found, a row an explanation; in `out` a page a note, a picture an explanation, explanations.json."""
     rows: list[dict[str, Any]] = []
@@ -76,7 +91,7 @@ def write_explanations(
             stem = f"{number:03d}-{re.sub(r'[^A-Za-z0-9-]+', '-', Path(name).stem)[:40]}"
             shown = []
             given = beside(bundle, note.extra)
-            for found, about in explained(given, text, columns, methods, samples=samples, seed=seed):
+            for found, about in explained(given, text, columns, methods, samples=samples, seed=seed, systems=systems):
                 title = (
                     f"{about['code']} {about['description']}: {about['method']}, probability {about['probability']:.2f}"
                 )
@@ -122,7 +137,8 @@ def measured(
     for note in progress([notes[i] for i in drawn], "explaining"):
         true = {column_of[code] for code in note.codes if code in column_of}
         given = beside(bundle, note.extra)
-        wanted = [column for column in accepted(given, note.text) if column in true]
+        own = {bundle.model.labels.codes[column].system for column in true}
+        wanted = [column for column in accepted(given, note.text, own) if column in true] if true else []
         if not wanted:
             continue
         for found, about in explained(given, note.text, wanted, methods, samples=samples, seed=seed):

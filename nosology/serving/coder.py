@@ -10,12 +10,12 @@ import numpy as np
 
 from nosology.codes import describe
 from nosology.codes.code_list import read_code_list
-from nosology.core import SYSTEMS, Code, ConfigError, Note, Suggestion
+from nosology.core import Code, ConfigError, Note, Suggestion
 from nosology.models.bundle import Bundle, Model
+from nosology.models.suggested_systems import suggested_systems
 from nosology.serving.release import release_translator
 
 TOP = 50  # suggestions a note at least, where nobody asks for another number
-NEWEST = ("icd10cm", "icd10pcs")  # the code systems of the newest ICD version
 _BATCH = 64
 
 
@@ -38,7 +38,7 @@ class Coder:
         systems: Collection[str] = (),
     ):
         model = bundle.model if codes is None else _with_codes(bundle.model, codes)
-        wanted = _systems(model, systems, codes is not None)
+        wanted = suggested_systems(model, systems, given=codes is not None)
         self.model, self._kept = _narrowed(model, wanted)
         self.decision = bundle.decision
         self.release = release
@@ -131,20 +131,6 @@ def _with_codes(model: Model, codes: Sequence[tuple[Code, str]]) -> Model:
     if not codes:
         raise ConfigError("codes must name one code at least")
     return model.with_codes(list(codes))
-
-
-def _systems(model: Model, systems: Collection[str], given: bool) -> set[str]:
-    """The code systems that suggestions are of; given: whether the user has named the codes."""
-    known = set(model.labels.systems)
-    if unknown := sorted(set(systems) - set(SYSTEMS)):
-        raise ConfigError(f"system must be one of {', '.join(SYSTEMS)}; got {', '.join(unknown)}")
-    if systems:
-        if not known & set(systems):
-            named = ", ".join(sorted(known))
-            raise ConfigError(f"system must be one that the coder knows: {named}; got {', '.join(systems)}")
-        return set(systems)
-    newest = known & set(NEWEST)
-    return newest if newest and not given and getattr(model, "within_versions", False) else known
 
 
 def _narrowed(model: Model, systems: set[str]) -> tuple[Model, np.ndarray | None]:

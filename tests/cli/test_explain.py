@@ -36,6 +36,16 @@ def test_each_method_is_printed_with_its_faithfulness(small_bundle, note):
         assert row["comprehensiveness"] > row["sufficiency"]
 
 
+@pytest.mark.parametrize("how", [[], ["--method", "contributions"]])
+def test_codes_are_of_the_systems_asked_for_and_say_which(small_bundle, tmp_path, how):
+    text = ". ".join(PHRASES.values())
+    (tmp_path / "all.txt").write_text(text)
+    shown = run(str(small_bundle), str(tmp_path / "all.txt"), *how)
+    assert all(f"({code.system})" in shown for code in PHRASES)
+    rows = run(str(small_bundle), str(tmp_path / "all.txt"), *how, "--system", "icd9cm", "--json").splitlines()
+    assert {json.loads(row)["system"] for row in rows} == {"icd9cm"}
+
+
 def test_pages_and_pictures(small_bundle, note, tmp_path):
     out = tmp_path / "explained"
     told = run(str(small_bundle), note, "--method", "lime", "--samples", "60", "--code", "M54.5", "--out", str(out))
