@@ -40,7 +40,10 @@ class Reports:
         reports = [model.read(note.text, note.extra) for note in progress(notes, "reading", total=len(notes))]
         found = versions([note.codes for note in notes])
         together = kept_together(notes)
-        groups = [together[note.patient or note.id] for note in notes]
+        patients = [note.patient or note.id for note in notes]
+        groups = [together[patient] for patient in patients]
+        if 2 * max(Counter(groups).values(), default=0) > len(notes):  # chained into one: no parts
+            groups = patients
         return Reports(reports, codes, model.labels.encode(codes), found, groups)
 
     def part(self, rows: np.ndarray) -> Reports:

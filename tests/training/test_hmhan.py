@@ -101,6 +101,12 @@ def test_reports_that_repeat_each_other_are_in_one_part(tiny, tmp_path):
     assert np.array_equal(parts_of(train.part(np.arange(33)[::-1]), 3, 0), part[::-1]), "in any order"
 
 
+def test_reports_that_chain_most_of_the_others_are_apart_but_for_their_patients(tiny, tmp_path):
+    notes = small_notes(12) + [replace(small_notes(1)[0], id=f"normal-{i}", patient=f"p{i // 2}") for i in range(40)]
+    part = parts_of(Course.of(load_recipe("hmhan", tiny), notes, tmp_path, "").train, 4, 0)
+    assert np.bincount(part).tolist() == [13] * 4 and (part[12::2] == part[13::2]).all()
+
+
 def test_a_frozen_encoder_reads_each_report_once_and_columns_count(tiny, tmp_path):
     corpus = write_corpus(
         with_columns(small_notes(80)), tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={}
