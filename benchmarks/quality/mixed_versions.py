@@ -1,6 +1,10 @@
 """What ICD-9 years add to a DualLAAT coder for ICD-10: rare codes, codes never seen, and batches of another size.
 
-    python benchmarks/quality/mixed_versions.py --patients 9000 --seeds 3 [--jobs 3] [--arms icd10 ...] [--out FILE]
+    python benchmarks/quality/mixed_versions.py [@benchmarks/quality/conv.args] --patients 9000 --seeds 3 [--jobs 3]
+        [--arms icd10 ...] [--out FILE]
+
+conv.args has settings of a convolution of the paper's width, for a GPU (word vectors are made by several threads, so
+that a repetition differs a little); without them the recipe's own are taken.
 
 A simulated hospital of 2008 to 2019 is divided by patient (70/10/20). Arm `icd10` learns from the ICD-10 notes of the
 train patients, `mixed` from their ICD-9 notes as well, both for `--epochs` epochs as the paper does; `icd10_long`
@@ -14,7 +18,7 @@ for all of these codes and for the rare ones among them, since a few that are in
 same with as many steps as `icd10`, that is, eight times the epochs and the patience. `linear` is
 the linear coder on the notes of `icd10`. Seeds change the division of the notes, the codes taken out and the training.
 Arms found before with the same patients, epochs and settings are not run again: FILE_0.json and so on keep each
-seed's as they end.
+seed's as they end; where those were others, another FILE must be named.
 """
 
 from __future__ import annotations
@@ -87,8 +91,9 @@ def run_seed(notes: list[Note], seed: int, asked: argparse.Namespace) -> dict:
     """All arms on one division of the notes; those in the seed's file are there already."""
     kept = asked.out.with_name(f"{asked.out.stem}_{seed}.json")
     told = {"patients": asked.patients, "epochs": asked.epochs, "settings": asked.settings}
-    before = json.loads(kept.read_text()) if kept.exists() else {}
-    found = before if before.items() >= told.items() else told
+    found = json.loads(kept.read_text()) if kept.exists() else told
+    if not found.items() >= told.items():
+        raise SystemExit(f"{kept} has arms with other patients, epochs or settings; name another file with --out")
     notes = divide(notes, seed)
     nine = [note for note in notes if note.codes[0].system.startswith("icd9") and note.split == "train"]
     ten = [note for note in notes if note.codes[0].system.startswith("icd10")]
@@ -212,7 +217,7 @@ def _compared(seeds: list[dict], first: str, second: str) -> dict:
 
 def main() -> None:
     """Prints the table and writes it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], fromfile_prefix_chars="@")
     parser.add_argument("--patients", type=int, default=9_000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="seeds trained side by side")

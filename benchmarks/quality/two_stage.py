@@ -95,7 +95,7 @@ def row(bundle: Bundle, corpus: Corpus, k: int, folder: Path) -> dict[str, float
 
 def main() -> None:
     """Prints the table and writes it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], fromfile_prefix_chars="@")
     parser.add_argument("--patients", type=int, default=2000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--set", dest="settings", action="append", default=[], help="as in nosology train")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from nosology.codes.label_space import LabelSpace
-from nosology.core import BundleError, Code
+from nosology.core import BundleError, Code, ConfigError
 from nosology.core.files import sha256
 from nosology.core.version import __version__
 from nosology.encoders.vocabulary import Vocabulary, WordReader
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from nosology.models.bundle import Bundle
 
 CONFIG, WORDS, WEIGHTS = "config.json", "token2id.json", "pytorch_model.bin"
+_LONGEST = 32_768  # words; the authors' notes have 4,000
 _SPECIALS = ("<PAD>", "<UNK>")
 _GRU = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
@@ -68,6 +69,8 @@ def import_checkpoint(folder: str | Path) -> tuple[DualLaatShape, Vocabulary, di
 
 def import_bundle(folder: str | Path, codes: Sequence[tuple[Code, str]], threshold: float = UNTUNED) -> Bundle:
     """A coder of these codes, each with its description, with the weights of a checkpoint and the authors' reading."""
+    if not 0 <= threshold <= 1:
+        raise ConfigError(f"threshold must be from 0 to 1; got {threshold}")
     shape, vocabulary, state, details = import_checkpoint(folder)
     import numpy as np
 
@@ -222,6 +225,6 @@ def _our_name(name: str) -> str:
 def _whole(path: Path, config: dict[str, Any], name: str, otherwise: int) -> int:
     """A number of config.json that counts something."""
     value = config.get(name, otherwise)
-    if type(value) is not int or not 0 < value <= 1_000_000:
-        raise BundleError(f"{path}: {name} must be a whole number above 0; got {value!r}")
+    if type(value) is not int or not 0 < value <= _LONGEST:
+        raise BundleError(f"{path}: {name} must be a whole number from 1 to {_LONGEST:,}; got {value!r}")
     return value

@@ -97,8 +97,11 @@ class DualLaatNet(nn.Module):
 
     def states(self, batch: Batch) -> Tensor:
         """Equation 1: the states (B, T, D) of the notes' tokens."""
-        lengths = torch.full_like(batch.lengths, batch.tokens.shape[1]) if self.shape.literal else batch.lengths
-        return self.text_encoder(self.dropout(self.embedding(batch.tokens)), lengths)
+        tokens, lengths = batch.tokens, batch.lengths
+        if self.shape.literal:  # the reader has laid out all pads that count; those of the batch's rectangle do not
+            tokens = tokens[:, : max(1, int(lengths.max()))]
+            lengths = torch.full_like(lengths, tokens.shape[1])
+        return self.text_encoder(self.dropout(self.embedding(tokens)), lengths)
 
     def queries(self, descriptions: Tensor) -> Tensor:
         """Equation 2 and the code's half of equation 3: queries (M, L, P) of descriptions (L, words) on the CPU."""

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from nosology.core import OutputError
+from nosology.core import DataError, OutputError
 from nosology.core.files import new_file
 from nosology.training.run_folder import CURVES, EVENTS
 
@@ -70,9 +70,14 @@ def _kept(path: Path, step: int) -> tuple[list[str], list[list[str]]]:
     """The header and the rows up to a step; a row that was cut short by a kill is behind it."""
     if not step or not path.exists():
         return list(COLUMNS), []
-    with path.open(encoding="utf-8", newline="") as file:
-        header, *rows = csv.reader(file)
-    return header, [row for row in rows if len(row) == len(header) and int(row[0]) <= step]
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        header, *rows = list(csv.reader(file)) or [[]]
+    if tuple(header[: len(COLUMNS)]) != COLUMNS:
+        raise DataError(
+            f"{path} must begin with the columns of a training; delete it, or train anew"
+        )
+    whole = [row for row in rows if len(row) == len(header) and row[0].isdecimal()]
+    return header, [row for row in whole if int(row[0]) <= step]
 
 
 def _line(values: list[Any]) -> str:

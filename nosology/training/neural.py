@@ -18,7 +18,7 @@ from nosology.codes import table
 from nosology.codes.code_list import description_of
 from nosology.codes.label_space import LabelSpace
 from nosology.codes.versions import NINE, TEN, label_versions, only_own_version, versions
-from nosology.core import Code, DataError
+from nosology.core import Code, ConfigError, DataError
 from nosology.core.progress import progress
 from nosology.encoders.vocabulary import Read, Vocabulary, WordReader
 from nosology.encoders.word_vectors import train_word_vectors
@@ -220,6 +220,8 @@ def _words(recipe: Recipe, labels: LabelSpace, examples: Examples) -> tuple[Word
 
 
 def _start_dual_laat(recipe: Recipe, labels: LabelSpace, examples: Examples) -> tuple[NeuralModel, Asked]:
+    if recipe.model.literal:
+        raise ConfigError("model.literal is for weights that were trained so elsewhere (nosology import)")
     reader, vectors = _words(recipe, labels, examples)
     shape: DualLaatShape = recipe.model.resolved(len(examples))
     torch.manual_seed(recipe.seed)  # of the net's first weights

@@ -32,6 +32,8 @@ def train(recipe: Recipe, corpora: list[Corpus], out: str | Path, *, refit: bool
     trained once more on train and dev together.
     """
     check_target(out, marker=MANIFEST)  # not after hours of training
+    if len({corpus.hash for corpus in corpora}) < len(corpora):
+        raise ConfigError("each corpus must be given once; two of them have the same notes")
     train_notes, dev_notes, carved = train_and_dev(corpora, recipe.holdout.share, recipe.seed)
     if not any(train_notes.codes):
         raise DataError("the training notes have no codes: nothing can be learned from them")

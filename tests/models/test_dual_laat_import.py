@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from nosology.cli import app
-from nosology.core import BundleError, Code
+from nosology.core import BundleError, Code, ConfigError
 from nosology.encoders.vocabulary import PAD, UNKNOWN, WordReader
 from nosology.models.batch import Batch
 from nosology.models.bundle import Bundle
@@ -124,12 +124,12 @@ def our_logits(folder) -> torch.Tensor:
     return net.eval().logits(Batch(tokens, lengths))
 
 
-def original_logits(model, words) -> torch.Tensor:
+def original_logits(model, words, length: int = 24) -> torch.Tensor:
     prepared = [re.sub(r"(\s\d+)+\s", " ", re.sub("[^A-Za-z0-9]+", " ", text.lower())) for text in NOTES]
     codes = [text.lower() for text in CODES]
     width = min(4, max(len(text.split()) for text in codes))
     with torch.no_grad():
-        return model(original_ids(prepared, words, 24), original_ids(codes, words, width))
+        return model(original_ids(prepared, words, length), original_ids(codes, words, width))
 
 
 @pytest.mark.parametrize("kind", [GRU, CONV, CONV | {"kernel_size": 3}], ids=["gru", "conv", "conv of odd width"])
@@ -149,10 +149,11 @@ def logits_of(model) -> np.ndarray:
 LISTED = [(Code("icd10cm", f"X{i:02}"), text) for i, text in enumerate(CODES)]
 
 
+@pytest.mark.parametrize("length", [24, 21])
 @pytest.mark.parametrize("kind", [GRU, CONV], ids=["gru", "conv"])
-def test_the_bundle_codes_notes_with_the_imported_weights(publish, tmp_path, kind):
-    folder, model = publish(kind)
-    expected = original_logits(model, token2id()).numpy()
+def test_the_bundle_codes_notes_with_the_imported_weights(publish, tmp_path, kind, length):
+    folder, model = publish(kind | {"max_note_length": length})
+    expected = original_logits(model, token2id(), length).numpy()
     import_bundle(folder, LISTED, 0.3).save(tmp_path / "bundle")
     loaded = Bundle.load(tmp_path / "bundle")
     assert loaded.decision.threshold == 0.3
@@ -164,6 +165,11 @@ def test_the_bundle_codes_notes_with_the_imported_weights(publish, tmp_path, kin
         assert {item.code: item.description for item in found} == {code.code: words for code, words in LISTED}
         assert all(text[span.start : span.end] == span.text != "" for item in found for span in item.evidence)
     assert coder.code("...") == []
+
+
+def test_a_threshold_that_is_none(publish):
+    with pytest.raises(ConfigError, match="threshold must be from 0 to 1; got nan"):
+        import_bundle(publish()[0], LISTED, float("nan"))
 
 
 def test_the_command(publish, tmp_path, capsys):
@@ -290,7 +296,8 @@ def test_a_flipped_byte_is_an_answer_or_a_number(publish):
         ({"num_mha_heads": 4}, "num_mha_heads must be 3"),
         ({"projection_dim": None}, "projection_dim must be 6"),
         ({"dropout": "much"}, "dropout input should be a valid number"),
-        ({"max_note_length": 0}, "max_note_length must be a whole number above 0; got 0"),
+        ({"max_note_length": 0}, "max_note_length must be a whole number from 1 to 32,768; got 0"),
+        ({"max_note_length": 1_000_000}, "got 1000000"),
         ({"max_code_length": [48]}, "max_code_length must be a whole number"),
     ],
 )

@@ -143,6 +143,13 @@ def test_curves_are_cut_where_a_run_goes_on(tmp_path):
     assert rows(tmp_path) == []
 
 
+@pytest.mark.parametrize("content", [b"", b"a,b\n1,2\n", b"\xff\xfe"])
+def test_curves_that_are_none(tmp_path, content):
+    (tmp_path / "curves.csv").write_bytes(content)
+    with pytest.raises(DataError, match=r"curves.csv must begin with the columns of a training; delete it"):
+        Curves(tmp_path, step=6)
+
+
 def test_tensorboard_reads_what_was_trained_and_not_what_was_cut_off(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

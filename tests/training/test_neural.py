@@ -11,7 +11,7 @@ import pytest
 from nosology.codes.label_space import LabelSpace
 from nosology.codes.versions import NINE, TEN
 from nosology.config import load_recipe
-from nosology.core import Code, DataError, Note, OutputError
+from nosology.core import Code, ConfigError, DataError, Note, OutputError
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.models.bundle import Bundle
 from nosology.models.measure import measure
@@ -79,6 +79,11 @@ def test_the_run_folder_is_gone_when_the_bundle_is_there(small_corpus, tmp_path)
     train(recipe("caml", "training.epochs=1"), [small_corpus], tmp_path / "bundle")
     assert not run_folder(tmp_path / "bundle").exists()
     assert (tmp_path / "bundle" / "curves.csv").is_file()
+
+
+def test_pads_take_part_in_imported_weights_alone(small_corpus, tmp_path):
+    with pytest.raises(ConfigError, match=r"model\.literal is for weights that were trained so elsewhere"):
+        train(recipe("dual_laat", "model.literal=true"), [small_corpus], tmp_path / "bundle")
 
 
 @pytest.mark.parametrize("kind", ["caml", "laat"])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from nosology.config import load_recipe
-from nosology.core import Code, DataError, Note
+from nosology.core import Code, ConfigError, DataError, Note
 from nosology.corpora.corpus import write_corpus
 from nosology.models.bundle import Bundle
 from nosology.training.run import train
@@ -145,3 +145,8 @@ def test_the_bundle_on_disk_is_the_one_returned(small_corpus, tmp_path):
     again = Bundle.load(tmp_path / "b")
     assert again.decision == made.decision
     assert again.provenance == made.provenance
+
+
+def test_a_corpus_twice_is_refused(small_corpus, tmp_path):
+    with pytest.raises(ConfigError, match="each corpus must be given once"):
+        train(load_recipe("linear"), [small_corpus, small_corpus], tmp_path / "b")
