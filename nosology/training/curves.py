@@ -73,9 +73,7 @@ def _kept(path: Path, step: int) -> tuple[list[str], list[list[str]]]:
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         header, *rows = list(csv.reader(file)) or [[]]
     if tuple(header[: len(COLUMNS)]) != COLUMNS:
-        raise DataError(
-            f"{path} must begin with the columns of a training; delete it, or train anew"
-        )
+        raise DataError(f"{path} must begin with the columns of a training; delete it, or train anew")
     whole = [row for row in rows if len(row) == len(header) and row[0].isdecimal()]
     return header, [row for row in whole if int(row[0]) <= step]
 
