@@ -41,7 +41,7 @@ class Relevance:
         for first in range(0, codes.shape[1], step):
             joint = (of_code[first : first + step].astype(np.int32) @ present).toarray()
             for together, with_code in zip(joint, code_notes[first : first + step]):
-                candidates = np.flatnonzero(together * n > with_code * word_notes)
+                candidates = np.flatnonzero(together * float(n) > with_code * word_notes)  # int32 would pass its end
                 value = _information(together[candidates], word_notes[candidates], with_code, n, kind)
                 best = np.argsort(-value, kind="stable")[:top]
                 best = best[value[best] > 0]

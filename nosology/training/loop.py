@@ -6,6 +6,7 @@ changes a loss: the first exactly, the second up to the order of additions.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import math
 import time
@@ -150,7 +151,9 @@ class _Run:
         self.state = found or State()
         self.resumed_at = self.state.step
         fabric.barrier()  # all have read before the first may write
-        self.module, self._stepper = fabric.setup(_Carrier(net), self.optimizer)
+        self._stepper = fabric.setup_optimizers(self.optimizer)
+        self.module: nn.Module | None = None  # made by `_freeze`, for what learns
+        self._learning: list[bool] = []
         told = replace(self.schedule, epochs=self.last, steps=self.last * len(plan))
         self.display = Display(title, told, self.state.step, silent=not self.first)
         self.curves = Curves(checkpoints.folder, self.state.step) if self.first else None
@@ -194,7 +197,6 @@ class _Run:
                 self.fabric.clip_gradients(
                     self.module, self._stepper, max_norm=self.settings.clip, error_if_nonfinite=False
                 )
-            self._drop_frozen(work.epoch)
             self._stepper.step()
         except torch.OutOfMemoryError as error:
             raise ConfigError(
@@ -215,18 +217,17 @@ class _Run:
         return self.fabric.world_size == 1 and time.monotonic() - self._looked >= _UNSEEN
 
     def _freeze(self, epoch: int) -> None:
-        """Lets parts that do not learn yet cost no derivatives; several processes have agreed on theirs already."""
-        if self.fabric.world_size == 1:
-            for part in self.parts:
-                for parameter in part.parameters:
-                    parameter.requires_grad_(epoch >= part.begins)
-
-    def _drop_frozen(self, epoch: int) -> None:
-        """Takes away the derivatives of parts that do not learn yet: AdamW passes them over, moments and all."""
-        for part in self.parts:
-            if epoch < part.begins:
-                for parameter in part.parameters:
-                    parameter.grad = None
+        """Lets parts that do not learn yet cost no derivatives: AdamW passes them over, moments and all."""
+        learning = [epoch >= part.begins for part in self.parts]
+        if learning == self._learning:
+            return
+        self._learning = learning
+        for part, learns in zip(self.parts, learning):
+            for parameter in part.parameters:
+                parameter.requires_grad_(learns)
+        self.module = None
+        gc.collect()  # processes agree anew on what learns; whoever still listened to its derivatives would count twice
+        self.module = self.fabric.setup_module(_Carrier(self.net))
 
     def _look(self, epoch: int, last: bool) -> None:
         """Fetches the losses since the last look, ends the epoch if it is over, and writes what is due."""
@@ -320,7 +321,9 @@ class _Run:
 
     def close(self) -> None:
         """Ends the curves and the bar."""
-        self._freeze(max(part.begins for part in self.parts))
+        for part in self.parts:
+            for parameter in part.parameters:
+                parameter.requires_grad_(True)
         self.display.close()
         if self.curves:
             self.curves.close()

@@ -37,6 +37,17 @@ def test_equals_scikit_learn_for_positive_pairs(seed):
             assert normal[j, v] == pytest.approx(wanted / entropy if wanted else 0.0, rel=1e-6, abs=1e-7)
 
 
+def test_frequent_words_of_frequent_codes_in_many_notes():
+    n = 160_000
+    code = np.arange(n) % 5 < 2
+    words = np.stack([code & (np.arange(n) % 20 > 0), np.arange(n) % 3 == 0], axis=1)
+    found = Relevance.of(
+        sparse.csr_matrix(words.astype(np.int8)), sparse.csr_matrix(code[:, None].astype(np.int8)), "mutual_information"
+    )
+    assert found.best(0)[0][0] == 0
+    assert found.best(0)[1][0] == pytest.approx(mutual_info_score(words[:, 0], code), rel=1e-6)
+
+
 def test_exact_before_it_is_stored():
     """The information itself, in float64, is scikit-learn's to 1e-9."""
     from nosology.models.relevance import _information

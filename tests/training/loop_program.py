@@ -1,6 +1,6 @@
 """A tiny net and its notes, and a program that trains it, alone, under torchrun, or killed at a chosen moment.
 
-python -m tests.training.loop_program FOLDER [run] ...   (one run after the other; see `forked`)
+python -m tests.training.loop_program FOLDER [runs | gradual]   (runs: one after the other; see `forked`)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nosology.models.batch import Batch, mask, rectangle
 from nosology.models.neural_settings import LoopSettings
 from nosology.training import checkpoint
 from nosology.training.label_sampling import label_targets, sample_labels
-from nosology.training.loop import Fitted, fit
+from nosology.training.loop import Fitted, Paced, fit
 
 WORDS, LABELS, NOTES = 50, 12, 70
 SETTINGS = LoopSettings(
@@ -51,7 +51,8 @@ class TinyNet(nn.Module):
     def logits(self, batch: Batch) -> Tensor:
         """(B, L)"""
         real = mask(batch.lengths, batch.tokens.shape[1], batch.tokens.device)
-        states = self.drop(self.embed(batch.tokens)) * real[..., None]
+        states = self.embed(batch.tokens)
+        states = (self.drop(states) if self.embed.weight.requires_grad else states) * real[..., None]
         scores = self.out(states.sum(1) / batch.lengths.clamp(min=1)[:, None])
         return scores if batch.labels is None else scores[:, batch.labels]
 
@@ -100,6 +101,12 @@ def train(folder: Path | str, settings: LoopSettings = SETTINGS, net: TinyNet | 
     return fit(net or TinyNet(), settings, folder=folder, **data, **named)
 
 
+def train_gradually(folder: Path | str) -> Fitted:
+    """The same with an embedding that learns from the second epoch on."""
+    net = TinyNet()
+    return train(folder, net=net, parts=[Paced(list(net.out.parameters())), Paced([net.embed.weight], 0.5, 1)])
+
+
 def _killed_in_the_middle_of_writing(at: int) -> None:
     """Lets this process die when half of its at-th file is written."""
     write, left = Path.write_bytes, [at]
@@ -143,7 +150,9 @@ def forked(folder: str, runs: list[dict]) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if len(sys.argv) > 2:
+    if sys.argv[2:] == ["gradual"]:
+        train_gradually(sys.argv[1])
+    elif len(sys.argv) > 2:
         forked(sys.argv[1], json.loads(sys.argv[2]))
     else:
         train(sys.argv[1])

@@ -22,7 +22,7 @@ from nosology.training.checkpoint import BEST, CHECKPOINT
 from nosology.training.display import Display
 from nosology.training.loop import fit
 from nosology.training.schedule import Schedule, resolve
-from tests.training.loop_program import SETTINGS, Notes, TinyNet, train
+from tests.training.loop_program import SETTINGS, Notes, TinyNet, train, train_gradually
 
 PROGRAM = [sys.executable, "-m", "tests.training.loop_program"]
 ROOT = Path(__file__).parents[2]
@@ -84,9 +84,12 @@ def test_kill_9_at_any_moment_changes_nothing(whole, tmp_path):
         assert not list((tmp_path / name).glob(".*partial"))
 
 
-def test_two_processes_give_the_losses_of_one(whole, tmp_path):
+@pytest.mark.parametrize("gradual", [False, True], ids=["all learns", "a part begins later"])
+def test_two_processes_give_the_losses_of_one(whole, tmp_path, gradual):
+    if gradual:
+        train_gradually(whole := tmp_path / "one")
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    program = [*PROGRAM[:2], *launcher, PROGRAM[2], str(tmp_path)]
+    program = [*PROGRAM[:2], *launcher, PROGRAM[2], str(tmp_path), *(["gradual"] if gradual else [])]
     ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("epoch 3/3") == 1  # one of the two speaks
