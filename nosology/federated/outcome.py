@@ -82,7 +82,7 @@ def check_decision(recipe: HeadsRecipe) -> None:
 def add_test(bundle: Bundle, test: SiteCounts | None) -> None:
     """Writes down how the bundle does on the sites' test notes, where they have any."""
     if test is not None and test.notes[0]:
-        bundle.provenance["found"]["test"] = test.counts(bundle.model.labels).metrics() | {"map": test.map}
+        bundle.provenance["found"]["test"] = test.metrics(bundle.model.labels)
         bundle.provenance["n_test"] = int(test.notes[0])
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import Message
-from scipy import sparse
 
 from nosology.codes.label_space import LabelSpace
 from nosology.federated.records import ARRAYS, CONFIG, METRICS, Arrays, from_record, reason_of, value
@@ -85,8 +84,8 @@ def read_counts(reply: Message, labels: LabelSpace) -> SiteCounts | str:
     """The counts in a reply, or why they cannot be taken."""
     if reply.has_error():
         return reason_of(reply.error)
-    size = len(labels)
-    none = SiteCounts.of(labels, np.zeros((0, size), "f4"), sparse.csr_matrix((0, size)), 0, np.ones(size, bool), None)
+    no_notes = np.zeros((0, len(labels)), np.float32)
+    none = SiteCounts.of(labels, no_notes, no_notes, [], np.ones(len(labels), bool), None)
     try:
         arrays = from_record(reply.content[ARRAYS])
     except Exception:

@@ -169,11 +169,9 @@ class Site:
         notes, net = self.ready(split), self._net(weights, recipe)
         with evaluating(net):
             logits = net.logits(notes.vectors).cpu().numpy()
-        accepted = None if threshold is None else (calibration or Platt())(logits) >= np.float32(threshold)
-        codes = self.notes[split].codes
-        gold = self.labels.encode(codes)
-        outside = sum(len({code for code in note if self._codes_with(code)} - set(self.labels.codes)) for note in codes)
-        return SiteCounts.of(self.labels, logits, gold, outside, self.known, accepted)
+        scores = (calibration or Platt())(logits)
+        codes = [[code for code in note if self._codes_with(code)] for note in self.notes[split].codes]
+        return SiteCounts.of(self.labels, logits, scores, codes, self.known, threshold)
 
     def _net(self, weights: Arrays, recipe: HeadsRecipe) -> HeadNet:
         with torch.device("meta"):  # its first weights would be drawn for nothing

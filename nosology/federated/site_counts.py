@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
-from scipy import sparse
 from scipy.special import expit
 
 from nosology.codes.label_space import LabelSpace
-from nosology.evaluation.counts import Counts
+from nosology.core import Code
+from nosology.evaluation.counts import Counts, micro
 from nosology.evaluation.ranking import note_values, rank
 from nosology.evaluation.scored import Scored
 from nosology.models.platt import Platt
@@ -34,28 +35,34 @@ class SiteCounts:
     def of(
         labels: LabelSpace,
         logits: np.ndarray,
-        gold: sparse.csr_matrix,
-        outside: int,
+        scores: np.ndarray,
+        codes: Sequence[Collection[Code]],
         known: np.ndarray,
-        accepted: np.ndarray | None,
+        threshold: float | None,
     ) -> SiteCounts:
-        """The counts of logits (B, L) and true codes (B, L); known: (L,) bool; accepted: (B, L) bool or None."""
+        """The counts of logits and probabilities (B, L) of notes with these true codes, in or outside `labels`.
+
+        known: (L,) bool; other labels are passed over, also where they are true. threshold: of accepted probabilities.
+        """
         columns = np.flatnonzero(known)
-        true = gold[:, columns].toarray().astype(bool)
-        chosen = logits[:, columns]
-        bins = np.searchsorted(_EDGES, chosen, "right")
+        named = LabelSpace(labels.codes[i] for i in columns)
+        unknown = set(labels.codes) - set(named.codes)
+        codes = [set(note) - unknown for note in codes]
+        true = named.encode(codes).toarray().astype(bool)
+        outside = np.array([len(note) for note in codes], dtype=np.int64) - true.sum(1)
+        chosen, bins = scores[:, columns], np.searchsorted(_EDGES, logits[:, columns], "right")
         hits, exact = np.zeros((3, len(labels)), np.int64), 0
-        if accepted is not None:
-            mine = accepted[:, columns]
+        if threshold is not None:
+            mine = (chosen >= np.float32(threshold)) & (chosen > 0)
             for row, cells in enumerate((true & mine, ~true & mine, true & ~mine)):
                 hits[row, columns] = cells.sum(0)
-            exact = int((true == mine).all(1).sum())
+            exact = int(((true == mine).all(1) & (outside == 0)).sum())
         return SiteCounts(
             np.array([len(logits)]),
-            np.array([outside]),
+            np.array([outside.sum()]),
             np.bincount(bins.ravel(), minlength=len(_EDGES) + 1),
             np.bincount(bins[true], minlength=len(_EDGES) + 1),
-            _precision(LabelSpace(labels.codes[i] for i in columns), chosen, true),
+            _precision(named, codes, chosen),
             hits,
             np.array([exact]),
         )
@@ -88,20 +95,29 @@ class SiteCounts:
         """The mean average precision."""
         return float(self.precision[0] / max(1.0, self.precision[1]))
 
-    def counts(self, labels: LabelSpace) -> Counts:
-        """The counts that metrics are computed from; true codes without a label are left out."""
-        return Counts(labels, len(labels), *self.hits, int(self.notes[0]), int(self.exact[0]))
+    def metrics(self, labels: LabelSpace) -> dict[str, float | None]:
+        """The metrics of all notes together, by name; a true code that no label stands for is a miss.
+
+        Where there are such codes, the metrics that depend on how many different ones there are have no value: the
+        sites do not name them.
+        """
+        whole = Counts(labels, len(labels), *self.hits, int(self.notes[0]), int(self.exact[0])).metrics()
+        if self.outside[0]:
+            tp, fp, fn = self.hits.sum(1)
+            sums = micro(np.array([tp]), np.array([fp]), np.array([fn + self.outside[0]]))
+            found = {name: None if np.isnan(value[0]) else float(value[0]) for name, value in sums.items()}
+            whole = dict.fromkeys(whole) | found | {"exact_match": whole["exact_match"]}
+        return whole | {"map": self.map}
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The counts by name."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
-def _precision(labels: LabelSpace, logits: np.ndarray, true: np.ndarray) -> np.ndarray:
+def _precision(labels: LabelSpace, codes: Sequence[Collection[Code]], scores: np.ndarray) -> np.ndarray:
     """The sum of the average precisions of notes (B,), and how many notes have one."""
-    if not len(logits) or not true.any():
+    if not any(codes):
         return np.zeros(2)
-    codes = [[labels.codes[j] for j in np.flatnonzero(row)] for row in true]
-    scored = Scored.of(labels, codes, expit(logits.astype(np.float64)).astype(np.float32))
+    scored = Scored.of(labels, codes, scores)
     values = note_values(scored, rank(scored, np.empty(0)))["map"]
     return np.array([np.nansum(values), np.isfinite(values).sum()], dtype=np.float64)

@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from nosology.codes.label_space import LabelSpace
-from nosology.core import ConfigError, FederationError
+from nosology.core import Code, ConfigError, FederationError
+from nosology.evaluation import evaluate
 from nosology.federated.records import FACTS, to_record
 from nosology.federated.server import run_federation
-from nosology.federated.site_counts import SiteCounts
 from nosology.models.bundle import Bundle
 from nosology.models.moments import Moments
 from nosology.training.local import train_epochs
-from nosology.training.vectors import new_head, vector_notes
+from nosology.training.vectors import CodedVectors, new_head, vector_notes
 from tests.federated import federation_program as program
 from tests.federated.worlds import CODES, DIM, grid_of, recipe, site, sites
 
@@ -120,23 +120,38 @@ def test_the_bundle_is_whole_and_tells_what_happened(tmp_path):
     assert "4 sites, 12 codes" in said[0] and said[-1].startswith("round 4/4  loss ")
 
 
-def test_evaluation_is_that_of_all_notes_in_one_place(tmp_path):
-    """Scores come from summed counts, not from a mean of scores."""
+@pytest.mark.parametrize("outside", [False, True])
+def test_evaluation_is_that_of_all_notes_in_one_place(tmp_path, outside):
+    """Scores come from summed counts, not from a mean of scores; true codes outside the label space are misses."""
     hospitals = sites(4)
-    found = run(hospitals, recipe(rounds=2), tmp_path / "bundle")
-    model, threshold = found.bundle.model, found.bundle.decision.threshold
-    vectors, codes = (
-        np.concatenate([each.notes["test"].vectors for each in hospitals]),
-        [codes for each in hospitals for codes in each.notes["test"].codes],
-    )
-    logits = model.logits_of(vectors)
-    accepted = model.calibration(logits) >= np.float32(threshold)
-    gold = model.labels.encode(codes)
-    pooled = SiteCounts.of(model.labels, logits, gold, 0, np.ones(len(model.labels), bool), accepted)
-    told = found.bundle.provenance["found"]["test"]
-    for name, number in pooled.counts(model.labels).metrics().items():
-        assert told[name] == number
-    assert told["map"] == pytest.approx(pooled.map, abs=1e-12)
+    for split in ("dev", "test") if outside else ():
+        for each in hospitals:
+            part = each.notes[split]
+            codes = [(*note, *OUTSIDE[: i % 3]) for i, note in enumerate(part.codes)]
+            codes[0] = OUTSIDE  # and no other code
+            each.notes[split] = CodedVectors(part.vectors, codes)
+    found = run(hospitals, recipe("mlp", rounds=20), tmp_path / "bundle").bundle
+    dev, test = pooled(found, hospitals, "dev"), pooled(found, hospitals, "test")
+    told = found.provenance["found"]
+    assert told["dev_micro_f1"] == pytest.approx(dev["micro_f1"], abs=1e-12)
+    assert told["dev_map"] == pytest.approx(dev["map"], abs=1e-12)
+    unknown = {name for name, number in told["test"].items() if number is None}
+    assert not unknown & {"micro_f1", "micro_precision", "micro_recall", "exact_match", "map"}
+    assert bool(unknown) == outside
+    for name in told["test"].keys() - unknown:
+        assert told["test"][name] == pytest.approx(test[name], abs=1e-12), name
+    assert test["exact_match"] > 0 and bool(test["n_true_assignments_outside_label_space"]) == outside
+
+
+OUTSIDE = (Code("icd10cm", "Z98"), Code("icd10pcs", "0DTJ4ZZ"))
+
+
+def pooled(bundle: Bundle, hospitals, split: str):
+    """What `nosology evaluate` finds on the notes of all hospitals together."""
+    vectors = np.concatenate([each.notes[split].vectors for each in hospitals])
+    codes = [codes for each in hospitals for codes in each.notes[split].codes]
+    scores = bundle.model.calibration(bundle.model.logits_of(vectors))
+    return evaluate(bundle.model.labels, codes, scores, bundle.decision.threshold, replicates=0)
 
 
 def test_the_scaler_is_that_of_all_notes_in_one_place(tmp_path):
