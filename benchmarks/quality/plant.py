@@ -9,7 +9,7 @@ is not trained again by the other studies, so it goes first.
 few        PLANT, LAAT and the linear coder on the codes with 1 to 5 train notes: macro F1 with its interval
 fractions  P@5 and P@15 of the three with less and less train notes (paper 003, figure 4), as a table and a plot, and
            the number of notes with which PLANT reaches what LAAT reaches with all
-ablations  PLANT without inattention, without the words after the 512th (which the stateful decoder reads),
+ablations  PLANT without inattention, without the words after the 512th (in all stages; the stateful decoder reads on),
            discriminative rates, gradual unfreezing (paper 003, table 8), static attention, planted attention
 leak       PLANT as the authors' program has it, whose language model and mutual information see test notes too
 """
@@ -17,6 +17,7 @@ leak       PLANT as the authors' program has it, whose language model and mutual
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import multiprocessing
 import os
@@ -34,6 +35,7 @@ import numpy as np
 from nosology.config import load_recipe
 from nosology.core import Code, Note
 from nosology.core.files import write_json
+from nosology.core.version import __version__
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.simulate import simulate_notes
 from nosology.models.bundle import Bundle
@@ -92,6 +94,12 @@ class Arm:
         name = f"{coder}-paper" if self.paper and coder != "linear" else coder
         settings = [*self.settings, *changed] if coder == "plant" else []
         return load_recipe(name, [f"seed={self.seed}", *settings])
+
+
+def recipe_hash(coder: str, paper: bool) -> str:
+    """A name for what a recipe says: other recipes, other rows."""
+    made = Arm("", "", 0, Path(), (), 1, paper).recipe(coder).model_dump_json()
+    return hashlib.sha256(made.encode()).hexdigest()[:12]
 
 
 def divided(notes: list[Note], seed: int) -> list[Note]:
@@ -306,7 +314,8 @@ def main() -> None:
     asked = parser.parse_args()
     own = Corpus.open(asked.corpus) if asked.corpus else None
     told = {"patients": None if own else asked.patients, "settings": asked.settings}
-    told |= {"corpus": own.hash if own else None, "paper": asked.paper or None}
+    told |= {"corpus": own.hash if own else None, "paper": asked.paper or None, "package": __version__}
+    told["recipes"] = {coder: recipe_hash(coder, asked.paper) for coder in CODERS}
     results = json.loads(asked.out.read_text()) if asked.out.exists() else {}
     before = results.get(asked.study, {})
     same = {name: before.get(name) for name in told} == told

@@ -80,7 +80,7 @@ def _asked(
     from nosology.config import load_recipe
     from nosology.corpora.corpus import Corpus
     from nosology.models.plant_settings import PlantRecipe
-    from nosology.training.examples import train_and_dev
+    from nosology.training.run import examples_for
     from nosology.training.run_folder import run_folder
 
     checked = load_recipe(recipe, settings)
@@ -90,5 +90,5 @@ def _asked(
         import nosology.training.plant  # noqa: F401
     except ImportError as error:
         raise ConfigError(f"plant needs {error.name}, which is not there: pip install nosology[train]") from error
-    train, dev, _ = train_and_dev([Corpus.open(folder) for folder in corpus], checked.holdout.share, checked.seed)
+    train, dev, _ = examples_for(checked, [Corpus.open(folder) for folder in corpus], out)
     return checked, train, dev, run_folder(out)

@@ -140,16 +140,13 @@ class NeuralModel(Calibrated):
         return [best_spans(text, row, starts, ends, limit) for row in weights]
 
     def top_tokens(self, text: str, columns: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
-        """For each column, the single words of the note that its code attends to most, strongest first."""
+        """For each column, the different words of the note that its code attends to most, each at its strongest place.
+
+        The score of a word is the sum over its places.
+        """
         starts, ends, weights = self.word_weights(text, columns)
-        return [
-            [
-                EvidenceSpan(int(starts[i]), int(ends[i]), text[starts[i] : ends[i]], float(row[i]))
-                for i in np.argsort(-row, kind="stable")[:limit]
-                if row[i] > 0
-            ]
-            for row in weights
-        ]
+        words = [text[start:end].lower() for start, end in zip(starts, ends)]
+        return [_strongest(text, words, starts, ends, row)[:limit] for row in weights]
 
     def word_weights(self, text: str, columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where the words of a note begin and end (W,), and how much each column's code attends to them (C, W)."""
@@ -224,6 +221,20 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 
 
 _NET = "net."
+
+
+def _strongest(
+    text: str, words: list[str], starts: np.ndarray, ends: np.ndarray, weights: np.ndarray
+) -> list[EvidenceSpan]:
+    """Each word of a note that has weight (W,), the heaviest first."""
+    sums: dict[str, float] = {}
+    place: dict[str, int] = {}
+    for i in np.argsort(-weights, kind="stable"):
+        place.setdefault(words[i], int(i))
+        sums[words[i]] = sums.get(words[i], 0.0) + float(weights[i])
+    heaviest = sorted((word for word in sums if sums[word] > 0), key=lambda word: (-sums[word], place[word]))
+    found = [(place[word], sums[word]) for word in heaviest]
+    return [EvidenceSpan(int(starts[i]), int(ends[i]), text[starts[i] : ends[i]], score) for i, score in found]
 
 
 def _distinct(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

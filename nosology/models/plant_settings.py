@@ -75,7 +75,7 @@ class RankerSettings(Section):
     hidden: int = Field(64, ge=1)
     k: int = Field(100, ge=1)  # of nDCG@k
     list: int = Field(128, ge=2)  # words of a code's list: telling ones, and others drawn by chance
-    levels: int = Field(4, ge=1)  # grades of relevance: a code's words in so many parts, the first the most telling
+    levels: int = Field(4, ge=1, le=30)  # grades of relevance: parts of a code's words, the most telling first
     epochs: int = Field(20, ge=0)  # over all codes
     batch: int = Field(64, ge=1)  # codes
     steps: int = Field(600, ge=0)  # in all at least: where codes are few, an epoch asks for each more than once

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nosology.core import BundleError, ConfigError
+from nosology.encoders.vocabulary import UNKNOWN
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,22 +51,30 @@ def load_language_model(encoder: AwdLstm, vocabulary: Vocabulary, weights: Path,
     """The number of our words that a published AWD-LSTM knows, once its weights are in the encoder.
 
     weights: as WikiText-103's are published (`0.encoder.weight`, `0.rnns.0.module.weight_ih_l0`, ...). words: its
-    vocabulary in its order, one word a line. A word that it does not know begins with the mean of all its vectors.
+    vocabulary in its order, one word a line. A word that it does not know begins with the mean of all its vectors,
+    an unknown one with that of `xxunk`. The bias of its decoder is not taken over.
     """
     import torch
 
     own = {name.removeprefix("0."): tensor for name, tensor in tensors_of(weights).items()}
     try:
-        theirs = {word: row for row, word in enumerate(words.read_text(encoding="utf-8").splitlines())}
+        lines = words.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"language.words must be a text file with one word a line; cannot read {words}") from error
+    theirs = {word.removesuffix("\r"): row for row, word in enumerate(lines)}
+    if len(theirs) < len(lines):
+        raise ConfigError(f"language.words must have each word once; {words} has {len(lines) - len(theirs)} twice")
     table = own.get("encoder.weight")
-    if table is None or table.ndim != 2 or table.shape != (len(theirs), encoder.width):
+    if table is None or table.ndim != 2 or table.shape[1] != encoder.width:
         got = "nothing" if table is None else tuple(table.shape)
-        raise BundleError(f"{weights}: encoder.weight must be ({len(theirs)}, {encoder.width}); got {got}")
+        raise BundleError(f"{weights}: encoder.weight must be (words, {encoder.width}); got {got}")
+    if len(table) != len(lines):
+        raise ConfigError(f"language.words must have a line for each of the {len(table)} vectors; got {len(lines)}")
     known = 0
     with torch.no_grad():
         encoder.encoder.weight[1:] = table.mean(0)
+        if "xxunk" in theirs:
+            encoder.encoder.weight[UNKNOWN] = table[theirs["xxunk"]]
         for number, word in enumerate(vocabulary.words, 2):
             if word in theirs:
                 encoder.encoder.weight[number] = table[theirs[word]]

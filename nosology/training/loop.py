@@ -136,7 +136,7 @@ class _Run:
     ):
         self.net, self.settings, self.plan, self.fabric, self.validate = net, settings, plan, fabric, validate
         self.schedule = resolve(settings, len(plan))
-        self.checkpoints, self.first = checkpoints, fabric.is_global_zero
+        self.checkpoints, self.first, self.title = checkpoints, fabric.is_global_zero, title
         self.parts = parts or [Paced([parameter for parameter in net.parameters() if parameter.requires_grad])]
         self.optimizer = torch.optim.AdamW(
             [{"params": part.parameters} for part in self.parts],
@@ -297,8 +297,8 @@ class _Run:
 
     def _diverged(self, step: int, what: str) -> ConfigError:
         return ConfigError(
-            f"{what} is not finite after step {step}: [training] learning_rate must be lower (got "
-            f"{self.settings.learning_rate}) or clip must be set (got {self.settings.clip})"
+            f"{self.title}: {what} is not finite after step {step}: its learning_rate must be lower (got "
+            f"{self.settings.learning_rate}){'' if self.settings.clip else ', or its clip be set'}"
         )
 
     def result(self) -> Fitted:

@@ -31,16 +31,7 @@ def train(recipe: Recipe, corpora: list[Corpus], out: str | Path, *, refit: bool
     Settings and threshold are found on dev; with `refit`, or where dev had to be carved out of train, the model is then
     trained once more on train and dev together.
     """
-    check_target(out, marker=MANIFEST)  # not after hours of training
-    if len({corpus.hash for corpus in corpora}) < len(corpora):
-        raise ConfigError("each corpus must be given once; two of them have the same notes")
-    train_notes, dev_notes, carved = train_and_dev(corpora, recipe.holdout.share, recipe.seed)
-    if not any(train_notes.codes):
-        raise DataError("the training notes have no codes: nothing can be learned from them")
-    if carved and not any(dev_notes.codes):
-        raise DataError("training needs two notes with codes or more, to learn from and to tune on; got one")
-    if not any(dev_notes.codes):
-        raise DataError("the dev notes have no codes: no threshold can be found on them")
+    train_notes, dev_notes, carved = examples_for(recipe, corpora, out)
     model, decision, found = TRAINERS[recipe.kind](recipe, train_notes, dev_notes, refit or carved, run_folder(out))
     provenance = {
         "corpora": [{"hash": corpus.hash, "source": corpus.manifest["source"]} for corpus in corpora],
@@ -60,6 +51,21 @@ def train(recipe: Recipe, corpora: list[Corpus], out: str | Path, *, refit: bool
         bundle.save(out, also=curves(run_folder(out)))
         clear(run_folder(out))
     return bundle
+
+
+def examples_for(recipe: Recipe, corpora: list[Corpus], out: str | Path) -> tuple[Examples, Examples, bool]:
+    """What `train_and_dev` gives; raises at once what would end a training after hours."""
+    check_target(out, marker=MANIFEST)
+    if len({corpus.hash for corpus in corpora}) < len(corpora):
+        raise ConfigError("each corpus must be given once; two of them have the same notes")
+    train_notes, dev_notes, carved = train_and_dev(corpora, recipe.holdout.share, recipe.seed)
+    if not any(train_notes.codes):
+        raise DataError("the training notes have no codes: nothing can be learned from them")
+    if carved and not any(dev_notes.codes):
+        raise DataError("training needs two notes with codes or more, to learn from and to tune on; got one")
+    if not any(dev_notes.codes):
+        raise DataError("the dev notes have no codes: no threshold can be found on them")
+    return train_notes, dev_notes, carved
 
 
 def _train_linear(

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from nosology.cli import app
-from nosology.core import ConfigError
+from nosology.core import ConfigError, OutputError
 from tests.training.test_plant import SMALL
 
 
@@ -56,6 +56,15 @@ def test_wrong_input(small_bundle, small_corpus, tmp_path):
     assert "needs a note" in refused("explain", str(small_bundle))
     assert "one that the coder knows" in refused("explain", str(small_bundle), "--code", "Z99")
     assert "keeps no list of words" in refused("explain", str(small_bundle), "--code", "I50.9")
+
+
+def test_a_folder_that_is_no_bundle_is_refused_before_anything_is_learned(small_corpus, tmp_path, settings):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "diary.txt").write_text("dear diary")
+    asked = ["--corpus", str(small_corpus.folder), "--out", str(tmp_path / "mine"), *settings]
+    found = CliRunner().invoke(app, ["plant", "classifier", "plant", *asked])
+    assert isinstance(found.exception, OutputError) and "mine" in str(found.exception)
+    assert not (tmp_path / "mine.run").exists()
 
 
 def test_a_coder_without_attention_shows_its_evidence(small_bundle, tmp_path):

@@ -130,6 +130,18 @@ def test_evidence_is_the_words_with_the_largest_attention(model):
     assert first.text == "Heart  failure" and first.score == pytest.approx(1, abs=1e-3)
 
 
+def test_top_tokens_are_different_words_that_count_at_all_their_places(model):
+    with torch.no_grad():
+        model.net.table.weight.fill_(-9.0)
+        model.net.table.weight[model.reader.vocabulary.ids(["pneumonia"])[0], 0] = np.log(3)
+        model.net.table.weight[model.reader.vocabulary.ids(["heart"])[0], 0] = np.log(2)
+    found = model.top_tokens("heart pneumonia Heart", [0], limit=2)[0]
+    assert [(item.text, item.start, pytest.approx(item.score, abs=1e-3)) for item in found] == [
+        ("heart", 0, 4 / 7),
+        ("pneumonia", 6, 3 / 7),
+    ]
+
+
 def test_pieces_of_a_word_count_together(model):
     class Pieces:
         def read(self, text):

@@ -36,7 +36,10 @@ def test_words_that_both_know_and_all_layers_are_taken_over(published):
     torch.testing.assert_close(own.encoder.weight[2], source.encoder.weight[2])
     torch.testing.assert_close(own.encoder.weight[4], source.encoder.weight[1])
     torch.testing.assert_close(own.encoder.weight[3], source.encoder.weight.mean(0))
-    assert (own.encoder.weight[0] == 0).all() or own.encoder.weight[0].isfinite().all()
+    torch.testing.assert_close(own.encoder.weight[1], source.encoder.weight.mean(0))
+    (folder / "words.txt").write_text("xxunk\nheart\npain\nlung\n")
+    load_language_model(own, vocabulary, folder / "lm.pth", folder / "words.txt")
+    torch.testing.assert_close(own.encoder.weight[1], source.encoder.weight[0])
     for mine, its in zip(own.rnns.parameters(), source.rnns.parameters()):
         torch.testing.assert_close(mine, its)
 
@@ -50,11 +53,16 @@ def test_a_model_within_a_file_of_model_and_optimiser(published):
 
 def test_other_sizes_are_refused_by_name(published):
     _, folder = published
-    with pytest.raises(BundleError, match=r"encoder\.weight must be \(4, 6\); got \(4, 5\)"):
+    with pytest.raises(BundleError, match=r"encoder\.weight must be \(words, 6\); got \(4, 5\)"):
         load_language_model(AwdLstm(3, size=6, hidden=7), Vocabulary(["lung"]), folder / "lm.pth", folder / "words.txt")
     with pytest.raises(BundleError, match=r"rnns\.0\.weight_hh_l0_raw must be \(32, 8\); got \(28, 7\)"):
         own = AwdLstm(3, size=5, hidden=8, layers=2)
         load_language_model(own, Vocabulary(["lung"]), folder / "lm.pth", folder / "words.txt")
+    for lines, answer in (("a\nb\nc\n", "a line for each of the 4 vectors; got 3"), ("a\nb\na\nc", "has 1 twice")):
+        (folder / "other.txt").write_text(lines)
+        with pytest.raises(ConfigError, match=answer):
+            own = AwdLstm(3, size=5, hidden=7, layers=2)
+            load_language_model(own, Vocabulary(["lung"]), folder / "lm.pth", folder / "other.txt")
     with pytest.raises(ConfigError, match="one word a line"):
         own = AwdLstm(3, size=5, hidden=7, layers=2)
         load_language_model(own, Vocabulary(["lung"]), folder / "lm.pth", folder / "none.txt")
