@@ -3,10 +3,10 @@
     FOLDER/<manifest>   what made them
     FOLDER/<data>       the things, one behind another
     FOLDER/index.bin    (N,) records, each beginning with the SHA-256 that a thing is found by
-    FOLDER/lock         held by whoever adds
+    FOLDER/lock         held by whoever adds; the bytes of data and index that were whole then
 
 A record is written after its thing is on disk, so that what the index names is there. A tail that a killed program left
-behind is cut off by the next one that opens the folder.
+behind is cut off by the next one that opens the folder; nothing is cut off that was whole once.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class AppendOnly:
                         file.write(content)
                         file.flush()
                         os.fsync(file.fileno())
+                self._keep(self._size(self.data), self._size(INDEX))
         except OSError as error:
             raise OutputError(f"cannot write {self.folder}: {error.strerror or error}") from error
         self._look()
@@ -86,13 +87,30 @@ class AppendOnly:
             self._known = whole
 
     def _cut_tail(self) -> None:
-        """Cuts off what a killed program left half-written."""
-        for place in (self.data, INDEX):
+        """Cuts off what a killed program left half-written; DataError if more than that would go."""
+        places = (self.data, INDEX)
+        missing = [place for place in places if not (self.folder / place).exists()]
+        if missing and any(map(self._size, places)):  # both are there before either is written to
+            raise DataError(f"{self.folder} is damaged: its {missing[0]} is gone; bring that back or remove the folder")
+        for place in places:
             (self.folder / place).touch()
         end, records = self._whole()
-        for place, size in ((self.data, end), (INDEX, records * self.record.itemsize)):
+        sizes = end, records * self.record.itemsize
+        if any(size < kept for size, kept in zip(sizes, self._kept())):
+            raise DataError(f"{self.folder} is damaged: {self.data} or {INDEX} has lost its end; remove the folder")
+        for place, size in zip(places, sizes):
             if self._size(place) != size:
                 os.truncate(self.folder / place, size)
+        self._keep(*sizes)
+
+    def _keep(self, *sizes: int) -> None:
+        """Writes down what is whole now."""
+        (self.folder / LOCK).write_text("{} {}".format(*sizes))
+
+    def _kept(self) -> list[int]:
+        """What was whole when it was last written down; a folder or a half-written line that does not say: nothing."""
+        told = (self.folder / LOCK).read_text().split()
+        return [int(size) for size in told] if len(told) == 2 else [0, 0]
 
     def _check(self, made_by: dict[str, Any], fixed: Sequence[str]) -> None:
         path = self.folder / self.manifest

@@ -27,6 +27,7 @@ FORMAT = 1
 RECORD = np.dtype(
     [("hash", "V32"), ("tokens", "<u4"), ("read", "<u4"), ("windows", "<u4"), ("milliseconds", "<f4")]
 )  # tokens: of the whole note; read: that went through the model; milliseconds: its share of its batch's time
+_MOST = 1e10  # in a vector: what an embedder makes is far below
 _POOL_NOTES, _POOL_CHARACTERS = 4_096, 1 << 25  # texts that are held at a time, to be sorted by length
 
 Watch = Callable[["Embedded"], None]
@@ -72,10 +73,16 @@ class EmbeddingCache(AppendOnly):
         """Vectors (N, D), float32, in the order of the texts.
 
         What is not there yet is embedded and stored batch by batch; `embedder` is asked for only then. Without it a
-        note that is not there is a DataError. `watch` is called after each batch.
+        note that is not there is a DataError, and so is a vector that no embedder makes. `watch` is called after each
+        batch.
         """
         rows = self.rows(texts, embedder, watch)
-        return np.asarray(self.stored[rows], dtype=np.float32)
+        found = np.asarray(self.stored[rows], dtype=np.float32)
+        empty = self.records["read"][rows] == 0  # these may be zero
+        damaged = int((~(np.abs(found) < _MOST).all(1) | ~(found.any(1) | empty)).sum())  # NaN is not < either
+        if damaged:
+            raise DataError(f"{self.folder} is damaged: {damaged} vectors are zero, huge or no numbers; remove it")
+        return found
 
     def rows(
         self, texts: Iterable[str], embedder: Callable[[], Embedder] | None = None, watch: Watch | None = None

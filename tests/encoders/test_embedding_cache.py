@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from nosology.core import DataError, OutputError
 from nosology.encoders import embedding_cache
+from nosology.encoders.append_only import LOCK
 from nosology.encoders.embedder import Embedded
 from nosology.encoders.embedding_cache import INDEX, MANIFEST, RECORD, VECTORS, EmbeddingCache, text_hash
 
@@ -109,7 +110,10 @@ def test_embedders_do_not_mix(tmp_path):
 def test_a_torn_tail_is_cut_off(tmp_path_factory, vectors_lost, index_lost):
     """Whatever a killed program left of its last batch."""
     folder = tmp_path_factory.mktemp("cache")
+    opened(folder).vectors(texts(3), Counting())
+    whole = (folder / KEY / LOCK).read_text()
     opened(folder).vectors(texts(6), Counting())
+    (folder / KEY / LOCK).write_text(whole)  # it was killed before it could write down more
     for place, lost in ((VECTORS, vectors_lost), (INDEX, index_lost)):
         path = folder / KEY / place
         os.truncate(path, path.stat().st_size - lost)
@@ -118,6 +122,51 @@ def test_a_torn_tail_is_cut_off(tmp_path_factory, vectors_lost, index_lost):
     assert len(cache) == 6 - gone
     assert np.array_equal(cache.vectors(texts(8), model), Counting.expected(texts(8)))
     assert len(model.asked) == gone + 2
+
+
+@pytest.mark.parametrize("place", [VECTORS, INDEX])
+@pytest.mark.parametrize("lost", [1, 1000, None])
+def test_what_was_whole_once_is_never_cut_off(tmp_path, place, lost):
+    """A file that has lost its end, or is gone, costs the other one nothing."""
+    opened(tmp_path).vectors(texts(60), Counting())
+    path = tmp_path / KEY / place
+    [other] = {tmp_path / KEY / VECTORS, tmp_path / KEY / INDEX} - {path}
+    before = other.read_bytes()
+    path.unlink() if lost is None else os.truncate(path, path.stat().st_size - lost)
+    with pytest.raises(DataError, match=f"{KEY} is damaged"):
+        opened(tmp_path)
+    assert other.read_bytes() == before
+
+
+@pytest.mark.parametrize("told", ["", "17"])
+def test_a_cache_that_does_not_say_what_was_whole_is_opened(tmp_path, told):
+    """Of an earlier version, or of a program killed while it wrote that down. A file that is gone is missed still."""
+    opened(tmp_path).vectors(texts(6), Counting())
+    (tmp_path / KEY / LOCK).write_text(told)
+    assert np.array_equal(opened(tmp_path).vectors(texts(6)), Counting.expected(texts(6)))
+    (tmp_path / KEY / LOCK).write_text(told)
+    (tmp_path / KEY / INDEX).unlink()
+    with pytest.raises(DataError, match=r"its index\.bin is gone"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("row", [[np.nan, 1, 1, 1, 1], [1, -np.inf, 1, 1, 1], [1, 1, 1e30, 1, 1], [0] * DIM])
+def test_damaged_vectors_are_not_used(tmp_path, row):
+    opened(tmp_path).vectors(texts(6), Counting())
+    with (tmp_path / KEY / VECTORS).open("r+b") as file:
+        file.seek(2 * 4 * DIM)
+        file.write(np.array(row, "<f4").tobytes())
+    with pytest.raises(DataError, match=f"{KEY} is damaged: 1 vectors"):
+        opened(tmp_path).vectors(texts(6))
+
+
+def test_a_note_of_which_nothing_was_read_may_be_zero(tmp_path):
+    class Nothing(Counting):
+        @staticmethod
+        def expected(texts) -> np.ndarray:
+            return np.zeros((len(texts), DIM), np.float32)
+
+    assert not opened(tmp_path).vectors([""], Nothing()).any()
 
 
 def test_a_tail_torn_by_another_process_does_not_shift_rows(tmp_path):
