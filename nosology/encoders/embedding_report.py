@@ -64,13 +64,24 @@ def write_report(root: str | Path, cache: EmbeddingCache, summary: dict[str, Any
     """The page of a cache folder, written anew: one row and one plot for each embedder that has a report."""
     root = Path(root)
     write_json(cache.folder / REPORT, summary)
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(root.glob(f"*/{REPORT}"))]
+    found = [one for path in sorted(root.glob(f"*/{REPORT}")) if (one := _read(path)) is not None]
     found.sort(key=lambda one: (one["model"], one["key"]))
     with new_file(root / PLOT) as aside:
         aside.write_bytes(_plot(root, found))
     with new_file(root / PAGE) as aside:
         aside.write_text(_page(found), encoding="utf-8")
     return root / PAGE
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The report of an embedder, None if the file is of another program."""
+    try:
+        one = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    if not isinstance(one, dict) or not {*_COLUMNS, "device", "key"} <= one.keys() or one["key"] != path.parent.name:
+        return None
+    return one
 
 
 def _page(found: list[dict[str, Any]]) -> str:

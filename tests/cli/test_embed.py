@@ -58,6 +58,11 @@ def test_each_embedder_has_a_row_of_the_table(small_corpus, tmp_path):
     page = (out / "report.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| minilm |")]
     assert len(rows) == 2 and len(list(out.glob("*/report.json"))) == 2
+    for name, content in (("a", "{}"), ("b", "[1]"), ("c", "no JSON")):  # reports of other programs
+        (out / name).mkdir()
+        (out / name / "report.json").write_text(content)
+    run(*common)
+    assert (out / "report.md").read_text() == page
     cut = next(json.loads(path.read_text()) for path in out.glob("*/report.json") if '"limit": 20' in path.read_text())
     assert 0 < cut["over_limit"] <= 40 and 0 < cut["in_windows"] <= 40
     assert (out / "time_against_length.png").read_bytes().startswith(b"\x89PNG")
