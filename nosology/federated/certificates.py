@@ -62,10 +62,13 @@ class ServerPapers:
         return self.folder / "server.key"
 
     def check(self) -> ServerPapers:
-        """Itself, if the server's files are all there."""
+        """Itself, if the server's files are all there and its certificates still valid."""
         for path in (self.root, self.certificate, self.key):
             if not path.is_file():
                 raise DataError(f"no {path.name} in {self.folder}: make it with `nosology federate keys`")
+        for path in (self.root, self.certificate):
+            if (end := _certificate(path).not_valid_after_utc) <= datetime.datetime.now(datetime.UTC):
+                raise DataError(f"{path} ran out on {end:%Y-%m-%d}: delete it and run `nosology federate keys` again")
         return self
 
 
@@ -152,13 +155,16 @@ def key_fingerprint(pem: bytes) -> str:
 
 def certificate_fingerprint(path: Path) -> str:
     """The same for a certificate file."""
+    return _grouped(_certificate(path).fingerprint(hashes.SHA256()).hex())
+
+
+def _certificate(path: Path) -> x509.Certificate:
     try:
-        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        return x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
         raise DataError(f"cannot read the certificate {path}: {error.strerror}") from error
     except ValueError as error:
         raise DataError(f"{path} is not a certificate") from error
-    return _grouped(certificate.fingerprint(hashes.SHA256()).hex())
 
 
 def _grouped(digest: str) -> str:

@@ -175,6 +175,13 @@ def test_private_keys_are_for_their_owner_and_never_replaced(tmp_path):
     assert papers.certificate.read_bytes() != certificate and public.exists()
 
 
+def test_a_certificate_that_has_run_out_is_named(tmp_path):
+    assert make_server_papers(tmp_path, ["localhost"]).check()
+    papers = make_server_papers(tmp_path, ["localhost"], days=0)
+    with pytest.raises(DataError, match=r"server\.pem ran out on \d{4}-\d\d-\d\d: delete it"):
+        papers.check()
+
+
 def test_papers_that_are_not_papers_are_one_sentence(tmp_path):
     (tmp_path / "a.key").write_text("no key")
     (tmp_path / "b.pub").write_text("no key")
