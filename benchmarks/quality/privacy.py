@@ -29,6 +29,7 @@ from nosology.config import load_recipe
 from nosology.core import Code
 from nosology.core.files import write_json
 from nosology.corpora.simulate import simulate_notes
+from nosology.federated.agreement import key_of
 from nosology.federated.privacy import fresh_normal, noisy_mean
 from nosology.federated.records import Arrays
 from nosology.federated.server import run_federation
@@ -72,7 +73,8 @@ class Notes:
             for split in SPLITS:
                 rows = np.flatnonzero((place == number) & (self.split == split))
                 parts[split] = CodedVectors(self.vectors[rows], [self.codes[row] for row in rows])
-            found.append(Site(f"site-{number:04}", {"model": "lsa"}, "lsa", parts, device=torch.device("cpu")))
+            identity = {"model": "lsa", "dim": self.vectors.shape[1]}
+            found.append(Site(f"site-{number:04}", identity, key_of(identity), parts, device=torch.device("cpu")))
         return [site for site in found if len(site.notes["train"].codes)]
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from nosology.core import Code
+from nosology.federated.agreement import key_of
 from nosology.federated.records import from_record, to_record
 from nosology.federated.server import run_federation
 from nosology.federated.simulation import grid_of
@@ -45,7 +46,8 @@ def hospitals(sites: int, notes: int, dim: int, codes: int) -> list[Site]:
         train = CodedVectors(rng.normal(size=(notes, dim)).astype(np.float32), coded)
         few = CodedVectors(train.vectors[:8], coded[:8])
         parts = {"train": train, "dev": few, "test": few}
-        made.append(Site(f"site-{site:02d}", {}, "random", parts, device=torch.device("cpu")))
+        identity = {"model": "random", "dim": dim}
+        made.append(Site(f"site-{site:02d}", identity, key_of(identity), parts, device=torch.device("cpu")))
     return made
 
 

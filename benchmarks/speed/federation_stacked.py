@@ -19,6 +19,7 @@ import torch
 
 from nosology.config import load_recipe
 from nosology.core import Code
+from nosology.federated.agreement import key_of
 from nosology.federated.site import Site
 from nosology.federated.stacked import run_stacked
 from nosology.models.bundle import Bundle
@@ -41,7 +42,8 @@ def sites(number: int, notes: int, dim: int, labels: int, device: str) -> list[S
             vectors = rng.normal(size=(size, dim)).astype(np.float32)
             true = vectors @ lean + rng.normal(0, 0.5, (size, labels)).astype(np.float32) > 2.6
             parts[split] = CodedVectors(vectors, [tuple(CODES[j] for j in np.flatnonzero(row)) for row in true])
-        made.append(Site(f"site-{i:02d}", {"model": "none"}, "k", parts, None, torch.device(device)))
+        identity = {"model": "none", "dim": dim}
+        made.append(Site(f"site-{i:02d}", identity, key_of(identity), parts, None, torch.device(device)))
     return made
 
 

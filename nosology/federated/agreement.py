@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from nosology.codes.label_space import LabelSpace
-from nosology.core import Code, DataError
+from nosology.core import SYSTEMS, Code, DataError
 from nosology.core.version import __version__
 from nosology.models.heads_settings import FederationSettings
 
 PREPROCESSING = "text as given, standardised vectors"  # changes when what is done to a note before the head does
+BASIS = ("package", "embedder", "dim", "preprocessing")  # what must be the same at all sites in every round
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Facts:
 
     @property
     def basis(self) -> list[str]:
-        """What must be the same at all sites in every round."""
+        """The values of `BASIS`."""
         return [self.package, self.embedder, str(self.dim), self.preprocessing]
 
     def to_json(self) -> dict[str, Any]:
@@ -46,7 +49,16 @@ class Facts:
         sound = sound and isinstance(facts.identity, dict) and min(codes.values(), default=1) > 0
         if not sound or type(facts.dim) is not int or type(facts.notes) is not int or facts.dim < 1:
             raise ValueError("facts must be texts, a dict and whole numbers")
+        if facts.embedder != key_of(facts.identity) or facts.identity.get("dim") != facts.dim:
+            raise ValueError("key and dim must be those of the embedder's identity")
+        if max(codes.values(), default=0) > facts.notes or {code.system for code in codes} - set(SYSTEMS):
+            raise ValueError("codes must be of known systems and of no more notes than there are")
         return facts
+
+
+def key_of(identity: dict[str, Any]) -> str:
+    """The key of an embedder, as `Embedder` makes it of its identity."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 def refusals(facts: Mapping[str, Facts]) -> dict[str, str]:

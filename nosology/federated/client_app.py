@@ -25,6 +25,7 @@ from nosology.codes.code_list import read_code_list
 from nosology.codes.label_space import LabelSpace
 from nosology.core import ConfigError, FederationError, NosologyError
 from nosology.encoders.embedder_settings import EmbedderSettings
+from nosology.federated.agreement import BASIS
 from nosology.federated.records import (
     ARRAYS,
     CONFIG,
@@ -142,8 +143,11 @@ class _Handlers:
     def prepare(self, message: Message, context: Context) -> RecordDict:
         recipe = recipe_of(message, context)
         facts = self.find_site(context, recipe).facts(recipe.federation.min_site_notes)
-        if facts.basis != value(message.content, "basis"):  # it was restarted with other settings
-            raise ConfigError("its package, embedder or preprocessing is not the one that was agreed on")
+        agreed = value(message.content, "basis")
+        if facts.basis != agreed:  # it was restarted with other settings
+            pairs = [each for each in zip(BASIS, agreed, facts.basis) if each[1] != each[2]]
+            differences = "; ".join(f"{name} must be {wanted}; got {given}" for name, wanted, given in pairs)
+            raise ConfigError(f"it is not as was agreed on: {differences}")
         context.state[_SCALER] = message.content[ARRAYS]
         context.state[_AGREED] = ConfigRecord(
             {name: message.content[CONFIG][name] for name in ("agreed", "labels")}  # as they came, in JSON

@@ -14,6 +14,8 @@ from nosology.federated.site_counts import SiteCounts
 from nosology.models.moments import Moments
 
 NOTES, LOSS, KNOWN = "num-examples", "loss", "known"
+LARGEST = 1e6  # of a weight, a loss or a vector's value: what is larger was not learned from notes
+_MOST_NOTES, _MOST_CODES = 10**9, 10**3  # of an evaluation; of a note
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +29,8 @@ class SiteUpdate:
     known: np.ndarray  # (L,) bool: codes that the site codes with
 
 
-def read_update(site: str, reply: Message, start: Arrays) -> SiteUpdate | str:
-    """The update in a reply, or why it cannot be taken."""
+def read_update(site: str, reply: Message, start: Arrays, told: int | None = None) -> SiteUpdate | str:
+    """The update in a reply, or why it cannot be taken; told: the notes that the site has said it has."""
     if reply.has_error():
         return reason_of(reply.error)
     try:
@@ -41,6 +43,10 @@ def read_update(site: str, reply: Message, start: Arrays) -> SiteUpdate | str:
             return f"{name} must be a finite number"
     if notes <= 0:
         return f"{NOTES} must be positive; got {notes:g}"
+    if told is not None and notes != told:
+        return f"{NOTES} must be {told}, as it said before; got {notes:g}"
+    if not 0 <= loss <= LARGEST:
+        return f"{LOSS} must lie between 0 and {LARGEST:g}; got {loss:g}"
     if set(arrays) != set(start):
         return f"arrays must be those of the model; {_some(set(arrays) ^ set(start))} must not be there or is missing"
     read: Arrays = {}
@@ -55,6 +61,8 @@ def read_update(site: str, reply: Message, start: Arrays) -> SiteUpdate | str:
             return f"{name} must be {first.dtype}; got {read[name].dtype}"
         if not np.isfinite(read[name]).all():
             return f"{name} holds NaN or infinity"
+        if (np.abs(read[name]) > LARGEST).any():
+            return f"{name} holds numbers beyond {LARGEST:g}"
     labels = len(start["out.bias"])
     if not isinstance(packed, bytes) or len(packed) != -(-labels // 8):
         return f"{KNOWN} must be {labels} bits"
@@ -75,9 +83,16 @@ def read_moments(reply: Message | None, dim: int) -> Moments | str:
         return "its statistics cannot be read"
     sums = (found.total, found.squares)
     sound = all(array.shape == (dim,) and array.dtype == np.float64 and np.isfinite(array).all() for array in sums)
-    if not sound or found.count < 1 or (found.squares < 0).any():
+    sound = sound and found.count >= 1 and (found.squares >= 0).all() and _possible(found)
+    if not sound:
         return "its statistics are not count, sum and sum of squares of its vectors"
     return found
+
+
+def _possible(moments: Moments) -> bool:
+    """Whether there are vectors with these moments (Cauchy and Schwarz; a little is left to rounding)."""
+    root, size = np.sqrt(moments.squares), math.sqrt(moments.count)
+    return bool((np.abs(moments.total) <= size * root * (1 + 1e-6)).all() and (root <= size * LARGEST).all())
 
 
 def read_counts(reply: Message, labels: LabelSpace) -> SiteCounts | str:
@@ -96,7 +111,25 @@ def read_counts(reply: Message, labels: LabelSpace) -> SiteCounts | str:
             return f"{name} is missing or of another shape"
         if not np.isfinite(given).all() or (given < 0).any():
             return f"{name} holds what is no count"
-    return SiteCounts(**{name: arrays[name] for name in none.arrays()})
+    found = SiteCounts(**{name: arrays[name] for name in none.arrays()})
+    return found if _add_up(found) else "its counts do not fit together"
+
+
+def _add_up(found: SiteCounts) -> bool:
+    """Whether notes can have these counts."""
+    notes, every = int(found.notes[0]), int(found.notes[0]) * found.hits.shape[1]
+    tp, fp, fn = found.hits
+    return bool(
+        notes <= _MOST_NOTES
+        and found.outside[0] <= notes * _MOST_CODES
+        and (found.true <= found.cells).all()
+        and found.cells.max() <= every  # else their sum might overflow
+        and found.cells.sum() <= every
+        and found.hits.max(initial=0) <= notes
+        and (tp + fp + fn).max(initial=0) <= notes
+        and found.precision[0] <= found.precision[1] <= notes
+        and found.exact[0] <= notes
+    )
 
 
 def _some(names: set[str], most: int = 3) -> str:

@@ -203,7 +203,8 @@ class _Federation:
     def _updates(self, messages: list[Message]) -> list[SiteUpdate]:
         """The sound updates of the sites that were sent messages; all others are named in the strategy's `refused`."""
         sites = [self.strategy.sites[message.metadata.dst_node_id] for message in messages]
-        self.privacy.asked({site: self.roster.facts[site].notes for site in sites})
+        self.strategy.notes = {site: self.roster.facts[site].notes for site in sites}
+        self.privacy.asked(self.strategy.notes)
         self._book()
         if self.secure:
             return self.secure(messages, self._needed()) if messages else []

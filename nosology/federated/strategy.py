@@ -39,7 +39,7 @@ from flwr.serverapp.strategy.fedopt import FedOpt
 from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 
 from nosology.federated.records import ARRAYS, CONFIG, METRICS, TRAIN, Arrays, from_record, to_record
-from nosology.federated.replies import LOSS, NOTES, SiteUpdate, read_update
+from nosology.federated.replies import LARGEST, LOSS, NOTES, SiteUpdate, read_update
 from nosology.models.heads_settings import FederationSettings
 from nosology.training.plan import seed_of
 
@@ -63,14 +63,15 @@ Reduce = Callable[[int, Arrays, list[SiteUpdate]], SiteUpdate]
 class GuardedStrategy(Strategy):
     """One of Flower's strategies behind a guard.
 
-    sites: names by node id, kept by whoever runs the rounds. After `aggregate_train`, `accepted` and `refused` say
-    whose replies were taken and why the others were not.
+    sites: names by node id; notes: how many each site has said it has; whoever runs the rounds keeps both. After
+    `aggregate_train`, `accepted` and `refused` say whose replies were taken and why the others were not.
     """
 
     def __init__(self, settings: FederationSettings, seed: int = 0, reduce: Reduce | None = None):
         self.settings, self.seed, self.reduce = settings, seed, reduce
         self.inner = STRATEGIES[settings.strategy](settings)
         self.sites: dict[int, str] = {}
+        self.notes: dict[str, int] = {}
         self.start: Arrays = {}
         self.accepted: list[str] = []
         self.refused: dict[str, str] = {}
@@ -142,7 +143,8 @@ class GuardedStrategy(Strategy):
         found: dict[str, SiteUpdate] = {}
         self.refused = {}
         for site, reply in sorted(replies, key=lambda item: (item[0], item[1].metadata.src_node_id)):
-            read = "it has answered twice" if site in found else read_update(site, reply, self.start)
+            read = read_update(site, reply, self.start, self.notes.get(site))
+            read = "it has answered twice" if site in found else read
             if isinstance(read, str):
                 self.refused[site] = read
             else:
@@ -151,19 +153,21 @@ class GuardedStrategy(Strategy):
         return [found[site] for site in self.accepted]
 
     def aggregate(self, server_round: int, updates: list[SiteUpdate]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The new weights and the mean loss of updates; AggregationError if the weights are not finite."""
+        """The new weights and the mean loss of updates; AggregationError if they are not finite, or absurd."""
         if not updates:
             return None, None
+        notes = sum(update.notes for update in updates)
+        loss = sum(update.notes * update.loss for update in updates) / notes if notes else math.nan
+        if not math.isfinite(loss):
+            raise AggregationError("the loss of the round is not finite")
         new = self._applied(server_round, filled(updates, self.start, self.settings))
         nowhere = ~np.any([update.known for update in updates], axis=0)
         for name, first in self.start.items():
             new[name] = new[name].astype(first.dtype)  # FedAdam's are float64
             if name in _ROWS:
                 new[name][nowhere] = first[nowhere]  # the server's momentum would go on moving them
-        if not all(np.isfinite(array).all() for array in new.values()):
-            raise AggregationError("the weights of the round are not finite")
-        notes = sum(update.notes for update in updates)
-        loss = sum(update.notes * update.loss for update in updates) / notes
+        if not all((np.abs(array) <= LARGEST).all() for array in new.values()):
+            raise AggregationError(f"the weights of the round are not finite, or beyond {LARGEST:g}")
         return to_record(new), MetricRecord({LOSS: loss, NOTES: notes})
 
     def _applied(self, server_round: int, updates: list[SiteUpdate]) -> Arrays:

@@ -8,11 +8,12 @@ import pytest
 
 from nosology.core import Code, DataError
 from nosology.core.version import __version__
-from nosology.federated.agreement import PREPROCESSING, Facts, agreed_labels, refusals
+from nosology.federated.agreement import PREPROCESSING, Facts, agreed_labels, key_of, refusals
 from nosology.models.heads_settings import FederationSettings
 
 A, B = Code("icd10cm", "I10"), Code("icd10cm", "E11.9")
-FACTS = Facts(__version__, "k1", {"model": "minilm", "weights": "aa"}, 384, PREPROCESSING, 50, {A: 20, B: 12})
+IDENTITY = {"model": "minilm", "weights": "aa", "dim": 384}
+FACTS = Facts(__version__, key_of(IDENTITY), IDENTITY, 384, PREPROCESSING, 50, {A: 20, B: 12})
 
 
 def test_equal_sites_all_take_part():
@@ -59,6 +60,12 @@ def test_facts_travel_as_plain_values():
         {"codes": [["icd10cm", "I10", -3]]},
         {"codes": 5},
         {"more": 1},
+        {"embedder": "k1"},
+        {"identity": IDENTITY | {"model": "nomic-v1.5"}},
+        {"identity": IDENTITY | {"dim": 768}, "embedder": key_of(IDENTITY | {"dim": 768})},
+        {"dim": 768},
+        {"codes": [["icd10", "I10", 3]]},
+        {"codes": [["icd10cm", "I10", 51]]},
     ],
 )
 def test_facts_that_are_none_are_noticed(wrong):

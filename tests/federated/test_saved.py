@@ -7,7 +7,7 @@ import pytest
 
 from nosology.codes.label_space import LabelSpace
 from nosology.core import BundleError
-from nosology.federated.agreement import Facts
+from nosology.federated.agreement import Facts, key_of
 from nosology.federated.saved import AGREEMENT, ROUND, Agreement, SavedRound, clear
 from nosology.models.moments import Scaler
 from tests.federated.worlds import CODES, DIM, IDENTITY, recipe
@@ -15,7 +15,7 @@ from tests.federated.worlds import CODES, DIM, IDENTITY, recipe
 
 def agreement() -> Agreement:
     rng = np.random.default_rng(0)
-    facts = {"north": Facts("1", "key", IDENTITY, DIM, "none", 40, {CODES[0]: 12})}
+    facts = {"north": Facts("1", key_of(IDENTITY), IDENTITY, DIM, "none", 40, {CODES[0]: 12})}
     return Agreement(recipe(), LabelSpace(CODES), Scaler(rng.normal(size=DIM), rng.random(DIM)), facts)
 
 

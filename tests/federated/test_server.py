@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from flwr.app import MetricRecord
 
 from nosology.codes.label_space import LabelSpace
 from nosology.core import Code, ConfigError, FederationError
@@ -213,7 +214,24 @@ def sending_nan(message, context, app):
     return reply
 
 
-@pytest.mark.parametrize(("act", "reason"), [(raising, "RuntimeError"), (sending_nan, "out.bias holds NaN")])
+def claiming(**metrics):
+    def act(message, context, app):
+        reply = app(message, context)
+        reply.content["metrics"] = MetricRecord(dict(reply.content["metrics"]) | metrics)
+        return reply
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        (raising, "RuntimeError"),
+        (sending_nan, "out.bias holds NaN"),
+        (claiming(**{"num-examples": 10**6}), "num-examples must be 44, as it said before; got 1e+06"),
+        (claiming(loss=1e308), "loss must lie between 0 and 1e+06; got 1e+308"),
+    ],
+)
 def test_a_site_that_fails_is_named_and_the_round_goes_on_with_the_others(tmp_path, act, reason):
     hospitals, said = sites(4), []
     grid = grid_of(hospitals)
@@ -307,7 +325,7 @@ def test_a_site_that_was_restarted_with_another_embedder_is_refused(tmp_path):
 
     found = run(None, recipe(rounds=2), tmp_path / "bundle", grid, say=say)
     assert [row["sites"] for row in found.history] == [3, 2]
-    assert "site-01: its package, embedder or preprocessing is not the one that was agreed on" in said[-2]
+    assert f"site-01: it is not as was agreed on: embedder must be {hospitals[0].key}; got other" in said[-2]
 
 
 def test_a_run_that_nobody_evaluates_goes_on_from_its_last_round(tmp_path):

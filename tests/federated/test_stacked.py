@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from nosology.core import Code, ConfigError, FederationError
+from nosology.federated.agreement import key_of
 from nosology.federated.client_app import make_app
 from nosology.federated.in_process import SITE_NAME, InProcessGrid
 from nosology.federated.server import run_federation
@@ -17,6 +18,7 @@ from nosology.training.vectors import CodedVectors
 
 CODES = [Code("icd10cm", f"A0{i}") for i in range(6)] + [Code("icd10pcs", "0DTJ4ZZ")]
 DIM = 8
+IDENTITY = {"model": "none", "dim": DIM}
 
 
 def sites(sizes: list[int], without: int | None = None) -> list[Site]:
@@ -31,7 +33,7 @@ def sites(sizes: list[int], without: int | None = None) -> list[Site]:
             true = vectors @ lean + rng.normal(0, 0.3, size=(size, len(CODES))) > 0.4
             true[:, 6] &= i != without
             parts[split] = CodedVectors(vectors, [tuple(c for c, hit in zip(CODES, row) if hit) for row in true])
-        made.append(Site(f"site-{i}", {"model": "none"}, "k", parts, None, torch.device("cpu")))
+        made.append(Site(f"site-{i}", IDENTITY, key_of(IDENTITY), parts, None, torch.device("cpu")))
     return made
 
 
@@ -95,6 +97,6 @@ def test_what_needs_flower_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"federation\.strategy must be fedavg or fedprox"):
         run_stacked(sites([20, 20]), recipe(strategy="krum"), tmp_path / "b")
     other = sites([20, 20, 20])
-    other[2].key, other[2].identity = "other", {"model": "another"}
+    other[2].key, other[2].identity = "other", {"model": "another", "dim": DIM}
     with pytest.raises(FederationError, match="site-2 cannot take part: embedder: model must be 'none'"):
         run_stacked(other, recipe(), tmp_path / "b")

@@ -247,6 +247,10 @@ BAD = {
     "loss must be a finite number": reply(0, to_record(weights(1)), {"num-examples": 3, "loss": float("nan")}),
     "num-examples must be a": reply(0, to_record(weights(1)), {"num-examples": [3, 4], "loss": 0.1}),
     "its reply has no loss": reply(0, to_record(weights(1)), {"num-examples": 3}),
+    "num-examples must be 10, as": reply(0, to_record(weights(1)), {"num-examples": 1000, "loss": 0.5}),
+    "loss must lie between": reply(0, to_record(weights(1)), {"num-examples": 10, "loss": 1e308}),
+    "loss must lie between 0 and 1e+06; got -1": reply(0, to_record(weights(1)), {"num-examples": 10, "loss": -1.0}),
+    "out.bias holds numbers beyond 1e+06": reply(0, changed("out.bias", np.full(L, -3e38, "f4"))),
     "known must be 5 bits": reply(0, to_record(weights(1)), known=b"abc"),
 }
 
@@ -254,7 +258,7 @@ BAD = {
 @pytest.mark.parametrize("reason", BAD)
 def test_a_bad_reply_is_refused_and_named_and_the_round_goes_on_without_it(reason):
     made = guarded("fedavg")
-    made.sites = {0: "north", 1: "south"}
+    made.sites, made.notes = {0: "north", 1: "south"}, {"north": 10, "south": 10}
     record, metrics = made.aggregate_train(1, [BAD[reason], reply(1, to_record(weights(2)))])
     assert list(made.refused) == ["north"] and reason in made.refused["north"]
     assert made.accepted == ["south"]
@@ -264,7 +268,7 @@ def test_a_bad_reply_is_refused_and_named_and_the_round_goes_on_without_it(reaso
 
 def test_a_round_of_bad_replies_alone_gives_nothing():
     made = guarded("fedavg")
-    made.sites = dict(enumerate(BAD))
+    made.sites, made.notes = dict(enumerate(BAD)), dict.fromkeys(BAD, 10)
     replies = [Message(m.content, metadata=m.metadata) if m.has_content() else m for m in BAD.values()]
     assert made.aggregate_train(1, replies) == (None, None)
     assert made.accepted == []
@@ -283,6 +287,14 @@ def test_weights_that_overflow_are_no_round():
     huge = {name: np.full(shape, 3e38, np.float32) for name, shape in SHAPES.items()}
     with pytest.raises(AggregationError, match="not finite"):  # the median of two is half their sum
         guarded("median").aggregate(1, [update("a", huge), update("b", huge)])
+    with pytest.raises(AggregationError, match="beyond"):  # as a secure sum may give
+        guarded("fedavg").aggregate(1, [update("all", huge)])
+
+
+@pytest.mark.parametrize(("notes", "loss"), [(10.0, float("nan")), (10.0, 1e308), (0.0, 0.5)])
+def test_a_round_without_a_loss_is_no_round(notes, loss):
+    with pytest.raises(AggregationError, match="loss of the round is not finite"):
+        guarded("fedavg").aggregate(1, [update("all", weights(1), notes, loss=loss)])
 
 
 @settings(max_examples=30, deadline=None)

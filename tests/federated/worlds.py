@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from nosology.core import Code
+from nosology.federated.agreement import key_of
 from nosology.federated.client_app import make_app
 from nosology.federated.in_process import SITE_NAME, InProcessGrid
 from nosology.federated.site import Site
@@ -14,7 +15,7 @@ from nosology.training.vectors import CodedVectors
 
 torch.set_num_threads(1)
 DIM, CODES = 8, [Code("icd10cm", f"A{i:02d}") for i in range(12)]
-IDENTITY = {"model": "test", "revision": "1"}
+IDENTITY = {"model": "test", "revision": "1", "dim": DIM}
 
 
 def notes(n: int, seed: int, share: float = 0.3) -> CodedVectors:
@@ -35,7 +36,8 @@ def site(name: str, seed: int, n: int = 40, only: frozenset[Code] | None = None,
             k: CodedVectors(v.vectors, [tuple(c for c in codes if c in only) for codes in v.codes])
             for k, v in parts.items()
         }
-    return Site(name, identity, str(sorted(identity.items())), parts, only, torch.device("cpu"))
+    identity = identity | {"dim": DIM}
+    return Site(name, identity, key_of(identity), parts, only, torch.device("cpu"))
 
 
 def sites(n: int = 4) -> list[Site]:
