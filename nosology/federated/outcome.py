@@ -21,6 +21,7 @@ from nosology.models.decision import UNTUNED, Decision
 from nosology.models.heads import Heads
 from nosology.models.heads_settings import HeadsRecipe
 from nosology.models.platt import Platt
+from nosology.models.settings import LabelSettings
 
 Row = dict[str, Any]  # of a history: what COLUMNS names
 COLUMNS = ("round", "loss", "sites", "refused", "micro_f1", "epsilon", "record_epsilon", "seconds")
@@ -73,10 +74,15 @@ def bundle_of(
     return Bundle(model, Decision(threshold), recipe.model_dump(mode="json"), provenance)
 
 
-def check_decision(recipe: HeadsRecipe) -> None:
-    """Raises if the recipe asks for a threshold that summed counts cannot give."""
+def check_recipe(recipe: HeadsRecipe) -> None:
+    """Raises if the recipe asks for labels or for a decision that a federation does not make."""
     if recipe.decision.threshold == "per_code":
         raise ConfigError('decision.threshold must be a number or "global" in a federation; got "per_code"')
+    if recipe.decision.at_least_one:
+        raise ConfigError(f"decision.at_least_one must be false in a federation; got {recipe.decision.at_least_one}")
+    for name in ("min_notes", "max_notes", "most"):
+        if (given := getattr(recipe.labels, name)) != LabelSettings.model_fields[name].default:
+            raise ConfigError(f"labels.{name} must not be set in a federation (federation.min_notes); got {given}")
 
 
 def add_test(bundle: Bundle, test: SiteCounts | None) -> None:

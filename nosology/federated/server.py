@@ -22,7 +22,7 @@ from nosology.core import FederationError
 from nosology.core.files import check_target
 from nosology.federated import saved
 from nosology.federated.agreement import agreed_labels
-from nosology.federated.outcome import Row, add_test, bundle_of, check_decision, line_of, write_history
+from nosology.federated.outcome import Row, add_test, bundle_of, check_recipe, line_of, write_history
 from nosology.federated.privacy import Privacy, check_privacy
 from nosology.federated.records import (
     CONFIG,
@@ -86,7 +86,7 @@ def run_federation(
 
 
 def _check(recipe: HeadsRecipe) -> None:
-    check_decision(recipe)
+    check_recipe(recipe)
     check_privacy(recipe)
 
 

@@ -21,7 +21,7 @@ from nosology.core import ConfigError, FederationError
 from nosology.core.files import check_target
 from nosology.federated import saved
 from nosology.federated.agreement import agreed_labels, refusals
-from nosology.federated.outcome import Row, add_test, bundle_of, check_decision, line_of, write_history
+from nosology.federated.outcome import Row, add_test, bundle_of, check_recipe, line_of, write_history
 from nosology.federated.saved import Agreement, SavedRound
 from nosology.federated.site import Arrays, Site, epochs_of, loop_settings
 from nosology.federated.site_counts import SiteCounts
@@ -82,7 +82,7 @@ def _check(recipe: HeadsRecipe) -> None:
         if value not in allowed:
             wanted = " or ".join(map(str, allowed)) if name != "privacy" else "as it comes"
             raise ConfigError(f"federation.{name} must be {wanted} where all sites are one program; got {value}")
-    check_decision(recipe)
+    check_recipe(recipe)
 
 
 def _agree(sites: Sequence[Site], recipe: HeadsRecipe) -> Agreement:

@@ -22,6 +22,7 @@ from nosology.federated.records import FACTS, to_record
 from nosology.federated.server import run_federation
 from nosology.models.bundle import Bundle
 from nosology.models.moments import Moments
+from nosology.models.settings import DecisionSettings, LabelSettings
 from nosology.training.local import train_epochs
 from nosology.training.vectors import CodedVectors, new_head, vector_notes
 from tests.federated import federation_program as program
@@ -364,6 +365,19 @@ def test_facts_that_cannot_be_read_stop_nobody_else(tmp_path):
     Broken(grid, "site-01", FACTS, changing(facts={"notes": "many"}))
     found = run(None, recipe(rounds=1, min_sites=2), tmp_path / "bundle", grid)
     assert found.history[0]["sites"] == 2 and list(found.refused.values()) == ["its facts cannot be read"]
+
+
+@pytest.mark.parametrize("told", [{"most": 5}, {"min_notes": 2}, {"max_notes": 9}])
+def test_labels_that_a_federation_does_not_choose_are_refused(tmp_path, told):
+    narrow = recipe().model_copy(update={"labels": LabelSettings(**told)})
+    with pytest.raises(ConfigError, match=rf"labels\.{next(iter(told))} must not be set in a federation"):
+        run(sites(2), narrow, tmp_path / "bundle")
+
+
+def test_a_likeliest_code_that_is_always_accepted_is_refused(tmp_path):
+    likeliest = recipe().model_copy(update={"decision": DecisionSettings(at_least_one=True)})
+    with pytest.raises(ConfigError, match=r"decision\.at_least_one must be false in a federation"):
+        run(sites(2), likeliest, tmp_path / "bundle")
 
 
 def test_a_site_cannot_take_the_name_of_another(tmp_path):

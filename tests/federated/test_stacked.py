@@ -8,16 +8,19 @@ import torch
 
 from nosology.core import Code, ConfigError, FederationError
 from nosology.federated.agreement import key_of
+from nosology.federated.agreement import key_of
 from nosology.federated.client_app import make_app
 from nosology.federated.in_process import SITE_NAME, InProcessGrid
 from nosology.federated.server import run_federation
 from nosology.federated.site import Site
 from nosology.federated.stacked import run_stacked
 from nosology.models.heads_settings import HeadsRecipe
+from nosology.models.settings import LabelSettings
 from nosology.training.vectors import CodedVectors
 
 CODES = [Code("icd10cm", f"A0{i}") for i in range(6)] + [Code("icd10pcs", "0DTJ4ZZ")]
 DIM = 8
+IDENTITY = {"model": "none", "dim": DIM}
 IDENTITY = {"model": "none", "dim": DIM}
 
 
@@ -96,6 +99,9 @@ def test_a_run_that_stopped_goes_on(tmp_path):
 def test_what_needs_flower_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"federation\.strategy must be fedavg or fedprox"):
         run_stacked(sites([20, 20]), recipe(strategy="krum"), tmp_path / "b")
+    narrow = recipe().model_copy(update={"labels": LabelSettings(most=3)})
+    with pytest.raises(ConfigError, match=r"labels\.most must not be set in a federation"):
+        run_stacked(sites([20, 20]), narrow, tmp_path / "b")
     other = sites([20, 20, 20])
     other[2].key, other[2].identity = "other", {"model": "another", "dim": DIM}
     with pytest.raises(FederationError, match="site-2 cannot take part: embedder: model must be 'none'"):
