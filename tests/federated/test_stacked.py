@@ -8,7 +8,6 @@ import torch
 
 from nosology.core import Code, ConfigError, FederationError
 from nosology.federated.agreement import key_of
-from nosology.federated.agreement import key_of
 from nosology.federated.client_app import make_app
 from nosology.federated.in_process import SITE_NAME, InProcessGrid
 from nosology.federated.server import run_federation
@@ -20,7 +19,6 @@ from nosology.training.vectors import CodedVectors
 
 CODES = [Code("icd10cm", f"A0{i}") for i in range(6)] + [Code("icd10pcs", "0DTJ4ZZ")]
 DIM = 8
-IDENTITY = {"model": "none", "dim": DIM}
 IDENTITY = {"model": "none", "dim": DIM}
 
 
