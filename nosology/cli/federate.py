@@ -28,8 +28,12 @@ def simulate(
     sites: Annotated[
         int | None, typer.Option(min=1, help="Deal the notes out to so many sites; default: the sites they have.")
     ] = None,
-    skew: Annotated[str, typer.Option(help="How notes are dealt out: equal, size or dirichlet.")] = "equal",
-    alpha: Annotated[float, typer.Option(help="dirichlet: the smaller, the fewer sites see a family of codes.")] = 0.5,
+    skew: Annotated[
+        str | None, typer.Option(help="How notes are dealt out: equal, size or dirichlet; default: equal.")
+    ] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="dirichlet: the smaller, the fewer sites see a family of codes; default: 0.5.")
+    ] = None,
     stacked: Annotated[
         bool, typer.Option("--stacked", help="All sites in one program, without Flower; much faster on a GPU.")
     ] = False,
@@ -38,32 +42,40 @@ def simulate(
     """Simulate a federation on this machine, one process, site after site."""
     from nosology.config import load_recipe
     from nosology.corpora.corpus import Corpus
-    from nosology.models.heads_settings import HeadsRecipe
+    from nosology.models.heads_settings import FederationSettings, HeadsRecipe
     from nosology.training.run_folder import VECTORS, clear, run_folder
 
     checked = load_recipe(recipe, settings)
     if not isinstance(checked, HeadsRecipe):
         raise ConfigError(f"recipe must be of kind heads, such as heads-mlp; got {checked.kind}")
+    if sites is None and (skew is not None or alpha is not None):
+        raise ConfigError("--skew and --alpha need --sites")
+    federation = checked.federation
+    if stacked and federation.fraction_evaluate not in (FederationSettings().fraction_evaluate, 1.0):
+        raise ConfigError("federation.fraction_evaluate must be as it comes with --stacked: every site is evaluated")
     try:
         from nosology.federated.server import run_federation
-        from nosology.federated.simulation import dealt_sites, grid_of, own_sites, simulated_sites
+        from nosology.federated.simulation import dealt_sites, grid_of, notes_hash, own_sites, simulated_sites
     except ImportError as error:
         raise ConfigError(f"a federation needs {error.name}: pip install nosology[federated,embed]") from error
     corpora = [Corpus.open(folder) for folder in corpus]
-    site_of = dealt_sites(corpora, sites, skew, alpha, checked.seed) if sites else own_sites(corpora)
-    federation = checked.federation
-    most = len(set(site_of.values()))
-    fitting = {"min_sites": min(federation.min_sites, most), "quorum": min(federation.quorum, most)}
-    checked = checked.model_copy(update={"federation": federation.model_copy(update=fitting)})
+    if sites:
+        site_of = dealt_sites(corpora, sites, skew or "equal", 0.5 if alpha is None else alpha, checked.seed)
+    else:
+        site_of = own_sites(corpora)
     cache = Path(checked.vectors.cache or run_folder(out) / VECTORS)
     hospitals = simulated_sites(corpora, site_of, checked, cache)
+    most = max(1, sum(len(each.notes["train"].codes) >= federation.min_site_notes for each in hospitals))
+    fitting = {"min_sites": min(federation.min_sites, most), "quorum": min(federation.quorum, most)}
+    checked = checked.model_copy(update={"federation": federation.model_copy(update=fitting)})
     about = [{"hash": each.hash, "source": each.manifest["source"]} for each in corpora]
+    told = {"corpora": about, "notes": notes_hash(corpora, site_of), "say": typer.echo}
     if stacked:
         from nosology.federated.stacked import run_stacked
 
-        bundle = run_stacked(hospitals, checked, out, corpora=about, say=typer.echo)
+        bundle = run_stacked(hospitals, checked, out, **told)
     else:
-        bundle = run_federation(grid_of(hospitals), checked, out, corpora=about, say=typer.echo).bundle
+        bundle = run_federation(grid_of(hospitals), checked, out, **told).bundle
     clear(run_folder(out))
     show(out, bundle)
 

@@ -6,9 +6,11 @@ round.safetensors, written after each round. What is not an array is JSON in the
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from nosology.codes.label_space import LabelSpace
-from nosology.core import BundleError, ConfigError
+from nosology.core import BundleError, ConfigError, OutputError
 from nosology.core.files import new_file
 from nosology.federated.agreement import Facts
 from nosology.federated.site import Arrays
@@ -30,6 +32,7 @@ from nosology.training.vectors import new_head
 
 AGREEMENT, ROUND = "agreement.safetensors", "round.safetensors"
 HISTORY, PLOT = "history.csv", "history.png"  # written at the end, on their way into the bundle
+LOCK = "lock"
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +43,7 @@ class Agreement:
     labels: LabelSpace
     scaler: Scaler
     facts: dict[str, Facts]  # of the sites that it was decided with
+    notes: str = ""  # which notes are at which site, as a hash; empty where the server does not know
 
     @property
     def hash(self) -> str:
@@ -62,15 +66,19 @@ class Agreement:
             "recipe": self.recipe.model_dump(mode="json"),
             "labels": self.labels.to_json(),
             "facts": {site: told.to_json() for site, told in self.facts.items()},
+            "notes": self.notes,
         }
         _write(folder / AGREEMENT, {"mean": self.scaler.mean, "scale": self.scaler.scale}, described)
 
     @classmethod
-    def of_run(cls, folder: Path, recipe: HeadsRecipe) -> Agreement | None:
-        """The agreement of a run that is to go on, None if none has begun; ConfigError if that is of another recipe."""
+    def of_run(cls, folder: Path, recipe: HeadsRecipe, notes: str) -> Agreement | None:
+        """The agreement of a run that is to go on, None if no round was saved; ConfigError if that is another run."""
         found = cls.load(folder)
-        if found and found.recipe != recipe:
-            raise ConfigError(f"{folder} holds a run of another recipe: finish that one or delete the folder")
+        if found is None or SavedRound.load(folder, found.hash) is None:
+            return None
+        for same, what in ((found.recipe == recipe, "of another recipe"), (found.notes == notes, "with other notes")):
+            if not same:
+                raise ConfigError(f"{folder} holds a run {what}: finish that one or delete the folder")
         return found
 
     @classmethod
@@ -84,6 +92,7 @@ class Agreement:
             LabelSpace(described["labels"]),
             Scaler(arrays["mean"], arrays["scale"]),
             {site: Facts.from_json(told) for site, told in described["facts"].items()},
+            described.get("notes", ""),
         )
 
 
@@ -126,6 +135,36 @@ def clear(folder: Path) -> None:
     """Removes what a federation has written, and the folder if nothing else is in it."""
     for name in (ROUND, AGREEMENT, HISTORY, PLOT):
         (folder / name).unlink(missing_ok=True)
+    _remove_empty(folder)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """For the time of a federation: no other one works in its folder. A killed one lets go."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("a")
+    except OSError as error:
+        raise OutputError(f"cannot write {folder}: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(f"another federation is at work in {folder}") from error
+        try:
+            yield
+        finally:
+            (folder / LOCK).unlink(missing_ok=True)
+            _remove_empty(folder)
+
+
+def check_precision(recipe: HeadsRecipe) -> None:
+    """Raises if the recipe asks for numbers that a federation does not compute with."""
+    if recipe.training.precision == "bf16":
+        raise ConfigError('training.precision must be "fp32" or "fp64" in a federation; got "bf16"')
+
+
+def _remove_empty(folder: Path) -> None:
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 

@@ -65,23 +65,27 @@ def run_federation(
     out: str | Path,
     *,
     corpora: list[dict[str, Any]] | None = None,
+    notes: str = "",
     say: Say = lambda line: None,
 ) -> Federated:
     """The coder that the sites of a grid train, saved in `out`; FederationError if it cannot be had.
 
     Started again with the same recipe, a run that was killed goes on after its last round. corpora: for the bundle's
-    provenance, where the server knows them. say: is given a line a round.
+    provenance, where the server knows them. notes: a hash of the sites' notes, where it is known; a run with others
+    does not go on. say: is given a line a round.
     """
     _check(recipe)
+    saved.check_precision(recipe)
     check_target(out, marker=MANIFEST)
-    federation = _Federation(grid, recipe, run_folder(out), say)
-    federation.begin()
-    while federation.state.number < recipe.federation.rounds:
-        federation.round(federation.state.number + 1)
-    bundle = federation.end(corpora or [])
-    state, folder = federation.state, run_folder(out)
-    bundle.save(out, also=write_history(state.history, folder))
-    saved.clear(folder)
+    folder = run_folder(out)
+    with saved.locked(folder):
+        federation = _Federation(grid, recipe, folder, say, notes)
+        federation.begin()
+        while federation.state.number < recipe.federation.rounds:
+            federation.round(federation.state.number + 1)
+        bundle, state = federation.end(corpora or []), federation.state
+        bundle.save(out, also=write_history(state.history, folder))
+        saved.clear(folder)
     return Federated(bundle, state.history, federation.roster.refused)
 
 
@@ -93,16 +97,16 @@ def _check(recipe: HeadsRecipe) -> None:
 class _Federation:
     """A federation under way."""
 
-    def __init__(self, grid: Grid, recipe: HeadsRecipe, folder: Path, say: Say):
+    def __init__(self, grid: Grid, recipe: HeadsRecipe, folder: Path, say: Say, notes: str):
         self.recipe, self.settings, self.folder, self.say = recipe, recipe.federation, folder, say
-        self.grid, self.roster = grid, Roster(grid, recipe)
+        self.grid, self.roster, self.notes = grid, Roster(grid, recipe), notes
         self.strategy = GuardedStrategy(self.settings, recipe.seed)
         self.state: SavedRound
         self._dev: SiteCounts | None = None  # of all sites, after the last round
 
     def begin(self) -> None:
         """Agrees with the sites, or goes on where a run of the same recipe ended."""
-        agreement = Agreement.of_run(self.folder, self.recipe)
+        agreement = Agreement.of_run(self.folder, self.recipe, self.notes)
         self.roster.agreement = agreement
         self.roster.gather()
         if agreement is None:
@@ -137,8 +141,14 @@ class _Federation:
                 f"{len(roster.facts)} sites told their statistics; federation.min_sites = {self.settings.min_sites}"
                 f"{listed(roster.refused)}"
             )
+        asked = len(self.strategy.sampled("train", 0, self.settings.fraction_train, roster.facts))
+        if asked < self.strategy.least:
+            raise FederationError(
+                f"federation.strategy = {self.settings.strategy} needs {self.strategy.least} sites in a round; there "
+                f"are {asked}{listed(roster.refused)}"
+            )
         facts = dict(sorted(roster.facts.items()))
-        return Agreement(self.recipe, agreed_labels(facts, self.settings), total.scaler(), facts)
+        return Agreement(self.recipe, agreed_labels(facts, self.settings), total.scaler(), facts, self.notes)
 
     def _prepare(self) -> dict[str, str]:
         """Tells all sites what was agreed; why some have not taken it (they are told again when they train)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +28,7 @@ def own_sites(corpora: Sequence[Corpus]) -> dict[str, str]:
     """The site of every note id, as the corpora have it."""
     found = {note.id: note.site for corpus in corpora for note in corpus.notes(text=False)}
     if without := sum(not site for site in found.values()):
-        raise DataError(f"{without} notes are at no site: --sites deals them out, or `nosology corpus sites` before")
+        raise DataError(f"{without} notes are at no site: `nosology corpus split --sites`, or --sites here, deals them")
     return found
 
 
@@ -34,6 +36,12 @@ def dealt_sites(corpora: Sequence[Corpus], sites: int, skew: str, alpha: float, 
     """The site of every note id, dealt out anew; no patient and no repeated note is at two sites."""
     notes = (note for corpus in corpora for note in progress(corpus.notes(), "sites"))
     return assign_sites(read_roster(notes), sites, skew=skew, alpha=alpha, seed=seed)
+
+
+def notes_hash(corpora: Sequence[Corpus], site_of: dict[str, str]) -> str:
+    """A hash of the notes and of where each is."""
+    told = json.dumps([[corpus.hash for corpus in corpora], sorted(site_of.items())])
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 def simulated_sites(corpora: Sequence[Corpus], site_of: dict[str, str], recipe: HeadsRecipe, cache: Path) -> list[Site]:

@@ -41,19 +41,37 @@ def run_stacked(
     out: str | Path,
     *,
     corpora: list[dict[str, Any]] | None = None,
+    notes: str = "",
     say: Say = lambda line: None,
 ) -> Bundle:
-    """The coder that the sites train together, saved in `out`; a run that was killed goes on after its last round."""
+    """The coder that the sites train together, saved in `out`; a run that was killed goes on after its last round.
+
+    notes: a hash of the sites' notes; a run with others does not go on.
+    """
     _check(recipe)
+    saved.check_precision(recipe)
     check_target(out, marker=MANIFEST)
     folder = run_folder(out)
-    agreement = Agreement.of_run(folder, recipe)
+    with saved.locked(folder):
+        bundle, history = _trained(sites, recipe, folder, corpora or [], notes, say)
+        bundle.save(out, also=write_history(history, folder))
+        saved.clear(folder)
+    return bundle
+
+
+def _trained(
+    sites: Sequence[Site], recipe: HeadsRecipe, folder: Path, corpora: list[dict[str, Any]], notes: str, say: Say
+) -> tuple[Bundle, list[Row]]:
+    refused = _too_small(sites, recipe)
+    agreement = Agreement.of_run(folder, recipe, notes)
     if agreement is None:
-        agreement = _agree(sites, recipe)
+        agreement = _agree([site for site in sites if site.name not in refused], recipe, notes)
         agreement.save(folder)
     sites = sorted((site for site in sites if site.name in agreement.facts), key=lambda site: site.name)
     for site in sites:
         site.prepare(agreement.labels, agreement.scaler)
+    for name, why in sorted(refused.items()):
+        say(f"{name} is left out: {why}")
     state = SavedRound.load(folder, agreement.hash)
     say(f"{len(sites)} sites, {len(agreement.labels)} codes{f', goes on after round {state.number}' if state else ''}")
     rounds = _Rounds(sites, recipe, agreement)
@@ -63,12 +81,10 @@ def run_stacked(
         state = replace(state, number=state.number + 1, weights=weights, history=[*state.history, row])
         state.save(folder)
         say(line_of(row, recipe.federation.rounds))
-    bundle = bundle_of(agreement, state, _summed(sites, state.weights, recipe, "dev"), corpora or [], {})
+    bundle = bundle_of(agreement, state, _summed(sites, state.weights, recipe, "dev"), corpora, refused)
     test = _summed(sites, state.weights, recipe, "test", bundle.model.calibration, bundle.decision.threshold)
     add_test(bundle, test)
-    bundle.save(out, also=write_history(state.history, folder))
-    saved.clear(folder)
-    return bundle
+    return bundle, state.history
 
 
 def _check(recipe: HeadsRecipe) -> None:
@@ -85,15 +101,29 @@ def _check(recipe: HeadsRecipe) -> None:
     check_recipe(recipe)
 
 
-def _agree(sites: Sequence[Site], recipe: HeadsRecipe) -> Agreement:
+def _too_small(sites: Sequence[Site], recipe: HeadsRecipe) -> dict[str, str]:
+    """Why sites are left out."""
+    fewest, sizes = recipe.federation.min_site_notes, {site.name: len(site.notes["train"].codes) for site in sites}
+    return {
+        name: f"it has {size} train notes; {fewest} are needed (federation.min_site_notes)"
+        for name, size in sizes.items()
+        if size < fewest
+    }
+
+
+def _agree(sites: Sequence[Site], recipe: HeadsRecipe, notes: str) -> Agreement:
     settings = recipe.federation
+    if not sites:
+        raise FederationError(
+            f"no site has {settings.min_site_notes} train notes; that many are needed (federation.min_site_notes)"
+        )
     facts = {site.name: site.facts(settings.min_site_notes) for site in sites}
     if refused := refusals(facts):
         site, why = next(iter(refused.items()))
         raise FederationError(f"{site} cannot take part: {why}")
     told = [site.statistics(settings.min_site_notes) for site in sorted(sites, key=lambda site: site.name)]
     facts = dict(sorted(facts.items()))
-    return Agreement(recipe, agreed_labels(facts, settings), sum(told[1:], told[0]).scaler(), facts)
+    return Agreement(recipe, agreed_labels(facts, settings), sum(told[1:], told[0]).scaler(), facts, notes)
 
 
 class _Rounds:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from nosology.codes.label_space import LabelSpace
-from nosology.core import BundleError
+from nosology.core import BundleError, ConfigError, OutputError
 from nosology.federated.agreement import Facts, key_of
-from nosology.federated.saved import AGREEMENT, ROUND, Agreement, SavedRound, clear
+from nosology.federated.saved import AGREEMENT, ROUND, Agreement, SavedRound, clear, locked
 from nosology.models.moments import Scaler
 from tests.federated.worlds import CODES, DIM, IDENTITY, recipe
 
@@ -72,6 +74,33 @@ def test_nothing_half_written_takes_the_place_of_a_round(tmp_path):
         SavedRound("hash", 4, {"a": np.ones(1, np.float32)}, history=[{"loss": float("nan")}]).save(tmp_path)
     assert SavedRound.load(tmp_path, "hash").number == 3
     assert [path.name for path in tmp_path.iterdir()] == [ROUND]
+
+
+def test_only_the_run_that_was_begun_goes_on(tmp_path):
+    made = replace(agreement(), notes="a")
+    made.save(tmp_path)
+    assert Agreement.of_run(tmp_path, recipe(rounds=9), "b") is None, "nothing is lost: no round was saved"
+    SavedRound(made.hash, 0, {"a": np.zeros(1, np.float32)}).save(tmp_path)
+    assert Agreement.of_run(tmp_path, made.recipe, "a").hash == made.hash
+    with pytest.raises(ConfigError, match="another recipe"):
+        Agreement.of_run(tmp_path, recipe(rounds=9), "a")
+    with pytest.raises(ConfigError, match="other notes"):
+        Agreement.of_run(tmp_path, made.recipe, "b")
+
+
+def test_a_folder_is_for_one_federation_at_a_time(tmp_path):
+    folder = tmp_path / "run"
+    with locked(folder):
+        with pytest.raises(OutputError, match="another federation is at work"), locked(folder):
+            pass
+        agreement().save(folder)
+    assert [path.name for path in folder.iterdir()] == [AGREEMENT]
+    with locked(folder):
+        clear(folder)
+    assert not folder.exists()
+    with locked(folder):
+        pass
+    assert not folder.exists()
 
 
 def test_a_cleared_folder_is_gone(tmp_path):

@@ -16,7 +16,7 @@ import torch
 from flwr.app import MetricRecord
 
 from nosology.codes.label_space import LabelSpace
-from nosology.core import Code, ConfigError, FederationError
+from nosology.core import Code, ConfigError, FederationError, OutputError
 from nosology.evaluation import evaluate
 from nosology.federated.records import FACTS, to_record
 from nosology.federated.server import run_federation
@@ -264,8 +264,12 @@ def test_a_run_whose_sites_all_fail_stops_with_round_sites_and_reasons(tmp_path)
 
 
 def test_krum_does_not_run_with_too_few_sites_to_keep_its_promise(tmp_path):
-    with pytest.raises(FederationError, match="4 of 4 replies were sound, 5 are needed"):
-        run(sites(4), recipe(strategy="krum", malicious=1, wait=0.2), tmp_path / "bundle")
+    """No site trains for nothing, and nothing is kept that another recipe would stumble over."""
+    grid, trained = grid_of(sites(4)), []
+    Broken(grid, "site-00", "train", lambda message, context, app: trained.append(1))
+    with pytest.raises(FederationError, match="krum needs 5 sites in a round; there are 4"):
+        run(None, recipe(strategy="krum", malicious=1, wait=0.2), tmp_path / "bundle", grid)
+    assert not trained and not (tmp_path / "bundle.run").exists()
 
 
 def test_waiting_for_sites_is_bounded(tmp_path):
@@ -413,12 +417,24 @@ def test_a_run_that_goes_on_with_few_of_its_sites_keeps_its_quorum(tmp_path):
 
 
 def test_a_run_of_another_recipe_is_not_gone_on_with(tmp_path):
-    grid = grid_of(sites(2))
-    Broken(grid, "site-00", "train", raising)
-    with pytest.raises(FederationError):
-        run(None, recipe(rounds=2, quorum=2), tmp_path / "bundle", grid)
+    def stop(line):
+        if line.startswith("round 1/"):
+            with pytest.raises(OutputError, match="another federation is at work"):
+                run(sites(2), recipe(rounds=2), tmp_path / "bundle")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(sites(2), recipe(rounds=2), tmp_path / "bundle", notes="a", say=stop)
     with pytest.raises(ConfigError, match="another recipe"):
-        run(sites(2), recipe(rounds=3), tmp_path / "bundle")
+        run(sites(2), recipe(rounds=3), tmp_path / "bundle", notes="a")
+    with pytest.raises(ConfigError, match="other notes"):
+        run(sites(2), recipe(rounds=2), tmp_path / "bundle", notes="b")
+    run(sites(2), recipe(rounds=2), tmp_path / "bundle", notes="a")
+
+
+def test_a_precision_that_a_federation_does_not_have_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"training\.precision must be"):
+        run(sites(2), recipe(rounds=1, training={"precision": "bf16"}), tmp_path / "bundle")
 
 
 def test_central_noise_is_paid_for_in_every_round(tmp_path):

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from nosology.core import Code, ConfigError, FederationError
+from nosology.core import Code, ConfigError, FederationError, OutputError
 from nosology.federated.agreement import key_of
 from nosology.federated.client_app import make_app
 from nosology.federated.in_process import SITE_NAME, InProcessGrid
+from nosology.federated.saved import locked
 from nosology.federated.server import run_federation
 from nosology.federated.site import Site
 from nosology.federated.stacked import run_stacked
@@ -87,11 +88,28 @@ def test_a_run_that_stopped_goes_on(tmp_path):
 
     with pytest.raises(StopError):
         run_stacked(sites([40, 40]), told, tmp_path / "halves", say=stop)
+    with pytest.raises(ConfigError, match="other notes"):
+        run_stacked(sites([40, 40]), told, tmp_path / "halves", notes="others")
+    with locked(tmp_path / "halves.run"), pytest.raises(OutputError, match="at work"):
+        run_stacked(sites([40, 40]), told, tmp_path / "halves")
     lines = []
     halves = run_stacked(sites([40, 40]), told, tmp_path / "halves", say=lines.append)
     assert "goes on after round 2" in lines[0]
     for name, value in whole.model.net.state_dict().items():
         torch.testing.assert_close(halves.model.net.state_dict()[name], value, atol=0, rtol=0)
+
+
+def test_a_site_that_is_too_small_is_left_out(tmp_path):
+    told, lines = recipe(min_site_notes=10), []
+    found = run_stacked(sites([40, 40, 9]), told, tmp_path / "three", say=lines.append)
+    why = "it has 9 train notes; 10 are needed (federation.min_site_notes)"
+    assert lines[0] == f"site-2 is left out: {why}"
+    assert found.provenance["federation"]["refused"] == {"site-2": why}
+    without = run_stacked(sites([40, 40]), told, tmp_path / "two").model.net.state_dict()
+    for name, value in found.model.net.state_dict().items():
+        torch.testing.assert_close(value, without[name], atol=0, rtol=0)
+    with pytest.raises(FederationError, match="no site has 10 train notes"):
+        run_stacked(sites([9, 9]), told, tmp_path / "none")
 
 
 def test_what_needs_flower_is_refused(tmp_path):
@@ -100,6 +118,10 @@ def test_what_needs_flower_is_refused(tmp_path):
     narrow = recipe().model_copy(update={"labels": LabelSettings(most=3)})
     with pytest.raises(ConfigError, match=r"labels\.most must not be set in a federation"):
         run_stacked(sites([20, 20]), narrow, tmp_path / "b")
+    half = recipe()
+    half = half.model_copy(update={"training": half.training.model_copy(update={"precision": "bf16"})})
+    with pytest.raises(ConfigError, match=r"training\.precision must be"):
+        run_stacked(sites([20, 20]), half, tmp_path / "b")
     other = sites([20, 20, 20])
     other[2].key, other[2].identity = "other", {"model": "another", "dim": DIM}
     with pytest.raises(FederationError, match="site-2 cannot take part: embedder: model must be 'none'"):
