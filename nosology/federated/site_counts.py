@@ -10,6 +10,7 @@ import numpy as np
 from scipy.special import expit
 
 from nosology.codes.label_space import LabelSpace
+from nosology.codes.versions import label_versions, versions
 from nosology.core import Code
 from nosology.evaluation.counts import Counts, micro
 from nosology.evaluation.ranking import note_values, rank
@@ -43,14 +44,19 @@ class SiteCounts:
         """The counts of logits and probabilities (B, L) of notes with these true codes, in or outside `labels`.
 
         known: (L,) bool; other labels are passed over, also where they are true. threshold: of accepted probabilities.
+        A note is held only against codes of the ICD versions it is coded in, as `nosology evaluate` does; one without
+        codes, against those of most notes here.
         """
         columns = np.flatnonzero(known)
         named = LabelSpace(labels.codes[i] for i in columns)
         unknown = set(labels.codes) - set(named.codes)
+        of_notes = versions(codes)[:, None]
         codes = [set(note) - unknown for note in codes]
         true = named.encode(codes).toarray().astype(bool)
         outside = np.array([len(note) for note in codes], dtype=np.int64) - true.sum(1)
-        chosen, bins = scores[:, columns], np.searchsorted(_EDGES, logits[:, columns], "right")
+        own = ((of_notes & label_versions(named)) > 0) | (of_notes == 0)
+        chosen = np.where(own, scores[:, columns], np.float32(0))
+        bins = np.searchsorted(_EDGES, logits[:, columns], "right")
         hits, exact = np.zeros((3, len(labels)), np.int64), 0
         if threshold is not None:
             mine = (chosen >= np.float32(threshold)) & (chosen > 0)
@@ -60,7 +66,7 @@ class SiteCounts:
         return SiteCounts(
             np.array([len(logits)]),
             np.array([outside.sum()]),
-            np.bincount(bins.ravel(), minlength=len(_EDGES) + 1),
+            np.bincount(bins[own], minlength=len(_EDGES) + 1),
             np.bincount(bins[true], minlength=len(_EDGES) + 1),
             _precision(named, codes, chosen),
             hits,
