@@ -25,6 +25,7 @@ def grid(
 ) -> None:
     """Train and measure every embedder with every head: central, federated and on random splits, as tables."""
     from nosology.core import ConfigError
+    from nosology.federated.folder_lock import locked
     from nosology.federated.grid import Folder, plan, prepare
     from nosology.federated.grid_plot import write_plot
     from nosology.federated.grid_tables import missing, write_tables
@@ -36,7 +37,7 @@ def grid(
     if not corpora:
         raise ConfigError("a grid needs a corpus: name it with --corpus, or in the grid's file under corpora")
     folder = Folder(out)
-    with folder.locked():
+    with locked(out, "grid"):
         runs = plan(checked, recipes, prepare(checked, corpora, folder))
         worker = Worker(folder, cache, jobs, keep_bundles, checked.sites.stacked, tuple(checked.top))
         try:

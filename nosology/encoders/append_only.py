@@ -110,7 +110,7 @@ class AppendOnly:
     def _kept(self) -> list[int]:
         """What was whole when it was last written down; a folder or a half-written line that does not say: nothing."""
         told = (self.folder / LOCK).read_text().split()
-        return [int(size) for size in told] if len(told) == 2 else [0, 0]
+        return [int(size) for size in told] if len(told) == 2 and all(map(str.isdecimal, told)) else [0, 0]
 
     def _check(self, made_by: dict[str, Any], fixed: Sequence[str]) -> None:
         path = self.folder / self.manifest

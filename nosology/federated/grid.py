@@ -16,19 +16,17 @@ An id ends with a hash of what the result follows from: the notes with their spl
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nosology.core import SPLITS, ConfigError, DataError, OutputError
+from nosology.core import SPLITS, ConfigError, DataError
 from nosology.corpora.corpus import Corpus
 from nosology.corpora.sites import site_corpus
 from nosology.corpora.splits import split_corpus
@@ -99,21 +97,6 @@ class Folder:
         """Why runs without a result have none, as far as they were tried."""
         told = {run.id: read(self.failure(run.id)) for run in runs if read(self.result(run.id)) is None}
         return {name: str(one.get("why")) for name, one in told.items() if one}
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """For the time of a grid: no other one works here. A killed one lets go."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / "lock").open("a")
-        except OSError as error:
-            raise OutputError(f"cannot write {self.path}: {error.strerror}") from error
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise OutputError(f"another grid is at work in {self.path}") from error
-            yield
 
 
 def read(path: Path) -> dict[str, Any] | None:

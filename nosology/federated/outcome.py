@@ -75,7 +75,9 @@ def bundle_of(
 
 
 def check_recipe(recipe: HeadsRecipe) -> None:
-    """Raises if the recipe asks for labels or for a decision that a federation does not make."""
+    """Raises if the recipe asks for labels, a decision or numbers that a federation does not make."""
+    if recipe.training.precision == "bf16":
+        raise ConfigError('training.precision must be "fp32" or "fp64" in a federation; got "bf16"')
     if recipe.decision.threshold == "per_code":
         raise ConfigError('decision.threshold must be a number or "global" in a federation; got "per_code"')
     if recipe.decision.at_least_one:

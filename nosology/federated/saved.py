@@ -6,7 +6,6 @@ round.safetensors, written after each round. What is not an array is JSON in the
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -20,8 +19,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from nosology.codes.label_space import LabelSpace
-from nosology.core import BundleError, ConfigError, OutputError
+from nosology.core import BundleError, ConfigError
 from nosology.core.files import new_file
+from nosology.federated import folder_lock
 from nosology.federated.agreement import Facts
 from nosology.federated.site import Arrays
 from nosology.models.heads_net import HeadNet
@@ -32,7 +32,6 @@ from nosology.training.vectors import new_head
 
 AGREEMENT, ROUND = "agreement.safetensors", "round.safetensors"
 HISTORY, PLOT = "history.csv", "history.png"  # written at the end, on their way into the bundle
-LOCK = "lock"
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,28 +139,13 @@ def clear(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """For the time of a federation: no other one works in its folder. A killed one lets go."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("a")
-    except OSError as error:
-        raise OutputError(f"cannot write {folder}: {error.strerror}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OutputError(f"another federation is at work in {folder}") from error
+    """The folder of a federation for the time that it runs; an empty one is gone then."""
+    with folder_lock.locked(folder, "federation"):
         try:
             yield
         finally:
-            (folder / LOCK).unlink(missing_ok=True)
+            (folder / folder_lock.LOCK).unlink(missing_ok=True)
             _remove_empty(folder)
-
-
-def check_precision(recipe: HeadsRecipe) -> None:
-    """Raises if the recipe asks for numbers that a federation does not compute with."""
-    if recipe.training.precision == "bf16":
-        raise ConfigError('training.precision must be "fp32" or "fp64" in a federation; got "bf16"')
 
 
 def _remove_empty(folder: Path) -> None:

@@ -75,7 +75,6 @@ def run_federation(
     does not go on. say: is given a line a round.
     """
     _check(recipe)
-    saved.check_precision(recipe)
     check_target(out, marker=MANIFEST)
     folder = run_folder(out)
     with saved.locked(folder):

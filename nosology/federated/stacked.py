@@ -49,7 +49,6 @@ def run_stacked(
     notes: a hash of the sites' notes; a run with others does not go on.
     """
     _check(recipe)
-    saved.check_precision(recipe)
     check_target(out, marker=MANIFEST)
     folder = run_folder(out)
     with saved.locked(folder):

@@ -138,7 +138,7 @@ def test_what_was_whole_once_is_never_cut_off(tmp_path, place, lost):
     assert other.read_bytes() == before
 
 
-@pytest.mark.parametrize("told", ["", "17"])
+@pytest.mark.parametrize("told", ["", "17", "12 ab"])
 def test_a_cache_that_does_not_say_what_was_whole_is_opened(tmp_path, told):
     """Of an earlier version, or of a program killed while it wrote that down. A file that is gone is missed still."""
     opened(tmp_path).vectors(texts(6), Counting())

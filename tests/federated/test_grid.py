@@ -18,7 +18,7 @@ from sklearn.metrics import precision_recall_fscore_support
 
 from nosology.cli.grid import load_grid, recipes_of
 from nosology.codes.label_space import LabelSpace
-from nosology.core import Code, ConfigError, DataError, OutputError
+from nosology.core import Code, ConfigError, DataError
 from nosology.corpora.corpus import Corpus
 from nosology.evaluation.counts import Counts
 from nosology.federated.grid import Folder, Run, plan, prepare
@@ -162,17 +162,6 @@ def test_an_embedder_that_cannot_be_had_fails_its_own_runs_alone(small_corpus, t
     assert set(failed) == {run.id for run in runs if run.embedder == "broken"}
     assert set(failed.values()) == {"its notes were not embedded: there is no such model"}
     assert worker.folder.failures(runs) == failed and len(worker.folder.found(runs)) == 3
-
-
-def test_two_grids_do_not_work_in_one_folder(tmp_path):
-    with (
-        Folder(tmp_path).locked(),
-        pytest.raises(OutputError, match="another grid is at work"),
-        Folder(tmp_path).locked(),
-    ):
-        pass
-    with Folder(tmp_path).locked():
-        pass
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=12))

@@ -9,7 +9,7 @@ let shown = -1; // which place of its evidence is in view
 let marked = null; // characters of the note that are selected, {start, end}
 let pending = Promise.resolve(); // decisions on their way, one after the other
 let under = 0; // how many of them are
-const keys = []; // what was pressed meanwhile: it is meant for the code that will be selected then
+const pressed = []; // keys that came meanwhile: they are meant for the code that will be selected then
 
 const panel = () => document.getElementById("panel");
 const cards = () => [...panel().querySelectorAll(".card")].filter((card) => card.offsetParent !== null);
@@ -57,8 +57,8 @@ function move(step) {
 /** Sends a decision after those before it; the panel that comes back takes the place of this one. */
 function decide(values, words) {
   under += 1;
-  pending = pending.then(() => send(values, words)).catch(() => { keys.length = 0; say("That did not work. Load the page again."); });
-  pending = pending.then(() => { under -= 1; while (!under && keys.length) act(keys.shift()); });
+  pending = pending.then(() => send(values, words)).catch(() => { pressed.length = 0; say("That did not work. Load the page again."); });
+  pending = pending.then(() => { under -= 1; while (!under && pressed.length) act(pressed.shift()); });
   return pending;
 }
 async function send(values, words) {
@@ -69,7 +69,7 @@ async function send(values, words) {
   });
   const message = document.getElementById("message");
   say(message ? message.textContent : words);
-  if (message) message.scrollIntoView({ block: "nearest" });
+  if (message) { message.scrollIntoView({ block: "nearest" }); pressed.length = 0; } // they were meant for another state
   // On to the next code that is still open, or stay where the eyes are.
   const refused = message && card(now)?.dataset.state === "open";
   const stays = ["order", "poa", "evidence", "assign", "clear"].includes(values.action) || refused;
@@ -258,7 +258,7 @@ document.addEventListener("keydown", (event) => {
   }
   if (!isOurs(event) || document.querySelector("dialog[open]")) return;
   if (marking && markKey(event)) return;
-  if (under && (KEYS[event.key] || "jknbhstfo".includes(event.key))) keys.push(event.key);
+  if (under && (KEYS[event.key] || "jknbhstfo".includes(event.key))) pressed.push(event.key);
   else if (!act(event.key)) return;
   event.preventDefault();
 });
