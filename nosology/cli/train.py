@@ -17,6 +17,7 @@ import typer
 from nosology.core import Code, ConfigError, DataError, Note, Suggestion
 
 if TYPE_CHECKING:
+    from nosology.corpora.corpus import Corpus
     from nosology.models.bundle import Bundle
 
 Overrides = Annotated[list[str], typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting.")]
@@ -34,10 +35,13 @@ def train(
     from nosology.corpora.corpus import Corpus
     from nosology.training.run import train as run
 
-    checked = load_recipe(recipe, settings)
+    checked, corpora = load_recipe(recipe, settings), [Corpus.open(folder) for folder in corpus]
+    first = not int(os.environ.get("RANK") or 0)
+    if first and len(corpora) > 1:
+        _caution_crossing(corpora)
     started = time.monotonic()
-    bundle = run(checked, [Corpus.open(folder) for folder in corpus], out, refit=refit)
-    if int(os.environ.get("RANK") or 0):
+    bundle = run(checked, corpora, out, refit=refit)
+    if not first:
         return  # of several processes the first has written the bundle, and speaks
     made = bundle.provenance
     typer.echo(
@@ -141,6 +145,18 @@ def evaluate(
     for caution in measured.cautions:
         typer.echo(f"caution: {caution}", err=True)
     typer.echo(f"report: {out / 'index.html'}")
+
+
+def _caution_crossing(corpora: list[Corpus]) -> None:
+    """Says how many patients are on two sides of corpora that were split apart; ids may be the same by chance."""
+    from nosology.corpora.audit import crossing_patients
+
+    if count := crossing_patients(corpora):
+        typer.echo(
+            f"caution: {count:,} patient{' is' if count == 1 else 's are'} in train of one corpus and in dev or test of"
+            " another: if these are the same people, scores flatter; prepare one corpus of all systems and split that",
+            err=True,
+        )
 
 
 def caution_unread(codes: Sequence[Code], source: Path) -> None:

@@ -82,6 +82,17 @@ def audit(folder: str | Path, *, threshold: float = THRESHOLD, shingle: int = SH
     )
 
 
+def crossing_patients(corpora: Iterable[Corpus]) -> int:
+    """How many patients are in train of one corpus and in dev or test of another; no text is read."""
+    learned: dict[str, set[int]] = defaultdict(set)
+    held_out: dict[str, set[int]] = defaultdict(set)
+    for number, corpus in enumerate(corpora):
+        for note in corpus.notes(text=False):
+            if note.patient is not None and note.split is not None:
+                (learned if note.split == "train" else held_out)[note.patient].add(number)
+    return sum(len(learned[patient] | held_out[patient]) > 1 for patient in learned.keys() & held_out.keys())
+
+
 def _watched(notes: Iterable[Note], bad_evidence: list[str]) -> Iterator[Note]:
     """The notes, while the ids of those with evidence outside their text are put aside."""
     for note in notes:

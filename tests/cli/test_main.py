@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
+from nosology.corpora.corpus import write_corpus
 from nosology.corpora.notes_file import note_to_json
 from tests.conftest import small_notes
 
@@ -61,6 +63,19 @@ def test_systems_when_coding(run, small_bundle, tmp_path):
     note.write_text("congestive heart failure")
     _, out, _ = run("code", small_bundle, note, "--json", "--system", "icd9cm", "--system", "icd10pcs")
     assert {item["system"] for item in json.loads(out)["codes"]} == {"icd9cm", "icd10pcs"}
+
+
+def test_patients_on_two_sides_of_two_corpora_are_counted_and_not_named(run, small_corpus, tmp_path, monkeypatch):
+    years = [replace(note, id=f"old-{note.id}", split="test") for note in small_notes(12, seed=1)]
+    other = write_corpus(years, tmp_path / "other", source={"kind": "test"}, filters=[], counts={})
+    words = ["train", "linear", "--corpus", small_corpus.folder, "--out", tmp_path / "bundle"]
+    assert run(*words)[2] == ""
+    code, out, err = run(*words, "--corpus", other.folder)
+    assert code == 0 and "linear coder" in out
+    assert err.startswith("caution: 6 patients are in train of one corpus and in dev or test of another")
+    assert err.count("\n") == 1 and "split that" in err and not any(note.patient in err for note in years)
+    monkeypatch.setenv("RANK", "1")
+    assert run(*words, "--corpus", other.folder)[1:] == ("", "")
 
 
 def test_of_several_processes_the_first_writes_and_speaks(run, small_corpus, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nosology.core import Code, ConfigError, Evidence, Note
-from nosology.corpora.audit import Audit, audit
+from nosology.corpora.audit import Audit, audit, crossing_patients
 from nosology.corpora.corpus import write_corpus
 
 CODES = [Code("icd10cm", code) for code in ("I10", "E11.9", "J18.9", "I50.9", "N17.9")]
@@ -50,6 +50,20 @@ def test_a_patient_in_two_splits_is_a_leak(tmp_path):
     result = audited(tmp_path, notes)
     assert [finding.check for finding in result.leaks] == ["patients in two splits"]
     assert result.leaks[0].examples == ("p0",)
+
+
+def test_patients_on_two_sides_of_corpora_that_were_split_apart(tmp_path):
+    def corpus(name: str, *notes: tuple[str | None, str | None]):
+        made = [Note(f"{name}{i}", "text", patient=patient, split=split) for i, (patient, split) in enumerate(notes)]
+        return write_corpus(made, tmp_path / name, source={}, filters=[], counts={})
+
+    learned = [("a", "train"), ("b", "train"), ("c", "train"), ("d", None), (None, "train")]
+    first = corpus("first", *learned, ("e", "train"), ("e", "test"), ("f", "dev"))
+    second = corpus("second", ("a", "test"), ("b", "dev"), ("c", "train"), ("d", "test"), (None, "test"))
+    third = corpus("third", ("f", "train"), ("b", "test"))
+    assert crossing_patients([first]) == 0, "one corpus is for its own audit"
+    assert crossing_patients([first, second]) == crossing_patients([second, first]) == 2
+    assert crossing_patients([first, second, third]) == 3
 
 
 def test_a_copy_in_another_split_is_a_leak(tmp_path):
