@@ -126,10 +126,10 @@ class Site:
         """The weights after a round of training here; rounds are counted from 1."""
         notes, net = self.ready("train"), self._net(weights, recipe)
         settings = loop_settings(recipe)
-        optimizer = optimizer_of(net, settings)
+        federation = recipe.federation
+        optimizer = optimizer_of(net, settings, plain=federation.optimizer == "sgd")
         if moments:
             put_moments(net, optimizer, {name: torch.from_numpy(value) for name, value in moments.items()})
-        federation = recipe.federation
         first = {name: value.detach().clone() for name, value in net.named_parameters()}
 
         def penalty(net: HeadNet) -> torch.Tensor:
@@ -183,9 +183,12 @@ class Site:
 
 
 def loop_settings(recipe: HeadsRecipe) -> LoopSettings:
-    """The settings of the training at a site: the schedule runs over all rounds."""
-    rounds = recipe.federation.rounds * recipe.federation.local_epochs
-    return recipe.training.model_copy(update={"epochs": rounds})
+    """The settings of the training at a site: the schedule runs over all rounds; plain descent has none, nor decay."""
+    federation = recipe.federation
+    changed = {"epochs": federation.rounds * federation.local_epochs}
+    if federation.optimizer == "sgd":
+        changed |= {"learning_rate": federation.site_rate, "schedule": "constant", "warmup": 0, "weight_decay": 0.0}
+    return recipe.training.model_copy(update=changed)
 
 
 def epochs_of(federation: FederationSettings, round_number: int) -> range:

@@ -44,17 +44,23 @@ from nosology.models.heads_settings import FederationSettings
 from nosology.training.plan import seed_of
 
 ROBUST = ("trimmed_mean", "median", "krum")  # strategies that compare sites
-_TAU = 1e-3  # of FedAdam and FedYogi: is added to the root of the second moment, so smaller updates are damped
+# Of FedAdam and FedYogi: is added to the root of the second moment, so smaller updates are damped. Sites with AdamW
+# move every weight by about their rate, noise included; with plain descent by its slope, tiny for a rare code.
+_TAU = {"adamw": 1e-3, "sgd": 1e-8}
 
 STRATEGIES: dict[str, Callable[[FederationSettings], FedAvg]] = {
     "fedavg": lambda settings: FedAvg(),
     "fedprox": lambda settings: FedProx(proximal_mu=settings.mu),
-    "fedadam": lambda settings: FedAdam(eta=settings.server_rate, beta_1=0.9, beta_2=0.99, tau=_TAU),
-    "fedyogi": lambda settings: FedYogi(eta=settings.server_rate, beta_1=0.9, beta_2=0.99, tau=_TAU),
+    "fedadam": lambda settings: FedAdam(**_server(settings)),
+    "fedyogi": lambda settings: FedYogi(**_server(settings)),
     "trimmed_mean": lambda settings: FedTrimmedAvg(beta=settings.trim),
     "median": lambda settings: FedMedian(),
     "krum": lambda settings: Krum(num_malicious_nodes=settings.malicious),
 }
+
+
+def _server(settings: FederationSettings) -> dict[str, float]:
+    return {"eta": settings.server_rate, "beta_1": 0.9, "beta_2": 0.99, "tau": _TAU[settings.optimizer]}
 
 
 Reduce = Callable[[int, Arrays, list[SiteUpdate]], SiteUpdate]

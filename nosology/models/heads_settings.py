@@ -64,6 +64,8 @@ class FederationSettings(Section):
     server_rate: float = Field(0.01, gt=0)  # fedadam, fedyogi
     trim: float = Field(0.2, ge=0, lt=0.5)  # trimmed_mean: share of sites left out at each end
     malicious: int = Field(1, ge=0)  # krum: sites that may lie
+    optimizer: Literal["adamw", "sgd"] = "adamw"  # at the sites; sgd with fedadam where sites have few notes
+    site_rate: float = Field(100.0, gt=0)  # sgd's: the loss is a mean over thousands of cells, its slopes are small
     moments: Literal["fresh", "kept"] = "fresh"  # AdamW's at the sites, from round to round
     fraction_train: float = Field(1.0, gt=0, le=1)
     fraction_evaluate: float = Field(0.5, ge=0, le=1)

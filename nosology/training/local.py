@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from nosology.models.heads_net import VectorBatch
 from nosology.models.neural_settings import LoopSettings
 from nosology.training.plan import Plan, seed_of
-from nosology.training.repeated import Repeated, adamw, set_rate
+from nosology.training.repeated import Repeated, adamw, set_rate, sgd
 from nosology.training.schedule import Schedule, resolve
 
 Penalty = Callable[[nn.Module], Tensor]  # is added to the loss of every batch
@@ -63,9 +63,12 @@ def dropout_seed(seed: int, epoch: int, step: int) -> int:
     return draw_seed(np.random.default_rng(seed_of("step", seed, epoch, step)))
 
 
-def optimizer_of(net: nn.Module, settings: LoopSettings) -> torch.optim.AdamW:
-    """The optimiser of a net's parameters."""
-    return adamw(list(net.parameters()), settings.learning_rate, settings.weight_decay)
+def optimizer_of(net: nn.Module, settings: LoopSettings, plain: bool = False) -> torch.optim.Optimizer:
+    """The optimiser of a net's parameters: AdamW, or plain descent, which keeps nothing."""
+    parameters = list(net.parameters())
+    if plain:
+        return sgd(parameters, settings.learning_rate)
+    return adamw(parameters, settings.learning_rate, settings.weight_decay)
 
 
 def train_epochs(

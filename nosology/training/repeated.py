@@ -54,9 +54,18 @@ class Repeated:
 
 def adamw(parameters: list[Tensor], rate: float, weight_decay: float) -> torch.optim.AdamW:
     """The optimiser of some parameters, on a GPU one that can be recorded."""
-    gpu = parameters[0].is_cuda
-    lr = torch.tensor(rate, device=parameters[0].device) if gpu else rate
+    gpu, lr = parameters[0].is_cuda, _rate(parameters, rate)
     return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, fused=gpu, foreach=not gpu, capturable=gpu)
+
+
+def sgd(parameters: list[Tensor], rate: float) -> torch.optim.SGD:
+    """Plain descent, likewise."""
+    gpu = parameters[0].is_cuda
+    return torch.optim.SGD(parameters, lr=_rate(parameters, rate), fused=gpu, foreach=not gpu)
+
+
+def _rate(parameters: list[Tensor], rate: float) -> Tensor | float:
+    return torch.tensor(rate, device=parameters[0].device) if parameters[0].is_cuda else rate
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -11,7 +11,7 @@ from nosology.codes.label_space import LabelSpace
 from nosology.core import Code, DataError
 from nosology.evaluation import brief, evaluate
 from nosology.federated.site import Site, loop_settings
-from nosology.models.heads_settings import HeadsRecipe
+from nosology.models.heads_settings import HeadShape, HeadsRecipe
 from nosology.models.platt import Platt
 from nosology.training.local import train_epochs
 from nosology.training.vectors import CodedVectors, new_head
@@ -95,6 +95,34 @@ def test_one_site_with_kept_moments_is_central_training(ready):
     )
     for name, value in ready.train(weights(), one, 1).weights.items():
         np.testing.assert_allclose(net.state_dict()[name].numpy(), value, atol=1e-6)
+
+
+def test_with_plain_descent_it_never_matters_how_notes_are_dealt():
+    """One step at each site, averaged by notes, is one step on all notes, for a head without batch normalisation."""
+    whole = site()
+    calm = RECIPE.model_copy(
+        update={
+            "federation": RECIPE.federation.model_copy(update={"optimizer": "sgd"}),
+            "model": HeadShape(head="mlp", widths=[16], dropout=0.0),
+            "training": RECIPE.training.model_copy(update={"batch": 60}),
+        }
+    )
+    scaler = whole.statistics(1).scaler()
+    first = weights(calm)
+
+    def trained(rows: slice) -> dict[str, np.ndarray]:
+        train = whole.notes["train"]
+        part = {"train": CodedVectors(train.vectors[rows], train.codes[rows])}
+        found = Site("part", {"model": "none"}, "k", whole.notes | part, None, torch.device("cpu"))
+        found.prepare(LabelSpace(CODES), scaler)
+        return found.train(first, calm, 1).weights
+
+    parts = [(slice(0, 7), 7), (slice(7, 40), 33), (slice(40, 60), 20)]
+    sent = [(trained(rows), notes) for rows, notes in parts]
+    for name, value in trained(slice(0, 60)).items():
+        mean = sum(notes * found[name] for found, notes in sent) / 60
+        np.testing.assert_allclose(mean, value, atol=2e-6)
+        assert np.abs(value - first[name]).max() > 1e-3
 
 
 def test_codes_that_a_site_does_not_code_with_get_no_gradient():
