@@ -294,7 +294,6 @@ def told_so_far(study: str, told: dict, rows: dict, out: Path) -> dict:
     found = told | {"mean": table, "by seed": rows}
     if study == "fractions" and len(table) == len(ARMS[study]):
         found["notes that PLANT needs for LAAT's best"] = less_data(table)
-        plot(table, out.with_suffix(".png"))
     results = json.loads(out.read_text()) if out.exists() else {}
     write_json(out, results | {study: found})
     return found
@@ -348,7 +347,10 @@ def main() -> None:
             rows.setdefault(arm.name, {})[str(arm.seed)] = found
             print(f"{arm.name}, seed {arm.seed}: {json.dumps(found)}", flush=True)
             told_so_far(asked.study, told, rows, asked.out)
-    print(json.dumps(told_so_far(asked.study, told, rows, asked.out)["mean"], indent=2))
+    table = told_so_far(asked.study, told, rows, asked.out)["mean"]
+    print(json.dumps(table, indent=2))
+    if asked.study == "fractions" and len(table) == len(ARMS["fractions"]):
+        plot(table, asked.out.with_suffix(".png"))
     if any(str(seed) not in rows.get(arm, {}) for arm in ARMS[asked.study] for seed in range(asked.seeds)):
         sys.exit(1)
 
