@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,16 @@ def content_hash(folder: Path, plan: Plan, *, code: bool) -> str:
         if place.is_file():
             digest.update(f"\n{place.relative_to(folder).as_posix()} {sha256(place)}".encode())
     return digest.hexdigest()
+
+
+def folder_hash(settings: EmbedderSettings) -> str:
+    """A SHA-256 over all that a folder says of its vectors, without loading the model; empty if a name is no folder."""
+    folder = Path(settings.model)
+    if settings.model == "minilm" or not folder.is_dir():
+        return ""
+    plan = read_plan(folder)
+    said = [asdict(replace(plan, dense=())), content_hash(folder, plan, code=settings.trust_remote_code)]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def own_program(folder: Path) -> bool:

@@ -11,7 +11,8 @@ of both corpora (72) and the splits of one (180) make.
     FOLDER/bundles/             the coders, while they are trained, or for good if they are to be kept
     FOLDER/tables.md, tables.csv, plot.png
 
-An id ends with a hash of what the result follows from: the notes with their splits and sites, and the recipe.
+An id ends with a hash of what the result follows from: the notes with their splits and sites, the recipe, and the files
+of an embedder that is a folder.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from nosology.core import SPLITS, ConfigError, DataError
 from nosology.corpora.corpus import Corpus
 from nosology.corpora.sites import site_corpus
 from nosology.corpora.splits import split_corpus
+from nosology.encoders.embedder_files import folder_hash
+from nosology.encoders.embedder_settings import EmbedderSettings
 from nosology.federated.grid_settings import GridSettings
 from nosology.models.heads_settings import HeadsRecipe
 
@@ -162,17 +165,27 @@ def plan(grid: GridSettings, recipes: Recipes, prepared: Mapping[str, tuple[Corp
     runs = []
     short = [Path(embedder).name for embedder in grid.embedders]
     called = {name: Path(name).name if short.count(Path(name).name) == 1 else name for name in grid.embedders}
+    settings = {embedder: recipe.embedder for (embedder, _), recipe in recipes.items()}
+    files = {embedder: _files(its) for embedder, its in settings.items()}  # read once: they may have many gigabytes
     for corpus, (whole, splits) in prepared.items():
         for (embedder, head), recipe in recipes.items():
-            named = (corpus, called[embedder], head)
+            named, extra = (corpus, called[embedder], head), (grid.top, *files[embedder])
             if "central" in grid.settings:
-                runs.append(Run(*named, "central", None, whole, recipe, (grid.top,)))
+                runs.append(Run(*named, "central", None, whole, recipe, extra))
             if "federated" in grid.settings:
                 _check_sites(grid, recipe)
-                runs.append(Run(*named, "federated", None, whole, recipe, (grid.top, grid.sites.stacked)))
+                runs.append(Run(*named, "federated", None, whole, recipe, (*extra, grid.sites.stacked)))
             if "splits" in grid.settings:
-                runs += [Run(*named, "splits", i, part, recipe, (grid.top,)) for i, part in enumerate(splits)]
+                runs += [Run(*named, "splits", i, part, recipe, extra) for i, part in enumerate(splits)]
     return runs
+
+
+def _files(settings: EmbedderSettings) -> tuple[str, ...]:
+    """What tells the files of an embedder that is a folder from those that it held before; nothing of any other."""
+    try:
+        return tuple(filter(None, [folder_hash(settings)]))
+    except (ConfigError, OSError):
+        return ()  # its runs will say what is wrong with it
 
 
 def _check_sites(grid: GridSettings, recipe: HeadsRecipe) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from scipy import sparse
 from sklearn.metrics import precision_recall_fscore_support
 
@@ -26,6 +27,7 @@ from nosology.federated.grid_plot import PLOT, write_plot
 from nosology.federated.grid_run import METRICS, top_counts
 from nosology.federated.grid_tables import Cell, missing, tables, write_tables
 from nosology.federated.grid_work import Worker
+from tests.encoders.tiny_embedders import tiny_embedder
 
 # A process that does no work: it notes which run it was, and ends as the run's head says.
 FAKE = """
@@ -88,6 +90,25 @@ def test_an_id_changes_with_what_the_result_follows_from(small_corpus):
     assert not before & {run.id for run in small_runs(small_corpus, "recipe.training.epochs=4")}
     federated = {run.id for run in small_runs(small_corpus) if run.setting == "federated"}
     assert before - {run.id for run in small_runs(small_corpus, "recipe.federation.rounds=4")} == federated
+
+
+def test_an_id_changes_with_the_files_of_an_embedder_that_is_a_folder(small_corpus, tmp_path):
+    folders = [tiny_embedder(tmp_path / name, "bert") for name in ("tuned", "still")]
+
+    def ids() -> dict[str, set[str]]:
+        runs = small_runs(small_corpus, f"embedders={[str(folder) for folder in folders]}")
+        return {name: {run.id for run in runs if run.embedder == name} for name in ("tuned", "still")}
+
+    before = ids()
+    assert before == ids() and len(before["tuned"]) == 8
+    weights = load_file(folders[0] / "model.safetensors")
+    save_file({name: value + 1 for name, value in weights.items()}, folders[0] / "model.safetensors")
+    tuned = ids()
+    assert tuned["still"] == before["still"] and not tuned["tuned"] & before["tuned"]
+    (folders[0] / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
+    assert not ids()["tuned"] & (tuned["tuned"] | before["tuned"])
+    (folders[0] / "model.safetensors").unlink()
+    assert len(ids()["tuned"]) == 8, "what is wrong with it is for its own runs to say"
 
 
 @pytest.mark.parametrize(
