@@ -158,10 +158,23 @@ def row(bundle: Bundle, corpus: Corpus, arm: Arm, codes: set[Code] | None = None
 def few(arm: Arm) -> dict:
     """A coder on all codes, and on those with few train notes."""
     corpus = Corpus.open(arm.folder / "corpus_1.0")
-    rare = {code for code, count in train_counts(corpus).items() if count <= FEW}
     bundle = trained(arm, arm.name, corpus)
-    counts = {"few codes": len(rare), "train notes": train_notes(corpus)}
-    return {"few": row(bundle, corpus, arm, rare), "full": row(bundle, corpus, arm)} | counts
+    counts = {"few codes": len(few_codes(corpus)), "train notes": train_notes(corpus)}
+    return {"few": row(bundle, corpus, arm, few_codes(corpus)), "full": row(bundle, corpus, arm)} | counts
+
+
+def few_codes(corpus: Corpus) -> set[Code]:
+    """Codes with few train notes."""
+    return {code for code, count in train_counts(corpus).items() if count <= FEW}
+
+
+def both_rows(bundle: Bundle, corpus: Corpus, arm: Arm) -> dict[str, float]:
+    """How a coder does over all codes, and its macro F1 and MAP over those with few train notes."""
+    return row(bundle, corpus, arm) | _of_few(row(bundle, corpus, arm, few_codes(corpus)))
+
+
+def _of_few(found: dict[str, float]) -> dict[str, float]:
+    return {f"few {name}": found[name] for name in ("macro_f1", "map") if name in found}
 
 
 def fractions(arm: Arm) -> dict:
@@ -174,7 +187,7 @@ def fractions(arm: Arm) -> dict:
 def ablations(arm: Arm) -> dict:
     """PLANT without a part of it; stages before the classifier are taken over where they are the same."""
     corpus = Corpus.open(arm.folder / "corpus_1.0")
-    return row(trained(arm, "plant", corpus, [_stages(arm), *ABLATIONS[arm.name]]), corpus, arm)
+    return both_rows(trained(arm, "plant", corpus, [_stages(arm), *ABLATIONS[arm.name]]), corpus, arm)
 
 
 def stages(arm: Arm) -> dict:
@@ -199,7 +212,7 @@ def leak(arm: Arm) -> dict:
     learn, dev, _ = train_and_dev([corpus], recipe.holdout.share, recipe.seed)
     more = None if arm.name == LEAK[0] else Examples([corpus], lambda note: note.split != "train")
     model, decision, made = train_plant(recipe, learn, dev, False, arm.work / "run", more)
-    return row(Bundle(model, decision, recipe.model_dump(mode="json"), {"found": made}), corpus, arm)
+    return both_rows(Bundle(model, decision, recipe.model_dump(mode="json"), {"found": made}), corpus, arm)
 
 
 def trained(arm: Arm, coder: str, corpus: Corpus, changed: list[str] = []) -> Bundle:  # noqa: B006
@@ -251,7 +264,9 @@ def borrowed(study: str, told: dict, results: dict) -> dict:
         return {}
     return {
         arm: {
-            seed: found["full"] | {"train notes": found["train notes"], "seconds": found["seconds"]}
+            seed: found["full"]
+            | _of_few(found["few"])
+            | {"train notes": found["train notes"], "seconds": found["seconds"]}
             for seed, found in few["by seed"].get(coder, {}).items()
             if "train notes" in found
         }
