@@ -41,6 +41,10 @@ from nosology.training.stages import Stages, file_hash
 from nosology.training.stream import Streams
 
 NEVER = 1 << 60  # the epoch with which a part begins that does not learn
+_IDLE = {  # settings of the language model's loop that change no weight: its streams are cut by `window`, no dev is asked
+    *("checkpoint_minutes", "log_steps", "micro_tokens", "micro_batches"),
+    *("patience", "choose_by", "validation_notes"),
+}
 
 Trained = tuple[Plant, Decision, dict[str, Any]]
 
@@ -108,7 +112,7 @@ class Chain:
     def _language_of(self, backward: bool) -> list:
         """What a language model is made of besides the notes; which codes are to be learned is no matter to it."""
         shape, settings = self.recipe.model, self.recipe.language
-        told = settings.model_dump(mode="json", exclude={"weights", "words", "backward_weights"})
+        told = _plain(settings).model_dump(mode="json", exclude={"weights", "words", "backward_weights"})
         files = [file_hash(path) for path in (_published(settings, backward), settings.words)]
         return [told, files, shape.size, shape.hidden, shape.layers]
 
@@ -196,6 +200,12 @@ def _stages(recipe: PlantRecipe, examples: Examples, folder: Path) -> Stages:
     return Stages(Path(recipe.stages) / ground[:16] if recipe.stages else folder, ground)
 
 
+def _plain(settings: LanguageSettings) -> LanguageSettings:
+    """The settings with the usual value of each that changes no weight: stages of any other are the same."""
+    usual = LanguageSettings().training.model_dump(include=_IDLE)
+    return settings.model_copy(update={"training": settings.training.model_copy(update=usual)})
+
+
 def _published(settings: LanguageSettings, backward: bool) -> str:
     """The file of weights that a direction begins with; empty: none."""
     return (backward and settings.backward_weights) or settings.weights
@@ -239,7 +249,8 @@ def train_classifiers(
 def _told(recipe: PlantRecipe, *examples: Examples) -> str:
     """The fingerprint of a classifier but for its direction: both can be trained apart."""
     model = recipe.model.model_copy(update={"direction": "both"})
-    return fingerprint(recipe.model_copy(update={"model": model, "stages": ""}), *examples)
+    same = {"model": model, "stages": "", "language": _plain(recipe.language)}
+    return fingerprint(recipe.model_copy(update=same), *examples)
 
 
 def _classifiers(

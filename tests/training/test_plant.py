@@ -21,7 +21,7 @@ from nosology.models.plant_settings import RateSettings
 from nosology.serving.coder import Coder
 from nosology.training.examples import train_and_dev
 from nosology.training.neural import Asked, fit_labels
-from nosology.training.plant import Chain, paced, train_plant
+from nosology.training.plant import Chain, paced, train_classifiers, train_plant
 from nosology.training.run import train
 from tests.conftest import small_notes
 
@@ -122,6 +122,36 @@ def test_stages_are_made_once(small_corpus, tmp_path, monkeypatch):
     again = Chain.of(later, examples, tmp_path).net(False)  # another classifier, the same stages before it
     for name, value in first.state_dict().items():
         torch.testing.assert_close(again.state_dict()[name], value, atol=0, rtol=0)
+
+
+IDLE = {
+    "checkpoint_minutes": 0,
+    "log_steps": 1,
+    "micro_tokens": 7,
+    "micro_batches": 3,
+    "patience": 1,
+    "choose_by": "micro_f1",
+    "validation_notes": 1,
+}
+
+
+def test_settings_that_change_no_weight_leave_the_stages_as_they_are(small_corpus, tmp_path):
+    """The same weights come of other values, to the last bit; so what is there is taken, the classifier too."""
+    examples, dev, _ = train_and_dev([small_corpus], 0.15, 0)
+    small = [*SMALL, "ranker.epochs=2", "training.epochs=1"]
+    other = [*small, *(f"language.training.{name}={value}" for name, value in IDLE.items())]
+    plain, changed = (load_recipe("plant", settings) for settings in (small, other))
+    first, apart = (Chain.of(recipe, examples, tmp_path / n) for recipe, n in ((plain, "first"), (changed, "apart")))
+    for name, value in first.net(False).state_dict().items():
+        torch.testing.assert_close(apart.net(False).state_dict()[name], value, atol=0, rtol=0)
+    for stage in ("language_forward", "ranker_forward"):
+        kept, made = (tmp_path / name / f"{stage}.safetensors" for name in ("first", "apart"))
+        assert kept.read_bytes() == made.read_bytes(), "tensors and fingerprint"
+    train_classifiers(plain, examples, dev, tmp_path / "first")
+    again = train_classifiers(changed, examples, dev, tmp_path / "first")["forward"]
+    assert again.resumed_at == again.steps, "it was all there"
+    more = load_recipe("plant", [*small, "language.training.clip=0.1"])
+    assert Chain.of(more, examples, tmp_path)._language_of(False) != first._language_of(False)
 
 
 def test_other_codes_need_no_other_language_model(small_corpus, tmp_path, monkeypatch):
