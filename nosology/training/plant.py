@@ -41,7 +41,7 @@ from nosology.training.stages import Stages, file_hash
 from nosology.training.stream import Streams
 
 NEVER = 1 << 60  # the epoch with which a part begins that does not learn
-_IDLE = {  # settings of the language model's loop that change no weight: its streams are cut by `window`, no dev is asked
+_IDLE = {  # settings of the language model's loop that change no weight: it has windows for micro-batches, and no dev
     *("checkpoint_minutes", "log_steps", "micro_tokens", "micro_batches"),
     *("patience", "choose_by", "validation_notes"),
 }
