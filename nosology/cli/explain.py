@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nosology.cli.train import read_given
-from nosology.core import ConfigError, Note
+from nosology.core import Code, CodeError, ConfigError, Note
 
 if TYPE_CHECKING:
+    from nosology.codes.label_space import LabelSpace
     from nosology.models.bundle import Bundle, Model
 
 
@@ -20,7 +21,12 @@ def explain(
     notes: Annotated[
         list[str] | None, typer.Argument(metavar="[NOTE...]", help="Text files, notes files, or - .")
     ] = None,
-    code: Annotated[list[str], typer.Option(help="Explain this code; may be given several times.")] = [],  # noqa: B006
+    code: Annotated[
+        list[str],
+        typer.Option(
+            help="Explain this code (I50.9, i509; icd9cm:V45.8 if two systems have it); may be given several times."
+        ),
+    ] = [],  # noqa: B006
     system: Annotated[
         list[str],
         typer.Option(
@@ -51,7 +57,7 @@ def explain(
     from nosology.models.bundle import Bundle
 
     loaded = Bundle.load(bundle)
-    columns = [_column(loaded.model, name) for name in code]
+    columns = [_column(loaded.model.labels, name) for name in code]
     if corpus is not None:
         _measure(loaded, corpus, split, method, limit, samples, as_json)
         return
@@ -125,11 +131,26 @@ def _measure(
         typer.echo(f"{method:<14}" + "".join(f"{value:>19}" for value in shown))
 
 
-def _column(model: Model, name: str) -> int:
-    found = [j for j, code in enumerate(model.labels.codes) if code.code.lower() == name.lower()]
+def _column(labels: LabelSpace, name: str) -> int:
+    """The column of the one code that a user names, in any spelling: I50.9, i509, icd10cm:I50.9."""
+    system, colon, raw = name.rpartition(":")
+    systems = (system.lower(),) if colon else labels.systems
+    found = [code for code in labels.codes if code.system in systems and code.code.lower() == raw.lower()]
+    found = found or [code for system in systems if (code := _mended(raw, system)) in labels]
     if not found:
-        raise ConfigError(f"code must be one that the coder knows ({len(model.labels):,} of them); got {name!r}")
-    return found[0]
+        raise ConfigError(f"code must be one that the coder knows ({len(labels):,} of them); got {name!r}")
+    if len(found) > 1:
+        raise ConfigError(f"code must say its system: {' or '.join(map(str, found))}; got {name!r}")
+    return labels.column(found[0])
+
+
+def _mended(raw: str, system: str) -> Code | None:
+    from nosology.codes import normalise
+
+    try:
+        return normalise(raw, system)
+    except CodeError:
+        return None
 
 
 def _told(model: Model, column: int, limit: int) -> dict[str, Any]:

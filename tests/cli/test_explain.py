@@ -9,7 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from nosology.cli import app
-from nosology.core import ConfigError, Evidence
+from nosology.cli.explain import _column
+from nosology.codes.label_space import LabelSpace
+from nosology.core import Code, ConfigError, Evidence
 from nosology.corpora.corpus import write_corpus
 from tests.conftest import PHRASES, small_notes
 
@@ -68,6 +70,46 @@ def test_methods_are_measured_against_gold_evidence(small_bundle, tmp_path):
     found = json.loads(run(str(small_bundle), *asked))["contributions"]
     assert found["explanations"] >= found["with_evidence"] > 0
     assert found["token_f1"] > 0.8 and found["iou"] > 0.7 and found["comprehensiveness"] > 0.3
+
+
+@pytest.mark.parametrize("how", [[], ["--method", "contributions"]])
+@pytest.mark.parametrize("spelled", ["m545", "M545", "M54.5", "icd10cm:M54.5", "ICD10CM:m545"])
+def test_a_code_in_any_spelling(small_bundle, note, spelled, how):
+    row = json.loads(run(str(small_bundle), note, "--code", spelled, *how, "--json"))
+    assert (row["system"], row["code"]) == ("icd10cm", "M54.5")
+
+
+TWO = LabelSpace(
+    [
+        *(Code("icd10cm", "F15.19"), Code("icd10cm", "V45.8"), Code("icd9cm", "428.0")),
+        *(Code("icd9cm", "V45.8"), Code("icd9proc", "42.80"), Code("icd9proc", "42")),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("spelled", "column"),
+    [("F1519", 0), ("icd9cm:V458", 3), ("icd10cm:v45.8", 1), ("428.0", 2), ("icd9proc:4280", 4), ("42", 5)],
+)
+def test_a_code_is_found_with_and_without_dot_and_system(spelled, column):
+    assert _column(TWO, spelled) == column
+
+
+@pytest.mark.parametrize(
+    ("spelled", "sentence"),
+    [
+        ("V45.8", "code must say its system: icd10cm:V45.8 or icd9cm:V45.8; got 'V45.8'"),
+        ("4280", "code must say its system: icd9cm:428.0 or icd9proc:42.80; got '4280'"),
+        ("icd9cm:F15.19", "one that the coder knows (6 of them); got 'icd9cm:F15.19'"),
+        ("icd11:V45.8", "one that the coder knows"),
+        ("F15.1", "one that the coder knows"),
+        ("", "one that the coder knows"),
+    ],
+)
+def test_a_code_that_none_or_two_systems_have(spelled, sentence):
+    with pytest.raises(ConfigError) as refused:
+        _column(TWO, spelled)
+    assert sentence in str(refused.value)
 
 
 def test_a_method_that_the_coder_does_not_have(small_bundle, note):
