@@ -85,6 +85,7 @@ def write_explanations(
 ) -> list[dict[str, Any]]:
     """What was found, a row an explanation; in `out` a page a note, a picture an explanation, explanations.json."""
     rows: list[dict[str, Any]] = []
+    several = len(bundle.model.labels.systems) > 1  # two may have the same code
     with new_folder(out, marker=MARKER) as folder:
         for number, note in enumerate(notes):
             name, text = note.id, note.text
@@ -95,7 +96,8 @@ def write_explanations(
                 title = (
                     f"{about['code']} {about['description']}: {about['method']}, probability {about['probability']:.2f}"
                 )
-                png = f"{stem}-{about['code']}-{about['method']}.png"
+                named = [about["system"]] * several + [about["code"], about["method"]]
+                png = f"{'-'.join([stem, *named])}.png"
                 picture(folder / png, title[:110], text, found)
                 shown.append((title, found))
                 best = [

@@ -1,4 +1,4 @@
-"""Which codes of a note are explained."""
+"""Which codes of a note are explained, and what their pictures are called."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from nosology.codes.label_space import LabelSpace
-from nosology.core import Code
-from nosology.explanation.report import accepted
+from nosology.core import Code, Note
+from nosology.explanation.report import accepted, write_explanations
 from nosology.models.bundle import Bundle
 from nosology.models.decision import Decision
 
@@ -33,3 +33,22 @@ def test_of_several_versions_the_one_that_is_suggested_is_explained(within_versi
     )
     found = accepted(Bundle(model, Decision(0.5), {}, {}), "heart failure", systems)
     assert [model.labels.codes[column].code for column in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("systems", "names"),
+    [
+        (["icd10cm", "icd9cm"], {"000-n-icd10cm-V45.8-occlusion.png", "000-n-icd9cm-V45.8-occlusion.png"}),
+        (["icd10cm"], {"000-n-V45.8-occlusion.png"}),
+    ],
+)
+def test_the_same_code_of_two_systems_has_two_pictures(tmp_path, systems, names):
+    model = SimpleNamespace(
+        kind="test",
+        labels=LabelSpace([Code(system, "V45.8") for system in systems]),
+        probabilities=lambda texts: np.full((len(texts), len(systems)), 0.7),
+    )
+    bundle = Bundle(model, Decision(0.5), {}, {})
+    columns = range(len(systems))
+    rows = write_explanations(bundle, [Note("n", "seen today")], columns, ["occlusion"], tmp_path / "out")
+    assert {row["picture"] for row in rows} == names == {path.name for path in (tmp_path / "out").glob("*.png")}
