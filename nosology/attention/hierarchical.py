@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from nosology.core import ConfigError
+from nosology.encoders.without_cudnn import without_cudnn
 
 
 class MultiHead(nn.Module):
@@ -38,7 +39,8 @@ class MultiHead(nn.Module):
     def forward(self, queries: Tensor, states: Tensor, mask: Tensor) -> Tensor:
         """What queries (B, Q, D) find in states (B, T, D); mask: (B, T), True at tokens. (B, Q, D)."""
         q, k, v = self._split(self.query(queries)), self._split(self.key(states)), self._split(self.value(states))
-        found = scaled_dot_product_attention(q, k, v, _some(mask)[:, None, None])
+        with without_cudnn():
+            found = scaled_dot_product_attention(q, k, v, _some(mask)[:, None, None])
         return self.out(found.transpose(1, 2).flatten(2)) * mask.any(1)[:, None, None]
 
     def weights(self, queries: Tensor, states: Tensor, mask: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from nosology.encoders.without_cudnn import without_cudnn
+
 _APART = 0.03  # the spread of queries and weights that begin apart, as in LAAT
 _CELLS = 32_000_000  # notes x tokens x labels that are scored at once where no gradient is kept
 
@@ -75,7 +77,8 @@ class Learned(nn.Module):
     ) -> Tensor:
         queries = queries.to(keys.dtype).expand(len(states), 1, -1, -1)
         keys, values = keys[:, None], states[:, None]  # one head: without it no fused kernel takes them
-        found = scaled_dot_product_attention(queries, keys, values, _some(mask)[:, None, None], scale=1.0)[:, 0]
+        with without_cudnn():
+            found = scaled_dot_product_attention(queries, keys, values, _some(mask)[:, None, None], scale=1.0)[:, 0]
         return (found * weights).sum(-1) + bias  # found: (B, L, D)
 
 

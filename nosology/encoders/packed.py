@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from nosology.encoders.without_cudnn import without_cudnn
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -198,4 +200,5 @@ class Padded(nn.Module):
         real = torch.arange(max(lengths), device=ids.device) < sizes[:, None]
         side_by_side = ids.new_full(real.shape, self.pad)
         side_by_side[real] = ids
-        return self.model(input_ids=side_by_side, attention_mask=real.long()).last_hidden_state[real]
+        with without_cudnn():
+            return self.model(input_ids=side_by_side, attention_mask=real.long()).last_hidden_state[real]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from nosology.core import ConfigError
 from nosology.encoders.pieces import SHIFT, PieceReader
+from nosology.encoders.without_cudnn import without_cudnn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -47,16 +48,16 @@ class Windows(nn.Module):
             raise ConfigError(f"model.window must be at most {longest(model)} for this encoder; got {window}")
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """States (B, T, D) of pieces (B, T); lengths: (B,). States after a note's end are 0."""
-        inside = torch.arange(tokens.shape[1], device=tokens.device) < lengths.to(tokens.device)[:, None]
+        """States (B, T, D) of pieces (B, T); lengths: (B,), on the CPU. States after a note's end are 0."""
         if not int(lengths.sum()):
             return torch.zeros(*tokens.shape, self.width, device=tokens.device)
+        inside = _inside(lengths, tokens.shape[1]).to(tokens.device, non_blocking=True)
         pieces = self.window - len(self.begin) - len(self.end)
-        ids, read, real = self._windows(tokens[inside] - SHIFT, _cut(lengths, pieces).to(tokens.device))
+        ids, read, real = self._windows(tokens.flatten()[inside] - SHIFT, _cut(lengths, pieces))
         states = self._states(ids, read) if self._learns() else self._frozen(ids, read)
-        found = states.new_zeros(*tokens.shape, self.width)
-        found[inside] = states[real]  # both in the order of the notes
-        return found
+        found = states.new_zeros(tokens.numel(), self.width)
+        found.index_copy_(0, inside, states.flatten(0, 1).index_select(0, real))  # both in the order of the notes
+        return found.unflatten(0, tokens.shape)
 
     def train(self, mode: bool = True) -> Windows:
         """Sets the mode; a transformer that does not learn has no dropout either."""
@@ -67,19 +68,24 @@ class Windows(nn.Module):
     def _learns(self) -> bool:
         return any(weight.requires_grad for weight in self.model.parameters())
 
-    def _states(self, ids: Tensor, read: Tensor) -> Tensor:
-        """The states (N, W, D) of windows."""
-        return self.model(input_ids=ids, attention_mask=read.long()).last_hidden_state
+    def _states(self, ids: Tensor, read: Tensor | None) -> Tensor:
+        """The states (N, W, D) of windows; read: what of them is read, None: all."""
+        # Under autocast, weights of half precision would be met by sums and norms in full precision, cast to and fro.
+        half = self.model.dtype in (torch.bfloat16, torch.float16)
+        with without_cudnn(), torch.autocast(ids.device.type, enabled=False) if half else nullcontext():
+            given = None if read is None else read.long()
+            return self.model(input_ids=ids, attention_mask=given).last_hidden_state
 
     @torch.no_grad()
-    def _frozen(self, ids: Tensor, read: Tensor) -> Tensor:
+    def _frozen(self, ids: Tensor, read: Tensor | None) -> Tensor:
         """The same of a transformer that does not learn; what it has read once may be remembered."""
         self.model.eval()
         if self.memory is None:
             return self._states(ids, read)
-        keys = [tuple(row[inside].tolist()) for row, inside in zip(ids.cpu(), read.cpu())]
+        inside = torch.ones_like(ids, dtype=torch.bool) if read is None else read
+        keys = [tuple(row[some].tolist()) for row, some in zip(ids.cpu(), inside.cpu())]
         new = [i for i, key in enumerate(keys) if key not in self.memory]
-        made = dict(zip(new, self._states(ids[new], read[new]))) if new else {}
+        made = dict(zip(new, self._states(ids[new], None if read is None else read[new]))) if new else {}
         states = torch.zeros(*ids.shape, self.width, device=ids.device)
         for i, key in enumerate(keys):
             row = made[i][: len(key)] if i in made else self.memory[key]
@@ -93,17 +99,23 @@ class Windows(nn.Module):
         """From now on states of windows are kept and given again, as long as the transformer does not learn."""
         self.memory = {}
 
-    def _windows(self, pieces: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids (N, W) of windows, what of them is read, and what of that are pieces; pieces of all, lengths (N,)."""
-        n, width, before = len(lengths), int(lengths.max()) + len(self.begin) + len(self.end), len(self.begin)
-        place = torch.arange(width, device=pieces.device) - before
-        real = (place >= 0) & (place < lengths[:, None])
-        ids = torch.full((n, width), self.pad, device=pieces.device)
-        ids[:, :before] = torch.tensor(self.begin, dtype=ids.dtype, device=pieces.device)
-        ids[real] = pieces
+    def _windows(self, pieces: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Ids (N, W) of windows, what of them is read, and where in them pieces stand; pieces of all, lengths (N,).
+
+        Where no window has a pad, all is read, and None says so: kernels that take no mask are the fastest.
+        """
+        device, most, before = pieces.device, int(lengths.max()), len(self.begin)
+        width, pads = most + before + len(self.end), int(lengths.min()) < most
+        real = (_inside(lengths, width) + before).to(device, non_blocking=True)
+        lengths = lengths.to(device, non_blocking=True)
+        ids = torch.full((len(lengths), width), self.pad, device=device)
+        for place, special in enumerate(self.begin):
+            ids[:, place] = special
+        ids.view(-1)[real] = pieces
         for after, special in enumerate(self.end):
-            ids[torch.arange(n, device=pieces.device), lengths + before + after] = special
-        return ids, place < lengths[:, None] + len(self.end), real
+            ids[torch.arange(len(lengths), device=device), lengths + before + after] = special
+        ends = lengths[:, None] + before + len(self.end)
+        return ids, torch.arange(width, device=device) < ends if pads else None, real
 
     def to_json(self) -> dict[str, Any]:
         """How the transformer is built, without its weights."""
@@ -125,6 +137,11 @@ def _cut(lengths: Tensor, pieces: int) -> Tensor:
     """The lengths (N,) of the windows that notes of lengths (B,) fall into; none is empty."""
     parts = [[pieces] * (n // pieces) + [n % pieces] * (n % pieces > 0) for n in lengths.tolist()]
     return torch.tensor([length for part in parts for length in part], dtype=torch.int64)
+
+
+def _inside(lengths: Tensor, width: int) -> Tensor:
+    """Where in rows of this width, one behind another, tokens stand; found on the CPU, since a GPU makes one wait."""
+    return (torch.arange(width) < lengths[:, None]).flatten().nonzero()[:, 0]
 
 
 def longest(model: PreTrainedModel) -> int:

@@ -45,6 +45,35 @@ def test_states_are_those_of_the_transformer_on_each_window_alone(folders, name)
             assert not found[row, len(ids) :].any()
 
 
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_a_mask_is_given_only_where_there_are_pads_and_states_are_the_same(folders, name):
+    reader, encoder = pretrained(folders[name], window=12, max_tokens=100)
+    encoder.eval()
+    ids = reader.read("Chronic low back pain and heart failure, pneumonia of the right lobe; type 2 diabetes. ").ids
+    seen = []
+    encoder.model.register_forward_pre_hook(lambda *given: seen.append(given[-1]["attention_mask"]), with_kwargs=True)
+    with torch.no_grad():
+        full = encoder(*rectangle([ids[:20], ids[5:15]]))
+        assert seen.pop() is None
+        beside = encoder(*rectangle([ids[:20], ids[5:15], ids[:3]]))
+        assert seen.pop() is not None
+    assert np.allclose(full, beside[:2], atol=1e-5)
+
+
+def test_weights_of_half_precision_give_states_of_half_precision(folders):
+    _, encoder = pretrained(folders["bert"], window=12, max_tokens=100)
+    tokens, lengths = rectangle([np.arange(5, 30, dtype=np.int32)])
+    encoder.eval()
+    with torch.no_grad():
+        whole = encoder(tokens, lengths)
+        encoder.model.to(torch.bfloat16)
+        alone = encoder(tokens, lengths)
+        with torch.autocast("cpu", torch.bfloat16):
+            half = encoder(tokens, lengths)
+    assert half.dtype == torch.bfloat16 and torch.equal(half, alone)
+    assert np.allclose(half.float(), whole, atol=0.1)
+
+
 def test_the_windows_begin_and_end_as_the_tokenizer_would_have_it(folders):
     from transformers import AutoTokenizer
 
