@@ -24,10 +24,16 @@ Out = Annotated[Path, typer.Option(help="The bundle folder to be; stages are kep
 
 @app.command()
 def language(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = []) -> None:  # noqa: B006
-    """Train the language model on the train notes."""
+    """Train the language model on the train notes; they need no codes."""
     from nosology.models.plant import backwards
 
-    chain = _chain(recipe, corpus, out, settings)
+    chain = _chain(recipe, corpus, out, settings, coded=False)
+    if not len(chain.labels):
+        typer.echo(
+            "caution: the notes have no codes, so no coder is trained on them; one of other notes makes its own language"
+            " model",
+            err=True,
+        )
     for backward in backwards(chain.recipe.model):
         chain.language(backward)
         typer.echo(f"{chain.stages.folder}: language model, {'backward' if backward else 'forward'}")
@@ -66,17 +72,17 @@ def classifier(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = 
         typer.echo(f"{folder}: classifier, {name}, epoch {fitted.best_epoch}{scores}")
 
 
-def _chain(recipe: str, corpus: list[Path], out: Path, settings: list[str]) -> Chain:
-    checked, train, _, folder = _asked(recipe, corpus, out, settings)
+def _chain(recipe: str, corpus: list[Path], out: Path, settings: list[str], *, coded: bool = True) -> Chain:
+    checked, train, _, folder = _asked(recipe, corpus, out, settings, coded=coded)
     from nosology.training.plant import Chain
 
     return Chain.of(checked, train, folder)
 
 
 def _asked(
-    recipe: str, corpus: list[Path], out: Path, settings: list[str]
+    recipe: str, corpus: list[Path], out: Path, settings: list[str], *, coded: bool = True
 ) -> tuple[PlantRecipe, Examples, Examples, Path]:
-    """The recipe, the train notes, the dev notes and the folder of the stages."""
+    """The recipe, the train notes, the dev notes and the folder of the stages; coded: the stage needs codes."""
     from nosology.config import load_recipe
     from nosology.corpora.corpus import Corpus
     from nosology.models.plant_settings import PlantRecipe
@@ -90,5 +96,5 @@ def _asked(
         import nosology.training.plant  # noqa: F401
     except ImportError as error:
         raise ConfigError(f"plant needs {error.name}, which is not there: pip install nosology[train]") from error
-    train, dev, _ = examples_for(checked, [Corpus.open(folder) for folder in corpus], out)
+    train, dev, _ = examples_for(checked, [Corpus.open(folder) for folder in corpus], out, coded=coded)
     return checked, train, dev, run_folder(out)

@@ -53,8 +53,8 @@ def train_and_dev(corpora: list[Corpus], share: float, seed: int) -> tuple[Examp
 
     Where no corpus says which notes are for what, all are train. Where there are no dev notes, `share` of the train
     notes stand in for them, chosen by hash, so that the choice is the same in any order. Notes of one patient stay
-    together, and so do notes that repeat each other; where all coded notes are one such group, patients are chosen in
-    the place of groups, and where all are of one patient, notes.
+    together, and so do notes that repeat each other; where all coded notes (or, if none is coded, all notes) are one
+    such group, patients are chosen in the place of groups, and where all are of one patient, notes.
     """
     splits = {name for corpus in corpora for name in corpus.manifest["counts"]["splits"]}
     named = splits - {"none"}
@@ -74,7 +74,7 @@ def train_and_dev(corpora: list[Corpus], share: float, seed: int) -> tuple[Examp
     together = kept_together(progress(whole.notes(), "looking for repeated notes", total=len(whole)))
     for unit in (lambda note: together[_patient(note)], _patient, _id):
         counted = whole.counted(unit)
-        if len(counted[0]) > 1:
+        if len(counted[0] or counted[1]) > 1:
             break
     # A share of the coded and of the others, so that few coded notes are in both parts.
     held = {name for sizes in counted for name in _share_of(sizes, share, seed)}

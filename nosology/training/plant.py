@@ -63,12 +63,13 @@ class Chain:
 
     @staticmethod
     def of(recipe: PlantRecipe, examples: Examples, folder: Path, leak: Examples | None = None) -> Chain:
-        """The chain of some train notes.
+        """The chain of some train notes; of notes without codes there is a language model alone.
 
         leak: notes that language model and mutual information see besides, as test notes do in the authors' program;
         it is there to show what that does to a score, and nothing that is trained for use has it.
         """
-        labels = label_space(recipe.labels, of_systems(recipe.labels, examples.codes))
+        of_notes = of_systems(recipe.labels, examples.codes)
+        labels = label_space(recipe.labels, of_notes) if any(examples.codes) else LabelSpace([])
         texts = progress(examples.texts(), "counting words", total=len(examples))
         vocabulary = Vocabulary.build(texts, recipe.words.min_notes, most=recipe.words.most)
         reader = WordReader(vocabulary, recipe.model.max_words)

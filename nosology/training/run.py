@@ -53,12 +53,16 @@ def train(recipe: Recipe, corpora: list[Corpus], out: str | Path, *, refit: bool
     return bundle
 
 
-def examples_for(recipe: Recipe, corpora: list[Corpus], out: str | Path) -> tuple[Examples, Examples, bool]:
-    """What `train_and_dev` gives; raises at once what would end a training after hours."""
+def examples_for(
+    recipe: Recipe, corpora: list[Corpus], out: str | Path, *, coded: bool = True
+) -> tuple[Examples, Examples, bool]:
+    """What `train_and_dev` gives; raises at once what would end a training after hours. coded: it needs codes."""
     check_target(out, marker=MANIFEST)
     if len({corpus.hash for corpus in corpora}) < len(corpora):
         raise ConfigError("each corpus must be given once; two of them have the same notes")
     train_notes, dev_notes, carved = train_and_dev(corpora, recipe.holdout.share, recipe.seed)
+    if not coded:
+        return train_notes, dev_notes, carved
     if not any(train_notes.codes):
         raise DataError("the training notes have no codes: nothing can be learned from them")
     if carved and not any(dev_notes.codes):

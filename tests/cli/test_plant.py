@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from nosology.cli import app
-from nosology.core import ConfigError, OutputError
+from nosology.core import ConfigError, DataError, OutputError
+from nosology.corpora.corpus import write_corpus
+from tests.conftest import small_notes
 from tests.training.test_plant import SMALL
 
 
@@ -31,7 +34,8 @@ def settings():
 
 def test_stages_are_made_and_taken(small_corpus, tmp_path, settings):
     asked = ["plant", "--corpus", str(small_corpus.folder), "--out", str(tmp_path / "bundle"), *settings]
-    assert "language model, forward" in run("plant", "language", *asked).stdout
+    said = run("plant", "language", *asked)
+    assert "language model, forward" in said.stdout and "caution" not in said.stderr
     assert "words for 6 codes" in run("plant", "relevance", *asked).stdout
     assert "ranker, forward, nDCG@10 0." in run("plant", "ranker", *asked).stdout
     made = {path.name for path in (tmp_path / "bundle.run").glob("*.safetensors")}
@@ -47,6 +51,19 @@ def test_stages_are_made_and_taken(small_corpus, tmp_path, settings):
     rows = run("explain", str(tmp_path / "bundle"), str(tmp_path / "note.txt"), "--code", "I50.9", "--json").stdout
     row = json.loads(rows.splitlines()[0])
     assert row["code"] == "I50.9" and row["note"] == "note.txt" and len(row["words"]) == 5
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_a_language_model_needs_no_codes(tmp_path, settings, split):
+    notes = [replace(note, codes=(), split=note.split if split else None) for note in small_notes(40)]
+    corpus = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
+    asked = ["plant", "--corpus", str(corpus.folder), "--out", str(tmp_path / "bundle"), *settings]
+    said = run("plant", "language", *asked)
+    assert "language model, forward" in said.stdout and "caution: the notes have no codes" in said.stderr
+    assert (tmp_path / "bundle.run" / "language_forward.safetensors").is_file()
+    for stage in ("relevance", "ranker", "classifier"):
+        found = CliRunner().invoke(app, ["plant", stage, *asked])
+        assert isinstance(found.exception, DataError) and "have no codes" in str(found.exception)
 
 
 def test_wrong_input(small_bundle, small_corpus, tmp_path):

@@ -51,6 +51,13 @@ def test_where_all_notes_repeat_one_a_carved_dev_is_of_other_patients(tmp_path):
     assert len({note.patient for note in dev.notes()}) == 1
 
 
+def test_a_dev_carved_of_notes_without_codes_keeps_patients_together(tmp_path):
+    notes = [replace(note, split=None, codes=(), patient=f"p{i // 4}") for i, note in enumerate(small_notes(40))]
+    train, dev, carved = train_and_dev([corpus(notes, tmp_path / "c")], 0.3, 0)
+    assert carved and len(dev) == 12
+    assert not {note.patient for note in train.notes()} & {note.patient for note in dev.notes()}
+
+
 def test_notes_without_a_split_are_not_used_where_others_have_one(tmp_path):
     notes = [replace(note, split=note.split if note.split != "test" else None) for note in small_notes(40)]
     train, dev, _ = train_and_dev([corpus(notes, tmp_path / "c")], 0.15, 0)
