@@ -30,8 +30,8 @@ def language(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = []
     chain = _chain(recipe, corpus, out, settings, coded=False)
     if not len(chain.labels):
         typer.echo(
-            "caution: the notes have no codes, so no coder is trained on them; one of other notes makes its own language"
-            " model",
+            "caution: the notes have no codes, so no coder is trained on them;"
+            " one of other notes makes its own language model",
             err=True,
         )
     for backward in backwards(chain.recipe.model):
