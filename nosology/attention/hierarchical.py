@@ -4,6 +4,7 @@ Level 1: one query a category, several heads over the tokens, residual, layer no
 Level 2: the query of a code is its own vector plus what its category has found; the same again.
 The two baselines of the paper's Table 4 stand beside it: no attention (the mean of the tokens), and one query with one
 head for all codes. All take the mask and obey it; a report without a token gives what its queries are without one.
+Masks are those of reports: True at their tokens, which stand first, and False after their ends.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class MultiHead(nn.Module):
         q, k, v = self._split(self.query(queries)), self._split(self.key(states)), self._split(self.value(states))
         with without_cudnn():
             found = scaled_dot_product_attention(q, k, v, _some(mask)[:, None, None])
-        return self.out(found.transpose(1, 2).flatten(2)) * mask.any(1)[:, None, None]
+        return self.out(found.transpose(1, 2).flatten(2)) * mask[:, :1, None]
 
     def weights(self, queries: Tensor, states: Tensor, mask: Tensor) -> Tensor:
         """The mean over the heads of the weights (B, Q, T): 1 together, 0 after the end of a report."""
@@ -144,6 +145,6 @@ def _shares(mask: Tensor, kind: torch.dtype) -> Tensor:
 
 def _some(mask: Tensor) -> Tensor:
     """The mask, with one token for a report that has none: a softmax over nothing is no number."""
-    first = torch.zeros_like(mask)
-    first[:, 0] = ~mask.any(1)
-    return mask | first
+    found = mask.clone()
+    found[:, 0] = True
+    return found

@@ -32,14 +32,19 @@ class Batch:
 
 def rectangle(notes: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
     """Tokens (B, T) and lengths (B,) of notes given as arrays of token ids; a note without a token has length 0."""
-    lengths = torch.tensor([len(note) for note in notes], dtype=torch.int64)
-    width = max(_MULTIPLE, -(-int(lengths.max()) // _MULTIPLE) * _MULTIPLE)
-    tokens = torch.full((len(notes), width), PAD, dtype=torch.int64)
-    for row, note in zip(tokens, notes):
-        row[: len(note)] = torch.from_numpy(np.asarray(note, dtype=np.int64))
-    return tokens, lengths
+    lengths = [len(note) for note in notes]
+    width = max(_MULTIPLE, -(-max(lengths) // _MULTIPLE) * _MULTIPLE)
+    return padded(notes, width, PAD, np.int64), torch.tensor(lengths, dtype=torch.int64)
+
+
+def padded(rows: Sequence[np.ndarray], width: int, pad: float, kind: type[np.generic]) -> Tensor:
+    """Rows of different lengths as (B, width), with pads after their ends; of numpy alone, whose steps are short."""
+    found = np.full((len(rows), width), pad, dtype=kind)
+    for target, row in zip(found, rows):
+        target[: len(row)] = row
+    return torch.from_numpy(found)
 
 
 def mask(lengths: Tensor, width: int, device: torch.device) -> Tensor:
     """True (B, T) at the tokens of the notes, False after their ends."""
-    return torch.arange(width, device=device) < lengths.to(device)[:, None]
+    return torch.arange(width, device=device) < lengths.to(device, non_blocking=True)[:, None]

@@ -16,7 +16,7 @@ from nosology.core import EvidenceSpan, Note
 from nosology.encoders.report_reader import ReportReader
 from nosology.encoders.transformer import Windows
 from nosology.encoders.vocabulary import Read
-from nosology.models.batch import Batch, rectangle
+from nosology.models.batch import Batch, padded, rectangle
 from nosology.models.categories import Categories
 from nosology.models.columns import Columns
 from nosology.models.combinations import Combinations
@@ -50,12 +50,13 @@ def report_batch(
     """The batch of some reports, with what is asked about them; a plain Read has neither columns nor words."""
     reports = [read if isinstance(read, Report) else Report(read.ids, read.starts, read.ends, *_BARE) for read in reads]
     tokens, lengths = rectangle([report.ids for report in reports])
-    columns = torch.from_numpy(np.stack([report.columns for report in reports])) if len(reports[0].columns) else None
+    wide = len(reports[0].columns)
+    columns = (
+        torch.from_numpy(np.concatenate([report.columns for report in reports]).reshape(-1, wide)) if wide else None
+    )
     most = max(1, max(len(report.features) for report in reports))
-    features, values = torch.zeros(len(reports), most, dtype=torch.int64), torch.zeros(len(reports), most)
-    for row, report in enumerate(reports):
-        features[row, : len(report.features)] = torch.from_numpy(report.features)
-        values[row, : len(report.values)] = torch.from_numpy(report.values)
+    features = padded([report.features for report in reports], most, 0, np.int64)
+    values = padded([report.values for report in reports], most, 0, np.float32)
     return ReportBatch(
         tokens, lengths, labels, targets, columns=columns, features=features, values=values, synthetic=synthetic
     )
