@@ -11,7 +11,7 @@ used most.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -94,23 +94,33 @@ class Places:
     def __len__(self) -> int:
         return len(self.places)
 
+    @property
+    def width(self) -> int:
+        """Numbers a token, D."""
+        return self.states.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the states, those of texts that are alike once."""
+        return int(np.unique(self.places, axis=0)[:, 1].sum()) * self.width * _HALF.itemsize
+
     def __getitem__(self, row: int) -> np.ndarray:
         """The states (T, D) of a text."""
         start, length = self.places[row]
         return self.states[start : start + length]
 
-    def rectangle(self, rows: Iterable[int], width: int) -> np.ndarray:
-        """The states (B, width, D) of some texts, 0 after their ends."""
-        rows = list(rows)
-        found = np.zeros((len(rows), width, self.states.shape[1]), dtype=_HALF)
-        for target, row in zip(found, rows):
-            part = self[row]
-            target[: len(part)] = part
+    def rectangle(self, rows: Sequence[int], width: int, into: np.ndarray | None = None) -> np.ndarray:
+        """The states (B, width, D) of some texts, 0 after their ends; into: an array of that shape to be filled."""
+        found = np.empty((len(rows), width, self.width), dtype=_HALF) if into is None else into
+        plain = self.states.view(np.ndarray)  # each part of a memory map is dear
+        for target, (start, length) in zip(found, self.places[rows].tolist()):
+            target[:length] = plain[start : start + length]
+            target[length:] = 0
         return found
 
     def means(self) -> np.ndarray:
         """The mean (N, D) of each text's states, float32; 0 where it has none."""
-        empty = np.zeros(self.states.shape[1], np.float32)
+        empty = np.zeros(self.width, np.float32)
         parts = (self[row] for row in range(len(self)))
         return np.stack([part.mean(0, dtype=np.float32) if len(part) else empty for part in parts])
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nosology.attention.hierarchical import ATTENTIONS
+from nosology.encoders.device_states import Gathered
 from nosology.encoders.transformer import Windows
 from nosology.models.batch import Batch, mask
 from nosology.models.hmhan_settings import HmhanShape, LossSettings
@@ -40,12 +41,16 @@ class SyntheticBatch:
         """The rows on a device."""
         return SyntheticBatch(*(value.to(device, non_blocking=True) for value in vars(self).values()))
 
+    def pin_memory(self) -> SyntheticBatch:
+        """The rows in memory that a GPU copies from while the program goes on."""
+        return SyntheticBatch(*(value.pin_memory() for value in vars(self).values()))
+
 
 @dataclass(frozen=True)
 class ReportBatch(Batch):
     """B reports; where there are synthetic rows, the reports after the last row of `targets` are there for them."""
 
-    states: Tensor | None = None  # (B, T, D) of a frozen encoder
+    states: Tensor | Gathered | None = None  # (B, T, D) of a frozen encoder
     columns: Tensor | None = None  # (B, C)
     features: Tensor | None = None  # (B, F) numbers of words, 0 after the last
     values: Tensor | None = None  # (B, F)
@@ -53,11 +58,12 @@ class ReportBatch(Batch):
     synthetic: SyntheticBatch | None = None
 
     def to(self, device: torch.device | str) -> ReportBatch:
-        """The batch on a device; lengths and labels stay."""
-        names = ("states", "columns", "features", "values", "offsets", "synthetic")
+        """The batch on a device; lengths stay, and so does what other fields make needless."""
+        names = ["labels", "targets", "columns", "states" if self.states is not None else "tokens"]
+        names += ["features", "values"] if self.offsets is None else ["offsets"]
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        moved = {n: v.to(device) if n == "synthetic" else v.to(device, non_blocking=True) for n, v in given.items()}
-        return replace(super().to(device), **moved)
+        moved = {name: value.to(device, non_blocking=True) for name, value in given.items()}
+        return replace(self, **moved, synthetic=self.synthetic and self.synthetic.to(device))
 
 
 class Head(nn.Module):
@@ -173,7 +179,7 @@ class HmhanNet(nn.Module):
     def _wide(self, batch: ReportBatch) -> Tensor:
         """What the words say (B, L); nothing (B, 1) where there is no lexical branch."""
         if self.words is None:
-            return torch.zeros(len(batch.lengths), 1, device=batch.tokens.device)
+            return torch.zeros(len(batch.lengths), 1, device=self.share.device)
         chosen = slice(None) if batch.labels is None else batch.labels
         if getattr(batch, "offsets", None) is not None:
             return batch.offsets[:, chosen]

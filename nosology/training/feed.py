@@ -11,7 +11,6 @@ from itertools import count, islice
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from nosology.models.batch import Batch
 from nosology.training.plan import Plan, seed_of
@@ -82,4 +81,4 @@ class Feed:
 
 def _pin(batch: Batch) -> Batch:
     values = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    return replace(batch, **{name: value.pin_memory() for name, value in values.items() if isinstance(value, Tensor)})
+    return replace(batch, **{name: v.pin_memory() for name, v in values.items() if hasattr(v, "pin_memory")})

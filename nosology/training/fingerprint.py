@@ -9,7 +9,7 @@ from nosology.core.version import __version__
 from nosology.models.settings import Recipe
 from nosology.training.examples import Examples
 
-_ELSEWHERE = {"training", "decision", "two_stage", "federation"}  # told to the loop, or not its concern
+_ELSEWHERE = {"training", "decision", "two_stage", "federation", "states"}  # told to the loop, or not its concern
 
 
 def fingerprint(recipe: Recipe, *examples: Examples) -> str:

@@ -21,6 +21,7 @@ from nosology.codes.called import called
 from nosology.codes.versions import label_versions, only_own_version
 from nosology.core import DataError, Note
 from nosology.core.progress import progress
+from nosology.encoders.device_states import DeviceStates, on_device
 from nosology.encoders.report_reader import ReportReader
 from nosology.encoders.state_cache import Places, StateCache
 from nosology.encoders.transformer import Windows, pretrained
@@ -36,6 +37,7 @@ from nosology.models.hmhan_settings import HmhanRecipe
 from nosology.models.losses import class_weights
 from nosology.models.neural import NOTHING
 from nosology.models.words import Words
+from nosology.training.devices import launch
 from nosology.training.examples import Examples, both
 from nosology.training.fingerprint import fingerprint
 from nosology.training.hmhan_decision import decided, word_logits
@@ -60,6 +62,7 @@ class Course:
     told: str  # the fingerprint of recipe and corpora
     places: Places | None = None  # the states of `train`, of a frozen encoder
     encoder: Windows | None = None  # that is frozen
+    near: DeviceStates | None = None  # the same states on a GPU
 
     @staticmethod
     def of(recipe: HmhanRecipe, notes: list[Note], folder: Path, told: str) -> Course:
@@ -92,6 +95,12 @@ class Course:
         encoder = self.encoder or _pretrained(self.recipe)[1]
         cache = StateCache(self.recipe.states.cache or self.folder / STATES, encoder_key(encoder), encoder.width)
         return cache.add([report.ids for report in reports.reports], lambda texts: encoded(encoder, texts))
+
+    def places_on(self, device: torch.device) -> Places | DeviceStates | None:
+        """The states of `train` for batches that go to a device: there already, where they fit."""
+        if self.places is not None and self.near is None:
+            self.near = on_device(self.places, device, self.recipe.states.device_gb)
+        return self.near or self.places
 
     def net(self, rows: np.ndarray, seed: int) -> HmhanNet:
         """A net that is still to be trained on these rows of the train reports."""
@@ -138,10 +147,11 @@ class Course:
         recipe, seed = self.recipe, self.recipe.seed + 1000 * number
         net = self.net(rows, seed)
         settings = recipe.training.model_copy(update={"leave_after": epochs}) if epochs else recipe.training
+        fabric = launch(settings)
         batches = Batches(
             self.train,
             rows,
-            self.places,
+            self.places_on(fabric.device),
             self.synthetic(rows, seed),
             None if self.scores is None else self.scores.held,
         )
@@ -157,6 +167,7 @@ class Course:
             folder=folder,
             fingerprint=f"{self.told} {number} {hashlib.sha256(rows.tobytes()).hexdigest()}",
             seed=seed,
+            fabric=fabric,
             title=f"hmhan, {number + 1} of {self.model.shape.members}",
         )
         return net, fitted
@@ -203,6 +214,7 @@ def train_hmhan(recipe: HmhanRecipe, train_notes: Examples, dev_notes: Examples,
     model, decision = decided(recipe, model, model.logits_of(dev.reports), wide, dev, course.train.gold)
     found = _found(course, [fitted for _, fitted in trained], dev)
     if refit:
+        course.near = None  # room for the next
         again = Course.of(recipe, list(every.notes()), folder / REFIT, fingerprint(recipe, every))
         epochs = trained[0][1].best_epoch
         net, _ = again.member(0, np.arange(len(again.train)), None, folder / REFIT / "member_0", epochs)

@@ -29,6 +29,7 @@ from nosology.models.hmhan_net import HmhanNets
 from nosology.models.hmhan_settings import CombinationSettings, HmhanRecipe, SmoteSettings
 from nosology.models.neural import evaluating
 from nosology.training.compare import judged, over_seeds
+from nosology.training.devices import launch
 from nosology.training.examples import Examples
 from nosology.training.fingerprint import fingerprint
 from nosology.training.hmhan import Course, paced
@@ -126,7 +127,8 @@ def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path, told: str) 
     net = course.net(rows, recipe.seed)
     inside = made.part(np.flatnonzero(synthetic == 0))
     anchors = _anchors(course.train.versions, rows, inside, recipe.seed)
-    batches = Batches(course.train, rows, course.places, inside, anchors=anchors)
+    fabric = launch(recipe.training)
+    batches = Batches(course.train, rows, course.places_on(fabric.device), inside, anchors=anchors)
     fit(
         net,
         recipe.training,
@@ -137,6 +139,7 @@ def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path, told: str) 
         folder=folder / "member_0",
         fingerprint=told,
         seed=recipe.seed,
+        fabric=fabric,
         title="resampled before the split",
     )
     model = replace(course.model, net=HmhanNets([net]))

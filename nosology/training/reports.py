@@ -15,6 +15,7 @@ from nosology.codes.versions import versions
 from nosology.core import Code, DataError, Note
 from nosology.core.progress import progress
 from nosology.corpora.roster import kept_together
+from nosology.encoders.device_states import DeviceStates, Gathered
 from nosology.encoders.state_cache import Places
 from nosology.models.hmhan import Hmhan, Report, report_batch
 from nosology.models.hmhan_net import ReportBatch, SyntheticBatch
@@ -74,12 +75,14 @@ class Batches:
         self,
         train: Reports,
         rows: np.ndarray,
-        places: Places | None,
+        places: Places | DeviceStates | None,
         synthetic: Synthetic | None,
         offsets: np.ndarray | None = None,
         anchors: np.ndarray | None = None,
     ):
-        """offsets: (N, L) what words say of all reports, held out.
+        """places: the states of all reports, where the encoder is frozen.
+
+        offsets: (N, L) what words say of all reports, held out.
 
         anchors: (S,) the report whose batch each synthetic row is in; None: the one that it begins at.
         """
@@ -90,6 +93,7 @@ class Batches:
             for number, row in enumerate((synthetic.first if anchors is None else anchors).tolist()):
                 self._of.setdefault(row, []).append(number)
         self._labels = label_columns(train)
+        self._pinned = torch.cuda.is_available()
 
     def make(self, chosen: np.ndarray, _: Any) -> ReportBatch:
         """The batch of some of the member's rows, counted within them, with the synthetic rows anchored at them."""
@@ -127,9 +131,16 @@ class Batches:
         found = report_batch([self.train.reports[row] for row in every], labels, targets, synthetic)
         if self.offsets is not None:
             found = replace(found, offsets=torch.from_numpy(self.offsets[every]))
-        if self.places is None:
-            return found
-        return replace(found, states=torch.from_numpy(self.places.rectangle(every, found.tokens.shape[1])))
+        return found if self.places is None else replace(found, states=self._states(every, found.tokens.shape[1]))
+
+    def _states(self, rows: list[int], width: int) -> torch.Tensor | Gathered:
+        if isinstance(self.places, DeviceStates):
+            return self.places.rectangle(rows, width)
+        # At once into memory that a GPU copies from: the way there and the way on cost more than the training.
+        shape = len(rows), width, self.places.width
+        states = torch.empty(shape, dtype=torch.float16, pin_memory=self._pinned)
+        self.places.rectangle(rows, width, states.numpy())
+        return states
 
 
 def label_columns(train: Reports) -> dict[int, np.ndarray]:

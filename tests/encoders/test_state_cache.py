@@ -37,6 +37,8 @@ def test_a_rectangle_is_zero_after_each_end(tmp_path):
     places = StateCache(tmp_path, "k", 4).add(TEXTS, encode())
     found = places.rectangle([1, 3, 2], 8)
     assert found.shape == (3, 8, 4) and not found[0, 7:].any() and not found[1].any() and not found[2, 1:].any()
+    into = np.full((3, 8, 4), np.nan, np.float16)
+    assert places.rectangle(np.array([1, 3, 2]), 8, into) is into and np.array_equal(into, found)
     assert places.means()[0].tolist() == [31.5] * 4 and not places.means()[3].any()
 
 

@@ -14,6 +14,7 @@ from nosology.cli import app
 from nosology.config import load_recipe
 from nosology.core import Code, ConfigError, DataError, Note
 from nosology.corpora.corpus import write_corpus
+from nosology.encoders.device_states import DeviceStates
 from nosology.explanation.report import beside, explained
 from nosology.models.bundle import Bundle
 from nosology.models.combinations import Combinations
@@ -22,10 +23,12 @@ from nosology.models.measure import measure
 from nosology.models.neural import NOTHING
 from nosology.serving.coder import Coder
 from nosology.serving.ray_engine import RayCoder, row_of
+from nosology.training import hmhan
 from nosology.training.hmhan import Course
 from nosology.training.leakage import leakage
 from nosology.training.reports import Batches, parts_of
 from nosology.training.run import train
+from nosology.training.run_folder import CURVES
 from tests.conftest import small_notes
 from tests.encoders.tiny import tiny_bert
 
@@ -186,6 +189,24 @@ def test_states_from_disk_give_what_the_encoder_gives(tiny, tmp_path):
     assert kept.states is not None and asked.states is None
     with torch.no_grad():
         assert net.logits(kept).numpy() == pytest.approx(net.logits(asked).numpy(), abs=5e-3)
+
+
+@pytest.mark.parametrize("words", [0, 500])
+def test_states_on_a_device_and_states_from_disk_train_the_same_net(words, tiny, tmp_path, monkeypatch):
+    settings = [*tiny, "model.frozen=true", "smote.share=1.0", f"words.features={words}", "training.epochs=2"]
+    rows, curves, nets = np.arange(40), [], []
+    for there in (False, True):
+        if there:
+            monkeypatch.setattr(hmhan, "on_device", lambda places, device, _: DeviceStates(places, device))
+        notes = with_columns(small_notes(40))  # of both ICD versions
+        course = Course.of(load_recipe("hmhan", settings), notes, tmp_path / f"run-{there}", "")
+        net, _ = course.member(0, rows, None, tmp_path / f"member-{there}")
+        assert (course.near is not None) == there
+        lines = (tmp_path / f"member-{there}" / CURVES).read_text().splitlines()
+        curves.append([line.split(",")[:3] for line in lines])
+        nets.append(net.state_dict())
+    assert curves[0] == curves[1] and len(curves[0]) > 4
+    assert all(torch.equal(nets[1][name], weight) for name, weight in nets[0].items())
 
 
 def test_class_weights_and_scaler_come_from_the_rows_that_are_learned_from(tiny, tmp_path):
