@@ -28,12 +28,6 @@ def language(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = []
     from nosology.models.plant import backwards
 
     chain = _chain(recipe, corpus, out, settings, coded=False)
-    if not len(chain.labels):
-        typer.echo(
-            "caution: the notes have no codes, so no coder is trained on them;"
-            " one of other notes makes its own language model",
-            err=True,
-        )
     for backward in backwards(chain.recipe.model):
         chain.language(backward)
         typer.echo(f"{chain.stages.folder}: language model, {'backward' if backward else 'forward'}")

@@ -21,6 +21,7 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
     """The tensors of a checkpoint, on the CPU and in float32; a file that wants more than tensors is refused."""
     try:
         import torch
+        from safetensors.torch import load_file
     except ImportError as error:
         raise ConfigError("weights need torch, which is not installed: pip install nosology[train]") from error
 
@@ -29,7 +30,7 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
     if path.stat().st_size > _LARGEST:
         raise BundleError(f"{path} must have less than {_LARGEST >> 30} GB; no model that is read here is as large")
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        found = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except Exception as error:  # a damaged or malicious file can make it raise nearly anything
         raise BundleError(f"{path} cannot be read as weights: it is damaged, or holds more than tensors") from error
     if isinstance(found, dict) and isinstance(found.get("model"), dict):
@@ -50,9 +51,9 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
 def load_language_model(encoder: AwdLstm, vocabulary: Vocabulary, weights: Path, words: Path) -> int:
     """The number of our words that a published AWD-LSTM knows, once its weights are in the encoder.
 
-    weights: as WikiText-103's are published (`0.encoder.weight`, `0.rnns.0.module.weight_ih_l0`, ...). words: its
-    vocabulary in its order, one word a line. A word that it does not know begins with the mean of all its vectors,
-    an unknown one with that of `xxunk`. The bias of its decoder is not taken over.
+    weights: as WikiText-103's are published (`0.encoder.weight`, `0.rnns.0.module.weight_ih_l0`, ...), or as the stage
+    `language` keeps them. words: its vocabulary in its order, one word a line. A word that it does not know begins with
+    the mean of all its vectors, an unknown one with that of `xxunk`. The bias of its decoder is not taken over.
     """
     import torch
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from nosology.codes.code_list import description_of
 from nosology.codes.label_space import LabelSpace
 from nosology.codes.versions import label_versions, only_own_version
+from nosology.core.files import new_file
 from nosology.core.progress import progress
 from nosology.encoders.awd_lstm import AwdLstm, Dropouts
 from nosology.encoders.vocabulary import SPECIALS, Vocabulary, WordReader
@@ -40,6 +41,7 @@ from nosology.training.run_folder import REFIT
 from nosology.training.stages import Stages, file_hash
 from nosology.training.stream import Streams
 
+WORDS = "language_words.txt"  # of a language model, one a line, in the order of its vectors
 NEVER = 1 << 60  # the epoch with which a part begins that does not learn
 _IDLE = {  # settings of the language model's loop that change no weight: it has windows for micro-batches, and no dev
     *("checkpoint_minutes", "log_steps", "micro_tokens", "micro_batches"),
@@ -108,6 +110,8 @@ class Chain:
             return {key: value.detach().cpu() for key, value in net.encoder.state_dict().items()}
 
         encoder.load_state_dict(self.stages.kept(f"language_{name}", self._language_of(backward), make))
+        with new_file(self.stages.folder / WORDS) as aside:  # for a `language.words` of other notes
+            aside.write_text("".join(f"{word}\n" for word in ("xxpad", "xxunk", *self.reader.vocabulary.words)))
         return encoder
 
     def _language_of(self, backward: bool) -> list:

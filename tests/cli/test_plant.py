@@ -6,13 +6,17 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from nosology.cli import app
 from nosology.core import ConfigError, DataError, OutputError
-from nosology.corpora.corpus import write_corpus
+from nosology.corpora.corpus import Corpus, write_corpus
 from tests.conftest import small_notes
 from tests.training.test_plant import SMALL
+
+BEGIN = {"weights": "language_forward.safetensors", "words": "language_words.txt"}
 
 
 def run(*words: str) -> Result:
@@ -34,8 +38,7 @@ def settings():
 
 def test_stages_are_made_and_taken(small_corpus, tmp_path, settings):
     asked = ["plant", "--corpus", str(small_corpus.folder), "--out", str(tmp_path / "bundle"), *settings]
-    said = run("plant", "language", *asked)
-    assert "language model, forward" in said.stdout and "caution" not in said.stderr
+    assert "language model, forward" in run("plant", "language", *asked).stdout
     assert "words for 6 codes" in run("plant", "relevance", *asked).stdout
     assert "ranker, forward, nDCG@10 0." in run("plant", "ranker", *asked).stdout
     made = {path.name for path in (tmp_path / "bundle.run").glob("*.safetensors")}
@@ -58,12 +61,31 @@ def test_a_language_model_needs_no_codes(tmp_path, settings, split):
     notes = [replace(note, codes=(), split=note.split if split else None) for note in small_notes(40)]
     corpus = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
     asked = ["plant", "--corpus", str(corpus.folder), "--out", str(tmp_path / "bundle"), *settings]
-    said = run("plant", "language", *asked)
-    assert "language model, forward" in said.stdout and "caution: the notes have no codes" in said.stderr
+    assert "language model, forward" in run("plant", "language", *asked).stdout
     assert (tmp_path / "bundle.run" / "language_forward.safetensors").is_file()
     for stage in ("relevance", "ranker", "classifier"):
         found = CliRunner().invoke(app, ["plant", stage, *asked])
         assert isinstance(found.exception, DataError) and "have no codes" in str(found.exception)
+
+
+def test_a_coder_begins_with_a_language_model_of_other_notes(small_corpus, tmp_path, settings):
+    notes = [replace(note, codes=(), split=None) for note in small_notes(40)]
+    other = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
+
+    def learned(name: str, corpus: Corpus, *changed: str) -> tuple[list[str], torch.Tensor]:
+        asked = ["--corpus", str(corpus.folder), "--out", str(tmp_path / name), *settings]
+        run("plant", "language", "plant", *asked, *(part for setting in changed for part in ("--set", setting)))
+        words = (tmp_path / f"{name}.run" / "language_words.txt").read_text().splitlines()
+        return words, load_file(tmp_path / f"{name}.run" / "language_forward.safetensors")["encoder.weight"]
+
+    theirs, first = learned("a", other)
+    begun = (f"language.{key}={tmp_path / 'a.run' / file}" for key, file in BEGIN.items())
+    mine, second = learned("b", small_corpus, *begun, "language.training.learning_rate=1e-9")
+    assert (len(theirs), len(mine)) == (len(first), len(second))
+    shared = set(mine) & set(theirs) - {"xxpad"}
+    assert "xxunk" in shared and len(shared) > 5
+    for word in shared:
+        assert torch.allclose(second[mine.index(word)], first[theirs.index(word)], atol=1e-5)
 
 
 def test_wrong_input(small_bundle, small_corpus, tmp_path):
