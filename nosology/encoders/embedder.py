@@ -109,6 +109,8 @@ class Embedder:
             "precision": settings.precision,
             "method": _METHOD,
         }
+        identity |= {"lower_case": 1} if plan.lower_case else {}  # said where they are not as usual alone
+        identity |= {} if plan.include_prompt else {"prompt_pooled": 0}
         model = model.to(place).eval().requires_grad_(False)
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         net = Packed(model, place.type == "cuda") if can_pack(model) else Padded(model, pad)

@@ -49,6 +49,9 @@ def folders(tmp_path_factory):
     return get
 
 
+LIMITS = "sentence_bert_config.json"
+
+
 def load(folder, **wanted) -> Embedder:
     return Embedder.load(EmbedderSettings(model=str(folder), **wanted), "cpu")
 
@@ -237,6 +240,11 @@ def test_the_key_is_of_content_and_settings_not_of_place(folders, tmp_path):
     raw[-1] ^= 1
     weights.write_bytes(raw)
     others.append(load(copy).key)
+    for file, name, value in (("1_Pooling/config.json", "include_prompt", False), (LIMITS, "do_lower_case", True)):
+        place = copy / file
+        told = json.loads(place.read_text()) if place.exists() else {}
+        place.write_text(json.dumps(told | {name: value}))
+        others.append(load(copy).key)
     assert len({key, *others}) == len(others) + 1
 
 
