@@ -1,12 +1,15 @@
 """Speed of HMHAN: python benchmarks/speed/hmhan.py [--part cpu|gpu] [--out FILE]
 
-gpu   a report of 512 tokens at batch 64 with a 12-layer BERT (random weights, BioClinicalBERT's sizes) in bf16: encoder
-      alone, and the whole way to logits; training of all but the encoder on states that are read from a cache on disk:
-      reports a second, and the share of the time in which the GPU runs a kernel (torch's profiler)
+gpu   a report of 512 tokens at batch 64 with a 12-layer BERT (random weights, BioClinicalBERT's sizes): encoder alone
+      and the whole way to logits with its weights in bf16, and the whole way under autocast, as a coder goes it;
+      attention and its derivatives at batch 32, steps a second at 64 lengths that are new and at the same ones again;
+      training of all but the encoder, with states on the GPU and with states that are read through a memory map (the
+      system has them in memory), batches of 32, 128 and 512: reports a second, and the share of the time in which the
+      GPU runs a kernel: what kernels take in an epoch (torch's profiler) over what an epoch takes that nobody watches
 cpu   a report of 512 tokens with the built-in 6-layer encoder; LIME for a simulated report and one code, 1,000 samples
 both  the bytes of the states of 73,461 reports at 768 numbers a token, by the lengths of simulated reports
 
-The gpu part takes two or three minutes and needs torch, transformers and what nosology itself needs.
+The gpu part takes less than a minute and needs torch, transformers and what nosology itself needs.
 """
 
 from __future__ import annotations
@@ -25,20 +28,28 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import sparse
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
+from nosology.attention.hierarchical import Hierarchical
 from nosology.core.files import write_json
-from nosology.encoders.state_cache import StateCache
+from nosology.encoders.device_states import DeviceStates
+from nosology.encoders.state_cache import Places, StateCache
 from nosology.encoders.transformer import Windows
-from nosology.models.batch import rectangle
+from nosology.models.batch import mask, rectangle
+from nosology.models.hmhan import Report
 from nosology.models.hmhan_net import HmhanNet, ReportBatch
 from nosology.models.hmhan_settings import HmhanShape, LossSettings
 from nosology.models.neural import evaluating
-from nosology.training.feed import Feed
+from nosology.training.feed import Feed, Work
 from nosology.training.plan import Plan
+from nosology.training.reports import Batches, Reports
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_hmhan.json"
 REPORTS = 73_461  # paper 002
 CODES, CATEGORIES, WIDTH = 10, 6, 768
+_WATCHED = 64  # steps; the profiler takes its time over each kernel
 LENGTH = 170.0  # mean pieces of a report after cleaning where no tokenizer is at hand; see `storage`
 
 
@@ -64,87 +75,140 @@ def batch_of(lengths: list[int]) -> ReportBatch:
     return ReportBatch(tokens, sizes)
 
 
-def median(run: Callable[[], Any], times: int, gpu: bool) -> float:
-    """Seconds of a call, the median of several, after three that do not count."""
-    found = []
-    for number in range(times + 3):
-        if gpu:
-            torch.cuda.synchronize()
-        started = time.perf_counter()
-        run()
-        if gpu:
-            torch.cuda.synchronize()
-        if number >= 3:
-            found.append(time.perf_counter() - started)
-    return statistics.median(found)
-
-
-def inference_gpu() -> dict[str, float]:
-    """Milliseconds a report of 510 pieces and the two around them, batch 64."""
-    net = net_of(random_bert()).to("cuda")
-    net.encoder.model.to(torch.bfloat16)
-    batch = batch_of([510] * 64).to("cuda")
-    with evaluating(net), torch.autocast("cuda", torch.bfloat16):
-        alone = median(lambda: net.encoder(batch.tokens, batch.lengths), 20, True)
-        whole = median(lambda: net.logits(batch), 20, True)
-    return {"encoder_ms_a_report": 1000 * alone / 64, "whole_ms_a_report": 1000 * whole / 64}
-
-
-def training_gpu(mean: float, folder: Path, reports: int = 8_000, batch: int = 32) -> dict[str, float]:
-    """Reports a second and the GPU's busy share while HMHAN learns from states on disk."""
-    from torch.profiler import ProfilerActivity, profile
-
-    rng = np.random.default_rng(1)
-    lengths = np.clip(rng.lognormal(np.log(mean) - 0.15, 0.55, reports), 5, 510).astype(int)
-    texts = [rng.integers(1000, 20_000, n).astype(np.int32) for n in lengths]
-    noise = rng.normal(size=(512, WIDTH)).astype(np.float16)
-
-    def encode(missing: list[np.ndarray]) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
-        for start in range(0, len(missing), 500):
-            part = missing[start : start + 500]
-            yield np.arange(start, start + len(part)), [noise[: len(text)] for text in part]
-
-    cache = StateCache(folder, "random", WIDTH)
-    places = cache.add(texts, encode)
-    net = net_of(random_bert(1)).to("cuda").train()
-    learned = [p for n, p in net.named_parameters() if not n.startswith("encoder")]
-    optimizer = torch.optim.AdamW(learned, 1e-3, fused=True)
-    targets = torch.from_numpy((rng.random((reports, CODES)) < 0.1).astype(np.float32))
-
-    def make(rows: np.ndarray, _: Any) -> ReportBatch:
-        tokens, sizes = rectangle([texts[row] for row in rows])
-        states = torch.from_numpy(places.rectangle(rows, tokens.shape[1]))
-        return ReportBatch(tokens, sizes, targets=targets[torch.from_numpy(rows)], states=states)
-
-    def epoch(number: int) -> float:
-        """Seconds of an epoch, with the batches of the training loop but without its files."""
-        plan = Plan(lengths, np.zeros(reports, np.int64), batch, 1 << 20, number)
+def wait(device: str) -> None:
+    """Returns when a GPU has done all that it was given."""
+    if device == "cuda":
         torch.cuda.synchronize()
-        started = time.perf_counter()
-        with closing(Feed(plan, make, pinned=True).steps(0, 0)) as steps:
-            for work in islice(steps, len(plan)):
+
+
+def seconds_of(run: Callable[[], Any], device: str) -> float:
+    """Seconds of a call."""
+    wait(device)
+    started = time.perf_counter()
+    run()
+    wait(device)
+    return time.perf_counter() - started
+
+
+def median(run: Callable[[], Any], times: int, device: str) -> float:
+    """Seconds of a call, the median of several, after three that do not count."""
+    return statistics.median([seconds_of(run, device) for _ in range(times + 3)][3:])
+
+
+def inference(device: str = "cuda", size: int = 64, layers: int = 12) -> dict[str, float]:
+    """Milliseconds a report of 510 pieces and the two around them."""
+    net = net_of(random_bert(layers)).to(device)
+    batch = batch_of([510] * size).to(device)
+    with evaluating(net), torch.autocast(device, torch.bfloat16):
+        autocast = median(lambda: net.logits(batch), 20, device)
+        net.encoder.model.to(torch.bfloat16)
+        alone = median(lambda: net.encoder(batch.tokens, batch.lengths), 20, device)
+        whole = median(lambda: net.logits(batch), 20, device)
+    found = {"encoder_ms_a_report": alone, "whole_ms_a_report": whole, "whole_autocast_ms_a_report": autocast}
+    return {name: 1000 * seconds / size for name, seconds in found.items()}
+
+
+def attention(device: str = "cuda", size: int = 32, longest: int = 512) -> dict[str, float]:
+    """Steps a second of the two levels, forward and backward, over lengths that come for the first and second time."""
+    look = Hierarchical(WIDTH, torch.arange(CODES) % CATEGORIES).to(device)
+    states = torch.randn(size, longest + 8, WIDTH, device=device)
+    widths = np.random.default_rng(2).permutation(np.arange(8, longest + 1, 8)).tolist()
+
+    def steps(some: list[int]) -> None:
+        for width in some:
+            inside = mask(torch.arange(size) % width + 1, width, torch.device(device))
+            with torch.autocast(device, torch.bfloat16):
+                found = look(states[:, :width], inside)
+            found.float().square().mean().backward()
+            look.zero_grad()
+
+    steps([longest + 8] * 3)  # memory is taken, and programs are loaded
+    new, again = (len(widths) / seconds_of(lambda: steps(widths), device) for _ in range(2))
+    return {"batch": size, "lengths": len(widths), "steps_per_second_new": new, "steps_per_second_again": again}
+
+
+class Training:
+    """HMHAN that learns from the states of random reports, made once and kept on disk."""
+
+    def __init__(self, mean: float, folder: Path, device: str = "cuda", reports: int = 8_000):
+        """mean: pieces of a report."""
+        rng = np.random.default_rng(1)
+        self.device = device
+        self.lengths = np.clip(rng.lognormal(np.log(mean) - 0.15, 0.55, reports), 5, 510).astype(int)
+        texts = [rng.integers(1000, 20_000, n).astype(np.int32) for n in self.lengths]
+        noise = rng.normal(size=(512, WIDTH)).astype(np.float16)
+        nothing = np.empty(0, np.float32), np.empty(0, np.int64), np.empty(0, np.float32)
+        gold = sparse.csr_matrix((rng.random((reports, CODES)) < 0.1).astype(np.int8))
+        read = [Report(ids, ids, ids, *nothing) for ids in texts]
+        self.reports = Reports(read, [()] * reports, gold, np.ones(reports, np.int64), [""] * reports)
+
+        def encode(missing: list[np.ndarray]) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
+            for start in range(0, len(missing), 500):
+                part = missing[start : start + 500]
+                yield np.arange(start, start + len(part)), [noise[: len(text)] for text in part]
+
+        self.cache = StateCache(folder, "random", WIDTH)
+        self.on_disk = self.cache.add(texts, encode)
+
+    def measured(self, places: Places | DeviceStates, size: int) -> dict[str, float]:
+        """Reports a second and the GPU's busy share; the batches of the training loop without its files."""
+        torch.manual_seed(0)
+        net = net_of(random_bert(1)).to(self.device).train()
+        learned = [p for n, p in net.named_parameters() if not n.startswith("encoder")]
+        optimizer = torch.optim.AdamW(learned, 1e-3, fused=True)
+        plan = Plan(self.lengths, self.reports.versions, size, 1 << 20, 0)
+        batches = Batches(self.reports, np.arange(len(self.reports)), places, None)
+
+        def steps(made: Iterator[Work], most: int) -> int:
+            """The reports of the next steps, which are taken."""
+            reports = 0
+            for work in islice(made, most):
                 for part in work.parts:
-                    with torch.autocast("cuda", torch.bfloat16):
-                        loss = net(part.batch.to("cuda"))
+                    with torch.autocast(self.device, torch.bfloat16):
+                        loss = net(part.batch.to(self.device))
                     loss.backward()
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-        torch.cuda.synchronize()
-        return time.perf_counter() - started
+                reports += work.notes
+            return reports
 
-    epoch(0)
-    rate = reports / statistics.median(epoch(number) for number in (1, 2, 3))
-    with profile(activities=[ProfilerActivity.CUDA]) as watched:
-        seconds = epoch(4)
-    kernels = sum(event.self_device_time_total for event in watched.key_averages()) / 1e6
-    return {
-        "batch": batch,
-        "reports_per_second": rate,
-        "kernel_seconds_an_epoch": kernels,
-        "gpu_busy_share": kernels / (reports / rate),
-        "watched_seconds": seconds,
-        "cache_gigabytes": cache.nbytes / 1e9,
-    }
+        feed = Feed(plan, batches.make, pinned=self.device == "cuda")
+        kind = ProfilerActivity.CUDA if self.device == "cuda" else ProfilerActivity.CPU
+        with closing(feed.steps(0, 0)) as made:
+            steps(made, len(plan))
+            epoch = statistics.median(seconds_of(lambda: steps(made, len(plan)), self.device) for _ in range(3))
+            with profile(activities=[kind]) as watched:
+                seen = steps(made, min(len(plan), _WATCHED))
+                wait(self.device)
+        kernels = kernel_seconds(watched) * len(self.reports) / seen
+        return {
+            "batch": size,
+            "reports_per_second": len(self.reports) / epoch,
+            "steps_per_second": len(plan) / epoch,
+            "kernel_seconds_an_epoch": kernels,
+            "watched_reports": seen,
+            "gpu_busy_share": kernels / epoch,
+        }
+
+
+def kernel_seconds(watched: profile) -> float:
+    """Seconds of all kernels that a profiler has seen; copies are none."""
+    events = [event for event in watched.key_averages() if event.device_type == DeviceType.CUDA]
+    kernels = [e for e in events if not e.is_user_annotation and not e.key.startswith(("Memcpy", "Memset"))]
+    return sum(event.self_device_time_total for event in kernels) / 1e6
+
+
+def training(mean: float, folder: Path) -> dict[str, Any]:
+    """Both ways, at several batches."""
+    started = time.perf_counter()
+    made = Training(mean, folder)
+    found: dict[str, Any] = {"gigabytes": made.cache.nbytes / 1e9, "cache_seconds": time.perf_counter() - started}
+    there = DeviceStates(made.on_disk, made.device)
+    for size in (32, 128, 512):
+        for name, places in {"states_on_gpu": there, "states_from_disk": made.on_disk}.items():
+            found[f"{name}_{size}"] = made.measured(places, size)
+            print(name, json.dumps(found[f"{name}_{size}"]), flush=True)
+    return found
 
 
 def simulated_reports(n: int) -> list[str]:
@@ -193,7 +257,7 @@ def on_cpu() -> dict[str, Any]:
     bare = HmhanNets([net_of(encoder)])
     batch = batch_of([510])
     with evaluating(bare):
-        seconds = median(lambda: bare.logits(batch), 7, False)
+        seconds = median(lambda: bare.logits(batch), 7, "cpu")
     text = texts[int(np.argsort(lengths)[len(lengths) // 2])]
     started, clock = time.perf_counter(), time.process_time()
     attribute(model, text, 0, "lime", samples=1000)
@@ -218,12 +282,13 @@ def main() -> None:
         results["cpu"] = on_cpu()
     else:
         mean = results.get("cpu", {}).get("storage", {}).get("mean_pieces", LENGTH)
-        found = {"device": torch.cuda.get_device_name(), "inference": inference_gpu()}
+        started = time.perf_counter()
+        found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "attention": attention()}
+        found["inference"] = inference()
         print(json.dumps(found, indent=2), flush=True)
-        for batch in (32, 128):
-            with tempfile.TemporaryDirectory() as folder:
-                found[f"training_{batch}"] = training_gpu(mean, Path(folder), batch=batch)
-        results["gpu"] = found
+        with tempfile.TemporaryDirectory() as folder:
+            found["training"] = training(mean, Path(folder))
+        results["gpu"] = found | {"seconds": time.perf_counter() - started}
     write_json(arguments.out, results)
     print(json.dumps(results, indent=2))
 

@@ -89,10 +89,8 @@ class StateSettings(Section):
     """Where the states of a frozen encoder are kept."""
 
     cache: str = ""  # a folder; empty: beside the bundle, for the time of the training
-    device_gb: float = Field(
-        32.0, ge=0
-    )  # that those of train may take on a GPU, of half of its free memory at most; if
-    # they need more, batches of them are read from the folder
+    device_gb: float = Field(32.0, ge=0)  # of a GPU's memory for those of train, if that and half of what is free is
+    # enough for all of them; if not, each batch is read from the folder
 
 
 class CombinationSettings(Section):
