@@ -160,7 +160,10 @@ def few(arm: Arm) -> dict:
     corpus = Corpus.open(arm.folder / "corpus_1.0")
     bundle = trained(arm, arm.name, corpus)
     counts = {"few codes": len(few_codes(corpus)), "train notes": train_notes(corpus)}
-    return {"few": row(bundle, corpus, arm, few_codes(corpus)), "full": row(bundle, corpus, arm)} | counts
+    found = {"few": row(bundle, corpus, arm, few_codes(corpus)), "full": row(bundle, corpus, arm)} | counts
+    made = bundle.provenance["found"]
+    dev = made.get("forward", made).get("metrics")  # by which settings may be chosen
+    return found | ({"dev": dev} if dev else {})
 
 
 def few_codes(corpus: Corpus) -> set[Code]:
@@ -322,10 +325,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="coders that are trained at the same time")
     parser.add_argument("--set", dest="settings", action="append", default=[], help="of PLANT, as in nosology train")
+    parser.add_argument("--arms", nargs="+", metavar="ARM", help="of the study; default: all")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--corpus", type=Path, help="a corpus folder, in the place of the simulated hospital")
     parser.add_argument("--paper", action="store_true", help="recipes of the papers' sizes, for MIMIC")
     asked = parser.parse_args()
+    wanted = asked.arms or ARMS[asked.study]
+    if unknown := set(wanted) - set(ARMS[asked.study]):
+        parser.error(f"--arms must be of {', '.join(ARMS[asked.study])}; got {', '.join(sorted(unknown))}")
     own = Corpus.open(asked.corpus) if asked.corpus else None
     told = {"patients": None if own else asked.patients, "settings": asked.settings}
     told |= {"corpus": own.hash if own else None, "paper": asked.paper or None, "package": __version__}
@@ -342,17 +349,12 @@ def main() -> None:
         folder = Path(name)
         write_corpora(asked.study, notes, asked.seeds, folder)
         threads = max(1, (os.cpu_count() or 1) // asked.jobs)
-        missing = [
-            (arm, seed)
-            for arm in ARMS[asked.study]
-            for seed in range(asked.seeds)
-            if str(seed) not in rows.get(arm, {})
-        ]
+        missing = [(arm, seed) for arm in wanted for seed in range(asked.seeds) if str(seed) not in rows.get(arm, {})]
 
-        def arms(study: str, wanted: Iterable[tuple[str, int]]) -> list[Arm]:
+        def arms(study: str, of: Iterable[tuple[str, int]]) -> list[Arm]:
             """The arms to be run, the longest first."""
             rest = (tuple(asked.settings), threads, asked.paper)
-            return [Arm(study, arm, seed, folder / str(seed), *rest) for arm, seed in wanted]
+            return [Arm(study, arm, seed, folder / str(seed), *rest) for arm, seed in of]
 
         if asked.study == "ablations":
             seeds = sorted({seed for _, seed in missing})
@@ -366,7 +368,7 @@ def main() -> None:
     print(json.dumps(table, indent=2))
     if asked.study == "fractions" and len(table) == len(ARMS["fractions"]):
         plot(table, asked.out.with_suffix(".png"))
-    if any(str(seed) not in rows.get(arm, {}) for arm in ARMS[asked.study] for seed in range(asked.seeds)):
+    if any(str(seed) not in rows.get(arm, {}) for arm in wanted for seed in range(asked.seeds)):
         sys.exit(1)
 
 
