@@ -14,6 +14,7 @@ from nosology.codes.label_space import LabelSpace
 from nosology.codes.versions import label_versions
 from nosology.core import EvidenceSpan, Note
 from nosology.encoders.report_reader import ReportReader
+from nosology.encoders.state_cache import Places
 from nosology.encoders.transformer import Windows
 from nosology.encoders.vocabulary import Read
 from nosology.models.batch import Batch, padded, rectangle
@@ -103,8 +104,13 @@ class Hmhan(NeuralModel):
         parts = [(versions == version, np.where(versions == version, found, 0)) for version in np.unique(versions)]
         return sum(np.where(own, self.combinations(part), np.float32(0)) for own, part in parts)
 
-    def logits_of(self, reads: Sequence[Read], columns: Sequence[int] | None = None) -> np.ndarray:
-        """Logits (B, L), float32, in the order of the reports; columns: of these labels alone."""
+    def logits_of(
+        self, reads: Sequence[Read], columns: Sequence[int] | None = None, places: Places | None = None
+    ) -> np.ndarray:
+        """Logits (B, L), float32, in the order of the reports; columns: of these labels alone.
+
+        places: the reports' states, of a frozen encoder, which then need not be asked for them again.
+        """
         wide = len(self.labels) if columns is None else len(columns)
         found = np.full((len(reads), wide), NOTHING, dtype=np.float32)
         wanted = None if columns is None else torch.tensor(columns, dtype=torch.int64)
@@ -112,8 +118,10 @@ class Hmhan(NeuralModel):
         gpu = self.device.type == "cuda"
         with evaluating(self.net), torch.autocast(self.device.type, torch.bfloat16, enabled=gpu):
             for rows in by_length(lengths, _TOKENS["cuda" if gpu else "cpu"], _NOTES):
-                batch = report_batch([reads[row] for row in rows], labels=wanted).to(self.device)
-                found[rows] = self.net.logits(batch).float().cpu().numpy()
+                batch = report_batch([reads[row] for row in rows], labels=wanted)
+                if places is not None:
+                    batch = replace(batch, states=torch.from_numpy(places.rectangle(rows, batch.tokens.shape[1])))
+                found[rows] = self.net.logits(batch.to(self.device)).float().cpu().numpy()
         return found
 
     def category_weights(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -156,13 +156,14 @@ class Course:
             None if self.scores is None else self.scores.held,
         )
         single = replace(self.model, net=HmhanNets([net]))
+        seen = None if dev is None or self.places is None else self.states(dev)
         fitted = fit(
             net,
             settings,
             lengths=np.array([max(1, len(self.train.reports[row])) for row in rows]),
             groups=self.train.versions[rows],
             make_batch=batches.make,
-            validate=(lambda _: measured(single, dev)) if dev is not None else None,
+            validate=(lambda _: measured(single, dev, seen)) if dev is not None else None,
             parts=paced(net, recipe),
             folder=folder,
             fingerprint=f"{self.told} {number} {hashlib.sha256(rows.tobytes()).hexdigest()}",
@@ -251,9 +252,9 @@ def cross_fitted(course: Course) -> Trained:
     return model, decision, _found(course, fits, train) | told
 
 
-def measured(model: Hmhan, dev: Reports) -> dict[str, float]:
-    """Micro F1 at its best threshold and mean average precision on dev reports."""
-    probabilities = model.to_probabilities(model.logits_of(dev.reports))
+def measured(model: Hmhan, dev: Reports, places: Places | None = None) -> dict[str, float]:
+    """Micro F1 at its best threshold and mean average precision on dev reports; places: their states, where kept."""
+    probabilities = model.to_probabilities(model.logits_of(dev.reports, places=places))
     only_own_version(probabilities, dev.versions, label_versions(model.labels))
     return brief(model.labels, dev.codes, probabilities)
 

@@ -15,6 +15,7 @@ from nosology.config import load_recipe
 from nosology.core import Code, ConfigError, DataError, Note
 from nosology.corpora.corpus import write_corpus
 from nosology.encoders.device_states import DeviceStates
+from nosology.encoders.transformer import Windows
 from nosology.explanation.report import beside, explained
 from nosology.models.bundle import Bundle
 from nosology.models.combinations import Combinations
@@ -26,7 +27,7 @@ from nosology.serving.ray_engine import RayCoder, row_of
 from nosology.training import hmhan
 from nosology.training.hmhan import Course
 from nosology.training.leakage import leakage
-from nosology.training.reports import Batches, parts_of
+from nosology.training.reports import Batches, Reports, parts_of
 from nosology.training.run import train
 from nosology.training.run_folder import CURVES
 from tests.conftest import small_notes
@@ -189,6 +190,23 @@ def test_states_from_disk_give_what_the_encoder_gives(tiny, tmp_path):
     assert kept.states is not None and asked.states is None
     with torch.no_grad():
         assert net.logits(kept).numpy() == pytest.approx(net.logits(asked).numpy(), abs=5e-3)
+
+
+def test_a_frozen_encoder_reads_dev_once_however_many_epochs_there_are(tiny, tmp_path, monkeypatch):
+    asked, forward = [], Windows.forward
+    monkeypatch.setattr(Windows, "forward", lambda *given: asked.append(1) or forward(*given))
+    calls = []
+    for epochs in (1, 3):
+        recipe = load_recipe("hmhan", [*tiny, "model.frozen=true", f"training.epochs={epochs}", "training.patience=9"])
+        course = Course.of(recipe, small_notes(30), tmp_path / str(epochs), "")
+        dev = Reports.of(small_notes(12), recipe, course.model)
+        asked.clear()
+        net, _ = course.member(0, np.arange(30), dev, tmp_path / str(epochs) / "member")
+        calls.append(len(asked))
+    assert calls[0] == calls[1]
+    model = replace(course.model, net=HmhanNets([net]))
+    kept = model.logits_of(dev.reports, places=course.states(dev))
+    assert kept == pytest.approx(model.logits_of(dev.reports), abs=5e-3)
 
 
 @pytest.mark.parametrize("words", [0, 500])
