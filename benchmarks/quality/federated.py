@@ -3,7 +3,7 @@
 CodiEsp English (train -> dev), or a simulated hospital of 2016 to 2019 divided by patient (70/10/20); the built-in
 embedder, one head, 20 sites, 100 rounds. Each row is a way to train: the linear coder on the pooled notes, the head on
 the pooled notes (`central`), and federations of sites that are alike, of unlike size, and skewed by Dirichlet(0.5) and
-(0.1), the last also with FedProx and FedAdam; `fedadam over sgd` has plain descent at the sites in the place of AdamW.
+(0.1), the last also with FedProx and FedAdam; `fedadam over sgd` has one plain step a site in the place of AdamW.
 All are measured on the same notes. On CodiEsp the threshold is found on the notes that are measured, as is usual there;
 on the simulated hospital on dev. --seeds repeats all with other sites and weights; the table has means, and for each
 federation the difference from the central row, mean, least and most.

@@ -184,7 +184,7 @@ def _files(settings: EmbedderSettings) -> tuple[str, ...]:
     """What tells the files of an embedder that is a folder from those that it held before; nothing of any other."""
     try:
         return tuple(filter(None, [folder_hash(settings)]))
-    except (ConfigError, OSError):
+    except Exception:  # files of others can be damaged in any way
         return ()  # its runs will say what is wrong with it
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -127,7 +128,10 @@ class Site:
         notes, net = self.ready("train"), self._net(weights, recipe)
         settings = loop_settings(recipe)
         federation = recipe.federation
-        optimizer = optimizer_of(net, settings, plain=federation.optimizer == "sgd")
+        plain = federation.optimizer == "sgd"
+        if plain:  # the slope of the mean over notes and sum over codes, whatever the number of either
+            settings = settings.model_copy(update={"learning_rate": float(self.known.sum()), "batch": len(notes)})
+        optimizer = optimizer_of(net, settings, plain)
         if moments:
             put_moments(net, optimizer, {name: torch.from_numpy(value) for name, value in moments.items()})
         first = {name: value.detach().clone() for name, value in net.named_parameters()}
@@ -183,11 +187,11 @@ class Site:
 
 
 def loop_settings(recipe: HeadsRecipe) -> LoopSettings:
-    """The settings of the training at a site: the schedule runs over all rounds; plain descent has none, nor decay."""
+    """The settings of the training at a site: the schedule runs over all rounds; plain steps have none."""
     federation = recipe.federation
-    changed = {"epochs": federation.rounds * federation.local_epochs}
+    changed: dict[str, Any] = {"epochs": federation.rounds * federation.local_epochs}
     if federation.optimizer == "sgd":
-        changed |= {"learning_rate": federation.site_rate, "schedule": "constant", "warmup": 0, "weight_decay": 0.0}
+        changed |= {"schedule": "constant", "warmup": 0}
     return recipe.training.model_copy(update=changed)
 
 

@@ -90,7 +90,6 @@ def _check(recipe: HeadsRecipe) -> None:
     settings = recipe.federation
     for name, value, allowed in (
         ("strategy", settings.strategy, ("fedavg", "fedprox")),
-        ("optimizer", settings.optimizer, ("adamw",)),
         ("moments", settings.moments, ("fresh",)),
         ("fraction_train", settings.fraction_train, (1.0,)),
         ("privacy", settings.privacy, (type(settings.privacy)(),)),

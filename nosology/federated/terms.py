@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from flwr.app import Context, Message
+from pydantic import ValidationError
 
 from nosology.core import FederationError
+from nosology.core.version import __version__
 from nosology.federated.records import value
 from nosology.models.heads_settings import HeadsRecipe
 
@@ -12,8 +14,15 @@ SECURE_ONLY, RECORD_NOISE, MIN_NOTES = "secure-only", "record-noise", "min-notes
 
 
 def recipe_of(message: Message, context: Context) -> HeadsRecipe:
-    """The recipe that a message carries; FederationError if it gives less protection than the site insists on."""
-    recipe = HeadsRecipe.model_validate(value(message.content, "recipe"))
+    """The recipe that a message carries.
+
+    FederationError if it gives less protection than the site insists on, or says what this version does not take.
+    """
+    try:
+        recipe = HeadsRecipe.model_validate(value(message.content, "recipe"))
+    except ValidationError as error:
+        named = sorted({".".join(map(str, part["loc"])) for part in error.errors()})
+        raise FederationError(f"nosology {__version__} does not take the recipe's {', '.join(named)[:200]}") from error
     asked = {
         MIN_NOTES: ("federation.min_site_notes", recipe.federation.min_site_notes),
         RECORD_NOISE: ("federation.privacy.record_noise", recipe.federation.privacy.record_noise),

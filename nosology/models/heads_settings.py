@@ -64,8 +64,7 @@ class FederationSettings(Section):
     server_rate: float = Field(0.01, gt=0)  # fedadam, fedyogi
     trim: float = Field(0.2, ge=0, lt=0.5)  # trimmed_mean: share of sites left out at each end
     malicious: int = Field(1, ge=0)  # krum: sites that may lie
-    optimizer: Literal["adamw", "sgd"] = "adamw"  # at the sites; sgd with fedadam where sites have few notes
-    site_rate: float = Field(100.0, gt=0)  # sgd's: the loss is a mean over thousands of cells, its slopes are small
+    optimizer: Literal["adamw", "sgd"] = "adamw"  # at the sites; sgd: one plain step a round, over all their notes
     moments: Literal["fresh", "kept"] = "fresh"  # AdamW's at the sites, from round to round
     fraction_train: float = Field(1.0, gt=0, le=1)
     fraction_evaluate: float = Field(0.5, ge=0, le=1)
@@ -77,6 +76,16 @@ class FederationSettings(Section):
     min_notes: int = Field(200, ge=1)  # a code is learned if the sites that name it have so many notes of it in all
     evaluate_every: int = Field(10, ge=1)  # rounds; after the last in any case
     privacy: PrivacySettings = PrivacySettings()
+
+    @model_validator(mode="after")
+    def _slopes(self) -> FederationSettings:
+        """With plain steps the sites send slopes, whose size says nothing: the server must weigh them."""
+        if self.optimizer == "sgd":
+            if self.strategy not in ("fedadam", "fedyogi"):
+                raise ValueError(f"strategy must be fedadam or fedyogi where optimizer is sgd; got {self.strategy}")
+            if self.local_epochs != 1 or self.moments != "fresh":
+                raise ValueError("local_epochs must be 1 and moments fresh where optimizer is sgd")
+        return self
 
 
 class HeadsRecipe(Recipe):

@@ -8,7 +8,8 @@ import torch
 from sklearn.preprocessing import StandardScaler
 
 from nosology.codes.label_space import LabelSpace
-from nosology.core import Code, DataError
+from nosology.config import load_recipe
+from nosology.core import Code, ConfigError, DataError
 from nosology.evaluation import brief, evaluate
 from nosology.federated.site import Site, loop_settings
 from nosology.models.heads_settings import HeadShape, HeadsRecipe
@@ -97,14 +98,13 @@ def test_one_site_with_kept_moments_is_central_training(ready):
         np.testing.assert_allclose(net.state_dict()[name].numpy(), value, atol=1e-6)
 
 
-def test_with_plain_descent_it_never_matters_how_notes_are_dealt():
+def test_with_plain_steps_it_never_matters_how_notes_are_dealt():
     """One step at each site, averaged by notes, is one step on all notes, for a head without batch normalisation."""
     whole = site()
     calm = RECIPE.model_copy(
         update={
-            "federation": RECIPE.federation.model_copy(update={"optimizer": "sgd"}),
+            "federation": RECIPE.federation.model_copy(update={"strategy": "fedadam", "optimizer": "sgd"}),
             "model": HeadShape(head="mlp", widths=[16], dropout=0.0),
-            "training": RECIPE.training.model_copy(update={"batch": 60}),
         }
     )
     scaler = whole.statistics(1).scaler()
@@ -123,6 +123,21 @@ def test_with_plain_descent_it_never_matters_how_notes_are_dealt():
         mean = sum(notes * found[name] for found, notes in sent) / 60
         np.testing.assert_allclose(mean, value, atol=2e-6)
         assert np.abs(value - first[name]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ([], "strategy must be"),
+        (["federation.strategy=krum"], "strategy must be"),
+        (["federation.strategy=fedyogi", "federation.local_epochs=2"], "local_epochs must be 1"),
+        (["federation.strategy=fedadam", "federation.moments=kept"], "moments"),
+    ],
+)
+def test_slopes_go_to_a_server_that_weighs_them(changed, says):
+    with pytest.raises(ConfigError, match=says):
+        load_recipe("heads-mlp", ["federation.optimizer=sgd", *changed])
+    assert load_recipe("heads-mlp", ["federation.optimizer=sgd", "federation.strategy=fedyogi"])
 
 
 def test_codes_that_a_site_does_not_code_with_get_no_gradient():

@@ -115,8 +115,6 @@ def test_a_site_that_is_too_small_is_left_out(tmp_path):
 def test_what_needs_flower_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"federation\.strategy must be fedavg or fedprox"):
         run_stacked(sites([20, 20]), recipe(strategy="krum"), tmp_path / "b")
-    with pytest.raises(ConfigError, match=r"federation\.optimizer must be adamw"):
-        run_stacked(sites([20, 20]), recipe(optimizer="sgd"), tmp_path / "b")
     narrow = recipe().model_copy(update={"labels": LabelSettings(most=3)})
     with pytest.raises(ConfigError, match=r"labels\.most must not be set in a federation"):
         run_stacked(sites([20, 20]), narrow, tmp_path / "b")

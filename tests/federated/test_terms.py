@@ -42,6 +42,15 @@ def test_a_site_whose_terms_are_not_met_is_named_and_the_others_go_on(tmp_path):
     assert list(found.refused.values()) == ["it takes part only where federation.min_site_notes is 10 at least; got 1"]
 
 
+def test_a_recipe_of_another_version_is_refused_by_the_names_of_what_is_new():
+    grid = grid_of(sites(2))
+    told = recipe("mlp").model_dump(mode="json")
+    told["federation"]["later"] = 1
+    message = content({"a": np.zeros(1)}, recipe=told, round=1, agreed="", secure={"session": {}})
+    [reply] = grid.send_and_receive([Message(message, grid.get_node_ids()[0], TRAIN)])
+    assert reply.error.reason.endswith("does not take the recipe's federation.later")
+
+
 def test_train_notes_are_not_counted(tmp_path):
     hospitals, settings = sites(2), recipe("mlp", rounds=1)
     grid = grid_of(hospitals)
