@@ -70,7 +70,7 @@ def _chain(recipe: str, corpus: list[Path], out: Path, settings: list[str], *, c
     checked, train, _, folder = _asked(recipe, corpus, out, settings, coded=coded)
     from nosology.training.plant import Chain
 
-    return Chain.of(checked, train, folder)
+    return Chain.of(checked, train, folder, coded=coded)
 
 
 def _asked(

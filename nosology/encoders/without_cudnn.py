@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 
 import torch
+
+_lock = Lock()
+_inside = 0  # threads and calls that are between
+_before = True
 
 
 @contextmanager
@@ -15,9 +20,16 @@ def without_cudnn() -> Iterator[None]:
     cuDNN builds a plan for each new shape, a tenth of a second on an H200, and notes have ever new lengths: training
     waited for plans longer than for anything else.
     """
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
+    global _inside, _before
+    with _lock:  # the switch is one for all threads: the first to come turns it, the last to go turns it back
+        if not _inside:
+            _before = torch.backends.cuda.cudnn_sdp_enabled()
+            torch.backends.cuda.enable_cudnn_sdp(False)
+        _inside += 1
     try:
         yield
     finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
+        with _lock:
+            _inside -= 1
+            if not _inside:
+                torch.backends.cuda.enable_cudnn_sdp(_before)

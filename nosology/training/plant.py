@@ -64,14 +64,17 @@ class Chain:
     stages: Stages  # before it
 
     @staticmethod
-    def of(recipe: PlantRecipe, examples: Examples, folder: Path, leak: Examples | None = None) -> Chain:
-        """The chain of some train notes; of notes without codes there is a language model alone.
+    def of(
+        recipe: PlantRecipe, examples: Examples, folder: Path, leak: Examples | None = None, *, coded: bool = True
+    ) -> Chain:
+        """The chain of some train notes; coded: their codes are learned, else there is a language model alone.
 
         leak: notes that language model and mutual information see besides, as test notes do in the authors' program;
         it is there to show what that does to a score, and nothing that is trained for use has it.
         """
-        of_notes = of_systems(recipe.labels, examples.codes)
-        labels = label_space(recipe.labels, of_notes) if any(examples.codes) else LabelSpace([])
+        labels = LabelSpace([])
+        if coded:
+            labels = label_space(recipe.labels, of_systems(recipe.labels, examples.codes))
         texts = progress(examples.texts(), "counting words", total=len(examples))
         vocabulary = Vocabulary.build(texts, recipe.words.min_notes, most=recipe.words.most)
         reader = WordReader(vocabulary, recipe.model.max_words)
@@ -107,11 +110,12 @@ class Chain:
                 seed=recipe.seed,
                 title=f"language model, {name}",
             )
+            with new_file(self.stages.folder / WORDS) as aside:  # for a `language.words` of other notes
+                lines = "".join(f"{word}\n" for word in ("xxpad", "xxunk", *self.reader.vocabulary.words))
+                aside.write_text(lines, encoding="utf-8")
             return {key: value.detach().cpu() for key, value in net.encoder.state_dict().items()}
 
         encoder.load_state_dict(self.stages.kept(f"language_{name}", self._language_of(backward), make))
-        with new_file(self.stages.folder / WORDS) as aside:  # for a `language.words` of other notes
-            aside.write_text("".join(f"{word}\n" for word in ("xxpad", "xxunk", *self.reader.vocabulary.words)))
         return encoder
 
     def _language_of(self, backward: bool) -> list:

@@ -68,6 +68,15 @@ def test_a_language_model_needs_no_codes(tmp_path, settings, split):
         assert isinstance(found.exception, DataError) and "have no codes" in str(found.exception)
 
 
+def test_a_language_model_takes_notes_of_codes_that_are_not_to_be_learned(small_corpus, tmp_path, settings):
+    asked = ["plant", "--corpus", str(small_corpus.folder), "--out", str(tmp_path / "b"), *settings]
+    other = ["--set", "labels.min_notes=1000"]
+    assert "language model, forward" in run("plant", "language", *asked, *other).stdout
+    plain = (tmp_path / "b.run" / "language_forward.safetensors").read_bytes()
+    assert "epoch" not in run("plant", "language", *asked).stderr  # which codes there are is no matter to it
+    assert (tmp_path / "b.run" / "language_forward.safetensors").read_bytes() == plain
+
+
 def test_a_coder_begins_with_a_language_model_of_other_notes(small_corpus, tmp_path, settings):
     notes = [replace(note, codes=(), split=None) for note in small_notes(40)]
     other = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})

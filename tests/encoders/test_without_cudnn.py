@@ -63,3 +63,13 @@ def test_what_was_set_before_is_set_again():
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+def test_threads_that_overlap_leave_it_as_it_was():
+    first, second = without_cudnn(), without_cudnn()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not torch.backends.cuda.cudnn_sdp_enabled(), "one is still inside"
+    second.__exit__(None, None, None)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
