@@ -85,6 +85,9 @@ class FederationSettings(Section):
                 raise ValueError(f"strategy must be fedadam or fedyogi where optimizer is sgd; got {self.strategy}")
             if self.local_epochs != 1 or self.moments != "fresh":
                 raise ValueError("local_epochs must be 1 and moments fresh where optimizer is sgd")
+            hidden = self.privacy.secure or self.privacy.record_noise
+            if self.min_site_notes > 1 and not hidden:  # the slope of a code's bias is its share of the notes
+                raise ValueError("privacy.secure must be true where optimizer is sgd and min_site_notes more than 1")
         return self
 
 

@@ -132,12 +132,30 @@ def test_with_plain_steps_it_never_matters_how_notes_are_dealt():
         (["federation.strategy=krum"], "strategy must be"),
         (["federation.strategy=fedyogi", "federation.local_epochs=2"], "local_epochs must be 1"),
         (["federation.strategy=fedadam", "federation.moments=kept"], "moments"),
+        (["federation.strategy=fedadam"], "secure must be true"),
     ],
 )
 def test_slopes_go_to_a_server_that_weighs_them(changed, says):
     with pytest.raises(ConfigError, match=says):
         load_recipe("heads-mlp", ["federation.optimizer=sgd", *changed])
-    assert load_recipe("heads-mlp", ["federation.optimizer=sgd", "federation.strategy=fedyogi"])
+    for kept in ("privacy.secure=true", "privacy.record_noise=1.0", "min_site_notes=1"):
+        assert load_recipe(
+            "heads-mlp", ["federation.optimizer=sgd", "federation.strategy=fedyogi", f"federation.{kept}"]
+        )
+
+
+def test_the_slope_of_a_codes_bias_tells_how_many_notes_have_it(ready):
+    """Which is why slopes are masked or noisy where codes of few notes are not to be named."""
+    plain = RECIPE.federation.model_copy(update={"strategy": "fedadam", "optimizer": "sgd"})
+    calm = HeadShape(head="mlp", widths=[16], dropout=0.0, bce=1.0)
+    told = RECIPE.model_copy(update={"federation": plain, "model": calm})
+    first = weights(told)
+    sent = ready.train(first, told, 1).weights["out.bias"] - first["out.bias"]
+    with torch.no_grad():
+        head = new_head(calm, DIM, len(CODES), RECIPE.seed).eval()
+        mean = torch.sigmoid(head.logits(ready.ready("train").vectors)).mean(0).numpy()
+    counts = np.round(60 * (sent + mean))
+    np.testing.assert_array_equal(counts, ready.ready("train").targets.sum(0).numpy())
 
 
 def test_codes_that_a_site_does_not_code_with_get_no_gradient():
