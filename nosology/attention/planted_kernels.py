@@ -10,6 +10,7 @@ from torch import Tensor
 WIDEST = 16_384  # tokens of a row that a program holds in its registers
 LOWEST = tl.constexpr(-3e38)  # of a token that is not there; minus infinity less itself would be no number
 _ROWS, _COLUMNS = 64, 64  # labels x words of a tile
+_HALVINGS = tl.constexpr(6)  # of the range of scores: some scores are left
 
 
 @triton.jit
@@ -20,11 +21,18 @@ def _key(scores):
 
 
 @triton.jit
+def _value(key):
+    """The float of a key."""
+    return tl.where(key < 0, (-key) | -2147483648, key).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _choose(words, lengths, scores, bounds, lasts, notes, width, columns, k, BLOCK: tl.constexpr):
     """Finds which k tokens of a row have the largest scores: those above a bound, and at it those up to a last place.
 
-    The bound is found by halving the range of the keys. It takes some twenty sums over a row, one after the other, so a
-    row belongs to few threads, which need not wait for each other; the kernel that has more to hold follows.
+    The bound is found by halving: first the range of the scores, then that of the keys, from one score that is there to
+    another, since words come again and many scores are equal. These are sums over a row, one after the other, so a row
+    belongs to few threads, which need not wait for each other; the kernel that has more to hold follows.
     """
     row = tl.program_id(0).to(tl.int64)
     label, note = row // notes, row % notes
@@ -33,24 +41,31 @@ def _choose(words, lengths, scores, bounds, lasts, notes, width, columns, k, BLO
     word = tl.load(words + note * width + place, mask=inside, other=0)
     key = _key(tl.load(scores + label * columns + word, mask=inside, other=0.0))
     key = tl.where(inside, key, -2147483648)
-    low = tl.min(tl.where(inside, key, 2147483647), 0).to(tl.int64)
-    high = tl.max(key, 0).to(tl.int64)
+    least = tl.min(tl.where(inside, key, 2147483647), 0)
+    most = tl.max(key, 0)
+    for _ in tl.static_range(_HALVINGS):
+        middle = _key(0.5 * _value(least) + 0.5 * _value(most))
+        enough = tl.sum((key >= middle).to(tl.int32), 0) >= k
+        least = tl.where(enough, middle, least)
+        most = tl.where(enough, most, middle - 1)
+    low, high = least.to(tl.int64), most.to(tl.int64)
     while low < high:
-        middle = (low + high + 1) >> 1
-        count = tl.sum((key >= middle.to(tl.int32)).to(tl.int32), 0)
-        low = tl.where(count >= k, middle, low)
-        high = tl.where(count == k, middle, tl.where(count > k, high, middle - 1))
+        middle = ((low + high + 1) >> 1).to(tl.int32)
+        above = key >= middle
+        count = tl.sum(above.to(tl.int32), 0)
+        enough = count >= k
+        near = tl.where(above, tl.where(enough, -key, -2147483648), tl.where(enough, -2147483648, key))
+        nearest = tl.max(near, 0).to(tl.int64)  # the score next to the middle, on the side that is left
+        low = tl.where(enough, -nearest, low)
+        high = tl.where(count == k, low, tl.where(enough, high, nearest))
     bound = low.to(tl.int32)
     left = k - tl.sum((key > bound).to(tl.int32), 0)
-    last = width - 1  # of equal ones those up to a place, which is found in the same way where they are too many
-    first = tl.where(tl.sum((key == bound).to(tl.int32), 0) > left, 0, last)
-    while first < last:
-        middle = (first + last) // 2
-        enough = tl.sum(((key == bound) & (place <= middle)).to(tl.int32), 0) >= left
-        last = tl.where(enough, middle, last)
-        first = tl.where(enough, first, middle + 1)
+    equal = (key == bound).to(tl.int32)
+    last = width - 1
+    if tl.sum(equal, 0) > left:
+        last = tl.max(tl.where((equal > 0) & (tl.cumsum(equal, 0) <= left), place, -1), 0)
     tl.store(bounds + row, bound)
-    tl.store(lasts + row, first)
+    tl.store(lasts + row, last)
 
 
 @triton.jit
