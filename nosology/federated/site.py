@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -130,7 +129,8 @@ class Site:
         federation = recipe.federation
         plain = federation.optimizer == "sgd"
         if plain:  # the slope of the mean over notes and sum over codes, whatever the number of either
-            settings = settings.model_copy(update={"learning_rate": float(self.known.sum()), "batch": len(notes)})
+            step = {"learning_rate": float(self.known.sum()), "batch": len(notes), "schedule": "constant", "warmup": 0}
+            settings = settings.model_copy(update=step)
         optimizer = optimizer_of(net, settings, plain)
         if moments:
             put_moments(net, optimizer, {name: torch.from_numpy(value) for name, value in moments.items()})
@@ -187,12 +187,9 @@ class Site:
 
 
 def loop_settings(recipe: HeadsRecipe) -> LoopSettings:
-    """The settings of the training at a site: the schedule runs over all rounds; plain steps have none."""
-    federation = recipe.federation
-    changed: dict[str, Any] = {"epochs": federation.rounds * federation.local_epochs}
-    if federation.optimizer == "sgd":
-        changed |= {"schedule": "constant", "warmup": 0}
-    return recipe.training.model_copy(update=changed)
+    """The settings of the training at a site: the schedule runs over all rounds."""
+    rounds = recipe.federation.rounds * recipe.federation.local_epochs
+    return recipe.training.model_copy(update={"epochs": rounds})
 
 
 def epochs_of(federation: FederationSettings, round_number: int) -> range:
