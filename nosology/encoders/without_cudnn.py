@@ -17,8 +17,7 @@ _before = True
 def without_cudnn() -> Iterator[None]:
     """Inside, scaled_dot_product_attention takes any kernel but cuDNN's.
 
-    cuDNN builds a plan for each new shape, a tenth of a second on an H200, and notes have ever new lengths: training
-    waited for plans longer than for anything else.
+    cuDNN builds a plan for each new shape, and notes have ever new lengths.
     """
     global _inside, _before
     with _lock:  # the switch is one for all threads: the first to come turns it, the last to go turns it back
