@@ -120,6 +120,8 @@ def _sentence(error: ValidationError, recipe: type[BaseModel], source: str) -> s
     wanted = ", or ".join(
         dict.fromkeys(item["msg"].removeprefix("Input ").removeprefix("Value error, ") for item in same)
     )
+    if first["type"] == "value_error" and isinstance(first["input"], dict):  # of a section's keys together
+        return f"{source}: [{'.'.join(keys)}] {wanted}"
     return f"{source}: {'.'.join(keys)} {wanted}; got {first['input']!r}"
 
 

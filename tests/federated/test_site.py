@@ -136,8 +136,9 @@ def test_with_plain_steps_it_never_matters_how_notes_are_dealt():
     ],
 )
 def test_slopes_go_to_a_server_that_weighs_them(changed, says):
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=says) as told:
         load_recipe("heads-mlp", ["federation.optimizer=sgd", *changed])
+    assert "[federation]" in str(told.value) and "rounds" not in str(told.value), "its own words, not the whole table"
     for kept in ("privacy.secure=true", "privacy.record_noise=1.0", "min_site_notes=1"):
         assert load_recipe(
             "heads-mlp", ["federation.optimizer=sgd", "federation.strategy=fedyogi", f"federation.{kept}"]
