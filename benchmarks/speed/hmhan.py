@@ -5,7 +5,9 @@ gpu   a report of 512 tokens at batch 64 with a 12-layer BERT (random weights, B
       attention and its derivatives at batch 32, steps a second at 64 lengths that are new and at the same ones again;
       training of all but the encoder, with states on the GPU and with states that are read through a memory map (the
       system has them in memory), batches of 32, 128 and 512: reports a second, and the share of the time in which the
-      GPU runs a kernel: what kernels take in an epoch (torch's profiler) over what an epoch takes that nobody watches
+      GPU runs a kernel: what kernels take in an epoch (torch's profiler) over what an epoch takes that nobody watches;
+      `plain`: steps that are launched kernel by kernel, in the place of recorded ones;
+      two epochs of the training loop itself with recorded steps and with plain ones: the largest difference of a weight
 cpu   a report of 512 tokens with the built-in 6-layer encoder; LIME for a simulated report and one code, 1,000 samples
 both  the bytes of the states of 73,461 reports at 768 numbers a token, by the lengths of simulated reports
 
@@ -42,8 +44,11 @@ from nosology.models.hmhan import Report
 from nosology.models.hmhan_net import HmhanNet, ReportBatch
 from nosology.models.hmhan_settings import HmhanShape, LossSettings
 from nosology.models.neural import evaluating
+from nosology.models.neural_settings import LoopSettings
 from nosology.training.feed import Feed, Work
+from nosology.training.loop import fit
 from nosology.training.plan import Plan
+from nosology.training.repeated import RepeatedBatches
 from nosology.training.reports import Batches, Reports
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_hmhan.json"
@@ -153,32 +158,41 @@ class Training:
         self.cache = StateCache(folder, "random", WIDTH)
         self.on_disk = self.cache.add(texts, encode)
 
-    def measured(self, places: Places | DeviceStates, size: int) -> dict[str, float]:
-        """Reports a second and the GPU's busy share; the batches of the training loop without its files."""
+    def _net(self) -> HmhanNet:
         torch.manual_seed(0)
-        net = net_of(random_bert(1)).to(self.device).train()
+        return net_of(random_bert(1))
+
+    def measured(self, places: Places | DeviceStates, size: int, recorded: bool = True) -> dict[str, float]:
+        """Reports a second and the GPU's busy share; the steps of the training loop without its files."""
+        net = self._net().to(self.device).train()
         learned = [p for n, p in net.named_parameters() if not n.startswith("encoder")]
         optimizer = torch.optim.AdamW(learned, 1e-3, fused=True)
         plan = Plan(self.lengths, self.reports.versions, size, 1 << 20, 0)
         batches = Batches(self.reports, np.arange(len(self.reports)), places, None)
+
+        def learn(batch: ReportBatch, share: torch.Tensor | float) -> None:
+            with torch.autocast(self.device, torch.bfloat16):
+                loss = net(batch)
+            (loss * share).backward()
+
+        repeated = RepeatedBatches(learn, 4 * len(plan), torch.device(self.device)) if recorded else learn
 
         def steps(made: Iterator[Work], most: int) -> int:
             """The reports of the next steps, which are taken."""
             reports = 0
             for work in islice(made, most):
                 for part in work.parts:
-                    with torch.autocast(self.device, torch.bfloat16):
-                        loss = net(part.batch.to(self.device))
-                    loss.backward()
+                    repeated(part.batch.to(self.device), part.share)
                 optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
+                optimizer.zero_grad(set_to_none=not recorded)
                 reports += work.notes
             return reports
 
         feed = Feed(plan, batches.make, pinned=self.device == "cuda")
         kind = ProfilerActivity.CUDA if self.device == "cuda" else ProfilerActivity.CPU
         with closing(feed.steps(0, 0)) as made:
-            steps(made, len(plan))
+            for _ in range(3):  # by then the usual shapes are recorded
+                steps(made, len(plan))
             epoch = statistics.median(seconds_of(lambda: steps(made, len(plan)), self.device) for _ in range(3))
             with profile(activities=[kind]) as watched:
                 seen = steps(made, min(len(plan), _WATCHED))
@@ -192,6 +206,21 @@ class Training:
             "watched_reports": seen,
             "gpu_busy_share": kernels / epoch,
         }
+
+    def agreement(self, places: DeviceStates, folder: Path, size: int = 32, reports: int = 2_000) -> dict[str, float]:
+        """Two epochs of the loop itself with recorded steps and with plain ones: seconds, and how far weights part."""
+        rows, settings = np.arange(reports), LoopSettings(epochs=2, batch=size, warmup=0)
+        batches, found, nets = Batches(self.reports, rows, places, None), {}, {}
+        for name, repeated in {"plain": False, "recorded": True}.items():
+            net = nets[name] = self._net()
+            started = time.perf_counter()
+            fit(
+                net, settings, lengths=self.lengths[rows], groups=self.reports.versions[rows],
+                make_batch=batches.make, repeated=repeated, folder=folder / name, fingerprint=name, seed=0,
+            )  # fmt: skip
+            found[f"{name}_seconds"] = time.perf_counter() - started
+        pairs = zip(nets["plain"].state_dict().values(), nets["recorded"].state_dict().values())
+        return found | {"largest_difference": max(float((a.float() - b.float()).abs().max()) for a, b in pairs)}
 
 
 def kernel_seconds(watched: profile) -> float:
@@ -207,9 +236,12 @@ def training(mean: float, folder: Path) -> dict[str, Any]:
     made = Training(mean, folder)
     found: dict[str, Any] = {"gigabytes": made.cache.nbytes / 1e9, "cache_seconds": time.perf_counter() - started}
     there = DeviceStates(made.on_disk, made.device)
+    found["agreement"] = made.agreement(there, folder)
+    print(json.dumps(found["agreement"]), flush=True)
+    ways = {"states_on_gpu": (there, True), "states_from_disk": (made.on_disk, True), "plain": (there, False)}
     for size in (32, 128, 512):
-        for name, places in {"states_on_gpu": there, "states_from_disk": made.on_disk}.items():
-            found[f"{name}_{size}"] = made.measured(places, size)
+        for name, (places, recorded) in ways.items():
+            found[f"{name}_{size}"] = made.measured(places, size, recorded)
             print(name, json.dumps(found[f"{name}_{size}"]), flush=True)
     return found
 

@@ -165,6 +165,7 @@ class Course:
             make_batch=batches.make,
             validate=(lambda _: measured(single, dev, seen)) if dev is not None else None,
             parts=paced(net, recipe),
+            repeated=self.places is not None,
             folder=folder,
             fingerprint=f"{self.told} {number} {hashlib.sha256(rows.tobytes()).hexdigest()}",
             seed=seed,

@@ -29,6 +29,7 @@ from nosology.training.devices import launch, room, seed_device
 from nosology.training.display import Display
 from nosology.training.feed import Feed, MakeBatch, Prepare, Work
 from nosology.training.plan import Plan, seed_of
+from nosology.training.repeated import RepeatedBatches
 from nosology.training.schedule import resolve
 from nosology.training.stream import StreamPlan
 
@@ -76,6 +77,7 @@ def fit(
     seed: int,
     prepare: Prepare | None = None,
     validate: Validate | None = None,
+    repeated: bool = False,
     fabric: Fabric | None = None,
     title: str = "training",
 ) -> Fitted:
@@ -91,6 +93,8 @@ def fit(
     parts: parts of the net that learn at a pace of their own; none: all of it at one.
     validate: metrics on dev, with settings.choose_by among them; called after each epoch by the first process alone,
         without gradients, in eval mode, under the precision of the training. None: the last weights are the best.
+    repeated: whether the net reads nothing but tensors of a batch, of few shapes, and never waits for the device: a GPU
+        that trains alone then records a step of each shape and repeats it.
     folder: checkpoint.safetensors, best.safetensors, curves.csv and tensorboard/ are written there; a run that was
         stopped at any moment goes on from the checkpoint if that is of the same fingerprint, lengths and settings.
     fingerprint: what is trained: recipe, hashes of the corpora, version of the package.
@@ -109,7 +113,8 @@ def fit(
     )
     net.to(fabric.device)
     whole = _whole(fingerprint, settings, plan)
-    run = _Run(net, settings, plan, parts, fabric, validate, Checkpoints(folder, whole), title)
+    repeated = repeated and gpu and fabric.world_size == 1
+    run = _Run(net, settings, plan, parts, fabric, validate, repeated, Checkpoints(folder, whole), title)
     try:
         feed = Feed(plan, make_batch, prepare, fabric.global_rank, fabric.world_size, pinned=gpu)
         with closing(feed.steps(run.state.epoch, run.state.done)) as steps:
@@ -131,10 +136,12 @@ class _Run:
         parts: Sequence[Paced],
         fabric: Fabric,
         validate: Validate | None,
+        repeated: bool,
         checkpoints: Checkpoints,
         title: str,
     ):
         self.net, self.settings, self.plan, self.fabric, self.validate = net, settings, plan, fabric, validate
+        self._repeated = repeated
         self.schedule = resolve(settings, len(plan))
         self.checkpoints, self.first, self.title = checkpoints, fabric.is_global_zero, title
         self.parts = parts or [Paced([parameter for parameter in net.parameters() if parameter.requires_grad])]
@@ -153,6 +160,8 @@ class _Run:
         fabric.barrier()  # all have read before the first may write
         self._stepper = fabric.setup_optimizers(self.optimizer)
         self.module: nn.Module | None = None  # made by `_freeze`, for what learns
+        self._batches: RepeatedBatches | None = None  # likewise, where steps are repeated
+        self._total = torch.zeros((), device=fabric.device)  # the loss of the step that is taken
         self._learning: list[bool] = []
         told = replace(self.schedule, epochs=self.last, steps=self.last * len(plan))
         self.display = Display(title, told, self.state.step, silent=not self.first)
@@ -183,15 +192,12 @@ class _Run:
         self._freeze(work.epoch)
         for group, part in zip(self.optimizer.param_groups, self.parts):
             group["lr"] = part.rate * self.settings.learning_rate * self.schedule.factor(self.state.step)
-        total = torch.zeros((), device=self.fabric.device)
+        self._total.zero_()
         try:
             for i, part in enumerate(work.parts):
                 seed_device(self.fabric.device, seed_of("micro", self.plan.seed, work.epoch, work.step, part.number))
                 with self.fabric.no_backward_sync(self.module, enabled=i + 1 < len(work.parts)):
-                    loss = self.module(_Parcel(part.batch.to(self.fabric.device)))
-                    # The processes' gradients are averaged, not added: hence the number of processes.
-                    self.fabric.backward(loss * (part.share * self.fabric.world_size))
-                total += loss.detach() * part.share
+                    (self._batches or self._learn)(part.batch.to(self.fabric.device), part.share)
             if self.settings.clip:
                 # an error on NaN would wait for the device in every step; the loss shows it as well
                 self.fabric.clip_gradients(
@@ -203,13 +209,20 @@ class _Run:
                 f"the GPU's memory is too small at step {self.state.step + 1}: [training] micro_tokens must be lower; "
                 f"got {self.plan.micro_tokens}"
             ) from error
-        self.optimizer.zero_grad(set_to_none=True)
-        self._losses.append(total)
+        self.optimizer.zero_grad(set_to_none=not self._repeated)  # what is repeated finds its gradients where they were
+        self._losses.append(self._total.clone())
         self._notes += work.notes
         self.state = replace(self.state, done=work.step + 1, step=self.state.step + 1)
         last = self.state.done == len(self.plan)
         if last or self.state.done % self.settings.log_steps == 0 or self._overdue:
             self._look(work.epoch, last)
+
+    def _learn(self, batch: Batch, share: float | Tensor) -> None:
+        """Adds a micro-batch to the gradient and to the loss of the step."""
+        loss = self.module(_Parcel(batch))
+        # The processes' gradients are averaged, not added: hence the number of processes.
+        self.fabric.backward(loss * (share * self.fabric.world_size))
+        self._total += loss.detach() * share
 
     @property
     def _overdue(self) -> bool:
@@ -228,6 +241,8 @@ class _Run:
         self.module = None
         gc.collect()  # processes agree anew on what learns; whoever still listened to its derivatives would count twice
         self.module = self.fabric.setup_module(_Carrier(self.net))
+        if self._repeated:
+            self._batches = RepeatedBatches(self._learn, self.last * len(self.plan), self.fabric.device)
 
     def _look(self, epoch: int, last: bool) -> None:
         """Fetches the losses since the last look, ends the epoch if it is over, and writes what is due."""

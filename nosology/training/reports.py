@@ -23,6 +23,8 @@ from nosology.models.hmhan_settings import HmhanRecipe
 from nosology.training.labels import of_labels
 from nosology.training.mlsmote import Synthetic
 
+_WIDTHS = 64  # a GPU is given widths that are multiples of it: it repeats the step of a width that it has seen
+
 
 @dataclass(frozen=True)
 class Reports:
@@ -93,7 +95,7 @@ class Batches:
             for number, row in enumerate((synthetic.first if anchors is None else anchors).tolist()):
                 self._of.setdefault(row, []).append(number)
         self._labels = label_columns(train)
-        self._pinned = torch.cuda.is_available()
+        self._gpu = torch.cuda.is_available()
 
     def make(self, chosen: np.ndarray, _: Any) -> ReportBatch:
         """The batch of some of the member's rows, counted within them, with the synthetic rows anchored at them."""
@@ -131,14 +133,17 @@ class Batches:
         found = report_batch([self.train.reports[row] for row in every], labels, targets, synthetic)
         if self.offsets is not None:
             found = replace(found, offsets=torch.from_numpy(self.offsets[every]))
-        return found if self.places is None else replace(found, states=self._states(every, found.tokens.shape[1]))
+        if self.places is None:
+            return found
+        width = found.tokens.shape[1]
+        return replace(found, states=self._states(every, -(-width // _WIDTHS) * _WIDTHS if self._gpu else width))
 
     def _states(self, rows: list[int], width: int) -> torch.Tensor | Gathered:
         if isinstance(self.places, DeviceStates):
             return self.places.rectangle(rows, width)
         # At once into memory that a GPU copies from: the way there and the way on cost more than the training.
         shape = len(rows), width, self.places.width
-        states = torch.empty(shape, dtype=torch.float16, pin_memory=self._pinned)
+        states = torch.empty(shape, dtype=torch.float16, pin_memory=self._gpu)
         self.places.rectangle(rows, width, states.numpy())
         return states
 
