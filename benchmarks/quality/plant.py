@@ -271,14 +271,16 @@ def stands(coder: str, before: dict, told: dict) -> bool:
     return of_coder(before) == of_coder(told)
 
 
-def measured_before(study: str, told: dict, results: dict) -> dict:
+def measured_before(study: str, told: dict, results: dict, seeds: int) -> dict:
     """The rows of a study that need not be measured again, by arm and seed: its own, and those that `few` has."""
     rows: dict = {}
+    wanted = {str(seed) for seed in range(seeds)}
     few = results.get("few", {})
     for arm, coder in FEW_HAS.get(study, {}).items():
         for seed, found in few.get("by seed", {}).get(coder, {}).items() if stands(coder, few, told) else ():
             more = {name: found[name] for name in ("train notes", "seconds")}
-            rows.setdefault(arm, {})[seed] = found["full"] | _of_few(found["few"]) | more
+            if seed in wanted:
+                rows.setdefault(arm, {})[seed] = found["full"] | _of_few(found["few"]) | more
     before = results.get(study, {})
     for arm, found in before.get("by seed", {}).items():
         if stands(arm.split()[-1] if study in ("few", "fractions") else "plant", before, told):
@@ -347,7 +349,7 @@ def main() -> None:
     told |= {"corpus": own.hash if own else None, "paper": asked.paper or None, "package": __version__}
     told["recipes"] = {coder: recipe_hash(coder, asked.paper) for coder in CODERS}
     results = json.loads(asked.out.read_text()) if asked.out.exists() else {}
-    rows = measured_before(asked.study, told, results)
+    rows = measured_before(asked.study, told, results, asked.seeds)
     notes = list(own.notes()) if own else simulated(asked.patients)
     told["notes"] = len(notes)
     with tempfile.TemporaryDirectory() as name:

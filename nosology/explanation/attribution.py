@@ -38,7 +38,8 @@ def attribute(model: Model, text: str, column: int, method: str, *, samples: int
     if not len(words):
         return Attribution(method, column, words, np.zeros(0))
     if method == "lime":
-        weights = lime_weights(model.probabilities, text, words, column, samples=samples, seed=seed)
+        scores = getattr(model, "rough_probabilities", model.probabilities)
+        weights = lime_weights(scores, text, words, column, samples=samples, seed=seed)
     else:
         weights = METHODS[method](model, text, words, column)
     return Attribution(method, column, words, weights)

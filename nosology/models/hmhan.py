@@ -90,6 +90,13 @@ class Hmhan(NeuralModel):
         """Probabilities (B, L) of reports beside the model's own columns, or unknown ones."""
         return self.to_probabilities(self.logits_of([self.read(text) for text in texts]))
 
+    def rough_probabilities(self, texts: Iterable[str]) -> np.ndarray:
+        """The same to about a hundredth, and faster where a CPU multiplies in bf16; for LIME, which asks a thousand
+        times and fits a line."""
+        able = getattr(torch.cpu, "get_capabilities", dict)()  # torch before 2.11 does not tell
+        with torch.autocast("cpu", torch.bfloat16, enabled=bool(able.get("avx512_bf16") or able.get("amx_bf16"))):
+            return self.probabilities(texts)
+
     def note_probabilities(self, notes: Iterable[Note]) -> np.ndarray:
         """Probabilities (B, L) of reports with what stands beside them."""
         return self.to_probabilities(self.logits_of([self.read(note.text, note.extra) for note in notes]))
@@ -116,7 +123,8 @@ class Hmhan(NeuralModel):
         wanted = None if columns is None else torch.tensor(columns, dtype=torch.int64)
         lengths = np.array([len(read.ids) for read in reads], dtype=np.int64)
         gpu = self.device.type == "cuda"
-        with evaluating(self.net), torch.autocast(self.device.type, torch.bfloat16, enabled=gpu):
+        half = gpu or torch.is_autocast_enabled("cpu")
+        with evaluating(self.net), torch.autocast(self.device.type, torch.bfloat16, enabled=half):
             for rows in by_length(lengths, _TOKENS["cuda" if gpu else "cpu"], _NOTES):
                 batch = report_batch([reads[row] for row in rows], labels=wanted)
                 if places is not None:
