@@ -1,7 +1,8 @@
 """The training loop of every net: batches by length, several processes, exact resume, the best weights kept.
 
 Everything random follows from (seed, epoch, step, micro-batch), so neither a kill nor another number of processes
-changes a loss: the first exactly, the second up to the order of additions.
+changes a loss: the first exactly, the second up to the order of additions. Steps that a GPU repeats are an exception:
+those that are recorded and those that are not yet may differ in the last digits.
 """
 
 from __future__ import annotations
