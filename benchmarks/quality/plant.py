@@ -10,8 +10,8 @@ few        PLANT, LAAT and the linear coder on the codes with 1 to 5 train notes
 fractions  P@5 and P@15 of the three with less and less train notes (paper 003, figure 4), as a table and a plot, and
            the number of notes with which PLANT reaches what LAAT reaches with all
 ablations  PLANT without inattention, without the words after the 512th (in all stages; the stateful decoder reads on),
-           gradual unfreezing, static attention, planted attention, and with the paper's discriminative rates, which
-           its recipe does not have (paper 003, table 8)
+           gradual unfreezing, static attention, planted attention, and with the paper's discriminative rates or with
+           one rate for all, whichever its recipe has not (paper 003, table 8)
 leak       PLANT as the authors' program has it, whose language model and mutual information see test notes too
 """
 
@@ -53,6 +53,7 @@ ABLATIONS = {
     "no inattention": ["model.inattention=0"],
     "first 512 words alone": ["model.max_words=512"],
     "the paper's rates": ["rates.ranker=0.5", "rates.encoder=0.5", "rates.fall=2.6"],
+    "one rate for all": ["rates.ranker=1.0", "rates.encoder=1.0", "rates.fall=1.0"],
     "all parts at once": ["rates.gradual=false"],
     "no static attention": ["model.static=false"],
     "no planted attention": ["model.planted=false"],
@@ -101,6 +102,12 @@ def recipe_hash(coder: str, paper: bool) -> str:
     """A name for what a recipe says: other recipes, other rows."""
     made = Arm("", "", 0, Path(), (), 1, paper).recipe(coder).model_dump_json()
     return hashlib.sha256(made.encode()).hexdigest()[:12]
+
+
+def changes(settings: list[str], given: list[str], paper: bool) -> bool:
+    """Whether settings make another recipe of PLANT."""
+    arm = Arm("", "", 0, Path(), tuple(given), 1, paper)
+    return arm.recipe("plant", settings) != arm.recipe("plant")
 
 
 def divided(notes: list[Note], seed: int) -> list[Note]:
@@ -344,6 +351,8 @@ def main() -> None:
     wanted = asked.arms or ARMS[asked.study]
     if unknown := set(wanted) - set(ARMS[asked.study]):
         parser.error(f"--arms must be of {', '.join(ARMS[asked.study])}; got {', '.join(sorted(unknown))}")
+    if asked.study == "ablations":
+        wanted = [arm for arm in wanted if arm == "all of it" or changes(ABLATIONS[arm], asked.settings, asked.paper)]
     own = Corpus.open(asked.corpus) if asked.corpus else None
     told = {"patients": None if own else asked.patients, "settings": asked.settings}
     told |= {"corpus": own.hash if own else None, "paper": asked.paper or None, "package": __version__}

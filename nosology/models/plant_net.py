@@ -141,13 +141,15 @@ class PlantNet(nn.Module):
             self.cache.clear()
             return self.encoder(tokens)[0]
 
-        def read() -> Tensor:
+        def read(rows: list[int]) -> Tensor:
             self.encoder.eval()
-            states = self.encoder(tokens)[0]
+            states = self.encoder(tokens[rows] if len(rows) < len(tokens) else tokens)[0]
             self.encoder.train(self.training)
             return states
 
-        return read() if batch.notes is None else self.cache.states(batch.notes, batch.lengths, tokens.shape[1], read)
+        if batch.notes is None:
+            return read(list(range(len(tokens))))
+        return self.cache.states(batch.notes, batch.lengths, tokens.shape[1], read)
 
     def _some(self, labels: Tensor | None) -> Tensor | None:
         """The labels, None where they are all there are: then nothing has to be picked out."""

@@ -258,7 +258,9 @@ def train_classifiers(
 def _told(recipe: PlantRecipe, *examples: Examples) -> str:
     """The fingerprint of a classifier but for its direction: both can be trained apart."""
     model = recipe.model.model_copy(update={"direction": "both"})
-    same = {"model": model, "stages": "", "language": _plain(recipe.language)}
+    language = _plain(recipe.language)
+    files = {name: file_hash(getattr(language, name)) for name in ("weights", "words", "backward_weights")}
+    same = {"model": model, "stages": "", "language": language.model_copy(update=files)}
     return fingerprint(recipe.model_copy(update=same), *examples)
 
 
@@ -288,6 +290,7 @@ def _classifiers(
             parts=paced(net, recipe.rates),
             title=f"plant, {name}",
         )
+        net.cache.clear()
         model.net.nets[number] = net
     return model, fitted
 

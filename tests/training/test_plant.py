@@ -21,7 +21,7 @@ from nosology.models.plant_settings import RateSettings
 from nosology.serving.coder import Coder
 from nosology.training.examples import train_and_dev
 from nosology.training.neural import Asked, fit_labels
-from nosology.training.plant import Chain, paced, train_classifiers, train_plant
+from nosology.training.plant import Chain, _told, paced, train_classifiers, train_plant
 from nosology.training.run import train
 from tests.conftest import small_notes
 
@@ -262,9 +262,9 @@ def _counting(reads: list[int], real):
     """NoteStates.states that counts the notes that are read."""
 
     def states(self, notes, lengths, width, read):
-        def counted():
-            reads[-1] += len(notes)
-            return read()
+        def counted(rows):
+            reads[-1] += len(rows)
+            return read(rows)
 
         return real(self, notes, lengths, width, counted)
 
@@ -275,10 +275,14 @@ def test_the_cache_has_a_bound():
     cache = NoteStates(100 * 4 * 4 / 2**30)  # room for 100 states of 4 numbers
     notes, lengths = torch.tensor([0, 1, 2]), torch.tensor([60, 50, 40])
     states = torch.randn(3, 60, 4)
+    asked = []
     for _ in range(2):
-        found = cache.states(notes, lengths, 60, lambda: states)
-        assert torch.equal(found, states) and cache.bytes == 100 * 4 * 4  # the first and the last have found room
-    found = cache.states(notes[[2, 0]], lengths[[2, 0]], 64, lambda: pytest.fail("they are there"))
+        found = cache.states(notes, lengths, 60, lambda rows: asked.append(rows) or states[rows])
+        assert cache.bytes == 100 * 4 * 4  # the first and the last have found room
+        for row, length in zip(range(3), lengths):
+            assert torch.equal(found[row, :length], states[row, :length])
+    assert asked == [[0, 1, 2], [1]]  # what has found none is read again, and nothing else
+    found = cache.states(notes[[2, 0]], lengths[[2, 0]], 64, lambda _: pytest.fail("they are there"))
     assert torch.equal(found[0, :40], states[2, :40]) and torch.equal(found[1, :60], states[0])
     cache.clear()
     assert cache.bytes == 0
@@ -291,3 +295,23 @@ def test_paces_are_those_of_the_recipe(small_corpus, tmp_path):
     assert [part.rate for part in found] == [1.0, 0.3, 0.4, 0.2, 0.1]
     assert [part.begins for part in found] == [0, 1, 2, 3, 4]
     assert sum(len(part.parameters) for part in found) == len(list(net.parameters()))
+
+
+def test_the_recipes_of_smaller_sets_differ_from_the_paper_s_in_their_codes_alone():
+    whole = load_recipe("plant-paper")
+    for name in ("plant-top50", "plant-rare50", "plant-few"):
+        recipe = load_recipe(name)
+        assert recipe.labels != whole.labels
+        still = {"encoder": 0.0} if name == "plant-rare50" else {}
+        rates = whole.rates.model_copy(update=still)
+        assert recipe == whole.model_copy(update={"labels": recipe.labels, "rates": rates}), name
+
+
+def test_other_weights_to_begin_with_are_another_classifier(small_corpus, tmp_path):
+    (tmp_path / "words.txt").write_text("xxpad\nxxunk\n")
+    settings = [*SMALL, f"language.weights='{tmp_path / 'w'}'", f"language.words='{tmp_path / 'words.txt'}'"]
+    examples, told = train_and_dev([small_corpus], 0.15, 0)[0], []
+    for content in (b"one", b"two", b"two"):
+        (tmp_path / "w").write_bytes(content)
+        told.append(_told(load_recipe("plant", settings), examples))
+    assert told[0] != told[1] == told[2]
