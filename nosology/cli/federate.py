@@ -50,6 +50,8 @@ def simulate(
         raise ConfigError(f"recipe must be of kind heads, such as heads-mlp; got {checked.kind}")
     if sites is None and (skew is not None or alpha is not None):
         raise ConfigError("--skew and --alpha need --sites")
+    if alpha is not None and skew != "dirichlet":
+        raise ConfigError(f"--alpha needs --skew dirichlet; got {skew or 'equal'}")
     federation = checked.federation
     if stacked and federation.fraction_evaluate not in (FederationSettings().fraction_evaluate, 1.0):
         raise ConfigError("federation.fraction_evaluate must be as it comes with --stacked: every site is evaluated")

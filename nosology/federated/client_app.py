@@ -118,7 +118,7 @@ def answering(handler: Callable[[Message, Context], RecordDict]) -> Handler:
         except NosologyError as error:
             return failed(REFUSED, str(error), message)
         except Exception as error:
-            return failed(FAILED, f"its training failed with {type(error).__name__}", message)
+            return failed(FAILED, f"it failed with {type(error).__name__}", message)
 
     return handle
 

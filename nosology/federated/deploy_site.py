@@ -24,6 +24,7 @@ from nosology.core.files import new_file
 from nosology.federated.certificates import key_fingerprint, public_bytes, read_site_key
 from nosology.federated.control import check_address, read_root, reason_of
 from nosology.federated.executor import Executor
+from nosology.federated.folder_lock import held
 from nosology.federated.processes import Child, free_port
 
 PAUSE = 0.25  # seconds between two looks for work
@@ -53,7 +54,8 @@ def serve_site(papers: SitePapers, app: ClientApp, node_config: dict[str, str], 
     node_config: what the app finds in its Context. log: where the SuperNode writes.
     """
     entrance = Entrance(papers)
-    with tempfile.TemporaryDirectory(prefix="nosology-site-") as folder:
+    alone = held(papers.key.with_suffix(".lock"), f"another process takes part with {papers.key}")
+    with alone, tempfile.TemporaryDirectory(prefix="nosology-site-") as folder:
         home = Path(folder)
         while True:
             node = _admitted(entrance, say)

@@ -15,14 +15,21 @@ LOCK = "lock"
 @contextmanager
 def locked(folder: Path, what: str) -> Iterator[None]:
     """For the time of one `what` (named in the answer to another one): the folder is its own. A killed one lets go."""
+    with held(folder / LOCK, f"another {what} is at work in {folder}"):
+        yield
+
+
+@contextmanager
+def held(path: Path, otherwise: str) -> Iterator[None]:
+    """Inside, no other process on this machine holds the file, which is made if it is missing; else OutputError."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("a")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
     except OSError as error:
-        raise OutputError(f"cannot write {folder}: {error.strerror}") from error
+        raise OutputError(f"cannot write {path.parent}: {error.strerror}") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise OutputError(f"another {what} is at work in {folder}") from error
+            raise OutputError(otherwise) from error
         yield

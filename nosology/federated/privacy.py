@@ -162,11 +162,12 @@ class Privacy:
 
     def asked(self, notes: Mapping[str, int]) -> None:
         """Books a round of training for sites, given with their numbers of notes."""
+        federation = self.recipe.federation
         if self.settings.record_noise:
             for site, count in notes.items():
-                steps = math.ceil(count / self.recipe.training.batch)
+                steps = 1 if federation.optimizer == "sgd" else math.ceil(count / self.recipe.training.batch)
                 ledger = self.records.setdefault(site, Ledger())
-                ledger.add(self.settings.record_noise, 1 / steps, steps * self.recipe.federation.local_epochs)
+                ledger.add(self.settings.record_noise, 1 / steps, steps * federation.local_epochs)
 
     def opened(self, sites: Iterable[str]) -> None:
         """Books a round whose secure sum was opened."""

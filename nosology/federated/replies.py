@@ -63,11 +63,18 @@ def read_update(site: str, reply: Message, start: Arrays, told: int | None = Non
             return f"{name} holds NaN or infinity"
         if (np.abs(read[name]) > LARGEST).any():
             return f"{name} holds numbers beyond {LARGEST:g}"
+        if not possible(name, read[name]):
+            return f"{name} holds a variance below 0"
     labels = len(start["out.bias"])
     if not isinstance(packed, bytes) or len(packed) != -(-labels // 8):
         return f"{KNOWN} must be {labels} bits"
     known = np.unpackbits(np.frombuffer(packed, np.uint8), count=labels).astype(bool)
     return SiteUpdate(site, read, float(notes), float(loss), known)
+
+
+def possible(name: str, array: np.ndarray) -> bool:
+    """Whether a tensor of this name may have these numbers: one variance below 0 makes every logit NaN."""
+    return not name.endswith("running_var") or bool((array >= 0).all())
 
 
 def read_moments(reply: Message | None, dim: int) -> Moments | str:

@@ -24,8 +24,16 @@ from nosology.training.labels import of_systems
 from nosology.training.vectors import CodedVectors
 
 
+def _check_ids(corpora: Sequence[Corpus]) -> None:
+    """Raises where a note's site could not be told by its id."""
+    ids = [note.id for corpus in corpora for note in corpus.notes(text=False)]
+    if again := len(ids) - len(set(ids)):
+        raise DataError(f"ids of notes must differ from corpus to corpus; {again} are in two of them")
+
+
 def own_sites(corpora: Sequence[Corpus]) -> dict[str, str]:
     """The site of every note id, as the corpora have it."""
+    _check_ids(corpora)
     found = {note.id: note.site for corpus in corpora for note in corpus.notes(text=False)}
     if without := sum(not site for site in found.values()):
         raise DataError(f"{without} notes are at no site: `nosology corpus split --sites`, or --sites here, deals them")
@@ -34,6 +42,7 @@ def own_sites(corpora: Sequence[Corpus]) -> dict[str, str]:
 
 def dealt_sites(corpora: Sequence[Corpus], sites: int, skew: str, alpha: float, seed: int) -> dict[str, str]:
     """The site of every note id, dealt out anew; no patient and no repeated note is at two sites."""
+    _check_ids(corpora)
     notes = (note for corpus in corpora for note in progress(corpus.notes(), "sites"))
     return assign_sites(read_roster(notes), sites, skew=skew, alpha=alpha, seed=seed)
 

@@ -39,7 +39,7 @@ from flwr.serverapp.strategy.fedopt import FedOpt
 from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 
 from nosology.federated.records import ARRAYS, CONFIG, METRICS, TRAIN, Arrays, from_record, to_record
-from nosology.federated.replies import LARGEST, LOSS, NOTES, SiteUpdate, read_update
+from nosology.federated.replies import LARGEST, LOSS, NOTES, SiteUpdate, possible, read_update
 from nosology.models.heads_settings import FederationSettings
 from nosology.training.plan import seed_of
 
@@ -174,6 +174,8 @@ class GuardedStrategy(Strategy):
                 new[name][nowhere] = first[nowhere]  # the server's momentum would go on moving them
         if not all((np.abs(array) <= LARGEST).all() for array in new.values()):
             raise AggregationError(f"the weights of the round are not finite, or beyond {LARGEST:g}")
+        if not all(possible(name, array) for name, array in new.items()):
+            raise AggregationError("a variance of the round is below 0")
         return to_record(new), MetricRecord({LOSS: loss, NOTES: notes})
 
     def _applied(self, server_round: int, updates: list[SiteUpdate]) -> Arrays:

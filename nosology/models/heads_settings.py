@@ -12,6 +12,8 @@ from nosology.models.settings import Recipe, Section
 
 WIDTHS = {"mlp": [896], "deep": [1024, 512, 512], "res": [1600, 384, 384]}  # within 6% of paper 000's Table 2
 
+_HIDES = 0.5  # of record_noise, times the largest slope of a note: less would tell counts of notes
+
 
 class HeadShape(Section):
     """A head: what is between a note's vector and the logits of its codes."""
@@ -85,9 +87,12 @@ class FederationSettings(Section):
                 raise ValueError(f"strategy must be fedadam or fedyogi where optimizer is sgd; got {self.strategy}")
             if self.local_epochs != 1 or self.moments != "fresh":
                 raise ValueError("local_epochs must be 1 and moments fresh where optimizer is sgd")
-            hidden = self.privacy.secure or self.privacy.record_noise
+            hidden = self.privacy.secure or self.privacy.record_noise >= _HIDES
             if self.min_site_notes > 1 and not hidden:  # the slope of a code's bias is its share of the notes
-                raise ValueError("privacy.secure must be true where optimizer is sgd and min_site_notes more than 1")
+                raise ValueError(
+                    f"privacy.secure must be true, or privacy.record_noise {_HIDES} at least, where optimizer is sgd "
+                    "and min_site_notes more than 1"
+                )
         return self
 
 

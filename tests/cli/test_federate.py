@@ -66,6 +66,20 @@ def test_how_notes_are_dealt_needs_sites_to_deal_them_to(small_corpus, tmp_path,
     assert isinstance(found.exception, ConfigError) and str(found.exception) == "--skew and --alpha need --sites"
 
 
+@pytest.mark.parametrize("words", [[], ["--skew", "size"]])
+def test_alpha_is_of_dirichlet_alone(small_corpus, tmp_path, cache, words):
+    found = simulate(small_corpus, tmp_path / "a", "--sites", "4", "--alpha", "0.1", *words, settings=[cache])
+    assert isinstance(found.exception, ConfigError) and "--alpha needs --skew dirichlet" in str(found.exception)
+
+
+@pytest.mark.parametrize("words", [[], ["--sites", "4"]])
+def test_hospitals_whose_notes_have_the_same_ids_are_not_made_one(small_corpus, tmp_path, cache, words):
+    notes = [replace(note, site="b", text=f"{note.text} More.") for note in small_corpus.notes()]
+    other = write_corpus(notes, tmp_path / "other", source={"kind": "test"}, filters=[], counts={})
+    found = simulate(small_corpus, tmp_path / "a", "--corpus", str(other.folder), *words, settings=[cache])
+    assert isinstance(found.exception, DataError) and "160 are in two of them" in str(found.exception)
+
+
 def test_a_share_of_evaluated_sites_needs_flower(small_corpus, tmp_path, cache):
     settings = [cache, "federation.fraction_evaluate=0.1"]
     found = simulate(small_corpus, tmp_path / "a", "--sites", "4", "--stacked", settings=settings)

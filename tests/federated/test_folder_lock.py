@@ -3,7 +3,7 @@
 import pytest
 
 from nosology.core import OutputError
-from nosology.federated.folder_lock import locked
+from nosology.federated.folder_lock import held, locked
 
 
 def test_two_do_not_work_in_one_folder(tmp_path):
@@ -11,6 +11,12 @@ def test_two_do_not_work_in_one_folder(tmp_path):
     with locked(folder, "grid"), pytest.raises(OutputError, match="another grid is at work"), locked(folder, "grid"):
         pass
     with locked(folder, "grid"):
+        pass
+
+
+def test_two_do_not_hold_one_file(tmp_path):
+    first, other = held(tmp_path / "a.lock", "taken"), held(tmp_path / "b.lock", "taken")
+    with first, other, pytest.raises(OutputError, match="taken"), held(tmp_path / "a.lock", "taken"):
         pass
 
 

@@ -230,9 +230,10 @@ def test_clip_and_noise_in_a_federation(tmp_path, secure):
     assert norm({"all": weights(one) - weights(start)}) <= 0.05 + 1e-6
 
 
-def test_private_notes_in_a_federation(tmp_path):
+@pytest.mark.parametrize("plain", [{}, {"strategy": "fedadam", "optimizer": "sgd"}])
+def test_private_notes_in_a_federation(tmp_path, plain):
     """DP-SGD at the sites, epsilon of the smallest site in every row, and other weights at each run."""
-    private = secret("deep", 2, {"secure": False, "record_noise": 1.5, "record_clip": 0.5})
+    private = secret("deep", 2, {"secure": False, "record_noise": 1.5, "record_clip": 0.5}, **plain)
     hospitals = sites()
     one = run_federation(grid_of(hospitals), private, tmp_path / "one")
     two = run_federation(grid_of(sites()), private, tmp_path / "two")

@@ -139,6 +139,11 @@ def test_slopes_go_to_a_server_that_weighs_them(changed, says):
     with pytest.raises(ConfigError, match=says) as told:
         load_recipe("heads-mlp", ["federation.optimizer=sgd", *changed])
     assert "[federation]" in str(told.value) and "rounds" not in str(told.value), "its own words, not the whole table"
+    with pytest.raises(ConfigError, match=r"record_noise 0\.5 at least"):
+        load_recipe(
+            "heads-mlp",
+            ["federation.optimizer=sgd", "federation.strategy=fedyogi", "federation.privacy.record_noise=1e-9"],
+        )
     for kept in ("privacy.secure=true", "privacy.record_noise=1.0", "min_site_notes=1"):
         assert load_recipe(
             "heads-mlp", ["federation.optimizer=sgd", "federation.strategy=fedyogi", f"federation.{kept}"]

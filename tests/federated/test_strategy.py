@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nosology.federated.records import FAILED, from_record, to_record
+from nosology.federated.replies import read_update
 from nosology.federated.strategy import GuardedStrategy, SiteUpdate
 from nosology.models.heads_settings import FederationSettings
 
@@ -214,7 +215,7 @@ def test_a_code_that_no_site_of_the_round_knows_is_not_moved_by_server_momentum(
 def reply(node: int, arrays: ArrayRecord | None, metrics=None, known: bytes | None = None) -> Message:
     metadata = Metadata(1, "m", node, 1, "q", "", 0.0, 60.0, "train")
     if arrays is None:
-        return Message(error=Error(FAILED, "its training failed with KeyError"), metadata=metadata)
+        return Message(error=Error(FAILED, "it failed with KeyError"), metadata=metadata)
     records = {"arrays": arrays, "metrics": MetricRecord(metrics or {"num-examples": 10, "loss": 0.5})}
     packed = np.packbits(np.ones(L, bool)).tobytes() if known is None else known
     return Message(RecordDict(records | {"config": ConfigRecord({"known": packed})}), metadata=metadata)
@@ -233,7 +234,7 @@ NAN = weights(1)["out.bias"] * np.float32(np.nan)
 BROKEN = to_record(weights(1))
 BROKEN["out.bias"] = Array("float32", (L,), "numpy.ndarray", b"no array at all")
 BAD = {
-    "its training failed": reply(0, None),
+    "it failed": reply(0, None),
     "out.bias holds NaN": reply(0, changed("out.bias", NAN)),
     "out.weight holds NaN or inf": reply(0, changed("out.weight", np.full((L, D), np.inf, "f4"))),
     "out.weight must be of shape": reply(0, changed("out.weight", np.zeros((L, D + 1), "f4"))),
@@ -253,6 +254,17 @@ BAD = {
     "out.bias holds numbers beyond 1e+06": reply(0, changed("out.bias", np.full(L, -3e38, "f4"))),
     "known must be 5 bits": reply(0, to_record(weights(1)), known=b"abc"),
 }
+
+
+def test_a_variance_below_nothing_is_refused_from_a_site_and_in_the_mean():
+    start = weights(1) | {"norm.running_var": np.ones(3, "f4")}
+    less = start | {"norm.running_var": np.array([1, -5, 1], "f4")}
+    assert read_update("a", reply(0, to_record(less)), start) == "norm.running_var holds a variance below 0"
+    assert not isinstance(read_update("a", reply(0, to_record(start)), start), str)
+    made = guarded("fedavg")
+    made.start = start
+    with pytest.raises(AggregationError, match="variance"):
+        made.aggregate(1, [update("a", less, 10)])
 
 
 @pytest.mark.parametrize("reason", BAD)
