@@ -99,8 +99,9 @@ def _variants(recipes: list[str], settings: list[str]) -> list[Variant]:
         name, *own = given.split()
         recipe = load_recipe(name, [*settings, *own])
         if len(recipes) == 1 and recipe.kind == "hmhan":
-            for shown, attention in TABLE_4.items():
-                found[shown] = load_recipe(name, [*settings, *own, f"model.attention={attention}"])
+            for shown, attention in TABLE_4.items():  # of nets: words beside them would say the same in all three
+                changed = ["words.features=0", *settings, *own, f"model.attention={attention}"]
+                found[shown] = load_recipe(name, changed)
             continue
         label = "-".join([Path(name).stem, *(part.replace("=", "_").replace("/", "_") for part in own)])
         if label in found:

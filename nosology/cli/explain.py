@@ -58,6 +58,9 @@ def explain(
 
     loaded = Bundle.load(bundle)
     columns = [_column(loaded.model.labels, name) for name in code]
+    silent = not getattr(getattr(loaded.model, "net", None), "adds", True)
+    if silent and (notes or corpus) and (not method or {"attention", "category"} & set(method)):
+        typer.echo("caution: this coder's net adds nothing to what words say: its attention explains nothing", err=True)
     if corpus is not None:
         _measure(loaded, corpus, split, method, limit, samples, as_json)
         return

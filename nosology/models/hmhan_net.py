@@ -129,7 +129,7 @@ class HmhanNet(nn.Module):
         """The mean loss over reports (real and synthetic) x labels."""
         states, inside = self.states(batch)
         vectors = self.look(states, inside, batch.labels)
-        wide = self._wide(batch)
+        wide = self.wide(batch)
         logits = self.share * self.head(vectors, _columns(batch), batch.labels) + wide
         real = len(batch.targets)
         cells = self._cells(logits[:real], batch.targets, batch.labels)
@@ -140,7 +140,7 @@ class HmhanNet(nn.Module):
 
     def synthetic_logits(self, batch: ReportBatch) -> Tensor:
         """Logits (S, L) of a batch's synthetic rows, for showing what a leak does; a coder never needs them."""
-        return self._between(batch, self.look(*self.states(batch), batch.labels), self._wide(batch))
+        return self._between(batch, self.look(*self.states(batch), batch.labels), self.wide(batch))
 
     def _between(self, batch: ReportBatch, vectors: Tensor, wide: Tensor) -> Tensor:
         """Logits (S, L) of what lies between vectors (B, L, D), after attention, and what words say (B, L)."""
@@ -157,7 +157,7 @@ class HmhanNet(nn.Module):
         """Logits (B, L) for the batch's labels, or for all where it names none."""
         states, inside = self.states(batch)
         found = self.head(self.look(states, inside, batch.labels), _columns(batch), batch.labels)
-        return self.share * found + self._wide(batch)
+        return self.share * found + self.wide(batch)
 
     def attention(self, batch: ReportBatch) -> Tensor:
         """The weights (B, L, T) of each code over the tokens."""
@@ -176,7 +176,7 @@ class HmhanNet(nn.Module):
             states = given.to(self.head.shared.dtype)
         return self.dropout(states), mask(batch.lengths, states.shape[1], states.device)
 
-    def _wide(self, batch: ReportBatch) -> Tensor:
+    def wide(self, batch: ReportBatch) -> Tensor:
         """What the words say (B, L); nothing (B, 1) where there is no lexical branch."""
         if self.words is None:
             return torch.zeros(len(batch.lengths), 1, device=self.share.device)
@@ -212,9 +212,16 @@ class HmhanNets(nn.Module):
         return torch.stack([net(batch) for net in self.nets]).mean()
 
     def logits(self, batch: ReportBatch) -> Tensor:
-        """The mean (B, L) of the nets' logits."""
+        """The mean (B, L) of the nets' logits; nets that add nothing to words are not asked."""
+        if not self.adds:
+            return torch.stack([net.wide(batch) for net in self.nets]).mean(0)
         batch = self._encoded(batch)
         return torch.stack([net.logits(batch) for net in self.nets]).mean(0)
+
+    @property
+    def adds(self) -> bool:
+        """Whether the nets add anything to what words say."""
+        return any(bool(net.share) for net in self.nets)
 
     def attention(self, batch: ReportBatch) -> Tensor:
         """The mean of the weights (B, L, T) that the nets' codes lay on the tokens."""

@@ -297,4 +297,6 @@ def _pretrained(recipe: HmhanRecipe) -> tuple[ReportReader, Windows]:
 def _found(course: Course, fits: list[Fitted], held: Reports) -> dict[str, Any]:
     """What the training has found out, for the bundle's provenance."""
     shape = course.model.shape.model_dump(mode="json")
-    return {"members": [asdict(fitted) for fitted in fits], "dev_codes": int(held.gold.nnz), "shape": shape}
+    share = float(course.model.net.nets[0].share)  # of what the net adds to what words say
+    members = [asdict(fitted) for fitted in fits]
+    return {"members": members, "dev_codes": int(held.gold.nnz), "shape": shape, "net_share": share}

@@ -19,7 +19,8 @@ from nosology.training.reports import Reports
 from nosology.training.word_scores import word_matrix
 
 _FLAT = 0.015  # of F1
-_SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # of what the net says beside words; of equally good ones the first is taken
+_SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # of what the net says beside words
+_ERRORS = 2.0  # standard errors within which a share is as good as the best one
 
 
 def decided(
@@ -42,14 +43,14 @@ def decided(
         found = np.where(logits > NOTHING, wide + share * (logits - wide), NOTHING)
         return only_own_version(found, held.versions, versioned, NOTHING)
 
-    def surprise(found: np.ndarray) -> float:
-        """The cross entropy of calibrated logits: less a matter of luck than an F1 on some hundred reports."""
+    def surprise(found: np.ndarray) -> np.ndarray:
+        """The cross entropy (B,) of calibrated logits: less a matter of luck than an F1 on some hundred reports."""
         given = np.clip(model.calibrated(found, held.gold).calibration(found).astype(np.float64), 1e-7, 1 - 1e-7)
         true = held.gold.toarray().astype(bool)
-        return -float(np.where(true, np.log(given), np.log1p(-given))[found > NOTHING].sum())
+        return -np.where(found > NOTHING, np.where(true, np.log(given), np.log1p(-given)), 0).sum(1)
 
     tried = {share: mixed(share) for share in (_SHARES if model.words else (1.0,))}
-    share = min(tried, key=lambda share: surprise(tried[share]))
+    share = largest_good({share: surprise(found) for share, found in tried.items()})
     for net in model.net.nets:
         net.share.fill_(share)
     logits = tried[share]
@@ -63,6 +64,21 @@ def decided(
         model.combinations = sets if sets.share else None
     decision = Decision.tune(recipe.decision, model.labels, held.codes, probabilities)
     return model, steadied(decision, held, probabilities) if recipe.decision.threshold == "global" else decision
+
+
+def largest_good(surprises: dict[float, np.ndarray]) -> float:
+    """The largest share whose surprise (B,) is, on average, the least or within some standard errors of it.
+
+    Held-out reports are scored by one member that has learned from a part of the others, new ones by the mean of
+    members: what the net adds is worth more than held-out reports say.
+    """
+    best = min(surprises.values(), key=lambda values: values.mean())
+
+    def good(values: np.ndarray) -> bool:
+        more = values - best
+        return more.mean() <= _ERRORS * more.std() / len(more) ** 0.5
+
+    return max(share for share, values in surprises.items() if good(values))
 
 
 def steadied(decision: Decision, held: Reports, probabilities: np.ndarray) -> Decision:

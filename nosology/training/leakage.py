@@ -121,6 +121,8 @@ def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path, told: str) 
     """
     course = Course.of(recipe, notes, folder, told)
     gold, made = course.train.gold, course.synthetic(np.arange(len(notes)), recipe.seed)
+    if not len(made):
+        raise DataError("MLSMOTE makes no row of these notes, for no rare code has two: nothing can be resampled")
     part = _dealt(len(notes) + len(made), recipe.seed)
     real, synthetic = part[: len(notes)], part[len(notes) :]
     rows = np.flatnonzero(real == 0)

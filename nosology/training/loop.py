@@ -336,7 +336,8 @@ class _Run:
         )
 
     def close(self) -> None:
-        """Ends the curves and the bar."""
+        """Ends the curves and the bar, and lets go of what was recorded."""
+        self._batches = self.module = None
         for part in self.parts:
             for parameter in part.parameters:
                 parameter.requires_grad_(True)

@@ -227,7 +227,7 @@ def test_states_on_a_device_and_states_from_disk_train_the_same_net(words, tiny,
     assert all(torch.equal(nets[1][name], weight) for name, weight in nets[0].items())
 
 
-def test_class_weights_and_scaler_come_from_the_rows_that_are_learned_from(tiny, tmp_path):
+def test_class_weights_are_of_the_rows_that_are_learned_from_and_the_scaler_of_all_train_notes(tiny, tmp_path):
     notes = with_columns(small_notes(40))
     course = Course.of(load_recipe("hmhan", [*tiny, "loss.weighted=true"]), notes, tmp_path, "")
     rows = np.arange(20)
@@ -328,3 +328,43 @@ def test_a_code_without_a_note_has_no_list_of_words(small_corpus, tiny, tmp_path
     train(load_recipe("hmhan", tiny), [small_corpus], tmp_path / "bundle")
     found = CliRunner().invoke(app, ["explain", str(tmp_path / "bundle"), "--code", "I50.9"])
     assert isinstance(found.exception, ConfigError) and "keeps no list" in str(found.exception)
+
+
+def test_nets_that_add_nothing_are_not_asked_and_are_named(tiny, tmp_path, monkeypatch):
+    """Words alone then speak, which the training says and the bundle keeps."""
+    notes = with_columns(small_notes(40))
+    settings = [*tiny, "words.features=100", "model.frozen=true", "training.epochs=1"]
+    corpus = write_corpus(notes, tmp_path / "notes", source={"kind": "test"}, filters=[], counts={})
+    monkeypatch.setattr("nosology.training.hmhan_decision.largest_good", lambda _: 0.0)
+    bundle = train(load_recipe("hmhan", settings), [corpus], tmp_path / "bundle")
+    assert bundle.provenance["found"]["net_share"] == 0.0
+    model, texts = bundle.model, [note.text for note in notes[:5]]
+    before = model.probabilities(texts)
+    for net in model.net.nets:
+        torch.nn.init.normal_(net.head.own)
+        monkeypatch.setattr(net.encoder, "forward", None)
+    assert (model.probabilities(texts) == before).all()
+
+
+def test_lime_asks_for_scores_to_about_a_hundredth(tiny, tmp_path):
+    notes = with_columns(small_notes(40))
+    corpus = write_corpus(notes, tmp_path / "notes", source={"kind": "test"}, filters=[], counts={})
+    model = train(load_recipe("hmhan", [*tiny, "training.epochs=1"]), [corpus], tmp_path / "bundle").model
+    texts = [note.text for note in notes]
+    assert np.abs(model.rough_probabilities(texts) - model.probabilities(texts)).max() < 0.02
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_compare_lays_nets_side_by_side_without_words():
+    from nosology.cli.compare import _variants
+
+    assert {variant.recipe.words.features for variant in _variants(["hmhan"], [])} == {0}
+    assert {variant.recipe.words.features for variant in _variants(["hmhan"], ["words.features=7"])} == {7}
+
+
+def test_resampling_that_makes_no_row_is_said(tiny, tmp_path):
+    codes = [Code("icd10cm", code) for code in ("J18.9", "I50.9", "J90", "N17.9")]
+    single = [replace(n, codes=(codes[0],) if i > 2 else (codes[i + 1],)) for i, n in enumerate(small_notes(40))]
+    corpus = write_corpus(single, tmp_path / "notes", source={"kind": "test"}, filters=[], counts={})
+    with pytest.raises(DataError, match="MLSMOTE makes no row"):
+        leakage(load_recipe("hmhan", [*tiny, "training.epochs=1"]), corpus, tmp_path / "out", seeds=1)

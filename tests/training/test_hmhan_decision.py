@@ -8,7 +8,7 @@ from scipy import sparse
 
 from nosology.core import Code
 from nosology.models.decision import Decision
-from nosology.training.hmhan_decision import steadied
+from nosology.training.hmhan_decision import largest_good, steadied
 from nosology.training.reports import Reports
 
 CODES = [Code("icd9cm", code) for code in ("486", "591", "786.2")]
@@ -17,6 +17,16 @@ CODES = [Code("icd9cm", code) for code in ("486", "591", "786.2")]
 def held_out(gold: np.ndarray) -> Reports:
     codes = [tuple(CODES[j] for j in np.flatnonzero(row)) for row in gold]
     return Reports([], codes, sparse.csr_matrix(gold.astype(np.int8)), np.zeros(len(gold)), [])
+
+
+def test_the_net_adds_as_much_as_held_out_reports_bear():
+    rng = np.random.default_rng(0)
+    words, noise = rng.random(400), rng.normal(0, 0.5, 400)
+    assert largest_good({1.0: words - 0.2 + noise, 0.5: words - 0.1 + noise / 2, 0.0: words}) == 1.0, "it is right"
+    assert largest_good({1.0: words + 0.2 + noise, 0.5: words + 0.1 + noise / 2, 0.0: words}) == 0.0, "it is noise"
+    little = noise / 50 - noise.mean() / 50
+    assert largest_good({1.0: words + 0.1 + noise, 0.5: words + little, 0.0: words}) == 0.5, "as good as nothing"
+    assert largest_good({1.0: words}) == 1.0
 
 
 def test_of_calibrated_probabilities_half_of_the_best_f1_is_the_threshold():

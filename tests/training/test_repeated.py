@@ -1,5 +1,7 @@
 """Steps that a GPU repeats; here they are taken one by one, which must come to the same."""
 
+from dataclasses import replace
+
 import torch
 
 from nosology.models.batch import Batch
@@ -8,6 +10,7 @@ from nosology.models.hmhan_settings import HmhanShape, LossSettings
 from nosology.training.repeated import RepeatedBatches
 
 CPU = torch.device("cpu")
+AWAY = torch.device("meta")  # what is there stands for what stays on the CPU: reading it is an error
 
 
 def taken(*batches: Batch) -> list[tuple[Batch, float]]:
@@ -50,7 +53,11 @@ def test_hmhan_above_states_reads_nothing_of_a_batch_that_is_not_repeated():
     shape = HmhanShape(frozen=True, heads=2, hidden=(8,), dropout=0.0, state_dropout=0.0)
     net = HmhanNet(shape, LossSettings(), encoder, torch.tensor([0, 0, 1])).train()
     torch.nn.init.normal_(net.head.own)
-    first, second = report_batch(4, 1), report_batch(4, 2)
-    [(_, _), (batch, _)] = taken(first, second)  # of the shape of the first, whose tokens it still has
+    first, second = (
+        replace(batch, tokens=batch.tokens.to(AWAY), notes=torch.zeros(4, device=AWAY))
+        for batch in (report_batch(4, 1), report_batch(4, 2))
+    )
+    [(_, _), (batch, _)] = taken(first, second)
+    assert batch.tokens is first.tokens, "what is not repeated is still that of the first batch of the shape"
     assert torch.equal(net(batch), net(second))
     assert not torch.equal(net(first), net(second))
