@@ -85,8 +85,8 @@ def run_seed(corpus: Corpus, split: str, seed: int, asked: argparse.Namespace, f
         row(name, bundle, time.monotonic() - started)
     for name in asked.ways:
         skew, alpha, changed = WAYS[name]
-        small = [f"federation.{name}=1" for name in ("min_site_notes", "min_notes")]
-        small += [f"federation.{name}={min(10, asked.sites)}" for name in ("min_sites", "quorum")]
+        small = [f"federation.{key}=1" for key in ("min_site_notes", "min_notes")]
+        small += [f"federation.{key}={min(10, asked.sites)}" for key in ("min_sites", "quorum")]
         recipe = load_recipe(asked.recipe, [*told, *small, *changed])
         sites = simulated_sites([corpus], dealt_sites([corpus], asked.sites, skew, alpha, seed), recipe, asked.cache)
         started = time.monotonic()

@@ -11,7 +11,7 @@ gpu   a report of 512 tokens at batch 64 with a 12-layer BERT (random weights, B
 cpu   a report of 512 tokens with the built-in 6-layer encoder; LIME for a simulated report and one code, 1,000 samples
 both  the bytes of the states of 73,461 reports at 768 numbers a token, by the lengths of simulated reports
 
-The gpu part takes less than a minute and needs torch, transformers and what nosology itself needs.
+The gpu part takes two minutes and needs torch, transformers and what nosology itself needs.
 """
 
 from __future__ import annotations
