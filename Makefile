@@ -33,7 +33,7 @@ demo-grid: .venv/installed
 demo-reports: .venv/installed
 	$(BIN)/nosology corpus prepare mimic4-radiology out/demo/small --systems icd10cm --drop-uncoded --out out/demo/radiology
 	$(BIN)/nosology corpus split out/demo/radiology --out out/demo/reports
-	$(BIN)/nosology train hmhan --corpus out/demo/reports --out out/demo/hmhan --set labels.most=10 --set model.frozen=true --set model.members=1
+	$(BIN)/nosology train hmhan --corpus out/demo/reports --out out/demo/hmhan --set labels.top_k=10 --set model.frozen=true --set model.ensemble_size=1
 	$(BIN)/nosology explain out/demo/hmhan examples/notes/pneumonia.txt --method attention --method category --out out/demo/explained
 
 lint: .venv/installed

@@ -11,13 +11,15 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from nosology.core import ConfigError
-from nosology.models.heads_settings import HeadsRecipe
-from nosology.models.hmhan_settings import HmhanRecipe
-from nosology.models.lexicon_settings import LexiconRecipe
-from nosology.models.linear import LinearRecipe
-from nosology.models.neural_settings import CamlRecipe, DualLaatRecipe, LaatRecipe, PlmIcdRecipe
-from nosology.models.plant_settings import PlantRecipe
-from nosology.models.settings import Recipe
+from nosology.federated.federation_settings import FederatedHeadsRecipe
+from nosology.models.caml_laat.caml_laat_settings import CamlRecipe, LaatRecipe
+from nosology.models.dual_laat.dual_laat_settings import DualLaatRecipe
+from nosology.models.hmhan.hmhan_settings import HmhanRecipe
+from nosology.models.lexicon.lexicon_settings import LexiconRecipe
+from nosology.models.linear.linear_model import LinearRecipe
+from nosology.models.plant.plant_settings import PlantRecipe
+from nosology.models.plm_icd.plm_icd_settings import PlmIcdRecipe
+from nosology.training.settings import Recipe
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -28,7 +30,7 @@ RECIPES: dict[str, type[Recipe]] = {
     "laat": LaatRecipe,
     "plm_icd": PlmIcdRecipe,
     "dual_laat": DualLaatRecipe,
-    "heads": HeadsRecipe,
+    "heads": FederatedHeadsRecipe,
     "plant": PlantRecipe,
     "hmhan": HmhanRecipe,
 }

@@ -12,7 +12,7 @@ import pytest
 from nosology.config import load_recipe
 from nosology.core import Code, Note
 from nosology.corpora.corpus import Corpus, write_corpus
-from nosology.training.run import train
+from nosology.models.train import train
 
 PHRASES = {
     Code("icd10cm", "I50.9"): "congestive heart failure",

@@ -7,16 +7,17 @@ from hypothesis import strategies as st
 
 from nosology.config import load_recipe
 from nosology.encoders.word_vectors import random_vectors
-from nosology.models.batch import Batch, rectangle
-from nosology.models.dual_laat_net import DualLaatNet
-from nosology.models.neural_settings import DualLaatShape, VectorSettings
+from nosology.models.dual_laat.dual_laat_net import DualLaatNet
+from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
+from nosology.training.batch import Batch, rectangle
+from nosology.training.settings import VectorSettings
 
 WORDS = 60
 
 
 def untrained(encoder: str, alike: bool, seed: int = 0) -> DualLaatNet:
     """A net over 60 words that is asked for 60 codes, each described by one of them."""
-    shape = DualLaatShape(encoder=encoder, width=64, kernel=3, heads=2, alike=alike)
+    shape = DualLaatShape(encoder=encoder, width=64, kernel=3, heads=2, tie_initialization=alike)
     torch.manual_seed(seed)
     net = DualLaatNet(shape, WORDS + 2, 50, torch.from_numpy(random_vectors(WORDS + 2, 50, seed))).eval()
     net.descriptions = torch.arange(2, WORDS + 2)[:, None]
@@ -54,5 +55,5 @@ def test_few_notes_are_read_more_often_for_word_vectors(notes, epochs):
 @pytest.mark.parametrize("name", ["caml", "laat", "dual_laat"])
 def test_published_recipes_begin_apart_with_five_epochs_of_word_vectors(name):
     paper, ours = load_recipe(f"{name}-paper", []), load_recipe(name, [])
-    assert (paper.model.alike, paper.vectors.epochs) == (False, 5)
-    assert (ours.model.alike, ours.vectors.epochs) == (True, None)
+    assert (paper.model.tie_initialization, paper.vectors.epochs) == (False, 5)
+    assert (ours.model.tie_initialization, ours.vectors.epochs) == (True, None)

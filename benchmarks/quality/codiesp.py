@@ -18,9 +18,9 @@ from pathlib import Path
 from nosology.config import load_recipe
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.notes_file import read_notes
-from nosology.models.measure import measure
-from nosology.models.settings import Recipe
-from nosology.training.run import train
+from nosology.evaluation.measure import measure
+from nosology.models.train import train
+from nosology.training.settings import Recipe
 
 SHOWN = (
     "micro_f1",

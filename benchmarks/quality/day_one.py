@@ -22,11 +22,11 @@ from nosology.config import load_recipe
 from nosology.core import Code, Note
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.notes_file import read_notes
+from nosology.evaluation.measure import measure
 from nosology.models.bundle import Bundle
-from nosology.models.day_one import day_one
-from nosology.models.learned import near
-from nosology.models.measure import measure
-from nosology.training.run import train
+from nosology.models.lexicon.day_one import day_one
+from nosology.models.lexicon.learned_phrases import near
+from nosology.models.train import train
 
 RESULTS = Path(__file__).parents[1] / "results" / "quality_day_one.json"
 SHOWN = (

@@ -26,9 +26,9 @@ from nosology.corpora.prepare import prepare
 from nosology.corpora.simulate import simulate
 from nosology.corpora.splits import split_corpus
 from nosology.models.bundle import Bundle
-from nosology.models.day_one import day_one
-from nosology.models.lexicon_settings import ContextSettings
-from nosology.training.run import train
+from nosology.models.lexicon.day_one import day_one
+from nosology.models.lexicon.lexicon_settings import ContextSettings
+from nosology.models.train import train
 
 RESULTS = Path(__file__).parents[1] / "results" / "quality_day_one_errors.json"
 KEEP = ContextSettings(negated="keep", family="keep", historical="keep", uncertain="keep", hypothetical="keep")

@@ -16,16 +16,16 @@ import numpy as np
 from day_one import EDITION, _notes
 
 from nosology.codes import describe
-from nosology.codes.label_space import LabelSpace
 from nosology.config import load_recipe
 from nosology.core import Code, Note
+from nosology.core.label_space import LabelSpace
 from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedder_settings import EmbedderSettings
-from nosology.models.code_features import code_table
-from nosology.models.lexicon_terms import Terms
-from nosology.models.linear import Choice, fit_linear
-from nosology.models.tfidf import Tfidf
-from nosology.training.lexicon import _Seen, _Work, parts
+from nosology.models.lexicon.code_features import code_table
+from nosology.models.lexicon.lexicon_terms import Terms
+from nosology.models.lexicon.lexicon_trainer import _Seen, _Work, parts
+from nosology.models.linear.linear_model import Choice, fit_linear
+from nosology.models.linear.tfidf import Tfidf
 
 RESULTS = Path(__file__).parents[1] / "results" / "quality_day_one_extras.json"
 CHOICE = Choice(1.0, 1000)

@@ -21,8 +21,8 @@ from nosology.codes.terms import terms
 from nosology.config import load_recipe
 from nosology.core import Note
 from nosology.corpora.corpus import write_corpus
-from nosology.models.day_one import day_one
-from nosology.models.lexicon_terms import Terms
+from nosology.models.lexicon.day_one import day_one
+from nosology.models.lexicon.lexicon_terms import Terms
 
 RESULTS = Path(__file__).parents[1] / "results" / "quality_day_one_parts.json"
 NO_TRAINING: dict[str, tuple[str, ...]] = {

@@ -28,12 +28,12 @@ from nosology.core.files import write_json
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.notes_file import read_notes
 from nosology.corpora.simulate import simulate_notes
-from nosology.federated.server import run_federation
-from nosology.federated.simulation import dealt_sites, grid_of, simulated_sites
-from nosology.federated.stacked import run_stacked
+from nosology.evaluation.measure import measure
+from nosology.federated.rounds.federation_server import run_federation
+from nosology.federated.rounds.simulation import dealt_sites, grid_of, simulated_sites
+from nosology.federated.rounds.stacked import run_stacked
 from nosology.models.bundle import Bundle
-from nosology.models.measure import measure
-from nosology.training.run import train
+from nosology.models.train import train
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_federated.json"
 SHOWN = ("micro_f1", "macro_f1", "map")

@@ -26,12 +26,12 @@ from nosology.corpora.prepare import prepare
 from nosology.corpora.recipe import CorpusRecipe
 from nosology.corpora.simulate import simulate
 from nosology.corpora.splits import split_corpus
-from nosology.training.compare import METRICS, Variant, compare
-from nosology.training.leakage import leakage
-from nosology.training.run import train
+from nosology.models.compare import METRICS, Variant, compare
+from nosology.models.hmhan.leakage import leakage
+from nosology.models.train import train
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_hmhan.json"
-SMALL = ["training.learning_rate=5e-4", "training.epochs=30", "labels.most=10"]
+SMALL = ["training.learning_rate=5e-4", "training.epochs=30", "labels.top_k=10"]
 VARIANTS: dict[str, list[str]] = {
     "HMHAN": [],
     "single attention": ["model.attention=single"],
@@ -66,7 +66,7 @@ def table(corpus: Corpus, folder: Path, seeds: int, encoder: str, jobs: int) -> 
     [divided] = split_corpus(corpus.folder, folder / "corpus")
     shared = [*SMALL, f"model.encoder='{encoder}'", f"states.cache='{folder / 'states'}'"]
     variants = [Variant(n, load_recipe("hmhan-paper", [*shared, *own])) for n, own in VARIANTS.items()]
-    variants.append(Variant("linear", load_recipe("linear", ["labels.most=10"])))
+    variants.append(Variant("linear", load_recipe("linear", ["labels.top_k=10"])))
     if jobs > 1:
         train_beside_each_other(variants, divided, folder / "compared", seeds, jobs)
     found = compare(variants, divided, folder / "compared", seeds=seeds, say=lambda line: print(line, flush=True))

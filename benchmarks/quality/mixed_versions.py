@@ -37,15 +37,15 @@ from pathlib import Path
 
 import numpy as np
 
-from nosology.codes.label_space import LabelSpace
 from nosology.config import load_recipe
 from nosology.core import Code, Note
 from nosology.core.files import write_json
+from nosology.core.label_space import LabelSpace
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.simulate import simulate_notes
 from nosology.evaluation import Evaluation, evaluate, paired_t_test
-from nosology.models.measure import measure
-from nosology.training.run import train
+from nosology.evaluation.measure import measure
+from nosology.models.train import train
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_mixed_versions.json"
 SHOWN = ("micro_f1", "macro_f1", "map", "p@8")

@@ -39,11 +39,11 @@ from nosology.core.files import write_json
 from nosology.core.version import __version__
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.simulate import simulate_notes
+from nosology.evaluation.measure import measure
 from nosology.models.bundle import Bundle
-from nosology.models.measure import measure
-from nosology.models.settings import Recipe
+from nosology.models.train import train
 from nosology.training.examples import Examples, train_and_dev
-from nosology.training.run import train
+from nosology.training.settings import Recipe
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_plant.json"
 CODERS = ("plant", "laat", "linear")
@@ -203,7 +203,7 @@ def ablations(arm: Arm) -> dict:
 
 def stages(arm: Arm) -> dict:
     """The ranker's nDCG, once the stages before the classifier are made, for all ablations."""
-    from nosology.training.plant import Chain
+    from nosology.models.plant.plant_trainer import Chain
 
     recipe = arm.recipe("plant", [_stages(arm)])
     learn, _, _ = train_and_dev([Corpus.open(arm.folder / "corpus_1.0")], recipe.holdout.share, recipe.seed)
@@ -216,7 +216,7 @@ def _stages(arm: Arm) -> str:
 
 def leak(arm: Arm) -> dict:
     """PLANT whose first stages have seen the test notes, or not."""
-    from nosology.training.plant import train_plant
+    from nosology.models.plant.plant_trainer import train_plant
 
     corpus = Corpus.open(arm.folder / "corpus_1.0")
     recipe = arm.recipe("plant")

@@ -24,23 +24,23 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nosology.codes.label_space import LabelSpace
 from nosology.config import load_recipe
 from nosology.core import Code
 from nosology.core.files import write_json
+from nosology.core.label_space import LabelSpace
 from nosology.corpora.simulate import simulate_notes
-from nosology.federated.agreement import key_of
-from nosology.federated.privacy import fresh_normal, noisy_mean
-from nosology.federated.records import Arrays
-from nosology.federated.server import run_federation
-from nosology.federated.simulation import grid_of
-from nosology.federated.site import Site, epochs_of, loop_settings
-from nosology.models.heads_net import HeadNet
-from nosology.models.moments import Moments
-from nosology.training.local import VectorNotes
-from nosology.training.private import Ledger, noise_for
-from nosology.training.stacked import StackedSites
-from nosology.training.vectors import CodedVectors, new_head, vector_notes
+from nosology.federated.privacy.dp_sgd import Ledger, noise_for
+from nosology.federated.privacy.site_noise import fresh_normal, noisy_mean
+from nosology.federated.rounds.agreement import key_of
+from nosology.federated.rounds.federation_server import run_federation
+from nosology.federated.rounds.hospital_site import Site, epochs_of, loop_settings
+from nosology.federated.rounds.records import Arrays
+from nosology.federated.rounds.simulation import grid_of
+from nosology.federated.rounds.stacked_training import StackedSites
+from nosology.models.heads.coded_vectors import CodedVectors, new_head, vector_notes
+from nosology.models.heads.feature_statistics import Moments
+from nosology.models.heads.heads_net import HeadNet
+from nosology.models.heads.vector_loop import VectorNotes
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_privacy.json"
 DIM, SPLITS = 256, {"train": 0.7, "dev": 0.1, "test": 0.2}

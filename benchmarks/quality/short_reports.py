@@ -27,15 +27,15 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 from sklearn.svm import LinearSVC
 
-from nosology.codes.label_space import LabelSpace
 from nosology.config import load_recipe
 from nosology.core import Note
 from nosology.core.files import write_json
+from nosology.core.label_space import LabelSpace
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.roster import groups, read_roster
-from nosology.corpora.simulate.short_reports import short_reports
-from nosology.models.words import Words
-from nosology.training.run import train
+from nosology.models.hmhan.words import Words
+from nosology.models.train import train
+from nosology.reproduce.short_reports import short_reports
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_short_reports.json"
 _NEVER = -9.0  # the score of a code that the train folds do not have

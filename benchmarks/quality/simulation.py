@@ -25,8 +25,8 @@ from nosology.core.files import write_json
 from nosology.corpora.prepare import prepare
 from nosology.corpora.simulate import simulate
 from nosology.corpora.splits import split_corpus
-from nosology.models.measure import measure
-from nosology.training.run import train
+from nosology.evaluation.measure import measure
+from nosology.models.train import train
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_simulation.json"
 YEARS = (2016, 2019)

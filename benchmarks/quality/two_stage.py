@@ -23,9 +23,9 @@ from nosology.core import Note
 from nosology.core.files import write_json
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.simulate import simulate_notes
+from nosology.evaluation.measure import measure
 from nosology.models.bundle import Bundle
-from nosology.models.measure import measure
-from nosology.training.run import train
+from nosology.models.train import train
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_two_stage.json"
 CANDIDATES = (0, 300, 400, 500)  # 0: all codes
@@ -34,13 +34,13 @@ SMALL = (  # some minutes on two cores
     "model.width=64",
     "model.heads=2",
     "model.labels=384",
-    "model.alike=true",
+    "model.tie_initialization=true",
     "vectors.epochs=8",
     "vectors.max_words=1500",
     "training.epochs=5",
     "training.batch=16",
     "training.learning_rate=4e-3",
-    "training.choose_by='micro_f1'",
+    "training.monitor='micro_f1'",
     "training.validation_notes=150",
 )
 

@@ -22,8 +22,8 @@ from nosology.codes import table
 from nosology.codes.terms import terms
 from nosology.corpora.prepare import prepare
 from nosology.corpora.simulate import simulate
-from nosology.models.day_one import day_one
-from nosology.models.lexicon_terms import Terms
+from nosology.models.lexicon.day_one import day_one
+from nosology.models.lexicon.lexicon_terms import Terms
 from nosology.serving.coder import Coder
 
 RESULTS = Path(__file__).parents[1] / "results" / "speed_day_one.json"

@@ -18,9 +18,9 @@ import torch
 
 from nosology.attention import kernels
 from nosology.attention.dual import Head, dual_loss
-from nosology.models.batch import Batch, rectangle
-from nosology.models.dual_laat_net import DualLaatNet
-from nosology.models.neural_settings import DualLaatShape
+from nosology.models.dual_laat.dual_laat_net import DualLaatNet
+from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
+from nosology.training.batch import Batch, rectangle
 
 LABELS, WORDS, SIZE = 8192, 125_762, 100
 MEDIAN, SPREAD, LONGEST = 1492, 0.386, 4000

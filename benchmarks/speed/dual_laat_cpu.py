@@ -19,15 +19,15 @@ import numpy as np
 import torch
 from scipy import sparse
 
-from nosology.codes.label_space import LabelSpace
 from nosology.core import Code
 from nosology.core.files import write_json
+from nosology.core.label_space import LabelSpace
 from nosology.encoders.vocabulary import Read, Vocabulary, WordReader
-from nosology.models.batch import rectangle
-from nosology.models.dual_laat import DualLaat
-from nosology.models.dual_laat_net import DualLaatNet
-from nosology.models.neural_settings import DualLaatShape
-from nosology.models.proposer import Proposer
+from nosology.models.dual_laat.dual_laat_model import DualLaat
+from nosology.models.dual_laat.dual_laat_net import DualLaatNet
+from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
+from nosology.models.dual_laat.proposer import Proposer
+from nosology.training.batch import rectangle
 
 CODES, WORDS, SIZE, NOTE = 26_000, 125_762, 100, 1500
 SHAPES = {"conv": DualLaatShape(encoder="conv", width=256), "gru": DualLaatShape(encoder="gru", width=512)}

@@ -21,14 +21,14 @@ import numpy as np
 import torch
 
 from nosology.core import Code
-from nosology.federated.agreement import key_of
-from nosology.federated.records import from_record, to_record
-from nosology.federated.server import run_federation
-from nosology.federated.simulation import grid_of
-from nosology.federated.site import Site, epochs_of, loop_settings
-from nosology.models.heads_settings import HeadsRecipe
-from nosology.training.local import train_epochs
-from nosology.training.vectors import CodedVectors, new_head
+from nosology.federated.federation_settings import FederatedHeadsRecipe
+from nosology.federated.rounds.agreement import key_of
+from nosology.federated.rounds.federation_server import run_federation
+from nosology.federated.rounds.hospital_site import Site, epochs_of, loop_settings
+from nosology.federated.rounds.records import from_record, to_record
+from nosology.federated.rounds.simulation import grid_of
+from nosology.models.heads.coded_vectors import CodedVectors, new_head
+from nosology.models.heads.vector_loop import train_epochs
 
 RESULTS = Path(__file__).parents[1] / "results" / "speed_federation_overhead.json"
 GOAL = 1.3
@@ -51,7 +51,7 @@ def hospitals(sites: int, notes: int, dim: int, codes: int) -> list[Site]:
     return made
 
 
-def bare_round(sites: list[Site], recipe: HeadsRecipe, weights: dict[str, np.ndarray], number: int) -> None:
+def bare_round(sites: list[Site], recipe: FederatedHeadsRecipe, weights: dict[str, np.ndarray], number: int) -> None:
     """The arithmetic of a round and nothing else."""
     settings, net = loop_settings(recipe), new_head(recipe.model, len(sites[0].scaler.mean), len(sites[0].labels), 0)
     start = {name: torch.from_numpy(array) for name, array in weights.items()}
@@ -90,7 +90,7 @@ def main() -> None:
     torch.set_num_threads(1)
     federation = {"rounds": words.rounds + 2, "min_sites": 1, "quorum": 1, "min_notes": 1, "min_site_notes": 1}
     federation |= {"evaluate_every": 10**6}
-    recipe = HeadsRecipe.model_validate({"kind": "heads", "federation": federation})
+    recipe = FederatedHeadsRecipe.model_validate({"kind": "heads", "federation": federation})
     sites = hospitals(words.sites, words.notes, words.dim, words.codes)
     with_flower: list[float] = []
     bare: list[float] = []

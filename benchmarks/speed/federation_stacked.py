@@ -19,13 +19,13 @@ import torch
 
 from nosology.config import load_recipe
 from nosology.core import Code
-from nosology.federated.agreement import key_of
-from nosology.federated.site import Site
-from nosology.federated.stacked import run_stacked
+from nosology.federated.federation_settings import FederatedHeadsRecipe
+from nosology.federated.rounds.agreement import key_of
+from nosology.federated.rounds.hospital_site import Site
+from nosology.federated.rounds.stacked import run_stacked
 from nosology.models.bundle import Bundle
-from nosology.models.heads_settings import HeadsRecipe
-from nosology.training import repeated
-from nosology.training.vectors import CodedVectors
+from nosology.models.heads.coded_vectors import CodedVectors
+from nosology.training import cuda_graphs as repeated
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_federation_stacked.json"
 CODES = [Code("icd10cm", f"{letter}{number:02d}") for letter in "ABCDEFGHIJK" for number in range(100)]
@@ -47,11 +47,11 @@ def sites(number: int, notes: int, dim: int, labels: int, device: str) -> list[S
     return made
 
 
-def through_flower(hospitals: list[Site], recipe: HeadsRecipe, out: Path) -> Bundle:
+def through_flower(hospitals: list[Site], recipe: FederatedHeadsRecipe, out: Path) -> Bundle:
     """The bundle of the run through Flower's messages and strategy, all sites in this process."""
-    from nosology.federated.client_app import make_app
-    from nosology.federated.in_process import SITE_NAME, InProcessGrid
-    from nosology.federated.server import run_federation
+    from nosology.federated.rounds.client_app import make_app
+    from nosology.federated.rounds.federation_server import run_federation
+    from nosology.federated.rounds.in_process import SITE_NAME, InProcessGrid
 
     known = {site.name: site for site in hospitals}
     grid = InProcessGrid(make_app(lambda context, _: known[context.node_config[SITE_NAME]]), known)
@@ -63,7 +63,7 @@ def apart(one: dict, other: dict) -> float:
     return max(float(np.abs(np.asarray(one[name]) - np.asarray(other[name])).max()) for name in one)
 
 
-def recorded_apart(site: Site, bundle: Bundle, recipe: HeadsRecipe) -> float:
+def recorded_apart(site: Site, bundle: Bundle, recipe: FederatedHeadsRecipe) -> float:
     """How far steps that a GPU repeats and steps that are launched one by one are apart after a round at one site."""
     weights = {name: value.double().numpy() for name, value in bundle.model.net.state_dict().items()}
     recorded = site.train(weights, recipe, 1).weights

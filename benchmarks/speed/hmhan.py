@@ -39,17 +39,17 @@ from nosology.core.files import write_json
 from nosology.encoders.device_states import DeviceStates
 from nosology.encoders.state_cache import Places, StateCache
 from nosology.encoders.transformer import Windows
-from nosology.models.batch import mask, rectangle
-from nosology.models.hmhan import Report
-from nosology.models.hmhan_net import HmhanNet, ReportBatch
-from nosology.models.hmhan_settings import HmhanShape, LossSettings
+from nosology.models.hmhan.hmhan_model import Report
+from nosology.models.hmhan.hmhan_net import HmhanNet, ReportBatch
+from nosology.models.hmhan.hmhan_settings import HmhanShape, LossSettings
+from nosology.models.hmhan.report_batches import Batches, Reports
 from nosology.models.neural import evaluating
-from nosology.models.neural_settings import LoopSettings
+from nosology.training.batch import mask, rectangle
+from nosology.training.batch_plan import Plan
+from nosology.training.cuda_graphs import RepeatedBatches
 from nosology.training.feed import Feed, Work
 from nosology.training.loop import fit
-from nosology.training.plan import Plan
-from nosology.training.repeated import RepeatedBatches
-from nosology.training.reports import Batches, Reports
+from nosology.training.settings import LoopSettings
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_hmhan.json"
 REPORTS = 73_461  # paper 002
@@ -270,15 +270,15 @@ def storage(pieces: np.ndarray) -> dict[str, float]:
 
 def on_cpu() -> dict[str, Any]:
     """A report of 512 tokens, and LIME, with the built-in encoder."""
-    from nosology.codes.label_space import LabelSpace
     from nosology.core import Code
+    from nosology.core.label_space import LabelSpace
     from nosology.encoders.report_reader import ReportReader
     from nosology.encoders.transformer import pretrained
     from nosology.explanation.attribution import attribute
-    from nosology.models.categories import Categories
-    from nosology.models.hmhan import Hmhan
-    from nosology.models.hmhan_net import HmhanNets
-    from nosology.models.words import Words
+    from nosology.models.hmhan.categories import Categories
+    from nosology.models.hmhan.hmhan_model import Hmhan
+    from nosology.models.hmhan.hmhan_net import HmhanNets
+    from nosology.models.hmhan.words import Words
 
     reader, encoder = pretrained("minilm", 0, 512)
     texts = simulated_reports(300)

@@ -18,11 +18,11 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
 
-from nosology.codes.label_space import LabelSpace
+from nosology.core.label_space import LabelSpace
 from nosology.corpora.simulate import simulate_notes
-from nosology.models import linear
-from nosology.models.linear import Choice, LinearRecipe, fit_linear
-from nosology.models.tfidf import Tfidf, TfidfSettings
+from nosology.models.linear.linear_model import Choice, LinearRecipe, fit_linear
+from nosology.models.linear import linear_model as linear
+from nosology.models.linear.tfidf import Tfidf, TfidfSettings
 
 RESULTS = Path(__file__).parents[1] / "results" / "speed_linear.json"
 

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from nosology.codes.label_space import LabelSpace
 from nosology.core import Code
 from nosology.core.files import write_json
+from nosology.core.label_space import LabelSpace
 from nosology.evaluation import evaluate, tune_threshold
 
 CODES_PER_NOTE = 15.7

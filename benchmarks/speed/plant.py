@@ -31,14 +31,14 @@ from torch.nn.functional import cross_entropy, linear
 from nosology.attention import pair_scores, planted_loss
 from nosology.encoders.awd_lstm import AwdLstm, Dropouts
 from nosology.encoders.vocabulary import PAD
-from nosology.models import language_model, next_word
-from nosology.models.batch import Batch, rectangle
-from nosology.models.language_model import LanguageModel
-from nosology.models.plant_net import PlantNet, Ranker
-from nosology.models.plant_settings import PlantShape, RankerSettings
-from nosology.models.relevance import Relevance
-from nosology.training.ranker import Lists, RankerNet, draw_lists
-from nosology.training.stream import StreamBatch
+from nosology.models.plant.language_model import LanguageModel
+from nosology.models.plant import language_model, next_word
+from nosology.models.plant.plant_net import PlantNet, Ranker
+from nosology.models.plant.plant_settings import PlantShape, RankerSettings
+from nosology.models.plant.ranker import Lists, RankerNet, draw_lists
+from nosology.models.plant.relevance import Relevance
+from nosology.training.batch import Batch, rectangle
+from nosology.training.language_stream import StreamBatch
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_plant.json"
 PEAK = 790e12  # FLOP/s of bf16 products, measured on an H200

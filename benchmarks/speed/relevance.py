@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
-from nosology.models.relevance import Relevance
+from nosology.models.plant.relevance import Relevance
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_relevance.json"
 

@@ -30,14 +30,14 @@ class Learned(nn.Module):
         projection: int = 0,
         rates: Tensor | None = None,
         *,
-        alike: bool = True,
+        tie_initialization: bool = True,
         spread: float = 0.5,
     ):
         """width: D. labels: L. rates: (L,) the share of notes with each label, where its logit begins; None: a half.
 
-        alike: a label begins with weights that point where its query looks. What it attends to then speaks for it from
-        the first step on, and few notes are enough to learn both; with weights of their own the two have to find each
-        other first, as they do in the papers. spread: of the first queries then, the less the larger the states are.
+        tie_initialization: a label's classifier starts as a copy of its query, so that what it attends to speaks for it
+        from the first step; few notes are then enough. False: independent weights, as in the papers.
+        spread: standard deviation of the first queries; smaller for larger states.
         """
         super().__init__()
         self.projection = nn.Linear(width, projection, bias=False) if projection else None
@@ -45,9 +45,9 @@ class Learned(nn.Module):
         self.weights = nn.Parameter(torch.empty(labels, width))
         self.bias = nn.Parameter(torch.zeros(labels) if rates is None else torch.logit(rates.float(), eps=1e-5))
         with torch.no_grad():
-            self.queries.normal_(std=spread if alike else _APART)
+            self.queries.normal_(std=spread if tie_initialization else _APART)
             self.weights.normal_(std=_APART)
-            if alike:
+            if tie_initialization:
                 self.weights.copy_(self.queries if self.projection is None else self.queries @ self.projection.weight)
 
     def logits(self, states: Tensor, mask: Tensor, labels: Tensor | None = None) -> Tensor:

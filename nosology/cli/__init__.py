@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -68,6 +69,7 @@ def main() -> None:
     Files that cannot be looked at (a forbidden folder, a name too long) and output that cannot be printed (a full disk)
     end the same way.
     """
+    warnings.showwarning = _show_warning
     try:
         app()
     except NosologyError as error:
@@ -85,6 +87,11 @@ def main() -> None:
         if end.code == INTERRUPTED:
             print("nosology: interrupted; nothing half-written was kept", file=sys.stderr)
         raise
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *where: object) -> None:
+    """Prints a warning as one line, without the place in the source."""
+    print(f"nosology: {message}", file=sys.stderr)
 
 
 def _close_output() -> None:

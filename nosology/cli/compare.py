@@ -11,8 +11,8 @@ from nosology.cli.train import Overrides
 from nosology.core import ConfigError
 
 if TYPE_CHECKING:
-    from nosology.models.settings import Recipe
-    from nosology.training.compare import Variant
+    from nosology.models.compare import Variant
+    from nosology.training.settings import Recipe
 
 SHOWN = {
     "micro_precision": "precision",
@@ -41,7 +41,7 @@ def compare(
 ) -> None:
     """Train recipes over seeds and print their scores with paired t-tests and a bootstrap over patients."""
     from nosology.corpora.corpus import Corpus
-    from nosology.training.compare import compare as run
+    from nosology.models.compare import compare as run
 
     opened = Corpus.open(corpus)
     found = run(_variants(recipes, settings), opened, out, seeds=seeds, say=lambda line: typer.echo(line, err=True))
@@ -69,7 +69,7 @@ def leakage(
 ) -> None:
     """Show what splitting by report and resampling before the split would make of a score."""
     from nosology.corpora.corpus import Corpus
-    from nosology.training.leakage import leakage as run
+    from nosology.models.hmhan.leakage import leakage as run
 
     checked = _hmhan(recipe, settings)
     found = run(checked, Corpus.open(corpus), out, seeds=seeds, say=lambda line: typer.echo(line, err=True))
@@ -92,7 +92,7 @@ def _cell(values: dict[str, Any]) -> str:
 def _variants(recipes: list[str], settings: list[str]) -> list[Variant]:
     """The recipes with their names; a name that comes twice is refused."""
     from nosology.config import load_recipe
-    from nosology.training.compare import Variant
+    from nosology.models.compare import Variant
 
     found: dict[str, Recipe] = {}
     for given in recipes:

@@ -12,7 +12,7 @@ from nosology.cli.train import read_given
 from nosology.core import Code, CodeError, ConfigError, Note
 
 if TYPE_CHECKING:
-    from nosology.codes.label_space import LabelSpace
+    from nosology.core.label_space import LabelSpace
     from nosology.models.bundle import Bundle, Model
 
 

@@ -42,11 +42,11 @@ def simulate(
     """Simulate a federation on this machine, one process, site after site."""
     from nosology.config import load_recipe
     from nosology.corpora.corpus import Corpus
-    from nosology.models.heads_settings import FederationSettings, HeadsRecipe
+    from nosology.federated.federation_settings import FederatedHeadsRecipe, FederationSettings
     from nosology.training.run_folder import VECTORS, clear, run_folder
 
     checked = load_recipe(recipe, settings)
-    if not isinstance(checked, HeadsRecipe):
+    if not isinstance(checked, FederatedHeadsRecipe):
         raise ConfigError(f"recipe must be of kind heads, such as heads-mlp; got {checked.kind}")
     if sites is None and (skew is not None or alpha is not None):
         raise ConfigError("--skew and --alpha need --sites")
@@ -56,8 +56,8 @@ def simulate(
     if stacked and federation.fraction_evaluate not in (FederationSettings().fraction_evaluate, 1.0):
         raise ConfigError("federation.fraction_evaluate must be as it comes with --stacked: every site is evaluated")
     try:
-        from nosology.federated.server import run_federation
-        from nosology.federated.simulation import dealt_sites, grid_of, notes_hash, own_sites, simulated_sites
+        from nosology.federated.rounds.federation_server import run_federation
+        from nosology.federated.rounds.simulation import dealt_sites, grid_of, notes_hash, own_sites, simulated_sites
     except ImportError as error:
         raise ConfigError(f"a federation needs {error.name}: pip install nosology[federated,embed]") from error
     corpora = [Corpus.open(folder) for folder in corpus]
@@ -73,7 +73,7 @@ def simulate(
     about = [{"hash": each.hash, "source": each.manifest["source"]} for each in corpora]
     told = {"corpora": about, "notes": notes_hash(corpora, site_of), "say": typer.echo}
     if stacked:
-        from nosology.federated.stacked import run_stacked
+        from nosology.federated.rounds.stacked import run_stacked
 
         bundle = run_stacked(hospitals, checked, out, **told)
     else:

@@ -13,7 +13,7 @@ from nosology.cli.train import Overrides
 from nosology.core import ConfigError, FederationError
 
 if TYPE_CHECKING:
-    from nosology.models.heads_settings import HeadsRecipe
+    from nosology.federated.federation_settings import FederatedHeadsRecipe
 
 Root = Annotated[Path, typer.Option(help="The authority's certificate, root.pem of `nosology federate keys`.")]
 Server = Annotated[str, typer.Option(metavar="HOST:PORT", help="The server's address.")]
@@ -35,7 +35,7 @@ def keys(
 ) -> None:
     """Make a server's certificate (--host), or key pairs of sites (--site); private keys are never replaced."""
     _flower()
-    from nosology.federated.certificates import (
+    from nosology.federated.deploy.credentials import (
         certificate_fingerprint,
         key_fingerprint,
         make_server_papers,
@@ -68,9 +68,9 @@ def server(
 ) -> None:
     """Let sites in that have a known key, until Ctrl-C; `nosology federate run` on this machine starts runs."""
     _flower()
-    from nosology.federated.certificates import ServerPapers, certificate_fingerprint, read_public_keys
-    from nosology.federated.deploy_server import Server
-    from nosology.federated.processes import ending_on_signals
+    from nosology.federated.deploy.credentials import ServerPapers, certificate_fingerprint, read_public_keys
+    from nosology.federated.deploy.deploy_server import Server
+    from nosology.federated.deploy.processes import ending_on_signals
 
     papers, known = ServerPapers(certificates).check(), read_public_keys(sites)
     with ending_on_signals():
@@ -126,9 +126,9 @@ def site(
     checked = _heads(recipe, settings)
     from flwr.app import Context, RecordDict
 
-    from nosology.federated.client_app import app, open_site
-    from nosology.federated.deploy_site import Entrance, SitePapers, serve_site
-    from nosology.federated.processes import ending_on_signals
+    from nosology.federated.deploy.deploy_site import Entrance, SitePapers, serve_site
+    from nosology.federated.deploy.processes import ending_on_signals
+    from nosology.federated.rounds.client_app import app, open_site
 
     papers = SitePapers(name, server, root, key)
     Entrance(papers)  # unreadable papers are found before notes are embedded
@@ -169,8 +169,8 @@ def run(
     _flower()
     checked = _heads(recipe, settings)
     from nosology.core.files import check_target
-    from nosology.federated.deploy_server import follow
-    from nosology.federated.processes import ending_on_signals
+    from nosology.federated.deploy.deploy_server import follow
+    from nosology.federated.deploy.processes import ending_on_signals
     from nosology.models.bundle import MANIFEST, Bundle
 
     check_target(out, marker=MANIFEST)
@@ -184,7 +184,7 @@ def run(
     )
 
 
-def _heads(recipe: str, settings: list[str]) -> HeadsRecipe:
+def _heads(recipe: str, settings: list[str]) -> FederatedHeadsRecipe:
     from nosology.config import load_recipe
 
     checked = load_recipe(recipe, settings)

@@ -10,8 +10,8 @@ import typer
 from nosology.cli.train import Overrides
 
 if TYPE_CHECKING:
-    from nosology.federated.grid import Recipes
-    from nosology.federated.grid_settings import GridSettings
+    from nosology.reproduce.grid import Recipes
+    from nosology.reproduce.grid_settings import GridSettings
 
 
 def grid(
@@ -25,11 +25,11 @@ def grid(
 ) -> None:
     """Train and measure every embedder with every head: central, federated and on random splits, as tables."""
     from nosology.core import ConfigError
-    from nosology.federated.folder_lock import locked
-    from nosology.federated.grid import Folder, plan, prepare
-    from nosology.federated.grid_plot import write_plot
-    from nosology.federated.grid_tables import missing, write_tables
-    from nosology.federated.grid_work import Worker
+    from nosology.federated.rounds.folder_lock import locked
+    from nosology.reproduce.grid import Folder, plan, prepare
+    from nosology.reproduce.grid_plot import write_plot
+    from nosology.reproduce.grid_tables import missing, write_tables
+    from nosology.reproduce.grid_work import Worker
 
     checked = load_grid(name, settings)
     recipes = recipes_of(checked, name)
@@ -54,7 +54,7 @@ def grid(
 def load_grid(name: str, overrides: list[str]) -> GridSettings:
     """The grid of a built-in name or a TOML file, with `section.key=value` overrides applied, checked."""
     from nosology.config import checked, override, read_values
-    from nosology.federated.grid_settings import GridSettings
+    from nosology.reproduce.grid_settings import GridSettings
 
     return checked(GridSettings, override(read_values(name, "grid"), overrides), name)
 

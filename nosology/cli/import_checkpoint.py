@@ -31,7 +31,7 @@ def dual_laat(
     """Make a bundle of a DualLAAT checkpoint that its authors have published."""
     from nosology.cli.train import caution_unread
     from nosology.codes.code_list import read_code_list
-    from nosology.models.dual_laat_import import import_bundle
+    from nosology.models.dual_laat.dual_laat_import import import_bundle
 
     bundle = import_bundle(folder, read_code_list(codes), threshold)
     bundle.save(out)

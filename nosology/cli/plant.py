@@ -11,9 +11,9 @@ from nosology.cli.train import Overrides
 from nosology.core import ConfigError
 
 if TYPE_CHECKING:
-    from nosology.models.plant_settings import PlantRecipe
+    from nosology.models.plant.plant_settings import PlantRecipe
+    from nosology.models.plant.plant_trainer import Chain
     from nosology.training.examples import Examples
-    from nosology.training.plant import Chain
 
 app = typer.Typer(help="The stages of PLANT, one by one.", no_args_is_help=True)
 
@@ -25,7 +25,7 @@ Out = Annotated[Path, typer.Option(help="The bundle folder to be; stages are kep
 @app.command()
 def language(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = []) -> None:  # noqa: B006
     """Train the language model on the train notes; they need no codes."""
-    from nosology.models.plant import backwards
+    from nosology.models.plant.plant_model import backwards
 
     chain = _chain(recipe, corpus, out, settings, coded=False)
     for backward in backwards(chain.recipe.model):
@@ -44,7 +44,7 @@ def relevance(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = [
 @app.command()
 def ranker(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = []) -> None:  # noqa: B006
     """Train the ranker on these words; the stages before it are made if they are not there."""
-    from nosology.models.plant import backwards
+    from nosology.models.plant.plant_model import backwards
 
     chain = _chain(recipe, corpus, out, settings)
     if not chain.recipe.model.planted:
@@ -59,7 +59,7 @@ def ranker(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = []) 
 def classifier(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = []) -> None:  # noqa: B006
     """Train the planted classifier of each direction; `nosology train` then averages, calibrates and saves them."""
     checked, train, dev, folder = _asked(recipe, corpus, out, settings)
-    from nosology.training.plant import train_classifiers
+    from nosology.models.plant.plant_trainer import train_classifiers
 
     for name, fitted in train_classifiers(checked, train, dev, folder).items():
         scores = "".join(f", {metric} {value:.3f}" for metric, value in fitted.metrics.items())
@@ -68,7 +68,7 @@ def classifier(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = 
 
 def _chain(recipe: str, corpus: list[Path], out: Path, settings: list[str], *, coded: bool = True) -> Chain:
     checked, train, _, folder = _asked(recipe, corpus, out, settings, coded=coded)
-    from nosology.training.plant import Chain
+    from nosology.models.plant.plant_trainer import Chain
 
     return Chain.of(checked, train, folder, coded=coded)
 
@@ -79,15 +79,15 @@ def _asked(
     """The recipe, the train notes, the dev notes and the folder of the stages; coded: the stage needs codes."""
     from nosology.config import load_recipe
     from nosology.corpora.corpus import Corpus
-    from nosology.models.plant_settings import PlantRecipe
-    from nosology.training.run import examples_for
+    from nosology.models.plant.plant_settings import PlantRecipe
+    from nosology.models.train import examples_for
     from nosology.training.run_folder import run_folder
 
     checked = load_recipe(recipe, settings)
     if not isinstance(checked, PlantRecipe):
         raise ConfigError(f"recipe must be of kind plant; got {checked.kind}")
     try:
-        import nosology.training.plant  # noqa: F401
+        import nosology.models.plant.plant_trainer  # noqa: F401
     except ImportError as error:
         raise ConfigError(f"plant needs {error.name}, which is not there: pip install nosology[train]") from error
     train, dev, _ = examples_for(checked, [Corpus.open(folder) for folder in corpus], out, coded=coded)

@@ -18,7 +18,7 @@ def probe(
     """Guess which notes a coder was trained on: a membership-inference attack."""
     from nosology.core.files import write_json
     from nosology.corpora.corpus import Corpus
-    from nosology.federated.probe_bundle import probe_bundle
+    from nosology.federated.privacy.membership_bundle import probe_bundle
     from nosology.models.bundle import Bundle
 
     found, cautions = probe_bundle(Bundle.load(bundle), Corpus.open(corpus), cache, notes)

@@ -36,7 +36,7 @@ def serve(
     """Serve the workbench, where people review suggestions. $NOSOLOGY_OIDC_SECRET is OpenID Connect's secret."""
     try:
         from nosology.workbench.server import serve as run
-        from nosology.workbench.settings import OidcSettings, Settings
+        from nosology.workbench.settings import OidcSettings, ServerSettings
     except ImportError as error:
         raise ConfigError("the workbench needs its own packages: pip install nosology[workbench]") from error
 
@@ -56,7 +56,7 @@ def serve(
         store = store or str(cache_folder() / "demo.db")
         parts.fill(store, bundle)
         typer.echo(f"Sign in as coder, reviewer or admin with the password {parts.PASSWORD}")
-    settings = Settings(
+    settings = ServerSettings(
         bundle=bundle,
         store=store or "workbench.db",
         host=host,

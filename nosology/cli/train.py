@@ -33,7 +33,7 @@ def train(
     """Train a coder on one or more corpora."""
     from nosology.config import load_recipe
     from nosology.corpora.corpus import Corpus
-    from nosology.training.run import train as run
+    from nosology.models.train import train as run
 
     checked, corpora = load_recipe(recipe, settings), [Corpus.open(folder) for folder in corpus]
     first = not int(os.environ.get("RANK") or 0)
@@ -137,7 +137,7 @@ def evaluate(
 ) -> None:
     """Measure a coder on the notes of a corpus and write a report."""
     from nosology.corpora.corpus import Corpus
-    from nosology.models.measure import measure
+    from nosology.evaluation.measure import measure
 
     if tune and any(setting.startswith("decision.threshold") for setting in settings):
         raise ConfigError("either --tune finds the threshold or --set decision.threshold gives it, not both")
@@ -229,7 +229,7 @@ def open_bundle(name: Path, settings: list[str], release: str | None = None) -> 
     from nosology.models.bundle import DAY_ONE, Bundle, is_day_one, read_manifest
 
     if is_day_one(name):
-        from nosology.models.day_one import day_one
+        from nosology.models.lexicon.day_one import day_one
 
         chosen = [] if release is None else [f"codes.release='{release}'"]
         return day_one(load_recipe(DAY_ONE, [*settings, *chosen])), None

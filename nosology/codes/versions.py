@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from nosology.codes.label_space import LabelSpace
 from nosology.core import Code
+from nosology.core.label_space import LabelSpace
 
 NINE, TEN = 1, 2  # bits: a note may be coded in both
 VERSION = {"icd9cm": NINE, "icd9proc": NINE, "icd10cm": TEN, "icd10pcs": TEN}

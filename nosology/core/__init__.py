@@ -11,8 +11,7 @@ from nosology.core.errors import (
     OutputError,
     ReviewError,
 )
-from nosology.core.note import SPLITS, SYSTEMS, Code, Evidence, Note, Span
-from nosology.core.suggestion import EvidenceSpan, Suggestion
+from nosology.core.note import SPLITS, SYSTEMS, Code, Evidence, EvidenceSpan, Note, Span, Suggestion
 
 __all__ = [
     "SPLITS",

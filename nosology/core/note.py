@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 SYSTEMS = ("icd9cm", "icd9proc", "icd10cm", "icd10pcs")
@@ -53,3 +53,29 @@ class Note:
     codes: tuple[Code, ...] = ()
     evidence: tuple[Evidence, ...] = field(default=(), repr=False)
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceSpan:
+    """Words of the original note that speak for a code: text == note[start:end]."""
+
+    start: int
+    end: int
+    text: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """One suggested code; `accepted` says whether its probability reaches the coder's threshold."""
+
+    system: str
+    code: str
+    description: str
+    probability: float
+    accepted: bool
+    evidence: tuple[EvidenceSpan, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The suggestion as the predictions file has it."""
+        return asdict(self) | {"evidence": [asdict(span) for span in self.evidence]}

@@ -7,10 +7,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from nosology.core.section import Section
+from nosology.core.settings import Settings
 
 
-class EmbedderSettings(Section):
+class EmbedderSettings(Settings):
     """Which model turns notes into vectors, and how much of a note it reads."""
 
     model: str = Field("minilm", min_length=1)  # a short name, a Hugging Face name, or a folder

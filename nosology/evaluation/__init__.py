@@ -1,9 +1,9 @@
 """Metrics, thresholds, calibration, significance and the report."""
 
 from nosology.evaluation.brief import brief
-from nosology.evaluation.calibration import Reliability, reliability
 from nosology.evaluation.counts import Counts
 from nosology.evaluation.metrics import Evaluation, evaluate, examine
+from nosology.evaluation.reliability import Reliability, reliability
 from nosology.evaluation.report import write_report
 from nosology.evaluation.significance import Difference, approximate_randomisation, paired_bootstrap, paired_t_test
 from nosology.evaluation.strata import by_chapter, by_frequency

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from nosology.codes.label_space import LabelSpace
 from nosology.core import Code
+from nosology.core.label_space import LabelSpace
 from nosology.evaluation.cells import CellCounts
 from nosology.evaluation.ranking import note_values, rank
 from nosology.evaluation.scored import Scored, Scores

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import sparse
 
-from nosology.codes.label_space import LabelSpace
+from nosology.core.label_space import LabelSpace
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import sparse
 
-from nosology.codes.label_space import LabelSpace
 from nosology.core import Code
+from nosology.core.label_space import LabelSpace
 from nosology.evaluation.auc import code_aucs, grid_of, micro_auc
 from nosology.evaluation.cells import CellCounts
 from nosology.evaluation.counts import Counts, macro, micro, ratio

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nosology.evaluation.calibration import Reliability
 from nosology.evaluation.metrics import Evaluation
+from nosology.evaluation.reliability import Reliability
 from nosology.evaluation.strata import Row
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ import numpy as np
 from nosology.core import Code
 from nosology.core.files import new_folder, write_json
 from nosology.evaluation import plots
-from nosology.evaluation.calibration import reliability
 from nosology.evaluation.metrics import Evaluation, Metrics
 from nosology.evaluation.page import page
+from nosology.evaluation.reliability import reliability
 from nosology.evaluation.strata import Row, by_chapter, by_frequency
 
 SHOWN = 25

@@ -12,8 +12,8 @@ from typing import TypeVar
 import numpy as np
 from scipy import sparse
 
-from nosology.codes.label_space import LabelSpace
 from nosology.core import SYSTEMS, Code, ConfigError, DataError
+from nosology.core.label_space import LabelSpace
 
 BLOCK_CELLS = 1 << 23  # 32 MiB of float32: large enough for fast sorts, small beside the scores themselves
 MAX_THREADS = 8

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from nosology.codes.label_space import LabelSpace
 from nosology.core import BundleError, ConfigError, EvidenceSpan
 from nosology.core.files import new_folder, sha256, write_json
+from nosology.core.label_space import LabelSpace
 from nosology.core.version import __version__
-from nosology.models.decision import Decision
-from nosology.models.linear import Linear
+from nosology.evaluation.decision import Decision
+from nosology.models.linear.linear_model import Linear
 
 MANIFEST = "bundle.json"
 DAY_ONE = "day-one"  # the name of the coder that needs no training and no folder
@@ -45,49 +45,49 @@ class Model(Protocol):
 
 
 def _lexicon(folder: Path) -> Model:
-    from nosology.models.lexicon import Lexicon
+    from nosology.models.lexicon.lexicon_model import Lexicon
 
     return Lexicon.load(folder)
 
 
 def _caml(folder: Path) -> Model:
-    from nosology.models.laat import Caml
+    from nosology.models.caml_laat.caml_laat_model import Caml
 
     return Caml.load(folder)
 
 
 def _laat(folder: Path) -> Model:
-    from nosology.models.laat import Laat
+    from nosology.models.caml_laat.caml_laat_model import Laat
 
     return Laat.load(folder)
 
 
 def _plm_icd(folder: Path) -> Model:
-    from nosology.models.laat import PlmIcd
+    from nosology.models.caml_laat.caml_laat_model import PlmIcd
 
     return PlmIcd.load(folder)
 
 
 def _dual_laat(folder: Path) -> Model:
-    from nosology.models.dual_laat import DualLaat
+    from nosology.models.dual_laat.dual_laat_model import DualLaat
 
     return DualLaat.load(folder)
 
 
 def _heads(folder: Path) -> Model:
-    from nosology.models.heads import Heads
+    from nosology.models.heads.heads_model import Heads
 
     return Heads.load(folder)
 
 
 def _plant(folder: Path) -> Model:
-    from nosology.models.plant import Plant
+    from nosology.models.plant.plant_model import Plant
 
     return Plant.load(folder)
 
 
 def _hmhan(folder: Path) -> Model:
-    from nosology.models.hmhan import Hmhan
+    from nosology.models.hmhan.hmhan_model import Hmhan
 
     return Hmhan.load(folder)
 
@@ -141,7 +141,7 @@ class Bundle:
     def load(cls, folder: str | Path) -> Bundle:
         """The bundle in a folder, or the untrained one; BundleError if anything is missing, changed or unknown."""
         if is_day_one(folder):
-            from nosology.models.day_one import day_one
+            from nosology.models.lexicon.day_one import day_one
 
             return day_one()
         folder = Path(folder)

@@ -19,13 +19,13 @@ from safetensors.torch import load_file, save
 from scipy import sparse
 from torch import Tensor, nn
 
-from nosology.codes.label_space import LabelSpace
 from nosology.core import EvidenceSpan
+from nosology.core.label_space import LabelSpace
+from nosology.core.settings import Settings
 from nosology.encoders.vocabulary import Read
-from nosology.models.batch import Batch, rectangle
-from nosology.models.platt import NOTHING, Platt
-from nosology.models.settings import Section
 from nosology.models.spans import best_spans
+from nosology.training.batch import Batch, rectangle
+from nosology.training.platt import NOTHING, Platt
 
 _TOKENS = {"cpu": 16_384, "cuda": 131_072}  # of a batch, pads included
 _NOTES = 256
@@ -76,18 +76,18 @@ class NeuralModel(Calibrated):
     notes: np.ndarray  # (L,) training notes of each code
     reader: Reader
     net: nn.Module
-    shape: Section  # the recipe's table [model], with every size a number
+    shape: Settings  # the recipe's table [model], with every size a number
     calibration: Platt = field(default_factory=Platt)
 
     kind: ClassVar[str]
     within_versions: ClassVar[bool] = True  # it has learned to choose among codes of one ICD version at a time
     reader_type: ClassVar[type]  # with from_json
-    shape_type: ClassVar[type[Section]]
+    shape_type: ClassVar[type[Settings]]
 
     # What a kind says about itself.
 
     @classmethod
-    def empty_net(cls, shape: Section, labels: LabelSpace, reader: Reader, more: dict[str, Any]) -> nn.Module:
+    def empty_net(cls, shape: Settings, labels: LabelSpace, reader: Reader, more: dict[str, Any]) -> nn.Module:
         """A net of the right sizes, whose weights are then read from the bundle; more: what `more` gave."""
         raise NotImplementedError
 

@@ -7,7 +7,7 @@ import os
 import torch
 from lightning_fabric import Fabric
 
-from nosology.models.neural_settings import LoopSettings
+from nosology.training.settings import LoopSettings
 
 _CPU_TOKENS = 16_384  # of a micro-batch where a recipe leaves it open; on a GPU
 _BYTES_A_TOKEN = 2**19  # one for so much of its memory

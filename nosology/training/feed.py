@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from nosology.models.batch import Batch
-from nosology.training.plan import Plan, seed_of
+from nosology.training.batch import Batch
+from nosology.training.batch_plan import Plan, seed_of
 
 Prepare = Callable[[np.ndarray, np.random.Generator], Any]  # all notes of a step -> what its micro-batches share
 MakeBatch = Callable[[np.ndarray, Any], Batch]  # notes of a micro-batch, and what they share

@@ -6,8 +6,8 @@ import hashlib
 import json
 
 from nosology.core.version import __version__
-from nosology.models.settings import Recipe
 from nosology.training.examples import Examples
+from nosology.training.settings import Recipe
 
 _ELSEWHERE = {"training", "decision", "two_stage", "federation", "states"}  # told to the loop, or not its concern
 

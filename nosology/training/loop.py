@@ -22,17 +22,17 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from nosology.core import ConfigError, DataError
-from nosology.models.batch import Batch
-from nosology.models.neural_settings import LoopSettings
+from nosology.training.batch import Batch
+from nosology.training.batch_plan import Plan, seed_of
 from nosology.training.checkpoint import Checkpoints, State, weights
+from nosology.training.cuda_graphs import RepeatedBatches
 from nosology.training.curves import Curves
 from nosology.training.devices import launch, room, seed_device
 from nosology.training.display import Display
 from nosology.training.feed import Feed, MakeBatch, Prepare, Work
-from nosology.training.plan import Plan, seed_of
-from nosology.training.repeated import RepeatedBatches
+from nosology.training.language_stream import StreamPlan
 from nosology.training.schedule import resolve
-from nosology.training.stream import StreamPlan
+from nosology.training.settings import LoopSettings
 
 Validate = Callable[[nn.Module], dict[str, float]]  # metrics on dev
 
@@ -92,7 +92,7 @@ def fit(
         their number, so that the gradient is that of the mean over the whole step.
     plan: which notes go in which batch, where it is not to be made of lengths and groups.
     parts: parts of the net that learn at a pace of their own; none: all of it at one.
-    validate: metrics on dev, with settings.choose_by among them; called after each epoch by the first process alone,
+    validate: metrics on dev, with settings.monitor among them; called after each epoch by the first process alone,
         without gradients, in eval mode, under the precision of the training. None: the last weights are the best.
     repeated: whether the net reads nothing but tensors of a batch, of few shapes, and never waits for the device: a GPU
         that trains alone then records a step of each shape and repeats it.
@@ -181,7 +181,7 @@ class _Run:
     @property
     def last(self) -> int:
         """The epoch, counted from 1, after which the run ends at the latest."""
-        return min(self.settings.leave_after or self.schedule.epochs, self.schedule.epochs)
+        return min(self.settings.stop_epoch or self.schedule.epochs, self.schedule.epochs)
 
     @property
     def finished(self) -> bool:
@@ -280,9 +280,9 @@ class _Run:
                 metrics = {name: float(value) for name, value in self.validate(self.net).items()}
             self.net.train()
         metrics = self.fabric.broadcast(metrics)
-        score = metrics[self.settings.choose_by] if self.validate else float(epoch)
+        score = metrics[self.settings.monitor] if self.validate else float(epoch)
         if not math.isfinite(score):
-            raise DataError(f"no {self.settings.choose_by} can be computed on the dev notes; got {score}")
+            raise DataError(f"no {self.settings.monitor} can be computed on the dev notes; got {score}")
         better = self.state.best is None or score > self.state.best
         if better and self.first:
             self._check_weights()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from nosology.models.neural_settings import LoopSettings
+from nosology.training.settings import LoopSettings
 
 _STEPS = 3000  # where a recipe leaves the epochs open: about so many steps,
 _FEWEST, _MOST = 10, 60  # but every note is seen so many times at least and at most

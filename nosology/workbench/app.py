@@ -24,7 +24,7 @@ from nosology.workbench.inference import Busy
 from nosology.workbench.review import Missing
 from nosology.workbench.security import Door, Forbidden, PasswordDue, SignInNeeded, TooLarge
 from nosology.workbench.services import Services
-from nosology.workbench.settings import Settings
+from nosology.workbench.settings import ServerSettings
 from nosology.workbench.web import STATIC, environment, page, static_path
 
 log = logging.getLogger("nosology.workbench")
@@ -43,7 +43,7 @@ class Static(StaticFiles):
         return answer
 
 
-def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
+def create_app(settings: ServerSettings, services: Services | None = None) -> FastAPI:
     """The application of a server; its parts, where they have not been started yet, start with it, and end with it."""
 
     @asynccontextmanager

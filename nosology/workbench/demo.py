@@ -35,7 +35,7 @@ SYSTEMS = ("icd10cm", "icd10pcs")
 
 def demo_bundle(folder: Path | None = None) -> Path:
     """The folder of a coder trained on simulated patients; made once and kept in the cache."""
-    from nosology.training.run import train
+    from nosology.models.train import train
 
     folder = folder or cache_folder() / f"demo-{__version__}-{LEARN}"
     bundle = folder / "bundle"

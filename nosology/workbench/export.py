@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from nosology.claims.assigned_codes import PROCEDURES, AssignedCode
 from nosology.codes import describe
 from nosology.core import Code
 from nosology.core.version import __version__
 from nosology.workbench.intake import KNOWN
-from nosology.workbench.review import POA, PROCEDURES, Chosen
+from nosology.workbench.review import POA
 from nosology.workbench.work import Case
 
 FORMATS = {"json": "application/json", "csv": "text/csv; charset=utf-8", "fhir": "application/fhir+json"}
@@ -77,7 +78,7 @@ def _coder(case: Case) -> dict[str, Any] | None:
     return found | {"tables": coder["coder_about"].get("tables", {}), "made": stamp(coder["made"])}
 
 
-def _code(item: Chosen, place: int, principal: Code | None) -> dict[str, Any]:
+def _code(item: AssignedCode, place: int, principal: Code | None) -> dict[str, Any]:
     return {
         "sequence": place,
         "system": item.code.system,
@@ -142,7 +143,7 @@ def _coding(code: Code, release: str | None) -> dict[str, Any]:
     return {"coding": [coding]}
 
 
-def _resource(item: Chosen, subject: dict, case: Case, now: str) -> dict[str, Any]:
+def _resource(item: AssignedCode, subject: dict, case: Case, now: str) -> dict[str, Any]:
     release = case.coder["coder_about"].get("tables", {}).get(item.code.system) if case.coder else None
     day = case.note["encounter"].get("date")
     if item.code.system in PROCEDURES:
@@ -165,7 +166,9 @@ def _resource(item: Chosen, subject: dict, case: Case, now: str) -> dict[str, An
     return found
 
 
-def _claim(chosen: Sequence[Chosen], names: Mapping[Code, str], subject: dict, case: Case, now: str) -> dict[str, Any]:
+def _claim(
+    chosen: Sequence[AssignedCode], names: Mapping[Code, str], subject: dict, case: Case, now: str
+) -> dict[str, Any]:
     diagnoses, procedures = [], []
     for item in chosen:
         reference = {"reference": names[item.code]}

@@ -13,9 +13,10 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
+from nosology.claims.assigned_codes import PROCEDURES
 from nosology.codes import describe, table
 from nosology.core import Code
-from nosology.workbench.review import PROCEDURES, Review, replay
+from nosology.workbench.review import Review, replay
 from nosology.workbench.store.schema import audit, codings, decisions, notes, settings
 from nosology.workbench.triage import Curve, Triage, agreement
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nosology.claims.assigned_codes import PROCEDURES, AssignedCode
+from nosology.claims.checks import Finding, check
+from nosology.claims.grouping import Groups, groups
 from nosology.codes import describe, table
 from nosology.core import Code, Span
-from nosology.workbench.checks import Finding, check
-from nosology.workbench.grouping import Groups, groups
 from nosology.workbench.render import evidence_spans, shown
-from nosology.workbench.review import PROCEDURES, REASONS, Chosen
+from nosology.workbench.review import REASONS
 from nosology.workbench.work import Case
 
 QUOTE = 60  # characters of evidence that a card shows
@@ -39,7 +40,7 @@ class Card:
     probability: float | None
     accepted: bool
     quotes: tuple[Quote, ...]
-    chosen: Chosen | None = None
+    chosen: AssignedCode | None = None
     principal: bool = False
     procedure: bool = False
     severity: str = ""
@@ -68,7 +69,7 @@ def panel(case: Case) -> Panel:
     suggested = {Code(item["system"], item["code"]): item for item in case.suggestions}
     principal = review.principal
 
-    def card(code: Code, item: Chosen | None = None) -> Card:
+    def card(code: Code, item: AssignedCode | None = None) -> Card:
         given = suggested.get(code)
         return Card(
             key=str(code),

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nosology.claims.assigned_codes import PROCEDURES, AssignedCode, AssignedCodes
 from nosology.codes import known, parse
 from nosology.core import SYSTEMS, Code, CodeError, ReviewError, Span
 
@@ -31,7 +32,6 @@ REASONS = {
     "other": "another reason",
 }
 POA = {"": "not set", "Y": "yes", "N": "no", "U": "unknown", "W": "undetermined", "1": "exempt"}
-PROCEDURES = ("icd9proc", "icd10pcs")
 EDITS = ("accept", "reject", "change", "add", "clear", "evidence", "order", "poa")
 FIELDS = {  # the details that each action reads; the others have none
     "accept": ("code",),
@@ -52,41 +52,15 @@ class Missing(ReviewError):
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """A code that stands for the note; origin: suggested, added, changed or triage."""
-
-    code: Code
-    origin: str
-    poa: str = ""
-    evidence: tuple[Span, ...] = ()
-    instead_of: Code | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Review:
+class Review(AssignedCodes):
     """A note's state: `chosen` in their order, rejected codes with their reason, and where the note stands."""
 
-    chosen: tuple[Chosen, ...] = ()
     rejected: Mapping[Code, str] = field(default_factory=dict)
     status: str = "new"
     assignee: int | None = None
     version: int = 0
     finished_by: int | None = None
     held_from: str = ""  # the status to which a note on hold goes back
-
-    @property
-    def codes(self) -> tuple[Code, ...]:
-        """The chosen codes in their order."""
-        return tuple(item.code for item in self.chosen)
-
-    @property
-    def principal(self) -> Code | None:
-        """The principal diagnosis: the first chosen code that is no procedure."""
-        return next((code for code in self.codes if code.system not in PROCEDURES), None)
-
-    def of(self, code: Code) -> Chosen | None:
-        """The chosen entry of a code."""
-        return next((item for item in self.chosen if item.code == code), None)
 
 
 def decide(review: Review, action: str, details: Mapping[str, Any], user: int | None, *, length: int) -> Review:
@@ -144,7 +118,7 @@ def _spans(details: Mapping[str, Any], length: int) -> tuple[Span, ...]:
     return (Span(start, end),)
 
 
-def _add(review: Review, chosen: Chosen) -> Review:
+def _add(review: Review, chosen: AssignedCode) -> Review:
     if review.of(chosen.code):
         raise ReviewError(f"{chosen.code.code} is chosen already")
     rejected = {code: reason for code, reason in review.rejected.items() if code != chosen.code}
@@ -152,11 +126,11 @@ def _add(review: Review, chosen: Chosen) -> Review:
 
 
 def _accept(review: Review, details: Mapping[str, Any], user: int | None, length: int) -> Review:
-    return _add(review, Chosen(_existing(details), "suggested"))
+    return _add(review, AssignedCode(_existing(details), "suggested"))
 
 
 def _add_code(review: Review, details: Mapping[str, Any], user: int | None, length: int) -> Review:
-    return _add(review, Chosen(_existing(details), "added", evidence=_spans(details, length)))
+    return _add(review, AssignedCode(_existing(details), "added", evidence=_spans(details, length)))
 
 
 def _reject(review: Review, details: Mapping[str, Any], user: int | None, length: int) -> Review:
@@ -171,7 +145,7 @@ def _change(review: Review, details: Mapping[str, Any], user: int | None, length
     code, to = code_in(details), _existing(details, "to")
     if review.of(to) or code == to:
         raise ReviewError(f"{to.code} is chosen already")
-    old = review.of(code) or Chosen(code, "suggested")
+    old = review.of(code) or AssignedCode(code, "suggested")
     new = replace(old, code=to, origin="changed", instead_of=code)
     rejected = {**{kept: why for kept, why in review.rejected.items() if kept != to}, code: "unspecific"}
     if review.of(code):
@@ -267,7 +241,7 @@ def _preaccept(review: Review, details: Mapping[str, Any], user: int | None, len
     if review.version:
         raise ReviewError("only a note that nobody has touched can be pre-accepted")
     codes = dict.fromkeys(_existing({"code": value}) for value in details.get("codes") or ())
-    return replace(review, chosen=tuple(Chosen(code, "triage") for code in codes), status="preaccepted")
+    return replace(review, chosen=tuple(AssignedCode(code, "triage") for code in codes), status="preaccepted")
 
 
 ACTIONS = {

@@ -9,12 +9,12 @@ import sys
 from nosology.core import ConfigError
 from nosology.workbench.accounts import first_admin
 from nosology.workbench.services import Services
-from nosology.workbench.settings import Settings
+from nosology.workbench.settings import ServerSettings
 
 GRACE = 30  # seconds that requests in flight may still take at the end
 
 
-def serve(settings: Settings, *, new_admin: bool = False) -> None:
+def serve(settings: ServerSettings, *, new_admin: bool = False) -> None:
     """Serves until it is told to stop (Ctrl-C, SIGTERM); new_admin: gives the user admin a new one-time password."""
     try:
         import uvicorn

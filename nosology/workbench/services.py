@@ -13,17 +13,18 @@ from pathlib import Path
 from anyio import CapacityLimiter
 from sqlalchemy import Engine, insert, select
 
+from nosology.claims.assigned_codes import AssignedCode
+from nosology.claims.checks import check
+from nosology.claims.grouping import groups
 from nosology.codes import releases, table
 from nosology.core import SYSTEMS, Code
 from nosology.core.version import __version__
 from nosology.models.bundle import MANIFEST, Bundle, is_day_one, read_manifest
 from nosology.workbench.batches import Background
-from nosology.workbench.checks import check
-from nosology.workbench.grouping import groups
 from nosology.workbench.inference import Workers
 from nosology.workbench.rate_limit import RateLimit
-from nosology.workbench.review import Chosen, Review
-from nosology.workbench.settings import Settings
+from nosology.workbench.review import Review
+from nosology.workbench.settings import ServerSettings
 from nosology.workbench.store.engine import open_store, writing
 from nosology.workbench.store.schema import coders
 
@@ -35,7 +36,7 @@ log = logging.getLogger("nosology.workbench")
 class Services:
     """The parts that pages and API share; made by `start`, ended by `stop`."""
 
-    settings: Settings
+    settings: ServerSettings
     engine: Engine
     workers: Workers
     background: Background
@@ -45,7 +46,7 @@ class Services:
     ready: bool = False
 
     @classmethod
-    def start(cls, settings: Settings) -> Services:
+    def start(cls, settings: ServerSettings) -> Services:
         """The services of a server; the coder is loaded before this returns."""
         engine = open_store(settings.store)
         coder_id = register(engine, settings.bundle, settings.release)
@@ -74,7 +75,9 @@ def _warm_up(engine: Engine) -> None:
     with ExitStack() as stack:
         for _ in range(CONNECTIONS):
             stack.enter_context(engine.connect())
-    known = Review(chosen=(Chosen(Code("icd10cm", "I50.9"), "added"), Chosen(Code("icd10pcs", "0DTJ4ZZ"), "added")))
+    known = Review(
+        chosen=(AssignedCode(Code("icd10cm", "I50.9"), "added"), AssignedCode(Code("icd10pcs", "0DTJ4ZZ"), "added"))
+    )
     check(known, {"date": "2025-11-01"})
     groups(known, {"sex": "F", "age": 70})
     for system in SYSTEMS:

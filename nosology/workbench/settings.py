@@ -30,7 +30,7 @@ class OidcSettings:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """What `nosology serve` was told."""
 
     bundle: Path

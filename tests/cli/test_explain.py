@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from nosology.cli import app
 from nosology.cli.explain import _column
-from nosology.codes.label_space import LabelSpace
 from nosology.core import Code, ConfigError, Evidence
+from nosology.core.label_space import LabelSpace
 from nosology.corpora.corpus import write_corpus
 from tests.conftest import PHRASES, small_notes
 

@@ -15,25 +15,27 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from nosology.codes.label_space import LabelSpace
 from nosology.core import Code
+from nosology.core.label_space import LabelSpace
 from nosology.encoders.report_reader import ReportReader
 from nosology.encoders.transformer import pretrained
 from nosology.encoders.vocabulary import Vocabulary, WordReader
-from nosology.models.batch import PAD, Batch, mask, rectangle
-from nosology.models.categories import Categories
-from nosology.models.dual_laat import DualLaat
-from nosology.models.dual_laat_net import DualLaatNet
-from nosology.models.hmhan import Hmhan
-from nosology.models.hmhan_net import HmhanNet, HmhanNets
-from nosology.models.hmhan_settings import HmhanShape, LossSettings
-from nosology.models.laat import Caml, CamlNet, Laat, LaatNet, PlmIcd, PlmIcdNet
+from nosology.models.caml_laat.caml_laat_model import Caml, CamlNet, Laat, LaatNet, PlmIcd, PlmIcdNet
+from nosology.models.caml_laat.caml_laat_settings import CamlShape, LaatShape
+from nosology.models.dual_laat.dual_laat_model import DualLaat
+from nosology.models.dual_laat.dual_laat_net import DualLaatNet
+from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
+from nosology.models.hmhan.categories import Categories
+from nosology.models.hmhan.hmhan_model import Hmhan
+from nosology.models.hmhan.hmhan_net import HmhanNet, HmhanNets
+from nosology.models.hmhan.hmhan_settings import HmhanShape, LossSettings
 from nosology.models.neural import NeuralModel
-from nosology.models.neural_settings import CamlShape, DualLaatShape, LaatShape, PlmIcdShape
-from nosology.models.plant import Plant
-from nosology.models.plant_settings import PlantShape, RankerSettings
-from nosology.models.relevance import Relevance
+from nosology.models.plant.plant_model import Plant
+from nosology.models.plant.plant_settings import PlantShape, RankerSettings
+from nosology.models.plant.relevance import Relevance
+from nosology.models.plm_icd.plm_icd_settings import PlmIcdShape
 from nosology.text.tokens import words_of
+from nosology.training.batch import PAD, Batch, mask, rectangle
 from tests.encoders.tiny import tiny_bert
 
 CODES = LabelSpace(Code("icd10cm", code) for code in ("I50.9", "J18.9", "M54.5", "E10.9", "E11.9", "R51.9", "Z23"))

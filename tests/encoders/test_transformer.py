@@ -12,7 +12,7 @@ from nosology.core import ConfigError
 from nosology.encoders import transformer
 from nosology.encoders.pieces import SHIFT
 from nosology.encoders.transformer import Windows, pretrained
-from nosology.models.batch import rectangle
+from nosology.training.batch import rectangle
 from tests.encoders.tiny import tiny_bert, tiny_roberta
 
 

@@ -14,7 +14,7 @@ from nosology.attention import hierarchical, learned
 from nosology.encoders.packed import Padded
 from nosology.encoders.transformer import pretrained
 from nosology.encoders.without_cudnn import without_cudnn
-from nosology.models.batch import rectangle
+from nosology.training.batch import rectangle
 from tests.encoders.tiny import tiny_bert
 
 STATES, MASK = torch.randn(2, 5, 8), torch.ones(2, 5, dtype=torch.bool)

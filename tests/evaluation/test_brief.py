@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score
 
-from nosology.codes.label_space import LabelSpace
 from nosology.core import Code
+from nosology.core.label_space import LabelSpace
 from nosology.evaluation import brief, evaluate
 
 LABELS = LabelSpace([Code("icd10cm", f"A{i:02}") for i in range(12)])

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nosology.codes.label_space import LabelSpace
 from nosology.core import Code
+from nosology.core.label_space import LabelSpace
 from nosology.evaluation import Counts, evaluate, examine
 
 CODES = [Code("icd10cm", name) for name in ("I10", "I50.9", "E11.9", "N17.9", "J18.9", "Z99.2")]

@@ -9,8 +9,8 @@ import pytest
 from scipy import sparse
 from sklearn import metrics as oracle
 
-from nosology.codes.label_space import LabelSpace
 from nosology.core import Code, ConfigError, DataError
+from nosology.core.label_space import LabelSpace
 from nosology.evaluation import evaluate
 
 CONTRACT = [

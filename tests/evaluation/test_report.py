@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from nosology.codes.label_space import LabelSpace
 from nosology.core import Code, OutputError
+from nosology.core.label_space import LabelSpace
 from nosology.evaluation import by_chapter, by_frequency, examine, write_report
 
 CODES = ["A41.9", "I10", "I50.9", "I21.4", "E11.9", "E78.5", "N17.9", "N18.6", "J18.9", "J44.1", "Z79.4", "R51.9"]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nosology.codes.label_space import LabelSpace
 from nosology.core import Code, DataError
+from nosology.core.label_space import LabelSpace
 from nosology.evaluation import approximate_randomisation, evaluate, examine, paired_bootstrap, paired_t_test
 
 METRICS = ("micro_f1", "micro_precision", "macro_f1", "map", "r_precision")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nosology.codes.label_space import LabelSpace
 from nosology.core import Code, ConfigError, Evidence
+from nosology.core.label_space import LabelSpace
 from nosology.explanation.attribution import Attribution, _onto, attribute, methods_of
 from nosology.explanation.draw import highlighted, page, picture
 from nosology.explanation.quality import faithfulness, plausibility

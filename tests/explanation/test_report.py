@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nosology.codes.label_space import LabelSpace
 from nosology.core import Code, Note
+from nosology.core.label_space import LabelSpace
+from nosology.evaluation.decision import Decision
 from nosology.explanation.report import accepted, write_explanations
 from nosology.models.bundle import Bundle
-from nosology.models.decision import Decision
 
 CODES = [Code("icd10cm", "I50.9"), Code("icd10pcs", "0DTJ4ZZ"), Code("icd9cm", "428.0")]  # in the order of a LabelSpace
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from nosology.federated.in_process import SITE_NAME
-from nosology.federated.server import run_federation
+from nosology.federated.rounds.federation_server import run_federation
+from nosology.federated.rounds.in_process import SITE_NAME
 from tests.federated.worlds import grid_of, recipe, sites
 
 ROUNDS = 6

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from nosology.corpora.corpus import write_corpus
-from nosology.federated.certificates import make_server_papers, make_site_key
-from nosology.federated.processes import free_port, wait_until
+from nosology.federated.deploy.credentials import make_server_papers, make_site_key
+from nosology.federated.deploy.processes import free_port, wait_until
 from tests.conftest import small_notes
 from tests.encoders.tiny_embedders import tiny_embedder
 

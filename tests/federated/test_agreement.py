@@ -8,8 +8,8 @@ import pytest
 
 from nosology.core import Code, DataError
 from nosology.core.version import __version__
-from nosology.federated.agreement import PREPROCESSING, Facts, agreed_labels, key_of, refusals
-from nosology.models.heads_settings import FederationSettings
+from nosology.federated.federation_settings import FederationSettings
+from nosology.federated.rounds.agreement import PREPROCESSING, Facts, agreed_labels, key_of, refusals
 
 A, B = Code("icd10cm", "I10"), Code("icd10cm", "E11.9")
 IDENTITY = {"model": "minilm", "weights": "aa", "dim": 384}

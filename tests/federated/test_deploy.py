@@ -14,14 +14,14 @@ import uvicorn
 from nosology.config import load_recipe
 from nosology.core import ConfigError, DataError, FederationError
 from nosology.encoders.embedder_settings import EmbedderSettings
-from nosology.federated.certificates import make_server_papers, make_site_key, read_public_keys, read_site_key
-from nosology.federated.control import Control, check_address
-from nosology.federated.deploy_server import Server
-from nosology.federated.flower_process import Door, _run_quietly
-from nosology.federated.processes import free_port, wait_until
-from nosology.federated.saved import ROUND
-from nosology.federated.server import run_federation
-from nosology.federated.site import Site
+from nosology.federated.deploy.control import Control, check_address
+from nosology.federated.deploy.credentials import make_server_papers, make_site_key, read_public_keys, read_site_key
+from nosology.federated.deploy.deploy_server import Server
+from nosology.federated.deploy.flower_process import Door, _run_quietly
+from nosology.federated.deploy.processes import free_port, wait_until
+from nosology.federated.rounds.federation_server import run_federation
+from nosology.federated.rounds.hospital_site import Site
+from nosology.federated.rounds.saved_rounds import ROUND
 from nosology.models.bundle import Bundle
 from nosology.training.run_folder import run_folder
 from tests.federated.hospitals import NOTES, ODD, PATIENCE, Federation, descendants, wait_for_file

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-from nosology.federated.flower_process import answer_each_message
+from nosology.federated.deploy.flower_process import answer_each_message
 
 
 def message(name: str) -> SimpleNamespace:

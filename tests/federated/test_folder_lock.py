@@ -3,7 +3,7 @@
 import pytest
 
 from nosology.core import OutputError
-from nosology.federated.folder_lock import held, locked
+from nosology.federated.rounds.folder_lock import held, locked
 
 
 def test_two_do_not_work_in_one_folder(tmp_path):

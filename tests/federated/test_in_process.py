@@ -5,7 +5,7 @@ from __future__ import annotations
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from nosology.federated.in_process import SITE_NAME, InProcessGrid
+from nosology.federated.rounds.in_process import SITE_NAME, InProcessGrid
 
 
 def counting() -> ClientApp:

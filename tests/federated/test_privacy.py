@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from opacus.accountants import RDPAccountant
 
 from nosology.core import ConfigError
-from nosology.federated.privacy import CentralNoise, check_privacy, clipped, difference, noisy_mean, norm
-from nosology.federated.strategy import SiteUpdate
-from nosology.models.heads_settings import FederationSettings, HeadShape, HeadsRecipe, PrivacySettings
+from nosology.federated.federation_settings import FederatedHeadsRecipe, FederationSettings, PrivacySettings
+from nosology.federated.privacy.site_noise import CentralNoise, check_privacy, clipped, difference, noisy_mean, norm
+from nosology.federated.rounds.strategy import SiteUpdate
+from nosology.models.heads.heads_settings import HeadShape
 
 SHAPES = {"hidden.0.linear.weight": (6, 4), "out.weight": (3, 6), "out.bias": (3,)}
 
@@ -107,9 +108,9 @@ def test_fresh_noise_each_time():
     assert not np.array_equal(flat(one.arrays), flat(two.arrays))
 
 
-def recipe(head="mlp", norm="batch", privacy=None, **federation) -> HeadsRecipe:
+def recipe(head="mlp", norm="batch", privacy=None, **federation) -> FederatedHeadsRecipe:
     settings = FederationSettings(privacy=PrivacySettings(**(privacy or {})), **federation)
-    return HeadsRecipe(model=HeadShape(head=head, norm=norm), federation=settings)
+    return FederatedHeadsRecipe(model=HeadShape(head=head, norm=norm), federation=settings)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from nosology.cli import app
 from nosology.config import load_recipe
 from nosology.core import BundleError, DataError
 from nosology.corpora.corpus import write_corpus
-from nosology.federated.probe import Attack, features, probe
-from nosology.federated.probe_bundle import probe_bundle
+from nosology.federated.privacy.membership import Attack, features, probe
+from nosology.federated.privacy.membership_bundle import probe_bundle
 from nosology.models.bundle import Bundle
-from nosology.training.run import train
+from nosology.models.train import train
 from tests.conftest import small_notes
 
 

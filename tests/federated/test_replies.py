@@ -9,12 +9,12 @@ import pytest
 from flwr.app import Message
 from flwr.app.metadata import Metadata
 
-from nosology.codes.label_space import LabelSpace
-from nosology.federated.records import content
-from nosology.federated.replies import read_counts, read_moments
-from nosology.federated.site_counts import SiteCounts
-from nosology.models.moments import Moments
-from nosology.models.platt import Platt
+from nosology.core.label_space import LabelSpace
+from nosology.federated.rounds.records import content
+from nosology.federated.rounds.replies import read_counts, read_moments
+from nosology.federated.rounds.site_counts import SiteCounts
+from nosology.models.heads.feature_statistics import Moments
+from nosology.training.platt import Platt
 from tests.federated.worlds import CODES, DIM, notes
 
 LABELS = LabelSpace(CODES)

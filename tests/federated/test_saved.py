@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nosology.codes.label_space import LabelSpace
 from nosology.core import BundleError, ConfigError, OutputError
-from nosology.federated.agreement import Facts, key_of
-from nosology.federated.saved import AGREEMENT, ROUND, Agreement, SavedRound, clear, locked
-from nosology.models.moments import Scaler
+from nosology.core.label_space import LabelSpace
+from nosology.federated.rounds.agreement import Facts, key_of
+from nosology.federated.rounds.saved_rounds import AGREEMENT, ROUND, Agreement, SavedRound, clear, locked
+from nosology.models.heads.feature_statistics import Scaler
 from tests.federated.worlds import CODES, DIM, IDENTITY, recipe
 
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from nosology.core import DataError, FederationError
-from nosology.federated import masking, secure
-from nosology.federated.masking import from_whole, join_shares, keystream, split_secret, to_whole
-from nosology.federated.secure import SecureSite, Session, Signatures, least_threshold
-from nosology.federated.secure_server import SecureServer
+from nosology.federated.privacy.masking import from_whole, join_shares, keystream, split_secret, to_whole
+from nosology.federated.privacy.secure import SecureSite, Session, Signatures, least_threshold
+from nosology.federated.privacy.secure_server import SecureServer
+from nosology.federated.privacy import masking, secure
 
 NAMES = [f"site {i}" for i in range(7)]
 
@@ -182,7 +182,7 @@ def test_what_the_server_can_take_off_leaves_a_uniform_vector():
         serving.take_masked(name, world.masked[name], world.size)
     answers = {name: world.call(name, "unmask", request) for name, request in serving.unmask_requests().items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nosology.federated.secure_server.keystream", keeping)
+        patch.setattr("nosology.federated.privacy.secure_server.keystream", keeping)
         patch.setattr(secure, "keystream", keeping)
         assert np.allclose(from_whole(serving.take_unmasked(answers)), world.plain(sending), atol=1e-8)
     own, lost_pairs = streams[: len(sending)], streams[len(sending) :]

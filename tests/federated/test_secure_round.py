@@ -10,15 +10,15 @@ import pytest
 from flwr.app import Message, RecordDict
 
 from nosology.core import FederationError
-from nosology.federated.in_process import InProcessGrid
-from nosology.federated.masking import from_whole, to_whole
-from nosology.federated.privacy import Privacy, clipped, difference, norm
-from nosology.federated.records import ARRAYS, CONFIG, TRAIN, content, from_record
-from nosology.federated.secure_round import from_vector, size_of, to_vector
-from nosology.federated.server import run_federation
-from nosology.federated.site import Update
-from nosology.models.heads_settings import PrivacySettings
-from nosology.training.private import Ledger
+from nosology.federated.federation_settings import PrivacySettings
+from nosology.federated.privacy.dp_sgd import Ledger
+from nosology.federated.privacy.masking import from_whole, to_whole
+from nosology.federated.privacy.secure_round import from_vector, size_of, to_vector
+from nosology.federated.privacy.site_noise import Privacy, clipped, difference, norm
+from nosology.federated.rounds.federation_server import run_federation
+from nosology.federated.rounds.hospital_site import Update
+from nosology.federated.rounds.in_process import InProcessGrid
+from nosology.federated.rounds.records import ARRAYS, CONFIG, TRAIN, content, from_record
 from tests.federated.worlds import CODES, grid_of, recipe, site, sites
 
 

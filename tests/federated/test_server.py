@@ -15,16 +15,17 @@ import pytest
 import torch
 from flwr.app import MetricRecord
 
-from nosology.codes.label_space import LabelSpace
 from nosology.core import Code, ConfigError, FederationError, OutputError
+from nosology.core.label_space import LabelSpace
 from nosology.evaluation import evaluate
-from nosology.federated.records import FACTS, to_record
-from nosology.federated.server import run_federation
+from nosology.evaluation.decision import DecisionSettings
+from nosology.federated.rounds.federation_server import run_federation
+from nosology.federated.rounds.records import FACTS, to_record
 from nosology.models.bundle import Bundle
-from nosology.models.moments import Moments
-from nosology.models.settings import DecisionSettings, LabelSettings
-from nosology.training.local import train_epochs
-from nosology.training.vectors import CodedVectors, new_head, vector_notes
+from nosology.models.heads.coded_vectors import CodedVectors, new_head, vector_notes
+from nosology.models.heads.feature_statistics import Moments
+from nosology.models.heads.vector_loop import train_epochs
+from nosology.training.settings import LabelSettings
 from tests.federated import federation_program as program
 from tests.federated.worlds import CODES, DIM, grid_of, recipe, site, sites
 
@@ -371,7 +372,7 @@ def test_facts_that_cannot_be_read_stop_nobody_else(tmp_path):
     assert found.history[0]["sites"] == 2 and list(found.refused.values()) == ["its facts cannot be read"]
 
 
-@pytest.mark.parametrize("told", [{"most": 5}, {"min_notes": 2}, {"max_notes": 9}])
+@pytest.mark.parametrize("told", [{"top_k": 5}, {"min_notes": 2}, {"max_notes": 9}])
 def test_labels_that_a_federation_does_not_choose_are_refused(tmp_path, told):
     narrow = recipe().model_copy(update={"labels": LabelSettings(**told)})
     with pytest.raises(ConfigError, match=rf"labels\.{next(iter(told))} must not be set in a federation"):

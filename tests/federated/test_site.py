@@ -7,19 +7,20 @@ import pytest
 import torch
 from sklearn.preprocessing import StandardScaler
 
-from nosology.codes.label_space import LabelSpace
 from nosology.config import load_recipe
 from nosology.core import Code, ConfigError, DataError
+from nosology.core.label_space import LabelSpace
 from nosology.evaluation import brief, evaluate
-from nosology.federated.site import Site, loop_settings
-from nosology.models.heads_settings import HeadShape, HeadsRecipe
-from nosology.models.platt import Platt
-from nosology.training.local import train_epochs
-from nosology.training.vectors import CodedVectors, new_head
+from nosology.federated.federation_settings import FederatedHeadsRecipe
+from nosology.federated.rounds.hospital_site import Site, loop_settings
+from nosology.models.heads.coded_vectors import CodedVectors, new_head
+from nosology.models.heads.heads_settings import HeadShape
+from nosology.models.heads.vector_loop import train_epochs
+from nosology.training.platt import Platt
 
 CODES = [Code("icd10cm", f"A0{i}") for i in range(6)] + [Code("icd10pcs", "0DTJ4ZZ")]
 DIM = 8
-RECIPE = HeadsRecipe.model_validate(
+RECIPE = FederatedHeadsRecipe.model_validate(
     {
         "model": {"head": "deep", "widths": [16, 8, 8]},
         "training": {"epochs": 3, "batch": 8, "micro_batches": 1, "warmup": 0, "schedule": "cosine"},

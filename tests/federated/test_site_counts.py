@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nosology.codes.label_space import LabelSpace
 from nosology.codes.versions import label_versions, only_own_version, versions
 from nosology.core import Code
+from nosology.core.label_space import LabelSpace
 from nosology.evaluation import evaluate
-from nosology.federated.site_counts import SiteCounts
-from nosology.models.platt import Platt
+from nosology.federated.rounds.site_counts import SiteCounts
+from nosology.training.platt import Platt
 
 NINE, TEN = ([Code(system, str(400 + i)) for i in range(6)] for system in ("icd9cm", "icd10cm"))
 LABELS = LabelSpace(NINE[:4] + TEN[:4])  # the others are learned by nobody

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from nosology.core import Code, ConfigError, FederationError, OutputError
-from nosology.federated.agreement import key_of
-from nosology.federated.client_app import make_app
-from nosology.federated.in_process import SITE_NAME, InProcessGrid
-from nosology.federated.saved import locked
-from nosology.federated.server import run_federation
-from nosology.federated.site import Site
-from nosology.federated.stacked import run_stacked
-from nosology.models.heads_settings import HeadsRecipe
-from nosology.models.settings import LabelSettings
-from nosology.training.vectors import CodedVectors
+from nosology.federated.federation_settings import FederatedHeadsRecipe
+from nosology.federated.rounds.agreement import key_of
+from nosology.federated.rounds.client_app import make_app
+from nosology.federated.rounds.federation_server import run_federation
+from nosology.federated.rounds.hospital_site import Site
+from nosology.federated.rounds.in_process import SITE_NAME, InProcessGrid
+from nosology.federated.rounds.saved_rounds import locked
+from nosology.federated.rounds.stacked import run_stacked
+from nosology.models.heads.coded_vectors import CodedVectors
+from nosology.training.settings import LabelSettings
 
 CODES = [Code("icd10cm", f"A0{i}") for i in range(6)] + [Code("icd10pcs", "0DTJ4ZZ")]
 DIM = 8
@@ -39,8 +39,8 @@ def sites(sizes: list[int], without: int | None = None) -> list[Site]:
     return made
 
 
-def recipe(**federation) -> HeadsRecipe:
-    return HeadsRecipe.model_validate(
+def recipe(**federation) -> FederatedHeadsRecipe:
+    return FederatedHeadsRecipe.model_validate(
         {
             "model": {"head": "deep", "widths": [16, 8, 8]},
             "training": {"epochs": 1, "batch": 8, "micro_batches": 1, "warmup": 0, "schedule": "cosine"},
@@ -115,8 +115,8 @@ def test_a_site_that_is_too_small_is_left_out(tmp_path):
 def test_what_needs_flower_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"federation\.strategy must be fedavg or fedprox"):
         run_stacked(sites([20, 20]), recipe(strategy="krum"), tmp_path / "b")
-    narrow = recipe().model_copy(update={"labels": LabelSettings(most=3)})
-    with pytest.raises(ConfigError, match=r"labels\.most must not be set in a federation"):
+    narrow = recipe().model_copy(update={"labels": LabelSettings(top_k=3)})
+    with pytest.raises(ConfigError, match=r"labels\.top_k must not be set in a federation"):
         run_stacked(sites([20, 20]), narrow, tmp_path / "b")
     half = recipe()
     half = half.model_copy(update={"training": half.training.model_copy(update={"precision": "bf16"})})

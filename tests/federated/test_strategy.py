@@ -10,10 +10,10 @@ from flwr.serverapp.exception import AggregationError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nosology.federated.records import FAILED, from_record, to_record
-from nosology.federated.replies import read_update
-from nosology.federated.strategy import GuardedStrategy, SiteUpdate
-from nosology.models.heads_settings import FederationSettings
+from nosology.federated.federation_settings import FederationSettings
+from nosology.federated.rounds.records import FAILED, from_record, to_record
+from nosology.federated.rounds.replies import read_update
+from nosology.federated.rounds.strategy import GuardedStrategy, SiteUpdate
 
 L, D = 5, 3
 SHAPES = {

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from nosology.federated.records import EVALUATE, FACTS, STATISTICS, TRAIN, content
-from nosology.federated.secure_round import KEYS
-from nosology.federated.server import run_federation
+from nosology.federated.privacy.secure_round import KEYS
+from nosology.federated.rounds.federation_server import run_federation
+from nosology.federated.rounds.records import EVALUATE, FACTS, STATISTICS, TRAIN, content
 from tests.federated.worlds import grid_of, recipe, sites
 
 

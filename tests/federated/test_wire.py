@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from nosology.federated.wire import packed, unpacked
+from nosology.federated.deploy.wire import packed, unpacked
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 ARRAYS = st.dictionaries(

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 
 from nosology.core import Code
-from nosology.federated.agreement import key_of
-from nosology.federated.client_app import make_app
-from nosology.federated.in_process import SITE_NAME, InProcessGrid
-from nosology.federated.site import Site
-from nosology.models.heads_settings import HeadsRecipe
-from nosology.training.vectors import CodedVectors
+from nosology.federated.federation_settings import FederatedHeadsRecipe
+from nosology.federated.rounds.agreement import key_of
+from nosology.federated.rounds.client_app import make_app
+from nosology.federated.rounds.hospital_site import Site
+from nosology.federated.rounds.in_process import SITE_NAME, InProcessGrid
+from nosology.models.heads.coded_vectors import CodedVectors
 
 torch.set_num_threads(1)
 DIM, CODES = 8, [Code("icd10cm", f"A{i:02d}") for i in range(12)]
@@ -45,7 +45,7 @@ def sites(n: int = 4) -> list[Site]:
     return [site(f"site-{i:02d}", seed=i, n=30 + 7 * i) for i in range(n)]
 
 
-def recipe(head: str = "deep", rounds: int = 3, training: dict | None = None, **federation) -> HeadsRecipe:
+def recipe(head: str = "deep", rounds: int = 3, training: dict | None = None, **federation) -> FederatedHeadsRecipe:
     """A recipe for small hospitals."""
     defaults = {
         "rounds": rounds,
@@ -57,7 +57,7 @@ def recipe(head: str = "deep", rounds: int = 3, training: dict | None = None, **
         "repeats": 0,
     }
     widths = {"mlp": [16], "deep": [16, 12, 12], "res": [16, 12, 12]}[head]
-    return HeadsRecipe.model_validate(
+    return FederatedHeadsRecipe.model_validate(
         {
             "kind": "heads",
             "model": {"head": head, "widths": widths},

@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from nosology.codes.label_space import LabelSpace
 from nosology.core import BundleError, Code
+from nosology.core.label_space import LabelSpace
+from nosology.evaluation.decision import Decision
 from nosology.models.bundle import Bundle
-from nosology.models.calibration import Calibration
-from nosology.models.decision import Decision
-from nosology.models.linear import Choice, Linear, LinearRecipe, fit_linear
-from nosology.models.tfidf import Tfidf, TfidfSettings
+from nosology.models.linear.linear_model import Choice, Linear, LinearRecipe, fit_linear
+from nosology.models.linear.tfidf import Tfidf, TfidfSettings
+from nosology.training.score_calibration import Calibration
 
 LABELS = LabelSpace([Code("icd10cm", "I10"), Code("icd9cm", "401.9")])
 

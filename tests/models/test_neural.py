@@ -13,19 +13,19 @@ from scipy import sparse
 from scipy.special import expit
 from torch import nn
 
-from nosology.codes.label_space import LabelSpace
 from nosology.core import Code
+from nosology.core.label_space import LabelSpace
+from nosology.core.settings import Settings
 from nosology.encoders.vocabulary import Read, Vocabulary, WordReader
-from nosology.models.batch import mask
 from nosology.models.neural import NeuralModel, by_length
-from nosology.models.platt import NOTHING, Platt
-from nosology.models.settings import Section
+from nosology.training.batch import mask
+from nosology.training.platt import NOTHING, Platt
 
 LABELS = LabelSpace([Code("icd10cm", "I50.9"), Code("icd10cm", "J18.9"), Code("icd9cm", "428.0")])
 WORDS = ["heart", "failure", "pneumonia", "pain"]
 
 
-class CountShape(Section):
+class CountShape(Settings):
     """Nothing to set."""
 
     labels: int = 3

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import nosology
-from nosology.codes.label_space import LabelSpace
 from nosology.core import Code, CodeError, ConfigError
+from nosology.core.label_space import LabelSpace
+from nosology.evaluation.decision import Decision
 from nosology.models.bundle import Bundle
-from nosology.models.decision import Decision
 from nosology.serving.coder import Coder
 
 TEXT = "Known CONGESTIVE  heart failure, feels well. Chronic low back pain."

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nosology.models.batch import Batch, mask, rectangle
-from nosology.models.neural_settings import LoopSettings
 from nosology.training import checkpoint
-from nosology.training.label_sampling import label_targets, sample_labels
+from nosology.training.batch import Batch, mask, rectangle
+from nosology.training.labels import label_targets, sample_labels
 from nosology.training.loop import Fitted, Paced, fit
+from nosology.training.settings import LoopSettings
 
 WORDS, LABELS, NOTES = 50, 12, 70
 SETTINGS = LoopSettings(

@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import load_file
 
 from nosology.core import ConfigError, DataError
-from nosology.models.neural_settings import LoopSettings
 from nosology.training import loop
 from nosology.training.checkpoint import BEST, CHECKPOINT
 from nosology.training.display import Display
 from nosology.training.loop import fit
 from nosology.training.schedule import Schedule, resolve
+from nosology.training.settings import LoopSettings
 from tests.training.loop_program import SETTINGS, Notes, TinyNet, train, train_gradually
 
 PROGRAM = [sys.executable, "-m", "tests.training.loop_program"]
@@ -310,7 +310,7 @@ def test_a_run_may_leave_its_schedule_early(tmp_path, capsys):
     data = {"lengths": notes.lengths, "groups": notes.groups, "make_batch": notes.batch, "prepare": notes.prepare}
     ends = {}
     for name, after in (("whole", 0), ("left", 2)):
-        settings = SETTINGS.model_copy(update={"epochs": 4, "leave_after": after})
+        settings = SETTINGS.model_copy(update={"epochs": 4, "stop_epoch": after})
         torch.manual_seed(0)
         ends[name] = fit(TinyNet(), settings, folder=tmp_path / name, fingerprint="", seed=0, **data)
     assert (ends["whole"].epochs, ends["left"].epochs) == (4, 2)

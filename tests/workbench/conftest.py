@@ -12,7 +12,7 @@ from sqlalchemy import create_engine, text
 
 from nosology.core import Note
 from nosology.workbench.accounts import create_token, create_user
-from nosology.workbench.settings import Settings
+from nosology.workbench.settings import ServerSettings
 from nosology.workbench.store.engine import open_store, store_url, writing
 from nosology.workbench.work import add_notes
 
@@ -105,6 +105,6 @@ def fill_people(address: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def settings(small_bundle, store) -> Settings:
+def settings(small_bundle, store) -> ServerSettings:
     """A server's settings with the small coder."""
-    return Settings(bundle=small_bundle, store=store)
+    return ServerSettings(bundle=small_bundle, store=store)

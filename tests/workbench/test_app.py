@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse
 
 from nosology.workbench.app import THREADS, create_app
 from nosology.workbench.security import Door
-from nosology.workbench.settings import Settings
+from nosology.workbench.settings import ServerSettings
 from nosology.workbench.store.engine import reading
 from nosology.workbench.web import static_path
 from tests.workbench.conftest import NOTE, PASSWORD, fill_people, new_store
@@ -29,7 +29,7 @@ def world(request, small_bundle, tmp_path_factory):
     """A running server and the API tokens of its people."""
     address = new_store(request, tmp_path_factory.mktemp("world"), request.param)
     tokens = fill_people(address)
-    app = create_app(Settings(bundle=small_bundle, store=address))
+    app = create_app(ServerSettings(bundle=small_bundle, store=address))
     with TestClient(app, base_url="http://localhost") as client:
         yield client, tokens
 

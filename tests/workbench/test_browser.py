@@ -15,9 +15,9 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from sqlalchemy import Engine, func, select
 
 from nosology.core import Note
-from nosology.federated.processes import wait_until
+from nosology.federated.deploy.processes import wait_until
 from nosology.workbench.app import create_app
-from nosology.workbench.settings import Settings
+from nosology.workbench.settings import ServerSettings
 from nosology.workbench.store.engine import open_store, writing
 from nosology.workbench.store.schema import notes
 from nosology.workbench.work import add_notes
@@ -45,7 +45,7 @@ def address(small_bundle, tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    app = create_app(Settings(bundle=small_bundle, store=store, port=port))
+    app = create_app(ServerSettings(bundle=small_bundle, store=store, port=port))
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", access_log=False, ws="none"))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -22,7 +22,7 @@ from fastapi.responses import RedirectResponse
 from fastapi.testclient import TestClient
 
 from nosology.workbench.app import create_app
-from nosology.workbench.settings import OidcSettings, Settings
+from nosology.workbench.settings import OidcSettings, ServerSettings
 
 CLIENT, SECRET = "workbench", "not so secret"
 
@@ -92,7 +92,7 @@ def world(small_bundle, tmp_path_factory):
     store = str(tmp_path_factory.mktemp("oidc") / "workbench.db")
     oidc = OidcSettings(provider.issuer, CLIENT, SECRET, "reviewer")
     with TestClient(
-        create_app(Settings(bundle=small_bundle, store=store, oidc=oidc)), base_url="http://localhost"
+        create_app(ServerSettings(bundle=small_bundle, store=store, oidc=oidc)), base_url="http://localhost"
     ) as client:
         while not server.started:
             assert thread.is_alive()

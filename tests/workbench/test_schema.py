@@ -11,7 +11,7 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
 from nosology.workbench.app import create_app
-from nosology.workbench.settings import Settings
+from nosology.workbench.settings import ServerSettings
 from tests.workbench.conftest import fill_people
 
 EXAMPLES = int(os.environ.get("NOSOLOGY_SCHEMA_EXAMPLES", "6"))  # an operation
@@ -22,7 +22,7 @@ def world(small_bundle, tmp_path_factory):
     """A running server and an admin's token."""
     store = str(tmp_path_factory.mktemp("schema") / "workbench.db")
     tokens = fill_people(store)
-    app = create_app(Settings(bundle=small_bundle, store=store))
+    app = create_app(ServerSettings(bundle=small_bundle, store=store))
     with TestClient(app):
         yield app, tokens["adam"]
 

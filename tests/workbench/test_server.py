@@ -17,7 +17,7 @@ import pytest
 
 from nosology.core import ConfigError, Note
 from nosology.workbench.server import serve
-from nosology.workbench.settings import Settings
+from nosology.workbench.settings import ServerSettings
 from nosology.workbench.store.engine import open_store, reading, writing
 from nosology.workbench.work import add_notes, history
 from tests.workbench.conftest import fill_people
@@ -111,5 +111,5 @@ def test_a_port_that_is_taken_is_refused_before_anything_is_loaded(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"must be free to listen at; got 127.0.0.1:{port}"):
-            serve(Settings(bundle=tmp_path / "none", store=str(tmp_path / "w.db"), port=port))
+            serve(ServerSettings(bundle=tmp_path / "none", store=str(tmp_path / "w.db"), port=port))
     assert not (tmp_path / "w.db").exists()

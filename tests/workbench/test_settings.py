@@ -3,11 +3,11 @@
 import pytest
 
 from nosology.core import ConfigError
-from nosology.workbench.settings import OidcSettings, Settings, is_loopback
+from nosology.workbench.settings import OidcSettings, ServerSettings, is_loopback
 
 
 def make(tmp_path, **changes):
-    return Settings(bundle=tmp_path, store="x.db", **changes)
+    return ServerSettings(bundle=tmp_path, store="x.db", **changes)
 
 
 def test_only_loopback_without_tls(tmp_path):

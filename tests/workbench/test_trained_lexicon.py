@@ -4,9 +4,9 @@ from fastapi.testclient import TestClient
 
 from nosology.config import load_recipe
 from nosology.corpora.corpus import write_corpus
-from nosology.training.run import train
+from nosology.models.train import train
 from nosology.workbench.app import create_app
-from nosology.workbench.settings import Settings
+from nosology.workbench.settings import ServerSettings
 from tests.conftest import small_notes
 from tests.workbench.conftest import NOTE, fill_people
 from tests.workbench.test_app import HEART, Program
@@ -17,7 +17,7 @@ def test_a_trained_lexicon_suggests_codes_with_words_of_the_note(tmp_path):
     recipe = load_recipe("lexicon", ["learn.rounds=10", "learn.forest=5", "learn.folds=2"])
     train(recipe, [corpus], tmp_path / "bundle")
     tokens = fill_people(str(tmp_path / "store.db"))
-    app = create_app(Settings(bundle=tmp_path / "bundle", store=str(tmp_path / "store.db")))
+    app = create_app(ServerSettings(bundle=tmp_path / "bundle", store=str(tmp_path / "store.db")))
     with TestClient(app, base_url="http://localhost") as client:
         ann = Program(client, tokens["ann"])
         case = ann.get(f"/notes/{ann.note('one')}").json()

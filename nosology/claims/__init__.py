@@ -1,0 +1,1 @@
+"""Rules of code sets: checks of a set of codes, and the payment groups it falls into."""

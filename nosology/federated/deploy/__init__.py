@@ -1,0 +1,1 @@
+"""A federation between machines: TLS, keys, processes."""

@@ -1,0 +1,1 @@
+"""Privacy of a federation: differential privacy, secure aggregation, membership inference."""

@@ -1,0 +1,1 @@
+"""Rounds of a federation: site, server, strategies, on any Flower grid."""

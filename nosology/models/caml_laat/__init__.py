@@ -1,0 +1,1 @@
+"""CAML and LAAT: a word encoder below one attention query per code."""

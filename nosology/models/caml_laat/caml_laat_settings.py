@@ -1,0 +1,61 @@
+"""Settings of CAML and LAAT."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from nosology.core.settings import Settings
+from nosology.training.settings import LoopSettings, Recipe, VectorSettings
+
+_MANY = 5000  # train notes from which on a model of full size pays
+
+
+class CamlShape(Settings):
+    """CAML: a convolution, tanh, one attention vector a code."""
+
+    renamed: ClassVar[dict[str, str]] = {"alike": "tie_initialization"}
+
+    filters: int = Field(0, ge=0)  # 0: by the number of notes
+    kernel: int = Field(3, ge=1)
+    dropout: float = Field(0.2, ge=0, lt=1)  # of word vectors
+    tie_initialization: bool = True  # a code's attention and its classifier begin alike; False: apart, as in the papers
+
+    def resolved(self, notes: int) -> CamlShape:
+        """This shape with every size a number, for so many train notes."""
+        return self.model_copy(update={"filters": self.filters or (64 if notes < _MANY else 256)})
+
+
+class LaatShape(Settings):
+    """LAAT: a bidirectional LSTM, a projection and one attention vector a code."""
+
+    renamed: ClassVar[dict[str, str]] = {"alike": "tie_initialization"}
+
+    hidden: int = Field(0, ge=0)  # a direction; 0: by the number of notes
+    projection: int = Field(0, ge=0)  # 0: 2 hidden, as wide as the states
+    dropout: float = Field(0.2, ge=0, lt=1)  # of word vectors
+    tie_initialization: bool = True  # as above
+
+    def resolved(self, notes: int) -> LaatShape:
+        """This shape with every size a number, for so many train notes."""
+        hidden = self.hidden or (64 if notes < _MANY else 512)
+        return self.model_copy(update={"hidden": hidden, "projection": self.projection or 2 * hidden})
+
+
+class CamlRecipe(Recipe):
+    """What a recipe of kind `caml` may say."""
+
+    kind: Literal["caml"] = "caml"
+    vectors: VectorSettings = VectorSettings()
+    model: CamlShape = CamlShape()
+    training: LoopSettings = LoopSettings()
+
+
+class LaatRecipe(Recipe):
+    """What a recipe of kind `laat` may say."""
+
+    kind: Literal["laat"] = "laat"
+    vectors: VectorSettings = VectorSettings()
+    model: LaatShape = LaatShape()
+    training: LoopSettings = LoopSettings()

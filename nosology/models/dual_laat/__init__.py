@@ -1,0 +1,1 @@
+"""DualLAAT: notes and code descriptions are both encoded."""

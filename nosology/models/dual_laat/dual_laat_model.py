@@ -1,0 +1,131 @@
+"""The DualLAAT coder: it reads codes by their descriptions, so that it can score codes it was never trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nosology.core import Code
+from nosology.core.label_space import LabelSpace
+from nosology.encoders.vocabulary import UNKNOWN, Read, WordReader
+from nosology.models.dual_laat.dual_laat_net import DualLaatNet
+from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
+from nosology.models.dual_laat.proposer import Proposer
+from nosology.models.neural import NOTHING, NeuralModel, evaluating
+from nosology.training.batch import Batch, rectangle
+
+_PROPOSER = "proposer."
+
+
+@dataclass
+class DualLaat(NeuralModel):
+    """A coder of kind `dual_laat`; descriptions are encoded once and kept."""
+
+    descriptions: list[str] = field(default_factory=list)  # of each label
+    proposer: Proposer | None = None  # names the codes worth a full score, where that is asked for
+    candidates: int = 0  # so many of them; 0: all codes are scored
+
+    kind, reader_type, shape_type = "dual_laat", WordReader, DualLaatShape
+    _queries: Tensor | None = None
+
+    @property
+    def queries(self) -> Tensor:
+        """The queries (M, L, P) of all labels, made at the first use."""
+        if self._queries is None or self._queries.device != self.device:
+            with evaluating(self.net):
+                self._queries = self.net.all_queries(self.description_ids(self.descriptions))
+        return self._queries
+
+    def forget(self) -> None:
+        """Lets go of the encoded descriptions; to be called when the net's weights have changed."""
+        self._queries = None
+
+    def description_ids(self, descriptions: Sequence[str]) -> Tensor:
+        """The tokens (L, words) of descriptions; one without a word is read as one unknown word."""
+        limit = self.shape.max_description
+        read = [self.reader.description(text, limit) for text in descriptions]
+        tokens, lengths = rectangle([ids if len(ids) else self.reader.vocabulary.ids([""]) for ids in read])
+        return tokens[:, : int(lengths.max())]
+
+    def unread(self) -> list[Code]:
+        """The codes whose descriptions have no word that the coder knows: their scores say nothing about them."""
+        known = (self.description_ids(self.descriptions) > UNKNOWN).any(1).tolist()
+        return [code for code, some in zip(self.labels.codes, known) if not some]
+
+    def with_codes(self, codes: Sequence[tuple[Code, str]]) -> Self:
+        """This coder for other codes, each given with its description; no weight changes."""
+        model = copy(self)
+        model.labels = LabelSpace(code for code, _ in codes)
+        model.descriptions = [text for _, text in codes]
+        seen = dict(zip(self.labels.codes, self.notes.tolist()))
+        model.notes = np.array([seen.get(code, 0) for code in model.labels.codes], dtype=np.int64)
+        if self.proposer:
+            columns = {code: column for column, code in enumerate(self.labels.codes)}
+            kept = [columns.get(code, -1) for code in model.labels.codes]
+            model.proposer = self.proposer.for_codes(kept, model.description_ids(model.descriptions).numpy())
+        model.forget()
+        return model
+
+    def two_stage(self, candidates: int) -> Self:
+        """This coder with so many codes a note scored in full, those that the proposer names; 0: all."""
+        model = copy(self)
+        model.candidates = candidates if self.proposer else 0
+        return model
+
+    def logits_of(self, reads: Sequence[Read], columns: Sequence[int] | None = None) -> np.ndarray:
+        """Logits (B, L); in two stages, a code that is not among a note's candidates has the logit `NOTHING`."""
+        if columns is not None or not 0 < self.candidates < len(self.labels):
+            return super().logits_of(reads, columns)
+        found = np.full((len(reads), len(self.labels)), NOTHING, dtype=np.float32)
+        for row, read in enumerate(reads):
+            if len(read.ids):
+                chosen = self.proposer.best(read.ids, self.candidates)
+                found[row, chosen] = super().logits_of([read], chosen)[0]
+        return found
+
+    def batch_logits(self, batch: Batch) -> Tensor:
+        """Logits (B, L) of a batch."""
+        return self.net.logits(batch, self._chosen(batch))
+
+    def batch_attention(self, batch: Batch) -> Tensor:
+        """The weights (B, L, T) that the labels of a batch lay on its tokens."""
+        return self.net.attention(batch, self._chosen(batch))
+
+    def _chosen(self, batch: Batch) -> Tensor:
+        return self.queries if batch.labels is None else self.queries[:, batch.labels.to(self.device)]
+
+    def more(self) -> dict[str, Any]:
+        """What model.json holds besides."""
+        return {
+            "size": self.net.embedding.embedding_dim,
+            "descriptions": self.descriptions,
+            "candidates": self.candidates,
+        }
+
+    def take(self, more: dict[str, Any]) -> None:
+        """Takes over what `more` gave."""
+        self.descriptions = more["descriptions"]
+        self.candidates = more["candidates"]
+
+    def more_tensors(self) -> dict[str, Tensor]:
+        """What model.safetensors holds besides: the proposer."""
+        arrays = self.proposer.arrays() if self.proposer else {}
+        return {_PROPOSER + name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+
+    def take_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Takes over what `more_tensors` gave."""
+        found = {n.removeprefix(_PROPOSER): t.numpy() for n, t in tensors.items() if n.startswith(_PROPOSER)}
+        self.proposer = Proposer.from_arrays(found) if found else None
+
+    @classmethod
+    def empty_net(cls, shape: DualLaatShape, labels: LabelSpace, reader: WordReader, more: dict) -> DualLaatNet:
+        """A net without learned weights."""
+        with torch.device("meta"):
+            net = DualLaatNet(shape, len(reader.vocabulary), more["size"])
+        return net.to_empty(device="cpu")

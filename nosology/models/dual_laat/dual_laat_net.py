@@ -1,0 +1,153 @@
+"""DualLAAT as a network (paper 001, appendix B): notes and code descriptions are read by one encoder each."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from nosology.attention.dual import Head, attention_weights, dual_logits, dual_loss
+from nosology.encoders.conv import Conv
+from nosology.encoders.embedding import embedding
+from nosology.encoders.recurrent import Recurrent
+from nosology.encoders.vocabulary import PAD
+from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
+from nosology.training.batch import Batch, mask
+
+_CODES = 4096  # descriptions encoded at a time
+_SIDE = 0.3  # how much of a word's neighbours is in its state, where a code begins by looking for its own words
+_SHARP = 4.0  # and how much more a token weighs that is the description itself
+
+
+class DualLaatNet(nn.Module):
+    """Scores any code that has a description.
+
+    `descriptions` (codes, words) are the token ids by which the codes of a batch's `labels` are read, PAD at the end.
+    """
+
+    def __init__(self, shape: DualLaatShape, words: int, size: int, vectors: Tensor | None = None):
+        super().__init__()
+        self.shape = shape
+        self.embedding = embedding(words, size, vectors)
+        self.dropout = nn.Dropout(shape.dropout)
+        self.text_encoder = _encoder(shape, size)
+        self.code_encoder = _encoder(shape, size)
+        states, projected = self.text_encoder.width, shape.width
+        self.text_projections = nn.ModuleList(nn.Linear(states, projected) for _ in range(shape.heads))
+        self.code_projections = nn.ModuleList(nn.Linear(states, projected) for _ in range(shape.heads))
+        joined = shape.heads * states
+        self.classifier = nn.Sequential(nn.Linear(joined, joined), nn.ReLU(), nn.Linear(joined, 1))
+        if shape.tie_initialization:
+            self._begin_alike()
+        self.descriptions = torch.zeros(0, 1, dtype=torch.int64)  # on the CPU: a GPU asked for lengths has to stop
+
+    @torch.no_grad()
+    def _begin_alike(self) -> None:
+        """Lets notes and descriptions be read alike at first, so that a code looks for the words it is described by.
+
+        With weights of their own, as in the paper, the two readings have to find each other first, for which a few
+        hundred notes are too few. A convolution begins as a random turn of the word itself with a little of its
+        neighbours, for word vectors of length 1; scores are as wide apart at any width.
+        """
+        if isinstance(self.text_encoder, Conv):
+            weight, middle = self.text_encoder.conv.weight, self.text_encoder.before
+            weight.normal_()
+            weight[:, :, :middle] *= _SIDE
+            weight[:, :, middle + 1 :] *= _SIDE
+            self.text_encoder.conv.bias.zero_()
+        self.code_encoder.load_state_dict(self.text_encoder.state_dict())
+        for text, code in zip(self.text_projections, self.code_projections):
+            text.weight.normal_(std=_SHARP / math.sqrt(text.in_features * text.out_features))
+            text.bias.zero_()
+            code.load_state_dict(text.state_dict())
+
+    @torch.no_grad()
+    def expect(self, rate: float) -> None:
+        """Lets the untrained net give every code this probability: few of the codes asked about are ever true."""
+        self.classifier[-1].bias.fill_(math.log(rate / (1 - rate)))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The mean binary cross entropy over the batch's notes x labels."""
+        states = self.states(batch)
+        queries = self.queries(self.descriptions[batch.labels])
+        return dual_loss(states, self._attended(batch, states), queries, batch.targets, self._head(), self.shape.chunk)
+
+    @torch.no_grad()
+    def logits(self, batch: Batch, queries: Tensor | None = None) -> Tensor:
+        """Logits (B, L) for the batch's labels, for all where it names none, or for queries (M, L, P) made before."""
+        if queries is None:
+            wanted = self.descriptions if batch.labels is None else self.descriptions[batch.labels]
+            queries = self.all_queries(wanted)
+        states = self.states(batch)
+        return dual_logits(
+            states, self._attended(batch, states), queries.to(states.dtype), self._head().to(states.dtype)
+        )
+
+    @torch.no_grad()
+    def attention(self, batch: Batch, queries: Tensor | None = None) -> Tensor:
+        """The weights (B, L, T) of each label over the tokens, mean of the heads."""
+        if queries is None:
+            queries = self.all_queries(self.descriptions if batch.labels is None else self.descriptions[batch.labels])
+        states = self.states(batch)
+        lengths = self._attended(batch, states).clamp(min=1).to(states.device)
+        head = self._head().to(states.dtype)
+        weights, _ = attention_weights(states.contiguous(), lengths, queries.to(states.dtype), head)
+        return weights.float().mean(1).transpose(0, 1)[..., : batch.tokens.shape[1]]
+
+    def states(self, batch: Batch) -> Tensor:
+        """Equation 1: the states (B, T, D) of the notes' tokens."""
+        tokens, lengths = batch.tokens, batch.lengths
+        if (
+            self.shape.reference_padding
+        ):  # the reader has laid out all pads that count; those of the batch's rectangle do not
+            tokens = tokens[:, : max(1, int(lengths.max()))]
+            lengths = torch.full_like(lengths, tokens.shape[1])
+        return self.text_encoder(self.dropout(self.embedding(tokens)), lengths)
+
+    def queries(self, descriptions: Tensor) -> Tensor:
+        """Equation 2 and the code's half of equation 3: queries (M, L, P) of descriptions (L, words) on the CPU."""
+        lengths = (descriptions != PAD).sum(1)
+        width = max(1, int(lengths.max())) if not self.shape.reference_padding else descriptions.shape[1]
+        descriptions = descriptions[:, :width]
+        if self.shape.reference_padding:
+            lengths = torch.full_like(lengths, width)
+        x = self.dropout(self.embedding(descriptions.to(self.embedding.weight.device, non_blocking=True)))
+        codes = _pooled(self.code_encoder, x, lengths)
+        return torch.stack([projection(codes).tanh() for projection in self.code_projections])
+
+    @torch.no_grad()
+    def all_queries(self, descriptions: Tensor) -> Tensor:
+        """The same for many descriptions, a part at a time."""
+        parts = [self.queries(part) for part in descriptions.split(_CODES)]
+        return torch.cat(parts, dim=1)
+
+    def _attended(self, batch: Batch, states: Tensor) -> Tensor:
+        """How many of the states of each note (B,) a code may look at."""
+        return torch.full_like(batch.lengths, states.shape[1]) if self.shape.reference_padding else batch.lengths
+
+    def _head(self) -> Head:
+        first, _, last = self.classifier
+        return Head(
+            torch.cat([projection.weight for projection in self.text_projections]),
+            torch.cat([projection.bias for projection in self.text_projections]),
+            first.weight,
+            first.bias,
+            last.weight[0],
+            last.bias,
+        )
+
+
+def _encoder(shape: DualLaatShape, size: int) -> Conv | Recurrent:
+    if shape.encoder == "conv":
+        return Conv(size, shape.width, shape.kernel, even=shape.reference_padding)
+    return Recurrent(size, shape.width, "gru")
+
+
+def _pooled(encoder: Conv | Recurrent, x: Tensor, lengths: Tensor) -> Tensor:
+    """One vector a code (L, D): the final states of both directions, or the maximum over the words."""
+    if isinstance(encoder, Recurrent):
+        return encoder.last(x, lengths)
+    states = encoder(x, lengths)
+    beyond = ~mask(lengths.clamp(min=1) + states.shape[1] - x.shape[1], states.shape[1], x.device)
+    return states.masked_fill(beyond[..., None], float("-inf")).amax(1)

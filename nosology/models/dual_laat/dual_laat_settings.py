@@ -1,0 +1,54 @@
+"""Settings of DualLAAT."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from nosology.core.settings import Settings
+from nosology.training.settings import LoopSettings, Recipe, VectorSettings
+
+_MANY = 5000  # train notes from which on a model of full size pays
+
+
+class DualLaatShape(Settings):
+    """DualLAAT: notes and code descriptions are both read; each code attends with several heads."""
+
+    renamed: ClassVar[dict[str, str]] = {"alike": "tie_initialization", "literal": "reference_padding"}
+
+    encoder: Literal["gru", "conv"] = "gru"
+    width: int = Field(0, ge=0)  # gru: hidden units a direction; conv: filters; 0: by the number of notes
+    kernel: int = Field(10, ge=1)  # conv alone
+    heads: int = Field(4, ge=1)
+    dropout: float = Field(0.3, ge=0, lt=1)  # of word vectors
+    max_description: int = Field(48, ge=1)  # words
+    labels: int = Field(0, ge=0)  # codes a batch is scored against: its own and sampled others; 0: by the notes
+    chunk: int = Field(8, ge=1)  # notes whose attention is in memory at once; changes memory and speed alone
+    tie_initialization: bool = (
+        False  # notes and descriptions are read alike at first: a code looks for its own words; for few notes
+    )
+    reference_padding: bool = False  # as the authors' program: pads take part
+
+    def resolved(self, notes: int) -> DualLaatShape:
+        """This shape with every size a number, for so many train notes."""
+        full = 512 if self.encoder == "gru" else 256
+        small = notes < _MANY
+        sizes = {"width": self.width or (64 if small else full), "labels": self.labels or (512 if small else 8192)}
+        return self.model_copy(update=sizes)
+
+
+class TwoStageSettings(Settings):
+    """A cheap scorer proposes codes, the model itself scores only those."""
+
+    candidates: int = Field(0, ge=0)  # codes a note; 0: every code is scored in full
+
+
+class DualLaatRecipe(Recipe):
+    """What a recipe of kind `dual_laat` may say."""
+
+    kind: Literal["dual_laat"] = "dual_laat"
+    vectors: VectorSettings = VectorSettings()
+    model: DualLaatShape = DualLaatShape()
+    training: LoopSettings = LoopSettings()
+    two_stage: TwoStageSettings = TwoStageSettings()

@@ -1,0 +1,1 @@
+"""Heads: a classifier on frozen embeddings of a note."""

@@ -1,0 +1,113 @@
+"""Heads: a frozen embedder reads the note, a light head names its codes (paper 000)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save
+
+from nosology.core import BundleError, EvidenceSpan
+from nosology.core.label_space import LabelSpace
+from nosology.encoders.embedder import Embedder
+from nosology.encoders.embedder_settings import EmbedderSettings
+from nosology.models.heads.feature_statistics import Scaler
+from nosology.models.heads.heads_net import HeadNet
+from nosology.models.heads.heads_settings import HeadShape
+from nosology.models.neural import Calibrated, default_device, evaluating
+from nosology.models.occlusion import occlusion
+from nosology.training.platt import NOTHING, Platt
+
+_ROWS = 4096  # notes whose logits are computed at once
+
+
+@dataclass
+class Heads(Calibrated):
+    """P(code | note) = calibration(head(scaler(embedder(note))))."""
+
+    labels: LabelSpace
+    notes: np.ndarray  # (L,) training notes of each code
+    settings: EmbedderSettings
+    identity: dict[str, Any]  # of the embedder: its vectors are what the head was trained on
+    scaler: Scaler
+    net: HeadNet
+    calibration: Platt = field(default_factory=Platt)
+
+    kind: ClassVar[str] = "heads"
+
+    @cached_property
+    def embedder(self) -> Embedder:
+        """The embedder, loaded at the first use; BundleError if its vectors are not those that were trained on."""
+        found = Embedder.load(self.settings)
+        if found.identity != self.identity:
+            differ = sorted(name for name in self.identity if found.identity.get(name) != self.identity[name])
+            raise BundleError(
+                f"the coder was trained on vectors of another embedder than {self.settings.model} is here: "
+                f"{', '.join(differ)} differ"
+            )
+        return found
+
+    def probabilities(self, texts: Iterable[str]) -> np.ndarray:
+        """Probabilities (B, L) of the model's codes for notes; a note without a word has none (zeros)."""
+        return self.to_probabilities(self.logits(list(texts)))
+
+    def logits(self, texts: Sequence[str]) -> np.ndarray:
+        """Logits (B, L) of notes; `NOTHING` throughout for a note without a word."""
+        found = self.logits_of(self.embedder.embed(texts)) if len(texts) else np.empty((0, len(self.labels)), "f4")
+        found[[not text.strip() for text in texts]] = NOTHING
+        return found
+
+    def logits_of(self, vectors: np.ndarray) -> np.ndarray:
+        """Logits (B, L), float32, of vectors (B, D) as the embedder gives them."""
+        found = np.empty((len(vectors), len(self.labels)), dtype=np.float32)
+        with evaluating(self.net):
+            for start in range(0, len(vectors), _ROWS):
+                rows = torch.from_numpy(self.scaler(vectors[start : start + _ROWS])).to(self.device)
+                found[start : start + _ROWS] = self.net.logits(rows).cpu().numpy()
+        return found
+
+    def evidence(self, text: str, columns: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
+        """For each column, the sentences of the note without which its code is less probable, strongest first."""
+        return occlusion(text, self.logits, columns, limit)
+
+    def save(self, folder: Path) -> None:
+        """Writes model.json and model.safetensors."""
+        described = {
+            "kind": self.kind,
+            "codes": self.labels.to_json(),
+            "embedder": self.settings.model_dump(mode="json"),
+            "identity": self.identity,
+            "shape": self.net.shape.model_dump(mode="json"),
+            "calibration": self.calibration.to_json(),
+        }
+        (folder / "model.json").write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
+        tensors = {f"net.{name}": value.detach().cpu().contiguous() for name, value in self.net.state_dict().items()}
+        arrays = {"notes": self.notes.astype(np.int64), "mean": self.scaler.mean, "scale": self.scaler.scale}
+        tensors |= {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+        (folder / "model.safetensors").write_bytes(save(tensors))  # save_file would not say OSError on a full disk
+
+    @classmethod
+    def load(cls, folder: Path, device: str | None = None) -> Self:
+        """The model that `save` wrote, its head on a device: a GPU where there is one and nothing else is said."""
+        described = json.loads((Path(folder) / "model.json").read_text(encoding="utf-8"))
+        tensors = load_file(Path(folder) / "model.safetensors")
+        labels = LabelSpace(described["codes"])
+        scaler = Scaler(tensors["mean"].numpy(), tensors["scale"].numpy())
+        net = HeadNet(HeadShape.model_validate(described["shape"]), len(scaler.mean), len(labels))
+        net.load_state_dict({name[4:]: value for name, value in tensors.items() if name.startswith("net.")})
+        model = cls(
+            labels,
+            tensors["notes"].numpy(),
+            EmbedderSettings.model_validate(described["embedder"]),
+            described["identity"],
+            scaler,
+            net.eval(),
+            Platt(**described["calibration"]),
+        )
+        return model.to(device or default_device())

@@ -1,0 +1,1 @@
+"""HMHAN: hierarchical attention over a pretrained encoder, for radiology reports."""

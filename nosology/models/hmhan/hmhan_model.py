@@ -1,0 +1,190 @@
+"""The coder of kind `hmhan`: reports, with the columns that stand beside them, to codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nosology.codes.versions import label_versions
+from nosology.core import EvidenceSpan, Note
+from nosology.core.label_space import LabelSpace
+from nosology.encoders.report_reader import ReportReader
+from nosology.encoders.state_cache import Places
+from nosology.encoders.transformer import Windows
+from nosology.encoders.vocabulary import Read
+from nosology.models.hmhan.categories import Categories
+from nosology.models.hmhan.columns import Columns
+from nosology.models.hmhan.combinations import Combinations
+from nosology.models.hmhan.hmhan_net import HmhanNet, HmhanNets, ReportBatch, SyntheticBatch
+from nosology.models.hmhan.hmhan_settings import HmhanShape, LossSettings
+from nosology.models.hmhan.words import Words
+from nosology.models.neural import NOTHING, NeuralModel, by_length, by_word, evaluating
+from nosology.models.spans import best_spans
+from nosology.text.tokens import tokens
+from nosology.training.batch import Batch, padded, rectangle
+
+_TOKENS = {"cpu": 4_096, "cuda": 65_536}  # of a batch, pads included; a CPU's cache holds no more
+_NOTES = 256
+_BARE = np.empty(0, np.float32), np.empty(0, np.int64), np.empty(0, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Report(Read):
+    """A report as the net is given it."""
+
+    columns: np.ndarray  # (C,) float32
+    features: np.ndarray  # (K,) int64
+    values: np.ndarray  # (K,) float32
+
+
+def report_batch(
+    reads: Sequence[Read],
+    labels: Tensor | None = None,
+    targets: Tensor | None = None,
+    synthetic: SyntheticBatch | None = None,
+) -> ReportBatch:
+    """The batch of some reports, with what is asked about them; a plain Read has neither columns nor words."""
+    reports = [read if isinstance(read, Report) else Report(read.ids, read.starts, read.ends, *_BARE) for read in reads]
+    tokens, lengths = rectangle([report.ids for report in reports])
+    wide = len(reports[0].columns)
+    columns = (
+        torch.from_numpy(np.concatenate([report.columns for report in reports]).reshape(-1, wide)) if wide else None
+    )
+    most = max(1, max(len(report.features) for report in reports))
+    features = padded([report.features for report in reports], most, 0, np.int64)
+    values = padded([report.values for report in reports], most, 0, np.float32)
+    return ReportBatch(
+        tokens, lengths, labels, targets, columns=columns, features=features, values=values, synthetic=synthetic
+    )
+
+
+@dataclass
+class Hmhan(NeuralModel):
+    """HMHAN or one of its baselines; several nets where the recipe asks for members."""
+
+    categories: Categories | None = None
+    columns: Columns = field(default_factory=Columns)
+    words: Words | None = None
+    combinations: Combinations | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)  # the columns beside a report of which none are given
+
+    kind, reader_type, shape_type = "hmhan", ReportReader, HmhanShape
+
+    def beside(self, extra: Mapping[str, Any]) -> Hmhan:
+        """This model for reports that all stand beside the same columns, as one report with words left out does."""
+        return replace(self, extra=extra)
+
+    def read(self, text: str, extra: Mapping[str, Any] | None = None) -> Report:
+        """A report as the net is given it; extra: the columns beside it."""
+        found = self.reader.read(text)
+        columns = self.columns.vector(self.extra if extra is None else extra)
+        features, values = self.words.vector(text) if self.words else _BARE[1:]
+        return Report(found.ids, found.starts, found.ends, columns, features, values)
+
+    def probabilities(self, texts: Iterable[str]) -> np.ndarray:
+        """Probabilities (B, L) of reports beside the model's own columns, or unknown ones."""
+        return self.to_probabilities(self.logits_of([self.read(text) for text in texts]))
+
+    def rough_probabilities(self, texts: Iterable[str]) -> np.ndarray:
+        """The same to about a hundredth, and faster where a CPU multiplies in bf16; for LIME, which asks a thousand
+        times and fits a line."""
+        able = getattr(torch.cpu, "get_capabilities", dict)()  # torch before 2.11 does not tell
+        with torch.autocast("cpu", torch.bfloat16, enabled=bool(able.get("avx512_bf16") or able.get("amx_bf16"))):
+            return self.probabilities(texts)
+
+    def note_probabilities(self, notes: Iterable[Note]) -> np.ndarray:
+        """Probabilities (B, L) of reports with what stands beside them."""
+        return self.to_probabilities(self.logits_of([self.read(note.text, note.extra) for note in notes]))
+
+    def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
+        """Probabilities (B, L) of logits (B, L), after what sets of codes say; 0 where there is `NOTHING`."""
+        found = super().to_probabilities(logits)
+        if self.combinations is None:
+            return found
+        versions = label_versions(self.labels)
+        # Of two sets of different ICD versions each may be the note's, and neither takes from the other.
+        parts = [(versions == version, np.where(versions == version, found, 0)) for version in np.unique(versions)]
+        return sum(np.where(own, self.combinations(part), np.float32(0)) for own, part in parts)
+
+    def logits_of(
+        self, reads: Sequence[Read], columns: Sequence[int] | None = None, places: Places | None = None
+    ) -> np.ndarray:
+        """Logits (B, L), float32, in the order of the reports; columns: of these labels alone.
+
+        places: the reports' states, of a frozen encoder, which then need not be asked for them again.
+        """
+        wide = len(self.labels) if columns is None else len(columns)
+        found = np.full((len(reads), wide), NOTHING, dtype=np.float32)
+        wanted = None if columns is None else torch.tensor(columns, dtype=torch.int64)
+        lengths = np.array([len(read.ids) for read in reads], dtype=np.int64)
+        gpu = self.device.type == "cuda"
+        half = gpu or torch.is_autocast_enabled("cpu")
+        with evaluating(self.net), torch.autocast(self.device.type, torch.bfloat16, enabled=half):
+            for rows in by_length(lengths, _TOKENS["cuda" if gpu else "cpu"], _NOTES):
+                batch = report_batch([reads[row] for row in rows], labels=wanted)
+                if places is not None:
+                    batch = replace(batch, states=torch.from_numpy(places.rectangle(rows, batch.tokens.shape[1])))
+                found[rows] = self.net.logits(batch.to(self.device)).float().cpu().numpy()
+        return found
+
+    def category_weights(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where the words of a report begin and end (W,), and how much each category attends to them (K, W)."""
+        read = self.reader.read(text)
+        if not len(read) or self.shape.attention != "hierarchical":
+            return np.empty(0, np.int64), np.empty(0, np.int64), np.zeros((len(self.categories.names), 0), np.float32)
+        with evaluating(self.net):
+            batch = Batch(*rectangle([read.ids])).to(self.device)
+            weights = self.net.category_attention(batch)[0, :, : len(read)].float().cpu().numpy()
+        return by_word(read, weights)
+
+    def evidence(self, text: str, columns: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
+        """For each column, the words that add most to its logit by themselves; without such a branch, attention's."""
+        if self.words is None:
+            return super().evidence(text, columns, limit)
+        found = tokens(text)
+        mean = torch.stack([net.words[1:][:, list(columns)] for net in self.net.nets]).mean(0).cpu().numpy()
+        added = self.words.contributions(text, mean)
+        return [best_spans(text, column, found.starts, found.ends, limit) for column in added.T]
+
+    # What model.json and model.safetensors hold besides.
+
+    def more(self) -> dict[str, Any]:
+        """How the encoder is built, the columns, the words, the sets of codes."""
+        first: HmhanNet = self.net.nets[0]
+        return {
+            "transformer": first.encoder.to_json(),
+            "loss": first.loss.model_dump(mode="json"),
+            "projected": first.head.columns.out_features if first.head.columns is not None else 0,
+            "columns": self.columns.to_json(),
+            "words": self.words.to_json() if self.words else None,
+            "combinations": self.combinations.to_json() if self.combinations else None,
+            "nets": len(self.net.nets),
+        }
+
+    def take(self, more: dict[str, Any]) -> None:
+        """Takes over what `more` gave."""
+        self.columns = Columns.from_json(more["columns"])
+        self.words = Words.from_json(more["words"]) if more["words"] else None
+        kept = more["combinations"]
+        self.combinations = Combinations.from_json(kept, len(self.labels)) if kept else None
+        self.categories = Categories.at(self.labels, self.shape.level)
+
+    @classmethod
+    def empty_net(cls, shape: HmhanShape, labels: LabelSpace, reader: ReportReader, more: dict[str, Any]) -> nn.Module:
+        """Nets without learned weights."""
+        words = len(more["words"]["names"]) if more["words"] else 0
+        loss = LossSettings.model_validate(more["loss"])
+        columns = len(Columns.from_json(more["columns"]))
+        of = torch.from_numpy(Categories.at(labels, shape.level).of)
+        encoders = [Windows.from_json(more["transformer"]) for _ in range(1 if shape.frozen else more["nets"])]
+        return HmhanNets(
+            [
+                HmhanNet(shape, loss, encoders[i % len(encoders)], of, columns, more["projected"], words)
+                for i in range(more["nets"])
+            ]
+        )

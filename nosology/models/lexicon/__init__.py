@@ -1,0 +1,1 @@
+"""The lexicon coder: terms found in the note, with or without training."""

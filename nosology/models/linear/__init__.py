@@ -1,0 +1,1 @@
+"""The linear coder: TF-IDF features and one linear SVM per code."""

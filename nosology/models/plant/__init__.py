@@ -1,0 +1,1 @@
+"""PLANT: attention initialised from mutual information and a learned ranker."""

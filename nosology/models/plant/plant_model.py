@@ -1,0 +1,110 @@
+"""PLANT as a coder: one direction of reading, or the mean of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nosology.core.label_space import LabelSpace
+from nosology.encoders.vocabulary import WordReader
+from nosology.models.neural import NeuralModel
+from nosology.models.plant.plant_net import PlantNet
+from nosology.models.plant.plant_settings import PlantShape, RankerSettings
+from nosology.models.plant.relevance import Relevance
+from nosology.training.batch import Batch
+
+_RELEVANCE = "relevance."
+
+
+class PlantNets(nn.Module):
+    """Nets of one or both directions."""
+
+    def __init__(self, nets: list[PlantNet]):
+        super().__init__()
+        self.nets = nn.ModuleList(nets)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The mean binary cross entropy over the batch's notes x labels; directions are trained one by one."""
+        if len(self.nets) == 1:
+            return self.nets[0](batch)
+        return nn.functional.binary_cross_entropy_with_logits(self.logits(batch), batch.targets)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Logits (B, L) of the mean of the nets' probabilities."""
+        found = [net.logits(batch) for net in self.nets]
+        if len(found) == 1:
+            return found[0]
+        yes, no = (torch.stack([nn.functional.logsigmoid(sign * x) for x in found]).logsumexp(0) for sign in (1, -1))
+        return yes - no
+
+    def attention(self, batch: Batch) -> Tensor:
+        """The mean of the weights (B, L, T) that the nets lay on the tokens."""
+        return torch.stack([net.attention(batch) for net in self.nets]).mean(0)
+
+
+@dataclass
+class Plant(NeuralModel):
+    """PLANT; `relevance` holds the words that tell each code."""
+
+    relevance: Relevance | None = None
+    ranker: RankerSettings = field(default_factory=RankerSettings)
+
+    kind, reader_type, shape_type = "plant", WordReader, PlantShape
+
+    @classmethod
+    def of(
+        cls,
+        labels: LabelSpace,
+        notes: np.ndarray,
+        reader: WordReader,
+        shape: PlantShape,
+        ranker: RankerSettings,
+        relevance: Relevance,
+    ) -> Plant:
+        """A coder whose weights are still to be learned."""
+        nets = [
+            PlantNet(shape, ranker, len(reader.vocabulary), len(labels), relevance, backward)
+            for backward in backwards(shape)
+        ]
+        return cls(labels, notes, reader, PlantNets(nets), shape, relevance=relevance, ranker=ranker)
+
+    def words(self, column: int, limit: int = 10) -> list[tuple[str, float]]:
+        """The words that tell a code most, with their scores."""
+        numbers, scores = self.relevance.best(column, limit)
+        names = ("", "", *self.reader.vocabulary.words)
+        return [(names[number], float(score)) for number, score in zip(numbers, scores)]
+
+    @classmethod
+    def empty_net(cls, shape: PlantShape, labels: LabelSpace, reader: WordReader, more: dict[str, Any]) -> PlantNets:
+        """Nets without learned weights."""
+        ranker = RankerSettings.model_validate(more["ranker"])
+        words = len(reader.vocabulary)
+        return PlantNets([PlantNet(shape, ranker, words, len(labels), None, back) for back in backwards(shape)])
+
+    def more(self) -> dict[str, Any]:
+        """What model.json holds besides."""
+        return {"ranker": self.ranker.model_dump(mode="json")}
+
+    def take(self, more: dict[str, Any]) -> None:
+        """Takes over what `more` gave."""
+        self.ranker = RankerSettings.model_validate(more["ranker"])
+
+    def more_tensors(self) -> dict[str, Tensor]:
+        """What model.safetensors holds besides: the relevance of words."""
+        return {_RELEVANCE + name: torch.from_numpy(array) for name, array in self.relevance.arrays().items()}
+
+    def take_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Takes over what `more_tensors` gave."""
+        found = {n.removeprefix(_RELEVANCE): t.numpy() for n, t in tensors.items() if n.startswith(_RELEVANCE)}
+        self.relevance = Relevance.from_arrays(found)
+        for net in self.net.nets:
+            net.tell(self.relevance)
+
+
+def backwards(shape: PlantShape) -> list[bool]:
+    """Whether each net of a coder reads from the end."""
+    return {"forward": [False], "backward": [True], "both": [False, True]}[shape.direction]

@@ -1,0 +1,234 @@
+"""PLANT: an AWD-LSTM reads a note; each label looks where it has learned to and where it was told to (paper 003)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from nosology.attention.pair_scores import pair_scores
+from nosology.attention.planted import Decoder, Planted, Seen, kept_first, logits, read
+from nosology.attention.planted_loss import planted_loss
+from nosology.encoders.awd_lstm import AwdLstm, Dropouts, locked
+from nosology.models.plant.note_states import NoteStates
+from nosology.models.plant.plant_settings import PlantShape, RankerSettings
+from nosology.models.plant.relevance import Relevance
+from nosology.training.batch import Batch, mask
+
+_OWN = 0.3  # deviation of words' own vectors at the beginning
+_LONG = 2048  # tokens of a note, where `chunk` says how many are learned from at once
+_INSIDE = 4096  # labels whose attention is in memory at once where a note is only to be coded,
+_POSITIONS = 16_384  # over so many tokens of all notes: a GPU reads in wider windows than it has to
+_KEPT = 1 << 26  # tokens of labels and notes that inattention keeps from window to window
+
+
+class Ranker(nn.Module):
+    """f(label, word): how far up a label's list a word belongs (equation 2).
+
+    A word is known by its vector in the language model and by one of its own: the first says what words are alike, and
+    without the second the ranker could not tell apart words that the language model takes for alike.
+    """
+
+    def __init__(self, settings: RankerSettings, size: int, words: int, labels: int):
+        super().__init__()
+        self.scorer = settings.scorer
+        self.labels = nn.Parameter(0.1 * torch.randn(labels, size))  # e_l
+        wide = settings.hidden if settings.scorer == "mlp" else size
+        self.words = nn.Parameter(_OWN * torch.randn(words, wide))
+        self.of_label = nn.Linear(size, wide)
+        self.of_word = nn.Linear(size, wide, bias=False)
+        self.weights = nn.Parameter(torch.randn(wide) / wide**0.5)
+
+    def forward(self, words: Tensor, vectors: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Scores (L, W), float32, of labels, all where none are named, with words (W,) that have vectors (W, E).
+
+        Where nothing is learned they are computed in float64: the kept tokens of two words with nearly equal scores
+        must not depend on what else is in the batch, and the rounding of a matrix product does.
+        """
+        kind = torch.float32 if self.training else torch.float64
+        own = (self.labels if labels is None else self.labels[labels]).to(kind)
+        with torch.autocast(own.device.type, enabled=False):
+            left = linear(own, self.of_label.weight.to(kind), self.of_label.bias.to(kind))
+            right = linear(vectors.to(kind), self.of_word.weight.to(kind)) + self.words[words].to(kind)
+            weights = self.weights.to(kind)
+            made = (left * weights) @ right.T if self.scorer == "dot" else pair_scores(left, right, weights)
+        return made.float()
+
+
+class Telling(nn.Module):
+    """The relevance of words for labels, by word and on the net's device."""
+
+    def __init__(self, relevance: Relevance):
+        super().__init__()
+        by_word = relevance.matrix().tocsc()
+        self.labels = len(relevance)
+        for name, array in (("bounds", by_word.indptr), ("rows", by_word.indices), ("scores", by_word.data)):
+            self.register_buffer(
+                name, torch.from_numpy(array.astype(np.float32 if name == "scores" else np.int64)), False
+            )
+
+    def forward(self, words: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Scores (L, W), float32, of labels, all where none are named, with words (W,)."""
+        first, counts = self.bounds[words], self.bounds[words + 1] - self.bounds[words]
+        column = torch.arange(len(words), device=words.device).repeat_interleave(counts)
+        entry = torch.arange(len(column), device=words.device) + (first - counts.cumsum(0) + counts)[column]
+        found = self.scores.new_zeros(self.labels, len(words))
+        found[self.rows[entry], column] = self.scores[entry]
+        return found if labels is None else found[labels]
+
+
+class PlantNet(nn.Module):
+    """One direction of PLANT."""
+
+    def __init__(
+        self,
+        shape: PlantShape,
+        ranker: RankerSettings,
+        words: int,
+        labels: int,
+        relevance: Relevance | None,
+        backward: bool,
+    ):
+        super().__init__()
+        self.shape, self.backward_reading = shape, backward
+        self.encoder = AwdLstm(words, shape.size, shape.hidden, shape.layers, Dropouts(**shape.drop.model_dump()))
+        self.ranker = Ranker(ranker, shape.size, words, labels) if shape.planted else None
+        self.queries = nn.Parameter(0.1 * torch.randn(labels, shape.size))  # U
+        drawn = 0.1 * torch.randn(labels, shape.size)
+        self.weights = nn.Parameter(self.queries.detach().clone() if shape.tie_initialization else drawn)  # W
+        self.bias = nn.Parameter(torch.zeros(labels))
+        self.telling: Telling | None = None
+        self.cache = NoteStates(shape.cache_gb)
+        if relevance is not None:
+            self.tell(relevance)
+
+    def tell(self, relevance: Relevance) -> None:
+        """Takes over which words tell the labels."""
+        self.telling = Telling(relevance).to(self.bias.device) if self.shape.static else None
+
+    def groups(self) -> list[tuple[str, list[nn.Parameter]]]:
+        """The parts of the net, the last first: the order in which they begin to learn."""
+        parts = [("decoder", [self.queries, self.weights, self.bias])]
+        if self.ranker is not None:
+            parts.append(("ranker", list(self.ranker.parameters())))
+        parts += [("encoder", list(layer.parameters())) for layer in reversed(self.encoder.rnns)]
+        return [*parts, ("encoder", [self.encoder.encoder.weight])]
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The mean binary cross entropy over the batch's notes x labels."""
+        tokens = self._turned(batch.tokens, batch.lengths)
+        states = locked(self._states(tokens, batch), self.encoder.drop.output, self.training)
+        inside = mask(batch.lengths, tokens.shape[1], tokens.device)
+        labels = self._some(batch.labels)
+        planted, places = self._planted(tokens, labels)
+        return planted_loss(
+            states,
+            inside,
+            places,
+            self._decoder(labels),
+            planted,
+            batch.targets,
+            chunk=max(1, self.shape.chunk * _LONG // tokens.shape[1]),
+            literal_zero=self.shape.literal_zero,
+        )
+
+    def _states(self, tokens: Tensor, batch: Batch) -> Tensor:
+        """States (B, T, D) to learn from. An encoder that does not learn drops nothing and reads each note once."""
+        if any(parameter.requires_grad for parameter in self.encoder.parameters()):
+            self.cache.clear()
+            return self.encoder(tokens)[0]
+
+        def read(rows: list[int]) -> Tensor:
+            self.encoder.eval()
+            states = self.encoder(tokens[rows] if len(rows) < len(tokens) else tokens)[0]
+            self.encoder.train(self.training)
+            return states
+
+        if batch.notes is None:
+            return read(list(range(len(tokens))))
+        return self.cache.states(batch.notes, batch.lengths, tokens.shape[1], read)
+
+    def _some(self, labels: Tensor | None) -> Tensor | None:
+        """The labels, None where they are all there are: then nothing has to be picked out."""
+        every = labels is None or (len(labels) == len(self.bias) and torch.equal(labels, torch.arange(len(self.bias))))
+        return None if every else labels
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Logits (B, L), window by window: what is in memory does not grow with the notes' lengths."""
+        chosen = batch.labels if batch.labels is not None else torch.arange(len(self.bias))
+        wide = max(_INSIDE, _KEPT // (len(batch.tokens) * max(1, self.shape.inattention)))
+        return torch.cat([self._read(batch, labels.split(_INSIDE)) for labels in chosen.split(wide)], dim=1)
+
+    def _read(self, batch: Batch, parts: Sequence[Tensor]) -> Tensor:
+        """Logits (B, L) of parts of the labels, which look at a window one after the other: it is read once."""
+        tokens, state = self._turned(batch.tokens, batch.lengths), None
+        decoders = [self._decoder(labels) for labels in parts]
+        seen = [Seen.nothing(len(tokens), len(labels), 0, self.bias) for labels in parts]
+        window = max(self.shape.window, _POSITIONS // len(tokens) if tokens.is_cuda else 0)
+        for first in range(0, tokens.shape[1], window):
+            part = tokens[:, first : first + window]
+            states, state = self.encoder(part, state)
+            inside = mask(batch.lengths - first, part.shape[1], part.device)
+            for number, labels in enumerate(parts):
+                planted, places = self._planted(part, labels)
+                seen[number] = read(states, inside, places, decoders[number], planted, seen[number])
+        made = zip(seen, decoders)
+        return torch.cat([logits(left, decoder, self.shape.literal_zero) for left, decoder in made], dim=1)
+
+    def attention(self, batch: Batch) -> Tensor:
+        """The weights (B, L, T) of each label over the tokens: learned, static and planted, made to sum to 1."""
+        tokens = self._turned(batch.tokens, batch.lengths)
+        states, _ = self.encoder(tokens)
+        inside = mask(batch.lengths, tokens.shape[1], tokens.device)[:, None]
+        decoder, (planted, places) = self._decoder(batch.labels), self._planted(tokens, batch.labels)
+        scores = torch.einsum("btd,ld->blt", states, decoder.queries).float()
+        weights = torch.softmax(scores.masked_fill(~inside, -torch.inf), dim=2).nan_to_num()
+        if planted.static is not None:
+            weights = weights + planted.static[:, places].movedim(0, 1) * inside
+        if planted.scores is not None:
+            weights = weights + self._kept(planted.scores[:, places].movedim(0, 1).float(), inside)
+        weights = weights / weights.sum(2, keepdim=True).clamp(min=1e-12)
+        return self._turned_back(weights, batch.lengths)
+
+    def _kept(self, scores: Tensor, inside: Tensor) -> Tensor:
+        """The softmax over the tokens that the ranker's attention keeps, as the net has it."""
+        kept = kept_first(scores, inside, self.shape.inattention)
+        others = 0.0 if self.shape.literal_zero else -torch.inf
+        scores = scores.masked_fill(~kept, others).masked_fill(~inside, -torch.inf)
+        return torch.softmax(scores, dim=2).nan_to_num()
+
+    def _decoder(self, labels: Tensor | None) -> Decoder:
+        if labels is None:
+            return Decoder(self.queries, self.weights, self.bias)
+        labels = labels.to(self.bias.device)
+        return Decoder(self.queries[labels], self.weights[labels], self.bias[labels])
+
+    def _planted(self, tokens: Tensor, labels: Tensor | None) -> tuple[Planted, Tensor]:
+        """What labels are told about the different words of tokens (B, T), and which of them each token is (B, T)."""
+        words, places = torch.unique(tokens, return_inverse=True)
+        chosen = None if labels is None else labels.to(tokens.device)
+        static = self.telling(words, chosen) if self.telling is not None else None
+        scores = self.ranker(words, self.encoder.encoder(words), chosen) if self.ranker is not None else None
+        return Planted(static, scores, self.shape.inattention), places
+
+    def _turned(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """The notes, read from their ends where this is the backward direction."""
+        if not self.backward_reading:
+            return tokens
+        return tokens.gather(1, self._places(tokens, lengths))
+
+    def _turned_back(self, weights: Tensor, lengths: Tensor) -> Tensor:
+        if not self.backward_reading:
+            return weights
+        places = self._places(weights[:, 0], lengths)
+        return weights.gather(2, places[:, None].expand_as(weights))
+
+    @staticmethod
+    def _places(tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Where each token (B, T) of a note turned round stands; pads stay where they are."""
+        place = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[0], -1)
+        end = lengths.to(tokens.device)[:, None]
+        return torch.where(place < end, end - 1 - place, place)

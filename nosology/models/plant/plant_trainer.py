@@ -1,0 +1,307 @@
+"""PLANT's way from notes to a coder: language model, mutual information, ranker, planted classifier.
+
+Every stage sees train notes alone; dev notes are for choosing the classifier's epoch, calibration and threshold. What a
+stage has made is kept in the run folder, or in one that the recipe names, under a fingerprint of all that it was made
+of, so that a run that was stopped, or another one with the same beginning, goes on from there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import sparse
+from torch import Tensor
+
+from nosology.codes.code_list import description_of
+from nosology.codes.versions import label_versions, only_own_version
+from nosology.core.files import new_file
+from nosology.core.label_space import LabelSpace
+from nosology.core.progress import progress
+from nosology.encoders.awd_lstm import AwdLstm, Dropouts
+from nosology.encoders.vocabulary import SPECIALS, Vocabulary, WordReader
+from nosology.evaluation.decision import Decision
+from nosology.models.neural import NOTHING
+from nosology.models.neural_trainer import Asked, Notes, fit_labels
+from nosology.models.plant.language_model import LanguageModel
+from nosology.models.plant.plant_model import Plant, PlantNets, backwards
+from nosology.models.plant.plant_net import PlantNet
+from nosology.models.plant.plant_settings import LanguageSettings, PlantRecipe, PlantShape, RateSettings
+from nosology.models.plant.ranker import train_ranker
+from nosology.models.plant.relevance import Relevance
+from nosology.models.plant.stages import Stages, file_hash
+from nosology.models.published import load_language_model
+from nosology.training.examples import Examples, both
+from nosology.training.fingerprint import fingerprint
+from nosology.training.labels import label_space, of_systems
+from nosology.training.language_stream import Streams
+from nosology.training.loop import Fitted, Paced, fit
+from nosology.training.run_folder import REFIT
+
+WORDS = "language_words.txt"  # of a language model, one a line, in the order of its vectors
+NEVER = 1 << 60  # the epoch with which a part begins that does not learn
+_IDLE = {  # settings of the language model's loop that change no weight: it has windows for micro-batches, and no dev
+    *("checkpoint_minutes", "log_steps", "micro_tokens", "micro_batches"),
+    *("patience", "monitor", "validation_notes"),
+}
+
+Trained = tuple[Plant, Decision, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The stages of one training set; each is made when it is asked for, or read if it was made before."""
+
+    recipe: PlantRecipe
+    notes: Notes  # that the classifier learns from
+    seen: Notes  # that the stages before it learn from: the same
+    labels: LabelSpace
+    reader: WordReader
+    folder: Path  # of the classifier's loop
+    stages: Stages  # before it
+
+    @staticmethod
+    def of(
+        recipe: PlantRecipe, examples: Examples, folder: Path, leak: Examples | None = None, *, coded: bool = True
+    ) -> Chain:
+        """The chain of some train notes; coded: their codes are learned, else there is a language model alone.
+
+        leak: notes that language model and mutual information see besides, as test notes do in the authors' program;
+        it is there to show what that does to a score, and nothing that is trained for use has it.
+        """
+        labels = LabelSpace([])
+        if coded:
+            labels = label_space(recipe.labels, of_systems(recipe.labels, examples.codes))
+        texts = progress(examples.texts(), "counting words", total=len(examples))
+        vocabulary = Vocabulary.build(texts, recipe.words.min_notes, most=recipe.words.max_words)
+        reader = WordReader(vocabulary, recipe.model.max_words)
+        notes = Notes.of(examples, recipe.labels, reader, labels)
+        whole = examples if leak is None else both(examples, leak)
+        seen = notes if leak is None else Notes.of(whole, recipe.labels, reader, labels)
+        return Chain(recipe, notes, seen, labels, reader, folder, _stages(recipe, whole, folder))
+
+    def language(self, backward: bool) -> AwdLstm:
+        """The encoder that has learned to say the next word of the train notes."""
+        recipe, name = self.recipe, "backward" if backward else "forward"
+        settings = recipe.language
+        torch.manual_seed(recipe.seed)
+        drop = Dropouts(**settings.drop.model_dump())
+        shape = recipe.model
+        encoder = AwdLstm(len(self.reader.vocabulary), shape.size, shape.hidden, shape.layers, drop)
+
+        def make(told: str) -> dict[str, Tensor]:
+            if weights := _published(settings, backward):
+                load_language_model(encoder, self.reader.vocabulary, Path(weights), Path(settings.words))
+            texts = [read.ids for read in self.seen.reads if len(read.ids)]
+            plan = Streams.plan_of(texts, settings.training.batch, settings.window, recipe.seed)
+            streams, net = Streams(texts, plan, backward), LanguageModel(encoder, plan.streams)
+            fit(
+                net,
+                settings.training,
+                lengths=plan.lengths,
+                groups=plan.groups,
+                plan=plan,
+                make_batch=lambda rows, _: streams.batch(rows),
+                folder=self.stages.folder / f"language_{name}",
+                fingerprint=told,
+                seed=recipe.seed,
+                title=f"language model, {name}",
+            )
+            with new_file(self.stages.folder / WORDS) as aside:  # for a `language.words` of other notes
+                lines = "".join(f"{word}\n" for word in ("xxpad", "xxunk", *self.reader.vocabulary.words))
+                aside.write_text(lines, encoding="utf-8")
+            return {key: value.detach().cpu() for key, value in net.encoder.state_dict().items()}
+
+        encoder.load_state_dict(self.stages.kept(f"language_{name}", self._language_of(backward), make))
+        return encoder
+
+    def _language_of(self, backward: bool) -> list:
+        """What a language model is made of besides the notes; which codes are to be learned is no matter to it."""
+        shape, settings = self.recipe.model, self.recipe.language
+        told = _plain(settings).model_dump(mode="json", exclude={"weights", "words", "backward_weights"})
+        files = [file_hash(path) for path in (_published(settings, backward), settings.words)]
+        return [told, files, shape.size, shape.hidden, shape.layers]
+
+    def _relevance_of(self) -> list:
+        """The same for the relevance of words."""
+        return [part.model_dump(mode="json") for part in (self.recipe.labels, self.recipe.relevance)]
+
+    def relevance(self) -> Relevance:
+        """The words that tell each code."""
+        settings = self.recipe.relevance
+
+        def make(told: str) -> dict[str, Tensor]:
+            found = Relevance.of(self._presence(), self.seen.gold, settings.kind, settings.top)
+            return {name: torch.from_numpy(array) for name, array in found.arrays().items()}
+
+        kept = self.stages.kept("relevance", self._relevance_of(), make)
+        return Relevance.from_arrays({name: value.numpy() for name, value in kept.items()})
+
+    def _presence(self) -> sparse.csr_matrix:
+        """Which words each note has: 0/1 (B, V); pads and unknown words are none."""
+        rows = [np.unique(read.ids[read.ids >= SPECIALS]) for read in self.seen.reads]
+        bounds = np.cumsum([0, *map(len, rows)])
+        columns = np.concatenate(rows) if rows else np.empty(0, np.int32)
+        shape = (len(rows), len(self.reader.vocabulary))
+        return sparse.csr_matrix((np.ones(len(columns), np.int8), columns, bounds), shape=shape)
+
+    def net(self, backward: bool) -> PlantNet:
+        """The net of a direction before the classifier is trained: encoder and ranker have learned."""
+        recipe, relevance = self.recipe, self.relevance()
+        encoder = self.language(backward)
+        torch.manual_seed(recipe.seed + 1)
+        net = PlantNet(recipe.model, recipe.ranker, len(self.reader.vocabulary), len(self.labels), relevance, backward)
+        net.encoder.load_state_dict(encoder.state_dict())
+        rates = np.asarray(self.notes.gold.mean(0)).ravel()
+        with torch.no_grad():
+            net.bias.copy_(torch.from_numpy(np.log(np.maximum(rates, 1e-6) / np.maximum(1 - rates, 1e-6))).float())
+        if net.ranker is not None:
+            self._rank(net, relevance, backward)
+        return net
+
+    def ranked(self, backward: bool) -> float:
+        """The nDCG@k that the ranker of a direction has reached on the train notes' own words; 0 if there is none."""
+        net = self.net(backward)
+        return self._rank(net, self.relevance(), backward) if net.ranker is not None else 0.0
+
+    def _rank(self, net: PlantNet, relevance: Relevance, backward: bool) -> float:
+        """The nDCG@k of the ranker, once it has learned."""
+        recipe, name = self.recipe, "backward" if backward else "forward"
+        vectors = net.encoder.encoder.weight.detach()
+        with torch.no_grad():
+            net.ranker.labels.copy_(self._described(vectors))
+
+        def make(told: str) -> dict[str, Tensor]:
+            reached = train_ranker(
+                net.ranker,
+                vectors,
+                relevance,
+                recipe.ranker,
+                folder=self.stages.folder / f"ranker_{name}",
+                fingerprint=told,
+                seed=recipe.seed,
+            )
+            return {k: v.detach().cpu() for k, v in net.ranker.state_dict().items()} | {"ndcg": torch.tensor([reached])}
+
+        made_of = [*self._language_of(backward), *self._relevance_of(), recipe.ranker.model_dump(mode="json")]
+        kept = dict(self.stages.kept(f"ranker_{name}", made_of, make))
+        reached = float(kept.pop("ndcg"))
+        net.ranker.load_state_dict(kept)
+        return reached
+
+    def _described(self, vectors: Tensor) -> Tensor:
+        """The first vectors (L, E) of labels: the means of their descriptions' words."""
+        rows = []
+        for code in self.labels.codes:
+            ids = self.reader.description(description_of(code))
+            ids = torch.from_numpy(ids[ids >= SPECIALS].astype(np.int64))
+            rows.append(vectors[ids].mean(0) if len(ids) else torch.zeros(vectors.shape[1]))
+        return torch.stack(rows)
+
+
+def _stages(recipe: PlantRecipe, examples: Examples, folder: Path) -> Stages:
+    """The stages of examples: in the run folder, or where the recipe says, apart from those of other notes."""
+    parts = {"seed": recipe.seed, "holdout": recipe.holdout, "words": recipe.words}
+    ground = fingerprint(PlantRecipe(**parts, model=PlantShape(max_words=recipe.model.max_words)), examples)
+    return Stages(Path(recipe.stages) / ground[:16] if recipe.stages else folder, ground)
+
+
+def _plain(settings: LanguageSettings) -> LanguageSettings:
+    """The settings with the usual value of each that changes no weight: stages of any other are the same."""
+    usual = LanguageSettings().training.model_dump(include=_IDLE)
+    return settings.model_copy(update={"training": settings.training.model_copy(update=usual)})
+
+
+def _published(settings: LanguageSettings, backward: bool) -> str:
+    """The file of weights that a direction begins with; empty: none."""
+    return (backward and settings.backward_weights) or settings.weights
+
+
+def train_plant(
+    recipe: PlantRecipe,
+    train_notes: Examples,
+    dev_notes: Examples,
+    refit: bool,
+    folder: Path,
+    leak: Examples | None = None,
+) -> Trained:
+    """The coder of a recipe; `folder` keeps what each stage has made. leak: see `Chain.of`."""
+    chain = Chain.of(recipe, train_notes, folder, leak)
+    dev = Notes.of(dev_notes, recipe.labels, chain.reader, chain.labels)
+    told = _told(recipe, train_notes, dev_notes, *([] if leak is None else [leak]))
+    model, fitted = _classifiers(chain, dev, told, {})
+    logits = only_own_version(model.logits_of(dev.reads), dev.versions, label_versions(chain.labels), NOTHING)
+    model = model.calibrated(logits, dev.gold)
+    decision = Decision.tune(recipe.decision, chain.labels, dev.codes, model.to_probabilities(logits))
+    found = {name: asdict(fit) for name, fit in fitted.items()}
+    found |= {"dev_codes": int(dev.gold.nnz), "shape": model.shape.model_dump()}
+    if refit:
+        calibration, every = model.calibration, both(train_notes, dev_notes)
+        chain = Chain.of(recipe, every, folder / REFIT)
+        model, _ = _classifiers(chain, None, _told(recipe, every), fitted)
+        model.calibration = calibration
+    return model, decision, found
+
+
+def train_classifiers(
+    recipe: PlantRecipe, train_notes: Examples, dev_notes: Examples, folder: Path
+) -> dict[str, Fitted]:
+    """How the classifier of each direction went; `train_plant` finds them in the folder."""
+    chain = Chain.of(recipe, train_notes, folder)
+    dev = Notes.of(dev_notes, recipe.labels, chain.reader, chain.labels)
+    return _classifiers(chain, dev, _told(recipe, train_notes, dev_notes), {})[1]
+
+
+def _told(recipe: PlantRecipe, *examples: Examples) -> str:
+    """The fingerprint of a classifier but for its direction: both can be trained apart."""
+    model = recipe.model.model_copy(update={"direction": "both"})
+    language = _plain(recipe.language)
+    files = {name: file_hash(getattr(language, name)) for name in ("weights", "words", "backward_weights")}
+    same = {"model": model, "stages": "", "language": language.model_copy(update=files)}
+    return fingerprint(recipe.model_copy(update=same), *examples)
+
+
+def _classifiers(
+    chain: Chain, dev: Notes | None, told: str, before: dict[str, Fitted]
+) -> tuple[Plant, dict[str, Fitted]]:
+    """The coder with all its directions trained; before: how each went before, where it is trained anew."""
+    recipe, fitted = chain.recipe, {}
+    counts = np.asarray(chain.notes.gold.sum(0)).ravel().astype(np.int64)
+    model = Plant.of(chain.labels, counts, chain.reader, recipe.model, recipe.ranker, chain.relevance())
+    asked = Asked.of(chain.labels, np.arange(len(chain.labels)), 0)
+    for number, backward in enumerate(backwards(recipe.model)):
+        name = "backward" if backward else "forward"
+        net = chain.net(backward)
+        single = Plant(model.labels, counts, chain.reader, PlantNets([net]), model.shape, relevance=model.relevance)
+        settings = recipe.training
+        if name in before:
+            settings = settings.model_copy(update={"stop_epoch": before[name].best_epoch})
+        fitted[name] = fit_labels(
+            recipe.model_copy(update={"training": settings}),
+            single,
+            asked,
+            chain.notes,
+            dev,
+            chain.folder / f"classifier_{name}",
+            f"{told} {name}",
+            parts=paced(net, recipe.rates),
+            title=f"plant, {name}",
+        )
+        net.cache.clear()
+        model.net.nets[number] = net
+    return model, fitted
+
+
+def paced(net: PlantNet, rates: RateSettings) -> list[Paced]:
+    """The parts of a net, the last first, each with its pace and the epoch it begins with."""
+    found, below = [], 0
+    for number, (name, parameters) in enumerate(net.groups()):
+        rate = getattr(rates, name)
+        if name == "encoder":
+            rate, below = rate / rates.fall**below, below + 1
+        begins = number if rates.gradual else 0
+        found.append(Paced(parameters, rate, begins if rate else NEVER))
+    return found

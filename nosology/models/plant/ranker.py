@@ -1,0 +1,154 @@
+"""The ranker of PLANT learns which words tell a code, from mutual information (paper 003, section 3.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nosology.encoders.vocabulary import SPECIALS
+from nosology.models.plant.lambda_rank import lambda_loss, ndcg
+from nosology.models.plant.plant_net import Ranker
+from nosology.models.plant.plant_settings import RankerSettings
+from nosology.models.plant.relevance import Relevance
+from nosology.training.loop import Paced, fit
+from nosology.training.settings import LoopSettings
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Words to be put in order for B labels."""
+
+    labels: Tensor  # (B,)
+    words: Tensor  # (B, N)
+    grades: Tensor  # (B, N) float32: how telling; 0: not at all
+
+    def to(self, device: torch.device | str) -> Lists:
+        """The lists on a device."""
+        return replace(self, **{name: value.to(device) for name, value in vars(self).items()})
+
+
+class RankerNet(nn.Module):
+    """The ranker with the words' vectors, which do not learn here."""
+
+    def __init__(self, ranker: Ranker, vectors: Tensor, k: int):
+        super().__init__()
+        self.ranker, self.k = ranker, k
+        self.register_buffer("vectors", vectors.detach().clone(), persistent=False)
+
+    def forward(self, lists: Lists) -> Tensor:
+        """The LambdaRank loss of lists."""
+        return lambda_loss(self.scores(lists.labels, lists.words), lists.grades, self.k)
+
+    def scores(self, labels: Tensor, words: Tensor) -> Tensor:
+        """Scores (B, N) of each label (B,) with its own words (B, N)."""
+        left = self.ranker.of_label(self.ranker.labels[labels])[:, None]
+        right = self.ranker.of_word(self.vectors[words]) + self.ranker.words[words]
+        both = left * right if self.ranker.scorer == "dot" else (left + right).relu()
+        return (both * self.ranker.weights).sum(2).float()
+
+
+def grades(relevance: Relevance, label: int, levels: int) -> tuple[np.ndarray, np.ndarray]:
+    """The words that tell a label, and how telling each is: the first part of them `levels`, the last 1."""
+    words, _ = relevance.best(label)
+    parts = np.array_split(np.arange(len(words)), levels)
+    grade = np.concatenate([np.full(len(part), levels - i, np.float32) for i, part in enumerate(parts)])
+    return words.astype(np.int64), grade
+
+
+def train_ranker(
+    ranker: Ranker,
+    vectors: Tensor,
+    relevance: Relevance,
+    settings: RankerSettings,
+    *,
+    folder: Path,
+    fingerprint: str,
+    seed: int,
+) -> float:
+    """The mean nDCG@k of the labels' words after the training, with which the ranker is trained.
+
+    A list has half its words of those that tell the label, drawn evenly over the grades, and half of all others.
+    """
+    told = [label for label in range(len(relevance)) if relevance.bounds[label + 1] > relevance.bounds[label]]
+    net = RankerNet(ranker, vectors, settings.k)
+    if told and settings.epochs:
+        asked = np.tile(told, passes(settings, len(told)))  # the labels of an epoch
+        fit(
+            net,
+            _loop(settings),
+            lengths=np.ones(len(asked), np.int64),
+            groups=np.zeros(len(asked), np.int64),
+            prepare=lambda rows, rng: draw_lists(relevance, asked[rows], settings, len(vectors), rng),
+            make_batch=_some,
+            folder=folder,
+            fingerprint=fingerprint,
+            seed=seed,
+            title="ranker",
+            parts=[
+                Paced([ranker.labels, ranker.words], settings.vectors),
+                Paced([ranker.weights, *ranker.of_label.parameters(), *ranker.of_word.parameters()]),
+            ],
+        )
+    return _measured(net.cpu(), relevance, told, settings)
+
+
+def passes(settings: RankerSettings, labels: int) -> int:
+    """How often an epoch asks for each of so many labels, that there are enough steps in all."""
+    return max(1, -(-settings.steps * settings.batch // (settings.epochs * labels)))
+
+
+def _loop(settings: RankerSettings) -> LoopSettings:
+    return LoopSettings(
+        epochs=settings.epochs,
+        batch=settings.batch,
+        learning_rate=settings.learning_rate,
+        warmup=0,
+        schedule="cosine",
+        micro_batches=1,
+        precision="fp32",
+    )
+
+
+def _some(rows: np.ndarray, lists: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Lists:
+    return Lists(*map(torch.from_numpy, lists))
+
+
+def draw_lists(
+    relevance: Relevance, labels: np.ndarray, settings: RankerSettings, size: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Labels (B,), words (B, N) and grades (B, N) of lists: half of a list tells the label, if so many words do."""
+    words = rng.integers(SPECIALS, size, (len(labels), settings.list))
+    grade = np.zeros(words.shape, dtype=np.float32)
+    for row, label in enumerate(labels):
+        own, given = grades(relevance, int(label), settings.levels)
+        chosen = rng.permutation(len(own))[: settings.list // 2]
+        words[row, : len(chosen)], grade[row, : len(chosen)] = own[chosen], given[chosen]
+        others = words[row, len(chosen) :]
+        grade[row, len(chosen) :] = _own_grades(own, given, others)
+    return labels, words, grade
+
+
+def _own_grades(own: np.ndarray, given: np.ndarray, words: np.ndarray) -> np.ndarray:
+    """The grades of words (N,): those that tell the label have their own, all others 0."""
+    order = np.argsort(own)
+    place = np.searchsorted(own, words, sorter=order).clip(max=max(0, len(own) - 1))
+    found = order[place]
+    return np.where(own[found] == words, given[found], np.float32(0))
+
+
+@torch.no_grad()
+def _measured(net: RankerNet, relevance: Relevance, told: list[int], settings: RankerSettings) -> float:
+    """The mean nDCG@k over the labels of the order that the ranker gives to all words."""
+    values, words = [], torch.arange(len(net.vectors))
+    net.eval()
+    for label in told[:: max(1, len(told) // 500)]:  # of so many labels at most: each is a list of the whole vocabulary
+        own, given = grades(relevance, label, settings.levels)
+        grade = torch.zeros(1, len(net.vectors))
+        grade[0, own] = torch.from_numpy(given)
+        scores = net.ranker(words, net.vectors, torch.tensor([label]))
+        values.append(float(ndcg(scores[:, SPECIALS:], grade[:, SPECIALS:], settings.k)))
+    return float(np.mean(values)) if values else 0.0

@@ -1,0 +1,1 @@
+"""Tables and figures of the papers, from the public parts of the package."""

@@ -1,0 +1,167 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nosology.core import Code, ConfigError, DataError
+from nosology.core.label_space import LabelSpace
+from nosology.corpora.corpus import write_corpus
+from nosology.evaluation import tune_threshold
+from nosology.evaluation.decision import Decision
+from nosology.evaluation.measure import measure
+from nosology.models.bundle import Bundle
+from tests.conftest import small_notes
+
+NAMES = {
+    *("micro_f1", "macro_f1", "macro_f1_all", "micro_precision", "micro_recall", "micro_auc", "macro_auc", "map"),
+    *("p@5", "p@8", "p@15", "r@15", "r_precision", "hamming_loss", "exact_match", "coverage_error", "threshold"),
+    *("n_notes", "n_codes", "n_true_codes_outside_label_space"),
+}
+
+
+def test_the_report_has_every_name_of_the_contract(small_corpus, small_bundle, tmp_path):
+    measured = measure(Bundle.load(small_bundle), small_corpus, "test", tmp_path / "r")
+    written = json.loads((tmp_path / "r" / "metrics.json").read_text())
+    assert written.keys() >= NAMES
+    assert written["micro_f1_low"] <= written["micro_f1"] <= written["micro_f1_high"]
+    assert written["micro_f1"] > 0.9
+    assert measured.cautions == []
+    assert "feels. well" not in (tmp_path / "r" / "index.html").read_text()
+
+
+def test_training_and_tuning_notes_are_called_out(small_corpus, small_bundle, tmp_path):
+    bundle = Bundle.load(small_bundle)
+    assert "trained on these notes" in measure(bundle, small_corpus, "train", tmp_path / "a").cautions[0]
+    assert "tuned on these notes" in measure(bundle, small_corpus, "dev", tmp_path / "b").cautions[0]
+
+
+def test_codes_of_other_systems_are_misses_unless_left_out(small_bundle, tmp_path):
+    extra = Code("icd9proc", "39.95")
+    notes = [replace(note, codes=(*note.codes, extra), split="test") for note in small_notes(20)]
+    corpus = write_corpus(notes, tmp_path / "c", source={}, filters=[], counts={})
+    bundle = Bundle.load(small_bundle)
+    whole = measure(bundle, corpus, "test", tmp_path / "a")
+    assert whole.evaluation.metrics["n_true_codes_outside_label_space"] == 1
+    assert "names no code of icd9proc" in whole.cautions[0]
+    narrow = measure(bundle, corpus, "test", tmp_path / "b", systems=["icd10cm"])
+    assert narrow.evaluation.metrics["micro_recall"] > whole.evaluation.metrics["micro_recall"]
+
+
+def test_wrong_split_or_system(small_corpus, small_bundle, tmp_path):
+    bundle = Bundle.load(small_bundle)
+    with pytest.raises(ConfigError, match="split must be one of train, dev, test, all; got 'tset'"):
+        measure(bundle, small_corpus, "tset", tmp_path / "r")
+    with pytest.raises(ConfigError, match=r"system must be one of .* got icd11"):
+        measure(bundle, small_corpus, "test", tmp_path / "r", systems=["icd11"])
+    alone = write_corpus(small_notes(1), tmp_path / "c", source={}, filters=[], counts={})
+    with pytest.raises(DataError, match="has no test notes; it has train"):
+        measure(bundle, alone, "test", tmp_path / "r")
+
+
+@pytest.fixture(scope="module")
+def mixed_corpus(tmp_path_factory):
+    """Test and dev notes in ICD-10 alone; one code is rare: E11.9."""
+    rare = Code("icd10cm", "E11.9")
+    notes = []
+    for i, note in enumerate(small_notes(160, seed=5)):
+        codes = [code for code in note.codes if code.system == "icd10cm" and (code != rare or i % 40 < 5)]
+        notes.append(replace(note, codes=tuple(codes), split=("dev", "test")[i % 2]))
+    folder = tmp_path_factory.mktemp("mixed") / "c"
+    return write_corpus(notes, folder, source={}, filters=[], counts={})
+
+
+def provenance(folder):
+    return json.loads((folder / "provenance.json").read_text())
+
+
+def test_systems_that_no_note_has_are_not_counted(mixed_corpus, small_bundle, tmp_path):
+    bundle = Bundle.load(small_bundle)
+    measured = measure(bundle, mixed_corpus, "test", tmp_path / "a")
+    assert measured.cautions == ["codes of icd10pcs, icd9cm are not counted: no note of test has one (--system asks)"]
+    assert measured.evaluation.metrics["n_codes"] == 4
+    assert provenance(tmp_path / "a")["systems"] == "icd10cm"
+    asked = measure(bundle, mixed_corpus, "test", tmp_path / "b", systems=["icd10cm", "icd9cm", "icd10pcs"])
+    assert asked.cautions == []
+    assert asked.evaluation.metrics["n_codes"] == 6
+    assert asked.evaluation.metrics["micro_precision"] < measured.evaluation.metrics["micro_precision"]
+
+
+def test_sets_of_codes(mixed_corpus, small_bundle, tmp_path):
+    bundle = Bundle.load(small_bundle)
+    found = {
+        name: measure(bundle, mixed_corpus, "test", tmp_path / name, codes=name).evaluation
+        for name in ("full", "frequent", "rare")
+    }
+    n_codes = {name: evaluation.metrics["n_codes"] for name, evaluation in found.items()}
+    assert n_codes == {"full": 4, "frequent": 3, "rare": 1}
+    gold = [note.codes for note in mixed_corpus.notes("test", text=False)]
+    rare = Code("icd10cm", "E11.9")
+    assert found["rare"].metrics["n_notes"] == sum(rare in codes for codes in gold) > 0
+    assert found["full"].metrics["n_notes"] == found["frequent"].metrics["n_notes"] == len(gold)
+    assert found["rare"].metrics["n_true_assignments"] == found["rare"].metrics["n_notes"]
+    # Frequent and rare cells together are the full ones, but for the notes that rare leaves out.
+    parts = [int(found[name].counts.tp.sum()) for name in ("frequent", "rare")]
+    assert sum(parts) == int(found["full"].counts.tp.sum())
+    assert provenance(tmp_path / "rare")["codes"] == "rare (under 10): 1 codes"
+    assert provenance(tmp_path / "rare")["threshold"] == "the coder's own"
+
+
+def test_given_codes_and_true_codes_outside_them(mixed_corpus, small_bundle, tmp_path):
+    wanted = [Code("icd10cm", "I50.9"), Code("icd10cm", "A00.0")]
+    metrics = measure(Bundle.load(small_bundle), mixed_corpus, "test", tmp_path / "r", codes=wanted).evaluation.metrics
+    assert metrics["n_codes"] == 1
+    assert metrics["n_true_codes_outside_label_space"] == 0
+
+
+def test_a_threshold_tuned_anew_suits_the_set(mixed_corpus, small_bundle, tmp_path):
+    bundle = Bundle.load(small_bundle).with_threshold(1.0)
+    own = measure(bundle, mixed_corpus, "test", tmp_path / "a", codes="frequent")
+    tuned = measure(bundle, mixed_corpus, "test", tmp_path / "b", codes="frequent", tune=True)
+    assert own.evaluation.metrics["micro_f1"] < 0.5 < tuned.evaluation.metrics["micro_f1"]
+    # The threshold is that of the dev notes and these codes alone, found by hand.
+    model = bundle.model
+    columns = [j for j, code in enumerate(model.labels.codes) if code.system == "icd10cm" and code.code != "E11.9"]
+    labels = LabelSpace(model.labels.codes[j] for j in columns)
+    dev = list(mixed_corpus.notes("dev"))
+    gold = [[code for code in note.codes if code in labels] for note in dev]
+    expected = tune_threshold(labels, gold, model.probabilities(note.text for note in dev)[:, columns])
+    assert tuned.evaluation.metrics["threshold"] == pytest.approx(expected)
+    assert provenance(tmp_path / "b")["threshold"].startswith("tuned on the dev notes")
+    assert "tuned on these notes" in measure(bundle, mixed_corpus, "dev", tmp_path / "c", tune=True).cautions[0]
+
+
+def test_tuning_needs_dev_notes(small_bundle, tmp_path):
+    notes = [replace(note, split="test") for note in small_notes(20)]
+    corpus = write_corpus(notes, tmp_path / "c", source={}, filters=[], counts={})
+    with pytest.raises(DataError, match="has no dev notes"):
+        measure(Bundle.load(small_bundle), corpus, "test", tmp_path / "r", tune=True)
+
+
+class ByDescription:
+    """A coder that can be given codes: it takes a code to be true where the note has its first word."""
+
+    kind = "fake"
+
+    def __init__(self, codes):
+        self.labels = LabelSpace(code for code, _ in codes)
+        self.descriptions = [text for _, text in codes]
+        self.words = [text.lower().split()[0] for text in self.descriptions]
+        self.notes = np.zeros(len(codes), dtype=np.int64)
+
+    def probabilities(self, texts):
+        return np.array([[0.1 + 0.8 * (word in text.lower()) for word in self.words] for text in texts])
+
+    def with_codes(self, codes):
+        return ByDescription(codes)
+
+
+def test_a_coder_that_reads_descriptions_is_asked_for_codes_it_was_not_trained_on(mixed_corpus, tmp_path):
+    heart = Code("icd10cm", "I50.9")
+    bundle = Bundle(ByDescription([(heart, "heart")]), Decision(0.5), {}, {})
+    plain = measure(bundle, mixed_corpus, "test", tmp_path / "a").evaluation.metrics
+    assert (plain["n_codes"], plain["n_true_codes_outside_label_space"]) == (1, 3)
+    whole = measure(bundle, mixed_corpus, "test", tmp_path / "b", codes="full").evaluation.metrics
+    assert (whole["n_codes"], whole["n_true_codes_outside_label_space"]) == (4, 0)
+    assert whole["micro_recall"] > plain["micro_recall"]
+    assert provenance(tmp_path / "b")["codes without training"] == 3

@@ -1,0 +1,151 @@
+"""The proposer: it finds codes by their words, by their descriptions and by how frequent they are."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+
+from nosology.models.dual_laat import proposer
+from nosology.models.dual_laat.proposer import Proposer
+
+WORDS, CODES, OWN = 400, 60, 3  # words of a note's vocabulary, codes, words that only a code's notes have
+FIRST_OWN = WORDS - CODES * OWN
+
+
+def corpus(notes: int, seed: int = 0) -> tuple[list[np.ndarray], sparse.csr_matrix, np.ndarray]:
+    """Notes in which each code shows by two of its three words; a description is one of them and a common word."""
+    rng = np.random.default_rng(seed)
+    gold = rng.random((notes, CODES)) < np.linspace(0.02, 0.2, CODES)
+    ids = []
+    for row in gold:
+        shown = [FIRST_OWN + code * OWN + rng.permutation(OWN)[:2] for code in np.flatnonzero(row)]
+        ids.append(rng.permutation(np.concatenate([rng.integers(1, FIRST_OWN, 80), *shown])).astype(np.int32))
+    texts = np.stack([FIRST_OWN + np.arange(CODES) * OWN, rng.integers(2, 9, CODES), np.zeros(CODES)], axis=1)
+    return ids, sparse.csr_matrix(gold), texts.astype(np.int64)
+
+
+def recall(made: Proposer, ids: list[np.ndarray], gold: sparse.csr_matrix, k: int) -> float:
+    found = sum(np.isin(true.indices, made.best(note, k)).sum() for note, true in zip(ids, gold))
+    return found / gold.nnz
+
+
+@pytest.fixture(scope="module")
+def made() -> Proposer:
+    return Proposer.fit(*corpus(400))
+
+
+def test_true_codes_are_among_the_candidates(made):
+    ids, gold, _ = corpus(100, seed=1)
+    assert recall(made, ids, gold, 15) > 0.95
+    by_frequency = np.argsort(-made.bias)[:15]
+    assert np.isin(gold.indices, by_frequency).mean() < 0.6, "which is not because all codes are frequent"
+
+
+def test_best_are_those_of_highest_score_in_order(made):
+    ids, _, _ = corpus(5, seed=2)
+    for note in ids:
+        scores = made.scores(note)
+        assert scores.shape == (CODES,)
+        best = made.best(note, 10)
+        assert np.array_equal(scores[best], np.sort(scores)[::-1][:10])
+    assert sorted(made.best(ids[0], 999).tolist()) == list(range(CODES))
+    assert made.best(ids[0], 0).shape == (0,)
+
+
+def test_a_score_is_the_sum_over_distinct_words(made):
+    note = np.array([5, 300, 5, 5, 301, 0, 1, 100_000])
+    wanted = made.bias + np.asarray(made.weights[[5, 300, 301]].sum(0)).ravel()
+    assert made.scores(note) == pytest.approx(wanted, abs=1e-5)
+    assert made.scores(np.array([], dtype=np.int32)) == pytest.approx(made.bias)
+
+
+def test_few_words_a_code(made):
+    assert np.diff(made.weights.tocsc().indptr).max() <= proposer._WORDS + 2
+
+
+def test_counts_in_parts_are_the_same(monkeypatch, made):
+    monkeypatch.setattr(proposer, "_CODES", 7)
+    again = Proposer.fit(*corpus(400))
+    assert abs(again.weights - made.weights).max() < 1e-6
+    assert np.array_equal(again.bias, made.bias)
+
+
+def test_a_frequent_code_comes_first_where_words_say_nothing(made):
+    assert made.bias[-1] > made.bias[0] > 0
+    assert made.best(np.array([1, 1]), 5).min() > CODES // 2
+
+
+def test_codes_keep_their_scores_in_another_order(made):
+    ids, _, texts = corpus(3, seed=3)
+    kept = np.random.default_rng(0).permutation(CODES)[:20]
+    other = made.for_codes(kept.tolist(), texts[kept])
+    for note in ids:
+        assert other.scores(note) == pytest.approx(made.scores(note)[kept], abs=1e-5)
+
+
+def test_a_new_code_is_found_by_its_description(made):
+    _, _, texts = corpus(1)
+    words = np.array([[FIRST_OWN, FIRST_OWN + 7, 0], [FIRST_OWN + 50, FIRST_OWN + 51, 0], [10**6, 1, 0]])
+    other = made.for_codes([*range(CODES), -1, -1, -1], np.concatenate([texts, words]))
+    note = np.array([3, 4, FIRST_OWN + 50, FIRST_OWN + 51])
+    assert CODES + 1 in other.best(note, 3)
+    assert CODES + 1 not in other.best(np.array([3, 4]), 30)
+    assert other.scores(note)[CODES + 2] == 0, "words that nobody knows say nothing"
+    again = other.for_codes([CODES + 1, -1], words[1:])
+    assert again.scores(note) == pytest.approx(other.scores(note)[[CODES + 1, CODES + 2]])
+
+
+def test_no_code_at_all(made):
+    none = made.for_codes([], np.zeros((0, 1), dtype=np.int64))
+    assert none.best(np.array([4]), 3).shape == (0,)
+    assert none.for_codes([-1], np.array([[300]])).best(np.array([300]), 3).tolist() == [0]
+
+
+def test_arrays_hold_all_of_it(made):
+    arrays = made.arrays()
+    assert all(array.dtype != object for array in arrays.values())
+    again = Proposer.from_arrays(arrays)
+    note = corpus(1, seed=4)[0][0]
+    assert np.array_equal(again.scores(note), made.scores(note))
+    assert again.unseen == pytest.approx(made.unseen) and np.array_equal(again.rarity, made.rarity)
+
+
+def test_arrays_that_point_beyond_their_ends_are_refused(made):
+    arrays = made.arrays()
+    arrays["indices"] = arrays["indices"] + CODES
+    with pytest.raises(ValueError, match="ind"):
+        Proposer.from_arrays(arrays)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 12), max_size=8), min_size=1, max_size=12), st.integers(1, 6), st.integers(0, 9)
+)
+def test_anything_can_be_fitted(notes, codes, seed):
+    rng = np.random.default_rng(seed)
+    gold = sparse.csr_matrix(rng.random((len(notes), codes)) < 0.3)
+    texts = rng.integers(0, 14, (codes, 3))
+    made = Proposer.fit([np.array(note, dtype=np.int32) for note in notes], gold, texts)
+    for note in notes:
+        assert np.isfinite(made.scores(np.array(note, dtype=np.int32))).all()
+        assert len(set(made.best(np.array(note, dtype=np.int32), 4).tolist())) == min(4, codes)
+
+
+def test_26_000_codes_are_gone_through_in_milliseconds():
+    rng = np.random.default_rng(0)
+    words, codes = rng.integers(0, 50_000, 1_300_000), rng.integers(0, 26_000, 1_300_000)
+    weights = sparse.csr_matrix((rng.random(1_300_000, np.float32), (words, codes)), shape=(50_000, 26_000))
+    made = Proposer(weights, np.zeros(26_000, np.float32), np.zeros(50_000, np.float32), 1.0)
+    note = rng.integers(2, 50_000, 1500)
+    made.best(note, 300)
+    taken = []
+    for _ in range(5):
+        started = time.thread_time()
+        made.best(note, 300)
+        taken.append(time.thread_time() - started)
+    assert min(taken) < 0.02

@@ -1,0 +1,118 @@
+"""Heads on frozen embeddings: trained, saved, used."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from nosology.config import load_recipe
+from nosology.core import BundleError
+from nosology.corpora.corpus import write_corpus
+from nosology.encoders.embedder import Embedder
+from nosology.encoders.embedder_settings import EmbedderSettings
+from nosology.evaluation.measure import measure
+from nosology.federated.federation_settings import FederatedHeadsRecipe
+from nosology.models.bundle import Bundle
+from nosology.models.heads.coded_vectors import new_head
+from nosology.models.heads.feature_statistics import Moments
+from nosology.models.heads.vector_loop import VectorNotes, draw_seed, train_epochs, working_type
+from nosology.models.train import train
+from nosology.serving.coder import Coder
+from nosology.training.loop import fit
+from tests.conftest import small_notes
+
+SMALL = ["model.widths=[64]", "training.epochs=12", "training.batch=8", "training.learning_rate=3e-3"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("vectors")
+
+
+@pytest.fixture(scope="module")
+def bundle(small_corpus, cache, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("heads") / "bundle"
+    train(load_recipe("heads-mlp", [*SMALL, f"vectors.cache='{cache}'"]), [small_corpus], folder)
+    return folder
+
+
+def test_a_head_learns_and_codes(bundle, small_corpus, tmp_path):
+    found = measure(Bundle.load(bundle), small_corpus, "test", tmp_path / "report").evaluation.metrics
+    assert found["micro_f1"] > 0.75
+    text = "The weather was fine. Known congestive heart failure. He likes to read. Seen in clinic."
+    top = Coder.load(bundle, systems=["icd10cm"]).code(text, top=1)[0]
+    assert top.code == "I50.9"
+    assert "heart failure" in top.evidence[0].text
+    assert all(span.text == text[span.start : span.end] for span in top.evidence)
+
+
+def test_a_note_without_a_word_has_no_code(bundle):
+    assert Coder.load(bundle).code(" \n ") == []
+
+
+def test_the_same_seed_gives_the_same_bundle(bundle, small_corpus, cache, tmp_path):
+    again = tmp_path / "again"
+    train(load_recipe("heads-mlp", [*SMALL, f"vectors.cache='{cache}'"]), [small_corpus], again)
+    assert (again / "model.safetensors").read_bytes() == (bundle / "model.safetensors").read_bytes()
+
+
+def test_vectors_beside_the_bundle_go_when_it_is_written(tmp_path):
+    corpus = write_corpus(small_notes(24), tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
+    train(load_recipe("heads-res", ["training.epochs=1"]), [corpus], tmp_path / "bundle", refit=True)
+    assert not (tmp_path / "bundle.run").exists()
+    assert Bundle.load(tmp_path / "bundle").provenance["refit"]
+
+
+def test_another_embedder_is_refused(bundle, tmp_path):
+    model = Bundle.load(bundle).model
+    model.identity = model.identity | {"weights": "other"}
+    with pytest.raises(BundleError, match="trained on vectors of another embedder"):
+        model.probabilities(["chest pain"])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+def test_the_light_loop_learns_what_the_loop_learns(tmp_path, precision):
+    """`train_epochs` over all epochs gives the weights of `fit`, for a head with batch normalisation."""
+    rng = np.random.default_rng(0)
+    notes = VectorNotes(
+        torch.from_numpy(rng.normal(size=(70, 5)).astype(np.float32)),
+        torch.from_numpy((rng.random((70, 4)) < 0.4).astype(np.uint8)),
+    )
+    recipe = FederatedHeadsRecipe.model_validate({"model": {"head": "deep", "widths": [8, 8, 8]}})
+    settings = recipe.training.model_copy(update={"batch": 16, "epochs": 4, "precision": precision})
+    whole, light = (new_head(recipe.model, 5, 4, 1).to(working_type(settings)) for _ in range(2))
+    fit(
+        whole,
+        settings,
+        lengths=np.ones(70, np.int64),
+        groups=np.zeros(70, np.int64),
+        make_batch=lambda rows, seed: notes.batch(torch.from_numpy(rows), torch.tensor(seed)),
+        prepare=lambda rows, rng: draw_seed(rng),
+        folder=tmp_path,
+        fingerprint="x",
+        seed=9,
+    )
+    train_epochs(light, notes, settings, range(4), seed=9)
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(light.state_dict()[name], value, atol=1e-6, rtol=1e-6)
+
+
+def test_the_scaler_of_summed_moments_is_scikit_learns():
+    from sklearn.preprocessing import StandardScaler
+
+    rng = np.random.default_rng(1)
+    vectors = rng.normal(0.3, 0.05, size=(400, 7)).astype(np.float32)
+    vectors[:, 3] = 0.25  # never changes
+    parts = [Moments.of(part) for part in np.array_split(vectors, 6)]
+    found = sum(parts[1:], parts[0]).scaler()
+    wanted = StandardScaler().fit(vectors.astype(np.float64))
+    np.testing.assert_allclose(found.mean, wanted.mean_, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found.scale, wanted.scale_, rtol=1e-9)
+
+
+def test_the_bundle_names_its_embedder(bundle):
+    described = json.loads((bundle / "model.json").read_text())
+    assert described["identity"] == Embedder.load(EmbedderSettings()).identity

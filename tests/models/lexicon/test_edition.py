@@ -1,0 +1,50 @@
+"""The edition that notes were coded in, found out from their codes."""
+
+import pytest
+
+from nosology.config import load_recipe
+from nosology.core import Code, ConfigError, Note
+from nosology.models.lexicon.day_one import day_one
+from nosology.models.lexicon.edition import edition
+from nosology.models.lexicon.lexicon_settings import CodeSetSettings
+from nosology.models.lexicon.lexicon_trainer import train_lexicon
+
+CORPUS = CodeSetSettings(release="corpus", seventh="corpus")
+
+
+def notes(*codes):
+    return [Note(f"n{i}", "", codes=(Code("icd10cm", code),)) for i, code in enumerate(codes)]
+
+
+@pytest.mark.parametrize(
+    ("codes", "release", "seventh"),
+    [
+        (["M54.5", "R51", "S72.001"], "2020", False),  # R51 was divided in 2021
+        (["M54.50", "R51.9", "S72.001A"], "2026", True),
+        (["S72.001A", "W19.XXX", "W19.XXX", "T14.8"], "2026", False),
+        ([], "2026", True),
+    ],
+)
+def test_the_codes_of_the_notes_tell_release_and_seventh_character(codes, release, seventh):
+    found = edition(CORPUS, notes(*codes))
+    assert (found.release, found.seventh) == (release, seventh)
+
+
+def test_what_is_set_is_not_overruled():
+    assert edition(CodeSetSettings(release="2024", seventh=True), notes("R51", "S72.001")).release == "2024"
+    assert edition(CodeSetSettings(release="2024", seventh=True), notes("R51", "S72.001")).seventh is True
+
+
+def test_a_release_may_be_written_as_a_number():
+    assert load_recipe("day-one", ["codes.release=2019"]).codes.release == "2019"
+
+
+def test_day_one_has_no_corpus_to_ask():
+    with pytest.raises(ConfigError, match="only in training"):
+        day_one(load_recipe("day-one", ["codes.release=corpus"]))
+
+
+@pytest.mark.parametrize("setting", ["labels.min_notes=2", "decision.threshold=per_code", "decision.at_least_one=true"])
+def test_settings_that_a_lexicon_would_not_heed_are_refused(setting, tmp_path):
+    with pytest.raises(ConfigError, match="lexicon"):
+        train_lexicon(load_recipe("lexicon", [setting]), None, None, False, tmp_path)

@@ -1,0 +1,102 @@
+"""The vectoriser against scikit-learn's."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.feature_extraction.text import TfidfVectorizer
+
+from nosology.models.linear.tfidf import Tfidf, TfidfSettings
+from nosology.text import tokens
+
+NOTES = [
+    "Chest pain. No chest pain at rest; troponin negative.",
+    "Heart failure with chest pain",
+    "heart failure, heart failure, HEART failure!",
+    "",
+    "Fiebre y tos",
+]
+
+
+def as_dict(tfidf, row):
+    spelling = tfidf.words + [
+        f"{tfidf.words[key // len(tfidf.words)]} {tfidf.words[key % len(tfidf.words)]}" for key in tfidf.pairs
+    ]
+    return {spelling[i]: v for i, v in zip(row.indices, row.data)}
+
+
+@pytest.mark.parametrize("min_notes", [1, 2])
+def test_equals_scikit_learn(min_notes):
+    options = TfidfSettings(min_notes=min_notes, pair_min_notes=min_notes, pair_weight=1.0)
+    tfidf, vectors = Tfidf.fit(NOTES, options)
+    oracle = TfidfVectorizer(
+        ngram_range=(1, 2), min_df=min_notes, sublinear_tf=True, tokenizer=lambda t: tokens(t).words, token_pattern=None
+    )
+    expected = oracle.fit_transform(NOTES)
+    names = oracle.get_feature_names_out()
+    for i in range(len(NOTES)):
+        row = expected[i]
+        wanted = {names[j]: v for j, v in zip(row.indices, row.data)}
+        assert as_dict(tfidf, vectors[i]) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_pair_weight_scales_pairs_only():
+    light, _ = Tfidf.fit(NOTES, TfidfSettings(pair_weight=0.5, pair_min_notes=1))
+    heavy, _ = Tfidf.fit(NOTES, TfidfSettings(pair_weight=1.0, pair_min_notes=1))
+    words = len(light.words)
+    assert light.scale[:words] == pytest.approx(heavy.scale[:words])
+    assert light.scale[words:] == pytest.approx(heavy.scale[words:] / 2)
+
+
+def test_limits_keep_the_most_frequent():
+    tfidf, _ = Tfidf.fit(NOTES, TfidfSettings(max_words=2, max_pairs=1, pair_min_notes=1))
+    assert len(tfidf.words) == 2
+    assert set(tfidf.words) <= {"heart", "failure", "chest", "pain"}
+    assert len(tfidf.pairs) == 1
+    none, _ = Tfidf.fit(NOTES, TfidfSettings(pair_weight=0))
+    assert len(none.pairs) == 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.text(alphabet="ab c.\n", max_size=30), min_size=1, max_size=6))
+def test_training_vectors_are_those_of_transform(texts):
+    tfidf, vectors = Tfidf.fit(texts, TfidfSettings(pair_min_notes=1))
+    again = tfidf.transform(texts)
+    assert np.array_equal(vectors.toarray(), again.toarray())
+    lengths = np.sqrt(again.multiply(again).sum(1))
+    assert np.all(np.isclose(lengths, 1, atol=1e-5) | (lengths == 0))
+
+
+def test_occurrences_stand_where_they_say():
+    text = "Heart failure; no heart\nfailure"
+    tfidf, _ = Tfidf.fit(NOTES, TfidfSettings(pair_min_notes=1))
+    found = tfidf.occurrences(text)
+    for feature, first, length in zip(found.features, found.first, found.length):
+        words = found.tokens.words[first : first + length]
+        if length == 1:
+            assert tfidf.words[feature] == words[0]
+        else:
+            key = tfidf.pairs[feature - len(tfidf.words)]
+            assert [tfidf.words[key // len(tfidf.words)], tfidf.words[key % len(tfidf.words)]] == words
+    assert found.length.tolist().count(2) == 2
+
+
+def test_short_notes_keep_every_word():
+    tfidf, _ = Tfidf.fit(["the cough", "the fever", "the gout"], TfidfSettings())
+    assert set(tfidf.words) == {"the", "cough", "fever", "gout"}
+
+
+def test_of_long_notes_the_commonest_words_go():
+    notes = ["the and cough", "the and fever", "the gout"]  # 8 words and notes in all, 2.7 a note
+    for words_a_note, kept in ((2, {"and", "cough", "fever", "gout"}), (1, {"cough", "fever", "gout"})):
+        tfidf, vectors = Tfidf.fit(notes, TfidfSettings(words_a_note=words_a_note, pair_weight=0))
+        assert set(tfidf.words) == kept
+        assert vectors.nnz / len(notes) <= words_a_note
+
+
+def test_a_note_much_shorter_than_the_training_notes_is_not_stretched():
+    long = [f"word{i} " + " ".join(f"w{j}" for j in range(i, i + 200)) for i in range(40)]
+    tfidf, _ = Tfidf.fit(long, TfidfSettings())
+    lengths = [np.linalg.norm(tfidf.transform([text]).data) for text in (long[20], "w20 w21", "w20")]
+    assert lengths[0] == pytest.approx(1, abs=0.05)
+    assert 0 < lengths[2] < lengths[1] < 0.5

@@ -1,0 +1,257 @@
+"""The way of the neural coders from notes to a bundle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from nosology.codes.versions import NINE, TEN
+from nosology.config import load_recipe
+from nosology.core import Code, ConfigError, DataError, Note, OutputError
+from nosology.core.label_space import LabelSpace
+from nosology.corpora.corpus import Corpus, write_corpus
+from nosology.evaluation.measure import measure
+from nosology.models import neural_trainer as neural
+from nosology.models.bundle import Bundle
+from nosology.models.neural_trainer import Asked
+from nosology.models.train import run_folder, train
+from nosology.training.examples import Examples
+from tests.conftest import PHRASES, small_notes
+
+QUICK = ["vectors.size=32", "vectors.epochs=1", "training.batch=16", "training.warmup=20"]
+SMALL = {
+    "dual_laat": [
+        "model.width=32",
+        "model.kernel=3",
+        "model.heads=2",
+        "model.dropout=0.0",
+        "training.learning_rate=0.005",
+    ],
+    "caml": ["model.filters=16", "training.learning_rate=0.02"],
+    "laat": ["model.hidden=12", "training.learning_rate=0.02"],
+}
+
+
+def recipe(kind: str, *more: str):
+    return load_recipe(kind, [*QUICK, *SMALL[kind], *more])
+
+
+@pytest.fixture(scope="module")
+def larger(tmp_path_factory) -> Corpus:
+    folder = tmp_path_factory.mktemp("neural") / "corpus"
+    return write_corpus(small_notes(600), folder, source={}, filters=[], counts={})
+
+
+@pytest.fixture(scope="module")
+def coder(larger, tmp_path_factory) -> Bundle:
+    """A DualLAAT coder that has learned the larger corpus."""
+    folder = tmp_path_factory.mktemp("neural") / "bundle"
+    train(recipe("dual_laat", "training.epochs=8"), [larger], folder)
+    return Bundle.load(folder)
+
+
+def test_dual_laat_learns_both_versions(coder, larger, tmp_path):
+    for systems in (["icd10cm", "icd10pcs"], ["icd9cm"]):
+        found = measure(coder, larger, "test", tmp_path / "report", systems=systems).evaluation.metrics
+        assert found["map"] > 0.9, systems
+
+
+def test_the_coder_shows_the_words_and_takes_other_codes(coder):
+    text = "Seen today. Chronic low back pain. Feels well."
+    column = coder.model.labels.column(Code("icd10cm", "M54.5"))
+    best = coder.model.evidence(text, [column])[0][0]
+    assert text[best.start : best.end] == best.text
+    other = coder.model.with_codes([(Code("icd10cm", "Z99.99"), "low back pain, a code of next year")])
+    assert other.probabilities([text]).shape == (1, 1)
+
+
+def test_the_bundle_says_how_it_was_trained(coder):
+    found = coder.provenance["found"]
+    assert 1 <= found["best_epoch"] <= found["epochs"] <= 8
+    assert found["metrics"]["map"] > 0.8
+    assert found["shape"]["labels"] == 512  # fitted to the number of notes
+
+
+def test_the_run_folder_is_gone_when_the_bundle_is_there(small_corpus, tmp_path):
+    train(recipe("caml", "training.epochs=1"), [small_corpus], tmp_path / "bundle")
+    assert not run_folder(tmp_path / "bundle").exists()
+    assert (tmp_path / "bundle" / "curves.csv").is_file()
+
+
+def test_pads_take_part_in_imported_weights_alone(small_corpus, tmp_path):
+    with pytest.raises(ConfigError, match=r"model\.reference_padding is for weights that were trained so elsewhere"):
+        train(recipe("dual_laat", "model.reference_padding=true"), [small_corpus], tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("kind", ["caml", "laat"])
+def test_the_baselines_learn(kind, small_corpus, tmp_path):
+    bundle = train(recipe(kind, "training.epochs=15"), [small_corpus], tmp_path / "bundle")
+    found = measure(bundle, small_corpus, "test", tmp_path / "report", systems=["icd10cm"]).evaluation.metrics
+    assert found["map"] > 0.8
+
+
+def test_plm_icd_learns_with_the_packaged_transformer(tmp_path):
+    notes = [replace(note, split=("train", "dev")[i % 2]) for i, note in enumerate(small_notes(24))]
+    corpus = write_corpus(notes, tmp_path / "corpus", source={}, filters=[], counts={})
+    changed = ["training.epochs=2", "training.batch=4", "training.learning_rate=1e-3", "training.warmup=0"]
+    bundle = train(load_recipe("plm_icd", changed), [corpus], tmp_path / "bundle")
+    text = "Seen for pneumonia of the right lower lobe."
+    again = Bundle.load(tmp_path / "bundle")
+    np.testing.assert_allclose(again.model.probabilities([text]), bundle.model.probabilities([text]), atol=1e-5)
+
+
+def test_a_stopped_run_goes_on_where_it_was(small_corpus, tmp_path, monkeypatch):
+    whole = train(recipe("caml", "training.epochs=3"), [small_corpus], tmp_path / "whole")
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(neural.Decision, "tune", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe("caml", "training.epochs=3"), [small_corpus], tmp_path / "bundle")
+    assert (run_folder(tmp_path / "bundle") / "checkpoint.safetensors").is_file()
+    again = train(recipe("caml", "training.epochs=3"), [small_corpus], tmp_path / "bundle")
+    assert again.provenance["found"]["resumed_at"] == whole.provenance["found"]["steps"]
+    texts = ["congestive heart failure and type 2 diabetes"]
+    np.testing.assert_array_equal(again.model.probabilities(texts), whole.model.probabilities(texts))
+
+
+def test_without_dev_notes_some_train_notes_stand_in_and_all_are_learned_from(tmp_path, capsys):
+    notes = [replace(note, split=None) for note in small_notes(60)]
+    corpus = write_corpus(notes, tmp_path / "corpus", source={}, filters=[], counts={})
+    bundle = train(recipe("caml", "training.epochs=2"), [corpus], tmp_path / "bundle")
+    assert bundle.provenance["refit"]
+    assert bundle.model.notes.sum() == sum(len(note.codes) for note in notes)
+    assert "caml, once more with the tuning notes: epoch 1/" in capsys.readouterr().err
+
+
+def test_notes_without_a_word_are_refused(tmp_path):
+    code = Code("icd10cm", "I50.9")
+    notes = [Note(f"n{i}", "...", patient=f"p{i}", split=("train", "dev")[i % 2], codes=(code,)) for i in range(4)]
+    corpus = write_corpus(notes, tmp_path / "corpus", source={}, filters=[], counts={})
+    with pytest.raises(DataError, match="no word"):
+        train(recipe("caml", "training.epochs=1"), [corpus], tmp_path / "bundle")
+
+
+def test_only_train_notes_teach_words(small_corpus, tmp_path):
+    changed = [
+        note if note.split == "train" else replace(note, text=note.text + " zebrafish" * 5) for note in small_notes(160)
+    ]
+    other = write_corpus(changed, tmp_path / "corpus", source={}, filters=[], counts={})
+    made = [
+        neural._words(recipe("caml"), LabelSpace(PHRASES), Examples([corpus], lambda note: note.split == "train"))
+        for corpus in (small_corpus, other)
+    ]
+    assert "zebrafish" not in made[1][0].vocabulary
+    assert made[0][0] == made[1][0]
+    np.testing.assert_array_equal(made[0][1], made[1][1])
+
+
+def captured(monkeypatch, small_corpus, kind: str, *more: str) -> SimpleNamespace:
+    """What the loop is called with."""
+    calls = []
+
+    def fit(net, settings, **told):
+        calls.append(SimpleNamespace(net=net, **told))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(neural, "fit", fit)
+    with pytest.raises(KeyboardInterrupt):
+        neural.train_neural(
+            recipe(kind, *more),
+            Examples([small_corpus], lambda note: note.split == "train"),
+            Examples([small_corpus], lambda note: note.split == "dev"),
+            False,
+            small_corpus.folder / "none",
+        )
+    return calls[0]
+
+
+@pytest.mark.parametrize("kind", ["dual_laat", "caml"])
+def test_a_step_asks_for_codes_of_its_own_version_alone(kind, small_corpus, monkeypatch):
+    call = captured(monkeypatch, small_corpus, kind)
+    labels = LabelSpace(sorted(PHRASES))
+    every = {"icd9cm", "icd10cm", "icd10pcs"}
+    for version, systems in ((NINE, {"icd9cm"}), (TEN, {"icd10cm", "icd10pcs"}), (NINE | TEN, every)):
+        rows = np.flatnonzero(call.groups == version)[:5]
+        shared = call.prepare(rows, np.random.default_rng(0))
+        assert {labels.codes[column].system for column in _columns(call, shared, labels, kind)} == systems
+        batch = call.make_batch(rows, shared)
+        assert batch.targets.shape == (len(rows), len(shared))
+        assert batch.targets.sum() > 0
+
+
+def _columns(call: SimpleNamespace, shared: np.ndarray, labels: LabelSpace, kind: str) -> list[int]:
+    if kind == "caml":
+        return shared.tolist()
+    # Descriptions are sorted as rows of numbers; find the label of each by what it says.
+    model = call.validate.args[0]
+    own = {tuple(row): column for column, row in enumerate(model.description_ids(model.descriptions).tolist())}
+    return [own[tuple(row)] for row in call.net.descriptions[shared].tolist()]
+
+
+def test_codes_that_share_a_description_are_one_question():
+    labels = LabelSpace([Code("icd10cm", "A00"), Code("icd10cm", "A01"), Code("icd9cm", "001")])
+    asked = Asked.of(labels, np.array([4, 4, 4]), 10)
+    assert {version: pool.tolist() for version, pool in asked.pools.items()} == {NINE: [4], TEN: [4], NINE | TEN: [4]}
+
+
+def test_what_is_saved_is_what_was_tuned(larger, tmp_path, monkeypatch):
+    """Also where the best weights are not the last: descriptions must be read anew by the best."""
+    scores = iter([0.9, 0.1, 0.1])
+    monkeypatch.setattr(neural, "brief", lambda *_: {"map": next(scores), "micro_f1": 0.0})
+    made = train(recipe("dual_laat", "training.epochs=3"), [larger], tmp_path / "bundle")
+    assert made.provenance["found"]["best_epoch"] == 1
+    texts = [note.text for note in small_notes(20)]
+    loaded = Bundle.load(tmp_path / "bundle")
+    np.testing.assert_allclose(made.model.probabilities(texts), loaded.model.probabilities(texts), atol=1e-6)
+    dev = Examples([larger], lambda note: note.split == "dev")
+    tuned = neural.Notes.of(dev, recipe("dual_laat").labels, made.model.reader, made.model.labels)
+    logits = loaded.model.logits_of(tuned.reads)
+    neural.only_own_version(logits, tuned.versions, neural.label_versions(made.model.labels), neural.NOTHING)
+    assert made.model.calibration == pytest.approx(loaded.model.calibrated(logits, tuned.gold).calibration)
+
+
+def test_notes_of_a_version_that_is_not_learned_are_left_out(small_corpus, monkeypatch):
+    whole = captured(monkeypatch, small_corpus, "caml")
+    some = captured(monkeypatch, small_corpus, "caml", "labels.systems=['icd10cm']")
+    assert set(whole.groups) == {NINE, TEN, NINE | TEN}
+    assert set(some.groups) == {TEN, NINE | TEN}
+
+
+def test_a_corpus_without_splits_is_not_passed_over(small_corpus, tmp_path):
+    notes = [replace(note, id=f"x{note.id}", split=None) for note in small_notes(10)]
+    other = write_corpus(notes, tmp_path / "corpus", source={}, filters=[], counts={})
+    with pytest.raises(DataError, match="no splits"):
+        train(recipe("caml"), [small_corpus, other], tmp_path / "bundle")
+
+
+def test_a_folder_of_the_user_stays(small_corpus, tmp_path):
+    theirs = tmp_path / "bundle.run" / "thesis.txt"
+    theirs.parent.mkdir()
+    theirs.write_text("mine")
+    train(recipe("caml", "training.epochs=1"), [small_corpus], tmp_path / "bundle")
+    assert [path.name for path in theirs.parent.iterdir()] == ["thesis.txt"]
+
+
+def test_a_folder_that_may_not_be_replaced_is_refused_before_training(small_corpus, tmp_path, monkeypatch):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis.txt").write_text("mine")
+    monkeypatch.setattr(neural, "fit", lambda *_, **__: pytest.fail("it was trained"))
+    with pytest.raises(OutputError, match="will not overwrite"):
+        train(recipe("caml"), [small_corpus], tmp_path / "taken")
+
+
+def test_dev_codes_that_are_not_learned_do_not_end_in_a_trace(tmp_path):
+    old, new = Code("icd9cm", "428.0"), Code("icd10cm", "I50.9")
+    notes = [
+        Note(f"n{i}", "heart failure today", patient=f"p{i}", split=("train", "dev")[i % 2], codes=((new, old)[i % 2],))
+        for i in range(12)
+    ]
+    corpus = write_corpus(notes, tmp_path / "corpus", source={}, filters=[], counts={})
+    bundle = train(recipe("caml", "training.epochs=1"), [corpus], tmp_path / "bundle")
+    assert bundle.provenance["found"]["dev_codes"] == 0
