@@ -20,8 +20,8 @@ from sklearn.svm import LinearSVC
 
 from nosology.core.label_space import LabelSpace
 from nosology.corpora.simulate import simulate_notes
-from nosology.models.linear.linear_model import Choice, LinearRecipe, fit_linear
 from nosology.models.linear import linear_model as linear
+from nosology.models.linear.linear_model import Choice, LinearRecipe, fit_linear
 from nosology.models.linear.tfidf import Tfidf, TfidfSettings
 
 RESULTS = Path(__file__).parents[1] / "results" / "speed_linear.json"

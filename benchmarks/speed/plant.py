@@ -31,8 +31,8 @@ from torch.nn.functional import cross_entropy, linear
 from nosology.attention import pair_scores, planted_loss
 from nosology.encoders.awd_lstm import AwdLstm, Dropouts
 from nosology.encoders.vocabulary import PAD
-from nosology.models.plant.language_model import LanguageModel
 from nosology.models.plant import language_model, next_word
+from nosology.models.plant.language_model import LanguageModel
 from nosology.models.plant.plant_net import PlantNet, Ranker
 from nosology.models.plant.plant_settings import PlantShape, RankerSettings
 from nosology.models.plant.ranker import Lists, RankerNet, draw_lists

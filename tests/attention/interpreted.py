@@ -12,8 +12,8 @@ from nosology.attention import planted_kernels
 from nosology.attention.pair_scores import pair_scores
 from nosology.attention.planted import kept_first
 from nosology.attention.planted_loss import _attend_
-from nosology.models.plant.next_word import cross_entropy_
 from nosology.models.plant import next_word_kernels
+from nosology.models.plant.next_word import cross_entropy_
 from tests.attention.test_planted import world
 
 SETTINGS = [

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from nosology.core import DataError, FederationError
+from nosology.federated.privacy import masking, secure
 from nosology.federated.privacy.masking import from_whole, join_shares, keystream, split_secret, to_whole
 from nosology.federated.privacy.secure import SecureSite, Session, Signatures, least_threshold
 from nosology.federated.privacy.secure_server import SecureServer
-from nosology.federated.privacy import masking, secure
 
 NAMES = [f"site {i}" for i in range(7)]
 

@@ -19,8 +19,8 @@ from nosology.encoders.transformer import Windows
 from nosology.evaluation.measure import measure
 from nosology.explanation.report import beside, explained
 from nosology.models.bundle import Bundle
-from nosology.models.hmhan.combinations import Combinations
 from nosology.models.hmhan import hmhan_trainer as hmhan
+from nosology.models.hmhan.combinations import Combinations
 from nosology.models.hmhan.hmhan_net import HmhanNets
 from nosology.models.hmhan.hmhan_trainer import Course
 from nosology.models.hmhan.leakage import leakage
