@@ -14,7 +14,7 @@ from nosology.cli import app
 from nosology.core import ConfigError, DataError, OutputError
 from nosology.corpora.corpus import Corpus, write_corpus
 from tests.conftest import small_notes
-from tests.training.test_plant import SMALL
+from tests.models.plant.test_plant_trainer import SMALL
 
 BEGIN = {"weights": "language_forward.safetensors", "words": "language_words.txt"}
 
