@@ -27,8 +27,8 @@ from nosology.corpora.recipe import CorpusRecipe
 from nosology.corpora.simulate import simulate
 from nosology.corpora.splits import split_corpus
 from nosology.models.compare import METRICS, Variant, compare
-from nosology.models.hmhan.leakage import leakage
 from nosology.models.train import train
+from nosology.reproduce.hmhan_tables import leakage
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_hmhan.json"
 SMALL = ["training.learning_rate=5e-4", "training.epochs=30", "labels.top_k=10"]

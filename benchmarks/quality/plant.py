@@ -42,7 +42,7 @@ from nosology.corpora.simulate import simulate_notes
 from nosology.evaluation.measure import measure
 from nosology.models.bundle import Bundle
 from nosology.models.train import train
-from nosology.training.examples import Examples, train_and_dev
+from nosology.training.examples import train_and_dev
 from nosology.training.settings import Recipe
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_plant.json"
@@ -216,14 +216,12 @@ def _stages(arm: Arm) -> str:
 
 def leak(arm: Arm) -> dict:
     """PLANT whose first stages have seen the test notes, or not."""
-    from nosology.models.plant.plant_trainer import train_plant
+    from nosology.reproduce.plant_tables import train_on_all_notes
 
     corpus = Corpus.open(arm.folder / "corpus_1.0")
-    recipe = arm.recipe("plant")
-    learn, dev, _ = train_and_dev([corpus], recipe.holdout.share, recipe.seed)
-    more = None if arm.name == LEAK[0] else Examples([corpus], lambda note: note.split != "train")
-    model, decision, made = train_plant(recipe, learn, dev, False, arm.work / "run", more)
-    return both_rows(Bundle(model, decision, recipe.model_dump(mode="json"), {"found": made}), corpus, arm)
+    if arm.name == LEAK[0]:
+        return both_rows(trained(arm, "plant", corpus), corpus, arm)
+    return both_rows(train_on_all_notes(arm.recipe("plant"), corpus, arm.work / "run"), corpus, arm)
 
 
 def trained(arm: Arm, coder: str, corpus: Corpus, changed: list[str] = []) -> Bundle:  # noqa: B006

@@ -22,7 +22,6 @@ SHOWN = {
     "micro_auc": "ROC-AUC",
     "hamming_loss": "Hamming",
 }
-TABLE_4 = {"hmhan": "hierarchical", "hmhan-single": "single", "hmhan-none": "none"}  # of paper 002
 
 
 def compare(
@@ -30,8 +29,7 @@ def compare(
         list[str],
         typer.Argument(
             metavar="RECIPE...",
-            help="Recipes, each with settings of its own behind it if need be: 'hmhan model.attention=single'. One"
-            " recipe of kind hmhan alone stands for the three models of its paper's Table 4.",
+            help="Recipes, each with settings of its own behind it if need be: 'hmhan model.attention=single'.",
         ),
     ],
     corpus: Annotated[Path, typer.Option(help="A corpus folder with train, dev and test notes.")],
@@ -69,7 +67,7 @@ def leakage(
 ) -> None:
     """Show what splitting by report and resampling before the split would make of a score."""
     from nosology.corpora.corpus import Corpus
-    from nosology.models.hmhan.leakage import leakage as run
+    from nosology.reproduce.hmhan_tables import leakage as run
 
     checked = _hmhan(recipe, settings)
     found = run(checked, Corpus.open(corpus), out, seeds=seeds, say=lambda line: typer.echo(line, err=True))
@@ -98,11 +96,6 @@ def _variants(recipes: list[str], settings: list[str]) -> list[Variant]:
     for given in recipes:
         name, *own = given.split()
         recipe = load_recipe(name, [*settings, *own])
-        if len(recipes) == 1 and recipe.kind == "hmhan":
-            for shown, attention in TABLE_4.items():  # of nets: words beside them would say the same in all three
-                changed = ["words.features=0", *settings, *own, f"model.attention={attention}"]
-                found[shown] = load_recipe(name, changed)
-            continue
         label = "-".join([Path(name).stem, *(part.replace("=", "_").replace("/", "_") for part in own)])
         if label in found:
             raise ConfigError(f"recipes must differ; got {given!r} twice")

@@ -138,10 +138,6 @@ class HmhanNet(nn.Module):
         more = self._cells(self._between(batch, vectors, wide), batch.synthetic.targets, batch.labels)
         return (cells.sum() + more.sum()) / (cells.numel() + more.numel())
 
-    def synthetic_logits(self, batch: ReportBatch) -> Tensor:
-        """Logits (S, L) of a batch's synthetic rows, for showing what a leak does; a coder never needs them."""
-        return self._between(batch, self.look(*self.states(batch), batch.labels), self.wide(batch))
-
     def _between(self, batch: ReportBatch, vectors: Tensor, wide: Tensor) -> Tensor:
         """Logits (S, L) of what lies between vectors (B, L, D), after attention, and what words say (B, L)."""
         made = batch.synthetic

@@ -80,27 +80,24 @@ class Batches:
         places: Places | DeviceStates | None,
         synthetic: Synthetic | None,
         offsets: np.ndarray | None = None,
-        anchors: np.ndarray | None = None,
     ):
         """places: the states of all reports, where the encoder is frozen.
 
         offsets: (N, L) what words say of all reports, held out.
-
-        anchors: (S,) the report whose batch each synthetic row is in; None: the one that it begins at.
         """
         self.offsets = offsets
         self.train, self.rows, self.places, self.synthetic = train, rows, places, synthetic
-        self._of: dict[int, list[int]] = {}  # synthetic rows by their anchor
+        self.synthetic_of: dict[int, list[int]] = {}  # report -> the synthetic rows that are learned in its batch
         if synthetic is not None:
-            for number, row in enumerate((synthetic.first if anchors is None else anchors).tolist()):
-                self._of.setdefault(row, []).append(number)
+            for number, row in enumerate(synthetic.first.tolist()):
+                self.synthetic_of.setdefault(row, []).append(number)
         self._labels = label_columns(train)
         self._gpu = torch.cuda.is_available()
 
     def make(self, chosen: np.ndarray, _: Any) -> ReportBatch:
-        """The batch of some of the member's rows, counted within them, with the synthetic rows anchored at them."""
+        """The batch of some of the member's rows, counted within them, with their synthetic rows."""
         real = self.rows[chosen]
-        synthetic = [number for row in real.tolist() for number in self._of.get(row, ())]
+        synthetic = [number for row in real.tolist() for number in self.synthetic_of.get(row, ())]
         kept = self._labels[int(self.train.versions[real[0]])]
         every, made = self.between(real, synthetic)
         targets = torch.from_numpy(self.train.gold[real].toarray().astype(np.float32))

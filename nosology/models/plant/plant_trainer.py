@@ -56,8 +56,7 @@ class Chain:
     """The stages of one training set; each is made when it is asked for, or read if it was made before."""
 
     recipe: PlantRecipe
-    notes: Notes  # that the classifier learns from
-    seen: Notes  # that the stages before it learn from: the same
+    notes: Notes
     labels: LabelSpace
     reader: WordReader
     folder: Path  # of the classifier's loop
@@ -65,12 +64,11 @@ class Chain:
 
     @staticmethod
     def of(
-        recipe: PlantRecipe, examples: Examples, folder: Path, leak: Examples | None = None, *, coded: bool = True
+        recipe: PlantRecipe, examples: Examples, folder: Path, stages: Stages | None = None, *, coded: bool = True
     ) -> Chain:
         """The chain of some train notes; coded: their codes are learned, else there is a language model alone.
 
-        leak: notes that language model and mutual information see besides, as test notes do in the authors' program;
-        it is there to show what that does to a score, and nothing that is trained for use has it.
+        stages: where the tensors of the stages are stored; default: the folder that the recipe names, or `folder`.
         """
         labels = LabelSpace([])
         if coded:
@@ -79,9 +77,7 @@ class Chain:
         vocabulary = Vocabulary.build(texts, recipe.words.min_notes, most=recipe.words.max_words)
         reader = WordReader(vocabulary, recipe.model.max_words)
         notes = Notes.of(examples, recipe.labels, reader, labels)
-        whole = examples if leak is None else both(examples, leak)
-        seen = notes if leak is None else Notes.of(whole, recipe.labels, reader, labels)
-        return Chain(recipe, notes, seen, labels, reader, folder, _stages(recipe, whole, folder))
+        return Chain(recipe, notes, labels, reader, folder, stages or _stages(recipe, examples, folder))
 
     def language(self, backward: bool) -> AwdLstm:
         """The encoder that has learned to say the next word of the train notes."""
@@ -95,7 +91,7 @@ class Chain:
         def make(told: str) -> dict[str, Tensor]:
             if weights := _published(settings, backward):
                 load_language_model(encoder, self.reader.vocabulary, Path(weights), Path(settings.words))
-            texts = [read.ids for read in self.seen.reads if len(read.ids)]
+            texts = [read.ids for read in self.notes.reads if len(read.ids)]
             plan = Streams.plan_of(texts, settings.training.batch, settings.window, recipe.seed)
             streams, net = Streams(texts, plan, backward), LanguageModel(encoder, plan.streams)
             fit(
@@ -134,7 +130,7 @@ class Chain:
         settings = self.recipe.relevance
 
         def make(told: str) -> dict[str, Tensor]:
-            found = Relevance.of(self._presence(), self.seen.gold, settings.kind, settings.top)
+            found = Relevance.of(self._presence(), self.notes.gold, settings.kind, settings.top)
             return {name: torch.from_numpy(array) for name, array in found.arrays().items()}
 
         kept = self.stages.kept("relevance", self._relevance_of(), make)
@@ -142,7 +138,7 @@ class Chain:
 
     def _presence(self) -> sparse.csr_matrix:
         """Which words each note has: 0/1 (B, V); pads and unknown words are none."""
-        rows = [np.unique(read.ids[read.ids >= SPECIALS]) for read in self.seen.reads]
+        rows = [np.unique(read.ids[read.ids >= SPECIALS]) for read in self.notes.reads]
         bounds = np.cumsum([0, *map(len, rows)])
         columns = np.concatenate(rows) if rows else np.empty(0, np.int32)
         shape = (len(rows), len(self.reader.vocabulary))
@@ -226,12 +222,12 @@ def train_plant(
     dev_notes: Examples,
     refit: bool,
     folder: Path,
-    leak: Examples | None = None,
+    stages: Stages | None = None,
 ) -> Trained:
-    """The coder of a recipe; `folder` keeps what each stage has made. leak: see `Chain.of`."""
-    chain = Chain.of(recipe, train_notes, folder, leak)
+    """The coder of a recipe; `folder` keeps what each stage has made. stages: see `Chain.of`."""
+    chain = Chain.of(recipe, train_notes, folder, stages)
     dev = Notes.of(dev_notes, recipe.labels, chain.reader, chain.labels)
-    told = _told(recipe, train_notes, dev_notes, *([] if leak is None else [leak]))
+    told = _told(recipe, train_notes, dev_notes)
     model, fitted = _classifiers(chain, dev, told, {})
     logits = only_own_version(model.logits_of(dev.reads), dev.versions, label_versions(chain.labels), NOTHING)
     model = model.calibrated(logits, dev.gold)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from nosology.cli import app
 from nosology.config import load_recipe
-from nosology.core import Code, ConfigError, DataError, Note
+from nosology.core import Code, ConfigError, Note
 from nosology.corpora.corpus import write_corpus
 from nosology.encoders.device_states import DeviceStates
 from nosology.encoders.transformer import Windows
@@ -23,7 +23,6 @@ from nosology.models.hmhan import hmhan_trainer as hmhan
 from nosology.models.hmhan.combinations import Combinations
 from nosology.models.hmhan.hmhan_net import HmhanNets
 from nosology.models.hmhan.hmhan_trainer import Course
-from nosology.models.hmhan.leakage import leakage
 from nosology.models.hmhan.report_batches import Batches, Reports, parts_of
 from nosology.models.neural import NOTHING
 from nosology.models.train import train
@@ -254,58 +253,22 @@ def test_synthetic_rows_are_in_the_loss_and_in_no_target(tiny, tmp_path):
         assert float(net(batch)) != pytest.approx(float(net(replace(batch, synthetic=None))), rel=1e-6)
 
 
-def test_compare_prints_table_4_with_its_tests(small_corpus, tiny, tmp_path):
-    asked = ["compare", "hmhan", "--corpus", str(small_corpus.folder), "--out", str(tmp_path / "out"), "--seeds", "2"]
+def test_compare_prints_recipes_with_their_tests(small_corpus, tiny, tmp_path):
+    recipes = ["hmhan", "hmhan model.attention=single", "hmhan model.attention=none"]
+    asked = ["compare", *recipes, "--corpus", str(small_corpus.folder), "--out", str(tmp_path / "out"), "--seeds", "2"]
     settings = [part for setting in [*tiny, "training.epochs=1", "words.features=0"] for part in ("--set", setting)]
     found = CliRunner().invoke(app, [*asked, *settings])
     assert found.exit_code == 0, found.output + repr(found.exception)
     rows = json.loads((tmp_path / "out" / "compare.json").read_text())
-    assert list(rows["rows"]) == ["hmhan", "hmhan-single", "hmhan-none"]
+    assert list(rows["rows"]) == ["hmhan", "hmhan-model.attention_single", "hmhan-model.attention_none"]
     assert len(rows["rows"]["hmhan"]["micro_f1"]["values"]) == 2
     assert "patients drawn" in found.stdout and "paired t-test p" in found.stdout
     before = (tmp_path / "out" / "hmhan-0" / "bundle.json").stat().st_mtime
     assert CliRunner().invoke(app, [*asked, *settings]).exit_code == 0
     assert (tmp_path / "out" / "hmhan-0" / "bundle.json").stat().st_mtime == before, "what is there is taken"
     for pair in (["linear", "linear"], ["linear", "linear labels.top_k=2"]):
-        refused = CliRunner().invoke(app, ["compare", *pair, *asked[2:]])
+        refused = CliRunner().invoke(app, ["compare", *pair, *asked[4:]])
         assert isinstance(refused.exception, ConfigError)
-
-
-def test_leakage_shows_the_protocols_side_by_side(tiny, tmp_path):
-    notes = [replace(note, split=None, patient=f"p{i // 4}") for i, note in enumerate(small_notes(80))]
-    corpus = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
-    asked = ["leakage", "hmhan", "--corpus", str(corpus.folder), "--out", str(tmp_path / "out"), "--seeds", "1"]
-    settings = [*tiny, "training.epochs=1", "model.frozen=true", "smote.share=2.0"]
-    found = CliRunner().invoke(app, [*asked, *(part for setting in settings for part in ("--set", setting))])
-    assert found.exit_code == 0, found.output + repr(found.exception)
-    rows = json.loads((tmp_path / "out" / "leakage.json").read_text())
-    assert list(rows) == ["honest", "reports", "resampled", "resampled, its real test rows"]
-    assert rows["honest"]["shared"] == 0 < rows["reports"]["shared"]
-    assert not list((tmp_path / "out").rglob("checkpoint.safetensors")), "a later study starts from nothing"
-
-
-def test_leakage_of_both_icd_versions_holds_a_report_against_its_own(tiny, tmp_path):
-    notes = [replace(note, split=None) for note in small_notes(80)]  # coded in either version, or in both
-    corpus = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
-    settings = [*tiny, "training.epochs=1", "model.frozen=true", "smote.share=2.0"]
-    batches = []
-    make = Batches.make
-
-    def watched(self, chosen, given):
-        batches.append(np.unique(self.train.versions[self.rows[chosen]]))
-        return make(self, chosen, given)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Batches, "make", watched)
-        leakage(load_recipe("hmhan", settings), corpus, tmp_path / "out", seeds=1)
-    assert {len(found) for found in batches} == {1}, "a batch is of one version"
-
-
-def test_leakage_needs_a_note_for_every_part(tiny, tmp_path):
-    notes = [replace(note, split=None) for note in small_notes(4)]
-    corpus = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
-    with pytest.raises(DataError, match="too few coded notes"):
-        leakage(load_recipe("hmhan", tiny), corpus, tmp_path / "out", seeds=1)
 
 
 def test_sets_of_one_icd_version_take_nothing_from_those_of_the_other(tiny, tmp_path):
@@ -353,18 +316,3 @@ def test_lime_asks_for_scores_to_about_a_hundredth(tiny, tmp_path):
     texts = [note.text for note in notes]
     assert np.abs(model.rough_probabilities(texts) - model.probabilities(texts)).max() < 0.02
     assert not torch.is_autocast_enabled("cpu")
-
-
-def test_compare_lays_nets_side_by_side_without_words():
-    from nosology.cli.compare import _variants
-
-    assert {variant.recipe.words.features for variant in _variants(["hmhan"], [])} == {0}
-    assert {variant.recipe.words.features for variant in _variants(["hmhan"], ["words.features=7"])} == {7}
-
-
-def test_resampling_that_makes_no_row_is_said(tiny, tmp_path):
-    codes = [Code("icd10cm", code) for code in ("J18.9", "I50.9", "J90", "N17.9")]
-    single = [replace(n, codes=(codes[0],) if i > 2 else (codes[i + 1],)) for i, n in enumerate(small_notes(40))]
-    corpus = write_corpus(single, tmp_path / "notes", source={"kind": "test"}, filters=[], counts={})
-    with pytest.raises(DataError, match="MLSMOTE makes no row"):
-        leakage(load_recipe("hmhan", [*tiny, "training.epochs=1"]), corpus, tmp_path / "out", seeds=1)

@@ -26,7 +26,7 @@ from nosology.corpora.roster import read_roster
 from nosology.corpora.splits import stratified_splits
 from nosology.evaluation import Evaluation, examine, tune_threshold
 from nosology.models.compare import judged, over_seeds
-from nosology.models.hmhan.hmhan_net import HmhanNets
+from nosology.models.hmhan.hmhan_net import HmhanNet, HmhanNets, SyntheticBatch
 from nosology.models.hmhan.hmhan_settings import CombinationSettings, HmhanRecipe, SmoteSettings
 from nosology.models.hmhan.hmhan_trainer import Course, paced
 from nosology.models.hmhan.mlsmote import Synthetic
@@ -130,7 +130,8 @@ def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path, told: str) 
     inside = made.part(np.flatnonzero(synthetic == 0))
     anchors = _anchors(course.train.versions, rows, inside, recipe.seed)
     fabric = launch(recipe.training)
-    batches = Batches(course.train, rows, course.places_on(fabric.device), inside, anchors=anchors)
+    batches = Batches(course.train, rows, course.places_on(fabric.device), inside)
+    batches.synthetic_of = anchors
     fit(
         net,
         recipe.training,
@@ -169,28 +170,41 @@ def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path, told: str) 
     return found
 
 
-def _anchors(versions: np.ndarray, rows: np.ndarray, made: Synthetic, seed: int) -> np.ndarray:
-    """For each synthetic row a train report (S,), by chance, whose batch it is learned in: one of its own version."""
+def _anchors(versions: np.ndarray, rows: np.ndarray, made: Synthetic, seed: int) -> dict[int, list[int]]:
+    """For train reports, by chance, the synthetic rows of their ICD version that are learned in their batch."""
     random = np.random.default_rng([seed, 8])
     every = rows[random.integers(0, len(rows), len(made))]
     for version in np.unique(versions[made.first]).tolist():
         like, its = rows[versions[rows] == version], versions[made.first] == version
         if len(like) < len(rows) and len(like):
             every[its] = like[random.integers(0, len(like), int(its.sum()))]
-    return every
+    found: dict[int, list[int]] = {}
+    for number, row in enumerate(every.tolist()):
+        found.setdefault(row, []).append(number)
+    return found
 
 
-def _between(course: Course, net: torch.nn.Module, made: Synthetic) -> np.ndarray:
-    """Logits (S, L) of synthetic rows."""
+def _between(course: Course, net: HmhanNet, made: Synthetic) -> np.ndarray:
+    """Logits (S, L) of synthetic rows: of what lies between the vectors, after attention, of two reports each."""
     batches = Batches(course.train, np.arange(len(course.train)), course.places, made)
     parts = [np.zeros((0, course.train.gold.shape[1]), np.float32)]
     device = next(net.parameters()).device
     with evaluating(net):
         for start in range(0, len(made), 64):
             every, some = batches.between(np.empty(0, np.int64), list(range(start, min(start + 64, len(made)))))
-            batch = batches.batch(every, synthetic=some).to(device)
-            parts.append(net.synthetic_logits(batch).float().cpu().numpy())
+            assert some is not None
+            batch, some = batches.batch(every).to(device), some.to(device)
+            vectors = _interpolated(net.look(*net.states(batch), None), some)
+            columns = None if batch.columns is None else _interpolated(batch.columns, some)
+            logits = net.share * net.head(vectors, columns, None) + _interpolated(net.wide(batch), some)
+            parts.append(logits.float().cpu().numpy())
     return np.concatenate(parts)
+
+
+def _interpolated(values: torch.Tensor, rows: SyntheticBatch) -> torch.Tensor:
+    """The values (S, ...) between those (B, ...) of the two reports of each synthetic row."""
+    first, second = values[rows.pairs[:, 0]], values[rows.pairs[:, 1]]
+    return torch.lerp(first, second, rows.shares.to(values.dtype).view(-1, *[1] * (values.ndim - 1)))
 
 
 def _codes(codes: Sequence[Any], gold: np.ndarray) -> list[list[Any]]:
