@@ -1,0 +1,55 @@
+"""Builds the API reference from the docstrings of nosology/ into a folder of HTML pages, with pdoc.
+
+    python tools/api_reference.py --out out/api      # then open out/api/index.html
+
+A warning of pdoc is an error: a docstring that does not parse or a module that cannot be imported stops it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from pathlib import Path
+
+import pdoc
+import pdoc.render
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "nosology"
+FOREIGN = ("workbench/store/migrations",)  # scripts that Alembic loads by path, not modules
+
+
+def public_modules() -> list[str]:
+    """The dotted names of all modules of the package but private ones and scripts of the database."""
+    names = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        relative = path.relative_to(PACKAGE)
+        if relative.as_posix().startswith(FOREIGN) or path.stem == "__main__":
+            continue
+        parts = relative.with_suffix("").parts
+        if parts[-1] == "__init__":
+            parts = parts[:-1]
+        if not any(part.startswith("_") for part in parts):
+            names.append(".".join(("nosology", *parts)))
+    return names
+
+
+def main() -> None:
+    """Writes the pages into the folder given on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("out/api"))
+    out = parser.parse_args().out
+    modules = public_modules()
+    pdoc.render.configure(show_source=False, template_directory=ROOT / "docs/api")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # what pdoc raises
+        # a type that a NamedTuple or an inherited __init__ has from another module is printed as it is written
+        warnings.filterwarnings("ignore", message="Error parsing type annotation")
+        # pdoc walks a package without __all__ by itself; one with __all__ needs its modules named
+        warnings.filterwarnings("ignore", message="The module specification .* adds a module named")
+        pdoc.pdoc(*modules, output_directory=out)
+    print(f"{out / 'index.html'}: {len(modules)} modules")
+
+
+if __name__ == "__main__":
+    main()
