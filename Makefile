@@ -1,16 +1,34 @@
-# make demo: from nothing to coded notes.  make test: lint, layers, tests.
+# make demo: notes coded without training, then a coder trained, measured and explained (base install, no torch)
+# make test: lint and the whole test suite (all extras)      make help: all targets
 PYTHON ?= python3
 BIN := .venv/bin
 SHELL := /bin/bash
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+BROWSER = $(shell command -v chromium chromium-browser google-chrome | head -n 1)
 
-.PHONY: demo demo-grid demo-reports test lint chromium bench clean
+.PHONY: help demo reproduce test lint types docs browser clean
 
-.venv/installed: pyproject.toml constraints.txt
+help:
+	@echo "make demo       code the example notes without training; train, measure and explain a coder (3 minutes)"
+	@echo "make test       lint, then the whole test suite on 2 processes; installs all extras"
+	@echo "make lint       ruff, import layers"
+	@echo "make types      type check of nosology/ with pyrefly"
+	@echo "make docs       the API reference from the docstrings, into out/api"
+	@echo "make reproduce  the papers' tables on small simulated hospitals, into out/reproduce"
+	@echo "make clean      delete .venv and build folders"
+
+.venv/base: pyproject.toml constraints.txt
+	@echo "installing into .venv: nosology and its base dependencies (about 0.6 GB on disk, no torch)"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PIP) --editable .
 	touch $@
 
-demo: .venv/installed
+.venv/dev: .venv/base
+	@echo "installing into .venv: all extras and the development tools (about 3 GB on disk, with the CPU build of torch)"
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+demo: .venv/base
 	$(BIN)/nosology code day-one examples/notes/*.txt
 	$(BIN)/nosology simulate --patients 800 --seed 1 --years 2016-2019 --layout mimic4 --out out/demo/hospital
 	$(BIN)/nosology corpus prepare mimic4 out/demo/hospital --systems icd10cm,icd10pcs --drop-uncoded --out out/demo/notes
@@ -19,36 +37,30 @@ demo: .venv/installed
 	$(BIN)/nosology train linear --corpus out/demo/corpus --out out/demo/bundle
 	$(BIN)/nosology evaluate out/demo/bundle --corpus out/demo/corpus --split test --out out/demo/report
 	$(BIN)/nosology code out/demo/bundle examples/notes/*.txt
-	$(MAKE) --no-print-directory demo-grid
-	$(MAKE) --no-print-directory demo-reports
+	$(BIN)/nosology explain out/demo/bundle examples/notes/pneumonia.txt --code J18.9 --method contributions --out out/demo/explained
+	@echo "open out/demo/report/index.html (scores) and out/demo/explained (the words behind a code)"
 
-# frozen embeddings: every head, trained centrally, by three hospitals and on random splits
-demo-grid: .venv/installed
-	$(BIN)/nosology simulate --patients 100 --seed 2 --years 2016-2019 --layout mimic4 --out out/demo/small
-	$(BIN)/nosology corpus prepare mimic4 out/demo/small --systems icd10cm --drop-uncoded --out out/demo/small_notes
-	$(BIN)/nosology corpus split out/demo/small_notes --out out/demo/small_corpus
-	$(BIN)/nosology grid small --corpus out/demo/small_corpus --cache out/demo/vectors --out out/demo/grid
-
-# radiology reports of the hospital of demo-grid: two levels of attention over a frozen encoder, and why a code was given
-demo-reports: .venv/installed
-	$(BIN)/nosology corpus prepare mimic4-radiology out/demo/small --systems icd10cm --drop-uncoded --out out/demo/radiology
-	$(BIN)/nosology corpus split out/demo/radiology --out out/demo/reports
-	$(BIN)/nosology train hmhan --corpus out/demo/reports --out out/demo/hmhan --set labels.top_k=10 --set model.frozen=true --set model.ensemble_size=1
-	$(BIN)/nosology explain out/demo/hmhan examples/notes/pneumonia.txt --method attention --method category --out out/demo/explained
-
-lint: .venv/installed
+lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/lint-imports --no-cache
 
-test: lint chromium
+types: .venv/dev
+	$(BIN)/pyrefly check
+
+docs: .venv/dev
+	$(BIN)/python tools/api_reference.py --out out/api
+
+test: .venv/dev browser lint
 	$(BIN)/python -m pytest -n 2
 
-# tests of the workbench drive a browser: Debian's own, where there is none and apt is at hand
-chromium:
-	@command -v chromium chromium-browser google-chrome >/dev/null || \
-	  { command -v apt-get >/dev/null && { apt-get install -y -qq chromium || { apt-get update -qq && apt-get install -y -qq chromium; }; } >/dev/null; } || \
-	  echo "no browser: tests of the workbench need chromium" >&2
+# Tests of the workbench drive a browser. Without one, Debian's chromium is installed if apt-get is there.
+browser:
+ifeq ($(BROWSER),)
+	@echo "no browser found: installing chromium with apt-get (system-wide, about 0.5 GB)"
+	@command -v apt-get >/dev/null || { echo "no apt-get: install chromium or Google Chrome yourself" >&2; exit 1; }
+	{ apt-get install -y -qq chromium || { apt-get update -qq && apt-get install -y -qq chromium; }; } >/dev/null
+endif
 
 clean:
 	rm -rf .venv build dist *.egg-info

@@ -1,3 +1,3 @@
-"""The version of the package. It stands here, not in `nosology`, because that imports the rooms above."""
+"""The version of the package: a module without imports, so that a build can read it."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
