@@ -57,7 +57,9 @@ def installed(tmp_path_factory) -> Installed:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     python = environment / "bin" / "python"
     subprocess.run(
-        [*pip, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)], check=True, capture_output=True
+        [*pip, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)],
+        check=True,
+        capture_output=True,
     )
     # A path file adds the directory alone: the editable install in it is not followed.
     (site,) = environment.glob("lib/python*/site-packages")
