@@ -42,7 +42,7 @@ class Installed:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Installed:
-    """The wheel in a virtual environment without the repository; dependencies come from the environment of the tests."""
+    """The wheel in a virtual environment; its dependencies come from the environment of the tests."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"  # a copy, so that no build folder appears in the repository
     shutil.copytree(ROOT / "nosology", source / "nosology", ignore=shutil.ignore_patterns("__pycache__"))
