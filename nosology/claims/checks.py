@@ -12,7 +12,7 @@ from typing import Any
 
 from nosology.claims.assigned_codes import PROCEDURES, AssignedCodes
 from nosology.codes import describe, in_release, release_on, releases, table, valid
-from nosology.codes.references import Reference, references
+from nosology.codes.tabular import Reference, references
 from nosology.core import Code, CodeError, Span
 
 LEVELS = ("error", "warning", "hint")

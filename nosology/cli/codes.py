@@ -216,7 +216,7 @@ def add_index(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="icd10cm_index_YYYY.xml, as published.")],
 ) -> None:
     """Adds the official Alphabetic Index: its lines become terms of the lexicon (nosology code day-one)."""
-    from nosology.codes.added_index import add_index as add
+    from nosology.codes.alphabetic_index import add_index as add
 
     kept, lines = add(path)
     typer.echo(f"{lines:,} terms; kept as {kept}; the lexicon is made anew when it is next used")
@@ -240,7 +240,7 @@ def _table(system: str, release: str | None, date: str | None) -> CodeTable:
 
 def _release_or_file(name: str, system: str) -> CodeTable:
     from nosology.codes import table
-    from nosology.codes.order_file import read_order
+    from nosology.codes.lookup import read_order
 
     if Path(name).is_file():
         found = read_order(Path(name))

@@ -8,7 +8,7 @@ from typing import Any
 
 from nosology.encoders.pieces import PieceReader
 from nosology.encoders.vocabulary import Read
-from nosology.text.reports import report_view
+from nosology.text.report_text import report_view
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nosology.codes.code_list import description_of
-from nosology.codes.versions import VERSION, label_versions, only_own_version, versions
 from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError, Note
-from nosology.core.label_space import LabelSpace
+from nosology.core.label_space import VERSION, LabelSpace, label_versions, only_own_version, versions
 from nosology.core.progress import progress
 from nosology.core.version import __version__
 from nosology.corpora.corpus import Corpus

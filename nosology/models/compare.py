@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from nosology.codes.versions import label_versions, only_own_version, versions
 from nosology.core import BundleError, ConfigError, DataError, Note
 from nosology.core.files import write_json
+from nosology.core.label_space import label_versions, only_own_version, versions
 from nosology.corpora.corpus import Corpus
 from nosology.evaluation import Evaluation, examine
 from nosology.evaluation.significance import paired_bootstrap, paired_t_test

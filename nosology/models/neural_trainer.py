@@ -16,9 +16,8 @@ from scipy import sparse
 
 from nosology.codes import table
 from nosology.codes.code_list import description_of
-from nosology.codes.versions import NINE, TEN, label_versions, only_own_version, versions
 from nosology.core import Code, ConfigError, DataError
-from nosology.core.label_space import LabelSpace
+from nosology.core.label_space import NINE, TEN, LabelSpace, label_versions, only_own_version, versions
 from nosology.core.progress import progress
 from nosology.encoders.vocabulary import Read, Vocabulary, WordReader
 from nosology.encoders.word_vectors import train_word_vectors

@@ -147,7 +147,7 @@ def federated(task: Task, recipe: FederatedHeadsRecipe, corpus: Corpus) -> Bundl
 
 def counts_on_test(bundle: Bundle, corpus: Corpus, cache: EmbeddingCache) -> Counts:
     """The counts on the test notes, the same as `measure` makes, but from vectors that are there already."""
-    from nosology.codes.versions import label_versions, only_own_version, versions
+    from nosology.core.label_space import label_versions, only_own_version, versions
     from nosology.evaluation.scored import Scored
     from nosology.training.platt import NOTHING
 

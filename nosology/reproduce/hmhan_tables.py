@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from nosology.codes.versions import label_versions, only_own_version
 from nosology.core import DataError, Note
 from nosology.core.files import write_json
+from nosology.core.label_space import label_versions, only_own_version
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.roster import read_roster
 from nosology.corpora.splits import stratified_splits

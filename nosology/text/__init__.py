@@ -1,11 +1,9 @@
 """Text with offsets: cleaning, tokens, sentences, sections and context, each pointing into the original note."""
 
 from nosology.text.cleaning import BENCHMARK, MULTILINGUAL, RULES, clean
-from nosology.text.context import Context, ContextSpan, context_of, contexts
-from nosology.text.context_rules import CATEGORIES
+from nosology.text.context import CATEGORIES, Context, ContextSpan, context_of, contexts, mark_negated
 from nosology.text.edits import Cleaned, Edit
-from nosology.text.negation import mark_negated
-from nosology.text.reports import report_view
+from nosology.text.report_text import report_view
 from nosology.text.sections import Section, sections
 from nosology.text.sentences import sentences
 from nosology.text.tokens import Tokens, tokens

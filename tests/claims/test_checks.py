@@ -8,7 +8,7 @@ from nosology.claims.assigned_codes import AssignedCode
 from nosology.claims.checks import check
 from nosology.claims.grouping import groups, version_on
 from nosology.codes import table
-from nosology.codes.references import Reference, references
+from nosology.codes.tabular import Reference, references
 from nosology.core import Code, Span
 from nosology.workbench.review import Review
 

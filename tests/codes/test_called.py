@@ -1,4 +1,4 @@
-from nosology.codes.called import called
+from nosology.codes.lookup import called
 from nosology.core import Code
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from nosology.codes import diff, table
-from nosology.codes.index import read_index
-from nosology.codes.order_file import read_order
+from nosology.codes.alphabetic_index import read_index
+from nosology.codes.lookup import read_order
 from nosology.core import Code, DataError
 
 INDEX = """<?xml version="1.0"?>

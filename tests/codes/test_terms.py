@@ -5,8 +5,8 @@ import re
 import pytest
 
 from nosology.codes import table
-from nosology.codes.added_index import add_index, added_terms, index_terms
-from nosology.codes.history_codes import family_history, personal_history
+from nosology.codes.alphabetic_index import add_index, added_terms, index_terms
+from nosology.codes.related_codes import family_history, personal_history
 from nosology.codes.terms import SOURCES, Leaves, own_synonyms, terms
 from nosology.core import Code, DataError
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from nosology.codes.versions import NINE, TEN, label_versions, only_own_version, versions
 from nosology.core import Code
-from nosology.core.label_space import LabelSpace
+from nosology.core.label_space import NINE, TEN, LabelSpace, label_versions, only_own_version, versions
 
 OLD, NEW, PCS = Code("icd9cm", "428.0"), Code("icd10cm", "I50.9"), Code("icd10pcs", "0DTJ4ZZ")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nosology.codes.versions import label_versions, only_own_version, versions
 from nosology.core import Code
-from nosology.core.label_space import LabelSpace
+from nosology.core.label_space import LabelSpace, label_versions, only_own_version, versions
 from nosology.evaluation import evaluate
 from nosology.federated.rounds.site_counts import SiteCounts
 from nosology.training.platt import Platt

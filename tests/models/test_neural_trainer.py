@@ -8,10 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nosology.codes.versions import NINE, TEN
 from nosology.config import load_recipe
 from nosology.core import Code, ConfigError, DataError, Note, OutputError
-from nosology.core.label_space import LabelSpace
+from nosology.core.label_space import NINE, TEN, LabelSpace
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.evaluation.measure import measure
 from nosology.models import neural_trainer as neural

@@ -1,4 +1,4 @@
-from nosology.text.context_rules import CATEGORIES, matches, spellings
+from nosology.text.context import CATEGORIES, matches, spellings
 from nosology.text.data import rows
 from nosology.text.tokens import words_of
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nosology.text import report_view
-from nosology.text.marked_words import marked_words
+from nosology.text.report_text import marked_words
 
 
 @pytest.mark.parametrize(

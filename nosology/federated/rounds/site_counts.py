@@ -9,9 +9,8 @@ from functools import cached_property
 import numpy as np
 from scipy.special import expit
 
-from nosology.codes.versions import label_versions, versions
 from nosology.core import Code
-from nosology.core.label_space import LabelSpace
+from nosology.core.label_space import LabelSpace, label_versions, versions
 from nosology.evaluation.counts import Counts, micro
 from nosology.evaluation.ranking import note_values, rank
 from nosology.evaluation.scored import Scored

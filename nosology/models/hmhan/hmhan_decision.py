@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from scipy import sparse
 
-from nosology.codes.versions import label_versions, only_own_version
+from nosology.core.label_space import label_versions, only_own_version
 from nosology.evaluation import brief
 from nosology.evaluation.decision import Decision
 from nosology.models.hmhan.combinations import Combinations

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nosology.codes.versions import label_versions
 from nosology.core import EvidenceSpan, Note
-from nosology.core.label_space import LabelSpace
+from nosology.core.label_space import LabelSpace, label_versions
 from nosology.encoders.report_reader import ReportReader
 from nosology.encoders.state_cache import Places
 from nosology.encoders.transformer import Windows

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from nosology.codes.called import called
-from nosology.codes.versions import label_versions, only_own_version
+from nosology.codes.lookup import called
 from nosology.core import DataError, Note
+from nosology.core.label_space import label_versions, only_own_version
 from nosology.core.progress import progress
 from nosology.encoders.device_states import DeviceStates, on_device
 from nosology.encoders.report_reader import ReportReader

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from scipy import sparse
 
-from nosology.codes.versions import versions
 from nosology.core import Code, DataError, Note
+from nosology.core.label_space import versions
 from nosology.core.progress import progress
 from nosology.corpora.roster import kept_together
 from nosology.encoders.device_states import DeviceStates, Gathered

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nosology.text.marked_words import marked_words, placed_words
+from nosology.text.report_text import marked_words, placed_words
 from nosology.text.tokens import tokens
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from nosology.codes.added_index import added_terms, index_files
+from nosology.codes.alphabetic_index import added_terms, index_files
 from nosology.codes.history import in_release
 from nosology.codes.lookup import table
-from nosology.codes.sides import sided_codes
+from nosology.codes.related_codes import sided_codes
 from nosology.codes.sources import DATA, cached, package_file
 from nosology.codes.terms import SOURCES, Leaves, Term, terms, vague_first
 from nosology.core import Code

@@ -34,7 +34,7 @@ from nosology.models.lexicon.lexicon_terms import Terms
 from nosology.models.lexicon.mention_features import Priors, Table, mention_table
 from nosology.models.lexicon.mentions import NoteMentions, find_mentions
 from nosology.models.lexicon.trees import Trees, Weigher
-from nosology.text.context_rules import CATEGORIES
+from nosology.text.context import CATEGORIES
 from nosology.training.examples import Examples, both
 
 _MOST_NOTES = 4000  # that the weighers learn from; phrases are learned from all

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nosology.codes.history_codes import family_history, personal_history
+from nosology.codes.related_codes import family_history, personal_history
 from nosology.codes.terms import SOURCES
 from nosology.core import Code
 from nosology.models.lexicon.learned_phrases import KeyCounts, Learned
 from nosology.models.lexicon.lexicon_terms import Terms
 from nosology.models.lexicon.mentions import Mention, NoteMentions, surface
-from nosology.text.context_rules import CATEGORIES
+from nosology.text.context import CATEGORIES
 from nosology.text.data import function_words
 from nosology.text.stems import word_keys
 

@@ -9,12 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nosology.codes.history_codes import is_event
-from nosology.codes.sides import SIDES
+from nosology.codes.related_codes import SIDES, is_event
 from nosology.core import Code
 from nosology.models.lexicon.lexicon_terms import Terms
-from nosology.text.context import past_words, word_marks
-from nosology.text.context_rules import CATEGORIES, denied_after, denied_before, denies_next
+from nosology.text.context import CATEGORIES, denied_after, denied_before, denies_next, past_words, word_marks
 from nosology.text.phrases import PhraseIndex, Reading
 from nosology.text.stems import is_known, stem, word_keys
 from nosology.text.tokens import Tokens

@@ -7,13 +7,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nosology.codes.history_codes import family_history, personal_history
+from nosology.codes.related_codes import family_history, personal_history
 from nosology.codes.terms import SOURCES
 from nosology.core import Code
 from nosology.models.lexicon.lexicon_settings import CodeSetSettings, ContextSettings
 from nosology.models.lexicon.lexicon_terms import Resolver
 from nosology.models.lexicon.mentions import Mention, Named, NoteMentions
-from nosology.text.context_rules import CATEGORIES
+from nosology.text.context import CATEGORIES
 from nosology.text.stems import stem
 
 # How often a term of each source is right when it names one code and stands by itself; round numbers, set by hand.

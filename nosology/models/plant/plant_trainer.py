@@ -17,9 +17,8 @@ from scipy import sparse
 from torch import Tensor
 
 from nosology.codes.code_list import description_of
-from nosology.codes.versions import label_versions, only_own_version
 from nosology.core.files import new_file
-from nosology.core.label_space import LabelSpace
+from nosology.core.label_space import LabelSpace, label_versions, only_own_version
 from nosology.core.progress import progress
 from nosology.encoders.awd_lstm import AwdLstm, Dropouts
 from nosology.encoders.vocabulary import SPECIALS, Vocabulary, WordReader

@@ -1,15 +1,38 @@
-"""ICD-9-CM diagnoses and procedures: the codes of version 32, and the tree that their digits spell."""
+"""Titles for lines that the sources leave untitled, from the words that the codes below them share."""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from nosology.codes.common_words import common_title
-from nosology.codes.sources import DATA, package_file
+from nosology.codes.sources import DATA, package_file, read_lines
 from nosology.codes.table import CodeTable
+
+_LINKS = frozenset({",", "and", "as", "by", "for", "from", "in", "into", "of", "on", "or", "the", "to", "type", "with"})
+
+
+def common_start(phrases: Sequence[Sequence[str]]) -> list[str]:
+    """The words with which all phrases begin."""
+    first, last = min(phrases), max(phrases)  # whatever these two share, those between them share too
+    length = 0
+    while length < min(len(first), len(last)) and first[length] == last[length]:
+        length += 1
+    return list(first[:length])
+
+
+def common_title(descriptions: Iterable[str]) -> str:
+    """The words that all descriptions begin and, up to the first comma, end with; "" if they share fewer than two."""
+    phrases = [description.replace(",", " ,").split() for description in descriptions]
+    start = common_start(phrases)
+    if "," not in start:
+        heads = [(phrase[: phrase.index(",")] if "," in phrase else phrase)[len(start) :] for phrase in phrases]
+        start += common_start([head[::-1] for head in heads])[::-1]
+    while start and start[-1].lower() in _LINKS:
+        start.pop()
+    return " ".join(start).replace(" ,", ",") if len(start) > 1 else ""
+
 
 RELEASE = "2015"  # version 32, the last: in force from 1 October 2014
 FOLDER = "data_files/ICD_9_CM_v32_master_descriptions"
@@ -101,3 +124,36 @@ def _book_order(parents: dict[str, str | None]) -> list[str]:
     for chapter in below[None]:
         walk(chapter)
     return order
+
+
+def read_codes(path: Path, release: str) -> CodeTable:
+    """The table of an official code list (icd10pcs_codes_YYYY.txt): code, blank, title."""
+    return from_codes({line[:7]: line[8:].strip() for line in read_lines(path) if line.strip()}, release)
+
+
+def from_codes(codes: dict[str, str], release: str) -> CodeTable:
+    """The table of seven-character codes and their descriptions.
+
+    data/icd10pcs.tsv names the upper three levels; a body part is called by what its codes have in common.
+    """
+    names = dict(line.split("\t") for line in (DATA / "icd10pcs.tsv").read_text(encoding="utf-8").splitlines())
+    rows: list[tuple[str, str, str | None, bool]] = []
+    parts: dict[str, list[str]] = {}
+    for code in sorted(codes):
+        parts.setdefault(code[:4], []).append(code)
+    seen = set()
+    for part, members in parts.items():
+        for length in (1, 2, 3):
+            if (line := part[:length]) not in seen:
+                seen.add(line)
+                rows.append((line, _name(line, names), line[:-1] or None, False))
+        rows.append((part, common_title(codes[code] for code in members) or _name(part[:3], names), part[:3], False))
+        rows.extend((code, codes[code], part, True) for code in members)
+    order, descriptions, parents, billable = zip(*rows)
+    return CodeTable("icd10pcs", release, order, descriptions, parents, billable, {})
+
+
+def _name(line: str, names: dict[str, str]) -> str:
+    if len(line) < 3:
+        return names.get(line, "")
+    return f"{names.get(f'{line[0]}_{line[2]}', 'Procedure')}, {names.get(line[:2], '')}"
