@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nosology.core.version import __version__
+from nosology.core import __version__
 
 if TYPE_CHECKING:
     from pathlib import Path

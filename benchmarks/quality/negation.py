@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nosology.core import Span
 from nosology.core.files import write_json
-from nosology.text import context_of, sentences, tokens
+from nosology.text import context_of, sentences, tokenize
 
 ROOT = Path(__file__).parents[2]
 SENTENCES = ROOT / "tests" / "text" / "data" / "negation_sentences.tsv"
@@ -58,7 +58,7 @@ def drawn(path: Path, seed: int = 0) -> Iterator[Mention]:
         for text in (json.loads(line)["text"] for line in lines):
             for start, end in sentences(text):
                 sentence = text[start:end].replace("\n", " ")
-                words = [span for span in tokens(sentence).spans() if span.end - span.start > 5]
+                words = [span for span in tokenize(sentence).spans() if span.end - span.start > 5]
                 if words and len(sentence) <= 300:
                     yield sentence, generator.choice(words)
 

@@ -34,9 +34,8 @@ from pathlib import Path
 import numpy as np
 
 from nosology.config import load_recipe
-from nosology.core import Code, Note
+from nosology.core import Code, Note, __version__
 from nosology.core.files import write_json
-from nosology.core.version import __version__
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.simulate import simulate_notes
 from nosology.evaluation.measure import measure

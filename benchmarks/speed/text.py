@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nosology.core.files import write_json
-from nosology.text import BENCHMARK, clean, context_of, contexts, mark_negated, sections, sentences, tokens
+from nosology.text import BENCHMARK, clean, context_of, contexts, mark_negated, sections, sentences, tokenize
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_text.json"
 REQUIRED = {"clean": 200, "contexts": 30}
@@ -102,12 +102,12 @@ def main() -> None:
     spans = [(place, place + 10) for place in range(0, 8000, 100)]
     functions: dict[str, Callable[[str], object]] = {
         "clean": lambda text: clean(text, BENCHMARK),
-        "tokens": tokens,
+        "tokens": tokenize,
         "sentences": sentences,
         "sections": sections,
         "contexts": contexts,
         "context_of": lambda text: context_of(text, spans),
-        "mark_negated": lambda text: mark_negated(text, tokens(text)),
+        "mark_negated": lambda text: mark_negated(text, tokenize(text)),
     }
     contexts("")  # reads the rules
     rates = {name: round(rate(function, notes)) for name, function in functions.items()}

@@ -11,8 +11,8 @@ from importlib.resources import files
 from typing import Any
 
 from nosology.claims.assigned_codes import PROCEDURES, AssignedCodes
-from nosology.codes import describe, in_release, release_on, releases, table, valid
-from nosology.codes.tabular import Reference, references
+from nosology.codes import describe, in_release, is_valid, release_on, releases, table
+from nosology.codes.tabular import CodeReference, code_references
 from nosology.core import Code, CodeError, Span
 
 LEVELS = ("error", "warning", "hint")
@@ -80,9 +80,9 @@ def _excludes(code: Code, others: Sequence[Code]) -> Iterator[Finding]:
     """Codes that may not stand beside this one."""
     if not _line(code):
         return
-    for where, note in table("icd10cm").inherited(code.code, "excludes1"):
+    for where, note in table("icd10cm").inherited_notes(code.code, "excludes1"):
         for other in others:
-            if any(reference.holds(other.code) for reference in references(note)):
+            if any(reference.covers(other.code) for reference in code_references(note)):
                 if other < code and _is_excluded(other, code):
                     continue  # the other code has said so
                 sentence = f"{code.code} and {other.code} exclude each other (excludes1 at {where}: {note})"
@@ -91,21 +91,21 @@ def _excludes(code: Code, others: Sequence[Code]) -> Iterator[Finding]:
 
 def _is_excluded(code: Code, other: Code) -> bool:
     """Whether an excludes1 note that binds a code names another."""
-    notes = table("icd10cm").inherited(code.code, "excludes1") if _line(code) else []
-    return any(reference.holds(other.code) for _, note in notes for reference in references(note))
+    notes = table("icd10cm").inherited_notes(code.code, "excludes1") if _line(code) else []
+    return any(reference.covers(other.code) for _, note in notes for reference in code_references(note))
 
 
 def _written(code: Code, kind: str) -> dict[str, list[str]]:
     """The notes of a kind that bind a code, by the line where they are written."""
     lines: dict[str, list[str]] = {}
     if _line(code):
-        for where, note in table("icd10cm").inherited(code.code, kind):
+        for where, note in table("icd10cm").inherited_notes(code.code, kind):
             lines.setdefault(where, []).append(note.strip(" ,"))
     return lines
 
 
-def _meant(notes: Sequence[str]) -> list[Reference]:
-    return [reference for note in notes for reference in references(note)]
+def _meant(notes: Sequence[str]) -> list[CodeReference]:
+    return [reference for note in notes for reference in code_references(note)]
 
 
 def _sequence(code: Code, order: Sequence[Code]) -> Iterator[Finding]:
@@ -114,10 +114,10 @@ def _sequence(code: Code, order: Sequence[Code]) -> Iterator[Finding]:
     for where, notes in _written(code, "code_first").items():
         wanted = _meant(notes)
         for later in order[place + 1 :]:
-            if later.system == "icd10cm" and any(reference.holds(later.code) for reference in wanted):
+            if later.system == "icd10cm" and any(reference.covers(later.code) for reference in wanted):
                 yield Finding("warning", "code_first", code, f"{later.code} must come before {code.code} ({where})")
-        earlier = [other for other in order[:place] if any(reference.holds(other.code) for reference in wanted)]
-        if not earlier and not any(r.holds(o.code) for o in order[place + 1 :] for r in wanted):
+        earlier = [other for other in order[:place] if any(reference.covers(other.code) for reference in wanted)]
+        if not earlier and not any(r.covers(o.code) for o in order[place + 1 :] for r in wanted):
             level = "warning" if place == 0 and not _optional(notes) else "hint"
             yield Finding(level, "code_first", code, f"{code.code}: code first {_listed(notes)}")
 
@@ -126,7 +126,7 @@ def _additional(code: Code, others: Sequence[Code]) -> Iterator[Finding]:
     """Codes that should stand beside this one."""
     for notes in _written(code, "use_additional").values():
         wanted = _meant(notes)
-        if not any(reference.holds(other.code) for other in others for reference in wanted):
+        if not any(reference.covers(other.code) for other in others for reference in wanted):
             yield Finding("hint", "use_additional", code, f"{code.code}: use additional {_listed(notes)}")
 
 
@@ -208,11 +208,11 @@ def _near(text: str, span: Span) -> str:
 
 
 @cache
-def _rules() -> tuple[tuple[Reference, str, int | None, int | None, str], ...]:
+def _rules() -> tuple[tuple[CodeReference, str, int | None, int | None, str], ...]:
     raw = files(__package__).joinpath("data/demographics.tsv").read_text(encoding="utf-8")
     return tuple(
         (
-            Reference(row["first"], row["last"]),
+            CodeReference(row["first"], row["last"]),
             row["sex"],
             int(row["youngest"]) if row["youngest"] else None,
             int(row["oldest"]) if row["oldest"] else None,
@@ -226,7 +226,7 @@ def _patient(code: Code, encounter: Mapping[str, Any]) -> Iterator[Finding]:
     """Whether the code can be this patient's, by sex and age."""
     sex, age = encounter.get("sex"), encounter.get("age")
     for reference, of_sex, youngest, oldest, what in _rules():
-        if not reference.holds(code.code):
+        if not reference.covers(code.code):
             continue
         if of_sex and sex in ("F", "M") and sex != of_sex:
             wanted = "female" if of_sex == "F" else "male"
@@ -251,7 +251,7 @@ def _release(code: Code, encounter: Mapping[str, Any]) -> Iterator[Finding]:
         return
     if code.system.startswith("icd9") and day >= "2015-10-01":
         yield Finding("error", "release", code, f"{code.code} is ICD-9; from October 2015 on ICD-10 is used")
-    elif code.system == "icd10cm" and not valid(code, release) and valid(code, releases(code.system)[-1]):
+    elif code.system == "icd10cm" and not is_valid(code, release) and is_valid(code, releases(code.system)[-1]):
         heirs = tuple(in_release(code, release)[:_MOST])
         sentence = f"{code.code} is not in the code set of {day[:10]} (release {release})"
         yield Finding("error", "release", code, sentence, heirs)

@@ -17,8 +17,7 @@ from nosology.cli.grid import grid
 from nosology.cli.probe import probe
 from nosology.cli.serve import serve
 from nosology.cli.simulate import simulate
-from nosology.core import NosologyError
-from nosology.core.version import __version__
+from nosology.core import NosologyError, __version__
 
 INTERRUPTED = 130  # what typer makes of Ctrl-C
 

@@ -12,7 +12,7 @@ import typer
 from nosology.core import Code, CodeError, ConfigError
 
 if TYPE_CHECKING:
-    from nosology.codes import CodeTable, Mapping
+    from nosology.codes import CodeMapping, CodeTable
 
 app = typer.Typer(help="Look up, search, map and compare ICD codes.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -41,12 +41,12 @@ def show(
     code: CodeArgument, system: System = None, release: Release = None, date: Date = None, as_json: AsJson = False
 ) -> None:
     """Shows a code: meaning, place in the tree, notes that bind it, releases that have it."""
-    from nosology.codes import follow
+    from nosology.codes import code_history
 
     found, table, repairs = _find(code, system, release, date)
     entry = table[found.code]
-    notes = {kind: table.inherited(found.code, kind) for kind in NOTE_TITLES}
-    stages = follow(found)
+    notes = {kind: table.inherited_notes(found.code, kind) for kind in NOTE_TITLES}
+    stages = code_history(found)
     if as_json:
         place = {level: getattr(table, level)(found.code) for level in ("chapter", "block", "category")}
         inherited = {kind: [{"at": line, "note": note} for line, note in lines] for kind, lines in notes.items()}
@@ -150,12 +150,12 @@ def map_(
         typer.echo(f"  {target.code}  {describe(target)}  {_flags(mapping)}" if target else "  no equivalent")
 
 
-def _mapping_json(mapping: Mapping) -> dict[str, Any]:
+def _mapping_json(mapping: CodeMapping) -> dict[str, Any]:
     target = mapping.target._asdict() if mapping.target else None
     return asdict(mapping) | {"source": mapping.source._asdict(), "target": target}
 
 
-def _flags(mapping: Mapping) -> str:
+def _flags(mapping: CodeMapping) -> str:
     kind = "approximate" if mapping.approximate else "exact"
     together = f", combination: scenario {mapping.scenario}, choice list {mapping.choice_list}"
     return f"({kind}{together if mapping.combination else ''})"
@@ -189,13 +189,12 @@ def diff(
 @app.command()
 def follow(code: CodeArgument, system: System = None, as_json: AsJson = False) -> None:
     """Follows a code through the releases: when it was valid, what it was made from and what it became."""
-    from nosology.codes import follow as life
-    from nosology.codes import known, parse, predecessors, releases, successors
+    from nosology.codes import code_history, is_known, parse, predecessors, releases, successors
 
     found = parse(code, system).code
-    if not known(found):
+    if not is_known(found):
         raise CodeError(f"no release of {found.system} has {found.code}{_did_you_mean(found)}")
-    stages = life(found)
+    stages = code_history(found)
     first, last = releases(found.system)[0], releases(found.system)[-1]
     was = [other.code for other in predecessors(found, first) if other != found]
     became = [other.code for other in successors(found, last) if other != found]
@@ -277,10 +276,10 @@ def _did_you_mean(code: Code) -> str:
     """The rest of a sentence: what is near a code that is not there."""
     from difflib import get_close_matches
 
-    from nosology.codes import follow, known, table
+    from nosology.codes import code_history, is_known, table
 
     newest = table(code.system)
-    if known(code) and (len(stages := follow(code)) > 1 or code.code not in newest):
+    if is_known(code) and (len(stages := code_history(code)) > 1 or code.code not in newest):
         return f"; it is {_life(stages)}"
     if code.code in newest:
         near = [child for child in newest.descendants(code.code) if newest.billable(child)][:4]

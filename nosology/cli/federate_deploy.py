@@ -168,12 +168,12 @@ def run(
     """Train a coder with the sites of a server, on the server's machine; Ctrl-C stops it, started again it goes on."""
     _flower()
     checked = _heads(recipe, settings)
-    from nosology.core.files import check_target
+    from nosology.core.files import check_output_folder
     from nosology.federated.deploy.deploy_server import follow
     from nosology.federated.deploy.processes import ending_on_signals
     from nosology.models.bundle import MANIFEST, Bundle
 
-    check_target(out, marker=MANIFEST)
+    check_output_folder(out, marker=MANIFEST)
     with ending_on_signals():
         follow(server, root, {"recipe": checked.model_dump_json(), "out": str(out.resolve())}, typer.echo)
     bundle = Bundle.load(out)

@@ -1,37 +1,38 @@
 """ICD-9-CM, ICD-10-CM and ICD-10-PCS: one spelling, meaning, tree, releases, and the way from one to another."""
 
-from nosology.codes.gems import Mapping, map_code
+from nosology.codes.gems import CodeMapping, map_code
 from nosology.codes.history import (
-    Difference,
-    Stage,
+    CodePeriod,
+    TableDiff,
+    code_history,
     diff,
     exists,
-    follow,
     in_release,
+    is_valid,
     predecessors,
     successors,
-    valid,
 )
-from nosology.codes.lookup import describe, known, table
+from nosology.codes.lookup import describe, is_known, table
 from nosology.codes.releases import release_on, releases
-from nosology.codes.search import Hit
-from nosology.codes.spelling import Parsed, normalise, parse
-from nosology.codes.table import CodeTable, Entry
+from nosology.codes.search import SearchHit
+from nosology.codes.spelling import ParsedCode, normalise, parse
+from nosology.codes.table import CodeEntry, CodeTable
 
 __all__ = [
+    "CodeEntry",
+    "CodeMapping",
+    "CodePeriod",
     "CodeTable",
-    "Difference",
-    "Entry",
-    "Hit",
-    "Mapping",
-    "Parsed",
-    "Stage",
+    "ParsedCode",
+    "SearchHit",
+    "TableDiff",
+    "code_history",
     "describe",
     "diff",
     "exists",
-    "follow",
     "in_release",
-    "known",
+    "is_known",
+    "is_valid",
     "map_code",
     "normalise",
     "parse",
@@ -40,5 +41,4 @@ __all__ = [
     "releases",
     "successors",
     "table",
-    "valid",
 ]

@@ -13,7 +13,7 @@ from nosology.codes.sources import read_xml
 from nosology.codes.spelling import normalise
 from nosology.codes.terms import Term
 from nosology.core import Code, CodeError, DataError
-from nosology.core.files import cache_folder, new_file
+from nosology.core.files import atomic_file, cache_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def index_folder() -> Path:
     return cache_folder() / "index"
 
 
-def index_files() -> list[Path]:
+def user_index_files() -> list[Path]:
     """The index files that the user has added."""
     return sorted(index_folder().glob("*.xml"))
 
@@ -74,14 +74,14 @@ def add_index(path: Path) -> tuple[Path, int]:
     """Keeps an index file for every lexicon from now on; where it lies, and how many terms it adds."""
     found = sum(1 for _ in index_terms(path))  # a file that is none is refused here
     kept = index_folder() / f"{path.stem}.xml"  # only these are looked for
-    with new_file(kept) as aside:
+    with atomic_file(kept) as aside:
         shutil.copyfile(path, aside)
     return kept, found
 
 
-def added_terms() -> Iterator[Term]:
+def user_index_terms() -> Iterator[Term]:
     """The terms of all index files that the user has added."""
-    for path in index_files():
+    for path in user_index_files():
         yield from index_terms(path)
 
 

@@ -38,22 +38,6 @@ def read_code_list(path: str | Path) -> list[tuple[Code, str]]:
     return [(code, text) for code, (_, text) in found.items()]
 
 
-def description_of(code: Code) -> str:
-    """The text by which a model reads a code, never empty.
-
-    Its description in the newest release that has the code; for a code that no table knows, that of the nearest line
-    above it that a table knows, else the code itself.
-    """
-    return next((text for line in _upwards(code) if (text := describe(line))), code.code)
-
-
-def _upwards(code: Code) -> Iterator[Code]:
-    """The code, then what it would stand below, one character after the other taken off its end."""
-    for length in range(len(code.code), 0, -1):
-        if code.code[length - 1] != ".":
-            yield Code(code.system, code.code[:length].rstrip("."))
-
-
 def _code(path: Path, row: int, raw: str, system: str) -> Code:
     """The code of a row; the system is guessed where the row has none."""
     named = "".join(filter(str.isalnum, system.lower()))

@@ -18,7 +18,7 @@ FILES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Mapping:
+class CodeMapping:
     """One line of a mapping file; `target` is None where the file says that there is no equivalent.
 
     Of a combination, the source needs one target from each choice list of a scenario, all of them together.
@@ -33,7 +33,7 @@ class Mapping:
     choice_list: int
 
 
-def map_code(code: Code, to: str, *, gem: Path | None = None) -> list[Mapping]:
+def map_code(code: Code, to: str, *, gem: Path | None = None) -> list[CodeMapping]:
     """All targets of a code in the order of the file; [] if the file does not name the code (not billable, or newer).
 
     `gem` is an official file to use instead of the built-in ones, e.g. for procedures.
@@ -45,10 +45,10 @@ def map_code(code: Code, to: str, *, gem: Path | None = None) -> list[Mapping]:
     return [_mapping(code, to, *line) for line in lines.get(code.code.replace(".", ""), ())]
 
 
-def _mapping(source: Code, to: str, target: str, flags: str) -> Mapping:
+def _mapping(source: Code, to: str, target: str, flags: str) -> CodeMapping:
     approximate, no_map, combination = (flag == "1" for flag in flags[:3])
     found = None if no_map else normalise(target, to)
-    return Mapping(source, found, approximate, no_map, combination, int(flags[3]), int(flags[4]))
+    return CodeMapping(source, found, approximate, no_map, combination, int(flags[3]), int(flags[4]))
 
 
 @cache

@@ -17,7 +17,7 @@ def exists(code: Code, release: str) -> bool:
     return _state(code, release)[0]
 
 
-def valid(code: Code, release: str) -> bool:
+def is_valid(code: Code, release: str) -> bool:
     """Whether a code may be billed in a release: it exists and is not divided further."""
     return _state(code, release)[1]
 
@@ -49,26 +49,26 @@ def in_release(code: Code, release: str) -> list[Code]:
 
 
 def _follow(code: Code, release: str, *, forward: bool) -> list[Code]:
-    if valid(code, release):
+    if is_valid(code, release):
         return [code]
     known = list(releases(code.system))
     path = known[: known.index(release) + 1] if forward else known[known.index(release) :][::-1]
-    start = next((i for i in reversed(range(len(path))) if valid(code, path[i])), None)
+    start = next((i for i in reversed(range(len(path))) if is_valid(code, path[i])), None)
     if start is None:  # a header: never billable, so it is what it is
-        return [code] if exists(code, release) and not any(valid(code, name) for name in known) else []
+        return [code] if exists(code, release) and not any(is_valid(code, name) for name in known) else []
     frontier = [code.code]
     for here, there in zip(path[start:], path[start + 1 :]):
         step = _changed(here, there) if forward else _inverse(there, here)
         frontier = list(dict.fromkeys(after for before in frontier for after in step.get(before, (before,))))
-    return [found for name in frontier if valid(found := Code(code.system, name), release)]
+    return [found for name in frontier if is_valid(found := Code(code.system, name), release)]
 
 
 @cache
 def _changed(old: str, new: str) -> dict[str, tuple[str, ...]]:
     """For each ICD-10-CM code that ceased to be billable between two releases: the codes that took its place."""
     lines = [Code("icd10cm", line) for line in changed_lines()]
-    gone = [code.code for code in lines if valid(code, old) and not valid(code, new)]
-    born = [code.code for code in lines if not valid(code, old) and valid(code, new)]
+    gone = [code.code for code in lines if is_valid(code, old) and not is_valid(code, new)]
+    born = [code.code for code in lines if not is_valid(code, old) and is_valid(code, new)]
     return {code: tuple(_heirs(code, old, born, new)) for code in gone}
 
 
@@ -97,7 +97,7 @@ def _inverse(old: str, new: str) -> dict[str, tuple[str, ...]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class CodePeriod:
     """A run of releases in which a code stayed the same."""
 
     first: str
@@ -106,22 +106,22 @@ class Stage:
     description: str
 
 
-def follow(code: Code) -> list[Stage]:
+def code_history(code: Code) -> list[CodePeriod]:
     """The life of a code through all releases, as runs of equal state and wording."""
-    stages: list[Stage] = []
+    stages: list[CodePeriod] = []
     for release in releases(code.system):
         there, billable = _state(code, release)
         state = "billable" if billable else "divided" if there else "absent"
         words = describe(code, release) if there else ""
         if stages and (stages[-1].state, stages[-1].description) == (state, words):
-            stages[-1] = Stage(stages[-1].first, release, state, words)
+            stages[-1] = CodePeriod(stages[-1].first, release, state, words)
         else:
-            stages.append(Stage(release, release, state, words))
+            stages.append(CodePeriod(release, release, state, words))
     return stages
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TableDiff:
     """What changed from one table to another; all lists hold codes in the order of the book."""
 
     added: list[str]  # billable only in the new one
@@ -130,11 +130,11 @@ class Difference:
     reworded: list[str]  # in both, with another description
 
 
-def diff(old: CodeTable, new: CodeTable) -> Difference:
+def diff(old: CodeTable, new: CodeTable) -> TableDiff:
     """What changed between two tables of one system."""
     before, after = set(old.codes(billable=True)), set(new.codes(billable=True))
     removed = [code for code in old.codes(billable=True) if code not in after]
-    return Difference(
+    return TableDiff(
         added=[code for code in new.codes(billable=True) if code not in before],
         removed=removed,
         divided=[code for code in removed if code in new],

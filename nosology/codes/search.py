@@ -23,7 +23,7 @@ _OPEN = re.compile(r"\([^)]*\)|\[[^]]*\]|unspecified(?: (?:organism|site|type))?
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class SearchHit:
     """A code that fits a query; `matched` is its description or the inclusion term that fits best."""
 
     code: str
@@ -33,7 +33,7 @@ class Hit:
     matched: str
 
 
-def search(table: CodeTable, query: str, limit: int = 20, *, billable: bool | None = None) -> list[Hit]:
+def search(table: CodeTable, query: str, limit: int = 20, *, billable: bool | None = None) -> list[SearchHit]:
     """The codes with the words of a query (whole, or as the beginning of a word), best first.
 
     A word counts by its rarity; of equal matches the text with fewer other words is better, then the shorter code.
@@ -59,7 +59,7 @@ def search(table: CodeTable, query: str, limit: int = 20, *, billable: bool | No
             if score > 0:
                 ranked.append((-score, len(line), line, matched))
     return [
-        Hit(line, table.description(line), table.billable(line), round(-score, 4), matched)
+        SearchHit(line, table.description(line), table.billable(line), round(-score, 4), matched)
         for score, _, line, matched in sorted(ranked)[:limit]
     ]
 

@@ -14,7 +14,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from nosology.core import DataError, OutputError
-from nosology.core.files import cache_folder, new_file
+from nosology.core.files import atomic_file, cache_folder
 
 FORMAT = 2  # raise it when what is cached changes
 DATA = Path(__file__).parent / "data"
@@ -55,7 +55,7 @@ def read_xml(path: Path) -> ElementTree.Element:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def cached(name: str, sources: list[Path], build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def cached_json(name: str, sources: list[Path], build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What `build` returns, kept as JSON until a source file or this code's format changes.
 
     A cache that cannot be read or written costs time, never the answer.
@@ -73,7 +73,7 @@ def cached(name: str, sources: list[Path], build: Callable[[], dict[str, Any]]) 
     with _no_collection():
         value = build()
     try:
-        with new_file(path) as aside:
+        with atomic_file(path) as aside:
             text = json.dumps({"key": key, "value": value}, ensure_ascii=False, separators=(",", ":"))
             aside.write_text(text, encoding="utf-8")
     except (OutputError, OSError):

@@ -16,7 +16,7 @@ _LETTERS = "letters O and I read as digits 0 and 1"
 _ICD9PROC = re.compile(r"[0-9]{1,2}(?:\.[0-9]{1,2})?")
 
 
-class Parsed(NamedTuple):
+class ParsedCode(NamedTuple):
     """A code in its usual spelling, and in words what was mended or remains in doubt."""
 
     code: Code
@@ -31,14 +31,14 @@ def normalise(raw: str, system: str) -> Code:
     return _parse(raw if isinstance(raw, str) else str(raw), system).code
 
 
-def parse(raw: str, system: str | None = None) -> Parsed:
+def parse(raw: str, system: str | None = None) -> ParsedCode:
     """The code in its usual spelling, with what was mended; without a system the one that fits best is taken."""
     raw = raw if isinstance(raw, str) else str(raw)
     return _guess(raw) if system is None else _parse(raw, system)
 
 
 @lru_cache(maxsize=1 << 17)
-def _parse(raw: str, system: str) -> Parsed:
+def _parse(raw: str, system: str) -> ParsedCode:
     if system not in SPELLERS:
         raise CodeError(f"system must be one of {', '.join(SYSTEMS)}; got {system}")
     closed = "".join(raw.split())
@@ -52,7 +52,7 @@ def _parse(raw: str, system: str) -> Parsed:
         repairs.append("dot added")
     elif spelled.replace(".", "") == text.replace(".", "") and spelled != text:
         repairs.append("dot moved" if "." in spelled else "dot removed")
-    return Parsed(Code(system, spelled), tuple(repairs))
+    return ParsedCode(Code(system, spelled), tuple(repairs))
 
 
 def _shown(raw: str) -> str:
@@ -130,9 +130,9 @@ SPELLERS: dict[str, Callable[[str], tuple[str, list[str]]]] = {
 }
 
 
-def _guess(raw: str) -> Parsed:
+def _guess(raw: str) -> ParsedCode:
     """The reading that exists, best if billable; among equals ICD-10-CM, ICD-9-CM, ICD-10-PCS, ICD-9-CM procedures."""
-    from nosology.codes.lookup import known, table
+    from nosology.codes.lookup import is_known, table
 
     text = "".join(raw.split()).upper().rstrip(".-")
     readings = []
@@ -150,8 +150,8 @@ def _guess(raw: str) -> Parsed:
         raise CodeError(f"not a code of {', '.join(SYSTEMS)}: {_shown(raw)}")
     if len(readings) == 1:
         return readings[0]
-    existing = [parsed for parsed in readings if known(parsed.code)] or readings
+    existing = [parsed for parsed in readings if is_known(parsed.code)] or readings
     existing.sort(key=lambda parsed: not table(parsed.code.system).billable(parsed.code.code))
     best, *others = existing
     doubt = (f"read as {best.code.system}; it may also be {', '.join(map(str, (o.code for o in others)))}",)
-    return Parsed(best.code, best.repairs + (doubt if others else ()))
+    return ParsedCode(best.code, best.repairs + (doubt if others else ()))

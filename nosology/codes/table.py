@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nosology.codes.search import Hit
+    from nosology.codes.search import SearchHit
 
 _DELETE = "\x7f"  # in no text, and JSON writes it as it is
 NOTES = (
@@ -24,8 +24,8 @@ NOTES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A line of the classification with the notes written at that line (see CodeTable.inherited for those above it)."""
+class CodeEntry:
+    """A line of the classification with its own notes; `CodeTable.inherited_notes` adds those of the lines above."""
 
     code: str
     description: str
@@ -89,16 +89,16 @@ class CodeTable:
     def __contains__(self, code: object) -> bool:
         return code in self._row
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[CodeEntry]:
         return map(self.__getitem__, self._codes)
 
-    def __getitem__(self, code: str) -> Entry:
+    def __getitem__(self, code: str) -> CodeEntry:
         row = self._row[code]
         notes = {kind: tuple(lines) for kind, lines in self._notes.get(code, {}).items()}
         billable = bool(self._billable[row])
-        return Entry(code, self._descriptions[row], billable, self._parents[row], self.kind(code), **notes)
+        return CodeEntry(code, self._descriptions[row], billable, self._parents[row], self.kind(code), **notes)
 
-    def get(self, code: str) -> Entry | None:
+    def get(self, code: str) -> CodeEntry | None:
         """The line of a code, block or chapter; None if the release has none."""
         return self[code] if code in self._row else None
 
@@ -185,14 +185,14 @@ class CodeTable:
         """The category (three characters, of procedures fewer or as many) of a code; None for chapters and blocks."""
         return self._at_level(code, "category")
 
-    def inherited(self, code: str, kind: str) -> list[tuple[str, str]]:
+    def inherited_notes(self, code: str, kind: str) -> list[tuple[str, str]]:
         """The notes of a kind (see NOTES) that bind a code: (line where it is written, note), the nearest first."""
         if kind not in NOTES:
             raise ValueError(f"kind must be one of {', '.join(NOTES)}; got {kind}")
         lines = (code, *self.ancestors(code))
         return [(line, note) for line in lines for note in self._notes.get(line, {}).get(kind, ())]
 
-    def search(self, query: str, limit: int = 20, *, billable: bool | None = None) -> list[Hit]:
+    def search(self, query: str, limit: int = 20, *, billable: bool | None = None) -> list[SearchHit]:
         """The codes whose description or terms match the words of the query, best first."""
         from nosology.codes.search import search
 

@@ -96,14 +96,14 @@ _AFTER_DOT = re.compile(r"with \.(\w+)")
 _FINAL = re.compile(r"with final characters? -?(\w+)")
 
 
-class Reference(NamedTuple):
+class CodeReference(NamedTuple):
     """Codes from first to last with all below them; `condition` narrows them: (kind, values), None if not at all."""
 
     first: str
     last: str
     condition: tuple[str, tuple[str, ...]] | None = None
 
-    def holds(self, code: str) -> bool:
+    def covers(self, code: str) -> bool:
         """Whether a code (with or without its dot) is one that the reference means."""
         if not self.first[:1] <= code[:1] <= self.last[:1]:  # most codes are of another chapter
             return False
@@ -123,14 +123,14 @@ class Reference(NamedTuple):
 
 
 @lru_cache(maxsize=20_000)
-def references(note: str) -> tuple[Reference, ...]:
+def code_references(note: str) -> tuple[CodeReference, ...]:
     """Every code or range that stands in brackets in a note, with the condition that follows it."""
     found = []
     for brackets in _IN_BRACKETS.finditer(note):
         inside, after = brackets.groups()
         condition = _condition(inside) or (_condition(after) if after.lstrip().startswith("with") else None)
         for match in _REFERENCE.finditer(inside):
-            found.append(Reference(match[1], match[2] or match[1], condition))
+            found.append(CodeReference(match[1], match[2] or match[1], condition))
     return tuple(found)
 
 

@@ -62,10 +62,10 @@ def terms(table: CodeTable, *, seventh: bool = True, added: Iterable[Term] = ())
     seventh: injuries have their seventh character (A, the initial encounter, where a term says no more); else the code
     ends before it, as in editions that leave it out. added: terms of the user's own, such as those of an index.
     """
-    leaves = Leaves(table, seventh)
+    leaves = DefaultCodes(table, seventh)
     yield from _own(table, leaves)
     for code in table.codes():
-        leaf = leaves.of(code)
+        leaf = leaves.get(code)
         if leaf is None:
             continue
         title = _ENCOUNTER.sub("", table.description(code))
@@ -80,7 +80,7 @@ def terms(table: CodeTable, *, seventh: bool = True, added: Iterable[Term] = ())
                 yield from _described(note, leaf, "inclusion")
     yield from _old_titles(table, leaves)
     for term in added:
-        leaf = leaves.of(term.code)
+        leaf = leaves.get(term.code)
         if leaf is not None:
             yield term._replace(code=leaf)
 
@@ -90,7 +90,7 @@ def _sevenths(below: list[str]) -> bool:
     return all(len(code) == 8 for code in below) and len({code[:7] for code in below}) == 1
 
 
-class Leaves:
+class DefaultCodes:
     """Which code stands for a line of the table where nothing more is said."""
 
     def __init__(self, table: CodeTable, seventh: bool):
@@ -111,7 +111,7 @@ class Leaves:
         """Whether the code is divided by a seventh character alone."""
         return code in self._injuries
 
-    def of(self, code: str) -> str | None:
+    def get(self, code: str) -> str | None:
         """The code itself if it is the last of its branch, else the unspecified one below it; None: no such line."""
         if code not in self._known:
             self._known[code] = self._find(code)
@@ -133,32 +133,32 @@ class Leaves:
         vague = [other for other in below if len(_VAGUE.findall(titles[other])) == most > 0]
         without = [other for other in vague or below if _UNCOMPLICATED.search(titles[other])]
         nines = [other for other in below if other[-1] == "9"]
-        return self.of((without or vague or nines or below)[0])
+        return self.get((without or vague or nines or below)[0])
 
 
-def vague_first(table: CodeTable, codes: Iterable[str]) -> dict[str, tuple[bool, int, str]]:
+def specificity_keys(table: CodeTable, codes: Iterable[str]) -> dict[str, tuple[bool, int, str]]:
     """A key for each code by which unspecified codes stand before others, then short before long ones."""
     return {code: (not (code in table and _VAGUE.search(table.description(code))), len(code), code) for code in codes}
 
 
-def _own(table: CodeTable, leaves: Leaves) -> Iterator[Term]:
-    for phrase, codes in own_synonyms():
+def _own(table: CodeTable, leaves: DefaultCodes) -> Iterator[Term]:
+    for phrase, codes in builtin_synonyms():
         if found := next(filter(None, (_in_release(code, table, leaves) for code in codes)), None):
             yield Term(phrase, found, "synonym")
 
 
-def _in_release(code: str, table: CodeTable, leaves: Leaves) -> str | None:
+def _in_release(code: str, table: CodeTable, leaves: DefaultCodes) -> str | None:
     """What a code of any release is in that of the table."""
-    found = leaves.of(code)
+    found = leaves.get(code)
     if found is None:
         heirs = in_release(Code("icd10cm", code), table.release)
         vague = [heir for heir in heirs if _VAGUE.search(table.description(heir.code))]
-        found = leaves.of((vague or heirs)[0].code) if heirs else None
+        found = leaves.get((vague or heirs)[0].code) if heirs else None
     return found
 
 
 @cache
-def own_synonyms() -> list[tuple[str, tuple[str, ...]]]:
+def builtin_synonyms() -> list[tuple[str, tuple[str, ...]]]:
     """Our list: phrase and ICD-10-CM code; where several are given, the first that a release has (F32.A|F32.9)."""
     found = []
     for path in sorted((DATA / "synonyms").glob("*.tsv")):
@@ -175,11 +175,11 @@ def _in_the_past(phrase: str) -> list[str]:
     return [f"{past} {phrase[1:]}" for past in _PAST] if phrase.startswith("~") else [phrase]
 
 
-def _old_titles(table: CodeTable, leaves: Leaves) -> Iterator[Term]:
+def _old_titles(table: CodeTable, leaves: DefaultCodes) -> Iterator[Term]:
     old = code_table("icd9cm")
     for code in old.codes(billable=True):
         maps = [m for m in map_code(Code("icd9cm", code), "icd10cm") if m.target is not None and not m.combination]
-        targets = dict.fromkeys(leaf for m in maps if (leaf := leaves.of(m.target.code)))
+        targets = dict.fromkeys(leaf for m in maps if (leaf := leaves.get(m.target.code)))
         if len(targets) > 1:
             targets = dict.fromkeys(leaf for leaf in targets if _VAGUE.search(table.description(leaf))) or targets
         if targets and len(targets) <= 3:

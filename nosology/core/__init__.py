@@ -1,4 +1,4 @@
-"""What every room shares: notes, codes, spans, suggestions and the exceptions."""
+"""Types that all packages share: notes, codes, spans, suggestions and exceptions."""
 
 from nosology.core.errors import (
     BundleError,
@@ -12,6 +12,8 @@ from nosology.core.errors import (
     ReviewError,
 )
 from nosology.core.note import SPLITS, SYSTEMS, Code, Evidence, EvidenceSpan, Note, Span, Suggestion
+
+__version__ = "0.1.0"
 
 __all__ = [
     "SPLITS",
@@ -31,4 +33,5 @@ __all__ = [
     "ReviewError",
     "Span",
     "Suggestion",
+    "__version__",
 ]

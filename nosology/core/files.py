@@ -21,7 +21,7 @@ def _beside(target: Path) -> Path:
 
 
 @contextmanager
-def new_file(target: str | Path) -> Iterator[Path]:
+def atomic_file(target: str | Path) -> Iterator[Path]:
     """A path to write to; on success it becomes `target` (replacing it), on any failure it is removed."""
     target = Path(target)
     with _blaming(target):
@@ -46,14 +46,14 @@ def _blaming(target: Path) -> Iterator[None]:
 
 
 @contextmanager
-def new_folder(target: str | Path, *, marker: str) -> Iterator[Path]:
+def atomic_folder(target: str | Path, *, marker: str) -> Iterator[Path]:
     """An empty folder to fill; on success it becomes `target`, on any failure it is removed.
 
     An existing `target` is replaced only if it holds the file `marker`, that is, if it is an older output of the same
     kind (or empty); anything else there is somebody's data.
     """
     target = Path(target)
-    check_target(target, marker=marker)
+    check_output_folder(target, marker=marker)
     with _blaming(target):
         if target.is_symlink():
             target = target.resolve()
@@ -72,7 +72,7 @@ def new_folder(target: str | Path, *, marker: str) -> Iterator[Path]:
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def check_target(target: str | Path, *, marker: str) -> None:
+def check_output_folder(target: str | Path, *, marker: str) -> None:
     """Raises OutputError where `new_folder` would not write."""
     target = Path(target)
     with _blaming(target):
@@ -90,7 +90,7 @@ def sha256(path: Path) -> str:
 
 def write_json(path: str | Path, value: Any) -> None:
     """Writes `value` as indented JSON, whole or not at all; NaN and infinity are refused."""
-    with new_file(path) as aside:
+    with atomic_file(path) as aside:
         aside.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
 

@@ -65,16 +65,16 @@ class LabelSpace:
         return [list(code) for code in self.codes]
 
 
-NINE, TEN = 1, 2  # bits: a note may be coded in both
-VERSION = {"icd9cm": NINE, "icd9proc": NINE, "icd10cm": TEN, "icd10pcs": TEN}
+ICD9, ICD10 = 1, 2  # bits: a note may be coded in both
+SYSTEM_VERSION = {"icd9cm": ICD9, "icd9proc": ICD9, "icd10cm": ICD10, "icd10pcs": ICD10}
 
 
-def versions(codes: Sequence[Collection[Code]]) -> np.ndarray:
+def note_versions(codes: Sequence[Collection[Code]]) -> np.ndarray:
     """The versions of each note (B,), as bits; a note without codes has those of most notes."""
     found = np.zeros(len(codes), dtype=np.int64)
     for row, note in enumerate(codes):
         for code in note:
-            found[row] |= VERSION[code.system]
+            found[row] |= SYSTEM_VERSION[code.system]
     if found.any():
         found[found == 0] = np.bincount(found[found > 0]).argmax()
     return found
@@ -82,10 +82,10 @@ def versions(codes: Sequence[Collection[Code]]) -> np.ndarray:
 
 def label_versions(labels: LabelSpace) -> np.ndarray:
     """The version of each label (L,)."""
-    return np.array([VERSION[code.system] for code in labels.codes], dtype=np.int64)
+    return np.array([SYSTEM_VERSION[code.system] for code in labels.codes], dtype=np.int64)
 
 
-def only_own_version(
+def mask_other_versions(
     values: np.ndarray, of_notes: np.ndarray, of_labels: np.ndarray, otherwise: float = 0
 ) -> np.ndarray:
     """The values (B, L) with another one where a label is of no version of the note, in place."""

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nosology.codes import known
+from nosology.codes import is_known
 from nosology.core import ConfigError, Note
 from nosology.corpora.corpus import Corpus
 from nosology.corpora.duplicates import SHINGLE, THRESHOLD, check_threshold, exact_pairs, near_pairs
@@ -168,5 +168,5 @@ def _unseen(roster: list[Row]) -> Iterator[Finding]:
 
 def _unknown(roster: list[Row]) -> Finding:
     codes = sorted({code for row in roster for code in row.codes})
-    unknown = [str(code) for code in codes if not known(code)]
+    unknown = [str(code) for code in codes if not is_known(code)]
     return _finding("codes no release has", False, unknown, len(codes), "codes")

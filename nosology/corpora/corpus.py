@@ -12,9 +12,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import compute, parquet
 
-from nosology.core import SPLITS, Code, DataError, Evidence, Note
-from nosology.core.files import new_folder, write_json
-from nosology.core.version import __version__
+from nosology.core import SPLITS, Code, DataError, Evidence, Note, __version__
+from nosology.core.files import atomic_folder, write_json
 from nosology.corpora.notes_file import note_to_json
 
 MANIFEST, NOTES = "corpus.json", "notes.parquet"
@@ -102,7 +101,7 @@ def write_corpus(
     """
     folder = Path(folder)
     tally = _Tally()
-    with new_folder(folder, marker=MANIFEST) as aside:
+    with atomic_folder(folder, marker=MANIFEST) as aside:
         with parquet.ParquetWriter(aside / NOTES, _SCHEMA, compression="zstd") as writer:
             for group in _groups(notes):
                 for note in group:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nosology.codes import known, parse
+from nosology.codes import is_known, parse
 from nosology.core import SPLITS, SYSTEMS, Code, CodeError, DataError
 
 
@@ -160,7 +160,7 @@ class Intake:
         kinds = []
         if any(repair.endswith("restored") or repair.startswith("letters") for repair in repairs):
             kinds.append("repaired_code")
-        if self.check_codes and not known(code):
+        if self.check_codes and not is_known(code):
             kinds.append("unknown_code")
         return code, tuple(kinds)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nosology.core.files import new_file, write_json
+from nosology.core.files import atomic_file, write_json
 from nosology.encoders.embedding_cache import INDEX, RECORD, EmbeddingCache
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ def write_report(root: str | Path, cache: EmbeddingCache, summary: dict[str, Any
     write_json(cache.folder / REPORT, summary)
     found = [one for path in sorted(root.glob(f"*/{REPORT}")) if (one := _read(path)) is not None]
     found.sort(key=lambda one: (one["model"], one["key"]))
-    with new_file(root / PLOT) as aside:
+    with atomic_file(root / PLOT) as aside:
         aside.write_bytes(_plot(root, found))
-    with new_file(root / PAGE) as aside:
+    with atomic_file(root / PAGE) as aside:
         aside.write_text(_page(found), encoding="utf-8")
     return root / PAGE
 

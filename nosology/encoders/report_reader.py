@@ -8,7 +8,7 @@ from typing import Any
 
 from nosology.encoders.pieces import PieceReader
 from nosology.encoders.vocabulary import Read
-from nosology.text.report_text import report_view
+from nosology.text.report_text import clean_report
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ReportReader:
         """The pieces of a report (T,), without the tokens that begin and end it."""
         if self.cleaning == "plain" and not self.negation:
             return self._pieces.read(text)
-        view = report_view(text, negation=self.negation, stop_words=self.cleaning == "paper")
+        view = clean_report(text, negation=self.negation, stop_words=self.cleaning == "paper")
         found = self._pieces.read(view.text)
         if not len(found):
             return found

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nosology.text.tokens import lower, tokens, words_of
+from nosology.text.tokens import lower, tokenize, words_of
 
 PAD, UNKNOWN = 0, 1  # what stands after a note's end, and for a word that is not in the vocabulary
 SPECIALS = 2
@@ -73,7 +73,7 @@ class Vocabulary:
 
     def read(self, text: str, limit: int | None = None) -> Read:
         """The first `limit` words of a text; numbers are words as any other."""
-        found = tokens(text)
+        found = tokenize(text)
         return Read(self.ids(found.words[:limit]), found.starts[:limit], found.ends[:limit])
 
     def to_json(self) -> list[str]:

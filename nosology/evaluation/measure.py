@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nosology.codes.code_list import description_of
-from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError, Note
-from nosology.core.label_space import VERSION, LabelSpace, label_versions, only_own_version, versions
+from nosology.codes.lookup import label_description
+from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError, Note, __version__
+from nosology.core.label_space import SYSTEM_VERSION, LabelSpace, label_versions, mask_other_versions, note_versions
 from nosology.core.progress import progress
-from nosology.core.version import __version__
 from nosology.corpora.corpus import Corpus
 from nosology.evaluation import Evaluation, examine, tune_threshold, write_report
 from nosology.evaluation.code_sets import KNOWN, CodeSet
@@ -81,7 +80,7 @@ def measure(
     evaluation = examine(labels, true, probabilities, thresholds, systems=counted, at_least_one=one, seed=seed)
 
     cautions = _cautions(bundle, corpus, split, tune, counted & present - set(labels.systems))
-    if others := int((~asked.counts(versions(gold))).sum()):
+    if others := int((~asked.counts(note_versions(gold))).sum()):
         cautions.append(f"{others} notes of {split} are coded in another ICD version and left out")
     if not systems and (silent := sorted(set(bundle.model.labels.systems) - counted)):
         cautions.append(f"codes of {', '.join(silent)} are not counted: no note of {split} has one (--system asks)")
@@ -126,7 +125,7 @@ def _candidates(model: Model, chosen: CodeSet | None, systems: set[str]) -> tupl
     """The model to ask, and which of its columns count."""
     if chosen is not None and chosen.codes - set(model.labels.codes) and hasattr(model, "with_codes"):
         known = dict(zip(model.labels.codes, model.descriptions))
-        model = model.with_codes([(code, known.get(code) or description_of(code)) for code in sorted(chosen.codes)])
+        model = model.with_codes([(code, known.get(code) or label_description(code)) for code in sorted(chosen.codes)])
     wanted = [code.system in systems and (chosen is None or code in chosen.codes) for code in model.labels.codes]
     return model, np.flatnonzero(wanted)
 
@@ -144,7 +143,7 @@ class _Asked:
     def on(self, split: str) -> tuple[LabelSpace, list[Collection[Code]], np.ndarray]:
         """The L codes asked for, and of the B notes of a split that count: the true codes, and probabilities (B, L)."""
         gold: list[Collection[Code]] = [note.codes for note in self.corpus.notes(_split(split), text=False)]
-        of_notes = versions(gold)
+        of_notes = note_versions(gold)
         kept = self.counts(of_notes)
         if self.chosen is not None:
             rows, narrowed = self.chosen.narrow(gold)
@@ -158,11 +157,11 @@ class _Asked:
         notes = compress(self.corpus.notes(_split(split)), kept)
         labels = LabelSpace(self.model.labels.codes[j] for j in self.columns)
         found = self._probabilities(progress(notes, f"coding {split}", total=len(gold)), len(gold))
-        return labels, gold, only_own_version(found, of_notes[kept], label_versions(labels))
+        return labels, gold, mask_other_versions(found, of_notes[kept], label_versions(labels))
 
     def counts(self, of_notes: np.ndarray) -> np.ndarray:
         """Which notes (B,) are coded in a version of the systems that count; of the others nothing is known."""
-        asked = np.bitwise_or.reduce([VERSION[system] for system in self.systems])
+        asked = np.bitwise_or.reduce([SYSTEM_VERSION[system] for system in self.systems])
         return (of_notes == 0) | ((of_notes & asked) > 0)
 
     def _probabilities(self, notes: Iterable[Note], n: int) -> np.ndarray:

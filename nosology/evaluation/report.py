@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nosology.core import Code
-from nosology.core.files import new_folder, write_json
+from nosology.core.files import atomic_folder, write_json
 from nosology.evaluation import plots
 from nosology.evaluation.metrics import Evaluation, Metrics
 from nosology.evaluation.page import page
@@ -71,7 +71,7 @@ def write_report(
             for row in _most_frequent(codes, nameable=False)
         ],
     )
-    with new_folder(folder, marker="metrics.json") as aside:
+    with atomic_folder(folder, marker="metrics.json") as aside:
         write_json(aside / "metrics.json", metrics)
         write_json(aside / "provenance.json", dict(provenance or {}))
         _write_csv(aside / "per_code.csv", codes)

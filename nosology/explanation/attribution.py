@@ -10,7 +10,7 @@ import numpy as np
 from nosology.core import ConfigError
 from nosology.explanation.lime_words import lime_weights
 from nosology.models.bundle import Model
-from nosology.text.tokens import Tokens, tokens
+from nosology.text.tokens import Tokens, tokenize
 
 _BATCH = 512  # texts that are held at a time: a long note has thousands of words, and so often its length
 
@@ -34,7 +34,7 @@ def attribute(model: Model, text: str, column: int, method: str, *, samples: int
     if method not in methods_of(model):
         allowed = ", ".join(methods_of(model))
         raise ConfigError(f"method must be one of {allowed} for a coder of kind {model.kind}; got {method!r}")
-    words = tokens(text, lower_case=False)
+    words = tokenize(text, lower_case=False)
     if not len(words):
         return Attribution(method, column, words, np.zeros(0))
     if method == "lime":

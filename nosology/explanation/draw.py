@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nosology.core.files import new_file
+from nosology.core.files import atomic_file
 from nosology.explanation.attribution import Attribution
 
 _FOR, _AGAINST = (214, 69, 65), (58, 110, 165)  # colours of words that speak for a code, and against it
@@ -76,7 +76,7 @@ def picture(path: str | Path, title: str, text: str, found: Attribution) -> None
                 colour = tuple(part / 255 for part in (_FOR if strength[number] > 0 else _AGAINST))
                 shown["bbox"] = {"facecolor": (*colour, abs(strength[number])), "edgecolor": "none", "pad": 1.2}
             figure.text((_MARGIN + column * _CHARACTER) / width, y, word, **shown)
-    with new_file(path) as aside:
+    with atomic_file(path) as aside:
         canvas.print_png(aside)
 
 

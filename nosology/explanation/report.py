@@ -14,7 +14,7 @@ import numpy as np
 
 from nosology.codes import describe
 from nosology.core import DataError, Note
-from nosology.core.files import new_folder, write_json
+from nosology.core.files import atomic_folder, write_json
 from nosology.core.progress import progress
 from nosology.corpora.corpus import Corpus
 from nosology.explanation.attribution import Attribution, attribute, methods_of
@@ -86,7 +86,7 @@ def write_explanations(
     """What was found, a row an explanation; in `out` a page a note, a picture an explanation, explanations.json."""
     rows: list[dict[str, Any]] = []
     several = len(bundle.model.labels.systems) > 1  # two may have the same code
-    with new_folder(out, marker=MARKER) as folder:
+    with atomic_folder(out, marker=MARKER) as folder:
         for number, note in enumerate(notes):
             name, text = note.id, note.text
             stem = f"{number:03d}-{re.sub(r'[^A-Za-z0-9-]+', '-', Path(name).stem)[:40]}"

@@ -14,10 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from nosology.core import BundleError, ConfigError, EvidenceSpan
-from nosology.core.files import new_folder, sha256, write_json
+from nosology.core import BundleError, ConfigError, EvidenceSpan, __version__
+from nosology.core.files import atomic_folder, sha256, write_json
 from nosology.core.label_space import LabelSpace
-from nosology.core.version import __version__
 from nosology.evaluation.decision import Decision
 from nosology.models.linear.linear_model import Linear
 
@@ -120,7 +119,7 @@ class Bundle:
 
     def save(self, folder: str | Path, also: Mapping[str, Path] | None = None) -> None:
         """Writes the bundle, whole or not at all; also: files to keep beside the model, by the names they get."""
-        with new_folder(folder, marker=MANIFEST) as aside:
+        with atomic_folder(folder, marker=MANIFEST) as aside:
             self.model.save(aside)
             for name, path in (also or {}).items():
                 shutil.copy(path, aside / name)

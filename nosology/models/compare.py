@@ -11,7 +11,7 @@ import numpy as np
 
 from nosology.core import BundleError, ConfigError, DataError, Note
 from nosology.core.files import write_json
-from nosology.core.label_space import label_versions, only_own_version, versions
+from nosology.core.label_space import label_versions, mask_other_versions, note_versions
 from nosology.corpora.corpus import Corpus
 from nosology.evaluation import Evaluation, examine
 from nosology.evaluation.significance import paired_bootstrap, paired_t_test
@@ -94,7 +94,7 @@ def judged(bundle: Bundle, notes: Sequence[Note], threshold: float | None = None
     parts = [notes[start : start + _BATCH] for start in range(0, len(notes), _BATCH)]
     found = np.concatenate([read(part) if read else model.probabilities(n.text for n in part) for part in parts])
     codes = [note.codes for note in notes]
-    only_own_version(found, versions(codes), label_versions(model.labels))
+    mask_other_versions(found, note_versions(codes), label_versions(model.labels))
     settings = LabelSettings.model_validate(bundle.recipe["labels"])
     gold = of_labels(settings, model.labels, codes)
     limit = bundle.decision.thresholds(model.labels) if threshold is None else threshold

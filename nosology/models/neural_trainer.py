@@ -15,9 +15,9 @@ import torch
 from scipy import sparse
 
 from nosology.codes import table
-from nosology.codes.code_list import description_of
+from nosology.codes.lookup import label_description
 from nosology.core import Code, ConfigError, DataError
-from nosology.core.label_space import NINE, TEN, LabelSpace, label_versions, only_own_version, versions
+from nosology.core.label_space import ICD9, ICD10, LabelSpace, label_versions, mask_other_versions, note_versions
 from nosology.core.progress import progress
 from nosology.encoders.vocabulary import Read, Vocabulary, WordReader
 from nosology.encoders.word_vectors import train_word_vectors
@@ -55,7 +55,7 @@ class Notes:
         """The notes of examples; a note's versions are those of all its codes, also of those that are not learned."""
         reads = [reader.read(text) for text in progress(examples.texts(), "reading", total=len(examples))]
         codes = of_labels(settings, labels, examples.codes)
-        return Notes(reads, codes, labels.encode(codes), versions(examples.codes))
+        return Notes(reads, codes, labels.encode(codes), note_versions(examples.codes))
 
     def part(self, size: int, seed: int) -> Notes:
         """At most `size` of the notes, drawn by the seed."""
@@ -82,7 +82,7 @@ class Asked:
     def of(labels: LabelSpace, question: np.ndarray, size: int) -> Asked:
         """The questions of a label space by version."""
         of = label_versions(labels)
-        return Asked(question, {v: np.unique(question[(of & v) > 0]) for v in (NINE, TEN, NINE | TEN)}, size)
+        return Asked(question, {v: np.unique(question[(of & v) > 0]) for v in (ICD9, ICD10, ICD9 | ICD10)}, size)
 
 
 def train_neural(recipe: Recipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path) -> Trained:
@@ -91,7 +91,7 @@ def train_neural(recipe: Recipe, train_notes: Examples, dev_notes: Examples, ref
     labels = model.labels
     dev = Notes.of(dev_notes, recipe.labels, model.reader, labels)
     fitted = fit_labels(recipe, model, asked, notes, dev, folder, fingerprint(recipe, train_notes, dev_notes))
-    logits = only_own_version(model.logits_of(dev.reads), dev.versions, label_versions(labels), NOTHING)
+    logits = mask_other_versions(model.logits_of(dev.reads), dev.versions, label_versions(labels), NOTHING)
     model = model.calibrated(logits, dev.gold)
     decision = Decision.tune(recipe.decision, labels, dev.codes, model.to_probabilities(logits))
     found = asdict(fitted) | {"dev_codes": int(dev.gold.nnz), "shape": model.shape.model_dump()}
@@ -188,7 +188,7 @@ def _validate(model: NeuralModel, dev: Notes, net: torch.nn.Module) -> dict[str,
     if isinstance(model, DualLaat):
         model.forget()
     probabilities = model.to_probabilities(model.logits_of(dev.reads))
-    only_own_version(probabilities, dev.versions, label_versions(model.labels))
+    mask_other_versions(probabilities, dev.versions, label_versions(model.labels))
     return brief(model.labels, dev.codes, probabilities)
 
 
@@ -198,7 +198,7 @@ def _words(recipe: Recipe, labels: LabelSpace, examples: Examples) -> tuple[Word
     Every word of the code tables is in the vocabulary, so that a code never seen is read in its own words.
     """
     settings: VectorSettings = recipe.vectors.resolved(len(examples))
-    described = set(chain.from_iterable(map(words_of, map(description_of, labels.codes))))
+    described = set(chain.from_iterable(map(words_of, map(label_description, labels.codes))))
     if recipe.kind == "dual_laat":
         described.update(string.digits)  # of numbers that no table has
         for system in labels.systems:
@@ -224,7 +224,7 @@ def _start_dual_laat(recipe: Recipe, labels: LabelSpace, examples: Examples) -> 
     shape: DualLaatShape = recipe.model.resolved(len(examples))
     torch.manual_seed(recipe.seed)  # of the net's first weights
     net = DualLaatNet(shape, len(reader.vocabulary), recipe.vectors.size, vectors)
-    descriptions = [description_of(code) for code in labels.codes]
+    descriptions = [label_description(code) for code in labels.codes]
     model = DualLaat(labels, np.zeros(len(labels), np.int64), reader, net, shape, descriptions=descriptions)
     texts, question = np.unique(_texts(model), axis=0, return_inverse=True)
     net.descriptions = torch.from_numpy(texts)

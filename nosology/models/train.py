@@ -9,9 +9,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from nosology.core import ConfigError, DataError
-from nosology.core.files import check_target
-from nosology.core.version import __version__
+from nosology.core import ConfigError, DataError, __version__
+from nosology.core.files import check_output_folder
 from nosology.corpora.corpus import Corpus
 from nosology.evaluation.decision import Decision
 from nosology.models.bundle import MANIFEST, Bundle, Model
@@ -57,7 +56,7 @@ def examples_for(
     recipe: Recipe, corpora: list[Corpus], out: str | Path, *, coded: bool = True
 ) -> tuple[Examples, Examples, bool]:
     """What `train_and_dev` gives; raises at once what would end a training after hours. coded: it needs codes."""
-    check_target(out, marker=MANIFEST)
+    check_output_folder(out, marker=MANIFEST)
     if len({corpus.hash for corpus in corpora}) < len(corpora):
         raise ConfigError("each corpus must be given once; two of them have the same notes")
     train_notes, dev_notes, carved = train_and_dev(corpora, recipe.holdout.share, recipe.seed)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nosology.core.files import new_file
+from nosology.core.files import atomic_file
 from nosology.evaluation.plots import BLUE, INK, ORANGE, PALE
 from nosology.reproduce.grid import Run
 from nosology.reproduce.grid_tables import HEADS, Cell, Results, cell
@@ -47,7 +47,7 @@ def write_plot(folder: Path, runs: Sequence[Run], results: Results) -> None:
     figure.legend(
         *panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False, fontsize=8
     )
-    with new_file(folder / PLOT) as aside:
+    with atomic_file(folder / PLOT) as aside:
         figure.savefig(aside, format="png", metadata={"Software": None})
 
 

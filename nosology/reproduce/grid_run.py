@@ -18,9 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nosology.core import SYSTEMS, DataError, NosologyError
+from nosology.core import SYSTEMS, DataError, NosologyError, __version__
 from nosology.core.files import write_json
-from nosology.core.version import __version__
 from nosology.corpora.corpus import Corpus
 from nosology.encoders.embedding_cache import EmbeddingCache
 from nosology.evaluation.counts import Counts
@@ -147,7 +146,7 @@ def federated(task: Task, recipe: FederatedHeadsRecipe, corpus: Corpus) -> Bundl
 
 def counts_on_test(bundle: Bundle, corpus: Corpus, cache: EmbeddingCache) -> Counts:
     """The counts on the test notes, the same as `measure` makes, but from vectors that are there already."""
-    from nosology.core.label_space import label_versions, only_own_version, versions
+    from nosology.core.label_space import label_versions, mask_other_versions, note_versions
     from nosology.evaluation.scored import Scored
     from nosology.training.platt import NOTHING
 
@@ -165,7 +164,7 @@ def counts_on_test(bundle: Bundle, corpus: Corpus, cache: EmbeddingCache) -> Cou
     logits = bundle.model.logits_of(vectors)
     logits[blank] = NOTHING
     labels = bundle.model.labels
-    own = only_own_version(bundle.model.to_probabilities(logits), versions(gold), label_versions(labels))
+    own = mask_other_versions(bundle.model.to_probabilities(logits), note_versions(gold), label_versions(labels))
     systems = {code.system for codes in gold for code in codes} or set(SYSTEMS)
     scored = Scored.of(labels, gold, own, systems)
     predicted = scored.predicted(bundle.decision.thresholds(labels))

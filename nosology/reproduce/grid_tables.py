@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from nosology.core.files import new_file
+from nosology.core.files import atomic_file
 from nosology.reproduce.grid import Run
 from nosology.reproduce.grid_run import METRICS
 
@@ -97,9 +97,9 @@ def tables(top: Sequence[int]) -> list[Table]:
 def write_tables(folder: Path, runs: Sequence[Run], results: Results, failed: Mapping[str, str], top: Sequence[int]):
     """Writes tables.md and tables.csv."""
     made = tables(top)
-    with new_file(folder / MARKDOWN) as aside:
+    with atomic_file(folder / MARKDOWN) as aside:
         aside.write_text(markdown(made, runs, results, failed), encoding="utf-8")
-    with new_file(folder / CSV) as aside, aside.open("w", newline="", encoding="utf-8") as file:
+    with atomic_file(folder / CSV) as aside, aside.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(
             ("table", "setting", "corpus", "embedder", "head", "top", "metric", "mean", "std", "runs", "of")

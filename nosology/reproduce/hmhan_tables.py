@@ -20,7 +20,7 @@ import torch
 
 from nosology.core import DataError, Note
 from nosology.core.files import write_json
-from nosology.core.label_space import label_versions, only_own_version
+from nosology.core.label_space import label_versions, mask_other_versions
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.roster import read_roster
 from nosology.corpora.splits import stratified_splits
@@ -155,7 +155,7 @@ def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path, told: str) 
         logits = model.logits_of([course.train.reports[row] for row in chosen])
         more = made.part(np.flatnonzero(synthetic == number))
         every = _sigmoid(np.concatenate([logits, _between(course, net, more)]))
-        only_own_version(every, np.concatenate([versions[chosen], versions[more.first]]), versioned)
+        mask_other_versions(every, np.concatenate([versions[chosen], versions[more.first]]), versioned)
         return every, np.concatenate([gold[chosen].toarray(), more.targets]), len(chosen)
 
     labels = course.model.labels

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from nosology.core import ConfigError
-from nosology.text.edits import Cleaned, Edit, Rule, apply, untouched
+from nosology.text.edits import CleanedText, Edit, Rule, apply_edits, untouched
 from nosology.text.tokens import lower as same_length_lower
 
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\ufeff\u200b-\u200d\u2060\u00ad]+")
@@ -136,11 +136,11 @@ MULTILINGUAL = ("nul", "unicode", "deid", "lower", "words", "numbers", "strip")
 """The same for text with accents: letters of every script stay."""
 
 
-def clean(text: str, rules: Sequence[str] = BENCHMARK) -> Cleaned:
+def clean(text: str, rules: Sequence[str] = BENCHMARK) -> CleanedText:
     """The text after each named rule in turn."""
     cleaned = untouched(text)
     for name in rules:
         if name not in RULES:
             raise ConfigError(f"a cleaning rule must be one of {', '.join(RULES)}; got {name!r}")
-        cleaned = apply(RULES[name](cleaned.text), cleaned)
+        cleaned = apply_edits(RULES[name](cleaned.text), cleaned)
     return cleaned

@@ -13,10 +13,10 @@ import numpy as np
 from nosology.core import Span
 from nosology.text.cleaning import fold_accents
 from nosology.text.data import function_words, rows
-from nosology.text.edits import apply, untouched
+from nosology.text.edits import apply_edits, untouched
 from nosology.text.sections import sections
 from nosology.text.sentences import sentences
-from nosology.text.tokens import Tokens, tokens, words_of
+from nosology.text.tokens import Tokens, tokenize, words_of
 
 SECTION_CATEGORY = {"family_history": "family"}
 """Sections that say of all their words what a phrase says of a few."""
@@ -57,7 +57,7 @@ class _Scope(NamedTuple):
 
 def contexts(text: str) -> list[ContextSpan]:
     """Every scope in the text, in the order of the triggers."""
-    found = tokens(text)
+    found = tokenize(text)
     scopes = sorted(_scopes(text, found), key=lambda scope: (scope.trigger, scope.first))
     return [
         ContextSpan(category, Span(int(found.starts[first]), int(found.ends[last - 1])), trigger)
@@ -67,8 +67,8 @@ def contexts(text: str) -> list[ContextSpan]:
 
 def context_of(text: str, spans: Iterable[tuple[int, int]]) -> list[Context]:
     """What the text says of each span: a flag is set where any of the span's words stands in such a scope."""
-    found = tokens(text)
-    marks = word_marks(text, found)
+    found = tokenize(text)
+    marks = context_flags(text, found)
     # counts[c, i]: how many of the first i words carry mark c.
     counts = np.concatenate([np.zeros((len(CATEGORIES), 1), np.int64), np.cumsum(marks, axis=1)], axis=1)
     places = np.array([tuple(span) for span in spans], dtype=np.int64).reshape(-1, 2)
@@ -78,7 +78,7 @@ def context_of(text: str, spans: Iterable[tuple[int, int]]) -> list[Context]:
     return [Context(*row) for row in flags.tolist()]
 
 
-def word_marks(text: str, found: Tokens) -> np.ndarray:
+def context_flags(text: str, found: Tokens) -> np.ndarray:
     """Which words stand in which scopes: boolean (categories, words), in the order of CATEGORIES."""
     changes = np.zeros((len(CATEGORIES), len(found) + 1), dtype=np.int64)
     for scope in _scopes(text, found):
@@ -87,7 +87,7 @@ def word_marks(text: str, found: Tokens) -> np.ndarray:
     return np.cumsum(changes, axis=1)[:, :-1] > 0
 
 
-def past_words(text: str, found: Tokens) -> np.ndarray:
+def past_history_flags(text: str, found: Tokens) -> np.ndarray:
     """Which words (words,) stand in a list of past diseases, in no sentence that speaks of now."""
     marked = np.zeros(len(found), dtype=bool)
     for section in sections(text):
@@ -100,7 +100,9 @@ def past_words(text: str, found: Tokens) -> np.ndarray:
         bounds = [*np.searchsorted(found.starts, [sentence.start for sentence in sentences(text)]).tolist(), len(found)]
         for begin, stop in pairwise(bounds):
             if marked[begin:stop].any() and any(
-                "historical" in effect.ends for match in matches(found.words, begin, stop) for effect in match.effects
+                "historical" in effect.ends
+                for match in find_triggers(found.words, begin, stop)
+                for effect in match.effects
             ):
                 marked[begin:stop] = False
     return marked
@@ -119,18 +121,18 @@ def _scopes(text: str, found: Tokens) -> list[_Scope]:
     ] + _section_scopes(text, found)
 
 
-def _told(text: str, found: Tokens, begin: int, end: int) -> list[Match]:
+def _told(text: str, found: Tokens, begin: int, end: int) -> list[TriggerMatch]:
     """The phrases of a sentence; an answer ("HTN: no, DM: yes") says nothing of what follows it."""
     return [
         match
-        for match in matches(found.words, begin, end)
+        for match in find_triggers(found.words, begin, end)
         if not (
             match.last - match.first == 1 and is_answer(text, int(found.starts[match.first]), found.words[match.first])
         )
     ]
 
 
-def _sentence_scopes(inside: list[Match], begin: int, end: int) -> Iterator[tuple[str, int, int, Match]]:
+def _sentence_scopes(inside: list[TriggerMatch], begin: int, end: int) -> Iterator[tuple[str, int, int, TriggerMatch]]:
     """Category, first word, last word + 1 and trigger of the scopes in the sentence of words begin..end-1."""
     opened = dict.fromkeys(CATEGORIES, begin)
     for match in inside:
@@ -190,7 +192,7 @@ MAX_SCOPE = 40
 """No phrase reaches further than this many words."""
 
 
-class Effect(NamedTuple):
+class TriggerEffect(NamedTuple):
     """One thing a phrase does: mark up to `words` words before or after it, or end the scope of other phrases."""
 
     category: str
@@ -200,19 +202,19 @@ class Effect(NamedTuple):
     ends: frozenset[str] = frozenset()
 
 
-class Match(NamedTuple):
+class TriggerMatch(NamedTuple):
     """The words first..last-1 of a note are a phrase with these effects."""
 
     first: int
     last: int
-    effects: tuple[Effect, ...]
+    effects: tuple[TriggerEffect, ...]
 
 
 # First word -> the lengths of the phrases that start with it, longest first, and what each phrase does.
-Index = dict[str, tuple[list[int], dict[tuple[str, ...], tuple[Effect, ...]]]]
+Index = dict[str, tuple[list[int], dict[tuple[str, ...], tuple[TriggerEffect, ...]]]]
 
 
-def matches(words: Sequence[str], begin: int, end: int) -> Iterator[Match]:
+def find_triggers(words: Sequence[str], begin: int, end: int) -> Iterator[TriggerMatch]:
     """The phrases among words begin..end-1, from left to right; of phrases that overlap, the first and longest."""
     index, done = _index(), begin
     for first in range(begin, end):
@@ -223,13 +225,13 @@ def matches(words: Sequence[str], begin: int, end: int) -> Iterator[Match]:
             done = first + length
             effects = phrases.get(tuple(words[first:done])) if done <= end else None
             if effects is not None:
-                yield Match(first, done, effects)
+                yield TriggerMatch(first, done, effects)
                 break
         else:
             done = first + 1
 
 
-def denies_next(words: Sequence[str], place: int) -> bool:
+def is_negated_inside_phrase(words: Sequence[str], place: int) -> bool:
     """Whether the word before `place` denies that word, though both belong to a phrase, whose own words have no mark.
 
     "No difficulty" says nothing of what follows, but it denies a difficulty in walking; "chronic pancreatitis, no acute
@@ -245,12 +247,12 @@ def denies_next(words: Sequence[str], place: int) -> bool:
     return any(effects and {effect.category for effect in effects} <= {"pseudo", "negated"} for effects in longer)
 
 
-def denied_after(text: str, end: int) -> bool:
+def is_denied_by_next_words(text: str, end: int) -> bool:
     """Whether the words that end at a character are denied by those that follow at once, as the answer in a form is."""
     return _DENIED_BEFORE.match(text, end) is not None
 
 
-def denied_before(text: str, start: int) -> bool:
+def is_denied_by_previous_words(text: str, start: int) -> bool:
     """Whether a minus in brackets, or "negative:" before a list, denies what begins at a character."""
     if _DENIED_BEHIND.search(text[max(0, start - 8) : start]) is not None:
         return True
@@ -263,17 +265,17 @@ def is_answer(text: str, start: int, word: str) -> bool:
     return word in _ANSWERS and text[start + len(word) : start + len(word) + 2].lstrip(" ")[:1] in _ANSWERED
 
 
-def spellings(phrase: str) -> set[tuple[str, ...]]:
+def phrase_variants(phrase: str) -> set[tuple[str, ...]]:
     """Each way to write a phrase of the table, as lower-cased words."""
     choices = product(*(part.replace("_", " ").split("|") for part in phrase.split(" ")))
     written = {" ".join(choice) for choice in choices}
-    written |= {apply(fold_accents(way), untouched(way)).text for way in written}
+    written |= {apply_edits(fold_accents(way), untouched(way)).text for way in written}
     return {tuple(words_of(way)) for way in written}
 
 
-def _effect(row: dict[str, str]) -> Effect:
+def _effect(row: dict[str, str]) -> TriggerEffect:
     direction, ends = row["direction"], row["ends"]
-    return Effect(
+    return TriggerEffect(
         row["category"],
         forward=direction in ("forward", "both"),
         backward=direction in ("backward", "both"),
@@ -284,9 +286,9 @@ def _effect(row: dict[str, str]) -> Effect:
 
 @lru_cache(maxsize=1)
 def _index() -> Index:
-    phrases: dict[tuple[str, ...], dict[Effect, None]] = {}
+    phrases: dict[tuple[str, ...], dict[TriggerEffect, None]] = {}
     for row in rows("context.tsv"):
-        for phrase in spellings(row["phrase"]):
+        for phrase in phrase_variants(row["phrase"]):
             phrases.setdefault(phrase, {})[_effect(row)] = None
     index: Index = {}
     for phrase in sorted(phrases, key=lambda phrase: (-len(phrase), phrase)):
@@ -305,7 +307,7 @@ def mark_negated(text: str, found: Tokens) -> Tokens:
 
     `found` are the words of the text itself, all of them: tokens(text).
     """
-    negated = word_marks(text, found)[CATEGORIES.index("negated")].tolist()
+    negated = context_flags(text, found)[CATEGORIES.index("negated")].tolist()
     empty = function_words()
     words = [
         PREFIX + word if mark and word not in empty and not word.isdigit() else word

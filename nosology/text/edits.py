@@ -28,7 +28,7 @@ Rule = Callable[[str], Iterable[Edit]]
 
 
 @dataclass(frozen=True, slots=True)
-class Cleaned:
+class CleanedText:
     """A text made from another: its character i came from original[starts[i]:ends[i]].
 
     Both arrays never fall, and ends[i] > starts[i].
@@ -48,13 +48,13 @@ class Cleaned:
         return Span(place, place)
 
 
-def untouched(text: str) -> Cleaned:
+def untouched(text: str) -> CleanedText:
     """The text itself, each character standing for itself."""
     places = np.arange(len(text) + 1)
-    return Cleaned(text, places[:-1], places[1:], len(text))
+    return CleanedText(text, places[:-1], places[1:], len(text))
 
 
-def apply(edits: Iterable[Edit], cleaned: Cleaned) -> Cleaned:
+def apply_edits(edits: Iterable[Edit], cleaned: CleanedText) -> CleanedText:
     """The text after the edits, which are in order and do not overlap; offsets still lead to the first original."""
     edits = list(edits)
     if not edits:
@@ -76,4 +76,4 @@ def apply(edits: Iterable[Edit], cleaned: Cleaned) -> Cleaned:
     within = np.arange(new.sum()) - np.repeat(np.cumsum(new) - new, new)
     first = np.repeat(places[:-1], new) + within * np.repeat(same, new)
     last = first + np.repeat(np.where(same, 1, old), new) - 1
-    return Cleaned("".join(pieces), cleaned.starts[first], cleaned.ends[last], cleaned.length)
+    return CleanedText("".join(pieces), cleaned.starts[first], cleaned.ends[last], cleaned.length)

@@ -20,7 +20,7 @@ import numpy as np
 from nosology.text.data import function_words, sided_words
 from nosology.text.sentences import sentences
 from nosology.text.stems import stem, word_keys
-from nosology.text.tokens import tokens
+from nosology.text.tokens import tokenize
 
 LONGEST = 10  # keys; a longer phrase is never met word for word
 FAR = frozenset(stem(word) for word in ("right", "left", "bilateral"))
@@ -34,7 +34,7 @@ _ALIKE = 7  # letters of a word that may be misspelt,
 _SURE = 4  # of which so many at its beginning are right
 
 
-class Found(NamedTuple):
+class PhraseMatch(NamedTuple):
     """A phrase of the index at these words of a note (in order); `gap`: content words between that are not its own."""
 
     phrase: int
@@ -44,14 +44,14 @@ class Found(NamedTuple):
 
 def phrase_keys(text: str) -> tuple[str, ...]:
     """The keys of a phrase, sorted, each once; () if it has none or too many."""
-    empty, found = function_words(), tokens(text)
+    empty, found = function_words(), tokenize(text)
     named = _letters(text, found.words, found.starts.tolist())
     keys = sorted({word_keys(word)[0] for i, word in enumerate(found.words) if word not in empty or i in named})
     return tuple(keys) if len(keys) <= LONGEST else ()
 
 
 @dataclass(frozen=True)
-class Reading:
+class TokenizedNote:
     """A note's words, lower-cased: where they stand, their sentence, how many content words and commas came before."""
 
     words: list[str]
@@ -60,13 +60,13 @@ class Reading:
     sentence: list[int]
     content: list[int]
     clause: list[int]
-    closed: dict[int, str]  # the first of two words with a hyphen between -> both as one word
+    hyphenated: dict[int, str]  # the first of two words with a hyphen between -> both as one word
     letters: frozenset[int]  # the words that look like function words but are names: hepatitis A, vitamin E
 
     @classmethod
-    def of(cls, text: str) -> Reading:
+    def from_text(cls, text: str) -> TokenizedNote:
         """The words of a text."""
-        found = tokens(text)
+        found = tokenize(text)
         empty, content, before = function_words(), [], 0
         letters = _letters(text, found.words, found.starts.tolist())
         for place, word in enumerate(found.words):
@@ -79,10 +79,10 @@ class Reading:
         starts = [span.start for span in sentences(text)]
         sentence = (np.searchsorted(starts, found.starts, side="right") - 1).tolist()
         hyphens = np.flatnonzero(found.starts[1:] == found.ends[:-1] + 1).tolist()
-        closed = {i: found.words[i] + found.words[i + 1] for i in hyphens if text[found.ends[i]] == "-"}
+        hyphenated = {i: found.words[i] + found.words[i + 1] for i in hyphens if text[found.ends[i]] == "-"}
         commas = [found_at.start() for found_at in _COMMA.finditer(text)]
         clause = np.searchsorted(commas, found.starts).tolist()
-        return cls(words, found.starts, found.ends, sentence, content, clause, closed, letters)
+        return cls(words, found.starts, found.ends, sentence, content, clause, hyphenated, letters)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class PhraseIndex:
     keys: np.ndarray  # (all keys of all phrases,)
 
     @classmethod
-    def of(cls, phrases: Sequence[tuple[str, ...]]) -> PhraseIndex:
+    def build(cls, phrases: Sequence[tuple[str, ...]]) -> PhraseIndex:
         """The index of distinct phrases, each a tuple of keys that is not empty."""
         often = Counter(chain.from_iterable(phrases))
         vocabulary = sorted(often)
@@ -127,21 +127,21 @@ class PhraseIndex:
         """The keys of a phrase, sorted."""
         return tuple(sorted(self.vocabulary[key] for key in self.keys[self.bounds[number] : self.bounds[number + 1]]))
 
-    def places(self, note: Reading) -> dict[int, list[int]]:
+    def places(self, note: TokenizedNote) -> dict[int, list[int]]:
         """The words of a note at which each key stands."""
         empty, number = function_words(), self._number
         found: dict[int, list[int]] = {}
         for place, word in enumerate(note.words):
             keys = () if word in empty and place not in note.letters else word_keys(word)
-            for key in (*keys, *word_keys(note.closed[place])) if place in note.closed else keys:
+            for key in (*keys, *word_keys(note.hyphenated[place])) if place in note.hyphenated else keys:
                 if key in number:
                     found.setdefault(number[key], []).append(place)
-        for place in self.guessed(note):
+        for place in self.misspelled(note):
             for key in self._alike(word_keys(note.words[place])[0]):
                 found.setdefault(key, []).append(place)
         return {key: sorted(own) for key, own in found.items()}
 
-    def guessed(self, note: Reading) -> list[int]:
+    def misspelled(self, note: TokenizedNote) -> list[int]:
         """The words of a note that no phrase has, but for one letter: they are taken for their likes."""
         number = self._number
         return [
@@ -168,15 +168,15 @@ class PhraseIndex:
         """What `_alike` has found so far."""
         return {}
 
-    def find(self, note: Reading, gap: int) -> list[Found]:
+    def find(self, note: TokenizedNote, gap: int) -> list[PhraseMatch]:
         """Every phrase with all its keys in one sentence and at most `gap` content words of others between them."""
         places = self.places(note)
         sides = {key: places[key] for key in sorted(self.far) if key in places}
-        found: list[Found] = []
+        found: list[PhraseMatch] = []
         for phrase in self._whole(np.fromiter(places, dtype=np.int64, count=len(places))):
             own = self.keys[self.bounds[phrase] : self.bounds[phrase + 1]].tolist()
             if len(own) == 1:
-                found += [Found(phrase, (place,), 0) for place in places[own[0]]]
+                found += [PhraseMatch(phrase, (place,), 0) for place in places[own[0]]]
             else:
                 found += self._occurrences(phrase, {key: places[key] for key in own}, sides, note, gap)
         return found
@@ -198,8 +198,8 @@ class PhraseIndex:
         return candidates[whole].tolist()
 
     def _occurrences(
-        self, phrase: int, own: dict[int, list[int]], sides: dict[int, list[int]], note: Reading, gap: int
-    ) -> Iterable[Found]:
+        self, phrase: int, own: dict[int, list[int]], sides: dict[int, list[int]], note: TokenizedNote, gap: int
+    ) -> Iterable[PhraseMatch]:
         """The occurrences of a phrase: the closest places of its keys, and each side's place nearest to them."""
         near = [at for key, at in own.items() if key not in sides] or list(own.values())
         far = [at for key, at in own.items() if key in sides] if len(near) < len(own) else []
@@ -215,7 +215,7 @@ class PhraseIndex:
                 chosen.add(side.place)
                 between -= window[0] < side.place < window[-1]
             else:
-                found = Found(phrase, tuple(sorted(chosen)), max(0, between))
+                found = PhraseMatch(phrase, tuple(sorted(chosen)), max(0, between))
                 if between <= gap and found.places not in seen:
                     seen.add(found.places)
                     yield found
@@ -254,7 +254,7 @@ class _Side(NamedTuple):
     place: int
 
 
-def _nearest(at: list[int], window: Sequence[int], taken: set[int], note: Reading) -> _Side | None:
+def _nearest(at: list[int], window: Sequence[int], taken: set[int], note: TokenizedNote) -> _Side | None:
     """The nearest of a side's places, which are in order, to a word of the window in its sentence."""
     found = None
     for word in window:
@@ -266,7 +266,7 @@ def _nearest(at: list[int], window: Sequence[int], taken: set[int], note: Readin
     return found
 
 
-def _nearer(other: _Side | None, side: _Side, note: Reading) -> bool:
+def _nearer(other: _Side | None, side: _Side, note: TokenizedNote) -> bool:
     """Whether another side is the nearer one, as of the knee in "left hip and right knee", not in "left and right"."""
     if other is None or other[:2] >= side[:2]:
         return False

@@ -10,11 +10,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from nosology.text.context import CATEGORIES, PREFIX, word_marks
+from nosology.text.context import CATEGORIES, PREFIX, context_flags
 from nosology.text.data import function_words, rows
-from nosology.text.edits import Cleaned, Edit, apply, untouched
+from nosology.text.edits import CleanedText, Edit, apply_edits, untouched
 from nosology.text.sections import sections
-from nosology.text.tokens import Tokens, tokens, words_of
+from nosology.text.tokens import Tokens, tokenize, words_of
 
 _NEGATORS = frozenset({"no", "not", "without", "never", "none", "nor"})  # function words that are never dropped
 _MOST = 2  # words of a short form: "r/o" is r and o
@@ -32,29 +32,29 @@ def _first_words() -> frozenset[str]:
 
 
 @lru_cache(maxsize=1)
-def words_in_context(text: str) -> tuple[Tokens, np.ndarray]:
+def tokens_with_context(text: str) -> tuple[Tokens, np.ndarray]:
     """The words of a text and which stand in which scopes (categories, words); asked for twice in a row, found once."""
-    found = tokens(text)
-    return found, word_marks(text, found)
+    found = tokenize(text)
+    return found, context_flags(text, found)
 
 
-def long_form(word: str) -> tuple[str, ...]:
+def expanded_abbreviation(word: str) -> tuple[str, ...]:
     """The words that a short form of one word stands for; none if it is no short form."""
     return _long_forms().get((word,), ())
 
 
-def report_view(text: str, *, negation: bool = True, stop_words: bool = True) -> Cleaned:
+def clean_report(text: str, *, negation: bool = True, stop_words: bool = True) -> CleanedText:
     """The words of a report in small letters, one blank between them; numbers that stand alone are left out.
 
     negation: NOT_ stands before each content word that the report denies. stop_words: words without content are left
     out too, but never a negator.
     """
-    return apply(_edits(text, negation, stop_words), untouched(text))
+    return apply_edits(_edits(text, negation, stop_words), untouched(text))
 
 
 def _edits(text: str, negation: bool, stop_words: bool) -> Iterator[Edit]:
     """One edit a word, and one for what stands between two words."""
-    found, marks = words_in_context(text)
+    found, marks = tokens_with_context(text)
     denied = marks[CATEGORIES.index("negated")] & negation
     dropped = function_words() - _NEGATORS if stop_words else frozenset()
     end, i, begun = 0, 0, False
@@ -94,12 +94,12 @@ _MARKS = {"negated": "NOT_", "uncertain": "MAYBE_", "hypothetical": "MAYBE_", "h
 _STEM = 5  # letters of a longer word that stand for all its forms, and for most of its misspellings
 
 
-def marked_words(text: str, *, pairs: bool = True) -> Iterator[str]:
+def context_features(text: str, *, pairs: bool = True) -> Iterator[str]:
     """The features of a note, as `placed_words` has them."""
-    return (name for name, _ in placed_words(text, pairs=pairs))
+    return (name for name, _ in positioned_features(text, pairs=pairs))
 
 
-def placed_words(text: str, *, pairs: bool = True) -> Iterator[tuple[str, int]]:
+def positioned_features(text: str, *, pairs: bool = True) -> Iterator[tuple[str, int]]:
     """The features of a note, each with the number of its (first) word among all words of the note.
 
     Features are each content word with its mark, once more with its section, its stem, and pairs of neighbours.
@@ -107,13 +107,13 @@ def placed_words(text: str, *, pairs: bool = True) -> Iterator[tuple[str, int]]:
     A word that is denied, doubted or past is another word than the same one without: that a report says "no pneumonia"
     speaks for nothing that "pneumonia" speaks for.
     """
-    found, flags = words_in_context(text)
+    found, flags = tokens_with_context(text)
     marks = _marks(flags)
     kinds = _sections(text, found.starts)
     content = [i for i, word in enumerate(found.words) if word not in function_words() and not word.isdigit()]
     for place, i in enumerate(content):
         word, mark = found.words[i], marks[i]
-        for form in (word, *long_form(word)):
+        for form in (word, *expanded_abbreviation(word)):
             yield mark + form, i
             yield f"{kinds[i]}:{mark}{form}", i
             if len(form) > _STEM:

@@ -101,6 +101,6 @@ def word_keys(word: str) -> tuple[str, ...]:
     return _groups().get(own, (own,))
 
 
-def is_known(word: str) -> bool:
+def is_listed_word(word: str) -> bool:
     """Whether a lower-case word stands in the table of words: a short one that does is no abbreviation."""
     return stem(word) in _groups()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nosology.core import Span
-from nosology.text.edits import Cleaned
+from nosology.text.edits import CleanedText
 
 # Letters and digits of any script; a combining accent belongs to its letter, an underscore to no word.
 _WORD = re.compile(r"([^\W_][^\W_\u0300-\u036f]*(?:[\u0300-\u036f]+[^\W_]*)*)")
@@ -42,10 +42,10 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(lower(text))
 
 
-def tokens(text: str | Cleaned, *, lower_case: bool = True) -> Tokens:
+def tokenize(text: str | CleanedText, *, lower_case: bool = True) -> Tokens:
     """The words of a text; of a cleaned text, its words with their places in the original."""
-    if isinstance(text, Cleaned):
-        found = tokens(text.text, lower_case=lower_case)
+    if isinstance(text, CleanedText):
+        found = tokenize(text.text, lower_case=lower_case)
         return Tokens(found.words, text.starts[found.starts], text.ends[found.ends - 1])
     # Splitting and adding up lengths takes half the time of asking each match for its place.
     pieces = _WORD.split(lower(text) if lower_case else text)

@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from nosology.core import DataError, OutputError
-from nosology.core.files import new_file
+from nosology.core.files import atomic_file
 from nosology.training.run_folder import BEST, CHECKPOINT
 
 _ABOUT = "nosology"  # the one key of the files' metadata; a second would make their order, and so the bytes, vary
@@ -121,7 +121,7 @@ def put_moments(net: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[
 def _write(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
     held = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     packed = save(held, metadata={_ABOUT: json.dumps(about)})
-    with new_file(path) as aside:
+    with atomic_file(path) as aside:
         aside.write_bytes(packed)  # save_file would not say OSError when the disk is full
 
 

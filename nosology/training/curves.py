@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nosology.core import DataError, OutputError
-from nosology.core.files import new_file
+from nosology.core.files import atomic_file
 from nosology.training.run_folder import CURVES, EVENTS
 
 COLUMNS = ("step", "epoch", "loss", "learning_rate", "notes_per_second")  # and then the metrics on dev
@@ -61,7 +61,7 @@ class Curves:
 
     def _replace(self, rows: list[list[str]]) -> None:
         """Writes the file anew with these rows and leaves it open for more."""
-        with new_file(self.path) as aside:
+        with atomic_file(self.path) as aside:
             aside.write_text("".join(map(_line, [self.columns, *rows])), encoding="utf-8")
         self._file = self.path.open("a", encoding="utf-8", newline="")
 

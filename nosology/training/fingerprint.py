@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from nosology.core.version import __version__
+from nosology.core import __version__
 from nosology.training.examples import Examples
 from nosology.training.settings import Recipe
 

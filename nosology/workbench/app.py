@@ -17,8 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nosology.core import ConflictError, NosologyError
-from nosology.core.version import __version__
+from nosology.core import ConflictError, NosologyError, __version__
 from nosology.workbench import api, health, pages, pages_office, pages_sign_in
 from nosology.workbench.inference import Busy
 from nosology.workbench.review import Missing

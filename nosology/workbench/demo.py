@@ -11,9 +11,8 @@ from random import Random
 from sqlalchemy import Engine, insert, select
 
 from nosology.config import load_recipe
-from nosology.core import Code, Note
+from nosology.core import Code, Note, __version__
 from nosology.core.files import cache_folder
-from nosology.core.version import __version__
 from nosology.corpora.corpus import write_corpus
 from nosology.corpora.simulate.hospital import Hospital, subject_id
 from nosology.serving.coder import Coder

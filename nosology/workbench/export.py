@@ -10,8 +10,7 @@ from typing import Any
 
 from nosology.claims.assigned_codes import PROCEDURES, AssignedCode
 from nosology.codes import describe
-from nosology.core import Code
-from nosology.core.version import __version__
+from nosology.core import Code, __version__
 from nosology.workbench.intake import KNOWN
 from nosology.workbench.review import POA
 from nosology.workbench.work import Case

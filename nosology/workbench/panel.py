@@ -143,5 +143,5 @@ def book(system: str, code: str) -> dict[str, Any] | None:
         "above": above,
         "siblings": [(line, codes.description(line), codes.billable(line)) for line in siblings],
         "children": [(line, codes.description(line), codes.billable(line)) for line in codes.children(code)],
-        "notes": [(title, notes) for kind, title in kinds.items() if (notes := codes.inherited(code, kind))],
+        "notes": [(title, notes) for kind, title in kinds.items() if (notes := codes.inherited_notes(code, kind))],
     }

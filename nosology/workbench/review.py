@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nosology.claims.assigned_codes import PROCEDURES, AssignedCode, AssignedCodes
-from nosology.codes import known, parse
+from nosology.codes import is_known, parse
 from nosology.core import SYSTEMS, Code, CodeError, ReviewError, Span
 
 STATUSES = {
@@ -103,7 +103,7 @@ def _short(value: object) -> str:
 
 def _existing(details: Mapping[str, Any], name: str = "code") -> Code:
     code = code_in(details, name)
-    if not known(code):
+    if not is_known(code):
         raise ReviewError(f"no release of {code.system} has {code.code}")
     return code
 

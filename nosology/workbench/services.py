@@ -17,8 +17,7 @@ from nosology.claims.assigned_codes import AssignedCode
 from nosology.claims.checks import check
 from nosology.claims.grouping import groups
 from nosology.codes import releases, table
-from nosology.core import SYSTEMS, Code
-from nosology.core.version import __version__
+from nosology.core import SYSTEMS, Code, __version__
 from nosology.models.bundle import MANIFEST, Bundle, is_day_one, read_manifest
 from nosology.workbench.batches import Background
 from nosology.workbench.inference import Workers

@@ -8,7 +8,7 @@ from nosology.claims.assigned_codes import AssignedCode
 from nosology.claims.checks import check
 from nosology.claims.grouping import groups, version_on
 from nosology.codes import table
-from nosology.codes.tabular import Reference, references
+from nosology.codes.tabular import CodeReference, code_references
 from nosology.core import Code, Span
 from nosology.workbench.review import Review
 
@@ -51,15 +51,15 @@ def found(*codes: str, **encounter) -> dict[str, list]:
     ],
 )
 def test_references_of_tabular_notes(note, inside, outside):
-    found = references(note)
-    assert all(any(reference.holds(code) for reference in found) for code in inside)
-    assert not any(reference.holds(code) for reference in found for code in outside)
+    found = code_references(note)
+    assert all(any(reference.covers(code) for reference in found) for code in inside)
+    assert not any(reference.covers(code) for reference in found for code in outside)
 
 
 @given(st.sampled_from(table("icd10cm").codes()), st.sampled_from(table("icd10cm").codes()))
 def test_a_range_holds_what_stands_between_its_ends_in_the_book(one, other):
     first, last = sorted((one[:3], other[:3]))
-    assert Reference(first, last).holds(one) and Reference(first, last).holds(other)
+    assert CodeReference(first, last).covers(one) and CodeReference(first, last).covers(other)
 
 
 def test_excludes1_is_an_error_told_once():

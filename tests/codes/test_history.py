@@ -5,18 +5,18 @@ import datetime
 import pytest
 
 from nosology.codes import (
+    code_history,
     describe,
     diff,
     exists,
-    follow,
     in_release,
-    known,
+    is_known,
+    is_valid,
     predecessors,
     release_on,
     releases,
     successors,
     table,
-    valid,
 )
 from nosology.core import Code, CodeError
 
@@ -52,7 +52,7 @@ def test_past_tables_agree_with_the_quick_answers(release):
     past, newest = table("icd10cm", release), table("icd10cm")
     for line in {*past.lines(), *newest.lines()}:
         assert exists(cm(line), release) == (line in past)
-        assert valid(cm(line), release) == past.billable(line)
+        assert is_valid(cm(line), release) == past.billable(line)
         if line in past:
             assert describe(cm(line), release) == past.description(line)
 
@@ -69,25 +69,25 @@ def test_past_tables_are_trees(release):
 
 
 def test_low_back_pain_was_divided_in_2022():
-    assert [valid(cm("M54.5"), release) for release in ("2019", "2020", "2021", "2022", "2026")] == [1, 1, 1, 0, 0]
+    assert [is_valid(cm("M54.5"), release) for release in ("2019", "2020", "2021", "2022", "2026")] == [1, 1, 1, 0, 0]
     assert exists(cm("M54.5"), "2022") and not exists(cm("M54.50"), "2021")
     assert names(successors(cm("M54.5"), "2022")) == ["M54.50", "M54.51", "M54.59"]
     assert names(predecessors(cm("M54.59"), "2019")) == ["M54.5"]
     assert names(in_release(cm("M54.50"), "2019")) == ["M54.5"]
-    assert [(stage.first, stage.last, stage.state) for stage in follow(cm("M54.5"))] == [
+    assert [(stage.first, stage.last, stage.state) for stage in code_history(cm("M54.5"))] == [
         ("2019", "2021", "billable"),
         ("2022", "2026", "divided"),
     ]
 
 
 def test_headache_was_divided_in_2021():
-    assert valid(cm("R51"), "2020") and not valid(cm("R51"), "2021")
+    assert is_valid(cm("R51"), "2020") and not is_valid(cm("R51"), "2021")
     assert names(successors(cm("R51"), "2026")) == ["R51.0", "R51.9"]
     assert names(predecessors(cm("R51.9"), "2020")) == ["R51"]
 
 
 def test_a_new_code_has_no_predecessor():
-    assert valid(cm("F32.A"), "2022") and not exists(cm("F32.A"), "2021")
+    assert is_valid(cm("F32.A"), "2022") and not exists(cm("F32.A"), "2021")
     assert in_release(cm("F32.A"), "2021") == []
 
 
@@ -107,7 +107,7 @@ def test_codes_that_stay_are_their_own_successors():
 
 def test_a_gone_code_keeps_its_description():
     assert describe(cm("H81.41")) == "Vertigo of central origin, right ear"
-    assert known(cm("H81.41")) and not known(cm("Q99.99"))
+    assert is_known(cm("H81.41")) and not is_known(cm("Q99.99"))
     assert describe(cm("Q99.99")) == ""
 
 
@@ -129,7 +129,7 @@ def test_unknown_releases_and_systems_are_named():
     with pytest.raises(CodeError, match=r"2019, 2020.*got 1999"):
         table("icd10cm", "1999")
     with pytest.raises(CodeError, match="got 1999"):
-        valid(cm("I10"), "1999")
+        is_valid(cm("I10"), "1999")
     with pytest.raises(CodeError, match="icd9cm, icd9proc, icd10cm, icd10pcs"):
         table("icd11")
 

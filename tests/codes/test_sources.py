@@ -1,6 +1,6 @@
 import pytest
 
-from nosology.codes.sources import cached, package_file, read_lines
+from nosology.codes.sources import cached_json, package_file, read_lines
 from nosology.core import DataError
 
 
@@ -24,24 +24,24 @@ def test_made_once_and_again_when_the_source_changes(source):
         made.append(source.read_text())
         return {"text": source.read_text()}
 
-    assert cached("x", [source], build) == cached("x", [source], build) == {"text": "one"}
+    assert cached_json("x", [source], build) == cached_json("x", [source], build) == {"text": "one"}
     source.write_text("three")
-    assert cached("x", [source], build) == {"text": "three"}
+    assert cached_json("x", [source], build) == {"text": "three"}
     assert made == ["one", "three"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"null", b'{"key": "other", "value": {}}', b"\xff\xfe"])
 def test_a_damaged_cache_is_made_anew(source, cache, damage):
-    cached("x", [source], lambda: {"a": 1})
+    cached_json("x", [source], lambda: {"a": 1})
     (file,) = (cache / "codes").iterdir()
     file.write_bytes(damage)
-    assert cached("x", [source], lambda: {"a": 2}) == {"a": 2}
-    assert cached("x", [source], lambda: {"a": 3}) == {"a": 2}
+    assert cached_json("x", [source], lambda: {"a": 2}) == {"a": 2}
+    assert cached_json("x", [source], lambda: {"a": 3}) == {"a": 2}
 
 
 def test_a_cache_that_cannot_be_written_is_no_failure(source, cache):
     cache.write_text("a file where the folder should be")
-    assert cached("x", [source], lambda: {"a": 1}) == {"a": 1}
+    assert cached_json("x", [source], lambda: {"a": 1}) == {"a": 1}
 
 
 def test_a_missing_package_file_is_named():

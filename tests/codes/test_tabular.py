@@ -91,11 +91,11 @@ def test_billable_descriptions_are_those_of_the_official_code_list():
 
 
 def test_notes_bind_what_stands_below(icd10cm):
-    code_first = icd10cm.inherited("I50.9", "code_first")
+    code_first = icd10cm.inherited_notes("I50.9", "code_first")
     assert ("I50", "heart failure due to hypertension (I11.0)") in code_first
-    assert any(line == "9" for line, _ in icd10cm.inherited("I50.9", "excludes2"))
+    assert any(line == "9" for line, _ in icd10cm.inherited_notes("I50.9", "excludes2"))
     with pytest.raises(ValueError, match="kind must be one of"):
-        icd10cm.inherited("I50.9", "excludes3")
+        icd10cm.inherited_notes("I50.9", "excludes3")
 
 
 def test_small_file(tmp_path):

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from nosology.codes import table
-from nosology.codes.alphabetic_index import add_index, added_terms, index_terms
+from nosology.codes.alphabetic_index import add_index, index_terms, user_index_terms
 from nosology.codes.related_codes import family_history, personal_history
-from nosology.codes.terms import SOURCES, Leaves, own_synonyms, terms
+from nosology.codes.terms import SOURCES, DefaultCodes, builtin_synonyms, terms
 from nosology.core import Code, DataError
 
 INDEX = """<?xml version="1.0"?><ICD10CM.index><letter><title>F</title><mainTerm><title>Failure, failed</title>
@@ -51,19 +51,19 @@ def test_a_release_has_its_own_code_for_a_word(found, text, old, new):
 
 
 def test_own_synonyms_name_codes_that_some_release_has():
-    from nosology.codes import known
+    from nosology.codes import is_known
 
-    listed = own_synonyms()
+    listed = builtin_synonyms()
     assert len(listed) > 3000 and all(phrase for phrase, _ in listed)
-    assert [code for _, codes in listed for code in codes if not known(Code("icd10cm", code))] == []
+    assert [code for _, codes in listed for code in codes if not is_known(Code("icd10cm", code))] == []
 
 
 def test_a_divided_code_stands_for_its_plainest_part():
-    leaves = Leaves(table("icd10cm"), seventh=True)
-    assert leaves.of("J45") == "J45.909"
-    assert leaves.of("S72.00") == "S72.009A"
-    assert leaves.of("nonsense") is None
-    assert Leaves(table("icd10cm"), seventh=False).of("S72.00") == "S72.009"
+    leaves = DefaultCodes(table("icd10cm"), seventh=True)
+    assert leaves.get("J45") == "J45.909"
+    assert leaves.get("S72.00") == "S72.009A"
+    assert leaves.get("nonsense") is None
+    assert DefaultCodes(table("icd10cm"), seventh=False).get("S72.00") == "S72.009"
 
 
 def test_history_has_codes_of_its_own():
@@ -108,7 +108,7 @@ def test_an_added_index_makes_terms(tmp_path, monkeypatch, ending):
     path.write_text(INDEX)
     kept, count = add_index(path)
     assert kept.is_file() and count == 4
-    assert {(term.text, term.code) for term in added_terms()} == {
+    assert {(term.text, term.code) for term in user_index_terms()} == {
         ("Failure heart", "I50.9"),
         ("failed heart", "I50.9"),
         ("Failure heart wobble", "I50.1"),
@@ -122,6 +122,6 @@ def test_a_file_that_is_no_index_is_refused_and_not_kept(tmp_path, monkeypatch):
     path.write_text("<a/>")
     with pytest.raises(DataError, match="not an index"):
         add_index(path)
-    assert list(added_terms()) == []
+    assert list(user_index_terms()) == []
     with pytest.raises(DataError):
         list(index_terms(tmp_path / "absent.xml"))

@@ -10,7 +10,7 @@ from nosology.core.label_space import LabelSpace
 from nosology.explanation.attribution import Attribution, _onto, attribute, methods_of
 from nosology.explanation.draw import highlighted, page, picture
 from nosology.explanation.quality import faithfulness, plausibility
-from nosology.text.tokens import tokens, words_of
+from nosology.text.tokens import tokenize, words_of
 
 CODE = Code("icd9cm", "486")
 TEXT = "History: cough.\nImpression: No <b>effusion</b>; right PNEUMONIA, with cough"
@@ -65,12 +65,12 @@ def test_methods_follow_the_kind_of_coder():
 
 
 def test_stretches_give_to_the_words_they_touch():
-    words = tokens("no urinary tract infection")
+    words = tokenize("no urinary tract infection")
     assert _onto(words, np.array([0, 3]), np.array([2, 16]), np.array([1.0, 4.0])).tolist() == [1, 2, 2, 0]
 
 
 def attributed(weights) -> Attribution:
-    words = tokens("right pneumonia with cough")
+    words = tokenize("right pneumonia with cough")
     return Attribution("made", 0, words, np.array(weights, dtype=float))
 
 
@@ -106,7 +106,7 @@ def test_a_picture_ends_where_nobody_would_scroll_any_more(tmp_path):
     heights = []
     for count in (490, 600, 900):
         text = "cough\n" * count
-        words = tokens(text)
+        words = tokenize(text)
         picture(tmp_path / "x.png", "title", text, Attribution("lime", 0, words, np.ones(len(words))))
         heights.append(imread(tmp_path / "x.png").shape[0])
     assert heights[0] < heights[1] == heights[2]

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nosology.core import Code, DataError
-from nosology.core.version import __version__
+from nosology.core import Code, DataError, __version__
 from nosology.federated.federation_settings import FederationSettings
 from nosology.federated.rounds.agreement import PREPROCESSING, Facts, agreed_labels, key_of, refusals
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nosology.core import Code
-from nosology.core.label_space import LabelSpace, label_versions, only_own_version, versions
+from nosology.core.label_space import LabelSpace, label_versions, mask_other_versions, note_versions
 from nosology.evaluation import evaluate
 from nosology.federated.rounds.site_counts import SiteCounts
 from nosology.training.platt import Platt
@@ -28,7 +28,7 @@ def test_a_note_is_held_against_codes_of_its_own_version_alone(seed):
     scores, known = Platt(1.1, 0.2)(logits), np.ones(8, bool)
     found = SiteCounts.of(LABELS, logits[:25], scores[:25], codes[:25], known, 0.6)
     found += SiteCounts.of(LABELS, logits[25:], scores[25:], codes[25:], known, 0.6)
-    own = only_own_version(scores, versions(codes), label_versions(LABELS))
+    own = mask_other_versions(scores, note_versions(codes), label_versions(LABELS))
     pooled = evaluate(LABELS, codes, own, 0.6, replicates=0)
     assert pooled["exact_match"] > 0 and found.outside[0] > 0
     assert {name: found.metrics(LABELS)[name] for name in EXACT} == pytest.approx(

@@ -10,7 +10,7 @@ import pytest
 
 from nosology.config import load_recipe
 from nosology.core import Code, ConfigError, DataError, Note, OutputError
-from nosology.core.label_space import NINE, TEN, LabelSpace
+from nosology.core.label_space import ICD9, ICD10, LabelSpace
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.evaluation.measure import measure
 from nosology.models import neural_trainer as neural
@@ -175,7 +175,7 @@ def test_a_step_asks_for_codes_of_its_own_version_alone(kind, small_corpus, monk
     call = captured(monkeypatch, small_corpus, kind)
     labels = LabelSpace(sorted(PHRASES))
     every = {"icd9cm", "icd10cm", "icd10pcs"}
-    for version, systems in ((NINE, {"icd9cm"}), (TEN, {"icd10cm", "icd10pcs"}), (NINE | TEN, every)):
+    for version, systems in ((ICD9, {"icd9cm"}), (ICD10, {"icd10cm", "icd10pcs"}), (ICD9 | ICD10, every)):
         rows = np.flatnonzero(call.groups == version)[:5]
         shared = call.prepare(rows, np.random.default_rng(0))
         assert {labels.codes[column].system for column in _columns(call, shared, labels, kind)} == systems
@@ -196,7 +196,11 @@ def _columns(call: SimpleNamespace, shared: np.ndarray, labels: LabelSpace, kind
 def test_codes_that_share_a_description_are_one_question():
     labels = LabelSpace([Code("icd10cm", "A00"), Code("icd10cm", "A01"), Code("icd9cm", "001")])
     asked = Asked.of(labels, np.array([4, 4, 4]), 10)
-    assert {version: pool.tolist() for version, pool in asked.pools.items()} == {NINE: [4], TEN: [4], NINE | TEN: [4]}
+    assert {version: pool.tolist() for version, pool in asked.pools.items()} == {
+        ICD9: [4],
+        ICD10: [4],
+        ICD9 | ICD10: [4],
+    }
 
 
 def test_what_is_saved_is_what_was_tuned(larger, tmp_path, monkeypatch):
@@ -218,8 +222,8 @@ def test_what_is_saved_is_what_was_tuned(larger, tmp_path, monkeypatch):
 def test_notes_of_a_version_that_is_not_learned_are_left_out(small_corpus, monkeypatch):
     whole = captured(monkeypatch, small_corpus, "caml")
     some = captured(monkeypatch, small_corpus, "caml", "labels.systems=['icd10cm']")
-    assert set(whole.groups) == {NINE, TEN, NINE | TEN}
-    assert set(some.groups) == {TEN, NINE | TEN}
+    assert set(whole.groups) == {ICD9, ICD10, ICD9 | ICD10}
+    assert set(some.groups) == {ICD10, ICD9 | ICD10}
 
 
 def test_a_corpus_without_splits_is_not_passed_over(small_corpus, tmp_path):

@@ -1,13 +1,13 @@
 import numpy as np
 
 from nosology.models.spans import best_spans
-from nosology.text import tokens
+from nosology.text import tokenize
 
 TEXT = "acute heart failure today\nheart is fine"
 
 
 def spans(parts, limit=5):
-    found = tokens(TEXT)
+    found = tokenize(TEXT)
     return [
         (s.text, round(s.score, 6)) for s in best_spans(TEXT, np.array(parts, float), found.starts, found.ends, limit)
     ]
@@ -32,6 +32,6 @@ def test_limit():
 
 def test_long_runs_are_cut():
     text = "pain " * 30
-    found = tokens(text)
+    found = tokenize(text)
     spans = best_spans(text, np.ones(30), found.starts, found.ends, 5)
     assert [len(span.text.split()) for span in spans] == [12, 12, 6]

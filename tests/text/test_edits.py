@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from nosology.core import Span
 from nosology.text import Edit, clean
-from nosology.text.edits import apply, untouched
+from nosology.text.edits import apply_edits, untouched
 
 
 @st.composite
@@ -29,7 +29,7 @@ def test_edits_do_what_they_say(case):
         else:
             sources += [Span(start, end)] * len(replacement)
         done = end
-    cleaned = apply(edits, untouched(text))
+    cleaned = apply_edits(edits, untouched(text))
     assert cleaned.text == expected
     assert [cleaned.original(i, i + 1) for i in range(len(expected))] == sources
 
@@ -52,4 +52,4 @@ def test_an_empty_span_has_an_empty_place():
 @pytest.mark.parametrize("edits", [[(2, 3, ""), (0, 1, "")], [(0, 2, "x"), (1, 3, "y")], [(1, 1, "x")], [(2, 9, "")]])
 def test_edits_out_of_order_overlapping_empty_or_outside_are_refused(edits):
     with pytest.raises(ValueError, match="in order"):
-        apply([Edit(*e) for e in edits], untouched("abcd"))
+        apply_edits([Edit(*e) for e in edits], untouched("abcd"))

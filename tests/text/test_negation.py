@@ -1,11 +1,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nosology.text import mark_negated, tokens
+from nosology.text import mark_negated, tokenize
 
 
 def marked(text):
-    return mark_negated(text, tokens(text)).words
+    return mark_negated(text, tokenize(text)).words
 
 
 def test_content_words_of_a_negated_scope_are_marked():
@@ -17,11 +17,11 @@ def test_content_words_of_a_negated_scope_are_marked():
 
 def test_places_stay():
     text = "Denies chest pain."
-    found = mark_negated(text, tokens(text))
+    found = mark_negated(text, tokenize(text))
     assert [text[a:b] for a, b in found.spans()] == ["Denies", "chest", "pain"]
 
 
 @given(st.text())
 def test_marks_add_only_the_prefix(text):
-    plain = tokens(text)
+    plain = tokenize(text)
     assert [word.removeprefix("NOT_") for word in mark_negated(text, plain).words] == plain.words

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nosology.text.phrases import PhraseIndex, Reading, phrase_keys
+from nosology.text.phrases import PhraseIndex, TokenizedNote, phrase_keys
 
 WORDS = ["kidney", "stone", "acute", "chronic", "failure", "heart", "left", "knee", "pain", "fever"]
 NOTE = st.lists(st.sampled_from([*WORDS, "of", "the", "and", "."]), max_size=30).map(" ".join)
@@ -12,13 +12,13 @@ PHRASE = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4, unique=True).m
 
 
 def index_of(phrases):
-    return PhraseIndex.of(sorted({phrase_keys(phrase) for phrase in phrases}))
+    return PhraseIndex.build(sorted({phrase_keys(phrase) for phrase in phrases}))
 
 
 @settings(max_examples=200, deadline=None)
 @given(NOTE, st.lists(PHRASE, min_size=1, max_size=5), st.integers(0, 3))
 def test_what_is_found_has_every_key_in_one_sentence_and_no_wider_gap(text, phrases, gap):
-    index, note = index_of(phrases), Reading.of(text)
+    index, note = index_of(phrases), TokenizedNote.from_text(text)
     for phrase, places, between in index.find(note, gap):
         keys = [key for place in places for key in phrase_keys(note.words[place])]
         assert sorted(keys) == sorted(index.phrase(phrase))
@@ -34,7 +34,7 @@ def test_a_phrase_is_found_in_any_order_and_amid_function_words(before, phrase, 
     mention = " of the ".join(words)
     text = f"{before}\n\n{mention}\n\n{after}"
     start = len(before) + 2
-    index, note = index_of([phrase]), Reading.of(text)
+    index, note = index_of([phrase]), TokenizedNote.from_text(text)
     places = [note.starts[hit.places[0]] for hit in index.find(note, 0)]
     assert any(start <= place < start + len(mention) for place in places)
 
@@ -43,43 +43,43 @@ def test_a_phrase_is_found_in_any_order_and_amid_function_words(before, phrase, 
 @given(NOTE, st.lists(PHRASE, min_size=1, max_size=5))
 def test_the_same_note_is_read_the_same_way_twice(text, phrases):
     index = index_of(phrases)
-    assert index.find(Reading.of(text), 2) == index.find(Reading.of(text), 2)
+    assert index.find(TokenizedNote.from_text(text), 2) == index.find(TokenizedNote.from_text(text), 2)
 
 
 def test_words_between_are_tolerated_up_to_the_gap():
     index = index_of(["kidney stone"])
-    note = Reading.of("A stone, large and smooth, in the left kidney.")
+    note = TokenizedNote.from_text("A stone, large and smooth, in the left kidney.")
     assert index.find(note, 2) == []
     assert [hit.gap for hit in index.find(note, 3)] == [3]
 
 
 def test_a_side_may_stand_anywhere_in_the_sentence():
     index = index_of(["pain left knee", "pain knee"])
-    found = index.find(Reading.of("Left side examined with care today: knee pain."), 0)
+    found = index.find(TokenizedNote.from_text("Left side examined with care today: knee pain."), 0)
     assert {len(hit.places) for hit in found} == {2, 3}
 
 
 def test_a_side_of_something_else_is_not_taken():
     index = index_of(["pain left knee", "pain right hip", "pain left hip", "pain right knee"])
-    found = index.find(Reading.of("Pain in the left knee, and in the right hip."), 2)
+    found = index.find(TokenizedNote.from_text("Pain in the left knee, and in the right hip."), 2)
     assert {index.phrase(hit.phrase) for hit in found} == {phrase_keys("pain left knee"), phrase_keys("pain right hip")}
-    both = index.find(Reading.of("Pain in the left and right hip."), 2)
+    both = index.find(TokenizedNote.from_text("Pain in the left and right hip."), 2)
     assert {index.phrase(hit.phrase) for hit in both} == {phrase_keys("pain left hip"), phrase_keys("pain right hip")}
 
 
 def test_an_empty_note_holds_nothing():
-    assert index_of(["fever"]).find(Reading.of(""), 2) == []
+    assert index_of(["fever"]).find(TokenizedNote.from_text(""), 2) == []
 
 
 def test_a_word_with_one_wrong_letter_is_taken_for_its_like():
     index = index_of(["telangiectasia", "hypothyroidism severe"])
     for text in ("telangectasia", "severe hypothirodism"):
-        note = Reading.of(text)
-        assert len(index.find(note, 0)) == 1 and len(index.guessed(note)) == 1
-    assert index.guessed(Reading.of("telangiectasia")) == []
+        note = TokenizedNote.from_text(text)
+        assert len(index.find(note, 0)) == 1 and len(index.misspelled(note)) == 1
+    assert index.misspelled(TokenizedNote.from_text("telangiectasia")) == []
 
 
 @pytest.mark.parametrize("word", ["keratin", "eosinophil", "necropsy", "ileum", "ketosis"])
 def test_another_ending_and_a_short_word_are_other_words(word):
     index = index_of(["keratitis", "eosinophilia", "necrosis", "ilium", "ptosis"])
-    assert index.find(Reading.of(word), 0) == []
+    assert index.find(TokenizedNote.from_text(word), 0) == []

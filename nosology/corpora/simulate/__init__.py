@@ -8,10 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nosology.core import ConfigError
-from nosology.core.files import new_folder, write_json
+from nosology.core import ConfigError, __version__
+from nosology.core.files import atomic_folder, write_json
 from nosology.core.progress import progress
-from nosology.core.version import __version__
 from nosology.corpora.simulate.hospital import YEARS, Hospital, simulate_notes
 from nosology.corpora.simulate.mimic4_files import Mimic4Files
 
@@ -34,7 +33,7 @@ def simulate(
     if patients < 1:
         raise ConfigError(f"patients must be at least 1; got {patients}")
     hospital = Hospital(years)
-    with new_folder(out, marker=MARKER) as folder:
+    with atomic_folder(out, marker=MARKER) as folder:
         with LAYOUTS[layout](folder) as files:
             files.titles()
             for index in progress(range(patients), "simulating", unit="patients"):

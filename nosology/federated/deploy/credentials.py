@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from nosology.core import ConfigError, DataError
-from nosology.core.files import new_file
+from nosology.core.files import atomic_file
 
 HERE = ("localhost", "127.0.0.1")  # the server's own programs reach it by these
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -105,7 +105,7 @@ def make_site_key(folder: Path, site: str) -> tuple[Path, Path]:
         made = ec.generate_private_key(ec.SECP384R1())
         _write_private(private, made.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     key = read_site_key(private)
-    with new_file(public) as path:
+    with atomic_file(public) as path:
         path.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {site}\n".encode())
     return private, public
 
@@ -239,5 +239,5 @@ def _write_private(path: Path, content: bytes) -> None:
 
 
 def _write_certificate(path: Path, certificate: x509.Certificate) -> None:
-    with new_file(path) as aside:
+    with atomic_file(path) as aside:
         aside.write_bytes(certificate.public_bytes(Encoding.PEM))

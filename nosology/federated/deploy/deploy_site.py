@@ -20,7 +20,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from nosology.core import DataError, FederationError
-from nosology.core.files import new_file
+from nosology.core.files import atomic_file
 from nosology.federated.deploy.control import check_address, read_root, reason_of
 from nosology.federated.deploy.credentials import key_fingerprint, public_bytes, read_site_key
 from nosology.federated.deploy.executor import Executor
@@ -133,7 +133,7 @@ class Entrance:
                 node = client.ActivateNode(request).node_id
             except httpx.HTTPStatusError as error:
                 raise self._refused(error) from error
-            with new_file(self.papers.node_file) as path:
+            with atomic_file(self.papers.node_file) as path:
                 path.write_text(json.dumps({"node": node}), encoding="utf-8")
             client.DeactivateNode(DeactivateNodeRequest(node_id=node))
             return node

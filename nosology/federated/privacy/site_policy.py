@@ -5,8 +5,7 @@ from __future__ import annotations
 from flwr.app import Context, Message
 from pydantic import ValidationError
 
-from nosology.core import FederationError
-from nosology.core.version import __version__
+from nosology.core import FederationError, __version__
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.rounds.records import value
 

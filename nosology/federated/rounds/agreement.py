@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nosology.core import SYSTEMS, Code, DataError
+from nosology.core import SYSTEMS, Code, DataError, __version__
 from nosology.core.label_space import LabelSpace
-from nosology.core.version import __version__
 from nosology.federated.federation_settings import FederationSettings
 
 PREPROCESSING = "text as given, standardised vectors"  # changes when what is done to a note before the head does

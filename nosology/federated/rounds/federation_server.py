@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 
 from nosology.core import FederationError
-from nosology.core.files import check_target
+from nosology.core.files import check_output_folder
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.privacy.secure_round import SecureRounds
 from nosology.federated.privacy.site_noise import Privacy, check_privacy
@@ -75,7 +75,7 @@ def run_federation(
     does not go on. say: is given a line a round.
     """
     _check(recipe)
-    check_target(out, marker=MANIFEST)
+    check_output_folder(out, marker=MANIFEST)
     folder = run_folder(out)
     with saved.locked(folder):
         federation = _Federation(grid, recipe, folder, say, notes)

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nosology.core import Code, ConfigError, DataError
+from nosology.core import Code, ConfigError, DataError, __version__
 from nosology.core.label_space import LabelSpace
-from nosology.core.version import __version__
 from nosology.corpora.corpus import Corpus
 from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedder_settings import EmbedderSettings

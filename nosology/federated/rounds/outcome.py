@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from nosology.core import ConfigError
-from nosology.core.files import new_file
-from nosology.core.version import __version__
+from nosology.core import ConfigError, __version__
+from nosology.core.files import atomic_file
 from nosology.evaluation.decision import UNTUNED, Decision
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.rounds.saved_rounds import HISTORY, PLOT, Agreement, SavedRound
@@ -106,11 +105,11 @@ def line_of(row: Row, rounds: int) -> str:
 
 def write_history(history: list[dict[str, Any]], folder: Path) -> dict[str, Path]:
     """The paths by name of the table and the plot of a history, written into a folder."""
-    with new_file(folder / HISTORY) as aside, aside.open("w", encoding="utf-8", newline="") as file:
+    with atomic_file(folder / HISTORY) as aside, aside.open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
         table.writeheader()
         table.writerows(history)
-    with new_file(folder / PLOT) as aside:
+    with atomic_file(folder / PLOT) as aside:
         _plot(history, aside)
     return {name: folder / name for name in (HISTORY, PLOT)}
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from nosology.core import BundleError, ConfigError
-from nosology.core.files import new_file
+from nosology.core.files import atomic_file
 from nosology.core.label_space import LabelSpace
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.rounds import folder_lock
@@ -157,7 +157,7 @@ def _write(path: Path, arrays: Mapping[str, np.ndarray], described: dict[str, An
     order = [name.partition("/")[2] for name in arrays if name.startswith("weights/")]
     header = {"state": json.dumps(described | ({"order": order} if order else {}), allow_nan=False)}
     packed = save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata=header)
-    with new_file(path) as aside:
+    with atomic_file(path) as aside:
         aside.write_bytes(packed)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import expit
 
 from nosology.core import Code
-from nosology.core.label_space import LabelSpace, label_versions, versions
+from nosology.core.label_space import LabelSpace, label_versions, note_versions
 from nosology.evaluation.counts import Counts, micro
 from nosology.evaluation.ranking import note_values, rank
 from nosology.evaluation.scored import Scored
@@ -49,7 +49,7 @@ class SiteCounts:
         columns = np.flatnonzero(known)
         named = LabelSpace(labels.codes[i] for i in columns)
         unknown = set(labels.codes) - set(named.codes)
-        of_notes = versions(codes)[:, None]
+        of_notes = note_versions(codes)[:, None]
         codes = [set(note) - unknown for note in codes]
         true = named.encode(codes).toarray().astype(bool)
         outside = np.array([len(note) for note in codes], dtype=np.int64) - true.sum(1)

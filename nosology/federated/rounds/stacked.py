@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nosology.core import ConfigError, FederationError
-from nosology.core.files import check_target
+from nosology.core.files import check_output_folder
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.rounds import saved_rounds as saved
 from nosology.federated.rounds.agreement import agreed_labels, refusals
@@ -49,7 +49,7 @@ def run_stacked(
     notes: a hash of the sites' notes; a run with others does not go on.
     """
     _check(recipe)
-    check_target(out, marker=MANIFEST)
+    check_output_folder(out, marker=MANIFEST)
     folder = run_folder(out)
     with saved.locked(folder):
         bundle, history = _trained(sites, recipe, folder, corpora or [], notes, say)

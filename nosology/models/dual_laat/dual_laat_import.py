@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from nosology.core import BundleError, Code, ConfigError
+from nosology.core import BundleError, Code, ConfigError, __version__
 from nosology.core.files import sha256
 from nosology.core.label_space import LabelSpace
-from nosology.core.version import __version__
 from nosology.encoders.vocabulary import Vocabulary, WordReader
 from nosology.evaluation.decision import UNTUNED, Decision, DecisionSettings
 from nosology.models.dual_laat.dual_laat_settings import DualLaatRecipe, DualLaatShape

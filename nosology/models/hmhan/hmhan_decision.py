@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from scipy import sparse
 
-from nosology.core.label_space import label_versions, only_own_version
+from nosology.core.label_space import label_versions, mask_other_versions
 from nosology.evaluation import brief
 from nosology.evaluation.decision import Decision
 from nosology.models.hmhan.combinations import Combinations
@@ -41,7 +41,7 @@ def decided(
 
     def mixed(share: float) -> np.ndarray:
         found = np.where(logits > NOTHING, wide + share * (logits - wide), NOTHING)
-        return only_own_version(found, held.versions, versioned, NOTHING)
+        return mask_other_versions(found, held.versions, versioned, NOTHING)
 
     def surprise(found: np.ndarray) -> np.ndarray:
         """The cross entropy (B,) of calibrated logits: less a matter of luck than an F1 on some hundred reports."""

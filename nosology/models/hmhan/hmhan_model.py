@@ -24,7 +24,7 @@ from nosology.models.hmhan.hmhan_settings import HmhanShape, LossSettings
 from nosology.models.hmhan.words import Words
 from nosology.models.neural import NOTHING, NeuralModel, by_length, by_word, evaluating
 from nosology.models.spans import best_spans
-from nosology.text.tokens import tokens
+from nosology.text.tokens import tokenize
 from nosology.training.batch import Batch, padded, rectangle
 
 _TOKENS = {"cpu": 4_096, "cuda": 65_536}  # of a batch, pads included; a CPU's cache holds no more
@@ -145,7 +145,7 @@ class Hmhan(NeuralModel):
         """For each column, the words that add most to its logit by themselves; without such a branch, attention's."""
         if self.words is None:
             return super().evidence(text, columns, limit)
-        found = tokens(text)
+        found = tokenize(text)
         mean = torch.stack([net.words[1:][:, list(columns)] for net in self.net.nets]).mean(0).cpu().numpy()
         added = self.words.contributions(text, mean)
         return [best_spans(text, column, found.starts, found.ends, limit) for column in added.T]

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from nosology.codes.lookup import called
+from nosology.codes.lookup import label_description
 from nosology.core import DataError, Note
-from nosology.core.label_space import label_versions, only_own_version
+from nosology.core.label_space import label_versions, mask_other_versions
 from nosology.core.progress import progress
 from nosology.encoders.device_states import DeviceStates, on_device
 from nosology.encoders.report_reader import ReportReader
@@ -124,7 +124,7 @@ class Course:
         if recipe.loss.weighted:
             net.weights.copy_(class_weights(counts, len(rows), recipe.loss.max_class_weight))
         if model.shape.described and model.shape.attention == "hierarchical":
-            descriptions = [called(code) for code in model.labels.codes]
+            descriptions = [label_description(code, expand_headers=True) for code in model.labels.codes]
             net.look.begin(
                 *(self._described(encoder, texts) for texts in (descriptions, model.categories.descriptions))
             )
@@ -182,7 +182,7 @@ class Course:
         if not model.words:
             return None
         part = parts_of(train, min(settings.folds, len(set(train.groups))), self.recipe.seed)
-        described = [model.read(called(code)) for code in model.labels.codes]
+        described = [model.read(label_description(code, expand_headers=True)) for code in model.labels.codes]
         return fit_word_scores(train.reports, described, len(model.words), train.gold, part, settings.c)
 
     def synthetic(self, rows: np.ndarray, seed: int) -> Synthetic | None:
@@ -256,7 +256,7 @@ def cross_fitted(course: Course) -> Trained:
 def measured(model: Hmhan, dev: Reports, places: Places | None = None) -> dict[str, float]:
     """Micro F1 at its best threshold and mean average precision on dev reports; places: their states, where kept."""
     probabilities = model.to_probabilities(model.logits_of(dev.reports, places=places))
-    only_own_version(probabilities, dev.versions, label_versions(model.labels))
+    mask_other_versions(probabilities, dev.versions, label_versions(model.labels))
     return brief(model.labels, dev.codes, probabilities)
 
 

@@ -12,7 +12,7 @@ import torch
 from scipy import sparse
 
 from nosology.core import Code, DataError, Note
-from nosology.core.label_space import versions
+from nosology.core.label_space import note_versions
 from nosology.core.progress import progress
 from nosology.corpora.roster import kept_together
 from nosology.encoders.device_states import DeviceStates, Gathered
@@ -41,7 +41,7 @@ class Reports:
         """The notes as the model reads them."""
         codes = of_labels(recipe.labels, model.labels, [note.codes for note in notes])
         reports = [model.read(note.text, note.extra) for note in progress(notes, "reading", total=len(notes))]
-        found = versions([note.codes for note in notes])
+        found = note_versions([note.codes for note in notes])
         together = kept_together(notes)
         patients = [note.patient or note.id for note in notes]
         groups = [together[patient] for patient in patients]

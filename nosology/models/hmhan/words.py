@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from nosology.text.report_text import marked_words, placed_words
-from nosology.text.tokens import tokens
+from nosology.text.report_text import context_features, positioned_features
+from nosology.text.tokens import tokenize
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Words:
         counts: Counter[str] = Counter()
         notes = 0
         for text in texts:
-            counts.update(set(marked_words(text, pairs=pairs)))
+            counts.update(set(context_features(text, pairs=pairs)))
             notes += 1
         kept = sorted(name for name, count in counts.items() if count >= min_notes)
         if len(kept) > most:
@@ -45,7 +45,7 @@ class Words:
 
     def vector(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """The numbers (K,) of a note's features, ascending, and their values (K,), of length 1 together."""
-        known = {self._number.get(name, 0) for name in marked_words(text, pairs=self.pairs)}
+        known = {self._number.get(name, 0) for name in context_features(text, pairs=self.pairs)}
         numbers = np.array(sorted(known - {0}), dtype=np.int64)
         values = self.scale[numbers - 1]
         return numbers, values / max(float(np.linalg.norm(values)), 1e-6)
@@ -53,10 +53,10 @@ class Words:
     def contributions(self, text: str, weights: np.ndarray) -> np.ndarray:
         """What each word of a note adds (T, C) under weights (F, C); a feature's part is shared among its places."""
         places: dict[int, list[int]] = {}
-        for name, place in placed_words(text, pairs=self.pairs):
+        for name, place in positioned_features(text, pairs=self.pairs):
             if name in self._number:
                 places.setdefault(self._number[name], []).append(place)
-        found = np.zeros((len(tokens(text)), weights.shape[1]))
+        found = np.zeros((len(tokenize(text)), weights.shape[1]))
         for number, value in zip(*self.vector(text)):
             for place in places[number]:
                 found[place] += value * weights[number - 1] / len(places[number])

@@ -12,7 +12,7 @@ from nosology.core import Note
 from nosology.models.lexicon.learned_phrases import Learned, packed
 from nosology.models.lexicon.lexicon_terms import Terms
 from nosology.text.data import function_words
-from nosology.text.phrases import PhraseIndex, Reading
+from nosology.text.phrases import PhraseIndex, TokenizedNote
 from nosology.text.stems import word_keys
 
 _MIN_NOTES = 2  # notes with phrase and code
@@ -42,11 +42,11 @@ def learn_associations(
         counts.setdefault(phrases[phrase], Counter())[codes[code]] = count
     ordered = sorted(counts)
     seen = np.array([often[phrase] for phrase in ordered], dtype=np.int64)
-    return packed(PhraseIndex.of(ordered), [counts[phrase] for phrase in ordered], seen, {}, {}, notes, wanted)
+    return packed(PhraseIndex.build(ordered), [counts[phrase] for phrase in ordered], seen, {}, {}, notes, wanted)
 
 
 def _phrases(text: str, terms: Terms | None, gap: int, longest: int) -> set[tuple[str, ...]]:
-    reading, empty = Reading.of(text), function_words()
+    reading, empty = TokenizedNote.from_text(text), function_words()
     found: set[tuple[str, ...]] = set()
     run: list[str] = []
     sentence = -1

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from nosology.core import ConfigError
-from nosology.core.version import __version__
+from nosology.core import ConfigError, __version__
 from nosology.evaluation.decision import Decision
 from nosology.models.bundle import Bundle
 from nosology.models.lexicon.lexicon_model import THRESHOLD, Lexicon

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from nosology.codes.history import valid
+from nosology.codes.history import is_valid
 from nosology.codes.lookup import table
 from nosology.codes.releases import releases
 from nosology.core import Code, Note
@@ -23,7 +23,7 @@ def edition(settings: CodeSetSettings, notes: Sequence[Note]) -> CodeSetSettings
 def _release(often: Counter[Code]) -> str:
     """The release in which most of the codes may be billed; of several the newest."""
     known = releases("icd10cm")
-    fitting = {release: sum(n for code, n in often.items() if valid(code, release)) for release in known}
+    fitting = {release: sum(n for code, n in often.items() if is_valid(code, release)) for release in known}
     return max(known, key=lambda release: (fitting[release], release))
 
 

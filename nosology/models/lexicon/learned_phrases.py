@@ -14,7 +14,7 @@ from nosology.core import Code, Evidence, Note
 from nosology.models.lexicon.mentions import surface
 from nosology.models.lexicon.tagger import Tagger
 from nosology.text.data import function_words
-from nosology.text.phrases import PhraseIndex, Reading, phrase_keys
+from nosology.text.phrases import PhraseIndex, TokenizedNote, phrase_keys
 from nosology.text.stems import word_keys
 
 NEAR = 10  # characters by which an end of a mention may miss that of the evidence
@@ -76,12 +76,12 @@ def learn_evidence(notes: Sequence[Note], systems: Iterable[str], gap: int, *, t
             if keys := phrase_keys(evidence_text(note.text, item)):
                 phrases[keys][item.code] += 1
     ordered = sorted(phrases)
-    index = PhraseIndex.of(ordered)
+    index = PhraseIndex.build(ordered)
     seen = np.zeros(len(ordered), dtype=np.int64)
     surfaces: dict[str, list[Any]] = {}
     counts: list[Counter[Code]] = [Counter() for _ in ordered]
     for note, items in zip(notes, spans):
-        reading = Reading.of(note.text)
+        reading = TokenizedNote.from_text(note.text)
         for hit in index.find(reading, gap):
             seen[hit.phrase] += 1
             row = surfaces.setdefault(surface(reading, hit.places), [0, Counter()])
@@ -104,7 +104,7 @@ def _key_counts(notes: Sequence[Note], spans: Sequence[Sequence[Evidence]]) -> d
     categories: dict[str, Counter[str]] = defaultdict(Counter)
     empty = function_words()
     for note, items in zip(notes, spans):
-        reading = Reading.of(note.text)
+        reading = TokenizedNote.from_text(note.text)
         pieces = [
             (start, end, item.code.code[:3])
             for item in items

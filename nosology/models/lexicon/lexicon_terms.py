@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from nosology.codes.alphabetic_index import added_terms, index_files
+from nosology.codes.alphabetic_index import user_index_files, user_index_terms
 from nosology.codes.history import in_release
 from nosology.codes.lookup import table
-from nosology.codes.related_codes import sided_codes
-from nosology.codes.sources import DATA, cached, package_file
-from nosology.codes.terms import SOURCES, Leaves, Term, terms, vague_first
+from nosology.codes.related_codes import laterality_variants
+from nosology.codes.sources import DATA, cached_json, package_file
+from nosology.codes.terms import SOURCES, DefaultCodes, Term, specificity_keys, terms
 from nosology.core import Code
 from nosology.text.data import general_words
 from nosology.text.phrases import PhraseIndex, phrase_keys
@@ -55,7 +55,7 @@ class Terms:
         phrases = sorted(entries)
         codes = sorted({code for known in entries.values() for code in known})
         column = {code: i for i, code in enumerate(codes)}
-        vague = vague_first(table("icd10cm", release), codes)
+        vague = specificity_keys(table("icd10cm", release), codes)
         lists = [
             sorted(entries[keys].items(), key=lambda item: (item[1], item[0][0] in _RARE_CHAPTERS, vague[item[0]]))
             for keys in phrases
@@ -63,8 +63,10 @@ class Terms:
         bounds = np.concatenate([[0], np.cumsum([len(items) for items in lists])]).astype(np.int32)
         entry_code = np.array([column[code] for items in lists for code, _ in items], dtype=np.int32)
         entry_source = np.array([source for items in lists for _, source in items], dtype=np.int8)
-        sides = sided_codes(table("icd10cm", release), (code for code in codes if code in table("icd10cm", release)))
-        return cls(PhraseIndex.of(phrases), codes, bounds, entry_code, entry_source, sides)
+        sides = laterality_variants(
+            table("icd10cm", release), (code for code in codes if code in table("icd10cm", release))
+        )
+        return cls(PhraseIndex.build(phrases), codes, bounds, entry_code, entry_source, sides)
 
     def entries(self, phrase: int) -> list[tuple[str, int]]:
         """The codes of a phrase with their sources (numbers), the likeliest first."""
@@ -122,21 +124,21 @@ def _open(release: str, seventh: bool) -> Terms:
             Path(__file__).parents[2] / place
             for place in (
                 "codes/terms.py",
-                "codes/added_index.py",
-                "codes/sides.py",
+                "codes/alphabetic_index.py",
+                "codes/related_codes.py",
                 "text/stems.py",
                 "text/phrases.py",
             )
         ),
         DATA / "icd10cm_releases.json.gz",
         package_file("simple_icd_10_cm", "data/*tabular*.xml"),
-        *index_files(),
+        *user_index_files(),
     ]
 
     def build() -> dict[str, Any]:
-        return Terms.of(terms(table("icd10cm", release), seventh=seventh, added=added_terms()), release).to_json()
+        return Terms.of(terms(table("icd10cm", release), seventh=seventh, added=user_index_terms()), release).to_json()
 
-    return Terms.from_json(cached(f"terms-{release}-{'seventh' if seventh else 'short'}", sources, build))
+    return Terms.from_json(cached_json(f"terms-{release}-{'seventh' if seventh else 'short'}", sources, build))
 
 
 class Resolver:
@@ -147,13 +149,13 @@ class Resolver:
         self.seventh = seventh
 
     @cached_property
-    def leaves(self) -> Leaves:
+    def leaves(self) -> DefaultCodes:
         """Made when first needed."""
-        return Leaves(self.table, self.seventh)
+        return DefaultCodes(self.table, self.seventh)
 
     def __call__(self, code: str) -> str | None:
-        found = self.leaves.of(code)
+        found = self.leaves.get(code)
         if found is not None:
             return found
         heirs = in_release(Code("icd10cm", code), self.table.release)
-        return self.leaves.of(heirs[0].code) if heirs else None
+        return self.leaves.get(heirs[0].code) if heirs else None

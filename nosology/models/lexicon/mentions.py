@@ -9,12 +9,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nosology.codes.related_codes import SIDES, is_event
+from nosology.codes.related_codes import SIDES, is_past_event
 from nosology.core import Code
 from nosology.models.lexicon.lexicon_terms import Terms
-from nosology.text.context import CATEGORIES, denied_after, denied_before, denies_next, past_words, word_marks
-from nosology.text.phrases import PhraseIndex, Reading
-from nosology.text.stems import is_known, stem, word_keys
+from nosology.text.context import (
+    CATEGORIES,
+    context_flags,
+    is_denied_by_next_words,
+    is_denied_by_previous_words,
+    is_negated_inside_phrase,
+    past_history_flags,
+)
+from nosology.text.phrases import PhraseIndex, TokenizedNote
+from nosology.text.stems import is_listed_word, stem, word_keys
 from nosology.text.tokens import Tokens
 
 _SIDE_NEAR = 5  # words between a mention and the side it is on
@@ -56,7 +63,7 @@ class Mention:
 class NoteMentions:
     """A note's words and its mentions, in the order of their places."""
 
-    words: Reading
+    words: TokenizedNote
     mentions: list[Mention]
 
 
@@ -65,8 +72,8 @@ def find_mentions(
 ) -> NoteMentions:
     """Every mention of a term of the classification or of a learned phrase, which may have gaps of their own."""
     found: dict[tuple[int, ...], Mention] = {}
-    reading = Reading.of(text)
-    marks = word_marks(text, Tokens(reading.words, reading.starts, reading.ends))
+    reading = TokenizedNote.from_text(text)
+    marks = context_flags(text, Tokens(reading.words, reading.starts, reading.ends))
 
     def mention_at(places: tuple[int, ...], between: int) -> Mention | None:
         if places not in found and _written_out(text, reading, places):
@@ -89,12 +96,12 @@ def find_mentions(
     _count_guesses(mentions, reading, terms, learned)
     _nest(mentions)
     _deny_within(text, mentions)
-    _date_listed(mentions, past_words(text, Tokens(reading.words, reading.starts, reading.ends)))
+    _date_listed(mentions, past_history_flags(text, Tokens(reading.words, reading.starts, reading.ends)))
     return NoteMentions(reading, mentions)
 
 
 def _take_side(
-    mention: Mention, reading: Reading, terms: Terms, mention_at: Callable[[tuple[int, ...], int], Mention | None]
+    mention: Mention, reading: TokenizedNote, terms: Terms, mention_at: Callable[[tuple[int, ...], int], Mention | None]
 ) -> None:
     """Adds the mention together with the nearest side in its sentence, and the codes that it then has."""
     first, last, sentence = mention.places[0], mention.places[-1], reading.sentence[mention.places[0]]
@@ -126,24 +133,26 @@ def _side_of(word: str) -> str:
     return next((side for side in SIDES if stem(side) in word_keys(word)), "")
 
 
-def _written_out(text: str, reading: Reading, places: tuple[int, ...]) -> bool:
+def _written_out(text: str, reading: TokenizedNote, places: tuple[int, ...]) -> bool:
     """Whether a single short word stands in capitals, as an abbreviation does."""
     if len(places) > 1:
         return True
     start, end = int(reading.starts[places[0]]), int(reading.ends[places[0]])
-    return end - start > _CAPITALS or text[start:end].isupper() or is_known(reading.words[places[0]])
+    return end - start > _CAPITALS or text[start:end].isupper() or is_listed_word(reading.words[places[0]])
 
 
-def _mention(text: str, reading: Reading, marks: np.ndarray, places: tuple[int, ...], gap: int) -> Mention:
+def _mention(text: str, reading: TokenizedNote, marks: np.ndarray, places: tuple[int, ...], gap: int) -> Mention:
     flags = marks[:, list(places)].any(axis=1)
     start, end = int(reading.starts[places[0]]), int(reading.ends[places[-1]])
     if text[max(0, start - 1) : start] == "?":  # ?pneumonia
         flags[CATEGORIES.index("uncertain")] = True
     if (
-        denied_before(text, start)
-        or denied_after(text, end)
+        is_denied_by_previous_words(text, start)
+        or is_denied_by_next_words(text, end)
         or any(
-            place and reading.sentence[place - 1] == reading.sentence[place] and denies_next(reading.words, place)
+            place
+            and reading.sentence[place - 1] == reading.sentence[place]
+            and is_negated_inside_phrase(reading.words, place)
             for place in places
             if place - 1 not in places
         )
@@ -152,10 +161,12 @@ def _mention(text: str, reading: Reading, marks: np.ndarray, places: tuple[int, 
     return Mention(places, start, end, gap, len(places), tuple(flags.tolist()))
 
 
-def _count_guesses(mentions: list[Mention], reading: Reading, terms: Terms | None, learned: PhraseIndex | None) -> None:
+def _count_guesses(
+    mentions: list[Mention], reading: TokenizedNote, terms: Terms | None, learned: PhraseIndex | None
+) -> None:
     """Counts for each mention the words that are spelt otherwise than in the term or phrase it was found by."""
-    by_terms = frozenset(terms.index.guessed(reading)) if terms else frozenset()
-    by_learned = frozenset(learned.guessed(reading)) if learned else frozenset()
+    by_terms = frozenset(terms.index.misspelled(reading)) if terms else frozenset()
+    by_learned = frozenset(learned.misspelled(reading)) if learned else frozenset()
     if not by_terms and not by_learned:
         return
     for mention in mentions:
@@ -181,7 +192,10 @@ def _deny_within(text: str, mentions: list[Mention]) -> None:
     negated = CATEGORIES.index("negated")
     for mention in mentions:
         around = (mentions[holder] for holder in mention.holders)
-        if any(own.places[-1] - own.places[0] < len(own.places) and denied_after(text, own.end) for own in around):
+        if any(
+            own.places[-1] - own.places[0] < len(own.places) and is_denied_by_next_words(text, own.end)
+            for own in around
+        ):
             mention.marks = tuple(marked or i == negated for i, marked in enumerate(mention.marks))
 
 
@@ -190,11 +204,11 @@ def _date_listed(mentions: list[Mention], past: np.ndarray) -> None:
     historical = CATEGORIES.index("historical")
     for mention in mentions:
         if past[mention.places[0]] and any(
-            order == 0 and is_event(code.code) for code, (_, order) in mention.named.items()
+            order == 0 and is_past_event(code.code) for code, (_, order) in mention.named.items()
         ):
             mention.marks = tuple(marked or i == historical for i, marked in enumerate(mention.marks))
 
 
-def surface(reading: Reading, places: tuple[int, ...]) -> str:
+def surface(reading: TokenizedNote, places: tuple[int, ...]) -> str:
     """The words at some places as they are written."""
     return " ".join(reading.words[place] for place in places)

@@ -11,8 +11,8 @@ from scipy import sparse
 from scipy.special import expit
 
 from nosology.core import Evidence, Note
-from nosology.text.context import word_marks
-from nosology.text.phrases import Reading
+from nosology.text.context import context_flags
+from nosology.text.phrases import TokenizedNote
 from nosology.text.stems import word_keys
 from nosology.text.tokens import Tokens
 
@@ -34,7 +34,7 @@ class Tagger:
         """The tagger that notes and their evidence teach; None where no word is evidence, or all are."""
         from sklearn.linear_model import LogisticRegression
 
-        readings = [Reading.of(note.text) for note in notes[:_MOST_NOTES]]
+        readings = [TokenizedNote.from_text(note.text) for note in notes[:_MOST_NOTES]]
         rows = sparse.vstack([_features(reading, note.text) for reading, note in zip(readings, notes)]).tocsr()
         targets = np.concatenate([_tags(reading, items) for reading, items in zip(readings, spans)], axis=1)
         if any(own.all() or not own.any() for own in targets):
@@ -43,12 +43,12 @@ class Tagger:
         weights = np.concatenate([one.coef_ for one in fitted]).astype(np.float32)
         return cls(weights, np.concatenate([one.intercept_ for one in fitted]).astype(np.float32))
 
-    def probabilities(self, reading: Reading, text: str) -> np.ndarray:
+    def probabilities(self, reading: TokenizedNote, text: str) -> np.ndarray:
         """Probabilities (TAGS, T) of a note's T words."""
         return expit((_features(reading, text) @ self.weights.T).T + self.bias[:, None])
 
 
-def _tags(reading: Reading, items: Sequence[Evidence]) -> np.ndarray:
+def _tags(reading: TokenizedNote, items: Sequence[Evidence]) -> np.ndarray:
     """Which words are what: boolean (TAGS, T); evidence in pieces begins with the first and ends with the last."""
     found = np.zeros((len(TAGS), len(reading.words)), dtype=bool)
     for item in items:
@@ -60,7 +60,7 @@ def _tags(reading: Reading, items: Sequence[Evidence]) -> np.ndarray:
     return found
 
 
-def _features(reading: Reading, text: str) -> sparse.csr_matrix:
+def _features(reading: TokenizedNote, text: str) -> sparse.csr_matrix:
     """0/1 (T, buckets): what each word and its neighbours are, hashed the same way in every process."""
     rows = [sorted({crc32(name.encode()) % _BUCKETS for name in names}) for names in _names(reading, text)]
     bounds = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int32)
@@ -68,12 +68,12 @@ def _features(reading: Reading, text: str) -> sparse.csr_matrix:
     return sparse.csr_matrix((np.ones(len(columns), np.float32), columns, bounds), shape=(len(rows), _BUCKETS))
 
 
-def _names(reading: Reading, text: str) -> Iterator[list[str]]:
+def _names(reading: TokenizedNote, text: str) -> Iterator[list[str]]:
     """For each word the names of its features."""
     words, sentence, n = reading.words, reading.sentence, len(reading.words)
     keys = [word_keys(word)[0] for word in words]
     starts, ends = reading.starts.tolist(), reading.ends.tolist()
-    marks = word_marks(text, Tokens(words, reading.starts, reading.ends))
+    marks = context_flags(text, Tokens(words, reading.starts, reading.ends))
 
     def at(here: int, there: int, of: list[str]) -> str:
         return of[there] if 0 <= there < n and sentence[there] == sentence[here] else _OUTSIDE

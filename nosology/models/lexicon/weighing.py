@@ -145,7 +145,7 @@ def _given(mention: Mention, character: str | None, policy: ContextPolicy) -> li
 def _later_sentences(note: NoteMentions) -> dict[int, str]:
     """The sentences that tell of a later encounter, each with the seventh character it asks for."""
     found = {}
-    words = {**dict(enumerate(note.words.words)), **note.words.closed}
+    words = {**dict(enumerate(note.words.words)), **note.words.hyphenated}
     for place, word in words.items():
         for character, stems in _LATER.items():
             if stem(word) in stems:

@@ -11,7 +11,7 @@ from pydantic import Field
 from scipy import sparse
 
 from nosology.core.settings import Settings
-from nosology.text import Tokens, tokens
+from nosology.text import Tokens, tokenize
 
 SHORT_SHARE = 0.05  # of the training notes may be shorter than `Tfidf.shortest`
 
@@ -62,7 +62,7 @@ class Tfidf:
         """The vectoriser of these notes, and their vectors (B, features). The texts are read once and not kept."""
         ids: defaultdict[str, int] = defaultdict()
         ids.default_factory = ids.__len__
-        notes = [np.fromiter(map(ids.__getitem__, tokens(text).words), dtype=np.int32) for text in texts]
+        notes = [np.fromiter(map(ids.__getitem__, tokenize(text).words), dtype=np.int32) for text in texts]
         word_notes = _document_frequency(notes, len(ids))
         rare = np.where(word_notes <= _commonest(word_notes, len(notes), settings.words_a_note), word_notes, 0)
         kept = _most_frequent(rare, settings.min_notes, settings.max_words)
@@ -80,11 +80,11 @@ class Tfidf:
 
     def transform(self, texts: Iterable[str]) -> sparse.csr_matrix:
         """The vectors (B, features) of notes; a note without a known word is all zeros."""
-        return _stack([self._vector(self._ids(tokens(text).words)) for text in texts], len(self))
+        return _stack([self._vector(self._ids(tokenize(text).words)) for text in texts], len(self))
 
     def occurrences(self, text: str) -> Occurrences:
         """Every feature of a note at every place where it stands, words first."""
-        found = tokens(text)
+        found = tokenize(text)
         ids = self._ids(found.words)
         words = np.flatnonzero(ids >= 0)
         pair_features, pair_first = self._pairs_of(ids)

@@ -16,9 +16,9 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from nosology.codes.code_list import description_of
-from nosology.core.files import new_file
-from nosology.core.label_space import LabelSpace, label_versions, only_own_version
+from nosology.codes.lookup import label_description
+from nosology.core.files import atomic_file
+from nosology.core.label_space import LabelSpace, label_versions, mask_other_versions
 from nosology.core.progress import progress
 from nosology.encoders.awd_lstm import AwdLstm, Dropouts
 from nosology.encoders.vocabulary import SPECIALS, Vocabulary, WordReader
@@ -105,7 +105,7 @@ class Chain:
                 seed=recipe.seed,
                 title=f"language model, {name}",
             )
-            with new_file(self.stages.folder / WORDS) as aside:  # for a `language.words` of other notes
+            with atomic_file(self.stages.folder / WORDS) as aside:  # for a `language.words` of other notes
                 lines = "".join(f"{word}\n" for word in ("xxpad", "xxunk", *self.reader.vocabulary.words))
                 aside.write_text(lines, encoding="utf-8")
             return {key: value.detach().cpu() for key, value in net.encoder.state_dict().items()}
@@ -191,7 +191,7 @@ class Chain:
         """The first vectors (L, E) of labels: the means of their descriptions' words."""
         rows = []
         for code in self.labels.codes:
-            ids = self.reader.description(description_of(code))
+            ids = self.reader.description(label_description(code))
             ids = torch.from_numpy(ids[ids >= SPECIALS].astype(np.int64))
             rows.append(vectors[ids].mean(0) if len(ids) else torch.zeros(vectors.shape[1]))
         return torch.stack(rows)
@@ -228,7 +228,7 @@ def train_plant(
     dev = Notes.of(dev_notes, recipe.labels, chain.reader, chain.labels)
     told = _told(recipe, train_notes, dev_notes)
     model, fitted = _classifiers(chain, dev, told, {})
-    logits = only_own_version(model.logits_of(dev.reads), dev.versions, label_versions(chain.labels), NOTHING)
+    logits = mask_other_versions(model.logits_of(dev.reads), dev.versions, label_versions(chain.labels), NOTHING)
     model = model.calibrated(logits, dev.gold)
     decision = Decision.tune(recipe.decision, chain.labels, dev.codes, model.to_probabilities(logits))
     found = {name: asdict(fit) for name, fit in fitted.items()}

@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from nosology.core import ConfigError
-from nosology.core.files import new_file
+from nosology.core.files import atomic_file
 from nosology.training.run_folder import BEST, CHECKPOINT
 
 
@@ -35,7 +35,7 @@ class Stages:
             return found
         tensors = make(told)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with new_file(path) as aside:
+        with atomic_file(path) as aside:
             aside.write_bytes(save({k: v.contiguous() for k, v in tensors.items()}, metadata={"told": told}))
         for done in (CHECKPOINT, BEST):  # of the loop that has made it: three times as large, and no more needed
             (self.folder / name / done).unlink(missing_ok=True)

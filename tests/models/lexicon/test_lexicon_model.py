@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nosology import load
-from nosology.codes import valid
-from nosology.codes.terms import own_synonyms
+from nosology.codes import is_valid
+from nosology.codes.terms import builtin_synonyms
 from nosology.config import load_recipe
 from nosology.core import Code
 from nosology.models.bundle import Bundle
@@ -20,7 +20,7 @@ from nosology.models.lexicon.lexicon_settings import ContextSettings, LexiconRec
 from nosology.serving.coder import Coder
 
 SENTENCES = Path(__file__).parent / "data" / "context_sentences.tsv"
-TERMS = [phrase for phrase, _ in own_synonyms()[::7]]
+TERMS = [phrase for phrase, _ in builtin_synonyms()[::7]]
 FRAMES = ["{}.", "No {}.", "Denies {}.", "Mother had {}.", "History of {}.", "{} and {} were noted.", "Possible {}"]
 NOTE = st.lists(
     st.tuples(st.sampled_from(FRAMES), st.sampled_from(TERMS), st.sampled_from(TERMS)).map(
@@ -293,7 +293,7 @@ def test_only_codes_of_the_release_come_out(release, text, code):
     coder = Coder(day_one(LexiconRecipe(codes={"release": release})))
     found = coder.code(text + " Type 2 diabetes, pneumonia, fall.")
     assert code in {item.code for item in found if item.accepted}
-    assert all(valid(Code(item.system, item.code), release) for item in found)
+    assert all(is_valid(Code(item.system, item.code), release) for item in found)
 
 
 def test_policies_decide_what_a_context_is_worth(lexicon):

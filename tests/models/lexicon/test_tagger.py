@@ -7,7 +7,7 @@ from nosology.models.lexicon.adapted import Adapted
 from nosology.models.lexicon.learned_phrases import learn_evidence
 from nosology.models.lexicon.tagger import TAGS, Tagger
 from nosology.models.lexicon.trees import Trees, Weigher
-from nosology.text.phrases import Reading
+from nosology.text.phrases import TokenizedNote
 
 CODE = Code("icd10cm", "R69")
 ILLS = ["gribblitis", "wobblitis", "snarkitis", "bandersnatchitis", "jubjubitis", "toveitis"]
@@ -24,7 +24,7 @@ SPANS = [note.evidence for note in NOTES]
 
 
 def told(tagger, text):
-    reading = Reading.of(text)
+    reading = TokenizedNote.from_text(text)
     return reading.words, dict(zip(TAGS, tagger.probabilities(reading, text)))
 
 
@@ -38,9 +38,13 @@ def test_a_word_never_seen_is_known_by_its_ending_and_its_place():
 def test_every_word_gets_a_probability_and_the_same_one_again():
     tagger = Tagger.fit(NOTES, SPANS)
     for text in ("", "¿Qué?", NOTES[0].text):
-        found = tagger.probabilities(Reading.of(text), text)
-        assert found.shape == (len(TAGS), len(Reading.of(text).words)) and ((found >= 0) & (found <= 1)).all()
-        np.testing.assert_array_equal(found, Tagger.fit(NOTES, SPANS).probabilities(Reading.of(text), text))
+        found = tagger.probabilities(TokenizedNote.from_text(text), text)
+        assert (
+            found.shape == (len(TAGS), len(TokenizedNote.from_text(text).words)) and ((found >= 0) & (found <= 1)).all()
+        )
+        np.testing.assert_array_equal(
+            found, Tagger.fit(NOTES, SPANS).probabilities(TokenizedNote.from_text(text), text)
+        )
 
 
 def test_without_evidence_there_is_no_tagger():

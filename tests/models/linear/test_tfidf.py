@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from nosology.models.linear.tfidf import Tfidf, TfidfSettings
-from nosology.text import tokens
+from nosology.text import tokenize
 
 NOTES = [
     "Chest pain. No chest pain at rest; troponin negative.",
@@ -30,7 +30,11 @@ def test_equals_scikit_learn(min_notes):
     options = TfidfSettings(min_notes=min_notes, pair_min_notes=min_notes, pair_weight=1.0)
     tfidf, vectors = Tfidf.fit(NOTES, options)
     oracle = TfidfVectorizer(
-        ngram_range=(1, 2), min_df=min_notes, sublinear_tf=True, tokenizer=lambda t: tokens(t).words, token_pattern=None
+        ngram_range=(1, 2),
+        min_df=min_notes,
+        sublinear_tf=True,
+        tokenizer=lambda t: tokenize(t).words,
+        token_pattern=None,
     )
     expected = oracle.fit_transform(NOTES)
     names = oracle.get_feature_names_out()
