@@ -13,7 +13,7 @@ from nosology.core.errors import (
 )
 from nosology.core.note import SPLITS, SYSTEMS, Code, Evidence, EvidenceSpan, Note, Span, Suggestion
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"  # a literal, so that a build can read it without imports
 
 __all__ = [
     "SPLITS",
