@@ -16,8 +16,8 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
-from nosology.core.version import __version__
 
+from nosology.core import __version__
 from nosology.corpora.notes_file import note_to_json
 from tests.conftest import small_notes
 
