@@ -19,7 +19,7 @@ from nosology.models.lexicon.lexicon_settings import LexiconRecipe
 from nosology.models.linear.linear_model import LinearRecipe
 from nosology.models.plant.plant_settings import PlantRecipe
 from nosology.models.plm_icd.plm_icd_settings import PlmIcdRecipe
-from nosology.training.settings import Recipe
+from nosology.training.recipe_settings import Recipe
 
 S = TypeVar("S", bound=BaseModel)
 

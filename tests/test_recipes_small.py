@@ -9,8 +9,8 @@ from nosology.config import load_recipe
 from nosology.encoders.word_vectors import random_vectors
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
-from nosology.training.batch import Batch, rectangle
-from nosology.training.settings import VectorSettings
+from nosology.training.data_loader import Batch, pad_notes
+from nosology.training.recipe_settings import WordVectorSettings
 
 WORDS = 60
 
@@ -28,10 +28,10 @@ def untrained(encoder: str, alike: bool, seed: int = 0) -> DualLaatNet:
 @given(st.permutations(range(WORDS)), st.integers(0, 99))
 def test_a_code_looks_for_its_own_words_before_any_training(order, seed):
     note = torch.tensor(order[:40]) + 2
-    weights = untrained("conv", True, seed).attention(Batch(*rectangle([note.numpy()])))[0]
+    weights = untrained("conv", True, seed).attention(Batch(*pad_notes([note.numpy()])))[0]
     own = weights[note - 2, torch.arange(40)]
     assert (own > 0.5).float().mean() > 0.9
-    apart = untrained("conv", False, seed).attention(Batch(*rectangle([note.numpy()])))[0]
+    apart = untrained("conv", False, seed).attention(Batch(*pad_notes([note.numpy()])))[0]
     assert apart.max() < 0.1
 
 
@@ -47,9 +47,9 @@ def test_the_start_adds_no_weight_and_begins_both_sides_alike(encoder):
 
 @pytest.mark.parametrize("notes, epochs", [(1, 40), (500, 40), (2000, 10), (4000, 5), (100_000, 5)])
 def test_few_notes_are_read_more_often_for_word_vectors(notes, epochs):
-    assert VectorSettings().resolved(notes).epochs == epochs
-    assert VectorSettings(epochs=0).resolved(notes).epochs == 0
-    assert VectorSettings(epochs=3).resolved(notes).epochs == 3
+    assert WordVectorSettings().resolved(notes).epochs == epochs
+    assert WordVectorSettings(epochs=0).resolved(notes).epochs == 0
+    assert WordVectorSettings(epochs=3).resolved(notes).epochs == 3
 
 
 @pytest.mark.parametrize("name", ["caml", "laat", "dual_laat"])

@@ -20,7 +20,7 @@ from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.notes_file import read_notes
 from nosology.evaluation.measure import measure
 from nosology.models.train import train
-from nosology.training.settings import Recipe
+from nosology.training.recipe_settings import Recipe
 
 SHOWN = (
     "micro_f1",

@@ -42,7 +42,7 @@ from nosology.evaluation.measure import measure
 from nosology.models.bundle import Bundle
 from nosology.models.train import train
 from nosology.training.examples import train_and_dev
-from nosology.training.settings import Recipe
+from nosology.training.recipe_settings import Recipe
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_plant.json"
 CODERS = ("plant", "laat", "linear")

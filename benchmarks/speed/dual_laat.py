@@ -20,7 +20,7 @@ from nosology.attention import kernels
 from nosology.attention.dual import Head, dual_loss
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
-from nosology.training.batch import Batch, rectangle
+from nosology.training.data_loader import Batch, pad_notes
 
 LABELS, WORDS, SIZE = 8192, 125_762, 100
 MEDIAN, SPREAD, LONGEST = 1492, 0.386, 4000
@@ -70,13 +70,13 @@ def run(encoder: str, batch: int, tokens: int, chunk: int, batches: int, device:
     torch.manual_seed(0)
     net = DualLaatNet(shape, WORDS, SIZE).to(device)
     described = [rng.integers(1, WORDS, rng.integers(2, 26)) for _ in range(LABELS)]
-    net.descriptions = rectangle(described)[0]
+    net.descriptions = pad_notes(described)[0]
     optimiser = torch.optim.AdamW(net.parameters(), lr=1e-4, weight_decay=1e-3, fused=device == "cuda")
     labels = torch.arange(LABELS)
 
     def step(words: np.ndarray) -> None:
         for part in micro_batches(words, tokens):
-            noted, sizes = rectangle([rng.integers(1, WORDS, n) for n in part])
+            noted, sizes = pad_notes([rng.integers(1, WORDS, n) for n in part])
             targets = (torch.rand(len(part), LABELS, device=device) < 15.7 / LABELS).float()
             with torch.autocast(device, torch.bfloat16):
                 loss = net(Batch(noted, sizes, labels, targets).to(device))

@@ -27,7 +27,7 @@ from nosology.models.dual_laat.dual_laat_model import DualLaat
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
 from nosology.models.dual_laat.proposer import Proposer
-from nosology.training.batch import rectangle
+from nosology.training.data_loader import pad_notes
 
 CODES, WORDS, SIZE, NOTE = 26_000, 125_762, 100, 1500
 SHAPES = {"conv": DualLaatShape(encoder="conv", width=256), "gru": DualLaatShape(encoder="gru", width=512)}
@@ -87,7 +87,7 @@ def coder(encoder: str, rng: np.random.Generator) -> DualLaat:
     reader = WordReader(Vocabulary([f"w{i}" for i in range(WORDS - 2)]), 4000)
     net = DualLaatNet(SHAPES[encoder], WORDS, SIZE).eval()
     model = DualLaat(labels, np.ones(CODES, np.int64), reader, net, SHAPES[encoder])
-    described = rectangle([usual_words(rng, rng.integers(2, 26)) for _ in range(CODES)])[0]
+    described = pad_notes([usual_words(rng, rng.integers(2, 26)) for _ in range(CODES)])[0]
     few = described[:1000] if encoder == "gru" else described  # a GRU takes long over all; some stand for all here
     model._queries = net.all_queries(few).repeat(1, -(-CODES // len(few)), 1)[:, :CODES].contiguous()
     entries = 38 * CODES

@@ -44,12 +44,11 @@ from nosology.models.hmhan.hmhan_net import HmhanNet, ReportBatch
 from nosology.models.hmhan.hmhan_settings import HmhanShape, LossSettings
 from nosology.models.hmhan.report_batches import Batches, Reports
 from nosology.models.neural import evaluating
-from nosology.training.batch import mask, rectangle
-from nosology.training.batch_plan import Plan
-from nosology.training.cuda_graphs import RepeatedBatches
-from nosology.training.feed import Feed, Work
-from nosology.training.loop import fit
-from nosology.training.settings import LoopSettings
+from nosology.training.batch_plan import BatchPlan
+from nosology.training.cuda_graphs import CudaGraphBatchStep
+from nosology.training.data_loader import BatchLoader, StepBatches, pad_notes, token_mask
+from nosology.training.recipe_settings import TrainerSettings
+from nosology.training.trainer import TrainingRun, fit
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_hmhan.json"
 REPORTS = 73_461  # paper 002
@@ -76,7 +75,7 @@ def random_bert(layers: int = 12) -> Windows:
 def batch_of(lengths: list[int]) -> ReportBatch:
     """Reports of random pieces."""
     rng = np.random.default_rng(0)
-    tokens, sizes = rectangle([rng.integers(1000, 20_000, n) for n in lengths])
+    tokens, sizes = pad_notes([rng.integers(1000, 20_000, n) for n in lengths])
     return ReportBatch(tokens, sizes)
 
 
@@ -124,7 +123,7 @@ def attention(device: str = "cuda", size: int = 32, longest: int = 512) -> dict[
 
     def steps(some: list[int]) -> None:
         for width in some:
-            inside = mask(torch.arange(size) % width + 1, width, torch.device(device))
+            inside = token_mask(torch.arange(size) % width + 1, width, torch.device(device))
             with torch.autocast(device, torch.bfloat16):
                 found = look(states[:, :width], inside)
             found.float().square().mean().backward()
@@ -167,7 +166,7 @@ class Training:
         net = self._net().to(self.device).train()
         learned = [p for n, p in net.named_parameters() if not n.startswith("encoder")]
         optimizer = torch.optim.AdamW(learned, 1e-3, fused=True)
-        plan = Plan(self.lengths, self.reports.versions, size, 1 << 20, 0)
+        plan = BatchPlan(self.lengths, self.reports.versions, size, 1 << 20, 0)
         batches = Batches(self.reports, np.arange(len(self.reports)), places, None)
 
         def learn(batch: ReportBatch, share: torch.Tensor | float) -> None:
@@ -175,20 +174,20 @@ class Training:
                 loss = net(batch)
             (loss * share).backward()
 
-        repeated = RepeatedBatches(learn, 4 * len(plan), torch.device(self.device)) if recorded else learn
+        repeated = CudaGraphBatchStep(learn, 4 * len(plan), torch.device(self.device)) if recorded else learn
 
-        def steps(made: Iterator[Work], most: int) -> int:
+        def steps(made: Iterator[StepBatches], most: int) -> int:
             """The reports of the next steps, which are taken."""
             reports = 0
             for work in islice(made, most):
-                for part in work.parts:
-                    repeated(part.batch.to(self.device), part.share)
+                for part in work.micro_batches:
+                    repeated(part.batch.to(self.device), part.weight)
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=not recorded)
                 reports += work.notes
             return reports
 
-        feed = Feed(plan, batches.make, pinned=self.device == "cuda")
+        feed = BatchLoader(plan, batches.make, pin_memory=self.device == "cuda")
         kind = ProfilerActivity.CUDA if self.device == "cuda" else ProfilerActivity.CPU
         with closing(feed.steps(0, 0)) as made:
             for _ in range(3):  # by then the usual shapes are recorded
@@ -209,15 +208,15 @@ class Training:
 
     def agreement(self, places: DeviceStates, folder: Path, size: int = 32, reports: int = 2_000) -> dict[str, float]:
         """Two epochs of the loop itself with recorded steps and with plain ones: seconds, and how far weights part."""
-        rows, settings = np.arange(reports), LoopSettings(epochs=2, batch=size, warmup=0)
+        rows, settings = np.arange(reports), TrainerSettings(epochs=2, batch=size, warmup=0)
         batches, found, nets = Batches(self.reports, rows, places, None), {}, {}
         for name, repeated in {"plain": False, "recorded": True}.items():
             net = nets[name] = self._net()
             started = time.perf_counter()
-            fit(
+            fit(TrainingRun(
                 net, settings, lengths=self.lengths[rows], groups=self.reports.versions[rows],
-                make_batch=batches.make, repeated=repeated, folder=folder / name, fingerprint=name, seed=0,
-            )  # fmt: skip
+                make_batch=batches.make, use_cuda_graphs=repeated, run_folder=folder / name, fingerprint=name, seed=0,
+            ))  # fmt: skip
             found[f"{name}_seconds"] = time.perf_counter() - started
         pairs = zip(nets["plain"].state_dict().values(), nets["recorded"].state_dict().values())
         return found | {"largest_difference": max(float((a.float() - b.float()).abs().max()) for a, b in pairs)}

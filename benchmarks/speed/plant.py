@@ -37,8 +37,7 @@ from nosology.models.plant.plant_net import PlantNet, Ranker
 from nosology.models.plant.plant_settings import PlantShape, RankerSettings
 from nosology.models.plant.ranker import Lists, RankerNet, draw_lists
 from nosology.models.plant.relevance import Relevance
-from nosology.training.batch import Batch, rectangle
-from nosology.training.language_stream import StreamBatch
+from nosology.training.data_loader import Batch, StreamBatch, pad_notes
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_plant.json"
 PEAK = 790e12  # FLOP/s of bf16 products, measured on an H200
@@ -142,7 +141,7 @@ def small_plant(told: dict, **shape) -> tuple[PlantNet, Batch, np.ndarray]:
     lengths = np.sort(np.exp(rng.normal(np.log(told["mean"]), 0.05, told["batch"])).astype(int))[::-1]
     if told.get("longest"):
         lengths = np.full(told["batch"], told["longest"])
-    tokens = rectangle([rng.zipf(1.3, n).clip(2, told["words"] - 1) for n in lengths])
+    tokens = pad_notes([rng.zipf(1.3, n).clip(2, told["words"] - 1) for n in lengths])
     targets = (torch.rand(told["batch"], told["codes"], device=device()) < 16 / told["codes"]).float()
     return net, Batch(tokens[0].to(device()), tokens[1], None, targets), lengths
 

@@ -12,7 +12,7 @@ from nosology.core import ConfigError
 
 if TYPE_CHECKING:
     from nosology.models.compare import Variant
-    from nosology.training.settings import Recipe
+    from nosology.training.recipe_settings import Recipe
 
 SHOWN = {
     "micro_precision": "precision",

@@ -43,7 +43,7 @@ def simulate(
     from nosology.config import load_recipe
     from nosology.corpora.corpus import Corpus
     from nosology.federated.federation_settings import FederatedHeadsRecipe, FederationSettings
-    from nosology.training.run_folder import VECTORS, clear, run_folder
+    from nosology.training.run_folder import VECTORS, clear_run_folder, run_folder
 
     checked = load_recipe(recipe, settings)
     if not isinstance(checked, FederatedHeadsRecipe):
@@ -78,7 +78,7 @@ def simulate(
         bundle = run_stacked(hospitals, checked, out, **told)
     else:
         bundle = run_federation(grid_of(hospitals), checked, out, **told).bundle
-    clear(run_folder(out))
+    clear_run_folder(run_folder(out))
     show(out, bundle)
 
 

@@ -17,8 +17,8 @@ from nosology.evaluation import Evaluation, examine
 from nosology.evaluation.significance import paired_bootstrap, paired_t_test
 from nosology.models.bundle import Bundle
 from nosology.models.train import train
-from nosology.training.labels import of_labels
-from nosology.training.settings import LabelSettings, Recipe
+from nosology.training.examples import codes_in_labels
+from nosology.training.recipe_settings import LabelSettings, Recipe
 
 METRICS = ("micro_precision", "micro_recall", "micro_f1", "macro_f1", "micro_auc", "hamming_loss")
 _BATCH = 256
@@ -96,7 +96,7 @@ def judged(bundle: Bundle, notes: Sequence[Note], threshold: float | None = None
     codes = [note.codes for note in notes]
     mask_other_versions(found, note_versions(codes), label_versions(model.labels))
     settings = LabelSettings.model_validate(bundle.recipe["labels"])
-    gold = of_labels(settings, model.labels, codes)
+    gold = codes_in_labels(settings, model.labels, codes)
     limit = bundle.decision.thresholds(model.labels) if threshold is None else threshold
     one = bundle.decision.at_least_one
     return examine(model.labels, gold, found, limit, at_least_one=one, replicates=0)

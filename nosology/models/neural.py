@@ -24,8 +24,8 @@ from nosology.core.label_space import LabelSpace
 from nosology.core.settings import Settings
 from nosology.encoders.vocabulary import Read
 from nosology.models.spans import best_spans
-from nosology.training.batch import Batch, rectangle
-from nosology.training.platt import NOTHING, Platt
+from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
+from nosology.training.data_loader import Batch, pad_notes
 
 _TOKENS = {"cpu": 16_384, "cuda": 131_072}  # of a batch, pads included
 _NOTES = 256
@@ -45,7 +45,7 @@ class Calibrated:
     """A model with a net on a device, and logits that a calibration makes probabilities of."""
 
     net: nn.Module
-    calibration: Platt
+    calibration: PlattScaling
 
     @property
     def device(self) -> torch.device:
@@ -58,13 +58,13 @@ class Calibrated:
         return self
 
     def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
-        """Probabilities (B, L) of logits (B, L); 0 where there is `NOTHING` to go by."""
-        return np.where(logits > NOTHING, self.calibration(logits), np.float32(0))
+        """Probabilities (B, L) of logits (B, L); 0 where there is `EXCLUDED_LOGIT` to go by."""
+        return np.where(logits > EXCLUDED_LOGIT, self.calibration(logits), np.float32(0))
 
     def calibrated(self, logits: np.ndarray, gold: sparse.csr_matrix) -> Self:
         """This model with its calibration fitted on logits (B, L) of notes that it has not seen; gold: 0/1 (B, L)."""
         model = copy(self)
-        model.calibration = Platt.fit(logits, gold)
+        model.calibration = PlattScaling.fit(logits, gold)
         return model
 
 
@@ -77,7 +77,7 @@ class NeuralModel(Calibrated):
     reader: Reader
     net: nn.Module
     shape: Settings  # the recipe's table [model], with every size a number
-    calibration: Platt = field(default_factory=Platt)
+    calibration: PlattScaling = field(default_factory=PlattScaling)
 
     kind: ClassVar[str]
     within_versions: ClassVar[bool] = True  # it has learned to choose among codes of one ICD version at a time
@@ -122,15 +122,15 @@ class NeuralModel(Calibrated):
     def logits_of(self, reads: Sequence[Read], columns: Sequence[int] | None = None) -> np.ndarray:
         """Logits (B, L), float32, of notes that are read already, in their order; columns: of these labels alone.
 
-        A note without a token has the logit `NOTHING` throughout.
+        A note without a token has the logit `EXCLUDED_LOGIT` throughout.
         """
         wide = len(self.labels) if columns is None else len(columns)
-        found = np.full((len(reads), wide), NOTHING, dtype=np.float32)
+        found = np.full((len(reads), wide), EXCLUDED_LOGIT, dtype=np.float32)
         wanted = None if columns is None else torch.tensor(columns, dtype=torch.int64)
         lengths = np.array([len(read.ids) for read in reads], dtype=np.int64)
         with evaluating(self.net):
             for rows in by_length(lengths, _TOKENS.get(self.device.type, _TOKENS["cpu"]), _NOTES):
-                batch = Batch(*rectangle([reads[row].ids for row in rows]), labels=wanted).to(self.device)
+                batch = Batch(*pad_notes([reads[row].ids for row in rows]), labels=wanted).to(self.device)
                 found[rows] = self.batch_logits(batch).float().cpu().numpy()
         return found
 
@@ -155,7 +155,7 @@ class NeuralModel(Calibrated):
             return np.empty(0, np.int64), np.empty(0, np.int64), np.zeros((len(columns), 0), np.float32)
         wanted = torch.tensor(columns, dtype=torch.int64)
         with evaluating(self.net):
-            batch = Batch(*rectangle([read.ids]), labels=wanted).to(self.device)
+            batch = Batch(*pad_notes([read.ids]), labels=wanted).to(self.device)
             weights = self.batch_attention(batch)[0, :, : len(read.ids)].float().cpu().numpy()
         return by_word(read, weights)
 
@@ -190,7 +190,9 @@ class NeuralModel(Calibrated):
         weights = {name.removeprefix(_NET): tensor for name, tensor in tensors.items() if name.startswith(_NET)}
         weights |= {name: weights[kept] for name, kept in described["tied"].items()}
         net.load_state_dict(weights)
-        model = cls(labels, tensors["notes"].numpy(), reader, net.eval(), shape, Platt(**described["calibration"]))
+        model = cls(
+            labels, tensors["notes"].numpy(), reader, net.eval(), shape, PlattScaling(**described["calibration"])
+        )
         model.take(described["more"])
         model.take_tensors(tensors)
         return model.to(device or default_device())

@@ -28,15 +28,21 @@ from nosology.models.dual_laat.dual_laat_model import DualLaat
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
 from nosology.models.dual_laat.proposer import Proposer
-from nosology.models.neural import NOTHING, NeuralModel, Reader
+from nosology.models.neural import EXCLUDED_LOGIT, NeuralModel, Reader
 from nosology.text.tokens import words_of
-from nosology.training.batch import Batch, rectangle
-from nosology.training.examples import Examples, both
-from nosology.training.fingerprint import fingerprint
-from nosology.training.labels import label_space, label_targets, of_labels, of_systems, sample_labels
-from nosology.training.loop import Fitted, Paced, fit
-from nosology.training.run_folder import REFIT
-from nosology.training.settings import LabelSettings, Recipe, VectorSettings
+from nosology.training.data_loader import Batch, pad_notes
+from nosology.training.examples import (
+    Examples,
+    codes_in_labels,
+    codes_in_systems,
+    label_space,
+    label_targets,
+    sample_labels,
+    union,
+)
+from nosology.training.recipe_settings import LabelSettings, Recipe, WordVectorSettings
+from nosology.training.run_folder import REFIT, fingerprint
+from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit
 
 Trained = tuple[NeuralModel, Decision, dict[str, Any]]
 
@@ -54,7 +60,7 @@ class Notes:
     def of(examples: Examples, settings: LabelSettings, reader: Reader, labels: LabelSpace) -> Notes:
         """The notes of examples; a note's versions are those of all its codes, also of those that are not learned."""
         reads = [reader.read(text) for text in progress(examples.texts(), "reading", total=len(examples))]
-        codes = of_labels(settings, labels, examples.codes)
+        codes = codes_in_labels(settings, labels, examples.codes)
         return Notes(reads, codes, labels.encode(codes), note_versions(examples.codes))
 
     def part(self, size: int, seed: int) -> Notes:
@@ -91,12 +97,12 @@ def train_neural(recipe: Recipe, train_notes: Examples, dev_notes: Examples, ref
     labels = model.labels
     dev = Notes.of(dev_notes, recipe.labels, model.reader, labels)
     fitted = fit_labels(recipe, model, asked, notes, dev, folder, fingerprint(recipe, train_notes, dev_notes))
-    logits = mask_other_versions(model.logits_of(dev.reads), dev.versions, label_versions(labels), NOTHING)
+    logits = mask_other_versions(model.logits_of(dev.reads), dev.versions, label_versions(labels), EXCLUDED_LOGIT)
     model = model.calibrated(logits, dev.gold)
     decision = Decision.tune(recipe.decision, labels, dev.codes, model.to_probabilities(logits))
     found = asdict(fitted) | {"dev_codes": int(dev.gold.nnz), "shape": model.shape.model_dump()}
     if refit:
-        model, notes = _refitted(recipe, model, both(train_notes, dev_notes), fitted, folder)
+        model, notes = _refitted(recipe, model, union(train_notes, dev_notes), fitted, folder)
     if isinstance(model, DualLaat) and recipe.two_stage.candidates:
         model.proposer = Proposer.fit([read.ids for read in notes.reads], notes.gold, _texts(model))
         model = model.two_stage(recipe.two_stage.candidates)
@@ -105,7 +111,7 @@ def train_neural(recipe: Recipe, train_notes: Examples, dev_notes: Examples, ref
 
 def _begun(recipe: Recipe, examples: Examples) -> tuple[NeuralModel, Asked, Notes]:
     """The untrained model of a recipe for these notes, what it is asked, and the notes as it reads them."""
-    labels = label_space(recipe.labels, of_systems(recipe.labels, examples.codes))
+    labels = label_space(recipe.labels, codes_in_systems(recipe.labels, examples.codes))
     model, asked = STARTS[recipe.kind](recipe, labels, examples)
     notes = Notes.of(examples, recipe.labels, model.reader, labels)
     model.notes = np.asarray(notes.gold.sum(0)).ravel().astype(np.int64)
@@ -113,7 +119,7 @@ def _begun(recipe: Recipe, examples: Examples) -> tuple[NeuralModel, Asked, Note
 
 
 def _refitted(
-    recipe: Recipe, tuned: NeuralModel, examples: Examples, fitted: Fitted, folder: Path
+    recipe: Recipe, tuned: NeuralModel, examples: Examples, fitted: TrainingResult, folder: Path
 ) -> tuple[NeuralModel, Notes]:
     """The model trained anew on more notes, for as many epochs as were best, with the tuned one's calibration."""
     model, asked, notes = _begun(recipe, examples)
@@ -139,9 +145,9 @@ def fit_labels(
     folder: Path,
     told: str,
     *,
-    parts: Sequence[Paced] = (),
+    parameter_groups: Sequence[ParameterGroup] = (),
     title: str = "",
-) -> Fitted:
+) -> TrainingResult:
     """How the training of the model's net on the notes went; told: the fingerprint of what is trained."""
     lengths = np.array([len(read.ids) for read in notes.reads])
     # A note that is coded in another version than the codes to learn says nothing about them.
@@ -159,24 +165,26 @@ def fit_labels(
         return sample_labels(ids(rows)[0], pool, asked.size or len(pool), rng)
 
     def make_batch(rows: np.ndarray, shared: np.ndarray) -> Batch:
-        tokens = rectangle([notes.reads[row].ids for row in used[rows]])
+        tokens = pad_notes([notes.reads[row].ids for row in used[rows]])
         targets = torch.from_numpy(label_targets(shared, *ids(rows)))
         return Batch(*tokens, torch.from_numpy(shared.astype(np.int64)), targets, torch.from_numpy(used[rows]))
 
     looked_at = dev and dev.part(recipe.training.validation_notes, recipe.seed)
     fitted = fit(
-        model.net,
-        recipe.training,
-        lengths=lengths[used],
-        groups=notes.versions[used],
-        make_batch=make_batch,
-        prepare=prepare,
-        validate=partial(_validate, model, looked_at) if looked_at else None,
-        folder=folder,
-        fingerprint=told,
-        seed=recipe.seed,
-        title=title or recipe.kind,
-        parts=parts,
+        TrainingRun(
+            model.net,
+            recipe.training,
+            lengths=lengths[used],
+            groups=notes.versions[used],
+            make_batch=make_batch,
+            prepare_step=prepare,
+            validate=partial(_validate, model, looked_at) if looked_at else None,
+            run_folder=folder,
+            fingerprint=told,
+            seed=recipe.seed,
+            title=title or recipe.kind,
+            parameter_groups=parameter_groups,
+        )
     )
     if isinstance(model, DualLaat):
         model.forget()  # descriptions as the last epoch's weights read them
@@ -197,7 +205,7 @@ def _words(recipe: Recipe, labels: LabelSpace, examples: Examples) -> tuple[Word
 
     Every word of the code tables is in the vocabulary, so that a code never seen is read in its own words.
     """
-    settings: VectorSettings = recipe.vectors.resolved(len(examples))
+    settings: WordVectorSettings = recipe.vectors.resolved(len(examples))
     described = set(chain.from_iterable(map(words_of, map(label_description, labels.codes))))
     if recipe.kind == "dual_laat":
         described.update(string.digits)  # of numbers that no table has

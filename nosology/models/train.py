@@ -16,10 +16,9 @@ from nosology.evaluation.decision import Decision
 from nosology.models.bundle import MANIFEST, Bundle, Model
 from nosology.models.linear.linear_model import LinearRecipe, choose, fit_linear
 from nosology.models.linear.tfidf import Tfidf
-from nosology.training.examples import Examples, both, train_and_dev
-from nosology.training.labels import label_space, of_labels
-from nosology.training.run_folder import clear, curves, run_folder
-from nosology.training.settings import Recipe
+from nosology.training.examples import Examples, codes_in_labels, label_space, train_and_dev, union
+from nosology.training.recipe_settings import Recipe
+from nosology.training.run_folder import clear_run_folder, curve_files, run_folder
 
 Trained = tuple[Model, Decision, dict[str, Any]]  # and what dev has said: settings, number of true codes it could use
 
@@ -47,8 +46,8 @@ def train(recipe: Recipe, corpora: list[Corpus], out: str | Path, *, refit: bool
     }
     bundle = Bundle(model, decision, recipe.model_dump(mode="json"), provenance)
     if not int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0):  # of several processes the first writes
-        bundle.save(out, also=curves(run_folder(out)))
-        clear(run_folder(out))
+        bundle.save(out, also=curve_files(run_folder(out)))
+        clear_run_folder(run_folder(out))
     return bundle
 
 
@@ -80,10 +79,10 @@ def _train_linear(
     dev_vectors = tfidf.transform(dev_notes.texts())
     choice = choose(recipe, vectors, gold, dev_vectors, dev_gold)
     model = fit_linear(recipe, labels, tfidf, vectors, gold, choice).calibrated(dev_vectors, dev_gold)
-    dev_codes = of_labels(recipe.labels, labels, dev_notes.codes)
+    dev_codes = codes_in_labels(recipe.labels, labels, dev_notes.codes)
     decision = Decision.tune(recipe.decision, labels, dev_codes, model.vector_probabilities(dev_vectors))
     if refit:
-        notes = both(train_notes, dev_notes)
+        notes = union(train_notes, dev_notes)
         labels = label_space(recipe.labels, notes.codes)
         tfidf, vectors = Tfidf.fit(notes.texts(), recipe.features)
         last = fit_linear(recipe, labels, tfidf, vectors, labels.encode(notes.codes), choice)

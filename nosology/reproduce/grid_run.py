@@ -148,7 +148,7 @@ def counts_on_test(bundle: Bundle, corpus: Corpus, cache: EmbeddingCache) -> Cou
     """The counts on the test notes, the same as `measure` makes, but from vectors that are there already."""
     from nosology.core.label_space import label_versions, mask_other_versions, note_versions
     from nosology.evaluation.scored import Scored
-    from nosology.training.platt import NOTHING
+    from nosology.training.calibration import EXCLUDED_LOGIT
 
     gold, blank = [], []
 
@@ -162,7 +162,7 @@ def counts_on_test(bundle: Bundle, corpus: Corpus, cache: EmbeddingCache) -> Cou
     if not gold:
         raise DataError(f"{corpus.folder} has no test notes: `nosology corpus split` makes them")
     logits = bundle.model.logits_of(vectors)
-    logits[blank] = NOTHING
+    logits[blank] = EXCLUDED_LOGIT
     labels = bundle.model.labels
     own = mask_other_versions(bundle.model.to_probabilities(logits), note_versions(gold), label_versions(labels))
     systems = {code.system for codes in gold for code in codes} or set(SYSTEMS)

@@ -28,16 +28,14 @@ from nosology.evaluation import Evaluation, examine, tune_threshold
 from nosology.models.compare import judged, over_seeds
 from nosology.models.hmhan.hmhan_net import HmhanNet, HmhanNets, SyntheticBatch
 from nosology.models.hmhan.hmhan_settings import CombinationSettings, HmhanRecipe, SmoteSettings
-from nosology.models.hmhan.hmhan_trainer import Course, paced
+from nosology.models.hmhan.hmhan_trainer import Course, parameter_groups
 from nosology.models.hmhan.mlsmote import Synthetic
 from nosology.models.hmhan.report_batches import Batches
 from nosology.models.neural import evaluating
 from nosology.models.train import train
-from nosology.training.devices import launch
 from nosology.training.examples import Examples
-from nosology.training.fingerprint import fingerprint
-from nosology.training.loop import fit
-from nosology.training.run_folder import clear
+from nosology.training.run_folder import clear_run_folder, fingerprint
+from nosology.training.trainer import TrainingRun, fit, launch_fabric
 
 _SHARES = (0.7, 0.15, 0.15)
 _FULL = SmoteSettings(share=3.0)  # what all protocols make where the recipe makes nothing
@@ -129,21 +127,23 @@ def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path, told: str) 
     net = course.net(rows, recipe.seed)
     inside = made.part(np.flatnonzero(synthetic == 0))
     anchors = _anchors(course.train.versions, rows, inside, recipe.seed)
-    fabric = launch(recipe.training)
+    fabric = launch_fabric(recipe.training)
     batches = Batches(course.train, rows, course.places_on(fabric.device), inside)
     batches.synthetic_of = anchors
     fit(
-        net,
-        recipe.training,
-        lengths=np.array([max(1, len(course.train.reports[row])) for row in rows]),
-        groups=course.train.versions[rows],
-        make_batch=batches.make,
-        parts=paced(net, recipe),
-        folder=folder / "member_0",
-        fingerprint=told,
-        seed=recipe.seed,
-        fabric=fabric,
-        title="resampled before the split",
+        TrainingRun(
+            net,
+            recipe.training,
+            lengths=np.array([max(1, len(course.train.reports[row])) for row in rows]),
+            groups=course.train.versions[rows],
+            make_batch=batches.make,
+            parameter_groups=parameter_groups(net, recipe),
+            run_folder=folder / "member_0",
+            fingerprint=told,
+            seed=recipe.seed,
+            fabric=fabric,
+            title="resampled before the split",
+        )
     )
     model = replace(course.model, net=HmhanNets([net]))
 
@@ -166,7 +166,7 @@ def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path, told: str) 
     for name, kept in {"resampled": slice(None), "resampled, its real test rows": slice(count)}.items():
         expected = _codes(labels.codes, true[kept])
         found[name] = examine(labels, expected, probabilities[kept], threshold, replicates=0)
-    clear(folder)
+    clear_run_folder(folder)
     return found
 
 

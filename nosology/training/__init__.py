@@ -1,1 +1,1 @@
-"""From a recipe and corpora to a bundle."""
+"""Generic training: trainer, batches, checkpoints, calibration. It knows no model."""

@@ -1,4 +1,4 @@
-"""Which notes go in which batch: notes of one group and of like length together, in an order that a seed decides."""
+"""Which notes form which batch: notes of one group and of similar length, in an order that the seed decides."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from itertools import pairwise
 
 import numpy as np
 
-_POOL = 50  # batches: so many are sorted by length at a time; more would pad less and mix less
-_MULTIPLE = 8  # a batch is as wide as its longest note, rounded up to this
+WIDTH_MULTIPLE = 8  # a batch is as wide as its longest note, rounded up: bf16 matrix products need aligned rows
+_POOL_BATCHES = 50  # batches that are sorted by length together; more would pad less but shuffle less
 
 
-def seed_of(*parts: int | str) -> int:
-    """A number of 64 bits that the parts decide, whatever machine or process asks."""
+def derive_seed(*parts: int | str) -> int:
+    """A 64-bit seed that depends on the parts alone, on every machine and in every process."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The batches of every epoch, decided by the seed and by nothing else: not by the number of processes."""
+class BatchPlan:
+    """The batches of every epoch. They depend on these fields, not on the number of processes."""
 
     lengths: np.ndarray  # (N,) tokens of each note
-    groups: np.ndarray  # (N,) whole numbers; notes of different groups never share a batch
-    batch: int  # notes a step
-    micro_tokens: int  # notes x longest of a micro-batch, unless one note alone is longer
+    groups: np.ndarray  # (N,) integers; notes of different groups never share a batch
+    batch: int  # notes per step
+    micro_tokens: int  # largest micro-batch in tokens, padding included; a single longer note is allowed
     seed: int
-    micro_batches: int = 1  # a step at least, where it has so many notes
+    micro_batches: int = 1  # per step at least, if it has so many notes
 
     def __post_init__(self) -> None:
         if self.lengths.ndim != 1 or self.lengths.shape != self.groups.shape:
             raise ValueError(f"lengths and groups must be (N,); got {self.lengths.shape} and {self.groups.shape}")
 
     def __len__(self) -> int:
-        """Steps an epoch."""
+        """Steps per epoch."""
         return int(self._group_steps.sum())
 
     @cached_property
@@ -52,56 +52,122 @@ class Plan:
         return -(-self._group_notes // self.batch)
 
     @cached_property
-    def _widths(self) -> np.ndarray:
-        """Columns (N,) that each note fills if it is the longest of its micro-batch."""
-        return np.maximum(-(-self.lengths.astype(np.int64) // _MULTIPLE), 1) * _MULTIPLE
+    def widths(self) -> np.ndarray:
+        """The width (N,) of a micro-batch in which the note is the longest."""
+        return np.maximum(-(-self.lengths.astype(np.int64) // WIDTH_MULTIPLE), 1) * WIDTH_MULTIPLE
 
-    def epoch(self, number: int) -> Epoch:
+    def epoch(self, number: int) -> EpochPlan:
         """The steps of an epoch, counted from 0.
 
-        Notes are shuffled, then sorted by length within pools of some batches of a group. What does not fill a batch
-        is a chance selection of the group rather than its longest notes: a short batch counts as much as a full one.
+        Notes are shuffled and then sorted by length within pools of some batches of a group. The notes that do not fill
+        a batch are a random sample of the group, not its longest notes: a short batch counts as much as a full one.
         """
-        rng = np.random.default_rng(seed_of("plan", self.seed, number))
+        rng = np.random.default_rng(derive_seed("plan", self.seed, number))
         order = rng.permutation(len(self.lengths))
         order = order[np.argsort(self._group[order], kind="stable")]
         group = self._group[order]
         first = np.cumsum(self._group_notes) - self._group_notes
-        place = np.arange(len(order)) - first[group]  # within the group
-        full = place < (self._group_notes - self._group_notes % self.batch)[group]
-        pools = self._group_steps + 1  # more than enough numbers for a group's pools
+        rank = np.arange(len(order)) - first[group]  # within the group
+        is_full = rank < (self._group_notes - self._group_notes % self.batch)[group]
+        pools = self._group_steps + 1  # upper bound of the number of pools of a group
         last = np.cumsum(pools) - 1
-        pool = np.where(full, (last - pools + 1)[group] + place // (_POOL * self.batch), last[group])
+        pool = np.where(is_full, (last - pools + 1)[group] + rank // (_POOL_BATCHES * self.batch), last[group])
         order = order[np.lexsort((-self.lengths[order], pool))]
-        batch = (np.cumsum(self._group_steps) - self._group_steps)[group] + place // self.batch
+        batch = (np.cumsum(self._group_steps) - self._group_steps)[group] + rank // self.batch
         starts = np.flatnonzero(np.diff(batch, prepend=-1))
-        return Epoch(self, order, np.append(starts, len(order)), rng.permutation(len(starts)))
+        return EpochPlan(self, order, np.append(starts, len(order)), rng.permutation(len(starts)))
 
 
 @dataclass(frozen=True)
-class Epoch(Sequence[list[np.ndarray]]):
-    """The steps of one epoch; a step is a list of micro-batches, each the numbers of its notes, longest first."""
+class EpochPlan(Sequence[list[np.ndarray]]):
+    """The steps of one epoch. A step is a list of micro-batches: arrays of note rows, longest note first."""
 
-    plan: Plan
+    plan: BatchPlan
     notes: np.ndarray  # (N,) batch after batch, in each the longest note first
-    bounds: np.ndarray  # (steps + 1,) where the batches begin and end in `notes`
+    bounds: np.ndarray  # (steps + 1,) start and end of the batches in `notes`
     order: np.ndarray  # (steps,) the batch of each step
 
     def __len__(self) -> int:
         return len(self.order)
 
+    def rows(self, step: int) -> np.ndarray:
+        """The notes of a step, longest first."""
+        return self.notes[slice(*self.bounds[self.order[step] : self.order[step] + 2])]
+
     def __getitem__(self, step: int) -> list[np.ndarray]:
-        notes = self.notes[slice(*self.bounds[self.order[step] : self.order[step] + 2])]
-        widths = self.plan._widths[notes].tolist()
+        notes = self.rows(step)
+        widths = self.plan.widths[notes].tolist()
         cuts = [0]
         while cuts[-1] < len(notes):
-            parts = max(1, self.plan.micro_batches + 1 - len(cuts))  # that are still wanted
-            fair = -(-(len(notes) - cuts[-1]) // parts)
-            cuts.append(cuts[-1] + max(1, min(fair, self.plan.micro_tokens // widths[cuts[-1]])))
+            missing = max(1, self.plan.micro_batches + 1 - len(cuts))  # micro-batches that are still needed
+            size = -(-(len(notes) - cuts[-1]) // missing)
+            cuts.append(cuts[-1] + max(1, min(size, self.plan.micro_tokens // widths[cuts[-1]])))
         return [notes[start:end] for start, end in pairwise(cuts)]
 
-    def pads(self) -> float:
-        """The share of pads among all tokens of the epoch."""
-        firsts = [(part[0], len(part)) for step in self for part in step]
-        longest, counts = np.array(firsts).T
-        return 1 - float(self.plan.lengths.sum() / (self.plan._widths[longest] * counts).sum())
+    def padding_share(self) -> float:
+        """The share of padding among all tokens of the epoch."""
+        longest, counts = np.array([(rows[0], len(rows)) for step in self for rows in step]).T
+        return 1 - float(self.plan.lengths.sum() / (self.plan.widths[longest] * counts).sum())
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """The windows of a language model's text streams, in reading order. A step is a number: epoch x steps + window."""
+
+    lengths: np.ndarray  # (N,) tokens of each text, with the PAD that ends it
+    streams: int
+    window: int
+    seed: int
+
+    @classmethod
+    def of(cls, texts: Sequence[np.ndarray], streams: int, window: int, seed: int) -> StreamPlan:
+        """The plan of texts given as arrays of token ids; at most one stream per two tokens."""
+        lengths = np.array([len(text) + 1 for text in texts], dtype=np.int64)
+        return cls(lengths, max(1, min(streams, int(lengths.sum()) // 2)), window, seed)
+
+    @property
+    def groups(self) -> np.ndarray:
+        """All texts are of one group."""
+        return np.zeros_like(self.lengths)
+
+    @property
+    def micro_tokens(self) -> int:
+        """Tokens per step."""
+        return self.streams * self.window
+
+    @cached_property
+    def stream_tokens(self) -> int:
+        """Tokens per stream; the remainder is left out in this epoch."""
+        return max(2, int(self.lengths.sum()) // self.streams)
+
+    def __len__(self) -> int:
+        """Steps per epoch."""
+        return -(-(self.stream_tokens - 1) // self.window)
+
+    def epoch(self, number: int) -> StreamEpochPlan:
+        """The steps of an epoch."""
+        return StreamEpochPlan(number * len(self), len(self))
+
+    def order(self, number: int) -> np.ndarray:
+        """The order of the texts in an epoch."""
+        return np.random.default_rng(derive_seed("stream", self.seed, number)).permutation(len(self.lengths))
+
+
+@dataclass(frozen=True)
+class StreamEpochPlan(Sequence[list[np.ndarray]]):
+    """The steps of one epoch of a StreamPlan: each is one micro-batch with the number of the step."""
+
+    first: int
+    steps: int
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __getitem__(self, step: int) -> list[np.ndarray]:
+        if not 0 <= step < self.steps:
+            raise IndexError(step)
+        return [np.array([self.first + step])]
+
+    def padding_share(self) -> float:
+        """Streams have no padding."""
+        return 0.0

@@ -1,4 +1,4 @@
-"""Where a training run stands, on disk: one safetensors file, whole or absent, and the best weights beside it."""
+"""Checkpoints of a training run: one safetensors file, written atomically, and one with the best weights."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from nosology.core import DataError, OutputError
 from nosology.core.files import atomic_file
 from nosology.training.run_folder import BEST, CHECKPOINT
 
-_ABOUT = "nosology"  # the one key of the files' metadata; a second would make their order, and so the bytes, vary
+_METADATA = "nosology"  # the only metadata key: the order of several keys, and so the bytes of the file, would vary
 
 
 @dataclass(frozen=True)
-class State:
-    """How far a run has come. Curves are one row a step, so `step` is the position in them too."""
+class TrainingState:
+    """Position of a run. curves.csv has one row per step, so `step` is also the position in it."""
 
-    epoch: int = 0  # under way, counted from 0
-    done: int = 0  # steps of it
-    step: int = 0  # steps in all
-    best: float | None = None  # score on dev
-    waited: int = 0  # epochs since the best
+    epoch: int = 0  # the current one, counted from 0
+    epoch_steps: int = 0  # taken in this epoch
+    step: int = 0  # steps taken in all
+    best_score: float | None = None  # on the dev notes
+    epochs_without_improvement: int = 0
 
 
 class Checkpoints:
     """The checkpoint and the best weights of one run, in a folder.
 
-    A checkpoint with another fingerprint belongs to another recipe, corpus or version. Whoever changes a recipe and
-    trains again wants the new one trained, so it is passed over and the run begins anew.
+    A checkpoint with another fingerprint is of another recipe, corpus or version. It is ignored, and the run starts
+    from the beginning: if you change a recipe and train again, you want the new recipe.
     """
 
     def __init__(self, folder: str | Path, fingerprint: str):
@@ -44,95 +44,100 @@ class Checkpoints:
         self.path, self.best = self.folder / CHECKPOINT, self.folder / BEST
 
     def prepare(self) -> None:
-        """Makes the folder and clears away what a killed run was writing."""
+        """Creates the folder and deletes temporary files of a killed run."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             for name in (CHECKPOINT, BEST):
-                for litter in self.folder.glob(f".{name}.*.partial"):
-                    litter.unlink(missing_ok=True)
+                for temporary in self.folder.glob(f".{name}.*.partial"):
+                    temporary.unlink(missing_ok=True)
         except OSError as error:
             raise OutputError(f"cannot write {self.folder}: {error.strerror or error}") from error
 
-    def save(self, net: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
-        """Writes weights, optimiser moments and state."""
-        tensors = {f"net.{name}": value for name, value in weights(net).items()}
-        tensors |= {f"optimizer.{key}.{name}": value for name, key, value in moments(net, optimizer)}
+    def save(self, net: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState) -> None:
+        """Writes weights, optimizer state and position."""
+        tensors = {f"net.{name}": value for name, value in named_tensors(net).items()}
+        tensors |= {f"optimizer.{key}.{name}": value for name, key, value in optimizer_tensors(net, optimizer)}
         _write(self.path, tensors, {"fingerprint": self.fingerprint, "state": asdict(state)})
 
-    def load(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> State | None:
-        """The state of the checkpoint, once weights and moments are put back; None if there is none of this run."""
+    def load(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> TrainingState | None:
+        """The position of the checkpoint, after net and optimizer are restored; None if this run has none."""
         if not self.path.exists():
             return None
-        about, tensors = _read(self.path, self.fingerprint)
-        if about is None:
+        metadata, tensors = _read(self.path, self.fingerprint)
+        if metadata is None:
             return None
-        _put(net, {name[4:]: value for name, value in tensors.items() if name.startswith("net.")}, self.path)
-        put_moments(net, optimizer, {name[10:]: value for name, value in tensors.items() if name[:10] == "optimizer."})
-        return State(**about["state"])
+        _copy_tensors(net, _with_prefix(tensors, "net."), self.path)
+        load_optimizer_tensors(net, optimizer, _with_prefix(tensors, "optimizer."))
+        return TrainingState(**metadata["state"])
 
-    def save_best(self, net: nn.Module, found: dict[str, Any]) -> None:
-        """Writes the weights, and what is said of them."""
-        _write(self.best, weights(net), {"fingerprint": self.fingerprint, "found": found})
+    def save_best(self, net: nn.Module, summary: dict[str, Any]) -> None:
+        """Writes the weights and their summary, e.g. epoch and metrics."""
+        _write(self.best, named_tensors(net), {"fingerprint": self.fingerprint, "summary": summary})
 
     def load_best(self, net: nn.Module) -> dict[str, Any]:
-        """What was said of the best weights, once they are put back."""
-        about, tensors = _read(self.best, self.fingerprint)
-        if about is None:
-            raise DataError(f"{self.best} is of another training run; delete {self.folder} to train anew")
-        _put(net, tensors, self.best)
-        return about["found"]
+        """The summary of the best weights, after they are loaded."""
+        metadata, tensors = _read(self.best, self.fingerprint)
+        if metadata is None:
+            raise DataError(f"{self.best} is of another training run; delete {self.folder} to train again")
+        _copy_tensors(net, tensors, self.best)
+        return metadata["summary"]
 
 
-def weights(net: nn.Module) -> dict[str, Tensor]:
-    """The parameters and the lasting buffers of a net by name; what is shared, once."""
-    lasting = net.state_dict().keys()
-    buffers = ((name, buffer) for name, buffer in net.named_buffers() if name in lasting)
+def named_tensors(net: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers of a net by name; shared tensors once."""
+    persistent = net.state_dict().keys()
+    buffers = ((name, buffer) for name, buffer in net.named_buffers() if name in persistent)
     return dict(net.named_parameters()) | dict(buffers)
 
 
-def moments(net: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str, Tensor]]:
-    """The optimiser's tensors of each parameter: its name, theirs, and the tensor."""
+def optimizer_tensors(net: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str, Tensor]]:
+    """The optimizer state as (parameter name, key, tensor)."""
     for name, parameter in net.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             yield name, key, value
 
 
-def _put(net: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
-    """Copies tensors into the net's own."""
-    own = weights(net)
-    if own.keys() != tensors.keys() or any(own[name].shape != value.shape for name, value in tensors.items()):
-        raise DataError(f"{path} holds another net; delete it to train anew")
-    with torch.no_grad():
-        for name, value in tensors.items():
-            own[name].copy_(value)
-
-
-def put_moments(net: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Gives the optimiser its tensors back; it moves them to where it wants them."""
+def load_optimizer_tensors(net: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Restores the optimizer state from tensors named "KEY.PARAMETER"; the optimizer moves them to its device."""
     names = {parameter: name for name, parameter in net.named_parameters()}
-    place = {names[parameter]: i for i, parameter in enumerate(p for g in optimizer.param_groups for p in g["params"])}
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    index = {names[parameter]: i for i, parameter in enumerate(parameters)}
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
-        key, parameter = name.split(".", 1)
-        state.setdefault(place[parameter], {})[key] = value
+        key, parameter_name = name.split(".", 1)
+        state.setdefault(index[parameter_name], {})[key] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _write(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-    held = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    packed = save(held, metadata={_ABOUT: json.dumps(about)})
-    with atomic_file(path) as aside:
-        aside.write_bytes(packed)  # save_file would not say OSError when the disk is full
+def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _copy_tensors(net: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    """Copies tensors of a file into the net."""
+    targets = named_tensors(net)
+    if targets.keys() != tensors.keys() or any(targets[name].shape != value.shape for name, value in tensors.items()):
+        raise DataError(f"{path} is of another net; delete it to train again")
+    with torch.no_grad():
+        for name, value in tensors.items():
+            targets[name].copy_(value)
+
+
+def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+    on_cpu = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    content = save(on_cpu, metadata={_METADATA: json.dumps(metadata)})
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(content)  # save_file would not raise OSError when the disk is full
 
 
 def _read(path: Path, fingerprint: str) -> tuple[dict[str, Any] | None, dict[str, Tensor]]:
-    """What the file says of itself and its tensors; None and nothing if its fingerprint is another."""
+    """Metadata and tensors of a file; None and nothing if it has another fingerprint."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            about = json.loads((file.metadata() or {}).get(_ABOUT, "{}"))
-            if about.get("fingerprint") != fingerprint:
+            metadata = json.loads((file.metadata() or {}).get(_METADATA, "{}"))
+            if metadata.get("fingerprint") != fingerprint:
                 return None, {}
             names = file.keys()
-            return about, {name: file.get_tensor(name) for name in names}
+            return metadata, {name: file.get_tensor(name) for name in names}
     except (OSError, ValueError, SafetensorError) as error:
-        raise DataError(f"cannot read the checkpoint {path} ({error}); delete it to train anew") from error
+        raise DataError(f"cannot read the checkpoint {path} ({error}); delete it to train again") from error

@@ -1,113 +1,113 @@
-"""A training step that a GPU records once and repeats: its many small kernels cost more to launch than to run."""
+"""CUDA graphs of training steps: captured once per shape and replayed, because launching small kernels is slow."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nosology.training.batch import Batch
-
 Shapes = tuple[torch.Size, ...]
 
-_WARM = 3  # steps before the recording: memory is laid out and the optimiser has its moments
-_WORTH = 12  # steps; fewer are over before a recording pays
+_WARMUP_CALLS = 3  # before the capture: memory is allocated and the optimizer has its state
+_MIN_CALLS = 12  # fewer calls do not repay a capture
 
 
-class Repeated:
-    """A step that is the same at every call but for its tensors; each of their shapes has a recording of its own.
+class CudaGraphStep:
+    """A step that differs between calls only in its input tensors. Each combination of shapes has its own graph.
 
-    On a CPU, and for few calls, it is just called.
+    On a CPU, and for few calls, the step is called without a graph.
     """
 
     def __init__(self, step: Callable[..., None], calls: int, device: torch.device):
         self._step = step
-        self._records = device.type == "cuda" and calls >= _WORTH
-        self._warm: Counter[Shapes] = Counter()
-        self._recorded: dict[Shapes, tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
+        self._use_graphs = device.type == "cuda" and calls >= _MIN_CALLS
+        self._warmup_calls: Counter[Shapes] = Counter()
+        self._graphs: dict[Shapes, tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
 
     def __call__(self, *inputs: Tensor) -> None:
-        """Takes the step. What it reads beside its inputs must stay where it is in memory, and it may not wait."""
+        """Takes the step. Other tensors that it reads must stay in place, and it must not wait for the device."""
         shapes = tuple(value.shape for value in inputs)
-        if not self._records:
+        if not self._use_graphs:
             self._step(*inputs)
-        elif self._warm[shapes] < _WARM:
-            self._warm[shapes] += 1
-            self._beside(*inputs)
+        elif self._warmup_calls[shapes] < _WARMUP_CALLS:
+            self._warmup_calls[shapes] += 1
+            self._warm_up(*inputs)
         else:
             self._replay(shapes, *inputs)
 
-    def _beside(self, *inputs: Tensor) -> None:
-        """Takes the step on a stream of its own, as recording wants it."""
-        here, beside = torch.cuda.current_stream(), torch.cuda.Stream()
-        beside.wait_stream(here)
-        with torch.cuda.stream(beside):
+    def _warm_up(self, *inputs: Tensor) -> None:
+        """Takes the step on a side stream, as a capture requires."""
+        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
             self._step(*inputs)
-        here.wait_stream(beside)
+        current.wait_stream(side)
 
     def _replay(self, shapes: Shapes, *inputs: Tensor) -> None:
-        if shapes not in self._recorded:
-            mine, graph = [value.clone() for value in inputs], torch.cuda.CUDAGraph()
-            # No two run at once and nothing of one is read after another: all may lie in the same memory.
-            pool = next(iter(self._recorded.values()))[0].pool() if self._recorded else None
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # others make batches
-                self._step(*mine)
-            self._recorded[shapes] = graph, mine
-        graph, mine = self._recorded[shapes]
-        for place, given in zip(mine, inputs):
-            place.copy_(given)
+        if shapes not in self._graphs:
+            static_inputs, graph = [value.clone() for value in inputs], torch.cuda.CUDAGraph()
+            # Graphs never run at the same time and share no results, so all use one memory pool.
+            pool = next(iter(self._graphs.values()))[0].pool() if self._graphs else None
+            # thread_local: another thread loads batches during the capture
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                self._step(*static_inputs)
+            self._graphs[shapes] = graph, static_inputs
+        graph, static_inputs = self._graphs[shapes]
+        for target, value in zip(static_inputs, inputs):
+            target.copy_(value)
         graph.replay()
 
 
-class RepeatedBatches:
-    """The same for a step that takes a batch, of which it reads tensors on the device alone."""
+class CudaGraphBatchStep:
+    """The same for a step that takes a batch, of which it reads only tensors on the device."""
 
-    def __init__(self, step: Callable[[Batch, Tensor], None], calls: int, device: torch.device):
-        """step: is given a batch and its share of all notes."""
+    def __init__(self, step: Callable[[Any, Tensor], None], calls: int, device: torch.device):
+        """step: takes a batch (a dataclass with a field `lengths`) and its weight."""
         self._step, self._calls, self._device = step, calls, device
-        self._of: dict[tuple[str, ...], Repeated] = {}  # by the names of the batch's tensors
+        self._graph_steps: dict[tuple[str, ...], CudaGraphStep] = {}  # by the names of the batch's tensors
 
-    def __call__(self, batch: Batch, share: float) -> None:
-        """Takes the step with a batch that is on the device; lengths go there too."""
+    def __call__(self, batch: Any, weight: float) -> None:
+        """Takes the step with a batch on the device; its lengths are moved there too."""
         batch = replace(batch, lengths=batch.lengths.to(self._device, non_blocking=True))
-        weight = torch.full((), share, device=self._device)
+        weight_tensor = torch.full((), weight, device=self._device)
         values = {field.name: getattr(batch, field.name) for field in fields(batch)}
         if any(value is not None and not isinstance(value, Tensor) for value in values.values()):
-            self._step(batch, weight)  # rows between others, of which each batch has another number
+            self._step(batch, weight_tensor)  # e.g. synthetic rows, whose number differs between batches
             return
         names = tuple(name for name, v in values.items() if v is not None and v.device.type == self._device.type)
-        if names not in self._of:
+        if names not in self._graph_steps:
 
-            def step(weight: Tensor, *tensors: Tensor) -> None:
-                self._step(replace(batch, **dict(zip(names, tensors))), weight)
+            def step(weight_tensor: Tensor, *tensors: Tensor) -> None:
+                self._step(replace(batch, **dict(zip(names, tensors))), weight_tensor)
 
-            self._of[names] = Repeated(step, self._calls, self._device)
-        self._of[names](weight, *(values[name] for name in names))
+            self._graph_steps[names] = CudaGraphStep(step, self._calls, self._device)
+        self._graph_steps[names](weight_tensor, *(values[name] for name in names))
 
 
-def adamw(parameters: list[Tensor], rate: float, weight_decay: float) -> torch.optim.AdamW:
-    """The optimiser of some parameters, on a GPU one that can be recorded."""
-    gpu, lr = parameters[0].is_cuda, _rate(parameters, rate)
+def adamw(parameters: list[Tensor], learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW that a CUDA graph can capture."""
+    gpu, lr = parameters[0].is_cuda, _learning_rate(parameters, learning_rate)
     return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, fused=gpu, foreach=not gpu, capturable=gpu)
 
 
-def sgd(parameters: list[Tensor], rate: float) -> torch.optim.SGD:
-    """Plain descent, likewise."""
+def sgd(parameters: list[Tensor], learning_rate: float) -> torch.optim.SGD:
+    """SGD without momentum that a CUDA graph can capture."""
     gpu = parameters[0].is_cuda
-    return torch.optim.SGD(parameters, lr=_rate(parameters, rate), fused=gpu, foreach=not gpu)
+    return torch.optim.SGD(parameters, lr=_learning_rate(parameters, learning_rate), fused=gpu, foreach=not gpu)
 
 
-def _rate(parameters: list[Tensor], rate: float) -> Tensor | float:
-    return torch.tensor(rate, device=parameters[0].device) if parameters[0].is_cuda else rate
+def _learning_rate(parameters: list[Tensor], value: float) -> Tensor | float:
+    return torch.tensor(value, device=parameters[0].device) if parameters[0].is_cuda else value
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Sets the learning rate, where a recorded step looks for it."""
+def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
+    """Sets the learning rate, in place where a CUDA graph reads it."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(value)
         else:
-            group["lr"] = rate
+            group["lr"] = value

@@ -1,4 +1,4 @@
-"""The notes of one or more corpora that a model learns from or is tuned on."""
+"""Training data: the notes of one or more corpora, and the codes that a model learns from them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
+import numpy as np
+
 from nosology.core import Code, DataError, Note
+from nosology.core.label_space import LabelSpace
 from nosology.core.progress import progress
 from nosology.corpora.corpus import Corpus
 from nosology.corpora.roster import kept_together
+from nosology.training.recipe_settings import LabelSettings
 
 
 class Examples:
-    """Some notes of corpora: codes are held, texts are streamed anew each time they are asked for."""
+    """Selected notes of corpora. Codes are in memory; texts are read from disk at each use."""
 
     def __init__(self, corpora: Iterable[Corpus], keep: Callable[[Note], bool]):
         self.corpora = tuple(corpora)
@@ -30,31 +34,36 @@ class Examples:
         return (note.text for note in self._notes(text=True))
 
     def notes(self) -> Iterator[Note]:
-        """The notes themselves, in the same order."""
+        """The notes, in the same order."""
         return self._notes(text=True)
 
     def __len__(self) -> int:
         return len(self.codes)
 
-    def counted(self, unit: Callable[[Note], str]) -> tuple[Counter[str], Counter[str]]:
-        """How many notes each unit has: of the units with a coded note, and of the others."""
-        named = [(unit(note), bool(note.codes)) for note in self._notes(text=False)]
-        coded = {name for name, has_codes in named if has_codes}
-        with_codes = Counter(name for name, _ in named if name in coded)
-        return with_codes, Counter(name for name, _ in named) - with_codes
+    def count_by(self, key: Callable[[Note], str]) -> tuple[Counter[str], Counter[str]]:
+        """Notes per key: for keys with at least one coded note, and for all other keys."""
+        keys = [(key(note), bool(note.codes)) for note in self._notes(text=False)]
+        coded = {name for name, has_codes in keys if has_codes}
+        with_codes = Counter(name for name, _ in keys if name in coded)
+        return with_codes, Counter(name for name, _ in keys) - with_codes
 
     def _notes(self, text: bool) -> Iterator[Note]:
         for corpus in self.corpora:
             yield from filter(self.keep, corpus.notes(text=text))
 
 
-def train_and_dev(corpora: list[Corpus], share: float, seed: int) -> tuple[Examples, Examples, bool]:
-    """The train notes, the dev notes, and whether dev had to be carved out of train.
+def union(first: Examples, second: Examples) -> Examples:
+    """The notes of both, in the order of the corpora."""
+    return Examples(first.corpora, lambda note: first.keep(note) or second.keep(note))
 
-    Where no corpus says which notes are for what, all are train. Where there are no dev notes, `share` of the train
-    notes stand in for them, chosen by hash, so that the choice is the same in any order. Notes of one patient stay
-    together, and so do notes that repeat each other; where all coded notes (or, if none is coded, all notes) are one
-    such group, patients are chosen in the place of groups, and where all are of one patient, notes.
+
+def train_and_dev(corpora: list[Corpus], share: float, seed: int) -> tuple[Examples, Examples, bool]:
+    """The train notes, the dev notes, and whether dev was split off train.
+
+    If no corpus has splits, all notes are train notes. If there are no dev notes, `share` of the train notes replace
+    them. They are selected by hash, so the selection does not depend on the order of notes. Notes of one patient and
+    near-duplicate notes stay together. If all coded notes (or all notes, if none is coded) are one such group, patients
+    are selected instead; if all are of one patient, notes.
     """
     splits = {name for corpus in corpora for name in corpus.manifest["counts"]["splits"]}
     named = splits - {"none"}
@@ -62,25 +71,25 @@ def train_and_dev(corpora: list[Corpus], share: float, seed: int) -> tuple[Examp
         if named and not named & corpus.manifest["counts"]["splits"].keys():
             raise DataError(f"{corpus.folder} has no splits while others have: `nosology corpus split` makes them")
 
-    def train(note: Note) -> bool:
+    def is_train(note: Note) -> bool:
         return note.split == "train" or not named
 
     if named and "train" not in splits:
-        raise DataError(f"no corpus has train notes; splits found: {', '.join(sorted(splits))}")
+        raise DataError(f"a corpus must have train notes; got the splits {', '.join(sorted(splits))}")
     if "dev" in splits:
-        return Examples(corpora, train), Examples(corpora, lambda note: note.split == "dev"), False
+        return Examples(corpora, is_train), Examples(corpora, lambda note: note.split == "dev"), False
 
-    whole = Examples(corpora, train)
-    together = kept_together(progress(whole.notes(), "looking for repeated notes", total=len(whole)))
-    for unit in (lambda note: together[_patient(note)], _patient, _id):
-        counted = whole.counted(unit)
-        if len(counted[0] or counted[1]) > 1:
+    examples = Examples(corpora, is_train)
+    duplicates = kept_together(progress(examples.notes(), "looking for repeated notes", total=len(examples)))
+    for key in (lambda note: duplicates[_patient(note)], _patient, _id):
+        counts = examples.count_by(key)
+        if len(counts[0] or counts[1]) > 1:
             break
-    # A share of the coded and of the others, so that few coded notes are in both parts.
-    held = {name for sizes in counted for name in _share_of(sizes, share, seed)}
+    # From coded and uncoded units separately, so that both parts get some of a few coded notes.
+    dev = {name for sizes in counts for name in _select_share(sizes, share, seed)}
     return (
-        Examples(corpora, lambda note: train(note) and unit(note) not in held),
-        Examples(corpora, lambda note: train(note) and unit(note) in held),
+        Examples(corpora, lambda note: is_train(note) and key(note) not in dev),
+        Examples(corpora, lambda note: is_train(note) and key(note) in dev),
         True,
     )
 
@@ -93,18 +102,77 @@ def _id(note: Note) -> str:
     return note.id
 
 
-def _share_of(sizes: Counter[str], share: float, seed: int) -> list[str]:
-    """Units with a share of the notes at most, chosen by hash; of two and more at least one and not all."""
+def _select_share(sizes: Counter[str], share: float, seed: int) -> list[str]:
+    """Names with at most a share of the notes, selected by hash; of two or more names at least one and not all."""
     by_hash = sorted(sizes, key=lambda name: hashlib.sha256(f"{seed}:{name}".encode()).digest())
-    room = min(max(1, round(share * sizes.total())), sizes.total() - 1)
-    held = []
+    remaining = min(max(1, round(share * sizes.total())), sizes.total() - 1)
+    selected = []
     for name in by_hash:
-        if sizes[name] <= room:
-            held.append(name)
-            room -= sizes[name]
-    return held or ([min(by_hash, key=sizes.get)] if len(sizes) > 1 else [])
+        if sizes[name] <= remaining:
+            selected.append(name)
+            remaining -= sizes[name]
+    return selected or ([min(by_hash, key=sizes.__getitem__)] if len(sizes) > 1 else [])
 
 
-def both(first: Examples, second: Examples) -> Examples:
-    """The notes of the first and the second together, in the order of the corpora."""
-    return Examples(first.corpora, lambda note: first.keep(note) or second.keep(note))
+def label_space(settings: LabelSettings, codes: list[tuple[Code, ...]]) -> LabelSpace:
+    """The codes that a model learns from these notes, sorted."""
+    counts = Counter(code for note in codes for code in set(note))
+    selected = [
+        code
+        for code, count in counts.items()
+        if settings.min_notes <= count <= (settings.max_notes or count)
+        and (not settings.systems or code.system in settings.systems)
+    ]
+    if not selected:
+        filters = ", ".join(f"labels.{name} = {value}" for name, value in settings.model_dump().items() if value)
+        raise DataError(f"no code is left to learn: {filters}")
+    return LabelSpace(sorted(sorted(selected, key=lambda code: (-counts[code], code))[: settings.top_k]))
+
+
+def codes_in_systems(settings: LabelSettings, codes: list[tuple[Code, ...]]) -> list[tuple[Code, ...]]:
+    """The codes of each note in the code systems of the recipe; codes of other systems do not count as misses."""
+    if not settings.systems:
+        return codes
+    return [tuple(code for code in note if code.system in settings.systems) for note in codes]
+
+
+def codes_in_labels(
+    settings: LabelSettings, labels: LabelSpace, codes: list[tuple[Code, ...]]
+) -> list[tuple[Code, ...]]:
+    """The codes of each note that the model is evaluated on: of its systems, or of its labels if these are a subset."""
+    if not settings.is_subset:
+        return codes_in_systems(settings, codes)
+    known = set(labels.codes)
+    return [tuple(code for code in note if code in known) for note in codes]
+
+
+def sample_labels(positives: np.ndarray, pool: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Labels (L,) of a step: all positives in ascending order, then negatives sampled without replacement.
+
+    positives: label ids of the notes of the step, in any order, with repetitions. pool: distinct label ids to sample
+    from, those of the ICD version of the step. L is `size`; less if pool and positives have fewer labels; more if there
+    are more positives, because all positives are included.
+    """
+    positives = np.unique(positives)
+    top = max(pool.max(initial=-1), positives.max(initial=-1))
+    is_negative = np.ones(top + 1, dtype=bool)
+    is_negative[positives] = False
+    negatives = pool[is_negative[pool]]
+    count = min(max(size - len(positives), 0), len(negatives))
+    sampled = negatives[rng.choice(len(negatives), count, replace=False, shuffle=False)]
+    return np.concatenate([positives, sampled.astype(positives.dtype, copy=False)])
+
+
+def label_targets(labels: np.ndarray, ids: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Targets (B, L) float32: 1 where the note of the row has the label of the column.
+
+    labels: (L,) distinct. ids: label ids of B notes, one note after the other; bounds: (B + 1,) start and end of each
+    note in `ids`. An id that is not among the labels is ignored.
+    """
+    column = np.full(max(labels.max(initial=-1), ids.max(initial=-1)) + 1, -1, dtype=np.int64)
+    column[labels] = np.arange(len(labels))
+    rows = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    columns = column[ids[bounds[0] : bounds[-1]]]
+    targets = np.zeros((len(bounds) - 1, len(labels)), dtype=np.float32)
+    targets[rows[columns >= 0], columns[columns >= 0]] = 1
+    return targets

@@ -35,7 +35,7 @@ from nosology.models.plant.plant_settings import PlantShape, RankerSettings
 from nosology.models.plant.relevance import Relevance
 from nosology.models.plm_icd.plm_icd_settings import PlmIcdShape
 from nosology.text.tokens import words_of
-from nosology.training.batch import PAD, Batch, mask, rectangle
+from nosology.training.data_loader import PAD, Batch, pad_notes, token_mask
 from tests.encoders.tiny import tiny_bert
 
 CODES = LabelSpace(Code("icd10cm", code) for code in ("I50.9", "J18.9", "M54.5", "E10.9", "E11.9", "R51.9", "Z23"))
@@ -120,7 +120,7 @@ def _notes(lengths: list[int], seed: int = 0) -> list[np.ndarray]:
 
 
 def _batch(notes: list[np.ndarray], **asked: torch.Tensor) -> Batch:
-    return Batch(*rectangle(notes), **asked)
+    return Batch(*pad_notes(notes), **asked)
 
 
 def _wider(batch: Batch, pads: int) -> Batch:
@@ -166,7 +166,7 @@ def test_attention_is_shared_among_the_tokens_of_the_note(model, lengths, pads, 
     with torch.no_grad():
         weights = model.batch_attention(batch)
     assert weights.shape == (len(lengths), len(CODES), batch.tokens.shape[1])
-    inside = mask(batch.lengths, batch.tokens.shape[1], batch.tokens.device)
+    inside = token_mask(batch.lengths, batch.tokens.shape[1], batch.tokens.device)
     assert (weights >= 0).all()
     assert weights.sum(-1).numpy() == pytest.approx(1, abs=1e-5)
     assert (weights * ~inside[:, None]).abs().max() == 0

@@ -12,7 +12,7 @@ from nosology.core import ConfigError
 from nosology.encoders import transformer
 from nosology.encoders.pieces import SHIFT
 from nosology.encoders.transformer import Windows, pretrained
-from nosology.training.batch import rectangle
+from nosology.training.data_loader import pad_notes
 from tests.encoders.tiny import tiny_bert, tiny_roberta
 
 
@@ -32,7 +32,7 @@ def test_states_are_those_of_the_transformer_on_each_window_alone(folders, name)
     encoder.eval()
     text = "Chronic low back pain and heart failure, pneumonia of the right lobe; type 2 diabetes. "
     notes = [reader.read(text).ids, reader.read(text * 3).ids[:20], reader.read("").ids, reader.read("pain").ids]
-    tokens, lengths = rectangle(notes)
+    tokens, lengths = pad_notes(notes)
     with torch.no_grad():
         found = encoder(tokens, lengths)
         assert found.shape == (*tokens.shape, encoder.width)
@@ -53,16 +53,16 @@ def test_a_mask_is_given_only_where_there_are_pads_and_states_are_the_same(folde
     seen = []
     encoder.model.register_forward_pre_hook(lambda *given: seen.append(given[-1]["attention_mask"]), with_kwargs=True)
     with torch.no_grad():
-        full = encoder(*rectangle([ids[:20], ids[5:15]]))
+        full = encoder(*pad_notes([ids[:20], ids[5:15]]))
         assert seen.pop() is None
-        beside = encoder(*rectangle([ids[:20], ids[5:15], ids[:3]]))
+        beside = encoder(*pad_notes([ids[:20], ids[5:15], ids[:3]]))
         assert seen.pop() is not None
     assert np.allclose(full, beside[:2], atol=1e-5)
 
 
 def test_weights_of_half_precision_give_states_of_half_precision(folders):
     _, encoder = pretrained(folders["bert"], window=12, max_tokens=100)
-    tokens, lengths = rectangle([np.arange(5, 30, dtype=np.int32)])
+    tokens, lengths = pad_notes([np.arange(5, 30, dtype=np.int32)])
     encoder.eval()
     with torch.no_grad():
         whole = encoder(tokens, lengths)
@@ -89,7 +89,7 @@ def test_the_windows_begin_and_end_as_the_tokenizer_would_have_it(folders):
 
 def test_no_note_has_a_token(folders):
     _, encoder = pretrained(folders["bert"], window=12, max_tokens=100)
-    assert not encoder(*rectangle([np.empty(0, np.int32)] * 2)).any()
+    assert not encoder(*pad_notes([np.empty(0, np.int32)] * 2)).any()
 
 
 def test_a_transformer_is_built_again_from_json_without_a_file(folders):
@@ -99,7 +99,7 @@ def test_a_transformer_is_built_again_from_json_without_a_file(folders):
         assert folders[name] not in json.dumps(described)
         again = Windows.from_json(described)
         again.load_state_dict(encoder.state_dict())
-        tokens, lengths = rectangle([np.arange(5, 30, dtype=np.int32)])
+        tokens, lengths = pad_notes([np.arange(5, 30, dtype=np.int32)])
         encoder.eval(), again.eval()
         with torch.no_grad():
             assert torch.equal(encoder(tokens, lengths), again(tokens, lengths))
@@ -107,7 +107,7 @@ def test_a_transformer_is_built_again_from_json_without_a_file(folders):
 
 def test_a_frozen_transformer_neither_learns_nor_drops_out(folders):
     _, encoder = pretrained(folders["bert"], window=12, max_tokens=100)
-    tokens, lengths = rectangle([np.arange(5, 30, dtype=np.int32)])
+    tokens, lengths = pad_notes([np.arange(5, 30, dtype=np.int32)])
     encoder.train()
     assert not torch.equal(encoder(tokens, lengths), encoder(tokens, lengths)), "dropout"
     encoder.requires_grad_(False).train()
@@ -120,14 +120,14 @@ def test_what_a_frozen_transformer_remembers_is_what_it_would_say(folders, monke
     encoder.requires_grad_(False).eval()
     rng = np.random.default_rng(0)
     notes = [rng.integers(5, 60, size=n, dtype=np.int32) for n in (25, 10, 3, 0, 31)]
-    fresh = encoder(*rectangle(notes))
+    fresh = encoder(*pad_notes(notes))
     encoder.remember()
-    assert np.allclose(encoder(*rectangle(notes)), fresh, atol=1e-6)
+    assert np.allclose(encoder(*pad_notes(notes)), fresh, atol=1e-6)
     read = len(encoder.memory)
     assert read == 3 + 1 + 1 + 4
     monkeypatch.setattr(encoder, "_states", lambda *_: pytest.fail("asked again"))
     for part in (notes, notes[2:], notes[::-1]):
-        again = encoder(*rectangle(part))
+        again = encoder(*pad_notes(part))
         for note, row in zip(part, again):
             known = next(i for i, other in enumerate(notes) if other is note)
             assert np.allclose(row[: len(note)], fresh[known, : len(note)], atol=1e-6)
@@ -135,7 +135,7 @@ def test_what_a_frozen_transformer_remembers_is_what_it_would_say(folders, monke
 
 def test_memory_has_an_end_and_a_transformer_that_learns_uses_none(folders, monkeypatch):
     _, encoder = pretrained(folders["bert"], window=12, max_tokens=100)
-    tokens, lengths = rectangle([np.arange(5, 45, dtype=np.int32)])
+    tokens, lengths = pad_notes([np.arange(5, 45, dtype=np.int32)])
     encoder.remember()
     encoder.train()
     assert encoder(tokens, lengths).requires_grad and not encoder.memory
@@ -161,7 +161,7 @@ def test_a_window_that_the_transformer_cannot_read_is_refused(folders, name, win
 @pytest.mark.parametrize("name", ["bert", "roberta"])
 def test_the_widest_window_can_be_read(folders, name):
     _, encoder = pretrained(folders[name], 62, 200)
-    assert torch.isfinite(encoder(*rectangle([np.full(100, 7, np.int32)]))).all()
+    assert torch.isfinite(encoder(*pad_notes([np.full(100, 7, np.int32)]))).all()
 
 
 def test_what_cannot_be_loaded_is_a_sentence(tmp_path, monkeypatch):

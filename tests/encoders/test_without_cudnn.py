@@ -14,14 +14,14 @@ from nosology.attention import hierarchical, learned
 from nosology.encoders.packed import Padded
 from nosology.encoders.transformer import pretrained
 from nosology.encoders.without_cudnn import without_cudnn
-from nosology.training.batch import rectangle
+from nosology.training.data_loader import pad_notes
 from tests.encoders.tiny import tiny_bert
 
 STATES, MASK = torch.randn(2, 5, 8), torch.ones(2, 5, dtype=torch.bool)
 
 
 def _windows(folder: Path) -> None:
-    pretrained(str(tiny_bert(folder)), window=12, max_tokens=100)[1](*rectangle([np.arange(5, 30), np.arange(5, 9)]))
+    pretrained(str(tiny_bert(folder)), window=12, max_tokens=100)[1](*pad_notes([np.arange(5, 30), np.arange(5, 9)]))
 
 
 def _padded(folder: Path) -> None:

@@ -24,7 +24,7 @@ from nosology.federated.privacy.dp_sgd import (
 from nosology.models.heads.heads_net import HeadNet
 from nosology.models.heads.heads_settings import HeadShape
 from nosology.models.heads.vector_loop import VectorNotes, train_epochs
-from nosology.training.settings import LoopSettings
+from nosology.training.recipe_settings import TrainerSettings
 
 DIM, LABELS = 12, 7
 HEADS = {
@@ -32,7 +32,7 @@ HEADS = {
     "deep": HeadShape(head="deep", widths=[9, 8, 8], norm="layer", dropout=0.0),
     "res": HeadShape(head="res", widths=[9, 8, 8], norm="layer", dropout=0.0),
 }
-LOOP = LoopSettings(epochs=4, batch=16, learning_rate=0.01, warmup=0, schedule="cosine")
+LOOP = TrainerSettings(epochs=4, batch=16, learning_rate=0.01, warmup=0, schedule="cosine")
 
 
 def made(head: str, notes: int = 40, seed: int = 0, known: bool = False) -> tuple[HeadNet, VectorNotes]:
@@ -104,7 +104,7 @@ def test_whole_step_is_noise_around_the_clipped_mean():
         with torch.no_grad():
             torch.nn.utils.vector_to_parameters(before.clone(), net.parameters())
         sgd = torch.optim.SGD(net.parameters(), lr=1.0)
-        flat = LoopSettings(epochs=1, batch=16, learning_rate=1.0, warmup=0, schedule="constant")
+        flat = TrainerSettings(epochs=1, batch=16, learning_rate=1.0, warmup=0, schedule="constant")
         private_epochs(net, notes, flat, range(1), ledger=Ledger(), noise=2.0, clip=0.01, optimizer=sgd, seed=seed)
         moves.append(before - torch.cat([p.detach().flatten() for p in net.parameters()]))
     noise = torch.stack(moves) - clipped
@@ -129,7 +129,7 @@ def test_penalty_is_added_untouched():
     with torch.no_grad():
         start = [p.clone() for p in net.parameters()]
     sgd = torch.optim.SGD(net.parameters(), lr=1.0)
-    flat = LoopSettings(epochs=1, batch=16, learning_rate=1.0, warmup=0, schedule="constant")
+    flat = TrainerSettings(epochs=1, batch=16, learning_rate=1.0, warmup=0, schedule="constant")
 
     def penalty(net):
         return sum((p * 5).sum() for p in net.parameters())

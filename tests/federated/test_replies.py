@@ -14,7 +14,7 @@ from nosology.federated.rounds.records import content
 from nosology.federated.rounds.replies import read_counts, read_moments
 from nosology.federated.rounds.site_counts import SiteCounts
 from nosology.models.heads.feature_statistics import Moments
-from nosology.training.platt import Platt
+from nosology.training.calibration import PlattScaling
 from tests.federated.worlds import CODES, DIM, notes
 
 LABELS = LabelSpace(CODES)
@@ -53,7 +53,7 @@ def test_statistics_that_no_vectors_have_are_not(wrong):
 
 def counts() -> SiteCounts:
     logits = np.random.default_rng(3).normal(size=(20, len(CODES))).astype(np.float32)
-    return SiteCounts.of(LABELS, logits, Platt()(logits), notes(20, 1).codes, np.ones(len(CODES), bool), 0.5)
+    return SiteCounts.of(LABELS, logits, PlattScaling()(logits), notes(20, 1).codes, np.ones(len(CODES), bool), 0.5)
 
 
 def test_counts_of_notes_are_taken():

@@ -25,7 +25,7 @@ from nosology.models.bundle import Bundle
 from nosology.models.heads.coded_vectors import CodedVectors, new_head, vector_notes
 from nosology.models.heads.feature_statistics import Moments
 from nosology.models.heads.vector_loop import train_epochs
-from nosology.training.settings import LabelSettings
+from nosology.training.recipe_settings import LabelSettings
 from tests.federated import federation_program as program
 from tests.federated.worlds import CODES, DIM, grid_of, recipe, site, sites
 

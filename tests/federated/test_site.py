@@ -16,7 +16,7 @@ from nosology.federated.rounds.hospital_site import Site, loop_settings
 from nosology.models.heads.coded_vectors import CodedVectors, new_head
 from nosology.models.heads.heads_settings import HeadShape
 from nosology.models.heads.vector_loop import train_epochs
-from nosology.training.platt import Platt
+from nosology.training.calibration import PlattScaling
 
 CODES = [Code("icd10cm", f"A0{i}") for i in range(6)] + [Code("icd10pcs", "0DTJ4ZZ")]
 DIM = 8
@@ -194,7 +194,7 @@ def test_summed_counts_equal_the_pooled_evaluation():
     scaler = sum(parts[1:], parts[0]).scaler()
     now = {k: v.numpy() for k, v in new_head(RECIPE.model, DIM, 5, 3).state_dict().items()}
     now["out.weight"] = now["out.weight"] * 8  # spread the logits
-    calibration, threshold = Platt(0.8, -0.1), 0.45
+    calibration, threshold = PlattScaling(0.8, -0.1), 0.45
     found, logits, gold = None, [], []
     for one in sites:
         one.prepare(labels, scaler)
@@ -211,13 +211,13 @@ def test_summed_counts_equal_the_pooled_evaluation():
         assert metrics[name] == pytest.approx(pooled[name], abs=1e-12), name
     assert metrics["macro_f1"] is metrics["hamming_loss"] is None  # nobody is told how many codes have no label
     # within a bin of a hundredth, the best F1 over edges is that over all scores
-    assert found.best[1] == pytest.approx(brief(labels, gold, Platt()(logits))["micro_f1"], abs=0.01)
-    whole = Platt.fit(logits, labels.encode(gold))
+    assert found.best[1] == pytest.approx(brief(labels, gold, PlattScaling()(logits))["micro_f1"], abs=0.01)
+    whole = PlattScaling.fit(logits, labels.encode(gold))
     assert (found.calibration.a, found.calibration.b) == pytest.approx((whole.a, whole.b), abs=0.02)
 
 
 def test_where_all_codes_have_a_label_macro_metrics_are_those_of_the_pooled_evaluation(ready):
-    labels, calibration = LabelSpace(CODES), Platt(0.8, -0.1)
+    labels, calibration = LabelSpace(CODES), PlattScaling(0.8, -0.1)
     found = ready.evaluate(weights(), RECIPE, "test", calibration, 0.45).metrics(labels)
     logits = ready._net(weights(), RECIPE).eval().logits(ready.ready("test").vectors).detach().numpy()
     pooled = evaluate(labels, ready.notes["test"].codes, calibration(logits), 0.45, replicates=0)

@@ -16,7 +16,7 @@ from nosology.federated.rounds.in_process import SITE_NAME, InProcessGrid
 from nosology.federated.rounds.saved_rounds import locked
 from nosology.federated.rounds.stacked import run_stacked
 from nosology.models.heads.coded_vectors import CodedVectors
-from nosology.training.settings import LabelSettings
+from nosology.training.recipe_settings import LabelSettings
 
 CODES = [Code("icd10cm", f"A0{i}") for i in range(6)] + [Code("icd10pcs", "0DTJ4ZZ")]
 DIM = 8

@@ -11,7 +11,7 @@ from nosology.evaluation.decision import Decision
 from nosology.models.bundle import Bundle
 from nosology.models.linear.linear_model import Choice, Linear, LinearRecipe, fit_linear
 from nosology.models.linear.tfidf import Tfidf, TfidfSettings
-from nosology.training.score_calibration import Calibration
+from nosology.training.calibration import ScoreCalibration
 
 LABELS = LabelSpace([Code("icd10cm", "I10"), Code("icd9cm", "401.9")])
 
@@ -21,7 +21,7 @@ def bundle(tmp_path):
     texts = ["high blood pressure", "fever", "blood pressure high", "cough"]
     gold = LABELS.encode([[LABELS.codes[0]], [], [LABELS.codes[1]], []])
     model = fit_linear(LinearRecipe(), LABELS, *Tfidf.fit(texts, TfidfSettings()), gold, Choice(1.0, 100))
-    model = Linear(LABELS, model.notes, model.tfidf, model.weights, model.bias, Calibration(0, 1, 0, 0))
+    model = Linear(LABELS, model.notes, model.tfidf, model.weights, model.bias, ScoreCalibration(0, 1, 0, 0))
     saved = Bundle(model, Decision(0.4, {LABELS.codes[1]: 0.7}), {"kind": "linear"}, {"seed": 1})
     saved.save(tmp_path / "b")
     return saved, tmp_path / "b"

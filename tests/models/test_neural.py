@@ -18,8 +18,8 @@ from nosology.core.label_space import LabelSpace
 from nosology.core.settings import Settings
 from nosology.encoders.vocabulary import Read, Vocabulary, WordReader
 from nosology.models.neural import NeuralModel, by_length
-from nosology.training.batch import mask
-from nosology.training.platt import NOTHING, Platt
+from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
+from nosology.training.data_loader import token_mask
 
 LABELS = LabelSpace([Code("icd10cm", "I50.9"), Code("icd10cm", "J18.9"), Code("icd9cm", "428.0")])
 WORDS = ["heart", "failure", "pneumonia", "pain"]
@@ -42,12 +42,12 @@ class CountNet(nn.Module):
 
     def logits(self, batch):
         self.seen.append((*batch.tokens.shape, self.training))
-        inside = mask(batch.lengths, batch.tokens.shape[1], batch.tokens.device)
+        inside = token_mask(batch.lengths, batch.tokens.shape[1], batch.tokens.device)
         found = (self.table(batch.tokens) * inside[..., None]).sum(1)
         return found if batch.labels is None else found[:, batch.labels]
 
     def attention(self, batch):
-        inside = mask(batch.lengths, batch.tokens.shape[1], batch.tokens.device)
+        inside = token_mask(batch.lengths, batch.tokens.shape[1], batch.tokens.device)
         found = self.table(batch.tokens).exp() * inside[..., None]
         return (found / found.sum(1, keepdim=True)).transpose(1, 2)[:, batch.labels]
 
@@ -87,7 +87,7 @@ def test_probabilities_come_in_the_order_of_the_notes_and_do_not_need_a_list(mod
 def test_logits_of_some_columns_and_of_empty_notes(model):
     reads = [model.reader.read(text) for text in ("pneumonia", "", "pain pain")]
     every = model.logits_of(reads)
-    assert (every[1] == NOTHING).all()
+    assert (every[1] == EXCLUDED_LOGIT).all()
     assert np.array_equal(model.logits_of(reads, [2, 0]), every[:, [2, 0]])
     assert model.logits_of([]).shape == (0, 3)
 
@@ -158,7 +158,7 @@ def test_pieces_of_a_word_count_together(model):
 
 
 def test_saving_keeps_shared_weights_shared_and_nothing_is_a_pickle(model, tmp_path):
-    model.calibration = Platt(0.5, -1.0)
+    model.calibration = PlattScaling(0.5, -1.0)
     model.save(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"model.json", "model.safetensors"}
     described = json.loads((tmp_path / "model.json").read_text())
@@ -171,11 +171,11 @@ def test_saving_keeps_shared_weights_shared_and_nothing_is_a_pickle(model, tmp_p
 
 
 def test_calibrating_makes_a_new_model_and_passes_over_empty_notes(model):
-    logits = np.concatenate([np.random.default_rng(0).normal(size=(400, 3)), np.full((50, 3), NOTHING)])
+    logits = np.concatenate([np.random.default_rng(0).normal(size=(400, 3)), np.full((50, 3), EXCLUDED_LOGIT)])
     gold = np.random.default_rng(1).random(logits.shape) < expit(2 * logits - 1)
     gold[400:] = True
     changed = model.calibrated(logits.astype(np.float32), sparse.csr_matrix(gold.astype(np.int8)))
-    assert model.calibration == Platt() and changed.net is model.net
+    assert model.calibration == PlattScaling() and changed.net is model.net
     assert changed.calibration.a == pytest.approx(2, abs=0.4) and changed.calibration.b == pytest.approx(-1, abs=0.2)
 
 
@@ -183,9 +183,9 @@ def test_platt_finds_the_pair_that_made_the_data():
     rng = np.random.default_rng(3)
     logits = rng.normal(-2, 3, size=(2000, 20))
     gold = sparse.csr_matrix((rng.random(logits.shape) < expit(0.6 * logits - 0.8)).astype(np.int8))
-    found = Platt.fit(logits, gold)
+    found = PlattScaling.fit(logits, gold)
     assert (found.a, found.b) == (pytest.approx(0.6, abs=0.03), pytest.approx(-0.8, abs=0.06))
-    thinned = Platt.fit(logits, gold, max_cells=10_000)
+    thinned = PlattScaling.fit(logits, gold, max_cells=10_000)
     assert (thinned.a, thinned.b) == (pytest.approx(0.6, abs=0.06), pytest.approx(-0.8, abs=0.12))
     assert found(logits) == pytest.approx(expit(found.a * logits + found.b), abs=1e-6)
 
@@ -196,7 +196,7 @@ def test_platt_is_the_logistic_regression_of_scikit_learn_where_data_are_many():
     rng = np.random.default_rng(5)
     logits = rng.normal(size=(3000, 5)) * 2
     target = rng.random(logits.shape) < expit(1.4 * logits + 0.3)
-    found = Platt.fit(logits, sparse.csr_matrix(target.astype(np.int8)))
+    found = PlattScaling.fit(logits, sparse.csr_matrix(target.astype(np.int8)))
     oracle = LogisticRegression(C=1e6).fit(logits.reshape(-1, 1), target.ravel())
     assert found.a == pytest.approx(float(oracle.coef_[0, 0]), abs=2e-3)
     assert found.b == pytest.approx(float(oracle.intercept_[0]), abs=2e-3)
@@ -204,13 +204,13 @@ def test_platt_is_the_logistic_regression_of_scikit_learn_where_data_are_many():
 
 def test_platt_never_turns_the_order_around_and_believes_logits_without_a_true_cell():
     logits = np.linspace(-4, 4, 200).reshape(20, 10)
-    wrong = Platt.fit(logits, sparse.csr_matrix((logits < 0).astype(np.int8)))
+    wrong = PlattScaling.fit(logits, sparse.csr_matrix((logits < 0).astype(np.int8)))
     assert wrong.a > 0
-    assert Platt.fit(logits, sparse.csr_matrix(logits.shape, dtype=np.int8)) == Platt(1.0, 0.0)
+    assert PlattScaling.fit(logits, sparse.csr_matrix(logits.shape, dtype=np.int8)) == PlattScaling(1.0, 0.0)
 
 
 @pytest.mark.parametrize("perfect", [4, 1])
 def test_platt_stays_finite_where_dev_is_separated_or_tiny(perfect):
     logits = np.array([[-3.0, 3.0], [-2.0, 5.0]])[:perfect]
-    found = Platt.fit(logits, sparse.csr_matrix((logits > 0).astype(np.int8)))
+    found = PlattScaling.fit(logits, sparse.csr_matrix((logits > 0).astype(np.int8)))
     assert 1 <= found.a < 3 and abs(found.b) < 1

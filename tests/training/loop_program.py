@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from nosology.training import checkpoint
-from nosology.training.batch import Batch, mask, rectangle
-from nosology.training.labels import label_targets, sample_labels
-from nosology.training.loop import Fitted, Paced, fit
-from nosology.training.settings import LoopSettings
+from nosology.training.data_loader import Batch, pad_notes, token_mask
+from nosology.training.examples import label_targets, sample_labels
+from nosology.training.recipe_settings import TrainerSettings
+from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit
 
 WORDS, LABELS, NOTES = 50, 12, 70
-SETTINGS = LoopSettings(
+SETTINGS = TrainerSettings(
     epochs=3,
     batch=16,
     micro_tokens=160,
@@ -50,7 +50,7 @@ class TinyNet(nn.Module):
 
     def logits(self, batch: Batch) -> Tensor:
         """(B, L)"""
-        real = mask(batch.lengths, batch.tokens.shape[1], batch.tokens.device)
+        real = token_mask(batch.lengths, batch.tokens.shape[1], batch.tokens.device)
         states = self.embed(batch.tokens)
         states = (self.drop(states) if self.embed.weight.requires_grad else states) * real[..., None]
         scores = self.out(states.sum(1) / batch.lengths.clamp(min=1)[:, None])
@@ -83,7 +83,7 @@ class Notes:
 
     def batch(self, notes: np.ndarray, labels: np.ndarray) -> Batch:
         """A micro-batch."""
-        tokens, lengths = rectangle([self.tokens[i] for i in notes])
+        tokens, lengths = pad_notes([self.tokens[i] for i in notes])
         targets = torch.from_numpy(label_targets(labels, *self._codes(notes)))
         return Batch(tokens, lengths, torch.from_numpy(labels), targets)
 
@@ -93,18 +93,24 @@ class Notes:
         return {"map": 1 - float(net(batch)), "micro_f1": float((net.logits(batch) > 0).float().mean())}
 
 
-def train(folder: Path | str, settings: LoopSettings = SETTINGS, net: TinyNet | None = None, **others) -> Fitted:
+def train(
+    folder: Path | str, settings: TrainerSettings = SETTINGS, net: TinyNet | None = None, **others
+) -> TrainingResult:
     """Trains the tiny net on the made notes."""
     notes = Notes()
-    named = {"fingerprint": "tiny", "seed": 3, "prepare": notes.prepare, "validate": notes.validate} | others
+    named = {"fingerprint": "tiny", "seed": 3, "prepare_step": notes.prepare, "validate": notes.validate} | others
     data = {"lengths": notes.lengths, "groups": notes.groups, "make_batch": notes.batch}
-    return fit(net or TinyNet(), settings, folder=folder, **data, **named)
+    return fit(TrainingRun(net or TinyNet(), settings, run_folder=folder, **data, **named))
 
 
-def train_gradually(folder: Path | str) -> Fitted:
+def train_gradually(folder: Path | str) -> TrainingResult:
     """The same with an embedding that learns from the second epoch on."""
     net = TinyNet()
-    return train(folder, net=net, parts=[Paced(list(net.out.parameters())), Paced([net.embed.weight], 0.5, 1)])
+    return train(
+        folder,
+        net=net,
+        parameter_groups=[ParameterGroup(list(net.out.parameters())), ParameterGroup([net.embed.weight], 0.5, 1)],
+    )
 
 
 def _killed_in_the_middle_of_writing(at: int) -> None:
@@ -135,7 +141,7 @@ def _killed_after_best(at: int) -> None:
 
 
 def forked(folder: str, runs: list[dict]) -> None:
-    """Each run in a process of its own; prints how each ended. A run: where to die, and its LoopSettings if others."""
+    """Each run in a process of its own; prints how each ended. A run: where to die, and other settings."""
     for run in runs:
         child = os.fork()
         if child == 0:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from nosology.core import DataError, OutputError
-from nosology.training.checkpoint import BEST, CHECKPOINT, Checkpoints, State
-from nosology.training.curves import Curves
+from nosology.training.checkpoint import BEST, CHECKPOINT, Checkpoints, TrainingState
+from nosology.training.training_log import TrainingCurves
 
 
 class Tied(nn.Module):
@@ -51,7 +51,7 @@ def same(one: nn.Module, other: nn.Module) -> bool:
 def test_a_run_goes_on_bit_by_bit(tmp_path):
     net, optimizer = made(0)
     walk(net, optimizer, 3)
-    state = State(epoch=1, done=2, step=3, best=0.5, waited=1)
+    state = TrainingState(epoch=1, epoch_steps=2, step=3, best_score=0.5, epochs_without_improvement=1)
     Checkpoints(tmp_path, "x").save(net, optimizer, state)
     other, other_optimizer = made(1)
     assert Checkpoints(tmp_path, "x").load(other, other_optimizer) == state
@@ -66,17 +66,17 @@ def test_the_same_run_gives_the_same_bytes(tmp_path):
     for name in "ab":
         net, optimizer = made(0)
         walk(net, optimizer, 2)
-        Checkpoints(tmp_path / name, "x").save(net, optimizer, State(step=2))
+        Checkpoints(tmp_path / name, "x").save(net, optimizer, TrainingState(step=2))
     assert (tmp_path / "a" / CHECKPOINT).read_bytes() == (tmp_path / "b" / CHECKPOINT).read_bytes()
 
 
 def test_another_runs_checkpoint_is_passed_over_and_stays(tmp_path):
     net, optimizer = made(0)
-    Checkpoints(tmp_path, "x").save(net, optimizer, State(step=9))
+    Checkpoints(tmp_path, "x").save(net, optimizer, TrainingState(step=9))
     other, other_optimizer = made(1)
     assert Checkpoints(tmp_path, "y").load(other, other_optimizer) is None
     assert same(other, made(1)[0])
-    assert Checkpoints(tmp_path, "x").load(other, other_optimizer) == State(step=9)
+    assert Checkpoints(tmp_path, "x").load(other, other_optimizer) == TrainingState(step=9)
 
 
 def test_best_weights_come_back_with_what_was_said_of_them(tmp_path):
@@ -91,9 +91,9 @@ def test_best_weights_come_back_with_what_was_said_of_them(tmp_path):
 def test_a_broken_file_and_another_net_are_answered(tmp_path):
     net, optimizer = made(0)
     kept = Checkpoints(tmp_path, "x")
-    kept.save(net, optimizer, State())
+    kept.save(net, optimizer, TrainingState())
     wider = nn.Linear(3, 6)
-    with pytest.raises(DataError, match="holds another net; delete it"):
+    with pytest.raises(DataError, match="is of another net; delete it"):
         kept.load(wider, torch.optim.AdamW(wider.parameters()))
     kept.path.write_bytes(kept.path.read_bytes()[:-100])
     with pytest.raises(DataError, match=r"cannot read the checkpoint .*; delete it"):
@@ -120,47 +120,47 @@ def rows(folder) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def add(curves: Curves, step: int, **metrics: float) -> None:
+def add(curves: TrainingCurves, step: int, **metrics: float) -> None:
     curves.add({"step": step, "epoch": 1, "loss": 1 / step, "learning_rate": 0.1, "notes_per_second": 5.0} | metrics)
 
 
 def test_curves_are_cut_where_a_run_goes_on(tmp_path):
-    curves = Curves(tmp_path)
+    curves = TrainingCurves(tmp_path)
     for step in range(1, 13):
         add(curves, step, **({"map": 0.5} if step == 4 else {}))
     curves.close()
     whole = (tmp_path / "curves.csv").read_text()
     with (tmp_path / "curves.csv").open("a") as file:
         file.write("13,1,0.0")  # a row that was being written
-    curves = Curves(tmp_path, step=6)
+    curves = TrainingCurves(tmp_path, step=6)
     assert [row["step"] for row in rows(tmp_path)] == ["1", "2", "3", "4", "5", "6"]
     for step in range(7, 13):
         add(curves, step)
     curves.close()
     assert (tmp_path / "curves.csv").read_text() == whole
     assert [row["map"] for row in rows(tmp_path)] == [""] * 3 + ["0.5"] + [""] * 8
-    Curves(tmp_path).close()
+    TrainingCurves(tmp_path).close()
     assert rows(tmp_path) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"a,b\n1,2\n", b"\xff\xfe"])
 def test_curves_that_are_none(tmp_path, content):
     (tmp_path / "curves.csv").write_bytes(content)
-    with pytest.raises(DataError, match=r"curves.csv must begin with the columns of a training; delete it"):
-        Curves(tmp_path, step=6)
+    with pytest.raises(DataError, match=r"curves.csv must start with the columns .*; delete it"):
+        TrainingCurves(tmp_path, step=6)
 
 
 def test_tensorboard_reads_what_was_trained_and_not_what_was_cut_off(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    first = Curves(tmp_path)
+    first = TrainingCurves(tmp_path)
     for step in range(1, 6):
         add(first, step, map=0.1)
     first.close()
     begun = int(time.time())
     while int(time.time()) == begun:  # TensorBoard knows the order of files by the second
         time.sleep(0.05)
-    second = Curves(tmp_path, step=3)
+    second = TrainingCurves(tmp_path, step=3)
     add(second, 4, map=0.2)
     second.close()
     read = EventAccumulator(str(tmp_path / "tensorboard"))

@@ -6,8 +6,8 @@ import torch
 
 from nosology.models.hmhan.hmhan_net import HmhanNet, ReportBatch, SyntheticBatch
 from nosology.models.hmhan.hmhan_settings import HmhanShape, LossSettings
-from nosology.training.batch import Batch
-from nosology.training.cuda_graphs import RepeatedBatches
+from nosology.training.cuda_graphs import CudaGraphBatchStep
+from nosology.training.data_loader import Batch
 
 CPU = torch.device("cpu")
 AWAY = torch.device("meta")  # what is there stands for what stays on the CPU: reading it is an error
@@ -16,7 +16,7 @@ AWAY = torch.device("meta")  # what is there stands for what stays on the CPU: r
 def taken(*batches: Batch) -> list[tuple[Batch, float]]:
     """What the step is given."""
     found = []
-    repeated = RepeatedBatches(lambda batch, share: found.append((batch, float(share))), 1000, CPU)
+    repeated = CudaGraphBatchStep(lambda batch, share: found.append((batch, float(share))), 1000, CPU)
     for number, batch in enumerate(batches):
         repeated(batch, 1 / (number + 1))
     return found

@@ -4,7 +4,7 @@ import pytest
 
 from nosology.core import DataError, Note
 from nosology.corpora.corpus import write_corpus
-from nosology.training.examples import both, train_and_dev
+from nosology.training.examples import train_and_dev, union
 from tests.conftest import small_notes
 
 
@@ -18,7 +18,7 @@ def test_splits_are_taken_as_they_are(small_corpus):
     notes = [note for note in small_notes(160) if note.split == "dev"]
     assert list(dev.texts()) == [note.text for note in notes]
     assert dev.codes == [note.codes for note in notes]
-    assert len(both(train, dev)) == 120
+    assert len(union(train, dev)) == 120
 
 
 def test_a_carved_dev_keeps_patients_together_and_does_not_depend_on_order(tmp_path):
@@ -66,5 +66,5 @@ def test_notes_without_a_split_are_not_used_where_others_have_one(tmp_path):
 
 def test_no_train_notes(tmp_path):
     notes = [replace(note, split="test") for note in small_notes(8)]
-    with pytest.raises(DataError, match="no corpus has train notes; splits found: test"):
+    with pytest.raises(DataError, match="a corpus must have train notes; got the splits test"):
         train_and_dev([corpus(notes, tmp_path / "c")], 0.15, 0)

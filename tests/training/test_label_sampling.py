@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nosology.training.labels import label_targets, sample_labels
+from nosology.training.examples import label_targets, sample_labels
 
 
 @st.composite

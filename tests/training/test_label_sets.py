@@ -9,8 +9,8 @@ from nosology.core import Code, DataError
 from nosology.core.label_space import LabelSpace
 from nosology.evaluation.measure import measure
 from nosology.models.train import train
-from nosology.training.labels import label_space, of_labels
-from nosology.training.settings import LabelSettings
+from nosology.training.examples import codes_in_labels, label_space
+from nosology.training.recipe_settings import LabelSettings
 
 A, B, C, D = (Code("icd10cm", code) for code in ("A00.0", "B00.0", "C00.0", "D00.0"))
 NOTES = [(A, B, C), (A, B), (A, B), (A, D)]  # A in 4 notes, B in 3, C and D in one
@@ -32,8 +32,8 @@ def test_which_codes_are_learned(told, kept):
 
 def test_the_other_codes_are_not_asked_for():
     rare = LabelSpace([C, D])
-    assert of_labels(LabelSettings(max_notes=1), rare, NOTES) == [(C,), (), (), (D,)]
-    assert of_labels(LabelSettings(min_notes=2), LabelSpace([A, B]), NOTES) == NOTES  # a code too rare is a miss
+    assert codes_in_labels(LabelSettings(max_notes=1), rare, NOTES) == [(C,), (), (), (D,)]
+    assert codes_in_labels(LabelSettings(min_notes=2), LabelSpace([A, B]), NOTES) == NOTES  # a code too rare is a miss
     with pytest.raises(DataError, match=r"no code is left to learn.*labels.max_notes = 2"):
         label_space(LabelSettings(min_notes=2, max_notes=2), NOTES)
 

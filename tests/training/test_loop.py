@@ -16,12 +16,11 @@ import torch
 from safetensors.torch import load_file
 
 from nosology.core import ConfigError, DataError
-from nosology.training import loop
+from nosology.training import trainer
 from nosology.training.checkpoint import BEST, CHECKPOINT
-from nosology.training.display import Display
-from nosology.training.loop import fit
-from nosology.training.schedule import Schedule, resolve
-from nosology.training.settings import LoopSettings
+from nosology.training.recipe_settings import LearningRateSchedule, TrainerSettings, resolve_schedule
+from nosology.training.trainer import TrainingRun, fit
+from nosology.training.training_log import ProgressDisplay
 from tests.training.loop_program import SETTINGS, Notes, TinyNet, train, train_gradually
 
 PROGRAM = [sys.executable, "-m", "tests.training.loop_program"]
@@ -56,7 +55,7 @@ def test_curves_have_every_step_and_dev_once_an_epoch(whole):
     assert header == ["step", "epoch", "loss", "learning_rate", "map", "micro_f1"]
     assert [int(row[0]) for row in rows] == list(range(1, 19))
     assert [int(row[0]) for row in rows if row[4]] == [6, 12, 18]
-    schedule = resolve(SETTINGS, 6)
+    schedule = resolve_schedule(SETTINGS, 6)
     assert [float(row[3]) for row in rows] == [0.02 * schedule.factor(step) for step in range(18)]
     assert losses(whole)[-6:].mean() < losses(whole)[:6].mean() - 0.02
     assert any((whole / "tensorboard").iterdir())
@@ -77,7 +76,7 @@ def test_kill_9_at_any_moment_changes_nothing(whole, tmp_path):
     )
     kills = [-9 if {"call", "writing", "best"} & run.keys() else 0 for run in runs]
     assert [int(line) for line in ended.stdout.split()] == kills, ended.stderr
-    assert ended.stderr.count("goes on at step") >= 6
+    assert ended.stderr.count("resumes at step") >= 6
     for name in ("steps", "epochs"):
         assert curves(tmp_path / name) == curves(whole)
         assert same_bytes(tmp_path / name, whole)
@@ -113,10 +112,10 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole_batch(tmp_path):
         seen.append((step, notes.prepare(step, rng)))
         return seen[-1][1]
 
-    train(tmp_path / "seen", settings.model_copy(update={"micro_tokens": 40}), net, prepare=prepare)
+    train(tmp_path / "seen", settings.model_copy(update={"micro_tokens": 40}), net, prepare_step=prepare)
     plain = TinyNet(dropout=0)
     optimizer = torch.optim.AdamW(plain.parameters(), weight_decay=settings.weight_decay)
-    schedule, found = resolve(settings, 6), []
+    schedule, found = resolve_schedule(settings, 6), []
     for step in range(schedule.steps):
         optimizer.param_groups[0]["lr"] = settings.learning_rate * schedule.factor(step)
         loss = plain(notes.batch(*seen[step]))
@@ -160,12 +159,17 @@ def test_another_fingerprint_setting_or_corpus_begins_anew(whole, tmp_path, caps
     before = curves(tmp_path)
     for change in ({"fingerprint": "other"}, {"seed": 4}, {"groups": None}):
         notes = Notes()
-        data = {"lengths": notes.lengths, "groups": notes.groups, "make_batch": notes.batch, "prepare": notes.prepare}
+        data = {
+            "lengths": notes.lengths,
+            "groups": notes.groups,
+            "make_batch": notes.batch,
+            "prepare_step": notes.prepare,
+        }
         given = data | {"fingerprint": "tiny", "seed": 3} | change
         if given["groups"] is None:
             given["groups"] = np.zeros(len(notes.lengths))
-        assert fit(TinyNet(), short, folder=tmp_path, **given).resumed_at == 0
-        assert "is of another recipe, corpus or version; begins anew" in capsys.readouterr().err
+        assert fit(TrainingRun(TinyNet(), short, run_folder=tmp_path, **given)).resumed_at == 0
+        assert "is of another recipe, corpus or version; starts from the beginning" in capsys.readouterr().err
     assert train(tmp_path, short).resumed_at == 0
     assert curves(tmp_path) == before
     assert train(tmp_path, short.model_copy(update={"checkpoint_minutes": 3.0, "log_steps": 7})).resumed_at == 6
@@ -203,25 +207,29 @@ def test_what_fails_in_the_thread_fails_the_run(tmp_path):
     notes = Notes()
     with pytest.raises(DataError, match="no batch"):
         fit(
-            TinyNet(),
-            SETTINGS,
-            lengths=notes.lengths,
-            groups=notes.groups,
-            make_batch=broken,
-            folder=tmp_path,
-            fingerprint="",
-            seed=0,
+            TrainingRun(
+                TinyNet(),
+                SETTINGS,
+                lengths=notes.lengths,
+                groups=notes.groups,
+                make_batch=broken,
+                run_folder=tmp_path,
+                fingerprint="",
+                seed=0,
+            )
         )
-    with pytest.raises(DataError, match="no train notes"):
+    with pytest.raises(DataError, match="at least one train note"):
         fit(
-            TinyNet(),
-            SETTINGS,
-            lengths=np.empty(0),
-            groups=np.empty(0),
-            make_batch=broken,
-            folder=tmp_path,
-            fingerprint="",
-            seed=0,
+            TrainingRun(
+                TinyNet(),
+                SETTINGS,
+                lengths=np.empty(0),
+                groups=np.empty(0),
+                make_batch=broken,
+                run_folder=tmp_path,
+                fingerprint="",
+                seed=0,
+            )
         )
 
 
@@ -234,7 +242,7 @@ def test_slow_steps_do_not_wait_for_the_next_look(whole, tmp_path, monkeypatch):
                 raise DataError("died")
             return super().forward(batch)
 
-    monkeypatch.setattr(loop, "_UNSEEN", 0)
+    monkeypatch.setattr(trainer, "_LOG_SECONDS", 0)
     slow = SETTINGS.model_copy(update={"log_steps": 1000})
     with pytest.raises(DataError, match="died"):
         train(tmp_path, slow, net=Dies())
@@ -243,7 +251,7 @@ def test_slow_steps_do_not_wait_for_the_next_look(whole, tmp_path, monkeypatch):
 
 
 def test_dev_without_a_score_is_answered(tmp_path):
-    with pytest.raises(DataError, match="no map can be computed on the dev notes"):
+    with pytest.raises(DataError, match="map on the dev notes must be finite; got nan"):
         train(tmp_path, validate=lambda net: {"map": math.nan})
 
 
@@ -258,7 +266,7 @@ def test_one_line_an_epoch_where_nobody_watches(tmp_path, capsys):
 
 @pytest.mark.parametrize(("rate", "shown"), [(0.214, "0.21 notes/s"), (12.6, "13 notes/s"), (1234.5, "1,234 notes/s")])
 def test_a_slow_pace_is_not_zero(rate, shown, capsys):
-    Display("tiny", Schedule("linear", 1, 10, 0), 0).epoch(0, 10, 0.5, {}, rate)
+    ProgressDisplay("tiny", LearningRateSchedule("linear", 1, 10, 0), 0).end_epoch(0, 10, 0.5, {}, rate)
     assert f"  {shown}  " in capsys.readouterr().err
 
 
@@ -274,45 +282,45 @@ def test_the_loop_itself_takes_little_time(tmp_path):
     settings = SETTINGS.model_copy(
         update={"epochs": 2, "micro_tokens": 10**6, "micro_batches": 1, "checkpoint_minutes": 60}
     )
-    data = {"lengths": notes.lengths, "groups": notes.groups, "make_batch": notes.batch, "prepare": notes.prepare}
+    data = {"lengths": notes.lengths, "groups": notes.groups, "make_batch": notes.batch, "prepare_step": notes.prepare}
     started = time.process_time()
-    fitted = fit(TinyNet(), settings, folder=tmp_path, fingerprint="", seed=0, **data)
+    fitted = fit(TrainingRun(TinyNet(), settings, run_folder=tmp_path, fingerprint="", seed=0, **data))
     assert fitted.steps == 402
     assert (time.process_time() - started) / fitted.steps < 0.015  # 2 ms on an idle machine
 
 
 def test_schedules():
-    linear = Schedule("linear", 1, 110, 10)
+    linear = LearningRateSchedule("linear", 1, 110, 10)
     assert [linear.factor(step) for step in (0, 4, 9, 10, 60)] == [0.1, 0.5, 1.0, 1.0, 0.5]
     assert linear.factor(109) == pytest.approx(0.01)
-    cosine = Schedule("cosine", 1, 110, 10)
+    cosine = LearningRateSchedule("cosine", 1, 110, 10)
     assert [cosine.factor(step) for step in (9, 10, 60)] == [1.0, 1.0, pytest.approx(0.5)]
     assert 0 < cosine.factor(109) < 0.001
-    assert [Schedule("constant", 1, 110, 10).factor(step) for step in (0, 10, 109)] == [0.1, 1.0, 1.0]
-    assert Schedule("linear", 1, 3, 0).factor(0) == 1.0
+    assert [LearningRateSchedule("constant", 1, 110, 10).factor(step) for step in (0, 10, 109)] == [0.1, 1.0, 1.0]
+    assert LearningRateSchedule("linear", 1, 3, 0).factor(0) == 1.0
 
 
 @pytest.mark.parametrize(
     ("steps", "epochs", "warmup"), [(4000, 10, 2000), (100, 30, 300), (7, 60, 42), (301, 10, 301), (299, 11, 328)]
 )
 def test_epochs_that_a_recipe_leaves_open(steps, epochs, warmup):
-    found = resolve(LoopSettings(), steps)
+    found = resolve_schedule(TrainerSettings(), steps)
     assert (found.epochs, found.steps, found.warmup) == (epochs, epochs * steps, warmup)
 
 
 def test_epochs_that_a_recipe_names():
-    found = resolve(LoopSettings(epochs=2, warmup=5, schedule="cosine"), 30)
-    assert found == Schedule("cosine", 2, 60, 5)
+    found = resolve_schedule(TrainerSettings(epochs=2, warmup=5, schedule="cosine"), 30)
+    assert found == LearningRateSchedule("cosine", 2, 60, 5)
 
 
 def test_a_run_may_leave_its_schedule_early(tmp_path, capsys):
     notes = Notes(40)
-    data = {"lengths": notes.lengths, "groups": notes.groups, "make_batch": notes.batch, "prepare": notes.prepare}
+    data = {"lengths": notes.lengths, "groups": notes.groups, "make_batch": notes.batch, "prepare_step": notes.prepare}
     ends = {}
     for name, after in (("whole", 0), ("left", 2)):
         settings = SETTINGS.model_copy(update={"epochs": 4, "stop_epoch": after})
         torch.manual_seed(0)
-        ends[name] = fit(TinyNet(), settings, folder=tmp_path / name, fingerprint="", seed=0, **data)
+        ends[name] = fit(TrainingRun(TinyNet(), settings, run_folder=tmp_path / name, fingerprint="", seed=0, **data))
     assert (ends["whole"].epochs, ends["left"].epochs) == (4, 2)
     assert list(losses(tmp_path / "left")) == list(losses(tmp_path / "whole"))[: ends["left"].steps]
     told = capsys.readouterr().err.splitlines()[-1]

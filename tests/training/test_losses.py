@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from nosology.training.losses import class_weights, focal_cells, weighted_cells
+from nosology.training.losses import class_weights, focal_loss, weighted_bce
 
 LOGITS = torch.tensor([[-3.0, 0.2, 4.0], [1.5, -0.7, 0.0]], dtype=torch.float64)
 TARGETS = torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 1.0]], dtype=torch.float64)
@@ -12,26 +12,26 @@ def test_focal_loss_by_its_formula():
     p = 1 / (1 + np.exp(-LOGITS.numpy()))
     y = TARGETS.numpy()
     expected = -0.25 * (1 - p) ** 2 * y * np.log(p) - 0.75 * p**2 * (1 - y) * np.log(1 - p)
-    assert focal_cells(LOGITS, TARGETS, 2.0, 0.25).numpy() == pytest.approx(expected, rel=1e-9)
+    assert focal_loss(LOGITS, TARGETS, 2.0, 0.25).numpy() == pytest.approx(expected, rel=1e-9)
 
 
 def test_focal_loss_without_focus_is_half_the_cross_entropy():
-    plain = weighted_cells(LOGITS, TARGETS, torch.ones(3, dtype=torch.float64))
-    assert focal_cells(LOGITS, TARGETS, 0.0, 0.5).numpy() == pytest.approx(plain.numpy() / 2)
+    plain = weighted_bce(LOGITS, TARGETS, torch.ones(3, dtype=torch.float64))
+    assert focal_loss(LOGITS, TARGETS, 0.0, 0.5).numpy() == pytest.approx(plain.numpy() / 2)
 
 
 def test_weighted_cross_entropy_by_its_formula():
     weights = torch.tensor([1.0, 5.0, 2.0], dtype=torch.float64)
     p, y, w = 1 / (1 + np.exp(-LOGITS.numpy())), TARGETS.numpy(), weights.numpy()
     expected = -w * y * np.log(p) - (1 - y) * np.log(1 - p)
-    assert weighted_cells(LOGITS, TARGETS, weights).numpy() == pytest.approx(expected, rel=1e-9)
+    assert weighted_bce(LOGITS, TARGETS, weights).numpy() == pytest.approx(expected, rel=1e-9)
 
 
 def test_gradients():
     logits = LOGITS.clone().requires_grad_()
     weights = torch.tensor([1.0, 5.0, 2.0], dtype=torch.float64)
-    assert torch.autograd.gradcheck(lambda x: focal_cells(x, TARGETS, 2.0, 0.25), logits)
-    assert torch.autograd.gradcheck(lambda x: weighted_cells(x, TARGETS, weights), logits)
+    assert torch.autograd.gradcheck(lambda x: focal_loss(x, TARGETS, 2.0, 0.25), logits)
+    assert torch.autograd.gradcheck(lambda x: weighted_bce(x, TARGETS, weights), logits)
 
 
 def test_class_weights():

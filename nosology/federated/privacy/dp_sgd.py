@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from nosology.core import ConfigError
 from nosology.models.heads.heads_net import BatchNorm, HeadNet, VectorBatch, hybrid_loss
 from nosology.models.heads.vector_loop import Penalty, VectorNotes, optimizer_of, plan_of
-from nosology.training.cuda_graphs import set_rate
-from nosology.training.schedule import resolve
-from nosology.training.settings import LoopSettings
+from nosology.training.cuda_graphs import set_learning_rate
+from nosology.training.recipe_settings import TrainerSettings, resolve_schedule
 
 _ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64)) + [64, 128, 256, 512]
 
@@ -153,7 +152,7 @@ def add_noise(parameters: Sequence[nn.Parameter], scale: float, share: float, ge
 def private_epochs(
     net: HeadNet,
     notes: VectorNotes,
-    settings: LoopSettings,
+    settings: TrainerSettings,
     epochs: range,
     *,
     ledger: Ledger,
@@ -173,7 +172,7 @@ def private_epochs(
     device = notes.vectors.device
     drawing = fresh_generator() if seed is None else np.random.default_rng(seed)
     steps = len(plan_of(len(notes), settings, 0))
-    schedule = resolve(settings, steps)
+    schedule = resolve_schedule(settings, steps)
     optimizer = optimizer or optimizer_of(net, settings)
     parameters = list(net.parameters())
     total, passed = 0.0, 0
@@ -188,7 +187,7 @@ def private_epochs(
         add_noise(parameters, noise * clip, steps / len(notes), drawing)
         if penalty is not None:
             penalty(net).backward()
-        set_rate(optimizer, settings.learning_rate * schedule.factor(step))
+        set_learning_rate(optimizer, settings.learning_rate * schedule.factor(step))
         ledger.add(noise, 1 / steps)
         optimizer.step()
     return total / max(1, passed)

@@ -46,9 +46,9 @@ from nosology.federated.rounds.records import (
 from nosology.federated.rounds.replies import KNOWN, LOSS, NOTES
 from nosology.models.heads.coded_vectors import CodedVectors
 from nosology.models.heads.feature_statistics import Scaler
-from nosology.training.labels import of_systems
-from nosology.training.platt import Platt
-from nosology.training.settings import LabelSettings
+from nosology.training.calibration import PlattScaling
+from nosology.training.examples import codes_in_systems
+from nosology.training.recipe_settings import LabelSettings
 
 _AGREED, _SCALER = "agreed", "scaler"  # in a context's state
 _MOMENTS, _ROUND, _EARLIER = "moments", "round", "earlier"  # the same: after the newest round, its number, before it
@@ -85,7 +85,7 @@ def _opened(name: str, corpus: str, cache_folder: str, codes: str, embedder: str
     site = Site.open(name, folders, cached, EmbedderSettings.model_validate_json(embedder), only=only)
     wanted = LabelSettings.model_validate_json(labels)
     site.notes = {
-        split: CodedVectors(part.vectors, of_systems(wanted, part.codes)) for split, part in site.notes.items()
+        split: CodedVectors(part.vectors, codes_in_systems(wanted, part.codes)) for split, part in site.notes.items()
     }
     return site
 
@@ -185,7 +185,7 @@ class _Handlers:
         if split not in ("dev", "test"):
             raise FederationError("it counts over dev and test notes only")
         weights = from_record(message.content[ARRAYS])
-        counts = site.evaluate(weights, recipe, split, Platt(**platt) if platt else None, threshold)
+        counts = site.evaluate(weights, recipe, split, PlattScaling(**platt) if platt else None, threshold)
         return content(counts.arrays())
 
     def prepared(self, message: Message, context: Context, recipe: FederatedHeadsRecipe) -> Site:

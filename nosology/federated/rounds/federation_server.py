@@ -44,7 +44,7 @@ from nosology.federated.rounds.site_counts import SiteCounts
 from nosology.federated.rounds.strategy import GuardedStrategy
 from nosology.models.bundle import MANIFEST, Bundle
 from nosology.models.heads.feature_statistics import Moments
-from nosology.training.platt import Platt
+from nosology.training.calibration import PlattScaling
 from nosology.training.run_folder import run_folder
 
 Say = Callable[[str], None]
@@ -257,7 +257,7 @@ class _Federation:
         weights: Arrays,
         split: str,
         fraction: float,
-        calibration: Platt | None = None,
+        calibration: PlattScaling | None = None,
         threshold: float | None = None,
     ) -> SiteCounts | None:
         """The summed counts of a sample of the sites, None if none has told any."""

@@ -24,10 +24,10 @@ from nosology.models.heads.feature_statistics import Moments, Scaler
 from nosology.models.heads.heads_net import HeadNet
 from nosology.models.heads.vector_loop import VectorNotes, optimizer_of, train_epochs
 from nosology.models.neural import default_device, evaluating
-from nosology.training.checkpoint import moments as moments_of
-from nosology.training.checkpoint import put_moments
-from nosology.training.platt import Platt
-from nosology.training.settings import LoopSettings
+from nosology.training.calibration import PlattScaling
+from nosology.training.checkpoint import load_optimizer_tensors
+from nosology.training.checkpoint import optimizer_tensors as moments_of
+from nosology.training.recipe_settings import TrainerSettings
 
 SPLITS = ("train", "dev", "test")
 
@@ -134,7 +134,7 @@ class Site:
             settings = settings.model_copy(update=step)
         optimizer = optimizer_of(net, settings, plain)
         if moments:
-            put_moments(net, optimizer, {name: torch.from_numpy(value) for name, value in moments.items()})
+            load_optimizer_tensors(net, optimizer, {name: torch.from_numpy(value) for name, value in moments.items()})
         first = {name: value.detach().clone() for name, value in net.named_parameters()}
 
         def penalty(net: HeadNet) -> torch.Tensor:
@@ -167,14 +167,14 @@ class Site:
         weights: Arrays,
         recipe: FederatedHeadsRecipe,
         split: str,
-        calibration: Platt | None = None,
+        calibration: PlattScaling | None = None,
         threshold: float | None = None,
     ) -> SiteCounts:
         """How weights do on the notes of a split; hits are counted where a threshold (of probabilities) is given."""
         notes, net = self.ready(split), self._net(weights, recipe)
         with evaluating(net):
             logits = net.logits(notes.vectors).cpu().numpy()
-        scores = (calibration or Platt())(logits)
+        scores = (calibration or PlattScaling())(logits)
         codes = [[code for code in note if self._codes_with(code)] for note in self.notes[split].codes]
         return SiteCounts.of(self.labels, logits, scores, codes, self.known, threshold)
 
@@ -187,7 +187,7 @@ class Site:
         return net
 
 
-def loop_settings(recipe: FederatedHeadsRecipe) -> LoopSettings:
+def loop_settings(recipe: FederatedHeadsRecipe) -> TrainerSettings:
     """The settings of the training at a site: the schedule runs over all rounds."""
     rounds = recipe.federation.rounds * recipe.federation.local_epochs
     return recipe.training.model_copy(update={"epochs": rounds})

@@ -19,8 +19,8 @@ from nosology.federated.rounds.saved_rounds import HISTORY, PLOT, Agreement, Sav
 from nosology.federated.rounds.site_counts import SiteCounts
 from nosology.models.bundle import Bundle
 from nosology.models.heads.heads_model import Heads
-from nosology.training.platt import Platt
-from nosology.training.settings import LabelSettings
+from nosology.training.calibration import PlattScaling
+from nosology.training.recipe_settings import LabelSettings
 
 Row = dict[str, Any]  # of a history: what COLUMNS names
 COLUMNS = ("round", "loss", "sites", "refused", "micro_f1", "epsilon", "record_epsilon", "seconds")
@@ -42,7 +42,7 @@ def bundle_of(
     net.load_state_dict({name: torch.from_numpy(array) for name, array in state.weights.items()})
     notes = np.array([sum(told.codes.get(code, 0) for told in facts) for code in labels.codes], dtype=np.int64)
     tuned = dev is not None and bool(dev.true.any())
-    calibration, threshold = (dev.calibration, dev.threshold) if tuned else (Platt(), UNTUNED)
+    calibration, threshold = (dev.calibration, dev.threshold) if tuned else (PlattScaling(), UNTUNED)
     if isinstance(recipe.decision.threshold, float):
         threshold = recipe.decision.threshold
     identity = next(iter(facts)).identity

@@ -21,7 +21,7 @@ from nosology.federated.rounds.client_app import make_app
 from nosology.federated.rounds.hospital_site import SPLITS, Site
 from nosology.federated.rounds.in_process import SITE_NAME, InProcessGrid
 from nosology.models.heads.coded_vectors import CodedVectors
-from nosology.training.labels import of_systems
+from nosology.training.examples import codes_in_systems
 
 
 def _check_ids(corpora: Sequence[Corpus]) -> None:
@@ -64,7 +64,7 @@ def simulated_sites(
         notes = [note for corpus in corpora for note in corpus.notes(split, text=False)]
         texts = (note.text for corpus in corpora for note in corpus.notes(split))
         vectors = kept.vectors(progress(texts, f"vectors, {split}", total=len(notes)), lambda: embedder)
-        codes = of_systems(recipe.labels, [note.codes for note in notes])
+        codes = codes_in_systems(recipe.labels, [note.codes for note in notes])
         names = np.array([site_of[note.id] for note in notes], dtype=object)
         for name, own in parts.items():
             rows = np.flatnonzero(names == name)

@@ -14,7 +14,7 @@ from nosology.core.label_space import LabelSpace, label_versions, note_versions
 from nosology.evaluation.counts import Counts, micro
 from nosology.evaluation.ranking import note_values, rank
 from nosology.evaluation.scored import Scored
-from nosology.training.platt import Platt
+from nosology.training.calibration import PlattScaling
 
 _EDGES = np.round(np.arange(-3000, 3001) / 100, 2).astype(np.float32)  # of bins of logits
 
@@ -85,10 +85,10 @@ class SiteCounts:
         return float(_EDGES[place]), float(f1[place])
 
     @cached_property
-    def calibration(self) -> Platt:
+    def calibration(self) -> PlattScaling:
         """The calibration of highest likelihood, each cell taken at the middle of its bin."""
         middles = np.concatenate([_EDGES[:1] - 0.005, (_EDGES[:-1] + _EDGES[1:]) / 2, _EDGES[-1:] + 0.005])
-        return Platt.of_counts(middles.astype(np.float64), self.true, self.cells - self.true)
+        return PlattScaling.fit_counts(middles.astype(np.float64), self.true, self.cells - self.true)
 
     @property
     def threshold(self) -> float:

@@ -29,7 +29,7 @@ from nosology.federated.rounds.site_counts import SiteCounts
 from nosology.federated.rounds.stacked_training import StackedSites
 from nosology.models.bundle import MANIFEST, Bundle
 from nosology.models.heads.vector_loop import plan_of
-from nosology.training.platt import Platt
+from nosology.training.calibration import PlattScaling
 from nosology.training.run_folder import run_folder
 
 Say = Callable[[str], None]
@@ -194,7 +194,7 @@ def _summed(
     weights: Arrays,
     recipe: FederatedHeadsRecipe,
     split: str,
-    calibration: Platt | None = None,
+    calibration: PlattScaling | None = None,
     threshold: float | None = None,
 ) -> SiteCounts | None:
     """The sites' counts added up."""

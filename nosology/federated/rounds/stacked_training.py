@@ -17,10 +17,9 @@ from torch.func import functional_call, vmap
 
 from nosology.models.heads.heads_net import HeadNet, VectorBatch
 from nosology.models.heads.vector_loop import VectorNotes, dropout_seed, plan_of
-from nosology.training.batch_plan import Plan
-from nosology.training.cuda_graphs import Repeated, adamw, set_rate
-from nosology.training.schedule import resolve
-from nosology.training.settings import LoopSettings
+from nosology.training.batch_plan import BatchPlan
+from nosology.training.cuda_graphs import CudaGraphStep, adamw, set_learning_rate
+from nosology.training.recipe_settings import TrainerSettings, resolve_schedule
 
 Stack = dict[str, Tensor]  # (S, ...) by name
 
@@ -28,13 +27,13 @@ Stack = dict[str, Tensor]  # (S, ...) by name
 class StackedSites:
     """Sites whose epochs have equally many steps, so that all take each step together."""
 
-    def __init__(self, sites: Sequence[VectorNotes], settings: LoopSettings, seed: int):
+    def __init__(self, sites: Sequence[VectorNotes], settings: TrainerSettings, seed: int):
         self.plans = [plan_of(len(notes), settings, seed) for notes in sites]
         if len({len(plan) for plan in self.plans}) != 1:
             raise ValueError("stacked sites must have equally many steps an epoch")
         self.settings, self.seed = settings, seed
         self.steps = len(self.plans[0])
-        self.schedule = resolve(settings, self.steps)
+        self.schedule = resolve_schedule(settings, self.steps)
         self.first = np.cumsum([0, *map(len, sites)])[:-1]  # of each site's rows
         self.vectors = torch.cat([notes.vectors for notes in sites])
         self.targets = torch.cat([notes.targets for notes in sites])
@@ -74,13 +73,15 @@ class StackedSites:
             add_gradients(slice(None), rows, seed)
             descend()
 
-        together = Repeated(step, self.steps * len(epochs), device)
+        together = CudaGraphStep(step, self.steps * len(epochs), device)
         for epoch in epochs:
             seeds = torch.tensor(
                 [dropout_seed(self.seed, epoch, number) for number in range(self.steps)], device=device
             )
             for number, batches in enumerate(self._batches(epoch)):
-                set_rate(optimizer, self.settings.learning_rate * self.schedule.factor(epoch * self.steps + number))
+                set_learning_rate(
+                    optimizer, self.settings.learning_rate * self.schedule.factor(epoch * self.steps + number)
+                )
                 if len(batches) == 1:
                     together(batches[0][1], seeds[number])
                     continue
@@ -137,7 +138,7 @@ def _loss(
     return functional_call(net, (weights, buffers), (VectorBatch(vectors, targets, seed, known),))
 
 
-def _rows(plan: Plan, epoch: int) -> list[np.ndarray]:
+def _rows(plan: BatchPlan, epoch: int) -> list[np.ndarray]:
     planned = plan.epoch(epoch)
     return [planned.notes[slice(*planned.bounds[batch : batch + 2])] for batch in planned.order]
 

@@ -41,7 +41,7 @@ from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 from nosology.federated.federation_settings import FederationSettings
 from nosology.federated.rounds.records import ARRAYS, CONFIG, METRICS, TRAIN, Arrays, from_record, to_record
 from nosology.federated.rounds.replies import LARGEST, LOSS, NOTES, SiteUpdate, possible, read_update
-from nosology.training.batch_plan import seed_of
+from nosology.training.batch_plan import derive_seed
 
 ROBUST = ("trimmed_mean", "median", "krum")  # strategies that compare sites
 # Of FedAdam and FedYogi: is added to the root of the second moment, so smaller updates are damped. Sites with AdamW
@@ -95,7 +95,7 @@ class GuardedStrategy(Strategy):
         """The sites of a round, sorted: a fraction of those present, one at least, decided by seed and round."""
         names = sorted(present)
         wanted = min(len(names), max(1, math.ceil(fraction * len(names) - 1e-9))) if fraction else 0
-        rng = np.random.default_rng(seed_of("sites", purpose, self.seed, number))
+        rng = np.random.default_rng(derive_seed("sites", purpose, self.seed, number))
         return sorted(names[i] for i in rng.permutation(len(names))[:wanted])
 
     def configure_train(

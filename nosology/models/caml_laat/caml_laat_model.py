@@ -27,7 +27,7 @@ from nosology.encoders.vocabulary import WordReader
 from nosology.models.caml_laat.caml_laat_settings import CamlShape, LaatShape
 from nosology.models.neural import NeuralModel
 from nosology.models.plm_icd.plm_icd_settings import PlmIcdShape
-from nosology.training.batch import Batch, mask
+from nosology.training.data_loader import Batch, token_mask
 
 _LOUD = 10.0  # times torch's first weights of an LSTM's inputs: words of length 1 would else hardly move its states
 
@@ -184,4 +184,4 @@ def pretrained(shape: PlmIcdShape) -> tuple[PieceReader, Windows]:
 
 
 def _mask(batch: Batch) -> Tensor:
-    return mask(batch.lengths, batch.tokens.shape[1], batch.tokens.device)
+    return token_mask(batch.lengths, batch.tokens.shape[1], batch.tokens.device)

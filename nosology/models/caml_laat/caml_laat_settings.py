@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from nosology.core.settings import Settings
-from nosology.training.settings import LoopSettings, Recipe, VectorSettings
+from nosology.training.recipe_settings import Recipe, TrainerSettings, WordVectorSettings
 
 _MANY = 5000  # train notes from which on a model of full size pays
 
@@ -47,15 +47,15 @@ class CamlRecipe(Recipe):
     """What a recipe of kind `caml` may say."""
 
     kind: Literal["caml"] = "caml"
-    vectors: VectorSettings = VectorSettings()
+    vectors: WordVectorSettings = WordVectorSettings()
     model: CamlShape = CamlShape()
-    training: LoopSettings = LoopSettings()
+    training: TrainerSettings = TrainerSettings()
 
 
 class LaatRecipe(Recipe):
     """What a recipe of kind `laat` may say."""
 
     kind: Literal["laat"] = "laat"
-    vectors: VectorSettings = VectorSettings()
+    vectors: WordVectorSettings = WordVectorSettings()
     model: LaatShape = LaatShape()
-    training: LoopSettings = LoopSettings()
+    training: TrainerSettings = TrainerSettings()

@@ -24,7 +24,7 @@ from nosology.encoders.vocabulary import Vocabulary, WordReader
 from nosology.evaluation.decision import UNTUNED, Decision, DecisionSettings
 from nosology.models.dual_laat.dual_laat_settings import DualLaatRecipe, DualLaatShape
 from nosology.models.published import tensors_of
-from nosology.training.settings import VectorSettings
+from nosology.training.recipe_settings import WordVectorSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,7 +83,7 @@ def import_bundle(folder: str | Path, codes: Sequence[tuple[Code, str]], thresho
     empty = dual_laat.DualLaat(LabelSpace(()), np.zeros(0, dtype=np.int64), reader, net.eval(), shape)
     recipe = DualLaatRecipe(
         model=shape,
-        vectors=VectorSettings(size=details.size, max_words=details.max_note_length),
+        vectors=WordVectorSettings(size=details.size, max_words=details.max_note_length),
         decision=DecisionSettings(threshold=threshold),
     )
     provenance = {

@@ -17,8 +17,8 @@ from nosology.encoders.vocabulary import UNKNOWN, Read, WordReader
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
 from nosology.models.dual_laat.proposer import Proposer
-from nosology.models.neural import NOTHING, NeuralModel, evaluating
-from nosology.training.batch import Batch, rectangle
+from nosology.models.neural import EXCLUDED_LOGIT, NeuralModel, evaluating
+from nosology.training.data_loader import Batch, pad_notes
 
 _PROPOSER = "proposer."
 
@@ -50,7 +50,7 @@ class DualLaat(NeuralModel):
         """The tokens (L, words) of descriptions; one without a word is read as one unknown word."""
         limit = self.shape.max_description
         read = [self.reader.description(text, limit) for text in descriptions]
-        tokens, lengths = rectangle([ids if len(ids) else self.reader.vocabulary.ids([""]) for ids in read])
+        tokens, lengths = pad_notes([ids if len(ids) else self.reader.vocabulary.ids([""]) for ids in read])
         return tokens[:, : int(lengths.max())]
 
     def unread(self) -> list[Code]:
@@ -79,10 +79,10 @@ class DualLaat(NeuralModel):
         return model
 
     def logits_of(self, reads: Sequence[Read], columns: Sequence[int] | None = None) -> np.ndarray:
-        """Logits (B, L); in two stages, a code that is not among a note's candidates has the logit `NOTHING`."""
+        """Logits (B, L); in two stages, a code that is not among a note's candidates has the logit `EXCLUDED_LOGIT`."""
         if columns is not None or not 0 < self.candidates < len(self.labels):
             return super().logits_of(reads, columns)
-        found = np.full((len(reads), len(self.labels)), NOTHING, dtype=np.float32)
+        found = np.full((len(reads), len(self.labels)), EXCLUDED_LOGIT, dtype=np.float32)
         for row, read in enumerate(reads):
             if len(read.ids):
                 chosen = self.proposer.best(read.ids, self.candidates)

@@ -13,7 +13,7 @@ from nosology.encoders.embedding import embedding
 from nosology.encoders.recurrent import Recurrent
 from nosology.encoders.vocabulary import PAD
 from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
-from nosology.training.batch import Batch, mask
+from nosology.training.data_loader import Batch, token_mask
 
 _CODES = 4096  # descriptions encoded at a time
 _SIDE = 0.3  # how much of a word's neighbours is in its state, where a code begins by looking for its own words
@@ -149,5 +149,5 @@ def _pooled(encoder: Conv | Recurrent, x: Tensor, lengths: Tensor) -> Tensor:
     if isinstance(encoder, Recurrent):
         return encoder.last(x, lengths)
     states = encoder(x, lengths)
-    beyond = ~mask(lengths.clamp(min=1) + states.shape[1] - x.shape[1], states.shape[1], x.device)
+    beyond = ~token_mask(lengths.clamp(min=1) + states.shape[1] - x.shape[1], states.shape[1], x.device)
     return states.masked_fill(beyond[..., None], float("-inf")).amax(1)

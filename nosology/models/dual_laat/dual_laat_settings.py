@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from nosology.core.settings import Settings
-from nosology.training.settings import LoopSettings, Recipe, VectorSettings
+from nosology.training.recipe_settings import Recipe, TrainerSettings, WordVectorSettings
 
 _MANY = 5000  # train notes from which on a model of full size pays
 
@@ -48,7 +48,7 @@ class DualLaatRecipe(Recipe):
     """What a recipe of kind `dual_laat` may say."""
 
     kind: Literal["dual_laat"] = "dual_laat"
-    vectors: VectorSettings = VectorSettings()
+    vectors: WordVectorSettings = WordVectorSettings()
     model: DualLaatShape = DualLaatShape()
-    training: LoopSettings = LoopSettings()
+    training: TrainerSettings = TrainerSettings()
     two_stage: TwoStageSettings = TwoStageSettings()

@@ -22,7 +22,7 @@ from nosology.models.heads.heads_net import HeadNet
 from nosology.models.heads.heads_settings import HeadShape
 from nosology.models.neural import Calibrated, default_device, evaluating
 from nosology.models.occlusion import occlusion
-from nosology.training.platt import NOTHING, Platt
+from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
 
 _ROWS = 4096  # notes whose logits are computed at once
 
@@ -37,7 +37,7 @@ class Heads(Calibrated):
     identity: dict[str, Any]  # of the embedder: its vectors are what the head was trained on
     scaler: Scaler
     net: HeadNet
-    calibration: Platt = field(default_factory=Platt)
+    calibration: PlattScaling = field(default_factory=PlattScaling)
 
     kind: ClassVar[str] = "heads"
 
@@ -58,9 +58,9 @@ class Heads(Calibrated):
         return self.to_probabilities(self.logits(list(texts)))
 
     def logits(self, texts: Sequence[str]) -> np.ndarray:
-        """Logits (B, L) of notes; `NOTHING` throughout for a note without a word."""
+        """Logits (B, L) of notes; `EXCLUDED_LOGIT` throughout for a note without a word."""
         found = self.logits_of(self.embedder.embed(texts)) if len(texts) else np.empty((0, len(self.labels)), "f4")
-        found[[not text.strip() for text in texts]] = NOTHING
+        found[[not text.strip() for text in texts]] = EXCLUDED_LOGIT
         return found
 
     def logits_of(self, vectors: np.ndarray) -> np.ndarray:
@@ -108,6 +108,6 @@ class Heads(Calibrated):
             described["identity"],
             scaler,
             net.eval(),
-            Platt(**described["calibration"]),
+            PlattScaling(**described["calibration"]),
         )
         return model.to(device or default_device())

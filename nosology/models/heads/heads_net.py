@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nosology.models.heads.heads_settings import HeadShape
+from nosology.training.losses import focal_loss
 
 
 @dataclass(frozen=True)
@@ -116,16 +117,9 @@ def kept(x: Tensor, seed: Tensor, layer: int, dropout: float) -> Tensor:
 def hybrid_loss(logits: Tensor, targets: Tensor, shape: HeadShape, known: Tensor | None = None) -> Tensor:
     """bce x BCE + (1 - bce) x focal, the mean over notes and known codes; logits and targets: (B, L).
 
-    focal = -alpha (1 - p)^gamma y log p - (1 - alpha) p^gamma (1 - y) log(1 - p), paper 000's equation.
+    The focal loss is that of Xu and Dray (2025), see `focal_loss`.
     """
-    targets = targets.to(logits.dtype)
-    bce = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-    if shape.bce < 1:
-        wrong = (torch.sigmoid(logits) - targets).abs()  # 1 - p of the true answer
-        weight = shape.alpha * targets + (1 - shape.alpha) * (1 - targets)
-        cells = bce * (shape.bce + (1 - shape.bce) * weight * wrong**shape.gamma)
-    else:
-        cells = bce
+    cells = focal_loss(logits, targets.to(logits.dtype), shape.gamma, shape.alpha, shape.bce)
     if known is None:
         return cells.mean()
     return (cells * known).sum() / (len(cells) * known.sum().clamp(min=1))

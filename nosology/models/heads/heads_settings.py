@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from nosology.core.settings import Settings
 from nosology.encoders.embedder_settings import EmbedderSettings
-from nosology.training.settings import LoopSettings, Recipe
+from nosology.training.recipe_settings import Recipe, TrainerSettings
 
 WIDTHS = {"mlp": [896], "deep": [1024, 512, 512], "res": [1600, 384, 384]}  # within 6% of paper 000's Table 2
 
@@ -50,7 +50,7 @@ class HeadsRecipe(Recipe):
     embedder: EmbedderSettings = EmbedderSettings()
     vectors: CacheSettings = CacheSettings()
     model: HeadShape = HeadShape()
-    training: LoopSettings = LoopSettings(
+    training: TrainerSettings = TrainerSettings(
         epochs=20,
         batch=64,
         learning_rate=1e-3,

@@ -20,11 +20,9 @@ from nosology.models.heads.heads_model import Heads
 from nosology.models.heads.heads_net import HeadNet, VectorBatch
 from nosology.models.heads.heads_settings import HeadsRecipe
 from nosology.models.heads.vector_loop import draw_seed
-from nosology.training.examples import Examples, both
-from nosology.training.fingerprint import fingerprint
-from nosology.training.labels import label_space, of_systems
-from nosology.training.loop import Fitted, fit
-from nosology.training.run_folder import REFIT, VECTORS
+from nosology.training.examples import Examples, codes_in_systems, label_space, union
+from nosology.training.run_folder import REFIT, VECTORS, fingerprint
+from nosology.training.trainer import TrainingResult, TrainingRun, fit
 
 Trained = tuple[Heads, Decision, dict[str, Any]]
 
@@ -40,7 +38,7 @@ def train_heads(recipe: HeadsRecipe, train_notes: Examples, dev_notes: Examples,
     decision = Decision.tune(recipe.decision, model.labels, dev.codes, model.to_probabilities(logits))
     found = asdict(fitted) | {"dev_codes": int(gold.nnz), "shape": model.net.shape.model_dump()}
     if refit:
-        every = both(train_notes, dev_notes)
+        every = union(train_notes, dev_notes)
         leaving = recipe.training.model_copy(update={"stop_epoch": fitted.best_epoch})
         shorter = recipe.model_copy(update={"training": leaving})
         calibration = model.calibration
@@ -52,12 +50,12 @@ def train_heads(recipe: HeadsRecipe, train_notes: Examples, dev_notes: Examples,
 
 def _embedded(recipe: HeadsRecipe, embedder: Embedder, cache: EmbeddingCache, examples: Examples) -> CodedVectors:
     texts = progress(examples.texts(), "vectors", total=len(examples))
-    return CodedVectors(cache.vectors(texts, lambda: embedder), of_systems(recipe.labels, examples.codes))
+    return CodedVectors(cache.vectors(texts, lambda: embedder), codes_in_systems(recipe.labels, examples.codes))
 
 
 def _fitted(
     recipe: HeadsRecipe, embedder: Embedder, train: CodedVectors, dev: CodedVectors | None, folder: Path, told: str
-) -> tuple[Heads, Fitted]:
+) -> tuple[Heads, TrainingResult]:
     """The model of a recipe for these notes, trained."""
     labels = label_space(recipe.labels, train.codes)
     scaler = Moments.of(train.vectors).scaler()
@@ -76,16 +74,18 @@ def _fitted(
         return brief(labels, dev.codes, model.to_probabilities(model.logits_of(dev.vectors)))
 
     fitted = fit(
-        net,
-        recipe.training,
-        lengths=np.ones(len(notes), np.int64),
-        groups=np.zeros(len(notes), np.int64),
-        make_batch=make_batch,
-        prepare=prepare,
-        validate=validate if dev is not None else None,
-        folder=folder,
-        fingerprint=told,
-        seed=recipe.seed,
-        title=recipe.kind,
+        TrainingRun(
+            net,
+            recipe.training,
+            lengths=np.ones(len(notes), np.int64),
+            groups=np.zeros(len(notes), np.int64),
+            make_batch=make_batch,
+            prepare_step=prepare,
+            validate=validate if dev is not None else None,
+            run_folder=folder,
+            fingerprint=told,
+            seed=recipe.seed,
+            title=recipe.kind,
+        )
     )
     return model, fitted

@@ -1,7 +1,7 @@
 """The light loop over vectors that are in memory: what a hospital does in a round, and what heads need.
 
-It takes the same batches in the same order as `loop.fit` does (`Plan`) and the same learning rates (`Schedule`),
-without its files, threads and processes: a round lasts seconds and there are thousands of them.
+It uses the batches (`BatchPlan`) and learning rates (`LearningRateSchedule`) of `trainer.fit`, but no files, threads or
+processes: a federated round lasts seconds and there are thousands of them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from nosology.models.heads.heads_net import VectorBatch
-from nosology.training.batch_plan import Plan, seed_of
-from nosology.training.cuda_graphs import Repeated, adamw, set_rate, sgd
-from nosology.training.schedule import Schedule, resolve
-from nosology.training.settings import LoopSettings
+from nosology.training.batch_plan import BatchPlan, derive_seed
+from nosology.training.cuda_graphs import CudaGraphStep, adamw, set_learning_rate, sgd
+from nosology.training.recipe_settings import LearningRateSchedule, TrainerSettings, resolve_schedule
 
 Penalty = Callable[[nn.Module], Tensor]  # is added to the loss of every batch
 
@@ -43,12 +42,12 @@ class VectorNotes:
         return VectorBatch(self.vectors[rows], self.targets[rows], seed, self.known)
 
 
-def plan_of(notes: int, settings: LoopSettings, seed: int) -> Plan:
+def plan_of(notes: int, settings: TrainerSettings, seed: int) -> BatchPlan:
     """The batches of so many notes: all of one length, so shuffled and cut."""
-    return Plan(np.ones(notes, np.int64), np.zeros(notes, np.int64), settings.batch, 8 * settings.batch, seed)
+    return BatchPlan(np.ones(notes, np.int64), np.zeros(notes, np.int64), settings.batch, 8 * settings.batch, seed)
 
 
-def working_type(settings: LoopSettings) -> torch.dtype:
+def working_type(settings: TrainerSettings) -> torch.dtype:
     """The type of the numbers that are computed with."""
     return torch.float64 if settings.precision == "fp64" else torch.float32
 
@@ -60,10 +59,10 @@ def draw_seed(rng: np.random.Generator) -> int:
 
 def dropout_seed(seed: int, epoch: int, step: int) -> int:
     """The same for a step that is known by its numbers, as the feed of `loop.fit` makes its generator."""
-    return draw_seed(np.random.default_rng(seed_of("step", seed, epoch, step)))
+    return draw_seed(np.random.default_rng(derive_seed("step", seed, epoch, step)))
 
 
-def optimizer_of(net: nn.Module, settings: LoopSettings, plain: bool = False) -> torch.optim.Optimizer:
+def optimizer_of(net: nn.Module, settings: TrainerSettings, plain: bool = False) -> torch.optim.Optimizer:
     """The optimiser of a net's parameters: AdamW, or plain descent, which keeps nothing."""
     parameters = list(net.parameters())
     if plain:
@@ -74,7 +73,7 @@ def optimizer_of(net: nn.Module, settings: LoopSettings, plain: bool = False) ->
 def train_epochs(
     net: nn.Module,
     notes: VectorNotes,
-    settings: LoopSettings,
+    settings: TrainerSettings,
     epochs: range,
     *,
     seed: int,
@@ -88,7 +87,7 @@ def train_epochs(
     """
     device = notes.vectors.device
     plan = plan_of(len(notes), settings, seed)
-    schedule: Schedule = resolve(settings, len(plan))
+    schedule: LearningRateSchedule = resolve_schedule(settings, len(plan))
     optimizer = optimizer or optimizer_of(net, settings)
     total = torch.zeros((), device=device)
     net.train()
@@ -102,13 +101,13 @@ def train_epochs(
         optimizer.step()
         total.add_(loss.detach() * len(rows))
 
-    repeated = Repeated(step, len(plan) * len(epochs), device)
+    repeated = CudaGraphStep(step, len(plan) * len(epochs), device)
     for epoch in epochs:
         planned = plan.epoch(epoch)
         order = torch.from_numpy(planned.notes).to(device)
         seeds = torch.tensor([dropout_seed(seed, epoch, number) for number in range(len(plan))], device=device)
         for number in range(len(plan)):
-            set_rate(optimizer, settings.learning_rate * schedule.factor(epoch * len(plan) + number))
+            set_learning_rate(optimizer, settings.learning_rate * schedule.factor(epoch * len(plan) + number))
             first, last = planned.bounds[planned.order[number] : planned.order[number] + 2]
             repeated(order[first:last], seeds[number])
     return float(total) / max(1, len(notes) * len(epochs))

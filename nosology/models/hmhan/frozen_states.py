@@ -11,7 +11,7 @@ import torch
 from nosology.core.progress import progress
 from nosology.encoders.transformer import Windows
 from nosology.models.neural import by_length, default_device, evaluating
-from nosology.training.batch import rectangle
+from nosology.training.data_loader import pad_notes
 
 _TOKENS = {"cpu": 4_096, "cuda": 65_536}  # of a batch, pads included
 
@@ -37,6 +37,6 @@ def encoded(encoder: Windows, texts: list[np.ndarray]) -> Iterator[tuple[np.ndar
     batches = by_length(lengths, _TOKENS["cuda" if gpu else "cpu"], 256)
     with evaluating(encoder), torch.autocast(device.type, torch.bfloat16, enabled=gpu):
         for rows in progress(list(batches), "states", unit="batches"):
-            batch = rectangle([texts[row] for row in rows])
+            batch = pad_notes([texts[row] for row in rows])
             states = encoder(batch[0].to(device), batch[1]).half().cpu().numpy()
             yield rows, [states[i, : lengths[row]] for i, row in enumerate(rows)]

@@ -16,7 +16,7 @@ from nosology.models.hmhan.hmhan_net import HmhanNet
 from nosology.models.hmhan.hmhan_settings import HmhanRecipe
 from nosology.models.hmhan.report_batches import Reports
 from nosology.models.hmhan.word_scores import word_matrix
-from nosology.models.neural import NOTHING
+from nosology.models.neural import EXCLUDED_LOGIT
 
 _FLAT = 0.015  # of F1
 _SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # of what the net says beside words
@@ -40,14 +40,14 @@ def decided(
     versioned = label_versions(model.labels)
 
     def mixed(share: float) -> np.ndarray:
-        found = np.where(logits > NOTHING, wide + share * (logits - wide), NOTHING)
-        return mask_other_versions(found, held.versions, versioned, NOTHING)
+        found = np.where(logits > EXCLUDED_LOGIT, wide + share * (logits - wide), EXCLUDED_LOGIT)
+        return mask_other_versions(found, held.versions, versioned, EXCLUDED_LOGIT)
 
     def surprise(found: np.ndarray) -> np.ndarray:
         """The cross entropy (B,) of calibrated logits: less a matter of luck than an F1 on some hundred reports."""
         given = np.clip(model.calibrated(found, held.gold).calibration(found).astype(np.float64), 1e-7, 1 - 1e-7)
         true = held.gold.toarray().astype(bool)
-        return -np.where(found > NOTHING, np.where(true, np.log(given), np.log1p(-given)), 0).sum(1)
+        return -np.where(found > EXCLUDED_LOGIT, np.where(true, np.log(given), np.log1p(-given)), 0).sum(1)
 
     tried = {share: mixed(share) for share in (_SHARES if model.words else (1.0,))}
     share = largest_good({share: surprise(found) for share, found in tried.items()})

@@ -22,10 +22,10 @@ from nosology.models.hmhan.combinations import Combinations
 from nosology.models.hmhan.hmhan_net import HmhanNet, HmhanNets, ReportBatch, SyntheticBatch
 from nosology.models.hmhan.hmhan_settings import HmhanShape, LossSettings
 from nosology.models.hmhan.words import Words
-from nosology.models.neural import NOTHING, NeuralModel, by_length, by_word, evaluating
+from nosology.models.neural import EXCLUDED_LOGIT, NeuralModel, by_length, by_word, evaluating
 from nosology.models.spans import best_spans
 from nosology.text.tokens import tokenize
-from nosology.training.batch import Batch, padded, rectangle
+from nosology.training.data_loader import Batch, pad_notes, pad_rows
 
 _TOKENS = {"cpu": 4_096, "cuda": 65_536}  # of a batch, pads included; a CPU's cache holds no more
 _NOTES = 256
@@ -49,14 +49,14 @@ def report_batch(
 ) -> ReportBatch:
     """The batch of some reports, with what is asked about them; a plain Read has neither columns nor words."""
     reports = [read if isinstance(read, Report) else Report(read.ids, read.starts, read.ends, *_BARE) for read in reads]
-    tokens, lengths = rectangle([report.ids for report in reports])
+    tokens, lengths = pad_notes([report.ids for report in reports])
     wide = len(reports[0].columns)
     columns = (
         torch.from_numpy(np.concatenate([report.columns for report in reports]).reshape(-1, wide)) if wide else None
     )
     most = max(1, max(len(report.features) for report in reports))
-    features = padded([report.features for report in reports], most, 0, np.int64)
-    values = padded([report.values for report in reports], most, 0, np.float32)
+    features = pad_rows([report.features for report in reports], most, 0, np.int64)
+    values = pad_rows([report.values for report in reports], most, 0, np.float32)
     return ReportBatch(
         tokens, lengths, labels, targets, columns=columns, features=features, values=values, synthetic=synthetic
     )
@@ -101,7 +101,7 @@ class Hmhan(NeuralModel):
         return self.to_probabilities(self.logits_of([self.read(note.text, note.extra) for note in notes]))
 
     def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
-        """Probabilities (B, L) of logits (B, L), after what sets of codes say; 0 where there is `NOTHING`."""
+        """Probabilities (B, L) of logits (B, L), after what sets of codes say; 0 where there is `EXCLUDED_LOGIT`."""
         found = super().to_probabilities(logits)
         if self.combinations is None:
             return found
@@ -118,7 +118,7 @@ class Hmhan(NeuralModel):
         places: the reports' states, of a frozen encoder, which then need not be asked for them again.
         """
         wide = len(self.labels) if columns is None else len(columns)
-        found = np.full((len(reads), wide), NOTHING, dtype=np.float32)
+        found = np.full((len(reads), wide), EXCLUDED_LOGIT, dtype=np.float32)
         wanted = None if columns is None else torch.tensor(columns, dtype=torch.int64)
         lengths = np.array([len(read.ids) for read in reads], dtype=np.int64)
         gpu = self.device.type == "cuda"
@@ -137,7 +137,7 @@ class Hmhan(NeuralModel):
         if not len(read) or self.shape.attention != "hierarchical":
             return np.empty(0, np.int64), np.empty(0, np.int64), np.zeros((len(self.categories.names), 0), np.float32)
         with evaluating(self.net):
-            batch = Batch(*rectangle([read.ids])).to(self.device)
+            batch = Batch(*pad_notes([read.ids])).to(self.device)
             weights = self.net.category_attention(batch)[0, :, : len(read)].float().cpu().numpy()
         return by_word(read, weights)
 

@@ -25,8 +25,8 @@ from nosology.attention.hierarchical import ATTENTIONS
 from nosology.encoders.device_states import Gathered
 from nosology.encoders.transformer import Windows
 from nosology.models.hmhan.hmhan_settings import HmhanShape, LossSettings
-from nosology.training.batch import Batch, mask
-from nosology.training.losses import focal_cells, weighted_cells
+from nosology.training.data_loader import Batch, token_mask
+from nosology.training.losses import focal_loss, weighted_bce
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class HmhanNet(nn.Module):
             states = self.encoder(batch.tokens, batch.lengths)
         else:
             states = given.to(self.head.shared.dtype)
-        return self.dropout(states), mask(batch.lengths, states.shape[1], states.device)
+        return self.dropout(states), token_mask(batch.lengths, states.shape[1], states.device)
 
     def wide(self, batch: ReportBatch) -> Tensor:
         """What the words say (B, L); nothing (B, 1) where there is no lexical branch."""
@@ -189,10 +189,10 @@ class HmhanNet(nn.Module):
         told = self.loss
         cells = torch.zeros_like(logits)
         if told.focal:
-            cells = cells + told.focal * focal_cells(logits, targets, told.gamma, told.alpha)
+            cells = cells + told.focal * focal_loss(logits, targets, told.gamma, told.alpha)
         if told.bce:
             weights = self.weights if labels is None else self.weights[labels]
-            cells = cells + told.bce * weighted_cells(logits, targets, weights)
+            cells = cells + told.bce * weighted_bce(logits, targets, weights)
         return cells
 
 

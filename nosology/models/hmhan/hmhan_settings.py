@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from nosology.core.settings import Settings
-from nosology.training.settings import LoopSettings, Recipe
+from nosology.training.recipe_settings import Recipe, TrainerSettings
 
 _SMALL = 400_000  # pieces of all train reports up to which an encoder is fine-tuned where nobody says otherwise
 
@@ -115,6 +115,6 @@ class HmhanRecipe(Recipe):
     smote: SmoteSettings = SmoteSettings()
     states: StateSettings = StateSettings()
     combinations: CombinationSettings = CombinationSettings()
-    training: LoopSettings = LoopSettings(
+    training: TrainerSettings = TrainerSettings(
         epochs=30, batch=32, learning_rate=5e-5, weight_decay=1e-4, patience=5, monitor="micro_f1"
     )

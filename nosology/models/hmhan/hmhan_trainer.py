@@ -39,14 +39,11 @@ from nosology.models.hmhan.mlsmote import Synthetic, mlsmote
 from nosology.models.hmhan.report_batches import Batches, Reports, parts_of
 from nosology.models.hmhan.word_scores import WordScores, fit_word_scores
 from nosology.models.hmhan.words import Words
-from nosology.models.neural import NOTHING
-from nosology.training.devices import launch
-from nosology.training.examples import Examples, both
-from nosology.training.fingerprint import fingerprint
-from nosology.training.labels import label_space, of_systems
-from nosology.training.loop import Fitted, Paced, fit
+from nosology.models.neural import EXCLUDED_LOGIT
+from nosology.training.examples import Examples, codes_in_systems, label_space, union
 from nosology.training.losses import class_weights
-from nosology.training.run_folder import REFIT, STATES
+from nosology.training.run_folder import REFIT, STATES, fingerprint
+from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit, launch_fabric
 
 Trained = tuple[Hmhan, Decision, dict[str, Any]]
 
@@ -67,7 +64,7 @@ class Course:
     @staticmethod
     def of(recipe: HmhanRecipe, notes: list[Note], folder: Path, told: str) -> Course:
         """The course of some train notes."""
-        labels = label_space(recipe.labels, of_systems(recipe.labels, [note.codes for note in notes]))
+        labels = label_space(recipe.labels, codes_in_systems(recipe.labels, [note.codes for note in notes]))
         reader, encoder = _pretrained(recipe)
         columns = Columns.fit((note.extra for note in notes), recipe.columns.numbers, recipe.columns.choices)
         told_words, words = recipe.words, None
@@ -142,12 +139,12 @@ class Course:
 
     def member(
         self, number: int, rows: np.ndarray, dev: Reports | None, folder: Path, epochs: int = 0
-    ) -> tuple[HmhanNet, Fitted]:
+    ) -> tuple[HmhanNet, TrainingResult]:
         """A net trained on some rows of the train reports; epochs: leave after so many, 0: after all or by dev."""
         recipe, seed = self.recipe, self.recipe.seed + 1000 * number
         net = self.net(rows, seed)
         settings = recipe.training.model_copy(update={"stop_epoch": epochs}) if epochs else recipe.training
-        fabric = launch(settings)
+        fabric = launch_fabric(settings)
         batches = Batches(
             self.train,
             rows,
@@ -158,19 +155,21 @@ class Course:
         single = replace(self.model, net=HmhanNets([net]))
         seen = None if dev is None or self.places is None else self.states(dev)
         fitted = fit(
-            net,
-            settings,
-            lengths=np.array([max(1, len(self.train.reports[row])) for row in rows]),
-            groups=self.train.versions[rows],
-            make_batch=batches.make,
-            validate=(lambda _: measured(single, dev, seen)) if dev is not None else None,
-            parts=paced(net, recipe),
-            repeated=self.places is not None,
-            folder=folder,
-            fingerprint=f"{self.told} {number} {hashlib.sha256(rows.tobytes()).hexdigest()}",
-            seed=seed,
-            fabric=fabric,
-            title=f"hmhan, {number + 1} of {self.model.shape.ensemble_size}",
+            TrainingRun(
+                net,
+                settings,
+                lengths=np.array([max(1, len(self.train.reports[row])) for row in rows]),
+                groups=self.train.versions[rows],
+                make_batch=batches.make,
+                validate=(lambda _: measured(single, dev, seen)) if dev is not None else None,
+                parameter_groups=parameter_groups(net, recipe),
+                use_cuda_graphs=self.places is not None,
+                run_folder=folder,
+                fingerprint=f"{self.told} {number} {hashlib.sha256(rows.tobytes()).hexdigest()}",
+                seed=seed,
+                fabric=fabric,
+                title=f"hmhan, {number + 1} of {self.model.shape.ensemble_size}",
+            )
         )
         return net, fitted
 
@@ -200,7 +199,7 @@ class Course:
 
 def train_hmhan(recipe: HmhanRecipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path) -> Trained:
     """The coder of a recipe; `folder` keeps checkpoints and states, from which a stopped run goes on."""
-    every = both(train_notes, dev_notes)
+    every = union(train_notes, dev_notes)
     if refit and recipe.model.ensemble_size > 1:
         course = Course.of(recipe, list(every.notes()), folder, fingerprint(recipe, every))
         if recipe.model.ensemble_size <= len(set(course.train.groups)):
@@ -233,7 +232,7 @@ def cross_fitted(course: Course) -> Trained:
     """The coder whose members have each left a part of the reports out, tuned on these parts."""
     recipe, model, train = course.recipe, course.model, course.train
     part = parts_of(train, recipe.model.ensemble_size, recipe.seed)
-    held = np.full((len(train), len(model.labels)), NOTHING, dtype=np.float32)
+    held = np.full((len(train), len(model.labels)), EXCLUDED_LOGIT, dtype=np.float32)
     wide = np.zeros_like(held) if course.scores is None else course.scores.held
     nets, fits = [], []
     for number in range(recipe.model.ensemble_size):
@@ -244,7 +243,7 @@ def cross_fitted(course: Course) -> Trained:
         said = single.logits_of(
             some
         )  # beside words that have seen these reports: what they say held out goes in their place
-        held[rows] = np.where(said > NOTHING, said - word_logits(net, some) + wide[rows], NOTHING)
+        held[rows] = np.where(said > EXCLUDED_LOGIT, said - word_logits(net, some) + wide[rows], EXCLUDED_LOGIT)
         nets.append(net)
         fits.append(fitted)
     model.net = HmhanNets(nets)
@@ -260,11 +259,11 @@ def measured(model: Hmhan, dev: Reports, places: Places | None = None) -> dict[s
     return brief(model.labels, dev.codes, probabilities)
 
 
-def paced(net: HmhanNet, recipe: HmhanRecipe) -> list[Paced]:
+def parameter_groups(net: HmhanNet, recipe: HmhanRecipe) -> list[ParameterGroup]:
     """The parts of a net with their paces: head and attention, and the encoder's layers, the last the fastest."""
     encoder = {id(parameter) for parameter in net.encoder.parameters()}
     rest = [p for n, p in net.named_parameters() if id(p) not in encoder]
-    found = [Paced(rest)]
+    found = [ParameterGroup(rest)]
     if any(parameter.requires_grad for parameter in net.encoder.parameters()):
         rate = recipe.model.encoder_rate
         learned = recipe.model.learned_layers
@@ -273,7 +272,7 @@ def paced(net: HmhanNet, recipe: HmhanRecipe) -> list[Paced]:
                 for parameter in layer:
                     parameter.requires_grad_(False)
             else:
-                found.append(Paced(layer, rate / recipe.model.fall**below))
+                found.append(ParameterGroup(layer, rate / recipe.model.fall**below))
     return found
 
 
@@ -294,7 +293,7 @@ def _pretrained(recipe: HmhanRecipe) -> tuple[ReportReader, Windows]:
     return ReportReader(reader.tokenizer_json, told.max_tokens, told.negation, told.cleaning), encoder
 
 
-def _found(course: Course, fits: list[Fitted], held: Reports) -> dict[str, Any]:
+def _found(course: Course, fits: list[TrainingResult], held: Reports) -> dict[str, Any]:
     """What the training has found out, for the bundle's provenance."""
     shape = course.model.shape.model_dump(mode="json")
     share = float(course.model.net.nets[0].share)  # of what the net adds to what words say

@@ -21,7 +21,7 @@ from nosology.models.hmhan.hmhan_model import Hmhan, Report, report_batch
 from nosology.models.hmhan.hmhan_net import ReportBatch, SyntheticBatch
 from nosology.models.hmhan.hmhan_settings import HmhanRecipe
 from nosology.models.hmhan.mlsmote import Synthetic
-from nosology.training.labels import of_labels
+from nosology.training.examples import codes_in_labels
 
 _WIDTHS = 64  # a GPU is given widths that are multiples of it: it repeats the step of a width that it has seen
 
@@ -39,7 +39,7 @@ class Reports:
     @staticmethod
     def of(notes: list[Note], recipe: HmhanRecipe, model: Hmhan) -> Reports:
         """The notes as the model reads them."""
-        codes = of_labels(recipe.labels, model.labels, [note.codes for note in notes])
+        codes = codes_in_labels(recipe.labels, model.labels, [note.codes for note in notes])
         reports = [model.read(note.text, note.extra) for note in progress(notes, "reading", total=len(notes))]
         found = note_versions([note.codes for note in notes])
         together = kept_together(notes)

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import sparse
 
 from nosology.models.hmhan.hmhan_model import Report
-from nosology.training.score_calibration import Calibration
+from nosology.training.calibration import ScoreCalibration
 
 _UNSEEN = -1.0  # the score of a code that none of the reports of a fit have: what a machine says of a sure no
 
@@ -54,7 +54,7 @@ def fit_word_scores(
     held = every[chosen]
     weights, bias = _machines(x, whole, chosen)
     notes = np.maximum(dense.sum(0), 1)
-    curve = Calibration.fit(held, gold, notes)
+    curve = ScoreCalibration.fit(held, gold, notes)
     slope, shift = curve.score + curve.both * np.log(notes), curve.intercept + curve.log_notes * np.log(notes)
     slope = np.maximum(slope, 0.1)  # a higher score is never a lower logit
     return WordScores(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from nosology.core.settings import Settings
-from nosology.training.settings import Recipe
+from nosology.training.recipe_settings import Recipe
 
 CORPUS = "corpus"  # what training finds out from the codes of its notes
 

@@ -35,7 +35,7 @@ from nosology.models.lexicon.mention_features import Priors, Table, mention_tabl
 from nosology.models.lexicon.mentions import NoteMentions, find_mentions
 from nosology.models.lexicon.trees import Trees, Weigher
 from nosology.text.context import CATEGORIES
-from nosology.training.examples import Examples, both
+from nosology.training.examples import Examples, union
 
 _MOST_NOTES = 4000  # that the weighers learn from; phrases are learned from all
 _LEAST_MENTIONS = 20  # in a context, to learn what it is worth
@@ -47,7 +47,7 @@ def train_lexicon(
 ) -> tuple[Lexicon, Decision, dict[str, Any]]:
     """The adapted lexicon, its threshold, and what was found; with `refit` dev notes are learned from like train."""
     _check(recipe)
-    notes = list((both(train_notes, dev_notes) if refit else train_notes).notes())
+    notes = list((union(train_notes, dev_notes) if refit else train_notes).notes())
     recipe = recipe.model_copy(update={"codes": edition(recipe.codes, notes)})
     systems = recipe.labels.systems or sorted({code.system for note in notes for code in note.codes})
     work = _Work(recipe, systems, Terms.open(recipe.codes.release, seventh=recipe.codes.seventh))

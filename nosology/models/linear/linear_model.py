@@ -20,8 +20,8 @@ from nosology.core.progress import progress
 from nosology.core.settings import Settings
 from nosology.models.linear.tfidf import Tfidf, TfidfSettings
 from nosology.models.spans import best_spans
-from nosology.training.score_calibration import Calibration
-from nosology.training.settings import Recipe
+from nosology.training.calibration import ScoreCalibration
+from nosology.training.recipe_settings import Recipe
 
 _PART = 32  # codes that a process takes at a time
 _WORTH_PROCESSES = 50_000_000  # codes x stored values; below this, starting processes costs more than it saves
@@ -57,7 +57,7 @@ class Linear:
     tfidf: Tfidf
     weights: sparse.csr_matrix  # (features, L)
     bias: np.ndarray  # (L,)
-    calibration: Calibration | None = None
+    calibration: ScoreCalibration | None = None
 
     kind = "linear"
 
@@ -131,12 +131,12 @@ class Linear:
         weights = sparse.csr_matrix(
             tuple(arrays[f"weights.{part}"] for part in ("data", "indices", "indptr")), shape=(len(tfidf), len(labels))
         )
-        calibration = Calibration(**described["calibration"]) if described["calibration"] else None
+        calibration = ScoreCalibration(**described["calibration"]) if described["calibration"] else None
         return cls(labels, arrays["notes"], tfidf, weights, arrays["bias"], calibration)
 
     def calibrated(self, vectors: sparse.csr_matrix, gold: sparse.csr_matrix) -> Linear:
         """This model with its calibration fitted on notes that it was not trained on; gold: 0/1 (B, L)."""
-        return replace(self, calibration=Calibration.fit(self.scores(vectors), gold, self.notes))
+        return replace(self, calibration=ScoreCalibration.fit(self.scores(vectors), gold, self.notes))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class LanguageModel(nn.Module):
 
     def forward(self, batch) -> Tensor:
         """The mean cross entropy of the next words of a StreamBatch; a text's end is not asked for."""
-        states, after = self.encoder(batch.tokens, None if batch.first else self._state())
+        states, after = self.encoder(batch.tokens, None if batch.is_first else self._state())
         self._keep(after)
         states = locked(states, self.encoder.drop.output, self.training).flatten(0, 1)
         with torch.autocast(states.device.type, enabled=False):

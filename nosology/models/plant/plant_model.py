@@ -15,7 +15,7 @@ from nosology.models.neural import NeuralModel
 from nosology.models.plant.plant_net import PlantNet
 from nosology.models.plant.plant_settings import PlantShape, RankerSettings
 from nosology.models.plant.relevance import Relevance
-from nosology.training.batch import Batch
+from nosology.training.data_loader import Batch
 
 _RELEVANCE = "relevance."
 

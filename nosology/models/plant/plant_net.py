@@ -16,7 +16,7 @@ from nosology.encoders.awd_lstm import AwdLstm, Dropouts, locked
 from nosology.models.plant.note_states import NoteStates
 from nosology.models.plant.plant_settings import PlantShape, RankerSettings
 from nosology.models.plant.relevance import Relevance
-from nosology.training.batch import Batch, mask
+from nosology.training.data_loader import Batch, token_mask
 
 _OWN = 0.3  # deviation of words' own vectors at the beginning
 _LONG = 2048  # tokens of a note, where `chunk` says how many are learned from at once
@@ -121,7 +121,7 @@ class PlantNet(nn.Module):
         """The mean binary cross entropy over the batch's notes x labels."""
         tokens = self._turned(batch.tokens, batch.lengths)
         states = locked(self._states(tokens, batch), self.encoder.drop.output, self.training)
-        inside = mask(batch.lengths, tokens.shape[1], tokens.device)
+        inside = token_mask(batch.lengths, tokens.shape[1], tokens.device)
         labels = self._some(batch.labels)
         planted, places = self._planted(tokens, labels)
         return planted_loss(
@@ -171,7 +171,7 @@ class PlantNet(nn.Module):
         for first in range(0, tokens.shape[1], window):
             part = tokens[:, first : first + window]
             states, state = self.encoder(part, state)
-            inside = mask(batch.lengths - first, part.shape[1], part.device)
+            inside = token_mask(batch.lengths - first, part.shape[1], part.device)
             for number, labels in enumerate(parts):
                 planted, places = self._planted(part, labels)
                 seen[number] = read(states, inside, places, decoders[number], planted, seen[number])
@@ -182,7 +182,7 @@ class PlantNet(nn.Module):
         """The weights (B, L, T) of each label over the tokens: learned, static and planted, made to sum to 1."""
         tokens = self._turned(batch.tokens, batch.lengths)
         states, _ = self.encoder(tokens)
-        inside = mask(batch.lengths, tokens.shape[1], tokens.device)[:, None]
+        inside = token_mask(batch.lengths, tokens.shape[1], tokens.device)[:, None]
         decoder, (planted, places) = self._decoder(batch.labels), self._planted(tokens, batch.labels)
         scores = torch.einsum("btd,ld->blt", states, decoder.queries).float()
         weights = torch.softmax(scores.masked_fill(~inside, -torch.inf), dim=2).nan_to_num()

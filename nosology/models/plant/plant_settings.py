@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from nosology.core.settings import Settings
-from nosology.training.settings import LoopSettings, Recipe
+from nosology.training.recipe_settings import Recipe, TrainerSettings
 
 
 class DropSettings(Settings):
@@ -37,7 +37,7 @@ class LanguageSettings(Settings):
     backward_weights: str = ""  # of a model that reads from the end; empty: that direction begins with the same file
     drop: DropSettings = DropSettings(embedding=0.02, input=0.25, weight=0.2, hidden=0.15)
     window: int = Field(80, ge=2)  # words that are learned from at once
-    training: LoopSettings = LoopSettings(
+    training: TrainerSettings = TrainerSettings(
         epochs=20,
         batch=384,
         learning_rate=1e-3,
@@ -127,4 +127,4 @@ class PlantRecipe(Recipe):
     ranker: RankerSettings = RankerSettings()
     model: PlantShape = PlantShape()
     rates: RateSettings = RateSettings()
-    training: LoopSettings = LoopSettings(epochs=15, batch=16, weight_decay=0.01, beta=0.99, schedule="cosine")
+    training: TrainerSettings = TrainerSettings(epochs=15, batch=16, weight_decay=0.01, beta=0.99, schedule="cosine")

@@ -23,7 +23,7 @@ from nosology.core.progress import progress
 from nosology.encoders.awd_lstm import AwdLstm, Dropouts
 from nosology.encoders.vocabulary import SPECIALS, Vocabulary, WordReader
 from nosology.evaluation.decision import Decision
-from nosology.models.neural import NOTHING
+from nosology.models.neural import EXCLUDED_LOGIT
 from nosology.models.neural_trainer import Asked, Notes, fit_labels
 from nosology.models.plant.language_model import LanguageModel
 from nosology.models.plant.plant_model import Plant, PlantNets, backwards
@@ -33,12 +33,11 @@ from nosology.models.plant.ranker import train_ranker
 from nosology.models.plant.relevance import Relevance
 from nosology.models.plant.stages import Stages, file_hash
 from nosology.models.published import load_language_model
-from nosology.training.examples import Examples, both
-from nosology.training.fingerprint import fingerprint
-from nosology.training.labels import label_space, of_systems
-from nosology.training.language_stream import Streams
-from nosology.training.loop import Fitted, Paced, fit
-from nosology.training.run_folder import REFIT
+from nosology.training.batch_plan import StreamPlan
+from nosology.training.data_loader import TextStreams
+from nosology.training.examples import Examples, codes_in_systems, label_space, union
+from nosology.training.run_folder import REFIT, fingerprint
+from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit
 
 WORDS = "language_words.txt"  # of a language model, one a line, in the order of its vectors
 NEVER = 1 << 60  # the epoch with which a part begins that does not learn
@@ -71,7 +70,7 @@ class Chain:
         """
         labels = LabelSpace([])
         if coded:
-            labels = label_space(recipe.labels, of_systems(recipe.labels, examples.codes))
+            labels = label_space(recipe.labels, codes_in_systems(recipe.labels, examples.codes))
         texts = progress(examples.texts(), "counting words", total=len(examples))
         vocabulary = Vocabulary.build(texts, recipe.words.min_notes, most=recipe.words.max_words)
         reader = WordReader(vocabulary, recipe.model.max_words)
@@ -91,19 +90,21 @@ class Chain:
             if weights := _published(settings, backward):
                 load_language_model(encoder, self.reader.vocabulary, Path(weights), Path(settings.words))
             texts = [read.ids for read in self.notes.reads if len(read.ids)]
-            plan = Streams.plan_of(texts, settings.training.batch, settings.window, recipe.seed)
-            streams, net = Streams(texts, plan, backward), LanguageModel(encoder, plan.streams)
+            plan = StreamPlan.of(texts, settings.training.batch, settings.window, recipe.seed)
+            streams, net = TextStreams(texts, plan, backward), LanguageModel(encoder, plan.streams)
             fit(
-                net,
-                settings.training,
-                lengths=plan.lengths,
-                groups=plan.groups,
-                plan=plan,
-                make_batch=lambda rows, _: streams.batch(rows),
-                folder=self.stages.folder / f"language_{name}",
-                fingerprint=told,
-                seed=recipe.seed,
-                title=f"language model, {name}",
+                TrainingRun(
+                    net,
+                    settings.training,
+                    lengths=plan.lengths,
+                    groups=plan.groups,
+                    plan=plan,
+                    make_batch=lambda rows, _: streams.batch(rows),
+                    run_folder=self.stages.folder / f"language_{name}",
+                    fingerprint=told,
+                    seed=recipe.seed,
+                    title=f"language model, {name}",
+                )
             )
             with atomic_file(self.stages.folder / WORDS) as aside:  # for a `language.words` of other notes
                 lines = "".join(f"{word}\n" for word in ("xxpad", "xxunk", *self.reader.vocabulary.words))
@@ -228,13 +229,13 @@ def train_plant(
     dev = Notes.of(dev_notes, recipe.labels, chain.reader, chain.labels)
     told = _told(recipe, train_notes, dev_notes)
     model, fitted = _classifiers(chain, dev, told, {})
-    logits = mask_other_versions(model.logits_of(dev.reads), dev.versions, label_versions(chain.labels), NOTHING)
+    logits = mask_other_versions(model.logits_of(dev.reads), dev.versions, label_versions(chain.labels), EXCLUDED_LOGIT)
     model = model.calibrated(logits, dev.gold)
     decision = Decision.tune(recipe.decision, chain.labels, dev.codes, model.to_probabilities(logits))
     found = {name: asdict(fit) for name, fit in fitted.items()}
     found |= {"dev_codes": int(dev.gold.nnz), "shape": model.shape.model_dump()}
     if refit:
-        calibration, every = model.calibration, both(train_notes, dev_notes)
+        calibration, every = model.calibration, union(train_notes, dev_notes)
         chain = Chain.of(recipe, every, folder / REFIT)
         model, _ = _classifiers(chain, None, _told(recipe, every), fitted)
         model.calibration = calibration
@@ -243,7 +244,7 @@ def train_plant(
 
 def train_classifiers(
     recipe: PlantRecipe, train_notes: Examples, dev_notes: Examples, folder: Path
-) -> dict[str, Fitted]:
+) -> dict[str, TrainingResult]:
     """How the classifier of each direction went; `train_plant` finds them in the folder."""
     chain = Chain.of(recipe, train_notes, folder)
     dev = Notes.of(dev_notes, recipe.labels, chain.reader, chain.labels)
@@ -260,8 +261,8 @@ def _told(recipe: PlantRecipe, *examples: Examples) -> str:
 
 
 def _classifiers(
-    chain: Chain, dev: Notes | None, told: str, before: dict[str, Fitted]
-) -> tuple[Plant, dict[str, Fitted]]:
+    chain: Chain, dev: Notes | None, told: str, before: dict[str, TrainingResult]
+) -> tuple[Plant, dict[str, TrainingResult]]:
     """The coder with all its directions trained; before: how each went before, where it is trained anew."""
     recipe, fitted = chain.recipe, {}
     counts = np.asarray(chain.notes.gold.sum(0)).ravel().astype(np.int64)
@@ -282,7 +283,7 @@ def _classifiers(
             dev,
             chain.folder / f"classifier_{name}",
             f"{told} {name}",
-            parts=paced(net, recipe.rates),
+            parameter_groups=parameter_groups(net, recipe.rates),
             title=f"plant, {name}",
         )
         net.cache.clear()
@@ -290,7 +291,7 @@ def _classifiers(
     return model, fitted
 
 
-def paced(net: PlantNet, rates: RateSettings) -> list[Paced]:
+def parameter_groups(net: PlantNet, rates: RateSettings) -> list[ParameterGroup]:
     """The parts of a net, the last first, each with its pace and the epoch it begins with."""
     found, below = [], 0
     for number, (name, parameters) in enumerate(net.groups()):
@@ -298,5 +299,5 @@ def paced(net: PlantNet, rates: RateSettings) -> list[Paced]:
         if name == "encoder":
             rate, below = rate / rates.fall**below, below + 1
         begins = number if rates.gradual else 0
-        found.append(Paced(parameters, rate, begins if rate else NEVER))
+        found.append(ParameterGroup(parameters, rate, begins if rate else NEVER))
     return found

@@ -14,8 +14,8 @@ from nosology.models.plant.lambda_rank import lambda_loss, ndcg
 from nosology.models.plant.plant_net import Ranker
 from nosology.models.plant.plant_settings import RankerSettings
 from nosology.models.plant.relevance import Relevance
-from nosology.training.loop import Paced, fit
-from nosology.training.settings import LoopSettings
+from nosology.training.recipe_settings import TrainerSettings
+from nosology.training.trainer import ParameterGroup, TrainingRun, fit
 
 
 @dataclass(frozen=True)
@@ -78,20 +78,22 @@ def train_ranker(
     if told and settings.epochs:
         asked = np.tile(told, passes(settings, len(told)))  # the labels of an epoch
         fit(
-            net,
-            _loop(settings),
-            lengths=np.ones(len(asked), np.int64),
-            groups=np.zeros(len(asked), np.int64),
-            prepare=lambda rows, rng: draw_lists(relevance, asked[rows], settings, len(vectors), rng),
-            make_batch=_some,
-            folder=folder,
-            fingerprint=fingerprint,
-            seed=seed,
-            title="ranker",
-            parts=[
-                Paced([ranker.labels, ranker.words], settings.vectors),
-                Paced([ranker.weights, *ranker.of_label.parameters(), *ranker.of_word.parameters()]),
-            ],
+            TrainingRun(
+                net,
+                _loop(settings),
+                lengths=np.ones(len(asked), np.int64),
+                groups=np.zeros(len(asked), np.int64),
+                prepare_step=lambda rows, rng: draw_lists(relevance, asked[rows], settings, len(vectors), rng),
+                make_batch=_some,
+                run_folder=folder,
+                fingerprint=fingerprint,
+                seed=seed,
+                title="ranker",
+                parameter_groups=[
+                    ParameterGroup([ranker.labels, ranker.words], settings.vectors),
+                    ParameterGroup([ranker.weights, *ranker.of_label.parameters(), *ranker.of_word.parameters()]),
+                ],
+            )
         )
     return _measured(net.cpu(), relevance, told, settings)
 
@@ -101,8 +103,8 @@ def passes(settings: RankerSettings, labels: int) -> int:
     return max(1, -(-settings.steps * settings.batch // (settings.epochs * labels)))
 
 
-def _loop(settings: RankerSettings) -> LoopSettings:
-    return LoopSettings(
+def _loop(settings: RankerSettings) -> TrainerSettings:
+    return TrainerSettings(
         epochs=settings.epochs,
         batch=settings.batch,
         learning_rate=settings.learning_rate,

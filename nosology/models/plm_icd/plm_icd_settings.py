@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from nosology.core.settings import Settings
-from nosology.training.settings import LoopSettings, Recipe
+from nosology.training.recipe_settings import Recipe, TrainerSettings
 
 
 class PlmIcdShape(Settings):
@@ -34,4 +34,4 @@ class PlmIcdRecipe(Recipe):
 
     kind: Literal["plm_icd"] = "plm_icd"
     model: PlmIcdShape = PlmIcdShape()
-    training: LoopSettings = LoopSettings(learning_rate=5e-5, batch=16)
+    training: TrainerSettings = TrainerSettings(learning_rate=5e-5, batch=16)

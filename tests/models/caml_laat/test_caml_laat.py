@@ -10,7 +10,7 @@ from nosology.encoders.transformer import pretrained
 from nosology.models.caml_laat.caml_laat_model import CamlNet, LaatNet, PlmIcdNet
 from nosology.models.caml_laat.caml_laat_settings import CamlShape, LaatShape
 from nosology.models.plm_icd.plm_icd_settings import PlmIcdShape
-from nosology.training.batch import PAD, Batch, rectangle
+from nosology.training.data_loader import PAD, Batch, pad_notes
 from tests.encoders.tiny import tiny_bert
 
 NOTES = [np.array([2, 5, 3, 4, 2], np.int32), np.array([7, 6], np.int32)]
@@ -27,7 +27,7 @@ def test_caml_is_its_equations():
     with torch.no_grad():
         for weight in net.parameters():
             weight.copy_(torch.randn_like(weight))
-        found = net.logits(Batch(*rectangle(NOTES))).numpy()
+        found = net.logits(Batch(*pad_notes(NOTES))).numpy()
     get = {name: weight.detach().numpy() for name, weight in net.named_parameters()}
     for row, note in enumerate(NOTES):
         x = np.pad(get["embedding.weight"][note], ((1, 1), (0, 0)))
@@ -47,7 +47,7 @@ def test_laat_is_its_equations():
     with torch.no_grad():
         for weight in net.parameters():
             weight.copy_(torch.randn_like(weight))
-        found = net.logits(Batch(*rectangle(NOTES))).numpy()
+        found = net.logits(Batch(*pad_notes(NOTES))).numpy()
         for row, note in enumerate(NOTES):
             x = net.embedding(torch.from_numpy(note.astype(np.int64)))
             states = net.encoder.cell(x[None])[0][0].numpy()
@@ -76,7 +76,7 @@ def test_plm_icd_learns_its_encoder_unless_it_is_frozen(tmp_path, frozen):
     assert net.learned.queries.shape == (3, encoder.width)
     net.train()
     ids = reader.read("chronic low back pain, heart failure and pneumonia").ids
-    net(Batch(*rectangle([ids]), targets=torch.ones(1, 3))).backward()
+    net(Batch(*pad_notes([ids]), targets=torch.ones(1, 3))).backward()
     assert all((weight.grad is None) == frozen for weight in encoder.parameters())
     assert all(weight.grad is not None for weight in net.learned.parameters())
 
@@ -88,7 +88,7 @@ def test_word_vectors_are_taken_over_and_the_pad_stays_zero(net_type, shape):
     vectors = torch.randn(9, 5, generator=torch.Generator().manual_seed(1))
     net = net_type(shape, 9, 5, 2, vectors)
     assert torch.equal(net.embedding.weight[1:], vectors[1:]) and not net.embedding.weight[PAD].any()
-    net(Batch(*rectangle(NOTES), targets=torch.ones(2, 2))).backward()
+    net(Batch(*pad_notes(NOTES), targets=torch.ones(2, 2))).backward()
     torch.optim.AdamW(net.parameters(), lr=0.1).step()
     assert not net.embedding.weight[PAD].any()
 
@@ -109,7 +109,7 @@ def test_a_net_learns_which_word_stands_for_which_code(kind):
     def made(n: int) -> Batch:
         notes, targets = rng.integers(6, 40, size=(n, 20)), rng.integers(0, 4, size=n)
         notes[np.arange(n), rng.integers(0, 20, size=n)] = 2 + targets
-        return Batch(*rectangle(list(notes)), targets=torch.eye(4)[torch.from_numpy(targets)])
+        return Batch(*pad_notes(list(notes)), targets=torch.eye(4)[torch.from_numpy(targets)])
 
     for _ in range(60):
         optimiser.zero_grad()

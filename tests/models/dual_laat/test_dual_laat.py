@@ -20,9 +20,9 @@ from nosology.models.dual_laat.dual_laat_model import DualLaat
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
 from nosology.models.dual_laat.proposer import Proposer
-from nosology.models.neural import NOTHING
+from nosology.models.neural import EXCLUDED_LOGIT
 from nosology.text.tokens import words_of
-from nosology.training.batch import Batch, rectangle
+from nosology.training.data_loader import Batch, pad_notes
 
 DESCRIBED = {
     "E10.9": "Type 1 diabetes mellitus without complications",
@@ -77,7 +77,7 @@ def test_as_many_parameters_as_in_the_paper(encoder, width, size):
 @given(ENCODERS, LENGTHS, st.integers(0, 99), st.integers(1, 90))
 def test_pads_never_change_a_score_or_a_weight(encoder, lengths, seed, pads):
     net = CODERS[encoder].net
-    tokens, sizes = rectangle(notes_of(lengths, seed))
+    tokens, sizes = pad_notes(notes_of(lengths, seed))
     wider = Batch(torch.nn.functional.pad(tokens, (0, pads)), sizes)
     before, after = net.logits(Batch(tokens, sizes)), net.logits(wider)
     assert close(after, before, before)
@@ -91,16 +91,16 @@ def test_pads_never_change_a_score_or_a_weight(encoder, lengths, seed, pads):
 def test_batch_mates_never_change_a_score(encoder, lengths, seed):
     net = CODERS[encoder].net
     notes = notes_of(lengths, seed)
-    together = net.logits(Batch(*rectangle(notes)))
+    together = net.logits(Batch(*pad_notes(notes)))
     for row, note in zip(together, notes):
-        assert close(net.logits(Batch(*rectangle([note])))[0], row, together)
+        assert close(net.logits(Batch(*pad_notes([note])))[0], row, together)
 
 
 @QUICK
 @given(ENCODERS, st.lists(st.integers(0, 4), min_size=1, max_size=9), st.integers(0, 99))
 def test_other_labels_never_change_a_score(encoder, columns, seed):
     net = CODERS[encoder].net
-    notes = Batch(*rectangle(notes_of([7, 0, 30], seed)))
+    notes = Batch(*pad_notes(notes_of([7, 0, 30], seed)))
     every = net.logits(notes)
     some = net.logits(Batch(notes.tokens, notes.lengths, torch.tensor(columns)))
     assert close(some, every[:, columns], every)
@@ -109,7 +109,7 @@ def test_other_labels_never_change_a_score(encoder, columns, seed):
 @pytest.mark.parametrize("encoder", CODERS)
 def test_loss_is_the_cross_entropy_of_the_logits_and_reaches_every_weight(encoder):
     net = coder(encoder).net
-    tokens, sizes = rectangle(notes_of([9, 0, 30, 3], 1))
+    tokens, sizes = pad_notes(notes_of([9, 0, 30, 3], 1))
     labels, targets = torch.tensor([4, 0, 1]), torch.eye(4)[:, :3]
     batch = Batch(tokens, sizes, labels, targets)
     loss = net(batch)
@@ -211,7 +211,7 @@ def test_in_two_stages_the_candidates_have_their_full_scores_and_the_others_none
     for row, read in enumerate(reads):
         kept = made.proposer.best(read.ids, 2) if len(read.ids) else []
         assert some[row, kept] == pytest.approx(full[row, kept], abs=1e-4)
-        assert (np.delete(some[row], kept) == NOTHING).all()
+        assert (np.delete(some[row], kept) == EXCLUDED_LOGIT).all()
     assert np.array_equal(made.two_stage(5).logits_of(reads), full), "as many candidates as codes: all are scored"
     assert np.array_equal(made.two_stage(0).logits_of(reads), full)
 

@@ -19,7 +19,7 @@ from nosology.models.bundle import Bundle
 from nosology.models.dual_laat.dual_laat_import import import_bundle, import_checkpoint
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
 from nosology.serving.coder import Coder
-from nosology.training.batch import Batch
+from nosology.training.data_loader import Batch
 
 GRU = {"encoder_type": "rnn", "rnn_type": "gru", "rnn_num_layers": 1, "rnn_hidden_size": 6}
 CONV = {"encoder_type": "cnn", "num_filters": 6, "kernel_size": 10}

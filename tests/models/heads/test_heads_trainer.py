@@ -21,7 +21,7 @@ from nosology.models.heads.feature_statistics import Moments
 from nosology.models.heads.vector_loop import VectorNotes, draw_seed, train_epochs, working_type
 from nosology.models.train import train
 from nosology.serving.coder import Coder
-from nosology.training.loop import fit
+from nosology.training.trainer import TrainingRun, fit
 from tests.conftest import small_notes
 
 SMALL = ["model.widths=[64]", "training.epochs=12", "training.batch=8", "training.learning_rate=3e-3"]
@@ -85,15 +85,17 @@ def test_the_light_loop_learns_what_the_loop_learns(tmp_path, precision):
     settings = recipe.training.model_copy(update={"batch": 16, "epochs": 4, "precision": precision})
     whole, light = (new_head(recipe.model, 5, 4, 1).to(working_type(settings)) for _ in range(2))
     fit(
-        whole,
-        settings,
-        lengths=np.ones(70, np.int64),
-        groups=np.zeros(70, np.int64),
-        make_batch=lambda rows, seed: notes.batch(torch.from_numpy(rows), torch.tensor(seed)),
-        prepare=lambda rows, rng: draw_seed(rng),
-        folder=tmp_path,
-        fingerprint="x",
-        seed=9,
+        TrainingRun(
+            whole,
+            settings,
+            lengths=np.ones(70, np.int64),
+            groups=np.zeros(70, np.int64),
+            make_batch=lambda rows, seed: notes.batch(torch.from_numpy(rows), torch.tensor(seed)),
+            prepare_step=lambda rows, rng: draw_seed(rng),
+            run_folder=tmp_path,
+            fingerprint="x",
+            seed=9,
+        )
     )
     train_epochs(light, notes, settings, range(4), seed=9)
     for name, value in whole.state_dict().items():

@@ -24,7 +24,7 @@ from nosology.models.hmhan.combinations import Combinations
 from nosology.models.hmhan.hmhan_net import HmhanNets
 from nosology.models.hmhan.hmhan_trainer import Course
 from nosology.models.hmhan.report_batches import Batches, Reports, parts_of
-from nosology.models.neural import NOTHING
+from nosology.models.neural import EXCLUDED_LOGIT
 from nosology.models.train import train
 from nosology.serving.coder import Coder
 from nosology.serving.ray_engine import RayCoder, row_of
@@ -278,7 +278,7 @@ def test_sets_of_one_icd_version_take_nothing_from_those_of_the_other(tiny, tmp_
     logits = np.full((1, 2), 3.0, dtype=np.float32)
     both = model.to_probabilities(logits)
     for own in (0, 1):
-        alone = np.where(np.arange(2) == own, logits, NOTHING)
+        alone = np.where(np.arange(2) == own, logits, EXCLUDED_LOGIT)
         assert both[0, own] == model.to_probabilities(alone)[0, own] > 0.9
 
 

@@ -8,9 +8,10 @@ import torch
 
 from nosology.encoders.awd_lstm import AwdLstm, Dropouts
 from nosology.models.plant.language_model import LanguageModel
-from nosology.training.language_stream import StreamBatch, Streams
-from nosology.training.loop import fit
-from nosology.training.settings import LoopSettings
+from nosology.training.batch_plan import StreamPlan
+from nosology.training.data_loader import StreamBatch, TextStreams
+from nosology.training.recipe_settings import TrainerSettings
+from nosology.training.trainer import TrainingRun, fit
 
 WORDS = 23
 
@@ -73,13 +74,13 @@ def test_a_run_that_was_stopped_within_an_epoch_goes_on_exactly(tmp_path):
     """What was read before the stop is in the checkpoint."""
     rng = np.random.default_rng(0)
     texts = [rng.integers(2, WORDS, 30) for _ in range(4)]
-    plan = Streams.plan_of(texts, 3, 5, 0)
-    settings = LoopSettings(
+    plan = StreamPlan.of(texts, 3, 5, 0)
+    settings = TrainerSettings(
         epochs=2, batch=3, warmup=0, micro_batches=1, log_steps=1, checkpoint_minutes=0, learning_rate=1e-2
     )
     ended = []
     for folder, stop in (("whole", None), ("stopped", 11), ("stopped", None)):
-        model, streams, asked = net(weight=0.3, input=0.2), Streams(texts, plan), []
+        model, streams, asked = net(weight=0.3, input=0.2), TextStreams(texts, plan), []
 
         def batch(rows, _, streams=streams, asked=asked, stop=stop):
             asked.append(int(rows[0]))
@@ -89,7 +90,7 @@ def test_a_run_that_was_stopped_within_an_epoch_goes_on_exactly(tmp_path):
 
         told = {"lengths": plan.lengths, "groups": plan.groups, "plan": plan, "make_batch": batch, "seed": 0}
         try:
-            fit(model, settings, folder=tmp_path / folder, fingerprint="", **told)
+            fit(TrainingRun(model, settings, run_folder=tmp_path / folder, fingerprint="", **told))
         except KeyboardInterrupt:
             assert len(plan) < asked[-1]  # in the second epoch, not at its beginning
             continue

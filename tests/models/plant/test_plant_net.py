@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nosology.models.plant.plant_net import PlantNet, Ranker
 from nosology.models.plant.plant_settings import PlantShape, RankerSettings
 from nosology.models.plant.relevance import Relevance
-from nosology.training.batch import Batch, rectangle
+from nosology.training.data_loader import Batch, pad_notes
 
 WORDS, LABELS = 50, 6
 
@@ -31,7 +31,7 @@ def net(backward: bool = False, **shape) -> PlantNet:
 
 def notes(lengths: list[int], seed: int = 0) -> Batch:
     rng = np.random.default_rng(seed)
-    return Batch(*rectangle([rng.integers(2, WORDS, n) for n in lengths]))
+    return Batch(*pad_notes([rng.integers(2, WORDS, n) for n in lengths]))
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -61,7 +61,7 @@ def test_what_is_in_memory_does_not_grow_with_the_note(shape):
     model, found = net(window=16, **shape), []
     for times in (10, 100):
         with torch.no_grad(), Largest() as largest:
-            model.logits(Batch(*rectangle([np.tile(np.arange(2, 18), times)])))
+            model.logits(Batch(*pad_notes([np.tile(np.arange(2, 18), times)])))
         found.append(largest.size)
     assert found[0] == found[1] < 1600
 
@@ -96,7 +96,7 @@ def test_attention_is_what_the_logits_are_made_of():
 def test_the_backward_net_reads_from_the_end():
     forward, backward = net(), net(backward=True)
     batch = notes([9, 5])
-    turned = Batch(*rectangle([batch.tokens[i, : int(n)].numpy()[::-1].copy() for i, n in enumerate(batch.lengths)]))
+    turned = Batch(*pad_notes([batch.tokens[i, : int(n)].numpy()[::-1].copy() for i, n in enumerate(batch.lengths)]))
     with torch.no_grad():
         torch.testing.assert_close(backward.logits(batch), forward.logits(turned), atol=1e-5, rtol=1e-5)
         there, back = backward.attention(batch), forward.attention(turned)

@@ -19,7 +19,7 @@ from nosology.models.neural_trainer import Asked, fit_labels
 from nosology.models.plant.note_states import NoteStates
 from nosology.models.plant.plant_model import Plant, PlantNets
 from nosology.models.plant.plant_settings import RateSettings
-from nosology.models.plant.plant_trainer import Chain, _told, paced, train_classifiers, train_plant
+from nosology.models.plant.plant_trainer import Chain, _told, parameter_groups, train_classifiers, train_plant
 from nosology.models.train import train
 from nosology.serving.coder import Coder
 from nosology.training.examples import train_and_dev
@@ -247,7 +247,16 @@ def test_an_encoder_that_does_not_learn_reads_each_note_once(small_corpus, tmp_p
         asked = Asked.of(chain.labels, np.arange(6), 0)
         monkeypatch.setattr(NoteStates, "states", _counting(reads, NoteStates.states))
         reads.append(0)
-        fit_labels(recipe, model, asked, chain.notes, None, tmp_path / f"c{kept}", "", parts=paced(net, recipe.rates))
+        fit_labels(
+            recipe,
+            model,
+            asked,
+            chain.notes,
+            None,
+            tmp_path / f"c{kept}",
+            "",
+            parameter_groups=parameter_groups(net, recipe.rates),
+        )
         monkeypatch.undo()
         for name, value in net.encoder.state_dict().items():
             assert torch.equal(before[name], value), name
@@ -291,9 +300,9 @@ def test_the_cache_has_a_bound():
 def test_paces_are_those_of_the_recipe(small_corpus, tmp_path):
     recipe = load_recipe("plant", [*SMALL, "rates.ranker=0.3", "rates.encoder=0.4", "rates.fall=2.0"])
     net = Chain.of(recipe, train_and_dev([small_corpus], 0.15, 0)[0], tmp_path).net(False)
-    found = paced(net, recipe.rates)
-    assert [part.rate for part in found] == [1.0, 0.3, 0.4, 0.2, 0.1]
-    assert [part.begins for part in found] == [0, 1, 2, 3, 4]
+    found = parameter_groups(net, recipe.rates)
+    assert [part.learning_rate_factor for part in found] == [1.0, 0.3, 0.4, 0.2, 0.1]
+    assert [part.start_epoch for part in found] == [0, 1, 2, 3, 4]
     assert sum(len(part.parameters) for part in found) == len(list(net.parameters()))
 
 

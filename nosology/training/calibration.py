@@ -1,0 +1,116 @@
+"""Calibration: from logits or scores of a model to probabilities."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from scipy import sparse
+from scipy.optimize import minimize
+from scipy.special import expit
+
+EXCLUDED_LOGIT = -100.0  # the logit of a code that a model excludes for a note; calibration ignores such cells
+_PRIOR = 1.0  # strength of the prior a = 1, b = 0, in cells; the dev notes have thousands
+_MIN_SLOPE = 1e-3  # lower bound of a: a higher logit never gets a lower probability
+
+
+@dataclass(frozen=True)
+class PlattScaling:
+    """P = sigmoid(a logit + b) (Platt, 1999), with one pair for all codes, so it also serves codes never seen."""
+
+    a: float = 1.0
+    b: float = 0.0
+
+    @classmethod
+    def fit(cls, logits: np.ndarray, gold: sparse.csr_matrix, max_cells: int = 4_000_000) -> PlattScaling:
+        """The pair of highest likelihood for logits (B, L) of notes that the model was not trained on.
+
+        gold: 0/1 (B, L). Cells with `EXCLUDED_LOGIT` are ignored. If there are more than `max_cells` cells, evenly
+        spaced notes are used. Without a true cell the result is the identity: a = 1, b = 0.
+        """
+        step = max(1, -(-logits.size // max_cells))
+        logits, target = logits[::step], np.asarray(gold[::step].todense(), dtype=bool)
+        included = logits > EXCLUDED_LOGIT
+        if not target[included].any():
+            return cls()
+        x, true = logits[included].astype(np.float64), target[included].astype(np.float64)
+        return cls.fit_counts(x, true, 1 - true)
+
+    @classmethod
+    def fit_counts(cls, logits: np.ndarray, true: np.ndarray, false: np.ndarray) -> PlattScaling:
+        """The pair of highest likelihood for logits (N,) with counts of true and of false cells (N,)."""
+        if not true.any():
+            return cls()
+
+        def loss(pair: np.ndarray) -> tuple[float, np.ndarray]:
+            margin = pair[0] * logits + pair[1]
+            gradient = false * expit(margin) - true * expit(-margin)
+            offset = pair - (1.0, 0.0)
+            value = true @ np.logaddexp(0, -margin) + false @ np.logaddexp(0, margin) + _PRIOR / 2 * offset @ offset
+            return value, np.array([gradient @ logits, gradient.sum()]) + _PRIOR * offset
+
+        bounds = [(_MIN_SLOPE, None), (None, None)]
+        optimum = minimize(loss, np.array([1.0, 0.0]), jac=True, method="L-BFGS-B", bounds=bounds)
+        return cls(float(optimum.x[0]), float(optimum.x[1]))
+
+    def __call__(self, logits: np.ndarray) -> np.ndarray:
+        """Probabilities (B, L), float32, of logits (B, L)."""
+        return expit(np.float32(self.a) * logits + np.float32(self.b)).astype(np.float32)
+
+    def to_json(self) -> dict[str, float]:
+        """The two numbers by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ScoreCalibration:
+    """P(code | score s, n training notes of the code) = sigmoid(a + b s + c log n + d s log n).
+
+    It calibrates the scores of one-vs-rest linear models. All codes share one curve, because most codes have too few
+    notes for their own. It depends on n: a score means less for a code that was seen once than for a frequent one.
+
+    A prior with the weight of four cells replaces missing dev notes: at score 1 the probability is 0.9, at -1 it is
+    0.1, for rare and for frequent codes.
+    """
+
+    intercept: float
+    score: float
+    log_notes: float
+    both: float
+
+    @classmethod
+    def fit(
+        cls, scores: np.ndarray, gold: sparse.csr_matrix, notes: np.ndarray, max_cells: int = 4_000_000
+    ) -> ScoreCalibration:
+        """The curve of highest likelihood for scores (B, L) of notes that the model was not trained on.
+
+        gold: 0/1 (B, L). notes: (L,) training notes of each code. If there are more than `max_cells` cells, evenly
+        spaced notes are used. Without a true cell only the prior counts.
+        """
+        from sklearn.linear_model import LogisticRegression
+
+        step = -(-scores.size // max_cells)
+        scores, gold = scores[::step], gold[::step]
+        target = np.asarray(gold.todense(), dtype=bool).ravel()
+        s, log_notes = scores.ravel(), np.broadcast_to(np.log(notes), scores.shape).ravel()
+        if not target.any():
+            s, log_notes, target = s[:0], log_notes[:0], target[:0]
+        rare, frequent = np.log(notes.min()), np.log(notes.max())
+        s = np.concatenate([s, np.tile([1.0, 1.0, -1.0, -1.0], 2)])
+        log_notes = np.concatenate([log_notes, np.repeat([rare, frequent], 4)])
+        weight = np.concatenate([np.ones(len(target)), np.tile([0.9, 0.1, 0.1, 0.9], 2)])
+        target = np.concatenate([target, np.tile([True, False], 4)])
+        features = np.column_stack([s, log_notes, s * log_notes])
+        # Weak regularization keeps the curve defined if all codes have the same number of notes.
+        fitted = LogisticRegression(C=1e3, solver="newton-cholesky", tol=1e-8).fit(features, target, weight)
+        return cls(float(fitted.intercept_[0]), *map(float, fitted.coef_[0]))
+
+    def __call__(self, scores: np.ndarray, notes: np.ndarray) -> np.ndarray:
+        """Probabilities (B, L) of scores (B, L); notes: (L,) training notes of each code."""
+        log_notes = np.log(notes)
+        slope = self.score + self.both * log_notes
+        return expit(scores * slope + (self.intercept + self.log_notes * log_notes)).astype(np.float32)
+
+    def to_json(self) -> dict[str, float]:
+        """The four numbers by name."""
+        return asdict(self)

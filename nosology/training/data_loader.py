@@ -1,0 +1,172 @@
+"""Batches of padded notes, and the loader that prepares them in a background thread."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import lru_cache
+from itertools import count, islice
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nosology.encoders.vocabulary import PAD
+from nosology.training.batch_plan import WIDTH_MULTIPLE, BatchPlan, StreamPlan, derive_seed
+
+
+class DeviceBatch(Protocol):
+    """What the trainer needs of a batch: it can be moved to a device."""
+
+    def to(self, device: torch.device) -> Self:
+        """The batch on a device."""
+        ...
+
+
+PrepareStep = Callable[[np.ndarray, np.random.Generator], Any]  # all notes of a step -> data for its micro-batches
+MakeBatch = Callable[[np.ndarray, Any], DeviceBatch]  # notes of a micro-batch, result of PrepareStep -> batch
+
+_PREFETCHED_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B notes of at most T tokens, and the L labels they are scored against."""
+
+    tokens: Tensor  # (B, T) int64, PAD after the end of each note
+    lengths: Tensor  # (B,) int64, always on the CPU
+    labels: Tensor | None = None  # (L,) int64, on the CPU: the labels that are scored; None: all
+    targets: Tensor | None = None  # (B, L) float32, 0 or 1
+    notes: Tensor | None = None  # (B,) int64, on the CPU: rows of the train notes
+
+    def to(self, device: torch.device | str) -> Self:
+        """The batch on a device. Lengths and labels stay on the CPU: reading them from a GPU would wait for it."""
+        targets = None if self.targets is None else self.targets.to(device, non_blocking=True)
+        return replace(self, tokens=self.tokens.to(device, non_blocking=True), targets=targets)
+
+
+def pad_notes(notes: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+    """Tokens (B, T) and lengths (B,) of notes given as arrays of token ids; an empty note has length 0."""
+    lengths = [len(note) for note in notes]
+    width = max(WIDTH_MULTIPLE, -(-max(lengths) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE)
+    return pad_rows(notes, width, PAD, np.int64), torch.tensor(lengths, dtype=torch.int64)
+
+
+def pad_rows(rows: Sequence[np.ndarray], width: int, pad: float, dtype: type[np.generic]) -> Tensor:
+    """Rows of different lengths as (B, width), padded at the end. It uses numpy, which is faster for short rows."""
+    padded = np.full((len(rows), width), pad, dtype=dtype)
+    for target, row in zip(padded, rows):
+        target[: len(row)] = row
+    return torch.from_numpy(padded)
+
+
+def token_mask(lengths: Tensor, width: int, device: torch.device) -> Tensor:
+    """Mask (B, T): True at the tokens of the notes, False at padding."""
+    return torch.arange(width, device=device) < lengths.to(device, non_blocking=True)[:, None]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A part of a step that is in memory at once."""
+
+    number: int  # within the step
+    weight: float  # share of the notes of the step; 0: computed only to keep the processes in step
+    batch: DeviceBatch
+
+
+@dataclass(frozen=True)
+class StepBatches:
+    """The micro-batches of one step that one process computes."""
+
+    epoch: int
+    step: int  # within the epoch
+    notes: int  # of all processes
+    micro_batches: list[MicroBatch]  # the same number in all processes
+
+
+@dataclass(frozen=True)
+class BatchLoader:
+    """Loads the steps of a plan; the micro-batches of a step are distributed over the processes."""
+
+    plan: BatchPlan | StreamPlan
+    make_batch: MakeBatch
+    prepare_step: PrepareStep | None = None
+    rank: int = 0
+    world_size: int = 1
+    pin_memory: bool = False
+
+    def steps(self, epoch: int, step: int) -> Iterator[StepBatches]:
+        """All steps from the given one on, without end. Closing the iterator ends the thread."""
+        positions = ((e, s) for e in count(epoch) for s in range(step if e == epoch else 0, len(self.plan)))
+        epoch_plan = lru_cache(maxsize=1)(self.plan.epoch)
+        with ThreadPoolExecutor(1, thread_name_prefix="batches") as pool:
+            queue: deque[Future[StepBatches]] = deque()
+            try:
+                while True:
+                    for position in islice(positions, 1 + _PREFETCHED_STEPS - len(queue)):
+                        queue.append(pool.submit(self._load, epoch_plan, *position))
+                    yield queue.popleft().result()
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _load(self, epoch_plan: Callable[[int], Sequence[list[np.ndarray]]], epoch: int, step: int) -> StepBatches:
+        rows = epoch_plan(epoch)[step]
+        notes = np.concatenate(rows)
+        rng = np.random.default_rng(derive_seed("step", self.plan.seed, epoch, step))
+        prepared = self.prepare_step(notes, rng) if self.prepare_step else None
+        micro_batches = []
+        for number in range(self.rank, -(-len(rows) // self.world_size) * self.world_size, self.world_size):
+            weight = len(rows[number]) / len(notes) if number < len(rows) else 0.0
+            number = min(number, len(rows) - 1)  # a process without a micro-batch computes the last one with weight 0
+            batch = self.make_batch(rows[number], prepared)
+            micro_batches.append(MicroBatch(number, weight, _pin(batch) if self.pin_memory else batch))
+        return StepBatches(epoch, step, len(notes), micro_batches)
+
+
+def _pin(batch: DeviceBatch) -> DeviceBatch:
+    """The batch in pinned memory, which a GPU copies without blocking."""
+    assert is_dataclass(batch)
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return replace(batch, **{name: v.pin_memory() for name, v in values.items() if hasattr(v, "pin_memory")})
+
+
+@dataclass(frozen=True)
+class StreamBatch:
+    """A window of B text streams, and the token that follows each of its tokens."""
+
+    tokens: Tensor  # (B, T) int64
+    targets: Tensor  # (B, T) int64; PAD: not predicted
+    is_first: bool  # whether the streams start here
+
+    def to(self, device: torch.device | str) -> Self:
+        """The batch on a device."""
+        tokens, targets = (value.to(device, non_blocking=True) for value in (self.tokens, self.targets))
+        return replace(self, tokens=tokens, targets=targets)
+
+
+class TextStreams:
+    """Texts for a language model: joined into long streams, which are read window by window."""
+
+    def __init__(self, texts: Sequence[np.ndarray], plan: StreamPlan, backward: bool = False):
+        self.texts, self.plan, self.backward = texts, plan, backward
+        self._epoch = lru_cache(maxsize=2)(self._join)
+
+    def batch(self, rows: np.ndarray) -> StreamBatch:
+        """The batch of a step; rows: the one number that StreamPlan gives to it."""
+        epoch, window = divmod(int(rows[0]), len(self.plan))
+        start = window * self.plan.window
+        tokens = torch.from_numpy(self._epoch(epoch)[:, start : start + self.plan.window + 1].astype(np.int64))
+        return StreamBatch(tokens[:, :-1], tokens[:, 1:], window == 0)
+
+    def _join(self, epoch: int) -> np.ndarray:
+        """The streams (B, tokens) of an epoch; a PAD follows each text."""
+        flat = np.full(int(self.plan.lengths.sum()), PAD, dtype=np.int32)
+        start = 0
+        for row in self.plan.order(epoch):
+            text = self.texts[row]
+            flat[start : start + len(text)] = text[::-1] if self.backward else text
+            start += len(text) + 1
+        return flat[: self.plan.stream_tokens * self.plan.streams].reshape(self.plan.streams, -1)

@@ -1,0 +1,416 @@
+"""The training loop of every neural net: `fit(TrainingRun(...))`.
+
+The loop groups notes of similar length into batches, accumulates gradients over micro-batches, runs on one or several
+processes, writes checkpoints and curves, stops early and returns the best weights.
+
+All randomness is derived from (seed, epoch, step, micro-batch). A resumed run therefore has exactly the losses of an
+uninterrupted one, and another number of processes changes them only by the order of additions. CUDA graphs are an
+exception: a replayed step may differ from an ordinary one in the last digits.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from nosology.core import ConfigError, DataError
+from nosology.training.batch_plan import BatchPlan, StreamPlan, derive_seed
+from nosology.training.checkpoint import Checkpoints, TrainingState, named_tensors
+from nosology.training.cuda_graphs import CudaGraphBatchStep
+from nosology.training.data_loader import BatchLoader, DeviceBatch, MakeBatch, PrepareStep, StepBatches
+from nosology.training.recipe_settings import TrainerSettings, resolve_schedule
+from nosology.training.training_log import ProgressDisplay, TrainingCurves
+
+Validate = Callable[[nn.Module], dict[str, float]]  # metrics on the dev notes
+
+_CPU_MICRO_BATCHES = 2  # per step: one and two processes then compute the same; on a CPU this costs nothing
+_LOG_SECONDS = 10  # the loss is read at least this often if a single process trains: a step may take minutes
+_CHECKPOINT_FACTOR = 10  # at the end of an epoch, write only if this many times the duration of a write has passed
+_NOT_IN_FINGERPRINT = {"checkpoint_minutes", "log_steps", "micro_tokens", "micro_batches"}  # may change on resume
+_CPU_TOKENS = 16_384  # default tokens per micro-batch on a CPU
+_BYTES_PER_TOKEN = 2**19  # on a GPU: memory per token of a micro-batch
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters with their own learning rate."""
+
+    parameters: list[nn.Parameter]
+    learning_rate_factor: float = 1.0  # times the learning rate of the settings
+    start_epoch: int = 0  # counted from 0; the parameters are frozen before it
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """What to train, on what, and where to write it. A note is identified by its row, 0 to N - 1.
+
+    make_batch: returns the batch of a micro-batch's notes, on the CPU. The net returns the mean loss of its notes;
+        micro-batches are weighted by their number of notes, so the gradient is that of the mean over the step.
+    prepare_step: called once per step with all its notes, longest first, and a generator derived from seed and step.
+        Its result is passed to every `make_batch` of the step. Both functions run in a background thread and must not
+        use torch's global random numbers.
+    validate: returns metrics on the dev notes, `settings.monitor` among them. The first process calls it after each
+        epoch, without gradients, in eval mode and in the precision of the training. None: the last weights are best.
+    run_folder: receives checkpoint.safetensors, best.safetensors, curves.csv and tensorboard/. A stopped run resumes
+        from its checkpoint if fingerprint, lengths and settings are the same.
+    use_cuda_graphs: allowed only if the net reads nothing but tensors of the batch, has few shapes and never waits for
+        the device. A single GPU then captures one CUDA graph per shape and replays it.
+    """
+
+    net: nn.Module
+    settings: TrainerSettings
+    lengths: np.ndarray  # (N,) tokens of each train note
+    make_batch: MakeBatch
+    run_folder: str | Path
+    fingerprint: str  # of recipe, corpora and package version
+    seed: int
+    groups: np.ndarray | None = None  # (N,) e.g. the ICD version; notes of different groups never share a batch
+    prepare_step: PrepareStep | None = None
+    validate: Validate | None = None
+    plan: BatchPlan | StreamPlan | None = None  # None: a BatchPlan of lengths and groups
+    parameter_groups: Sequence[ParameterGroup] = ()  # empty: one group of all trainable parameters
+    use_cuda_graphs: bool = False
+    fabric: Fabric | None = None  # None: `launch_fabric(settings)`
+    title: str = "training"  # of the progress display
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """Summary of a training run. It is saved in the bundle."""
+
+    epochs: int  # that were trained
+    steps: int
+    best_epoch: int  # counted from 1
+    metrics: dict[str, float]  # of the best weights on the dev notes
+    pads: float  # share of padding among all tokens
+    notes_per_second: float  # in training, without validation
+    resumed_at: int  # step; 0: not resumed
+
+
+def fit(run: TrainingRun) -> TrainingResult:
+    """The summary of the training; afterwards the net has the best weights and is on the device of the fabric."""
+    if not len(run.lengths):
+        raise DataError("training needs at least one train note; got none")
+    with closing(Trainer(run)) as trainer:
+        return trainer.train()
+
+
+class Trainer:
+    """State of one training run between its steps."""
+
+    def __init__(self, run: TrainingRun):
+        self.run, self.net, self.settings = run, run.net, run.settings
+        self.fabric = run.fabric or launch_fabric(run.settings)
+        self.is_first = self.fabric.is_global_zero
+        self._on_gpu = self.fabric.device.type == "cuda"
+        self._use_cuda_graphs = run.use_cuda_graphs and self._on_gpu and self.fabric.world_size == 1
+        self.plan = run.plan or self._batch_plan()
+        self.schedule = resolve_schedule(run.settings, len(self.plan))
+        self.net.to(self.fabric.device)
+        self.groups = run.parameter_groups or [ParameterGroup([p for p in self.net.parameters() if p.requires_grad])]
+        self.optimizer = torch.optim.AdamW(
+            [{"params": group.parameters} for group in self.groups],
+            lr=self.settings.learning_rate,
+            betas=(0.9, self.settings.beta),
+            weight_decay=self.settings.weight_decay,
+            fused=self._on_gpu,
+        )
+        self.checkpoints = Checkpoints(run.run_folder, self._fingerprint())
+        self.state = self._load_checkpoint()
+        self.resumed_at = self.state.step
+        self._fabric_optimizer = self.fabric.setup_optimizers(self.optimizer)
+        self._module: nn.Module | None = None  # built by `_freeze`, for the groups that are trained
+        self._graph_step: CudaGraphBatchStep | None = None  # likewise
+        self._is_trained: list[bool] = []  # per group
+        self._step_loss = torch.zeros((), device=self.fabric.device)
+        self.curves = TrainingCurves(run.run_folder, self.state.step) if self.is_first else None
+        self._losses: list[Tensor] = []  # of the steps since the last log, on the device
+        self._epoch_losses: list[float] = []
+        self._notes = self._all_notes = 0
+        self._train_seconds = self._write_seconds = 0.0
+        self._logged_at = self._written_at = time.monotonic()
+
+    def _batch_plan(self) -> BatchPlan:
+        run, device = self.run, self.fabric.device
+        lengths = np.asarray(run.lengths)
+        groups = np.zeros(len(lengths), np.int64) if run.groups is None else run.groups
+        return BatchPlan(
+            lengths,
+            np.unique(groups, return_inverse=True)[1],
+            run.settings.batch,
+            run.settings.micro_tokens or memory_budget(device),
+            run.seed,
+            run.settings.micro_batches or max(self.fabric.world_size, 1 if self._on_gpu else _CPU_MICRO_BATCHES),
+        )
+
+    def _fingerprint(self) -> str:
+        """The fingerprint of the run and of everything else that changes its weights."""
+        settings = self.settings.model_dump_json(exclude=_NOT_IN_FINGERPRINT)
+        digest = hashlib.sha256(f"{self.run.fingerprint}\n{self.plan.seed}\n{settings}".encode())
+        for array in (self.plan.lengths, self.plan.groups):
+            digest.update(np.ascontiguousarray(array, dtype=np.int64).tobytes())
+        return digest.hexdigest()
+
+    def _load_checkpoint(self) -> TrainingState:
+        """The state of the checkpoint, or of a new run; weights and optimizer are restored."""
+        if self.is_first:
+            self.checkpoints.prepare()
+        state = self.checkpoints.load(self.net, self.optimizer)
+        self.fabric.barrier()  # all processes have read before the first one writes
+        title, schedule = self.run.title, replace(self.schedule, epochs=self.last, steps=self.last * len(self.plan))
+        self.progress = ProgressDisplay(title, schedule, state.step if state else 0, silent=not self.is_first)
+        if state:
+            self.progress.print_line(f"{title}: resumes at step {state.step} of {schedule.steps}")
+        elif self.is_first and self.checkpoints.path.exists():
+            self.progress.print_line(
+                f"{title}: {self.checkpoints.path} is of another recipe, corpus or version; starts from the beginning"
+            )
+        return state or TrainingState()
+
+    @property
+    def last(self) -> int:
+        """The last epoch, counted from 1, unless early stopping ends the run before."""
+        return min(self.settings.stop_epoch or self.schedule.epochs, self.schedule.epochs)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last epoch is over or early stopping ends the run."""
+        return self.state.epoch >= self.last or self.state.epochs_without_improvement >= self.settings.patience
+
+    def train(self) -> TrainingResult:
+        """Trains until the end; the net then has the best weights."""
+        run, fabric = self.run, self.fabric
+        loader = BatchLoader(
+            self.plan, run.make_batch, run.prepare_step, fabric.global_rank, fabric.world_size, pin_memory=self._on_gpu
+        )
+        self.net.train()
+        with closing(loader.steps(self.state.epoch, self.state.epoch_steps)) as steps:
+            while not self.is_finished:
+                self._step(next(steps))
+        return self._result()
+
+    def _step(self, batches: StepBatches) -> None:
+        """Takes one step of the optimizer."""
+        self._freeze(batches.epoch)
+        learning_rate = self.settings.learning_rate * self.schedule.factor(self.state.step)
+        for options, group in zip(self.optimizer.param_groups, self.groups):
+            options["lr"] = group.learning_rate_factor * learning_rate
+        self._step_loss.zero_()
+        try:
+            self._compute_gradient(batches)
+            self._fabric_optimizer.step()
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"the GPU is out of memory at step {self.state.step + 1}: [training] micro_tokens must be lower; "
+                f"got {self.plan.micro_tokens}"
+            ) from error
+        # A CUDA graph writes gradients where they were at its capture, so their memory must stay.
+        self.optimizer.zero_grad(set_to_none=not self._use_cuda_graphs)
+        self._losses.append(self._step_loss.clone())
+        self._notes += batches.notes
+        self.state = replace(self.state, epoch_steps=batches.step + 1, step=self.state.step + 1)
+        ends_epoch = self.state.epoch_steps == len(self.plan)
+        if ends_epoch or self.state.epoch_steps % self.settings.log_steps == 0 or self._is_log_overdue:
+            self._log(batches.epoch, ends_epoch)
+
+    def _compute_gradient(self, batches: StepBatches) -> None:
+        """Computes the gradient of a step over its micro-batches, and clips it."""
+        module, last = self._module, len(batches.micro_batches) - 1
+        for i, micro_batch in enumerate(batches.micro_batches):
+            seed = derive_seed("micro", self.plan.seed, batches.epoch, batches.step, micro_batch.number)
+            seed_device(self.fabric.device, seed)
+            with self.fabric.no_backward_sync(module, enabled=i < last):
+                (self._graph_step or self._backward)(micro_batch.batch.to(self.fabric.device), micro_batch.weight)
+        if self.settings.clip:
+            # error_if_nonfinite would wait for the device in every step; the loss shows the same error later
+            self.fabric.clip_gradients(
+                module, self._fabric_optimizer, max_norm=self.settings.clip, error_if_nonfinite=False
+            )
+
+    def _backward(self, batch: DeviceBatch, weight: float | Tensor) -> None:
+        """Adds a micro-batch to the gradient and to the loss of the step."""
+        loss = self._module(_OpaqueBatch(batch))
+        # DDP averages the gradients of the processes; their sum is wanted.
+        self.fabric.backward(loss * (weight * self.fabric.world_size))
+        self._step_loss += loss.detach() * weight
+
+    @property
+    def _is_log_overdue(self) -> bool:
+        """Whether slow steps delay logs and checkpoints; several processes would not agree on the time."""
+        return self.fabric.world_size == 1 and time.monotonic() - self._logged_at >= _LOG_SECONDS
+
+    def _freeze(self, epoch: int) -> None:
+        """Freezes the groups that start after this epoch, so that no gradient is computed for them."""
+        is_trained = [epoch >= group.start_epoch for group in self.groups]
+        if is_trained == self._is_trained:
+            return
+        self._is_trained = is_trained
+        for group, trained in zip(self.groups, is_trained):
+            for parameter in group.parameters:
+                parameter.requires_grad_(trained)
+        self._module = None
+        gc.collect()  # the old DDP module must be gone: its hooks would count every gradient twice
+        self._module = self.fabric.setup_module(_OpaqueBatchModule(self.net))
+        if self._use_cuda_graphs:
+            self._graph_step = CudaGraphBatchStep(self._backward, self.last * len(self.plan), self.fabric.device)
+
+    def _log(self, epoch: int, ends_epoch: bool) -> None:
+        """Reads the losses since the last log, ends the epoch if it is over, and writes curves and checkpoint."""
+        losses = self.fabric.all_reduce(torch.stack(self._losses), reduce_op="sum").tolist()
+        now, start = time.monotonic(), self.state.step - len(losses)
+        notes_per_second = self._notes / max(now - self._logged_at, 1e-9)
+        for i, loss in enumerate(losses):
+            if not math.isfinite(loss):
+                raise self._divergence_error(start + i + 1, "the loss")
+        self._epoch_losses += losses
+        self._all_notes += self._notes
+        self._train_seconds += now - self._logged_at
+        metrics = self._end_epoch(epoch) if ends_epoch else {}
+        if self.curves:
+            for i, loss in enumerate(losses):
+                learning_rate = self.settings.learning_rate * self.schedule.factor(start + i)
+                row = {"step": start + i + 1, "epoch": epoch + 1, "loss": loss, "learning_rate": learning_rate}
+                row |= {"notes_per_second": round(notes_per_second, 1)} | (metrics if i + 1 == len(losses) else {})
+                self.curves.add(row)
+            self.progress.update(epoch, self.state.step, losses[-1], notes_per_second)
+            self._save_checkpoint(self.curves, ends_epoch)
+        if ends_epoch:
+            mean, mean_speed = sum(self._epoch_losses) / len(self._epoch_losses), self._mean_speed()
+            self.progress.end_epoch(epoch, self.state.step, mean, metrics, mean_speed)
+            self._epoch_losses = []
+        self._losses, self._notes, self._logged_at = [], 0, time.monotonic()
+
+    def _mean_speed(self) -> float:
+        """Notes per second over all steps."""
+        return self._all_notes / max(self._train_seconds, 1e-9)
+
+    def _end_epoch(self, epoch: int) -> dict[str, float]:
+        """The metrics on the dev notes; weights that are better than all before are saved."""
+        metrics: dict[str, float] = {}
+        if self.is_first and self.run.validate:
+            self.net.eval()
+            with torch.no_grad(), self.fabric.autocast():
+                metrics = {name: float(value) for name, value in self.run.validate(self.net).items()}
+            self.net.train()
+        metrics = self.fabric.broadcast(metrics)
+        score = metrics[self.settings.monitor] if self.run.validate else float(epoch)
+        if not math.isfinite(score):
+            raise DataError(f"{self.settings.monitor} on the dev notes must be finite; got {score}")
+        state = replace(self.state, epoch=epoch + 1, epoch_steps=0)
+        if state.best_score is None or score > state.best_score:
+            if self.is_first:
+                self._check_weights()
+                self.checkpoints.save_best(self.net, {"epoch": epoch + 1, "metrics": metrics})
+            self.state = replace(state, best_score=score, epochs_without_improvement=0)
+        else:
+            self.state = replace(state, epochs_without_improvement=state.epochs_without_improvement + 1)
+        return metrics
+
+    def _save_checkpoint(self, curves: TrainingCurves, ends_epoch: bool) -> None:
+        """Writes curves and checkpoint if it is time."""
+        passed = time.monotonic() - self._written_at
+        is_due = passed >= self.settings.checkpoint_minutes * 60
+        if not (is_due or self.is_finished or (ends_epoch and passed > _CHECKPOINT_FACTOR * self._write_seconds)):
+            return
+        self._check_weights()
+        curves.flush()  # a checkpoint must not be ahead of its curves
+        started = time.monotonic()
+        self.checkpoints.save(self.net, self.optimizer, self.state)
+        self._written_at = time.monotonic()
+        self._write_seconds = self._written_at - started
+
+    def _check_weights(self) -> None:
+        """Raises if a weight is not finite, so that every checkpoint on disk can be resumed."""
+        if not all(torch.isfinite(value).all() for value in named_tensors(self.net).values()):
+            raise self._divergence_error(self.state.step, "a weight")
+
+    def _divergence_error(self, step: int, what: str) -> ConfigError:
+        return ConfigError(
+            f"{self.run.title}: {what} is not finite after step {step}: its learning_rate must be lower (got "
+            f"{self.settings.learning_rate}){'' if self.settings.clip else ', or its clip be set'}"
+        )
+
+    def _result(self) -> TrainingResult:
+        """The summary of the run; the best weights are loaded."""
+        if self.curves:
+            self.curves.flush()
+        self.fabric.barrier()  # the first process has written the best weights
+        best = self.checkpoints.load_best(self.net)
+        self.fabric.barrier()  # all processes have read them
+        self.net.eval()
+        padding, speed = self.plan.epoch(0).padding_share(), self._mean_speed()
+        state = self.state
+        return TrainingResult(state.epoch, state.step, best["epoch"], best["metrics"], padding, speed, self.resumed_at)
+
+    def close(self) -> None:
+        """Closes curves and progress display, and frees the CUDA graphs."""
+        self._graph_step = self._module = None
+        for group in self.groups:
+            for parameter in group.parameters:
+                parameter.requires_grad_(True)
+        self.progress.close()
+        if self.curves:
+            self.curves.close()
+
+
+class _OpaqueBatchModule(nn.Module):
+    """Wrapper that stops DDP from moving the batch: lengths must stay on the CPU."""
+
+    def __init__(self, net: nn.Module):
+        super().__init__()
+        self.net = net
+
+    def forward(self, opaque: _OpaqueBatch) -> Tensor:
+        """The loss of the batch."""
+        return self.net(opaque.batch)
+
+
+class _OpaqueBatch:
+    """A batch that is no dataclass: Fabric and DDP would rebuild a dataclass and move all its tensors."""
+
+    def __init__(self, batch: DeviceBatch):
+        self.batch = batch
+
+
+def launch_fabric(settings: TrainerSettings) -> Fabric:
+    """The device of this process and its connection to others: one device under python, all under torchrun."""
+    local, nodes = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), int(os.environ.get("GROUP_WORLD_SIZE", 1))
+    bf16 = settings.precision == "bf16" or (
+        settings.precision == "auto" and torch.cuda.is_available() and torch.cuda.is_bf16_supported(False)
+    )
+    fabric = Fabric(
+        devices=local,
+        num_nodes=nodes,
+        strategy="ddp" if local * nodes > 1 else "auto",
+        precision="bf16-mixed" if bf16 else "64-true" if settings.precision == "fp64" else "32-true",
+    )
+    fabric.launch()
+    return fabric
+
+
+def seed_device(device: torch.device, seed: int) -> None:
+    """Seeds the generators in use. torch.manual_seed would store every call for devices that are absent."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
+
+
+def memory_budget(device: torch.device) -> int:
+    """Tokens per micro-batch that fit in the memory of the device."""
+    if device.type != "cuda":
+        return _CPU_TOKENS
+    return torch.cuda.get_device_properties(device).total_memory // _BYTES_PER_TOKEN
