@@ -1,35 +1,56 @@
-"""Every tutorial runs from top to bottom: its shell and Python blocks, in order, in an empty folder."""
+"""The shell and Python blocks of the README and of every tutorial run in order, in a folder of their own."""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", sorted((DOCS / "tutorials").glob("*.md")), ids=lambda path: path.stem)
-def test_tutorial(page, tmp_path):
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((DOCS / "tutorials").glob("*.md"))], ids=lambda path: path.stem
+)
+def test_blocks_of_a_page_run(page, tmp_path):
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
     assert blocks
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    before = ""
+    script = ""
     for language, block in blocks:
         if language == "sh":
-            words = ["bash", "-euc", block]
+            command = ["bash", "-euc", block]
         else:
-            before += block  # later blocks may use the names of earlier ones
-            words = [sys.executable, "-c", before]
-        done = subprocess.run(words, cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True)
+            script += block  # later blocks may use the names of earlier ones
+            command = [sys.executable, "-c", script]
+        done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True)
         assert done.returncode == 0, f"{block}\n{done.stderr[-2000:]}"
 
 
-def test_links_lead_somewhere():
-    for page in [*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")]:
+def pages() -> list[Path]:
+    """All Markdown pages of the repository."""
+    return [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]
+
+
+def test_links_of_the_pages_exist():
+    for page in pages():
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_paths_named_by_the_pages_exist():
+    """A page that names a module or a benchmark of this repository names one that is there."""
+    name = re.compile(
+        r"`(?:python )?((?:nosology|benchmarks|tests|tools|examples|docs)/[\w./-]+\.(?:py|md|json|toml|tsv))"
+    )
+    for page in pages():
+        if page.name != "CHANGELOG.md":  # it names what went
+            for target in name.findall(page.read_text(encoding="utf-8")):
+                assert (ROOT / target).exists(), f"{page.name} names {target}"
