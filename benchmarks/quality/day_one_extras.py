@@ -20,7 +20,7 @@ from nosology.config import load_recipe
 from nosology.core import Code, Note
 from nosology.core.label_space import LabelSpace
 from nosology.encoders.embedder import Embedder
-from nosology.encoders.embedder_settings import EmbedderSettings
+from nosology.encoders.embedder_config import EmbedderSettings
 from nosology.models.lexicon.code_features import code_table
 from nosology.models.lexicon.lexicon_terms import Terms
 from nosology.models.lexicon.lexicon_trainer import _Seen, _Work, parts

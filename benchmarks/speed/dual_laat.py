@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nosology.attention import kernels
-from nosology.attention.dual import Head, dual_loss
+from nosology.attention import dual_attention as kernels
+from nosology.attention.dual_attention import DualHead, dual_loss
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
 from nosology.training.data_loader import Batch, pad_notes
@@ -130,7 +130,7 @@ def check(notes: int = 4, words: int = 700, labels: int = 500) -> dict[str, floa
 
     def found(kind: torch.dtype) -> list[torch.Tensor]:
         given = [x.to(torch.bfloat16).to(kind).requires_grad_() for x in (states, queries, *head)]
-        loss = dual_loss(given[0], lengths, given[1], targets, Head(*given[2:]), 2)
+        loss = dual_loss(given[0], lengths, given[1], targets, DualHead(*given[2:]), 2)
         return [loss.detach(), *torch.autograd.grad(loss, given)]
 
     fused, exact = found(torch.bfloat16), found(torch.float64)

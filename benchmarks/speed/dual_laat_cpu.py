@@ -22,7 +22,7 @@ from scipy import sparse
 from nosology.core import Code
 from nosology.core.files import write_json
 from nosology.core.label_space import LabelSpace
-from nosology.encoders.vocabulary import Read, Vocabulary, WordReader
+from nosology.encoders.tokenizers import TokenizedNote, Vocabulary, WordTokenizer
 from nosology.models.dual_laat.dual_laat_model import DualLaat
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
@@ -84,7 +84,7 @@ def coder(encoder: str, rng: np.random.Generator) -> DualLaat:
     """A coder with random weights for all codes; their descriptions are encoded already."""
     torch.manual_seed(0)
     labels = LabelSpace(Code("icd10cm", f"X{i:05}") for i in range(CODES))
-    reader = WordReader(Vocabulary([f"w{i}" for i in range(WORDS - 2)]), 4000)
+    reader = WordTokenizer(Vocabulary([f"w{i}" for i in range(WORDS - 2)]), 4000)
     net = DualLaatNet(SHAPES[encoder], WORDS, SIZE).eval()
     model = DualLaat(labels, np.ones(CODES, np.int64), reader, net, SHAPES[encoder])
     described = pad_notes([usual_words(rng, rng.integers(2, 26)) for _ in range(CODES)])[0]
@@ -108,7 +108,7 @@ def main() -> None:
     torch.set_num_threads(asked.threads)
     rng, rows = np.random.default_rng(0), {}
     ids = usual_words(rng, NOTE)
-    read = Read(ids, np.arange(NOTE), np.arange(NOTE) + 1)
+    read = TokenizedNote(ids, np.arange(NOTE), np.arange(NOTE) + 1)
 
     def row(name: str, action: Callable[[], object], flop: float) -> None:
         found = rows[name] = measured(action, flop, asked.runs)

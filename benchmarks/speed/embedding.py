@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nosology.encoders.packed import Packed, Padded
+from nosology.encoders.packed import PackedTransformer, PaddedTransformer
 from nosology.encoders.pooling import pool
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_embedding.json"
@@ -112,8 +112,8 @@ def way(name: str, model: Any, size: int) -> torch.nn.Module:
         layer._compiled_call_impl = None
     if name == "padded":
         model.set_attn_implementation("sdpa")
-        return Padded(model, 0)
-    net = Packed(model, aligned=name.startswith("aligned"))
+        return PaddedTransformer(model, 0)
+    net = PackedTransformer(model, aligned=name.startswith("aligned"))
     if name.endswith("compiled") and not net.compile_layers(size):
         raise RuntimeError("the layers could not be compiled") from net.failure
     return net
@@ -218,8 +218,8 @@ def cpu(notes: int, rounds: int) -> dict[str, Any]:
     from sentence_transformers import SentenceTransformer
 
     from nosology.encoders.embedder import Embedder
-    from nosology.encoders.embedder_settings import EmbedderSettings
-    from nosology.encoders.transformer import minilm
+    from nosology.encoders.embedder_config import EmbedderSettings
+    from nosology.encoders.transformer import minilm_folder
 
     sys.path.insert(0, str(Path(__file__).parent))
     from text import note
@@ -228,15 +228,15 @@ def cpu(notes: int, rounds: int) -> dict[str, Any]:
     words = np.exp(rng.normal(np.log(1492), SPREAD, notes)).clip(50, 4000).astype(int)
     texts = [note(generator, int(n)) for n in words]
     embedder = Embedder.load(EmbedderSettings(), "cpu")
-    other = SentenceTransformer(minilm(), device="cpu")
+    other = SentenceTransformer(minilm_folder(), device="cpu")
     width = embedder.window - 2
-    pieces = embedder._reader.pieces(texts)
+    pieces = embedder._tokenizer.token_ids(texts)
     windows = [other.tokenizer.decode(ids[i : i + width]) for ids in pieces for i in range(0, len(ids), width)]
     theirs_tokens = sum(min(256, len(ids)) for ids in other.tokenizer(windows, verbose=False)["input_ids"])
     rates: dict[str, list[float]] = {"ours": [], "sentence_transformers": []}
     for _ in range(rounds):
         started = time.process_time()
-        ours_tokens = sum(int(part.read.sum()) for part in embedder.batches(texts))
+        ours_tokens = sum(int(part.read.sum()) for part in embedder.embed_batches(texts))
         rates["ours"].append(ours_tokens / (time.process_time() - started))
         started = time.process_time()
         other.encode(windows, show_progress_bar=False)

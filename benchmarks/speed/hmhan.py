@@ -34,11 +34,10 @@ from scipy import sparse
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from nosology.attention.hierarchical import Hierarchical
+from nosology.attention.hierarchical_attention import HierarchicalAttention
 from nosology.core.files import write_json
-from nosology.encoders.device_states import DeviceStates
-from nosology.encoders.state_cache import Places, StateCache
-from nosology.encoders.transformer import Windows
+from nosology.encoders.state_cache import CachedStates, DeviceCachedStates, EncoderStateCache
+from nosology.encoders.transformer import WindowedTransformer
 from nosology.models.hmhan.hmhan_model import Report
 from nosology.models.hmhan.hmhan_net import HmhanNet, ReportBatch
 from nosology.models.hmhan.hmhan_settings import HmhanShape, LossSettings
@@ -57,19 +56,19 @@ _WATCHED = 64  # steps; the profiler takes its time over each kernel
 LENGTH = 170.0  # mean pieces of a report after cleaning where no tokenizer is at hand; see `storage`
 
 
-def net_of(encoder: Windows) -> HmhanNet:
+def net_of(encoder: WindowedTransformer) -> HmhanNet:
     """HMHAN above an encoder, for the paper's ten codes."""
     return HmhanNet(HmhanShape(frozen=True), LossSettings(), encoder, torch.arange(CODES) % CATEGORIES)
 
 
-def random_bert(layers: int = 12) -> Windows:
+def random_bert(layers: int = 12) -> WindowedTransformer:
     """A BERT of BioClinicalBERT's sizes with random weights."""
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
     sizes = {"hidden_size": WIDTH, "num_hidden_layers": layers, "num_attention_heads": 12, "intermediate_size": 3072}
     model = BertModel(BertConfig(vocab_size=28_996, max_position_embeddings=512, **sizes), add_pooling_layer=False)
-    return Windows(model, [101], [102], 0, 512)
+    return WindowedTransformer(model, [101], [102], 0, 512)
 
 
 def batch_of(lengths: list[int]) -> ReportBatch:
@@ -117,7 +116,7 @@ def inference(device: str = "cuda", size: int = 64, layers: int = 12) -> dict[st
 
 def attention(device: str = "cuda", size: int = 32, longest: int = 512) -> dict[str, float]:
     """Steps a second of the two levels, forward and backward, over lengths that come for the first and second time."""
-    look = Hierarchical(WIDTH, torch.arange(CODES) % CATEGORIES).to(device)
+    look = HierarchicalAttention(WIDTH, torch.arange(CODES) % CATEGORIES).to(device)
     states = torch.randn(size, longest + 8, WIDTH, device=device)
     widths = np.random.default_rng(2).permutation(np.arange(8, longest + 1, 8)).tolist()
 
@@ -154,14 +153,14 @@ class Training:
                 part = missing[start : start + 500]
                 yield np.arange(start, start + len(part)), [noise[: len(text)] for text in part]
 
-        self.cache = StateCache(folder, "random", WIDTH)
+        self.cache = EncoderStateCache(folder, "random", WIDTH)
         self.on_disk = self.cache.add(texts, encode)
 
     def _net(self) -> HmhanNet:
         torch.manual_seed(0)
         return net_of(random_bert(1))
 
-    def measured(self, places: Places | DeviceStates, size: int, recorded: bool = True) -> dict[str, float]:
+    def measured(self, places: CachedStates | DeviceCachedStates, size: int, recorded: bool = True) -> dict[str, float]:
         """Reports a second and the GPU's busy share; the steps of the training loop without its files."""
         net = self._net().to(self.device).train()
         learned = [p for n, p in net.named_parameters() if not n.startswith("encoder")]
@@ -206,7 +205,9 @@ class Training:
             "gpu_busy_share": kernels / epoch,
         }
 
-    def agreement(self, places: DeviceStates, folder: Path, size: int = 32, reports: int = 2_000) -> dict[str, float]:
+    def agreement(
+        self, places: DeviceCachedStates, folder: Path, size: int = 32, reports: int = 2_000
+    ) -> dict[str, float]:
         """Two epochs of the loop itself with recorded steps and with plain ones: seconds, and how far weights part."""
         rows, settings = np.arange(reports), TrainerSettings(epochs=2, batch=size, warmup=0)
         batches, found, nets = Batches(self.reports, rows, places, None), {}, {}
@@ -234,7 +235,7 @@ def training(mean: float, folder: Path) -> dict[str, Any]:
     started = time.perf_counter()
     made = Training(mean, folder)
     found: dict[str, Any] = {"gigabytes": made.cache.nbytes / 1e9, "cache_seconds": time.perf_counter() - started}
-    there = DeviceStates(made.on_disk, made.device)
+    there = DeviceCachedStates(made.on_disk, made.device)
     found["agreement"] = made.agreement(there, folder)
     print(json.dumps(found["agreement"]), flush=True)
     ways = {"states_on_gpu": (there, True), "states_from_disk": (made.on_disk, True), "plain": (there, False)}
@@ -271,23 +272,23 @@ def on_cpu() -> dict[str, Any]:
     """A report of 512 tokens, and LIME, with the built-in encoder."""
     from nosology.core import Code
     from nosology.core.label_space import LabelSpace
-    from nosology.encoders.report_reader import ReportReader
-    from nosology.encoders.transformer import pretrained
+    from nosology.encoders.tokenizers import ReportTokenizer
+    from nosology.encoders.transformer import load_pretrained
     from nosology.explanation.attribution import attribute
     from nosology.models.hmhan.categories import Categories
     from nosology.models.hmhan.hmhan_model import Hmhan
     from nosology.models.hmhan.hmhan_net import HmhanNets
     from nosology.models.hmhan.words import Words
 
-    reader, encoder = pretrained("minilm", 0, 512)
+    reader, encoder = load_pretrained("minilm", 0, 512)
     texts = simulated_reports(300)
-    reports = ReportReader(reader.tokenizer_json, 512)
+    reports = ReportTokenizer(reader.tokenizer_json, 512)
     labels = LabelSpace([Code("icd10cm", code) for code in ("J18.9", "I50.9", "J90", "N17.9", "I10", "J96.01")])
     words, categories = Words.fit(texts, 2, 30_000), Categories.at(labels, "chapter")
     shape = HmhanShape(encoder="minilm", frozen=True)
     net = HmhanNet(shape, LossSettings(), encoder, torch.from_numpy(categories.of), words=len(words))
     model = Hmhan(labels, np.ones(6, int), reports, HmhanNets([net]), shape, categories=categories, words=words)
-    lengths = np.array([len(reports.read(text)) for text in texts])
+    lengths = np.array([len(reports.tokenize(text)) for text in texts])
     bare = HmhanNets([net_of(encoder)])
     batch = batch_of([510])
     with evaluating(bare):

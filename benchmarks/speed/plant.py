@@ -28,9 +28,10 @@ import torch
 from scipy import sparse
 from torch.nn.functional import cross_entropy, linear
 
-from nosology.attention import pair_scores, planted_loss
-from nosology.encoders.awd_lstm import AwdLstm, Dropouts
-from nosology.encoders.vocabulary import PAD
+from nosology.attention import planted_attention as pair_scores
+from nosology.attention import planted_attention as planted_loss
+from nosology.encoders.tokenizers import PAD
+from nosology.encoders.word_encoders import AwdLstm, DropoutRates
 from nosology.models.plant import language_model, next_word
 from nosology.models.plant.language_model import LanguageModel
 from nosology.models.plant.plant_net import PlantNet, Ranker
@@ -102,7 +103,7 @@ def plain_loss(states, vectors, bias, targets) -> torch.Tensor:
 def language(told: dict, times: int, *, loss=next_word.next_word_loss, streams: float = 1) -> dict[str, float]:
     """A step of the language model; streams: times as many."""
     torch.manual_seed(0)
-    drop = Dropouts(0.02, 0.25, 0.2, 0.15, 0.1)
+    drop = DropoutRates(0.02, 0.25, 0.2, 0.15, 0.1)
     encoder = AwdLstm(told["words"], told["size"], told["hidden"], told["layers"], drop)
     count = int(told["streams"] * streams)
     net = LanguageModel(encoder, count).to(device())

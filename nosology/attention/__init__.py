@@ -1,1 +1,1 @@
-"""From token states to one vector a label; every attention takes the lengths of the notes and obeys them."""
+"""Attention: from token states to one vector per label. All modules respect the lengths of notes."""

@@ -1,4 +1,4 @@
-"""nosology embed: the vectors of a corpus's notes, made once and kept."""
+"""nosology embed: compute and cache the embeddings of a corpus's notes."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ import typer
 
 if TYPE_CHECKING:
     from nosology.corpora.corpus import Corpus
-    from nosology.encoders.embedder import Embedded
+    from nosology.encoders.embedder import EmbeddedBatch
+    from nosology.encoders.embedder_config import EmbedderSettings
 
-_QUIET = 30.0  # seconds between lines where there is no terminal
-_WORTH_COMPILING = 30_000_000  # characters, about 10 million tokens
+_LOG_SECONDS = 30.0  # between lines where there is no terminal
+_MIN_COMPILE_CHARACTERS = 30_000_000  # about 10 million tokens; below, compiling does not pay off
 
 
 def embed(
-    corpus: Annotated[list[Path], typer.Option(help="A corpus folder; may be given several times.")],
-    out: Annotated[Path, typer.Option(help="The cache folder; what it holds already is not made again.")],
+    corpus: Annotated[list[Path], typer.Option(help="A corpus folder; can be repeated.")],
+    out: Annotated[Path, typer.Option(help="The cache folder; cached notes are not embedded again.")],
     model: Annotated[
         str, typer.Option(help="minilm (in the package), a name from docs/embedding.md, a Hugging Face name, a folder.")
     ] = "minilm",
     split: Annotated[str, typer.Option(help="train, dev, test, or all.")] = "all",
-    max_tokens: Annotated[int, typer.Option(min=0, help="Tokens of a note that are read; 0: all.")] = 8192,
-    window: Annotated[int, typer.Option(min=0, help="Tokens read at once; 0: what the model was made for.")] = 0,
-    prompt: Annotated[str, typer.Option(help="Set before each note, in the place of the model's own.")] = "",
+    max_tokens: Annotated[int, typer.Option(min=0, help="Maximum tokens per note; 0: all.")] = 8192,
+    window: Annotated[int, typer.Option(min=0, help="Tokens per forward pass; 0: the maximum of the model.")] = 0,
+    prompt: Annotated[str, typer.Option(help="Text before each note; default: the model's own prompt.")] = "",
     revision: Annotated[str, typer.Option(help="Branch, tag or commit of a Hugging Face name.")] = "",
     precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run programs that come with the model. They can do anything.")
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model, with all your permissions.")
     ] = False,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: the GPU where there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: the GPU if there is one.")] = None,
 ) -> None:
-    """Turn notes into vectors with a pretrained model, once; heads are trained on them."""
+    """Embed notes with a pretrained model and cache the vectors, for training heads."""
     from nosology.corpora.corpus import Corpus
 
     settings = _settings(
@@ -54,31 +55,31 @@ def embed(
     from nosology.encoders.embedding_report import summarise, write_report
 
     embedder = Embedder.load(settings, device)
-    cache = EmbeddingCache.of(out, embedder)
+    cache = EmbeddingCache.for_embedder(out, embedder)
     new, characters = cache.missing(notes.texts())
-    if characters > _WORTH_COMPILING:
+    if characters > _MIN_COMPILE_CHARACTERS:
         embedder.compile()
-    watch = _Watch(f"embedding ({embedder.name})", new, characters)
+    progress = _EmbeddingProgress(f"embedding ({embedder.name})", new, characters)
     try:
-        rows = cache.rows(notes.texts(), lambda: embedder, watch)
+        rows = cache.rows(notes.texts(), lambda: embedder, progress)
     finally:
-        watch.close()
+        progress.close()
     page = write_report(out, cache, summarise(cache, rows, embedder, new))
     typer.echo(
-        f"{cache.folder}: {len(rows):,} notes, {new:,} new, {embedder.dim} numbers each, {embedder.name} on "
-        f"{embedder.device}{f', {watch.rate():,.0f} tokens/s' if new else ''}"
+        f"{cache.folder}: {len(rows):,} notes, {new:,} new, {embedder.dim} dimensions, {embedder.name} on "
+        f"{embedder.device}{f', {progress.rate():,.0f} tokens/s' if new else ''}"
     )
     typer.echo(f"report: {page}")
 
 
-def _settings(**given: Any) -> Any:
+def _settings(**options: Any) -> EmbedderSettings:
     from pydantic import ValidationError
 
     from nosology.core import ConfigError
-    from nosology.encoders.embedder_settings import EmbedderSettings
+    from nosology.encoders.embedder_config import EmbedderSettings
 
     try:
-        return EmbedderSettings(**given)
+        return EmbedderSettings(**options)
     except ValidationError as error:
         first = error.errors()[0]
         option = f"--{first['loc'][0]}".replace("_", "-")
@@ -86,7 +87,7 @@ def _settings(**given: Any) -> Any:
 
 
 class _Notes:
-    """The texts of a split of corpora, streamed anew each time they are asked for."""
+    """The texts of a split of several corpora; each call of `texts` streams them again."""
 
     def __init__(self, corpora: list[Corpus], split: str):
         from nosology.core import SPLITS, DataError
@@ -99,41 +100,42 @@ class _Notes:
         return (note.text for corpus in self.corpora for note in corpus.notes(self.split))
 
 
-class _Watch:
-    """Says on standard error how far it is: a bar on a terminal, elsewhere a line now and then."""
+class _EmbeddingProgress:
+    """Progress on standard error: a bar on a terminal, otherwise a line every 30 seconds."""
 
     def __init__(self, title: str, notes: int, characters: int):
         self.title, self.notes, self.characters = title, notes, characters
-        self.done, self.seen, self.tokens = 0, 0, 0
-        self.started = self.said = time.monotonic()
+        self.done_notes, self.done_characters, self.done_tokens = 0, 0, 0
+        self.started = self.logged = time.monotonic()
         self._bar: Any = None
         if notes and sys.stderr.isatty():
             from rich import progress
             from rich.console import Console
 
             columns = (progress.TextColumn("{task.description}"), progress.BarColumn())
-            text = progress.TextColumn("{task.fields[says]}")
+            text = progress.TextColumn("{task.fields[status]}")
             self._bar = progress.Progress(*columns, text, console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task(title, total=characters, says=f"0/{notes:,} notes")
+            self._task = self._bar.add_task(title, total=characters, status=f"0/{notes:,} notes")
             self._bar.start()
 
-    def __call__(self, part: Embedded) -> None:
-        self.done += len(part.rows)
-        self.seen += part.characters
-        self.tokens += int(part.read.sum())
+    def __call__(self, batch: EmbeddedBatch) -> None:
+        self.done_notes += len(batch.rows)
+        self.done_characters += batch.characters
+        self.done_tokens += int(batch.read.sum())
         now = time.monotonic()
-        # By characters, because a pool's longest notes come first and notes alone would promise too much.
-        left = (now - self.started) / max(1, self.seen) * (self.characters - self.seen)
-        says = f"{self.done:,}/{self.notes:,} notes  {self.rate():,.0f} tokens/s  {timedelta(seconds=round(left))} left"
+        # Estimated by characters: the longest notes come first.
+        left = (now - self.started) / max(1, self.done_characters) * (self.characters - self.done_characters)
+        notes = f"{self.done_notes:,}/{self.notes:,} notes"
+        status = f"{notes}  {self.rate():,.0f} tokens/s  {timedelta(seconds=round(left))} left"
         if self._bar:
-            self._bar.update(self._task, completed=self.seen, says=says)
-        elif now - self.said >= _QUIET:
-            self.said = now
-            print(f"{self.title}: {says}", file=sys.stderr, flush=True)
+            self._bar.update(self._task, completed=self.done_characters, status=status)
+        elif now - self.logged >= _LOG_SECONDS:
+            self.logged = now
+            print(f"{self.title}: {status}", file=sys.stderr, flush=True)
 
     def rate(self) -> float:
-        """Tokens a second so far, tokenising and storing included."""
-        return self.tokens / max(1e-9, time.monotonic() - self.started)
+        """Tokens per second so far, including tokenization and storage."""
+        return self.done_tokens / max(1e-9, time.monotonic() - self.started)
 
     def close(self) -> None:
         if self._bar:

@@ -1,4 +1,4 @@
-"""How long notes are for each embedder, how much of them it reads, and what that takes: a table and a plot."""
+"""Report of an embedding cache: token lengths, truncation and speed per embedder, as a table and a plot."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nosology.core.files import atomic_file, write_json
-from nosology.encoders.embedding_cache import INDEX, RECORD, EmbeddingCache
+from nosology.encoders.append_only_store import INDEX_FILE
+from nosology.encoders.embedding_cache import RECORD, EmbeddingCache
 
 if TYPE_CHECKING:
     from nosology.encoders.embedder import Embedder
 
 REPORT, PAGE, PLOT = "report.json", "report.md", "time_against_length.png"
-_POINTS = 4_000  # of a plot
+_MAX_POINTS = 4_000  # per plot
 _INK, _BLUE, _ORANGE, _PALE = "#1f2933", "#2563a8", "#d9730d", "#d5dce4"
 _COLUMNS = {
     "model": "model",
@@ -24,17 +25,17 @@ _COLUMNS = {
     "tokens_lower_quartile": "lower quartile",
     "tokens_median": "median",
     "tokens_upper_quartile": "upper quartile",
-    "tokens_max": "most",
+    "tokens_max": "maximum",
     "limit": "limit",
-    "over_limit": "notes cut there",
+    "over_limit": "truncated notes",
     "window": "window",
-    "in_windows": "notes in windows",
+    "in_windows": "split notes",
     "tokens_a_second": "tokens/s",
 }
 
 
 def summarise(cache: EmbeddingCache, rows: np.ndarray, embedder: Embedder, new: int) -> dict[str, Any]:
-    """What is to be said of the notes at these rows (N,) of a cache, `new` of them embedded just now."""
+    """Statistics of the notes at these rows (N,) of a cache; new: how many of them were embedded in this run."""
     records = cache.records[rows]
     tokens, limit = records["tokens"].astype(np.int64), embedder.settings.max_tokens
     seconds = float(records["milliseconds"].astype(np.float64).sum()) / 1000
@@ -61,46 +62,45 @@ def summarise(cache: EmbeddingCache, rows: np.ndarray, embedder: Embedder, new: 
 
 
 def write_report(root: str | Path, cache: EmbeddingCache, summary: dict[str, Any]) -> Path:
-    """The page of a cache folder, written anew: one row and one plot for each embedder that has a report."""
+    """The path of the report page of a cache folder, which has one row and one plot per embedder."""
     root = Path(root)
     write_json(cache.folder / REPORT, summary)
-    found = [one for path in sorted(root.glob(f"*/{REPORT}")) if (one := _read(path)) is not None]
-    found.sort(key=lambda one: (one["model"], one["key"]))
-    with atomic_file(root / PLOT) as aside:
-        aside.write_bytes(_plot(root, found))
-    with atomic_file(root / PAGE) as aside:
-        aside.write_text(_page(found), encoding="utf-8")
+    reports = [report for path in sorted(root.glob(f"*/{REPORT}")) if (report := _read(path)) is not None]
+    reports.sort(key=lambda report: (report["model"], report["key"]))
+    with atomic_file(root / PLOT) as temporary:
+        temporary.write_bytes(_plot(root, reports))
+    with atomic_file(root / PAGE) as temporary:
+        temporary.write_text(_page(reports), encoding="utf-8")
     return root / PAGE
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """The report of an embedder, None if the file is of another program."""
+    """The report of an embedder; None if another program wrote the file."""
     try:
-        one = json.loads(path.read_text(encoding="utf-8"))
+        report = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         return None
-    if not isinstance(one, dict) or not {*_COLUMNS, "device", "key"} <= one.keys() or one["key"] != path.parent.name:
-        return None
-    return one
+    complete = isinstance(report, dict) and {*_COLUMNS, "device", "key"} <= report.keys()
+    return report if complete and report["key"] == path.parent.name else None
 
 
-def _page(found: list[dict[str, Any]]) -> str:
+def _page(reports: list[dict[str, Any]]) -> str:
     lines = [
-        "# Notes and the embedders that read them",
+        "# Embedded notes",
         "",
         "| " + " | ".join(_COLUMNS.values()) + " |",
         "|---" * len(_COLUMNS) + "|",
-        *("| " + " | ".join(_cell(name, one[name]) for name in _COLUMNS) + " |" for one in found),
+        *("| " + " | ".join(_cell(name, report[name]) for name in _COLUMNS) + " |" for report in reports),
         "",
-        "Tokens are the model's own, with those that begin and end a text. Behind the limit a note is not read. A note",
-        "longer than the window goes in windows; its vector is their mean, weighted by the note's tokens in each.",
-        "tokens/s is of the model alone, reading and storing left out.",
+        "Tokens are those of the model's tokenizer, including special tokens. A note is truncated at the limit. A note",
+        "longer than the window is split; its vector is the mean over its windows, weighted by their tokens.",
+        "tokens/s is the speed of the model alone, without tokenization and storage.",
         "",
         f"![time against length]({PLOT})",
         "",
-        "A point is a note: its share, by tokens, of the time that its batch took.",
+        "Each point is a note. Its time is its share, by tokens, of the time of its batch.",
         "",
-        "These vectors are personal data: keep them as you keep the notes.",
+        "These vectors are personal data: protect them like the notes.",
         "",
     ]
     return "\n".join(lines)
@@ -112,23 +112,23 @@ def _cell(name: str, value: Any) -> str:
     return str(value).replace("|", "\\|") if isinstance(value, str) else f"{value:,.0f}"
 
 
-def _plot(root: Path, found: list[dict[str, Any]]) -> bytes:
-    """Milliseconds against tokens, one panel an embedder, as the bytes of a PNG."""
+def _plot(root: Path, reports: list[dict[str, Any]]) -> bytes:
+    """A PNG: milliseconds against tokens, one panel per embedder."""
     from io import BytesIO
 
     from matplotlib.figure import Figure
 
-    columns = min(3, len(found))
-    lines = -(-len(found) // columns)
+    columns = min(3, len(reports))
+    lines = -(-len(reports) // columns)
     figure = Figure(figsize=(4.2 * columns, 3.2 * lines), dpi=110, layout="constrained")
-    for number, one in enumerate(found):
-        records = np.fromfile(root / one["key"] / INDEX, dtype=RECORD)
-        chosen = np.unique(np.linspace(0, len(records) - 1, _POINTS).astype(int)) if len(records) else []
+    for number, report in enumerate(reports):
+        records = np.fromfile(root / report["key"] / INDEX_FILE, dtype=RECORD)
+        chosen = np.unique(np.linspace(0, len(records) - 1, _MAX_POINTS).astype(int)) if len(records) else []
         axes = figure.add_subplot(lines, columns, number + 1)
         axes.plot(records["tokens"][chosen], records["milliseconds"][chosen], ".", color=_BLUE, ms=3, alpha=0.4)
-        if one["limit"]:
-            axes.axvline(one["limit"], color=_ORANGE, lw=1, ls="--")
-        axes.set_title(f"{one['model']} ({one['device']})", color=_INK, fontsize=10)
+        if report["limit"]:
+            axes.axvline(report["limit"], color=_ORANGE, lw=1, ls="--")
+        axes.set_title(f"{report['model']} ({report['device']})", color=_INK, fontsize=10)
         axes.set_xlabel("tokens of the note", color=_INK)
         axes.set_ylabel("milliseconds", color=_INK)
         axes.set_xlim(0, 1.1 * max(1, int(records["tokens"].max(initial=0))))

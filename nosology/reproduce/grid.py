@@ -31,8 +31,7 @@ from nosology.core import SPLITS, ConfigError, DataError
 from nosology.corpora.corpus import Corpus
 from nosology.corpora.sites import site_corpus
 from nosology.corpora.splits import split_corpus
-from nosology.encoders.embedder_files import folder_hash
-from nosology.encoders.embedder_settings import EmbedderSettings
+from nosology.encoders.embedder_config import EmbedderSettings, folder_fingerprint
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.reproduce.grid_settings import GridSettings
 
@@ -183,7 +182,7 @@ def plan(grid: GridSettings, recipes: Recipes, prepared: Mapping[str, tuple[Corp
 def _files(settings: EmbedderSettings) -> tuple[str, ...]:
     """What tells the files of an embedder that is a folder from those that it held before; nothing of any other."""
     try:
-        return tuple(filter(None, [folder_hash(settings)]))
+        return tuple(filter(None, [folder_fingerprint(settings)]))
     except Exception:  # files of others can be damaged in any way
         return ()  # its runs will say what is wrong with it
 

@@ -88,7 +88,7 @@ def embed(task: Task) -> dict[str, Any]:
     from nosology.encoders.embedder import Embedder
 
     embedder = Embedder.load(FederatedHeadsRecipe.model_validate(task.recipe).embedder)
-    cache = EmbeddingCache.of(task.cache, embedder)
+    cache = EmbeddingCache.for_embedder(task.cache, embedder)
     before = len(cache)
     cache.rows((note.text for note in Corpus.open(task.corpus).notes()), lambda: embedder)
     return {"key": embedder.key, "dim": embedder.dim, "identity": embedder.identity, "embedded": len(cache) - before}

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nosology.encoders.vocabulary import PAD
+from nosology.encoders.tokenizers import PAD
 from nosology.training.batch_plan import WIDTH_MULTIPLE, BatchPlan, StreamPlan, derive_seed
 
 

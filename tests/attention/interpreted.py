@@ -9,9 +9,7 @@ import torch
 import triton
 
 from nosology.attention import planted_kernels
-from nosology.attention.pair_scores import pair_scores
-from nosology.attention.planted import kept_first
-from nosology.attention.planted_loss import _attend_
+from nosology.attention.planted_attention import _attend_, pair_scores, top_k_mask
 from nosology.models.plant import next_word_kernels
 from nosology.models.plant.next_word import cross_entropy_
 from tests.attention.test_planted import world
@@ -76,7 +74,7 @@ def choice(seed: int) -> None:
     keys = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
     above, same = keys > bounds[..., None], (keys == bounds[..., None]) & (place <= lasts[..., None])
     kept = (above | same) & inside
-    assert torch.equal(kept, kept_first(found, inside, k))
+    assert torch.equal(kept, top_k_mask(found, inside, k))
     assert torch.equal(kept.sum(2), lengths.clamp(max=k).expand(labels, -1))
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nosology.attention import kernels, triton_kernels
+from nosology.attention import dual_attention as kernels
+from nosology.attention import dual_kernels as triton_kernels
 
 LENGTHS = torch.tensor([13, 1, 7])  # of notes in 13 columns, which no power of two divides
 

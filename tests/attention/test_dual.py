@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as f
 
-from nosology.attention import dual
-from nosology.attention.dual import Head, attention_weights, dual_logits, dual_loss
+from nosology.attention import dual_attention as dual
+from nosology.attention.dual_attention import DualHead, attention_weights, dual_logits, dual_loss
 
 QUICK = settings(max_examples=25, deadline=None)
 LENGTHS = st.lists(st.integers(0, 70), min_size=1, max_size=6)
@@ -29,11 +29,16 @@ def world(lengths: list[int], d: int, m: int, p: int, labels: int, seed: int = 0
     states = draw(len(lengths), max(1, *lengths, 1) + pads, d)
     queries = (spread * draw(m, labels, p)).requires_grad_()
     hidden = m * d
-    head = Head(draw(m * p, d), draw(m * p), draw(hidden, hidden), draw(hidden), draw(hidden), draw(1))
-    return states.requires_grad_(), torch.tensor(lengths), queries, Head(*(weight.requires_grad_() for weight in head))
+    head = DualHead(draw(m * p, d), draw(m * p), draw(hidden, hidden), draw(hidden), draw(hidden), draw(1))
+    return (
+        states.requires_grad_(),
+        torch.tensor(lengths),
+        queries,
+        DualHead(*(weight.requires_grad_() for weight in head)),
+    )
 
 
-def reference(states: Tensor, lengths: Tensor, queries: Tensor, head: Head) -> tuple[Tensor, list[Tensor]]:
+def reference(states: Tensor, lengths: Tensor, queries: Tensor, head: DualHead) -> tuple[Tensor, list[Tensor]]:
     """Equations 3 to 6: logits (B, L), and of each note its weights (M, L, length)."""
     m, _, p = queries.shape
     logits, weights = [], []
@@ -46,8 +51,8 @@ def reference(states: Tensor, lengths: Tensor, queries: Tensor, head: Head) -> t
     return torch.stack(logits), weights
 
 
-def detached(head: Head) -> Head:
-    return Head(*(weight.detach() for weight in head))
+def detached(head: DualHead) -> DualHead:
+    return DualHead(*(weight.detach() for weight in head))
 
 
 @QUICK
@@ -60,7 +65,9 @@ def test_loss_and_every_derivative_are_those_of_autograd(lengths, sizes, chunk, 
     expected = torch.autograd.grad(3 * wanted, inputs)
     loss = dual_loss(states, sizes_of, queries, targets, head, chunk)
     assert loss.item() == pytest.approx(wanted.item(), abs=1e-10)
-    for name, got, want in zip(("states", "queries", *Head._fields), torch.autograd.grad(3 * loss, inputs), expected):
+    for name, got, want in zip(
+        ("states", "queries", *DualHead._fields), torch.autograd.grad(3 * loss, inputs), expected
+    ):
         assert got.dtype == want.dtype and got.shape == want.shape, name
         assert (got - want).abs().max() < 1e-10, name
 
@@ -79,7 +86,9 @@ def test_logits_in_chunks_are_those_of_the_equations(lengths, sizes, notes, labe
 def test_single_precision_stays_near_double():
     states, lengths, queries, head = world([300, 0, 17], d=16, m=4, p=16, labels=700, spread=0.5)
     scale = 1 / 16
-    head = Head(head.key * scale, head.key_bias, head.hidden * scale, head.hidden_bias, head.out * scale, head.out_bias)
+    head = DualHead(
+        head.key * scale, head.key_bias, head.hidden * scale, head.hidden_bias, head.out * scale, head.out_bias
+    )
     wanted, _ = reference(states, lengths, queries, head)
     with torch.no_grad():
         found = dual_logits(states.float(), lengths, queries.float(), detached(head).to(torch.float32))

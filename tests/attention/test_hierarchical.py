@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nosology.attention.hierarchical import ATTENTIONS, Hierarchical, MultiHead
+from nosology.attention.hierarchical_attention import ATTENTIONS, HierarchicalAttention, MultiHeadAttention
 
 CATEGORIES = torch.tensor([0, 0, 1, 2])  # the last two codes are alone in theirs
 WIDTH = 8
@@ -55,7 +55,7 @@ def test_a_code_s_category_vector_reaches_its_query_and_no_other():
 
 def test_multi_head_is_torch_s_own():
     torch.manual_seed(3)
-    ours, theirs = MultiHead(WIDTH, 4), torch.nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+    ours, theirs = MultiHeadAttention(WIDTH, 4), torch.nn.MultiheadAttention(WIDTH, 4, batch_first=True)
     with torch.no_grad():
         for layer in (ours.query, ours.key, ours.value, ours.out):
             layer.weight.normal_()
@@ -78,15 +78,15 @@ def test_a_report_without_a_token_is_finite():
 
 
 def test_queries_begin_as_descriptions():
-    look = Hierarchical(WIDTH, CATEGORIES, 2)
+    look = HierarchicalAttention(WIDTH, CATEGORIES, 2)
     codes, categories = torch.randn(4, WIDTH), torch.randn(3, WIDTH)
-    look.begin(codes, categories)
+    look.initialize_queries(codes, categories)
     assert torch.equal(look.codes, codes) and torch.equal(look.categories, categories)
 
 
 def test_a_fresh_query_looks_at_the_token_that_is_like_it():
     torch.manual_seed(0)
-    look = MultiHead(32, 4)
+    look = MultiHeadAttention(32, 4)
     states = torch.randn(1, 6, 32)
     with torch.no_grad():
         weights = look.weights(states[:, 2:3] * 3, states, torch.ones(1, 6, dtype=torch.bool))

@@ -6,23 +6,23 @@ import numpy as np
 import pytest
 import torch
 
-from nosology.attention import learned
-from nosology.attention.learned import Learned
+from nosology.attention import label_attention as learned
+from nosology.attention.label_attention import LabelAttention
 
 STATES = torch.randn(3, 9, 6, generator=torch.Generator().manual_seed(0))
 MASK = torch.arange(9) < torch.tensor([9, 4, 1])[:, None]
 
 
-def module(projection: int) -> Learned:
+def module(projection: int) -> LabelAttention:
     torch.manual_seed(projection)
-    made = Learned(6, 11, projection)
+    made = LabelAttention(6, 11, projection)
     with torch.no_grad():
         for weight in made.parameters():
             weight.copy_(torch.randn_like(weight))
     return made
 
 
-def by_hand(made: Learned, note: np.ndarray, label: int) -> tuple[float, np.ndarray]:
+def by_hand(made: LabelAttention, note: np.ndarray, label: int) -> tuple[float, np.ndarray]:
     """The equations, one label and one token at a time."""
     keys = note if made.projection is None else np.tanh(note @ made.projection.weight.detach().numpy().T)
     scores = np.exp(keys @ made.queries[label].detach().numpy())
@@ -50,10 +50,10 @@ def test_labels_scored_a_part_at_a_time_are_scored_alike(monkeypatch, projection
     made = module(projection)
     with torch.no_grad():
         whole = made.logits(STATES, MASK)
-        monkeypatch.setattr(learned, "_CELLS", cells)
+        monkeypatch.setattr(learned, "_MAX_CELLS", cells)
         calls = []
-        part = made._part
-        monkeypatch.setattr(made, "_part", lambda *given: calls.append(1) or part(*given))
+        part = made._chunk_logits
+        monkeypatch.setattr(made, "_chunk_logits", lambda *given: calls.append(1) or part(*given))
         found = made.logits(STATES, MASK)
         some = made.logits(STATES, MASK, torch.tensor([3, 3, 9]))
     assert len(calls) > 1
@@ -80,7 +80,7 @@ def test_a_note_without_a_token_has_numbers_and_no_attention():
 
 def test_a_label_begins_with_the_share_of_notes_that_have_it():
     rates = torch.tensor([0.5, 0.01, 0.0, 1.0])
-    made = Learned(6, 4, rates=rates)
+    made = LabelAttention(6, 4, rates=rates)
     found = made.logits(torch.zeros(1, 2, 6), torch.ones(1, 2, dtype=torch.bool)).sigmoid()
     assert found[0].detach().numpy() == pytest.approx(rates.numpy(), abs=1e-4)
     assert torch.isfinite(made.bias).all()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nosology.attention import pair_scores as module
-from nosology.attention.pair_scores import pair_scores
+from nosology.attention import planted_attention as module
+from nosology.attention.planted_attention import pair_scores
 
 
 def naive(labels: torch.Tensor, words: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

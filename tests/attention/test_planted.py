@@ -7,7 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nosology.attention.planted import Decoder, Planted, Seen, logits, read
+from nosology.attention.planted_attention import (
+    AttentionState,
+    LabelDecoder,
+    PlantedScores,
+    accumulate,
+    accumulated_logits,
+)
 
 
 def world(seed: int, notes: int = 3, tokens: int = 17, labels: int = 5, words: int = 6, size: int = 4):
@@ -16,8 +22,8 @@ def world(seed: int, notes: int = 3, tokens: int = 17, labels: int = 5, words: i
     states = torch.randn(notes, tokens, size, dtype=torch.float64).float()
     lengths = torch.tensor([tokens, tokens // 2, 1][:notes])
     mask = torch.arange(tokens) < lengths[:, None]
-    decoder = Decoder(torch.randn(labels, size), torch.randn(labels, size), torch.randn(labels))
-    planted = Planted(torch.rand(labels, words), torch.randn(labels, words).round(decimals=1), 4)
+    decoder = LabelDecoder(torch.randn(labels, size), torch.randn(labels, size), torch.randn(labels))
+    planted = PlantedScores(torch.rand(labels, words), torch.randn(labels, words).round(decimals=1), 4)
     return states, mask, torch.randint(0, words, (notes, tokens)), decoder, planted
 
 
@@ -43,14 +49,14 @@ def naive(states, mask, words, decoder, planted, zero: bool = False) -> torch.Te
 
 
 def whole(states, mask, words, decoder, planted, zero: bool = False) -> torch.Tensor:
-    seen = Seen.nothing(len(states), len(decoder.bias), 0, states)
-    return logits(read(states, mask, words, decoder, planted, seen), decoder, zero)
+    seen = AttentionState.empty(len(states), len(decoder.bias), 0, states)
+    return accumulated_logits(accumulate(states, mask, words, decoder, planted, seen), decoder, zero)
 
 
 @pytest.mark.parametrize("without", [(), ("static",), ("scores",), ("static", "scores"), ("k",)])
 def test_equals_the_equations(without):
     states, mask, words, decoder, planted = world(0)
-    planted = Planted(**(vars(planted) | {name: 0 if name == "k" else None for name in without}))
+    planted = PlantedScores(**(vars(planted) | {name: 0 if name == "k" else None for name in without}))
     torch.testing.assert_close(
         whole(states, mask, words, decoder, planted), naive(states, mask, words, decoder, planted), atol=1e-5, rtol=1e-5
     )
@@ -66,13 +72,13 @@ def test_the_papers_zero_leaves_the_others_some_weight():
 @settings(max_examples=40, deadline=None)
 def test_windows_equal_the_equations(seed, width, k, zero):
     states, mask, words, decoder, planted = world(seed)
-    planted = Planted(planted.static, planted.scores, k)
-    seen = Seen.nothing(len(states), len(decoder.bias), 0, states)
+    planted = PlantedScores(planted.static, planted.scores, k)
+    seen = AttentionState.empty(len(states), len(decoder.bias), 0, states)
     for parts in zip(states.split(width, 1), mask.split(width, 1), words.split(width, 1)):
-        seen = read(*parts, decoder, planted, seen)
+        seen = accumulate(*parts, decoder, planted, seen)
         assert seen.keys.shape[2] <= max(1, k)  # what is kept does not grow, also where all tokens count
     wanted = naive(states, mask, words, decoder, planted, zero)
-    torch.testing.assert_close(logits(seen, decoder, zero), wanted, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(accumulated_logits(seen, decoder, zero), wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_pads_and_batch_mates_change_nothing():
@@ -87,7 +93,7 @@ def test_pads_and_batch_mates_change_nothing():
 
 def test_exactly_k_tokens_have_a_planted_weight():
     states, mask, words, decoder, planted = world(2)
-    seen = read(states, mask, words, decoder, planted, Seen.nothing(3, 5, 0, states))
+    seen = accumulate(states, mask, words, decoder, planted, AttentionState.empty(3, 5, 0, states))
     kept = (seen.keys > torch.iinfo(torch.int64).min).sum(2)
     assert (kept == mask.sum(1).clamp(max=planted.k)[:, None]).all()
 
@@ -98,7 +104,7 @@ def test_gradients_are_the_naive_ones_and_reach_everything(k):
     grads = []
     for score in (whole, naive):
         leaves = [x.clone().requires_grad_() for x in (states, *vars(decoder).values(), planted.static, planted.scores)]
-        made = score(leaves[0], mask, words, Decoder(*leaves[1:4]), Planted(leaves[4], leaves[5], k))
+        made = score(leaves[0], mask, words, LabelDecoder(*leaves[1:4]), PlantedScores(leaves[4], leaves[5], k))
         grads.append(torch.autograd.grad((made * torch.arange(15.0).view(3, 5)).sum(), leaves))
     for a, b in zip(*grads):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from nosology.attention.planted import Decoder, Planted, kept_first
-from nosology.attention.planted_loss import planted_loss
+from nosology.attention.planted_attention import LabelDecoder, PlantedScores, planted_loss, top_k_mask
 from tests.attention.test_planted import whole, world
 
 
@@ -22,7 +21,7 @@ def test_equals_the_equations_with_derivatives(chunk, without):
     for way in (0, 1):
         given = {name: told[name] for name in ("static", "scores") if told[name] is not None}
         leaves = [x.clone().requires_grad_() for x in (states, *vars(decoder).values(), *given.values())]
-        parts, plan = Decoder(*leaves[1:4]), Planted(**(told | dict(zip(given, leaves[4:]))))
+        parts, plan = LabelDecoder(*leaves[1:4]), PlantedScores(**(told | dict(zip(given, leaves[4:]))))
         if way:
             loss = binary_cross_entropy_with_logits(whole(leaves[0], mask, words, parts, plan, zero), targets)
         else:
@@ -38,6 +37,6 @@ def test_equals_the_equations_with_derivatives(chunk, without):
 def test_exactly_k_the_first_of_equal_ones():
     scores = torch.tensor([[1.0, 3.0, 3.0, 3.0, 0.0, 9.0]])
     mask = torch.tensor([True, True, True, True, True, False])
-    assert kept_first(scores, mask, 2).tolist() == [[False, True, True, False, False, False]]
-    assert kept_first(scores, mask, 0).tolist() == [mask.tolist()]
-    assert kept_first(scores, mask, 5).tolist() == [mask.tolist()]
+    assert top_k_mask(scores, mask, 2).tolist() == [[False, True, True, False, False, False]]
+    assert top_k_mask(scores, mask, 0).tolist() == [mask.tolist()]
+    assert top_k_mask(scores, mask, 5).tolist() == [mask.tolist()]

@@ -17,7 +17,7 @@ from nosology.cli import app
 from nosology.core import ConfigError, DataError, Note
 from nosology.corpora.corpus import write_corpus
 from nosology.encoders.embedder import Embedder
-from nosology.encoders.embedder_settings import EmbedderSettings
+from nosology.encoders.embedder_config import EmbedderSettings
 from nosology.encoders.embedding_cache import EmbeddingCache
 from tests.conftest import small_notes
 from tests.encoders.tiny_embedders import tiny_embedder
@@ -37,14 +37,14 @@ def embedder() -> Embedder:
 def test_notes_are_embedded_once_and_reported(small_corpus, tmp_path, embedder):
     out = tmp_path / "cache"
     said = run("--corpus", small_corpus.folder, "--out", out, "--device", "cpu", "--split", "dev")
-    assert "40 notes, 40 new, 384 numbers each, minilm on cpu" in said and "tokens/s" in said
+    assert "40 notes, 40 new, 384 dimensions, minilm on cpu" in said and "tokens/s" in said
     assert "160 notes, 120 new" in run("--corpus", small_corpus.folder, "--out", out, "--device", "cpu")
     assert "160 notes, 0 new" in run("--corpus", small_corpus.folder, "--out", out, "--device", "cpu")
     texts = [note.text for note in small_corpus.notes()]
-    found = EmbeddingCache.of(out, embedder).vectors(texts)
+    found = EmbeddingCache.for_embedder(out, embedder).vectors(texts)
     assert np.allclose(found, embedder.embed(texts), atol=1e-5)
     report = json.loads((out / embedder.key / "report.json").read_text())
-    lengths = [len(embedder._reader.pieces([text])[0]) + 2 for text in texts]
+    lengths = [len(embedder._tokenizer.token_ids([text])[0]) + 2 for text in texts]
     assert report["notes"] == 160 and report["over_limit"] == report["in_windows"] == 0
     assert report["tokens_max"] == max(lengths) and np.isclose(report["tokens_mean"], np.mean(lengths))
     assert report["tokens_median"] == np.median(lengths)
@@ -103,8 +103,8 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
         time.sleep(0.005)
     running.send_signal(signal.SIGKILL)
     running.wait()
-    kept = len(EmbeddingCache.of(out, embedder))
+    kept = len(EmbeddingCache.for_embedder(out, embedder))
     assert 0 < kept < 150
     assert f"150 notes, {150 - kept} new" in run(*given)
     some = [note.text for note in notes[::40]]
-    assert np.allclose(EmbeddingCache.of(out, embedder).vectors(some), embedder.embed(some), atol=1e-5)
+    assert np.allclose(EmbeddingCache.for_embedder(out, embedder).vectors(some), embedder.embed(some), atol=1e-5)

@@ -17,9 +17,8 @@ from scipy import sparse
 
 from nosology.core import Code
 from nosology.core.label_space import LabelSpace
-from nosology.encoders.report_reader import ReportReader
-from nosology.encoders.transformer import pretrained
-from nosology.encoders.vocabulary import Vocabulary, WordReader
+from nosology.encoders.tokenizers import ReportTokenizer, Vocabulary, WordTokenizer
+from nosology.encoders.transformer import load_pretrained
 from nosology.models.caml_laat.caml_laat_model import Caml, CamlNet, Laat, LaatNet, PlmIcd, PlmIcdNet
 from nosology.models.caml_laat.caml_laat_settings import CamlShape, LaatShape
 from nosology.models.dual_laat.dual_laat_model import DualLaat
@@ -41,7 +40,7 @@ from tests.encoders.tiny import tiny_bert
 CODES = LabelSpace(Code("icd10cm", code) for code in ("I50.9", "J18.9", "M54.5", "E10.9", "E11.9", "R51.9", "Z23"))
 NOTES = np.arange(1, len(CODES) + 1)
 WORDS = words_of("chronic low back pain heart failure pneumonia of the right lobe type 1 2")
-READER = WordReader(Vocabulary(WORDS), 40)
+READER = WordTokenizer(Vocabulary(WORDS), 40)
 
 
 def _caml(_: Path) -> Caml:
@@ -56,7 +55,7 @@ def _laat(_: Path) -> Laat:
 
 def _plm_icd(folder: Path) -> PlmIcd:
     shape = PlmIcdShape(encoder="tiny", window=10, max_tokens=40)
-    reader, encoder = pretrained(str(tiny_bert(folder / "encoder")), shape.window, shape.max_tokens)
+    reader, encoder = load_pretrained(str(tiny_bert(folder / "encoder")), shape.window, shape.max_tokens)
     return PlmIcd(CODES, NOTES, reader, PlmIcdNet(shape, encoder, len(CODES)), shape)
 
 
@@ -80,10 +79,10 @@ def _plant(_: Path, direction: str = "forward") -> Plant:
 def _hmhan(folder: Path, attention: str = "hierarchical") -> Hmhan:
     shape = HmhanShape(encoder="tiny", attention=attention, heads=2, hidden=[12, 6], frozen=False)
     loss = LossSettings(focal=0, weighted=False)
-    reader, encoder = pretrained(str(tiny_bert(folder / "encoder")), 0, 40)
+    reader, encoder = load_pretrained(str(tiny_bert(folder / "encoder")), 0, 40)
     categories = Categories.at(CODES, "chapter")
     net = HmhanNets([HmhanNet(shape, loss, encoder, torch.from_numpy(categories.of))])
-    return Hmhan(CODES, NOTES, ReportReader(reader.tokenizer_json, 40), net, shape, categories=categories)
+    return Hmhan(CODES, NOTES, ReportTokenizer(reader.tokenizer_json, 40), net, shape, categories=categories)
 
 
 MODELS: dict[str, Callable[[Path], NeuralModel]] = {
@@ -213,7 +212,7 @@ def test_a_step_lowers_the_loss(model):
 
 
 def test_evaluation_is_the_same_each_time_and_training_has_dropout(model):
-    reads = [model.reader.read("chronic low back pain, heart failure"), model.reader.read("pneumonia")]
+    reads = [model.reader.tokenize("chronic low back pain, heart failure"), model.reader.tokenize("pneumonia")]
     assert np.array_equal(model.logits_of(reads), model.logits_of(reads))
     model.net.train()
     batch = _batch(_notes([20, 30]), labels=torch.arange(len(CODES)), targets=torch.zeros(2, len(CODES)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from nosology.encoders.awd_lstm import AwdLstm, Dropouts, detached, locked
+from nosology.encoders.word_encoders import AwdLstm, DropoutRates, detach_state, locked_dropout
 
 
 def net(**changed) -> AwdLstm:
@@ -34,7 +34,7 @@ def test_windows_equal_the_whole():
     for part in x.split(5, dim=1):
         made, state = model(part, state)
         parts.append(made)
-        state = detached(state)
+        state = detach_state(state)
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-6, rtol=1e-5)
 
 
@@ -55,13 +55,13 @@ def test_names_are_those_of_the_published_weights():
 
 
 def test_dropout_is_locked_and_its_kinds_all_act():
-    mask = locked(torch.ones(4, 7, 50), 0.4, True)
+    mask = locked_dropout(torch.ones(4, 7, 50), 0.4, True)
     assert (mask == mask[:, :1]).all()
     assert not (mask[0] == mask[1]).all()
     assert set(mask.unique().tolist()) == {0.0, torch.tensor(1 / 0.6).item()}
     x, still = tokens(), net().eval()(tokens())[0]
     for kind in ("embedding", "input", "weight", "hidden"):
-        model = net(drop=Dropouts(**{kind: 0.5})).train()
+        model = net(drop=DropoutRates(**{kind: 0.5})).train()
         torch.manual_seed(3)
         first = model(x)[0]
         assert not torch.allclose(first, still), kind
@@ -71,18 +71,18 @@ def test_dropout_is_locked_and_its_kinds_all_act():
 
 
 def test_a_word_is_dropped_wherever_it_stands():
-    model = net(drop=Dropouts(embedding=0.5)).train()
+    model = net(drop=DropoutRates(embedding=0.5)).train()
     with torch.no_grad():
         model.encoder.weight.fill_(1)
     x = tokens(words=200)
-    made = model._embedded(x)
+    made = model._embed(x)
     assert set(made.unique().tolist()) == {0.0, 2.0}
     for word in x.unique():
         assert len(made[x == word].unique()) == 1  # all its places, all its numbers
 
 
 def test_gradients_reach_the_raw_weights():
-    model = net(drop=Dropouts(weight=0.5)).train()
+    model = net(drop=DropoutRates(weight=0.5)).train()
     model(tokens())[0].sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
     assert (model.rnns[0].weight_hh_l0_raw.grad == 0).float().mean() > 0.3  # those that were dropped learn nothing

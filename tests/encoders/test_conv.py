@@ -8,13 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nosology.encoders.conv import Conv
+from nosology.encoders.word_encoders import ConvEncoder
 
 
 @pytest.mark.parametrize("kernel", [1, 2, 3, 10])
 def test_a_state_is_the_weighted_sum_of_the_words_around_it(kernel):
     torch.manual_seed(kernel)
-    conv = Conv(4, 5, kernel)
+    conv = ConvEncoder(4, 5, kernel)
     x = torch.randn(1, 7, 4)
     found = conv(x, torch.tensor([7]))
     weight, bias = conv.conv.weight.detach().numpy(), conv.conv.bias.detach().numpy()
@@ -31,7 +31,7 @@ def test_a_state_is_the_weighted_sum_of_the_words_around_it(kernel):
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=4), st.integers(0, 9), st.integers(1, 6))
 def test_neither_pads_nor_neighbours_change_a_state(lengths, pads, kernel):
     torch.manual_seed(0)
-    conv = Conv(3, 4, kernel)
+    conv = ConvEncoder(3, 4, kernel)
     width = max(*lengths, 1)
     x = torch.randn(len(lengths), width + pads, 3)  # also after the ends: a pad's vector may be anything
     with torch.no_grad():

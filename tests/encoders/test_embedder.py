@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from nosology.core import ConfigError, DataError
 from nosology.encoders.embedder import Embedder
-from nosology.encoders.embedder_files import MODES
-from nosology.encoders.embedder_settings import KNOWN, EmbedderSettings
-from nosology.encoders.packed import Packed, Padded
+from nosology.encoders.embedder_config import KNOWN_EMBEDDERS, POOLING_MODES, EmbedderSettings
+from nosology.encoders.packed import PackedTransformer, PaddedTransformer
 from nosology.encoders.pooling import pool
-from nosology.encoders.transformer import minilm
+from nosology.encoders.transformer import minilm_folder
 from tests.encoders.tiny import WORDS
 from tests.encoders.tiny_embedders import KINDS, tiny_embedder
 
@@ -68,7 +67,7 @@ def oracle(folder, given: list[str]) -> np.ndarray:
 
 
 def test_short_texts_have_the_vectors_of_sentence_transformers(embedder):
-    assert np.allclose(embedder.embed(SHORT), oracle(minilm(), SHORT), atol=1e-5)
+    assert np.allclose(embedder.embed(SHORT), oracle(minilm_folder(), SHORT), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -82,7 +81,7 @@ def test_every_kind_and_pooling_has_the_vectors_of_sentence_transformers(folders
 @pytest.mark.parametrize(
     "modes, wanted",
     [
-        *(((mode,), {"normalise": False}) for mode in MODES),
+        *(((mode,), {"normalise": False}) for mode in POOLING_MODES),
         (("cls", "mean", "max"), {}),
         (("mean",), {"dense": 5}),
         (("mean", "lasttoken"), {"dense": 7, "normalise": False}),
@@ -110,13 +109,13 @@ def test_neither_batch_mates_nor_pads_nor_packs_change_a_vector(folders, kind):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "modernbert"])
 def test_packed_texts_have_the_states_of_padded_ones(folders, kind):
     packed = load(folders(kind))._net
-    assert isinstance(packed, Packed)
+    assert isinstance(packed, PackedTransformer)
     ids = torch.randint(4, 60, (23,))
     lengths = [9, 5, 5, 3, 1]
     with torch.no_grad():
         found = packed(ids, lengths)
         packed.model.set_attn_implementation("eager")
-        expected = Padded(packed.model, 0)(ids, lengths)
+        expected = PaddedTransformer(packed.model, 0)(ids, lengths)
     assert torch.allclose(found, expected, atol=1e-5)
 
 
@@ -126,7 +125,7 @@ def test_what_fills_compiled_packs_changes_no_state(folders, kind, aligned):
     from transformers import AutoModel
 
     model = AutoModel.from_pretrained(folders(kind)).eval().requires_grad_(False)
-    packed, ids = Packed(model, aligned), torch.randint(4, 60, (200,))
+    packed, ids = PackedTransformer(model, aligned), torch.randint(4, 60, (200,))
     every = [[90, 50, 30, 20, 10], [100, 100], [200], [64, 64, 62, 10]]
     with torch.inference_mode():
         expected = [packed(ids, lengths) for lengths in every]
@@ -149,7 +148,7 @@ def test_a_model_that_cannot_be_compiled_goes_on_as_before(folders):
 
 
 def test_a_model_that_cannot_be_packed_is_padded(folders):
-    assert isinstance(load(folders("modernbert"))._net, Padded)
+    assert isinstance(load(folders("modernbert"))._net, PaddedTransformer)
 
 
 @pytest.mark.parametrize("modes", [("mean",), ("cls",), ("lasttoken",)])
@@ -157,12 +156,12 @@ def test_long_notes_are_the_mean_of_their_windows_by_tokens(folders, modes):
     """Against the windows by hand, each run alone."""
     found = load(folders("bert", modes, normalise=False, window=12))
     text = " ".join(texts(3, seed=2, longest=20))
-    pieces = found._reader.pieces([text])[0]
+    pieces = found._tokenizer.token_ids([text])[0]
     assert found.window == 12 and len(pieces) > 20
     total = np.zeros(found.dim)
     for start in range(0, len(pieces), 10):
         window = pieces[start : start + 10]
-        ids = torch.tensor([*found._reader.begin, *window.tolist(), *found._reader.end])
+        ids = torch.tensor([*found._tokenizer.prefix_ids, *window.tolist(), *found._tokenizer.suffix_ids])
         with torch.no_grad():
             states = found._net(ids, [len(ids)])
         vector = {"mean": states.mean(0), "cls": states[0], "lasttoken": states[-1]}[modes[0]]
@@ -173,7 +172,7 @@ def test_long_notes_are_the_mean_of_their_windows_by_tokens(folders, modes):
 def test_what_a_batch_says_of_its_notes(folders):
     found = load(folders("bert", window=12), max_tokens=30)
     given = ["", "pain", "pain " * 10, "pain " * 11, "pain " * 28, "pain " * 500, " \n "]
-    (part,) = found.batches(given)
+    (part,) = found.embed_batches(given)
     back = np.argsort(part.rows)
     assert part.tokens[back].tolist() == [0, 3, 12, 13, 30, 502, 0]
     assert part.windows[back].tolist() == [0, 1, 1, 2, 3, 3, 0]
@@ -191,7 +190,7 @@ def test_blank_notes_have_zeros_whatever_the_prompt(folders, kind):
 
 def test_no_limit_reads_the_whole_note(folders):
     found = load(folders("bert", window=12), max_tokens=0)
-    (part,) = found.batches(["pain " * 500])
+    (part,) = found.embed_batches(["pain " * 500])
     assert part.tokens.tolist() == [502] and part.windows.tolist() == [50]
 
 
@@ -249,7 +248,7 @@ def test_the_key_is_of_content_and_settings_not_of_place(folders, tmp_path):
 
 
 def test_the_embedders_of_the_paper_have_their_widths():
-    six = {name: known for name, known in KNOWN.items() if name != "minilm"}
+    six = {name: known for name, known in KNOWN_EMBEDDERS.items() if name != "minilm"}
     assert [known.dim for known in six.values()] == [1024, 1536, 768, 1024, 768, 768]
     assert all(known.window == 8192 for known in six.values())
 
@@ -298,19 +297,23 @@ def test_a_program_that_is_trusted_is_run_and_enters_the_key(folders, tmp_path, 
         "from transformers import Qwen2Model\n\nclass Mine(Qwen2Model):\n    pass\n"
     )
     found = load(folder, trust_remote_code=True)
-    assert found.identity["architecture"] == "Mine" and isinstance(found._net, Padded) and found.key != plain.key
+    assert (
+        found.identity["architecture"] == "Mine"
+        and isinstance(found._net, PaddedTransformer)
+        and found.key != plain.key
+    )
     assert np.allclose(found.embed(texts(4)), plain.embed(texts(4)), atol=1e-5)
 
 
 def test_short_names_bring_their_prompt_window_and_last_token(folders, monkeypatch):
     places = {"nomic-v1.5": folders("nomic_bert"), "qwen3-embedding-0.6b": folders("qwen3", ("lasttoken",))}
-    monkeypatch.setattr("nosology.encoders.embedder.find", lambda settings: places[settings.model])
+    monkeypatch.setattr("nosology.encoders.embedder.locate_model", lambda settings: places[settings.model])
     nomic = Embedder.load(EmbedderSettings(model="nomic-v1.5"), "cpu")
     assert nomic.identity["prompt"] == "search_document: " and nomic.window == 8192 and nomic.name == "nomic-v1.5"
     bare = Embedder.load(EmbedderSettings(model="nomic-v1.5", prompt=" "), "cpu")
     assert np.allclose(nomic.embed(["back pain"]), bare.embed(["search_document: back pain"]), atol=1e-5)
     qwen = Embedder.load(EmbedderSettings(model="qwen3-embedding-0.6b"), "cpu")
-    assert qwen.window == 8192 and len(qwen._reader.end) == 1
+    assert qwen.window == 8192 and len(qwen._tokenizer.suffix_ids) == 1
     assert Embedder.load(EmbedderSettings(model="qwen3-embedding-0.6b", window=30), "cpu").window == 30
 
 
@@ -321,7 +324,7 @@ def test_short_names_bring_their_prompt_window_and_last_token(folders, monkeypat
         ("tokenizer.json", "that transformers can load"),
         ("modules.json", "modules.json is damaged"),
         ("1_Pooling/config.json", "is damaged"),
-        ("2_Dense/model.safetensors", "must hold a layer"),
+        ("2_Dense/model.safetensors", "must contain a layer"),
     ],
 )
 def test_damaged_folders_are_one_sentence(folders, tmp_path, file, says):
@@ -360,7 +363,7 @@ def test_any_text_can_be_embedded(embedder):
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.sampled_from(MODES), st.integers(0, 3))
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.sampled_from(POOLING_MODES), st.integers(0, 3))
 def test_pooling_is_that_of_each_text_alone(lengths, mode, seed):
     torch.manual_seed(seed)
     states = torch.randn(sum(lengths), 3)

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from nosology.core import DataError, OutputError
 from nosology.encoders import embedding_cache
-from nosology.encoders.append_only import LOCK
-from nosology.encoders.embedder import Embedded
-from nosology.encoders.embedding_cache import INDEX, MANIFEST, RECORD, VECTORS, EmbeddingCache, text_hash
+from nosology.encoders.append_only_store import INDEX_FILE, LOCK_FILE
+from nosology.encoders.embedder import EmbeddedBatch
+from nosology.encoders.embedding_cache import MANIFEST, RECORD, VECTORS, EmbeddingCache, text_hash
 
 DIM = 5
 KEY = "a" * 64
@@ -36,7 +36,7 @@ class Counting:
     def __call__(self) -> Counting:
         return self
 
-    def batches(self, texts):
+    def embed_batches(self, texts):
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         for start in range(0, len(order), self.batch):
             time.sleep(self.pause)
@@ -44,7 +44,7 @@ class Counting:
             asked = [texts[row] for row in rows]
             self.asked += asked
             sizes = np.array([len(text) for text in asked])
-            yield Embedded(rows, self.expected(asked), sizes, sizes, sizes > 0, int(sizes.sum()), 0.1)
+            yield EmbeddedBatch(rows, self.expected(asked), sizes, sizes, sizes > 0, int(sizes.sum()), 0.1)
 
     @staticmethod
     def expected(texts) -> np.ndarray:
@@ -96,7 +96,7 @@ def test_embedders_do_not_mix(tmp_path):
     opened(tmp_path).vectors(texts(5), Counting())
     other = EmbeddingCache(tmp_path, "b" * 64, DIM, {})
     assert len(other) == 0 and len(opened(tmp_path)) == 5
-    with pytest.raises(DataError, match="of another embedder"):
+    with pytest.raises(DataError, match="belongs to another embedder"):
         other.vectors(texts(2), Counting())
     with pytest.raises(DataError, match=r"dim 6; got format 1, .*dim 5"):
         EmbeddingCache(tmp_path, KEY, 6, {})
@@ -111,10 +111,10 @@ def test_a_torn_tail_is_cut_off(tmp_path_factory, vectors_lost, index_lost):
     """Whatever a killed program left of its last batch."""
     folder = tmp_path_factory.mktemp("cache")
     opened(folder).vectors(texts(3), Counting())
-    whole = (folder / KEY / LOCK).read_text()
+    whole = (folder / KEY / LOCK_FILE).read_text()
     opened(folder).vectors(texts(6), Counting())
-    (folder / KEY / LOCK).write_text(whole)  # it was killed before it could write down more
-    for place, lost in ((VECTORS, vectors_lost), (INDEX, index_lost)):
+    (folder / KEY / LOCK_FILE).write_text(whole)  # it was killed before it could write down more
+    for place, lost in ((VECTORS, vectors_lost), (INDEX_FILE, index_lost)):
         path = folder / KEY / place
         os.truncate(path, path.stat().st_size - lost)
     cache, model = opened(folder), Counting()
@@ -124,13 +124,13 @@ def test_a_torn_tail_is_cut_off(tmp_path_factory, vectors_lost, index_lost):
     assert len(model.asked) == gone + 2
 
 
-@pytest.mark.parametrize("place", [VECTORS, INDEX])
+@pytest.mark.parametrize("place", [VECTORS, INDEX_FILE])
 @pytest.mark.parametrize("lost", [1, 1000, None])
 def test_what_was_whole_once_is_never_cut_off(tmp_path, place, lost):
     """A file that has lost its end, or is gone, costs the other one nothing."""
     opened(tmp_path).vectors(texts(60), Counting())
     path = tmp_path / KEY / place
-    [other] = {tmp_path / KEY / VECTORS, tmp_path / KEY / INDEX} - {path}
+    [other] = {tmp_path / KEY / VECTORS, tmp_path / KEY / INDEX_FILE} - {path}
     before = other.read_bytes()
     path.unlink() if lost is None else os.truncate(path, path.stat().st_size - lost)
     with pytest.raises(DataError, match=f"{KEY} is damaged"):
@@ -142,11 +142,11 @@ def test_what_was_whole_once_is_never_cut_off(tmp_path, place, lost):
 def test_a_cache_that_does_not_say_what_was_whole_is_opened(tmp_path, told):
     """Of an earlier version, or of a program killed while it wrote that down. A file that is gone is missed still."""
     opened(tmp_path).vectors(texts(6), Counting())
-    (tmp_path / KEY / LOCK).write_text(told)
+    (tmp_path / KEY / LOCK_FILE).write_text(told)
     assert np.array_equal(opened(tmp_path).vectors(texts(6)), Counting.expected(texts(6)))
-    (tmp_path / KEY / LOCK).write_text(told)
-    (tmp_path / KEY / INDEX).unlink()
-    with pytest.raises(DataError, match=r"its index\.bin is gone"):
+    (tmp_path / KEY / LOCK_FILE).write_text(told)
+    (tmp_path / KEY / INDEX_FILE).unlink()
+    with pytest.raises(DataError, match=r"index\.bin is missing"):
         opened(tmp_path)
 
 
@@ -237,13 +237,13 @@ def test_records_say_how_long_a_note_is_and_what_it_took(tmp_path):
 
 
 def test_many_texts_are_held_a_part_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(embedding_cache, "_POOL_NOTES", 4)
+    monkeypatch.setattr(embedding_cache, "_MAX_TEXTS", 4)
     held = []
 
     class Watching(Counting):
-        def batches(self, given):
+        def embed_batches(self, given):
             held.append(len(given))
-            return super().batches(given)
+            return super().embed_batches(given)
 
     assert np.array_equal(opened(tmp_path).vectors(iter(texts(10)), Watching()), Counting.expected(texts(10)))
     assert held == [4, 4, 2]

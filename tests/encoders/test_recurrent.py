@@ -8,13 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nosology.encoders.recurrent import CELLS, Recurrent
+from nosology.encoders.word_encoders import CELLS, RecurrentEncoder
 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_states_are_those_of_the_plain_cells_on_the_note_alone(cell):
     torch.manual_seed(0)
-    encoder = Recurrent(4, 3, cell)
+    encoder = RecurrentEncoder(4, 3, cell)
     x = torch.randn(3, 8, 4)
     lengths = torch.tensor([2, 8, 5])
     with torch.no_grad():
@@ -31,7 +31,7 @@ def test_states_are_those_of_the_plain_cells_on_the_note_alone(cell):
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=4), st.integers(0, 9))
 def test_pads_never_change_a_state(lengths, pads):
     torch.manual_seed(0)
-    encoder = Recurrent(3, 2, "gru")
+    encoder = RecurrentEncoder(3, 2, "gru")
     x = torch.randn(len(lengths), max(*lengths, 1) + pads, 3)
     dirty = x.clone()
     for row, length in enumerate(lengths):

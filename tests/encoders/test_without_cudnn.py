@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional
 
 from nosology.attention import hierarchical, learned
-from nosology.encoders.packed import Padded
-from nosology.encoders.transformer import pretrained
-from nosology.encoders.without_cudnn import without_cudnn
+from nosology.encoders.packed import PaddedTransformer
+from nosology.encoders.sdpa import without_cudnn_sdpa
+from nosology.encoders.transformer import load_pretrained
 from nosology.training.data_loader import pad_notes
 from tests.encoders.tiny import tiny_bert
 
@@ -21,17 +21,19 @@ STATES, MASK = torch.randn(2, 5, 8), torch.ones(2, 5, dtype=torch.bool)
 
 
 def _windows(folder: Path) -> None:
-    pretrained(str(tiny_bert(folder)), window=12, max_tokens=100)[1](*pad_notes([np.arange(5, 30), np.arange(5, 9)]))
+    load_pretrained(str(tiny_bert(folder)), window=12, max_tokens=100)[1](
+        *pad_notes([np.arange(5, 30), np.arange(5, 9)])
+    )
 
 
 def _padded(folder: Path) -> None:
-    encoder = pretrained(str(tiny_bert(folder)), window=12, max_tokens=100)[1]
-    Padded(encoder.model, 0)(torch.arange(5, 12), [4, 3])
+    encoder = load_pretrained(str(tiny_bert(folder)), window=12, max_tokens=100)[1]
+    PaddedTransformer(encoder.model, 0)(torch.arange(5, 12), [4, 3])
 
 
 PLACES: dict[str, Callable[[Path], object]] = {
-    "hierarchical": lambda _: hierarchical.MultiHead(8, 2)(STATES, STATES, MASK),
-    "learned": lambda _: learned.Learned(8, 3).logits(STATES, MASK),
+    "hierarchical": lambda _: hierarchical.MultiHeadAttention(8, 2)(STATES, STATES, MASK),
+    "learned": lambda _: learned.LabelAttention(8, 3).logits(STATES, MASK),
     "windows": _windows,
     "padded": _padded,
 }
@@ -45,7 +47,7 @@ def test_attention_runs_without_cudnn(place, tmp_path, monkeypatch):
         seen.append(torch.backends.cuda.cudnn_sdp_enabled())
         return attend(*given, **more)
 
-    for module in (functional, hierarchical, learned):
+    for module in (functional,):
         monkeypatch.setattr(module, "scaled_dot_product_attention", watched)
     PLACES[place](tmp_path / "encoder")
     assert seen and not any(seen)
@@ -53,12 +55,12 @@ def test_attention_runs_without_cudnn(place, tmp_path, monkeypatch):
 
 
 def test_what_was_set_before_is_set_again():
-    with pytest.raises(KeyError), without_cudnn():
+    with pytest.raises(KeyError), without_cudnn_sdpa():
         raise KeyError
     assert torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
-        with without_cudnn():
+        with without_cudnn_sdpa():
             pass
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
@@ -66,7 +68,7 @@ def test_what_was_set_before_is_set_again():
 
 
 def test_threads_that_overlap_leave_it_as_it_was():
-    first, second = without_cudnn(), without_cudnn()
+    first, second = without_cudnn_sdpa(), without_cudnn_sdpa()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)

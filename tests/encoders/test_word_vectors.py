@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from nosology.core import ConfigError
-from nosology.encoders.vocabulary import PAD, Vocabulary
+from nosology.encoders.tokenizers import PAD, Vocabulary
 from nosology.encoders.word_vectors import train_word_vectors
 
 SEEN = ["fever and cough today", "fever with cough again", "heart failure was seen", "failure of the heart"] * 30
-VOCABULARY = Vocabulary.build(SEEN, min_notes=1, also=["appendectomy"])
+VOCABULARY = Vocabulary.build(SEEN, min_notes=1, extra_words=["appendectomy"])
 
 
 def vectors(texts=SEEN, vocabulary=VOCABULARY, **settings):

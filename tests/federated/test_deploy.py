@@ -13,7 +13,7 @@ import uvicorn
 
 from nosology.config import load_recipe
 from nosology.core import ConfigError, DataError, FederationError
-from nosology.encoders.embedder_settings import EmbedderSettings
+from nosology.encoders.embedder_config import EmbedderSettings
 from nosology.federated.deploy.control import Control, check_address
 from nosology.federated.deploy.credentials import make_server_papers, make_site_key, read_public_keys, read_site_key
 from nosology.federated.deploy.deploy_server import Server

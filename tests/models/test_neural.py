@@ -16,7 +16,7 @@ from torch import nn
 from nosology.core import Code
 from nosology.core.label_space import LabelSpace
 from nosology.core.settings import Settings
-from nosology.encoders.vocabulary import Read, Vocabulary, WordReader
+from nosology.encoders.tokenizers import TokenizedNote, Vocabulary, WordTokenizer
 from nosology.models.neural import NeuralModel, by_length
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
 from nosology.training.data_loader import token_mask
@@ -53,7 +53,7 @@ class CountNet(nn.Module):
 
 
 class Count(NeuralModel):
-    kind, reader_type, shape_type = "count", WordReader, CountShape
+    kind, reader_type, shape_type = "count", WordTokenizer, CountShape
 
     def more(self):
         return {"words": self.net.table.num_embeddings}
@@ -65,14 +65,14 @@ class Count(NeuralModel):
 
 @pytest.fixture
 def model() -> Count:
-    reader = WordReader(Vocabulary(WORDS), 100)
+    reader = WordTokenizer(Vocabulary(WORDS), 100)
     torch.manual_seed(0)
     return Count(LABELS, np.array([3, 2, 1]), reader, CountNet(len(reader.vocabulary), 3), CountShape())
 
 
 def by_hand(model: Count, text: str) -> np.ndarray:
     table = model.net.table.weight.detach().numpy()
-    return table[model.reader.read(text).ids].sum(0)
+    return table[model.reader.tokenize(text).ids].sum(0)
 
 
 def test_probabilities_come_in_the_order_of_the_notes_and_do_not_need_a_list(model):
@@ -85,7 +85,7 @@ def test_probabilities_come_in_the_order_of_the_notes_and_do_not_need_a_list(mod
 
 
 def test_logits_of_some_columns_and_of_empty_notes(model):
-    reads = [model.reader.read(text) for text in ("pneumonia", "", "pain pain")]
+    reads = [model.reader.tokenize(text) for text in ("pneumonia", "", "pain pain")]
     every = model.logits_of(reads)
     assert (every[1] == EXCLUDED_LOGIT).all()
     assert np.array_equal(model.logits_of(reads, [2, 0]), every[:, [2, 0]])
@@ -144,9 +144,9 @@ def test_top_tokens_are_different_words_that_count_at_all_their_places(model):
 
 def test_pieces_of_a_word_count_together(model):
     class Pieces:
-        def read(self, text):
+        def tokenize(self, text):
             # "pneu" "mon" "ia" of one word, then a piece without a place, then "pain"
-            return Read(
+            return TokenizedNote(
                 np.array([2, 3, 4, 5, 5], np.int32), np.array([0, 0, 0, 9, 10]), np.array([9, 9, 9, 9, 14], np.int64)
             )
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from nosology.core import BundleError, ConfigError
-from nosology.encoders.awd_lstm import AwdLstm
-from nosology.encoders.vocabulary import Vocabulary
+from nosology.encoders.tokenizers import Vocabulary
+from nosology.encoders.word_encoders import AwdLstm
 from nosology.models.published import load_language_model
 
 WORDS = ["xxpad", "heart", "pain", "lung"]

@@ -43,7 +43,9 @@ def _side(model: Heads, notes: list[Note], cache: Path | None) -> Side:
     if cache is None:
         logits = model.logits(texts)
     else:
-        logits = model.logits_of(EmbeddingCache.of(cache, model.embedder).vectors(texts, lambda: model.embedder))
+        logits = model.logits_of(
+            EmbeddingCache.for_embedder(cache, model.embedder).vectors(texts, lambda: model.embedder)
+        )
     return logits, model.labels.encode([note.codes for note in notes]).toarray()
 
 

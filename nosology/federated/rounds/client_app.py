@@ -24,7 +24,7 @@ from flwr.clientapp import ClientApp
 from nosology.codes.code_list import read_code_list
 from nosology.core import ConfigError, FederationError, NosologyError
 from nosology.core.label_space import LabelSpace
-from nosology.encoders.embedder_settings import EmbedderSettings
+from nosology.encoders.embedder_config import EmbedderSettings
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.privacy.secure_round import SecureHandlers
 from nosology.federated.privacy.site_policy import recipe_of, refuse_plain

@@ -13,7 +13,7 @@ from nosology.core import Code, ConfigError, DataError, __version__
 from nosology.core.label_space import LabelSpace
 from nosology.corpora.corpus import Corpus
 from nosology.encoders.embedder import Embedder
-from nosology.encoders.embedder_settings import EmbedderSettings
+from nosology.encoders.embedder_config import EmbedderSettings
 from nosology.encoders.embedding_cache import EmbeddingCache
 from nosology.federated.federation_settings import FederatedHeadsRecipe, FederationSettings
 from nosology.federated.privacy.dp_sgd import Ledger, private_epochs
@@ -74,7 +74,7 @@ class Site:
         loaded = Embedder.load(embedder)
         if cache is None:
             raise ConfigError(f"site {name} needs a folder for its vectors (cache)")
-        kept = EmbeddingCache.of(cache, loaded)
+        kept = EmbeddingCache.for_embedder(cache, loaded)
         notes: dict[str, CodedVectors] = {}
         opened = [Corpus.open(folder) for folder in corpora]
         for split in SPLITS:

@@ -58,7 +58,7 @@ def simulated_sites(
 ) -> list[Site]:
     """A hospital for each site that has notes; vectors that the cache does not have are made and kept there."""
     embedder = Embedder.load(recipe.embedder)
-    kept = EmbeddingCache.of(cache, embedder)
+    kept = EmbeddingCache.for_embedder(cache, embedder)
     parts: dict[str, dict[str, CodedVectors]] = {name: {} for name in sorted(set(site_of.values()))}
     for split in SPLITS:
         notes = [note for corpus in corpora for note in corpus.notes(split, text=False)]

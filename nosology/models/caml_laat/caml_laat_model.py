@@ -14,16 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from nosology.attention.learned import Learned
+from nosology.attention.label_attention import LabelAttention
 from nosology.core.label_space import LabelSpace
 from nosology.core.settings import Settings
 from nosology.encoders import transformer
-from nosology.encoders.conv import Conv
-from nosology.encoders.embedding import embedding
-from nosology.encoders.pieces import PieceReader
-from nosology.encoders.recurrent import Recurrent
-from nosology.encoders.transformer import Windows
-from nosology.encoders.vocabulary import WordReader
+from nosology.encoders.tokenizers import SubwordTokenizer, WordTokenizer
+from nosology.encoders.transformer import WindowedTransformer
+from nosology.encoders.word_encoders import ConvEncoder, RecurrentEncoder, word_embedding
 from nosology.models.caml_laat.caml_laat_settings import CamlShape, LaatShape
 from nosology.models.neural import NeuralModel
 from nosology.models.plm_icd.plm_icd_settings import PlmIcdShape
@@ -35,7 +32,7 @@ _LOUD = 10.0  # times torch's first weights of an LSTM's inputs: words of length
 class LabelNet(nn.Module):
     """A net of states, one a token, and a learned attention over them."""
 
-    learned: Learned
+    learned: LabelAttention
 
     def states(self, batch: Batch) -> Tensor:
         """The states (B, T, D) of a batch's tokens."""
@@ -68,15 +65,15 @@ class WordNet(LabelNet):
     ):
         """words: V. size: E. vectors: (V, E) word vectors to begin with. rates: (L,) share of notes with each label."""
         super().__init__()
-        self.embedding = embedding(words, size, vectors)
+        self.embedding = word_embedding(words, size, vectors)
         self.dropout = nn.Dropout(shape.dropout)
         self.encoder, projection = self.parts(shape, size)
-        self.learned = Learned(
+        self.learned = LabelAttention(
             self.encoder.width, labels, projection, rates, tie_initialization=shape.tie_initialization
         )
 
     @staticmethod
-    def parts(shape: Any, size: int) -> tuple[Conv | Recurrent, int]:
+    def parts(shape: Any, size: int) -> tuple[ConvEncoder | RecurrentEncoder, int]:
         """The encoder of vectors of a size, and the width of the projection; 0: none."""
         raise NotImplementedError
 
@@ -89,9 +86,9 @@ class CamlNet(WordNet):
     """CAML: H = tanh(conv(x)), attention without a projection."""
 
     @staticmethod
-    def parts(shape: CamlShape, size: int) -> tuple[Conv, int]:
+    def parts(shape: CamlShape, size: int) -> tuple[ConvEncoder, int]:
         """A convolution, and no projection."""
-        return Conv(size, shape.filters, shape.kernel), 0
+        return ConvEncoder(size, shape.filters, shape.kernel), 0
 
     def states(self, batch: Batch) -> Tensor:
         """The states (B, T, filters)."""
@@ -102,9 +99,9 @@ class LaatNet(WordNet):
     """LAAT: H = BiLSTM(x), attention with a projection."""
 
     @staticmethod
-    def parts(shape: LaatShape, size: int) -> tuple[Recurrent, int]:
+    def parts(shape: LaatShape, size: int) -> tuple[RecurrentEncoder, int]:
         """An LSTM, and the projection's width."""
-        encoder = Recurrent(size, shape.hidden, "lstm")
+        encoder = RecurrentEncoder(size, shape.hidden, "lstm")
         if shape.tie_initialization:
             with torch.no_grad():
                 for weight in (w for name, w in encoder.named_parameters() if "weight_ih" in name):
@@ -115,7 +112,7 @@ class LaatNet(WordNet):
 class PlmIcdNet(LabelNet):
     """PLM-ICD: H = the states of all windows of a note one after the other, attention with a projection."""
 
-    def __init__(self, shape: PlmIcdShape, encoder: Windows, labels: int, rates: Tensor | None = None):
+    def __init__(self, shape: PlmIcdShape, encoder: WindowedTransformer, labels: int, rates: Tensor | None = None):
         """rates: (L,) share of notes with each label."""
         super().__init__()
         self.encoder = encoder
@@ -123,7 +120,7 @@ class PlmIcdNet(LabelNet):
         self.dropout = nn.Dropout(shape.dropout)
         width = encoder.width
         # A transformer's states are normed to numbers about 1, ten times as large as those of the other encoders.
-        self.learned = Learned(
+        self.learned = LabelAttention(
             width, labels, shape.projection or width, rates, tie_initialization=shape.tie_initialization, spread=0.05
         )
 
@@ -135,7 +132,7 @@ class PlmIcdNet(LabelNet):
 class WordModel(NeuralModel):
     """A coder that reads words; its net is made of shape, vocabulary, vector size and number of labels."""
 
-    reader_type = WordReader
+    reader_type = WordTokenizer
     net_type: ClassVar[type[CamlNet] | type[LaatNet]]
 
     def more(self) -> dict[str, Any]:
@@ -143,7 +140,7 @@ class WordModel(NeuralModel):
         return {"size": self.net.embedding.embedding_dim}
 
     @classmethod
-    def empty_net(cls, shape: Settings, labels: LabelSpace, reader: WordReader, more: dict[str, Any]) -> LabelNet:
+    def empty_net(cls, shape: Settings, labels: LabelSpace, reader: WordTokenizer, more: dict[str, Any]) -> LabelNet:
         """A net without learned weights."""
         return cls.net_type(shape, len(reader.vocabulary), more["size"], len(labels))
 
@@ -163,23 +160,25 @@ class Laat(WordModel):
 class PlmIcd(NeuralModel):
     """A coder of kind `plm_icd`."""
 
-    kind, reader_type, shape_type = "plm_icd", PieceReader, PlmIcdShape
+    kind, reader_type, shape_type = "plm_icd", SubwordTokenizer, PlmIcdShape
 
     def more(self) -> dict[str, Any]:
         """How the transformer is built."""
         return {"transformer": self.net.encoder.to_json()}
 
     @classmethod
-    def empty_net(cls, shape: PlmIcdShape, labels: LabelSpace, reader: PieceReader, more: dict[str, Any]) -> PlmIcdNet:
+    def empty_net(
+        cls, shape: PlmIcdShape, labels: LabelSpace, reader: SubwordTokenizer, more: dict[str, Any]
+    ) -> PlmIcdNet:
         """A net without learned weights."""
-        return PlmIcdNet(shape, Windows.from_json(more["transformer"]), len(labels))
+        return PlmIcdNet(shape, WindowedTransformer.from_json(more["transformer"]), len(labels))
 
 
-def pretrained(shape: PlmIcdShape) -> tuple[PieceReader, Windows]:
+def pretrained(shape: PlmIcdShape) -> tuple[SubwordTokenizer, WindowedTransformer]:
     """The reader and the encoder that a coder of kind `plm_icd` begins with."""
     reader, encoder = transformer.pretrained(shape.encoder, shape.window, shape.max_tokens, shape.lower_case)
     if shape.frozen:
-        encoder.remember()  # each epoch asks for the same states
+        encoder.cache_states()  # each epoch asks for the same states
     return reader, encoder
 
 

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from nosology.core import BundleError, Code, ConfigError, __version__
 from nosology.core.files import sha256
 from nosology.core.label_space import LabelSpace
-from nosology.encoders.vocabulary import Vocabulary, WordReader
+from nosology.encoders.tokenizers import Vocabulary, WordTokenizer
 from nosology.evaluation.decision import UNTUNED, Decision, DecisionSettings
 from nosology.models.dual_laat.dual_laat_settings import DualLaatRecipe, DualLaatShape
 from nosology.models.published import tensors_of
@@ -79,7 +79,7 @@ def import_bundle(folder: str | Path, codes: Sequence[tuple[Code, str]], thresho
 
     net = DualLaatNet(shape, len(vocabulary), details.size)
     net.load_state_dict(state)
-    reader = WordReader(vocabulary, details.max_note_length, literal=True)
+    reader = WordTokenizer(vocabulary, details.max_note_length, reference_padding=True)
     empty = dual_laat.DualLaat(LabelSpace(()), np.zeros(0, dtype=np.int64), reader, net.eval(), shape)
     recipe = DualLaatRecipe(
         model=shape,

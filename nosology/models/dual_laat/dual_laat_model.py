@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nosology.core import Code
 from nosology.core.label_space import LabelSpace
-from nosology.encoders.vocabulary import UNKNOWN, Read, WordReader
+from nosology.encoders.tokenizers import UNKNOWN, WordTokenizer
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
 from nosology.models.dual_laat.proposer import Proposer
@@ -31,7 +31,7 @@ class DualLaat(NeuralModel):
     proposer: Proposer | None = None  # names the codes worth a full score, where that is asked for
     candidates: int = 0  # so many of them; 0: all codes are scored
 
-    kind, reader_type, shape_type = "dual_laat", WordReader, DualLaatShape
+    kind, reader_type, shape_type = "dual_laat", WordTokenizer, DualLaatShape
     _queries: Tensor | None = None
 
     @property
@@ -49,7 +49,7 @@ class DualLaat(NeuralModel):
     def description_ids(self, descriptions: Sequence[str]) -> Tensor:
         """The tokens (L, words) of descriptions; one without a word is read as one unknown word."""
         limit = self.shape.max_description
-        read = [self.reader.description(text, limit) for text in descriptions]
+        read = [self.reader.description_ids(text, limit) for text in descriptions]
         tokens, lengths = pad_notes([ids if len(ids) else self.reader.vocabulary.ids([""]) for ids in read])
         return tokens[:, : int(lengths.max())]
 
@@ -78,7 +78,7 @@ class DualLaat(NeuralModel):
         model.candidates = candidates if self.proposer else 0
         return model
 
-    def logits_of(self, reads: Sequence[Read], columns: Sequence[int] | None = None) -> np.ndarray:
+    def logits_of(self, reads: Sequence[TokenizedNote], columns: Sequence[int] | None = None) -> np.ndarray:
         """Logits (B, L); in two stages, a code that is not among a note's candidates has the logit `EXCLUDED_LOGIT`."""
         if columns is not None or not 0 < self.candidates < len(self.labels):
             return super().logits_of(reads, columns)
@@ -124,7 +124,7 @@ class DualLaat(NeuralModel):
         self.proposer = Proposer.from_arrays(found) if found else None
 
     @classmethod
-    def empty_net(cls, shape: DualLaatShape, labels: LabelSpace, reader: WordReader, more: dict) -> DualLaatNet:
+    def empty_net(cls, shape: DualLaatShape, labels: LabelSpace, reader: WordTokenizer, more: dict) -> DualLaatNet:
         """A net without learned weights."""
         with torch.device("meta"):
             net = DualLaatNet(shape, len(reader.vocabulary), more["size"])

@@ -7,11 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from nosology.attention.dual import Head, attention_weights, dual_logits, dual_loss
-from nosology.encoders.conv import Conv
-from nosology.encoders.embedding import embedding
-from nosology.encoders.recurrent import Recurrent
-from nosology.encoders.vocabulary import PAD
+from nosology.attention.dual_attention import DualHead, attention_weights, dual_logits, dual_loss
+from nosology.encoders.tokenizers import PAD
+from nosology.encoders.word_encoders import ConvEncoder, RecurrentEncoder, word_embedding
 from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
 from nosology.training.data_loader import Batch, token_mask
 
@@ -29,7 +27,7 @@ class DualLaatNet(nn.Module):
     def __init__(self, shape: DualLaatShape, words: int, size: int, vectors: Tensor | None = None):
         super().__init__()
         self.shape = shape
-        self.embedding = embedding(words, size, vectors)
+        self.embedding = word_embedding(words, size, vectors)
         self.dropout = nn.Dropout(shape.dropout)
         self.text_encoder = _encoder(shape, size)
         self.code_encoder = _encoder(shape, size)
@@ -50,8 +48,8 @@ class DualLaatNet(nn.Module):
         hundred notes are too few. A convolution begins as a random turn of the word itself with a little of its
         neighbours, for word vectors of length 1; scores are as wide apart at any width.
         """
-        if isinstance(self.text_encoder, Conv):
-            weight, middle = self.text_encoder.conv.weight, self.text_encoder.before
+        if isinstance(self.text_encoder, ConvEncoder):
+            weight, middle = self.text_encoder.conv.weight, self.text_encoder.left_padding
             weight.normal_()
             weight[:, :, :middle] *= _SIDE
             weight[:, :, middle + 1 :] *= _SIDE
@@ -126,9 +124,9 @@ class DualLaatNet(nn.Module):
         """How many of the states of each note (B,) a code may look at."""
         return torch.full_like(batch.lengths, states.shape[1]) if self.shape.reference_padding else batch.lengths
 
-    def _head(self) -> Head:
+    def _head(self) -> DualHead:
         first, _, last = self.classifier
-        return Head(
+        return DualHead(
             torch.cat([projection.weight for projection in self.text_projections]),
             torch.cat([projection.bias for projection in self.text_projections]),
             first.weight,
@@ -138,15 +136,15 @@ class DualLaatNet(nn.Module):
         )
 
 
-def _encoder(shape: DualLaatShape, size: int) -> Conv | Recurrent:
+def _encoder(shape: DualLaatShape, size: int) -> ConvEncoder | RecurrentEncoder:
     if shape.encoder == "conv":
-        return Conv(size, shape.width, shape.kernel, even=shape.reference_padding)
-    return Recurrent(size, shape.width, "gru")
+        return ConvEncoder(size, shape.width, shape.kernel, symmetric_padding=shape.reference_padding)
+    return RecurrentEncoder(size, shape.width, "gru")
 
 
-def _pooled(encoder: Conv | Recurrent, x: Tensor, lengths: Tensor) -> Tensor:
+def _pooled(encoder: ConvEncoder | RecurrentEncoder, x: Tensor, lengths: Tensor) -> Tensor:
     """One vector a code (L, D): the final states of both directions, or the maximum over the words."""
-    if isinstance(encoder, Recurrent):
+    if isinstance(encoder, RecurrentEncoder):
         return encoder.last(x, lengths)
     states = encoder(x, lengths)
     beyond = ~token_mask(lengths.clamp(min=1) + states.shape[1] - x.shape[1], states.shape[1], x.device)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save
 from nosology.core import BundleError, EvidenceSpan
 from nosology.core.label_space import LabelSpace
 from nosology.encoders.embedder import Embedder
-from nosology.encoders.embedder_settings import EmbedderSettings
+from nosology.encoders.embedder_config import EmbedderSettings
 from nosology.models.heads.feature_statistics import Scaler
 from nosology.models.heads.heads_net import HeadNet
 from nosology.models.heads.heads_settings import HeadShape

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from nosology.core.settings import Settings
-from nosology.encoders.embedder_settings import EmbedderSettings
+from nosology.encoders.embedder_config import EmbedderSettings
 from nosology.training.recipe_settings import Recipe, TrainerSettings
 
 WIDTHS = {"mlp": [896], "deep": [1024, 512, 512], "res": [1600, 384, 384]}  # within 6% of paper 000's Table 2

@@ -30,7 +30,7 @@ Trained = tuple[Heads, Decision, dict[str, Any]]
 def train_heads(recipe: HeadsRecipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path) -> Trained:
     """The coder of a recipe; `folder` keeps checkpoints and curves, and the vectors where no cache is named."""
     embedder = Embedder.load(recipe.embedder)
-    cache = EmbeddingCache.of(recipe.vectors.cache or folder / VECTORS, embedder)
+    cache = EmbeddingCache.for_embedder(recipe.vectors.cache or folder / VECTORS, embedder)
     train, dev = (_embedded(recipe, embedder, cache, part) for part in (train_notes, dev_notes))
     model, fitted = _fitted(recipe, embedder, train, dev, folder, fingerprint(recipe, train_notes, dev_notes))
     logits, gold = model.logits_of(dev.vectors), model.labels.encode(dev.codes)

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from nosology.core.progress import progress
-from nosology.encoders.transformer import Windows
+from nosology.encoders.transformer import WindowedTransformer
 from nosology.models.neural import by_length, default_device, evaluating
 from nosology.training.data_loader import pad_notes
 
 _TOKENS = {"cpu": 4_096, "cuda": 65_536}  # of a batch, pads included
 
 
-def encoder_key(encoder: Windows) -> str:
+def encoder_key(encoder: WindowedTransformer) -> str:
     """A name for all that decides the states of an encoder: shape, window, weights."""
     digest = hashlib.sha256(repr(sorted(encoder.to_json().items(), key=str)).encode())
     for name, weight in sorted(encoder.state_dict().items()):
@@ -25,7 +25,7 @@ def encoder_key(encoder: Windows) -> str:
     return digest.hexdigest()[:32]
 
 
-def encoded(encoder: Windows, texts: list[np.ndarray]) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
+def encoded(encoder: WindowedTransformer, texts: list[np.ndarray]) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
     """Rows and states (T, D), float16, of texts given as piece numbers, in batches of like length."""
     lengths = np.array([len(text) for text in texts], dtype=np.int64)
     device = default_device()

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from nosology.core import EvidenceSpan, Note
 from nosology.core.label_space import LabelSpace, label_versions
-from nosology.encoders.report_reader import ReportReader
-from nosology.encoders.state_cache import Places
-from nosology.encoders.transformer import Windows
-from nosology.encoders.vocabulary import Read
+from nosology.encoders.state_cache import CachedStates
+from nosology.encoders.tokenizers import ReportTokenizer, TokenizedNote
+from nosology.encoders.transformer import WindowedTransformer
 from nosology.models.hmhan.categories import Categories
 from nosology.models.hmhan.columns import Columns
 from nosology.models.hmhan.combinations import Combinations
@@ -33,7 +32,7 @@ _BARE = np.empty(0, np.float32), np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
-class Report(Read):
+class Report(TokenizedNote):
     """A report as the net is given it."""
 
     columns: np.ndarray  # (C,) float32
@@ -42,7 +41,7 @@ class Report(Read):
 
 
 def report_batch(
-    reads: Sequence[Read],
+    reads: Sequence[TokenizedNote],
     labels: Tensor | None = None,
     targets: Tensor | None = None,
     synthetic: SyntheticBatch | None = None,
@@ -72,7 +71,7 @@ class Hmhan(NeuralModel):
     combinations: Combinations | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)  # the columns beside a report of which none are given
 
-    kind, reader_type, shape_type = "hmhan", ReportReader, HmhanShape
+    kind, reader_type, shape_type = "hmhan", ReportTokenizer, HmhanShape
 
     def beside(self, extra: Mapping[str, Any]) -> Hmhan:
         """This model for reports that all stand beside the same columns, as one report with words left out does."""
@@ -80,7 +79,7 @@ class Hmhan(NeuralModel):
 
     def read(self, text: str, extra: Mapping[str, Any] | None = None) -> Report:
         """A report as the net is given it; extra: the columns beside it."""
-        found = self.reader.read(text)
+        found = self.reader.tokenize(text)
         columns = self.columns.vector(self.extra if extra is None else extra)
         features, values = self.words.vector(text) if self.words else _BARE[1:]
         return Report(found.ids, found.starts, found.ends, columns, features, values)
@@ -111,7 +110,7 @@ class Hmhan(NeuralModel):
         return sum(np.where(own, self.combinations(part), np.float32(0)) for own, part in parts)
 
     def logits_of(
-        self, reads: Sequence[Read], columns: Sequence[int] | None = None, places: Places | None = None
+        self, reads: Sequence[TokenizedNote], columns: Sequence[int] | None = None, places: CachedStates | None = None
     ) -> np.ndarray:
         """Logits (B, L), float32, in the order of the reports; columns: of these labels alone.
 
@@ -127,13 +126,13 @@ class Hmhan(NeuralModel):
             for rows in by_length(lengths, _TOKENS["cuda" if gpu else "cpu"], _NOTES):
                 batch = report_batch([reads[row] for row in rows], labels=wanted)
                 if places is not None:
-                    batch = replace(batch, states=torch.from_numpy(places.rectangle(rows, batch.tokens.shape[1])))
+                    batch = replace(batch, states=torch.from_numpy(places.padded_batch(rows, batch.tokens.shape[1])))
                 found[rows] = self.net.logits(batch.to(self.device)).float().cpu().numpy()
         return found
 
     def category_weights(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where the words of a report begin and end (W,), and how much each category attends to them (K, W)."""
-        read = self.reader.read(text)
+        read = self.reader.tokenize(text)
         if not len(read) or self.shape.attention != "hierarchical":
             return np.empty(0, np.int64), np.empty(0, np.int64), np.zeros((len(self.categories.names), 0), np.float32)
         with evaluating(self.net):
@@ -174,13 +173,17 @@ class Hmhan(NeuralModel):
         self.categories = Categories.at(self.labels, self.shape.level)
 
     @classmethod
-    def empty_net(cls, shape: HmhanShape, labels: LabelSpace, reader: ReportReader, more: dict[str, Any]) -> nn.Module:
+    def empty_net(
+        cls, shape: HmhanShape, labels: LabelSpace, reader: ReportTokenizer, more: dict[str, Any]
+    ) -> nn.Module:
         """Nets without learned weights."""
         words = len(more["words"]["names"]) if more["words"] else 0
         loss = LossSettings.model_validate(more["loss"])
         columns = len(Columns.from_json(more["columns"]))
         of = torch.from_numpy(Categories.at(labels, shape.level).of)
-        encoders = [Windows.from_json(more["transformer"]) for _ in range(1 if shape.frozen else more["nets"])]
+        encoders = [
+            WindowedTransformer.from_json(more["transformer"]) for _ in range(1 if shape.frozen else more["nets"])
+        ]
         return HmhanNets(
             [
                 HmhanNet(shape, loss, encoders[i % len(encoders)], of, columns, more["projected"], words)

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nosology.attention.hierarchical import ATTENTIONS
-from nosology.encoders.device_states import Gathered
-from nosology.encoders.transformer import Windows
+from nosology.attention.hierarchical_attention import ATTENTIONS
+from nosology.encoders.state_cache import GatheredStates
+from nosology.encoders.transformer import WindowedTransformer
 from nosology.models.hmhan.hmhan_settings import HmhanShape, LossSettings
 from nosology.training.data_loader import Batch, token_mask
 from nosology.training.losses import focal_loss, weighted_bce
@@ -50,7 +50,7 @@ class SyntheticBatch:
 class ReportBatch(Batch):
     """B reports; where there are synthetic rows, the reports after the last row of `targets` are there for them."""
 
-    states: Tensor | Gathered | None = None  # (B, T, D) of a frozen encoder
+    states: Tensor | GatheredStates | None = None  # (B, T, D) of a frozen encoder
     columns: Tensor | None = None  # (B, C)
     features: Tensor | None = None  # (B, F) numbers of words, 0 after the last
     values: Tensor | None = None  # (B, F)
@@ -105,7 +105,7 @@ class HmhanNet(nn.Module):
         self,
         shape: HmhanShape,
         loss: LossSettings,
-        encoder: Windows,
+        encoder: WindowedTransformer,
         categories: Tensor,
         columns: int = 0,
         projected: int = 64,

@@ -21,10 +21,9 @@ from nosology.codes.lookup import label_description
 from nosology.core import DataError, Note
 from nosology.core.label_space import label_versions, mask_other_versions
 from nosology.core.progress import progress
-from nosology.encoders.device_states import DeviceStates, on_device
-from nosology.encoders.report_reader import ReportReader
-from nosology.encoders.state_cache import Places, StateCache
-from nosology.encoders.transformer import Windows, pretrained
+from nosology.encoders.state_cache import CachedStates, DeviceCachedStates, EncoderStateCache, load_on_device
+from nosology.encoders.tokenizers import ReportTokenizer
+from nosology.encoders.transformer import WindowedTransformer, load_pretrained
 from nosology.evaluation import brief
 from nosology.evaluation.decision import Decision
 from nosology.models.hmhan.categories import Categories
@@ -57,9 +56,9 @@ class Course:
     train: Reports
     folder: Path
     told: str  # the fingerprint of recipe and corpora
-    places: Places | None = None  # the states of `train`, of a frozen encoder
-    encoder: Windows | None = None  # that is frozen
-    near: DeviceStates | None = None  # the same states on a GPU
+    places: CachedStates | None = None  # the states of `train`, of a frozen encoder
+    encoder: WindowedTransformer | None = None  # that is frozen
+    near: DeviceCachedStates | None = None  # the same states on a GPU
 
     @staticmethod
     def of(recipe: HmhanRecipe, notes: list[Note], folder: Path, told: str) -> Course:
@@ -87,16 +86,16 @@ class Course:
             course.places = course.states(train)
         return course
 
-    def states(self, reports: Reports) -> Places:
+    def states(self, reports: Reports) -> CachedStates:
         """The states of reports, of the encoder as it came, kept in the cache."""
         encoder = self.encoder or _pretrained(self.recipe)[1]
-        cache = StateCache(self.recipe.states.cache or self.folder / STATES, encoder_key(encoder), encoder.width)
+        cache = EncoderStateCache(self.recipe.states.cache or self.folder / STATES, encoder_key(encoder), encoder.width)
         return cache.add([report.ids for report in reports.reports], lambda texts: encoded(encoder, texts))
 
-    def places_on(self, device: torch.device) -> Places | DeviceStates | None:
+    def places_on(self, device: torch.device) -> CachedStates | DeviceCachedStates | None:
         """The states of `train` for batches that go to a device: there already, where they fit."""
         if self.places is not None and self.near is None:
-            self.near = on_device(self.places, device, self.recipe.states.device_gb)
+            self.near = load_on_device(self.places, device, self.recipe.states.device_gb)
         return self.near or self.places
 
     def net(self, rows: np.ndarray, seed: int) -> HmhanNet:
@@ -122,14 +121,14 @@ class Course:
             net.weights.copy_(class_weights(counts, len(rows), recipe.loss.max_class_weight))
         if model.shape.described and model.shape.attention == "hierarchical":
             descriptions = [label_description(code, expand_headers=True) for code in model.labels.codes]
-            net.look.begin(
+            net.look.initialize_queries(
                 *(self._described(encoder, texts) for texts in (descriptions, model.categories.descriptions))
             )
         return net
 
-    def _described(self, encoder: Windows, texts: list[str]) -> torch.Tensor:
+    def _described(self, encoder: WindowedTransformer, texts: list[str]) -> torch.Tensor:
         """The mean (N, D) of the states of each text; of one without a piece, 0."""
-        pieces = [self.model.reader.read(text).ids for text in texts]
+        pieces = [self.model.reader.tokenize(text).ids for text in texts]
         found = torch.zeros(len(texts), encoder.width)
         for rows, states in encoded(encoder, pieces):
             for row, state in zip(rows, states):
@@ -252,7 +251,7 @@ def cross_fitted(course: Course) -> Trained:
     return model, decision, _found(course, fits, train) | told
 
 
-def measured(model: Hmhan, dev: Reports, places: Places | None = None) -> dict[str, float]:
+def measured(model: Hmhan, dev: Reports, places: CachedStates | None = None) -> dict[str, float]:
     """Micro F1 at its best threshold and mean average precision on dev reports; places: their states, where kept."""
     probabilities = model.to_probabilities(model.logits_of(dev.reports, places=places))
     mask_other_versions(probabilities, dev.versions, label_versions(model.labels))
@@ -276,7 +275,7 @@ def parameter_groups(net: HmhanNet, recipe: HmhanRecipe) -> list[ParameterGroup]
     return found
 
 
-def _layers(encoder: Windows) -> list[list[torch.nn.Parameter]]:
+def _layers(encoder: WindowedTransformer) -> list[list[torch.nn.Parameter]]:
     """The weights of a transformer's layers, the last layer first; whatever is in no layer comes last."""
     inner = getattr(encoder.model, "encoder", encoder.model)
     layers = getattr(inner, "layer", None) or getattr(inner, "layers", None) or ()
@@ -286,11 +285,11 @@ def _layers(encoder: Windows) -> list[list[torch.nn.Parameter]]:
     return [part for part in (*found, others) if part]
 
 
-def _pretrained(recipe: HmhanRecipe) -> tuple[ReportReader, Windows]:
+def _pretrained(recipe: HmhanRecipe) -> tuple[ReportTokenizer, WindowedTransformer]:
     """The reader and the encoder that a recipe names."""
-    reader, encoder = pretrained(recipe.model.encoder, 0, recipe.report.max_tokens)
+    reader, encoder = load_pretrained(recipe.model.encoder, 0, recipe.report.max_tokens)
     told = recipe.report
-    return ReportReader(reader.tokenizer_json, told.max_tokens, told.negation, told.cleaning), encoder
+    return ReportTokenizer(reader.tokenizer_json, told.max_tokens, told.negation, told.cleaning), encoder
 
 
 def _found(course: Course, fits: list[TrainingResult], held: Reports) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from nosology.core import Code, DataError, Note
 from nosology.core.label_space import note_versions
 from nosology.core.progress import progress
 from nosology.corpora.roster import kept_together
-from nosology.encoders.device_states import DeviceStates, Gathered
-from nosology.encoders.state_cache import Places
+from nosology.encoders.state_cache import CachedStates, DeviceCachedStates, GatheredStates
 from nosology.models.hmhan.hmhan_model import Hmhan, Report, report_batch
 from nosology.models.hmhan.hmhan_net import ReportBatch, SyntheticBatch
 from nosology.models.hmhan.hmhan_settings import HmhanRecipe
@@ -77,7 +76,7 @@ class Batches:
         self,
         train: Reports,
         rows: np.ndarray,
-        places: Places | DeviceStates | None,
+        places: CachedStates | DeviceCachedStates | None,
         synthetic: Synthetic | None,
         offsets: np.ndarray | None = None,
     ):
@@ -135,13 +134,13 @@ class Batches:
         width = found.tokens.shape[1]
         return replace(found, states=self._states(every, -(-width // _WIDTHS) * _WIDTHS if self._gpu else width))
 
-    def _states(self, rows: list[int], width: int) -> torch.Tensor | Gathered:
-        if isinstance(self.places, DeviceStates):
-            return self.places.rectangle(rows, width)
+    def _states(self, rows: list[int], width: int) -> torch.Tensor | GatheredStates:
+        if isinstance(self.places, DeviceCachedStates):
+            return self.places.padded_batch(rows, width)
         # At once into memory that a GPU copies from: the way there and the way on cost more than the training.
         shape = len(rows), width, self.places.width
         states = torch.empty(shape, dtype=torch.float16, pin_memory=self._gpu)
-        self.places.rectangle(rows, width, states.numpy())
+        self.places.padded_batch(rows, width, states.numpy())
         return states
 
 

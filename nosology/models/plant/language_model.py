@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nosology.encoders.awd_lstm import AwdLstm, State, detached, locked
+from nosology.encoders.word_encoders import AwdLstm, LstmState, detach_state, locked_dropout
 from nosology.models.plant.next_word import next_word_loss
 
 
@@ -24,15 +24,15 @@ class LanguageModel(nn.Module):
         """The mean cross entropy of the next words of a StreamBatch; a text's end is not asked for."""
         states, after = self.encoder(batch.tokens, None if batch.is_first else self._state())
         self._keep(after)
-        states = locked(states, self.encoder.drop.output, self.training).flatten(0, 1)
+        states = locked_dropout(states, self.encoder.drop.output, self.training).flatten(0, 1)
         with torch.autocast(states.device.type, enabled=False):
             return next_word_loss(states, self.encoder.encoder.weight, self.bias, batch.targets.flatten())
 
-    def _state(self) -> State:
+    def _state(self) -> LstmState:
         return tuple((getattr(self, f"hidden_{i}"), getattr(self, f"cell_{i}")) for i in range(len(self.encoder.rnns)))
 
-    def _keep(self, state: State) -> None:
+    def _keep(self, state: LstmState) -> None:
         """Takes over a state as it is: the one before may still be needed for derivatives."""
-        for number, (hidden, cell) in enumerate(detached(state)):
+        for number, (hidden, cell) in enumerate(detach_state(state)):
             setattr(self, f"hidden_{number}", hidden)
             setattr(self, f"cell_{number}", cell)

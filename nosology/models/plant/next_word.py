@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nosology.encoders.vocabulary import PAD
+from nosology.encoders.tokenizers import PAD
 
 try:
     from nosology.models.plant import next_word_kernels as fused

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nosology.encoders.vocabulary import PAD
+from nosology.encoders.tokenizers import PAD
 
 _BLOCK = 4096  # words at once
 _WARPS = 8

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nosology.core.label_space import LabelSpace
-from nosology.encoders.vocabulary import WordReader
+from nosology.encoders.tokenizers import WordTokenizer
 from nosology.models.neural import NeuralModel
 from nosology.models.plant.plant_net import PlantNet
 from nosology.models.plant.plant_settings import PlantShape, RankerSettings
@@ -53,14 +53,14 @@ class Plant(NeuralModel):
     relevance: Relevance | None = None
     ranker: RankerSettings = field(default_factory=RankerSettings)
 
-    kind, reader_type, shape_type = "plant", WordReader, PlantShape
+    kind, reader_type, shape_type = "plant", WordTokenizer, PlantShape
 
     @classmethod
     def of(
         cls,
         labels: LabelSpace,
         notes: np.ndarray,
-        reader: WordReader,
+        reader: WordTokenizer,
         shape: PlantShape,
         ranker: RankerSettings,
         relevance: Relevance,
@@ -79,7 +79,7 @@ class Plant(NeuralModel):
         return [(names[number], float(score)) for number, score in zip(numbers, scores)]
 
     @classmethod
-    def empty_net(cls, shape: PlantShape, labels: LabelSpace, reader: WordReader, more: dict[str, Any]) -> PlantNets:
+    def empty_net(cls, shape: PlantShape, labels: LabelSpace, reader: WordTokenizer, more: dict[str, Any]) -> PlantNets:
         """Nets without learned weights."""
         ranker = RankerSettings.model_validate(more["ranker"])
         words = len(reader.vocabulary)

@@ -9,10 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from nosology.attention.pair_scores import pair_scores
-from nosology.attention.planted import Decoder, Planted, Seen, kept_first, logits, read
-from nosology.attention.planted_loss import planted_loss
-from nosology.encoders.awd_lstm import AwdLstm, Dropouts, locked
+from nosology.attention.planted_attention import (
+    AttentionState,
+    LabelDecoder,
+    PlantedScores,
+    accumulate,
+    accumulated_logits,
+    pair_scores,
+    planted_loss,
+    top_k_mask,
+)
+from nosology.encoders.word_encoders import AwdLstm, DropoutRates
 from nosology.models.plant.note_states import NoteStates
 from nosology.models.plant.plant_settings import PlantShape, RankerSettings
 from nosology.models.plant.relevance import Relevance
@@ -94,7 +101,7 @@ class PlantNet(nn.Module):
     ):
         super().__init__()
         self.shape, self.backward_reading = shape, backward
-        self.encoder = AwdLstm(words, shape.size, shape.hidden, shape.layers, Dropouts(**shape.drop.model_dump()))
+        self.encoder = AwdLstm(words, shape.size, shape.hidden, shape.layers, DropoutRates(**shape.drop.model_dump()))
         self.ranker = Ranker(ranker, shape.size, words, labels) if shape.planted else None
         self.queries = nn.Parameter(0.1 * torch.randn(labels, shape.size))  # U
         drawn = 0.1 * torch.randn(labels, shape.size)
@@ -120,7 +127,7 @@ class PlantNet(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """The mean binary cross entropy over the batch's notes x labels."""
         tokens = self._turned(batch.tokens, batch.lengths)
-        states = locked(self._states(tokens, batch), self.encoder.drop.output, self.training)
+        states = locked_dropout(self._states(tokens, batch), self.encoder.drop.output, self.training)
         inside = token_mask(batch.lengths, tokens.shape[1], tokens.device)
         labels = self._some(batch.labels)
         planted, places = self._planted(tokens, labels)
@@ -141,15 +148,15 @@ class PlantNet(nn.Module):
             self.cache.clear()
             return self.encoder(tokens)[0]
 
-        def read(rows: list[int]) -> Tensor:
+        def encode(rows: list[int]) -> Tensor:
             self.encoder.eval()
             states = self.encoder(tokens[rows] if len(rows) < len(tokens) else tokens)[0]
             self.encoder.train(self.training)
             return states
 
         if batch.notes is None:
-            return read(list(range(len(tokens))))
-        return self.cache.states(batch.notes, batch.lengths, tokens.shape[1], read)
+            return encode(list(range(len(tokens))))
+        return self.cache.states(batch.notes, batch.lengths, tokens.shape[1], encode)
 
     def _some(self, labels: Tensor | None) -> Tensor | None:
         """The labels, None where they are all there are: then nothing has to be picked out."""
@@ -166,7 +173,7 @@ class PlantNet(nn.Module):
         """Logits (B, L) of parts of the labels, which look at a window one after the other: it is read once."""
         tokens, state = self._turned(batch.tokens, batch.lengths), None
         decoders = [self._decoder(labels) for labels in parts]
-        seen = [Seen.nothing(len(tokens), len(labels), 0, self.bias) for labels in parts]
+        seen = [AttentionState.empty(len(tokens), len(labels), 0, self.bias) for labels in parts]
         window = max(self.shape.window, _POSITIONS // len(tokens) if tokens.is_cuda else 0)
         for first in range(0, tokens.shape[1], window):
             part = tokens[:, first : first + window]
@@ -174,9 +181,9 @@ class PlantNet(nn.Module):
             inside = token_mask(batch.lengths - first, part.shape[1], part.device)
             for number, labels in enumerate(parts):
                 planted, places = self._planted(part, labels)
-                seen[number] = read(states, inside, places, decoders[number], planted, seen[number])
+                seen[number] = accumulate(states, inside, places, decoders[number], planted, seen[number])
         made = zip(seen, decoders)
-        return torch.cat([logits(left, decoder, self.shape.literal_zero) for left, decoder in made], dim=1)
+        return torch.cat([accumulated_logits(left, decoder, self.shape.literal_zero) for left, decoder in made], dim=1)
 
     def attention(self, batch: Batch) -> Tensor:
         """The weights (B, L, T) of each label over the tokens: learned, static and planted, made to sum to 1."""
@@ -195,24 +202,24 @@ class PlantNet(nn.Module):
 
     def _kept(self, scores: Tensor, inside: Tensor) -> Tensor:
         """The softmax over the tokens that the ranker's attention keeps, as the net has it."""
-        kept = kept_first(scores, inside, self.shape.inattention)
+        kept = top_k_mask(scores, inside, self.shape.inattention)
         others = 0.0 if self.shape.literal_zero else -torch.inf
         scores = scores.masked_fill(~kept, others).masked_fill(~inside, -torch.inf)
         return torch.softmax(scores, dim=2).nan_to_num()
 
-    def _decoder(self, labels: Tensor | None) -> Decoder:
+    def _decoder(self, labels: Tensor | None) -> LabelDecoder:
         if labels is None:
-            return Decoder(self.queries, self.weights, self.bias)
+            return LabelDecoder(self.queries, self.weights, self.bias)
         labels = labels.to(self.bias.device)
-        return Decoder(self.queries[labels], self.weights[labels], self.bias[labels])
+        return LabelDecoder(self.queries[labels], self.weights[labels], self.bias[labels])
 
-    def _planted(self, tokens: Tensor, labels: Tensor | None) -> tuple[Planted, Tensor]:
+    def _planted(self, tokens: Tensor, labels: Tensor | None) -> tuple[PlantedScores, Tensor]:
         """What labels are told about the different words of tokens (B, T), and which of them each token is (B, T)."""
         words, places = torch.unique(tokens, return_inverse=True)
         chosen = None if labels is None else labels.to(tokens.device)
         static = self.telling(words, chosen) if self.telling is not None else None
         scores = self.ranker(words, self.encoder.encoder(words), chosen) if self.ranker is not None else None
-        return Planted(static, scores, self.shape.inattention), places
+        return PlantedScores(static, scores, self.shape.inattention), places
 
     def _turned(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """The notes, read from their ends where this is the backward direction."""

@@ -20,8 +20,8 @@ from nosology.codes.lookup import label_description
 from nosology.core.files import atomic_file
 from nosology.core.label_space import LabelSpace, label_versions, mask_other_versions
 from nosology.core.progress import progress
-from nosology.encoders.awd_lstm import AwdLstm, Dropouts
-from nosology.encoders.vocabulary import SPECIALS, Vocabulary, WordReader
+from nosology.encoders.tokenizers import SPECIALS, Vocabulary, WordTokenizer
+from nosology.encoders.word_encoders import AwdLstm, DropoutRates
 from nosology.evaluation.decision import Decision
 from nosology.models.neural import EXCLUDED_LOGIT
 from nosology.models.neural_trainer import Asked, Notes, fit_labels
@@ -56,7 +56,7 @@ class Chain:
     recipe: PlantRecipe
     notes: Notes
     labels: LabelSpace
-    reader: WordReader
+    reader: WordTokenizer
     folder: Path  # of the classifier's loop
     stages: Stages  # before it
 
@@ -72,8 +72,8 @@ class Chain:
         if coded:
             labels = label_space(recipe.labels, codes_in_systems(recipe.labels, examples.codes))
         texts = progress(examples.texts(), "counting words", total=len(examples))
-        vocabulary = Vocabulary.build(texts, recipe.words.min_notes, most=recipe.words.max_words)
-        reader = WordReader(vocabulary, recipe.model.max_words)
+        vocabulary = Vocabulary.build(texts, recipe.words.min_notes, max_words=recipe.words.max_words)
+        reader = WordTokenizer(vocabulary, recipe.model.max_words)
         notes = Notes.of(examples, recipe.labels, reader, labels)
         return Chain(recipe, notes, labels, reader, folder, stages or _stages(recipe, examples, folder))
 
@@ -82,7 +82,7 @@ class Chain:
         recipe, name = self.recipe, "backward" if backward else "forward"
         settings = recipe.language
         torch.manual_seed(recipe.seed)
-        drop = Dropouts(**settings.drop.model_dump())
+        drop = DropoutRates(**settings.drop.model_dump())
         shape = recipe.model
         encoder = AwdLstm(len(self.reader.vocabulary), shape.size, shape.hidden, shape.layers, drop)
 
@@ -192,7 +192,7 @@ class Chain:
         """The first vectors (L, E) of labels: the means of their descriptions' words."""
         rows = []
         for code in self.labels.codes:
-            ids = self.reader.description(label_description(code))
+            ids = self.reader.description_ids(label_description(code))
             ids = torch.from_numpy(ids[ids >= SPECIALS].astype(np.int64))
             rows.append(vectors[ids].mean(0) if len(ids) else torch.zeros(vectors.shape[1]))
         return torch.stack(rows)

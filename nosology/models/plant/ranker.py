@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nosology.encoders.vocabulary import SPECIALS
+from nosology.encoders.tokenizers import SPECIALS
 from nosology.models.plant.lambda_rank import lambda_loss, ndcg
 from nosology.models.plant.plant_net import Ranker
 from nosology.models.plant.plant_settings import RankerSettings

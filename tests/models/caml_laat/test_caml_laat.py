@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nosology.encoders.transformer import pretrained
+from nosology.encoders.transformer import load_pretrained
 from nosology.models.caml_laat.caml_laat_model import CamlNet, LaatNet, PlmIcdNet
 from nosology.models.caml_laat.caml_laat_settings import CamlShape, LaatShape
 from nosology.models.plm_icd.plm_icd_settings import PlmIcdShape
@@ -71,11 +71,11 @@ def test_sizes_are_those_of_the_papers():
 @pytest.mark.parametrize("frozen", [False, True])
 def test_plm_icd_learns_its_encoder_unless_it_is_frozen(tmp_path, frozen):
     shape = PlmIcdShape(encoder="tiny", window=8, max_tokens=100, frozen=frozen)
-    reader, encoder = pretrained(str(tiny_bert(tmp_path)), shape.window, shape.max_tokens)
+    reader, encoder = load_pretrained(str(tiny_bert(tmp_path)), shape.window, shape.max_tokens)
     net = PlmIcdNet(shape, encoder, 3)
     assert net.learned.queries.shape == (3, encoder.width)
     net.train()
-    ids = reader.read("chronic low back pain, heart failure and pneumonia").ids
+    ids = reader.tokenize("chronic low back pain, heart failure and pneumonia").ids
     net(Batch(*pad_notes([ids]), targets=torch.ones(1, 3))).backward()
     assert all((weight.grad is None) == frozen for weight in encoder.parameters())
     assert all(weight.grad is not None for weight in net.learned.parameters())

@@ -13,7 +13,7 @@ from scipy import sparse
 
 from nosology.core import BundleError, Code
 from nosology.core.label_space import LabelSpace
-from nosology.encoders.vocabulary import Vocabulary, WordReader
+from nosology.encoders.tokenizers import Vocabulary, WordTokenizer
 from nosology.evaluation.decision import Decision
 from nosology.models.bundle import Bundle
 from nosology.models.dual_laat.dual_laat_model import DualLaat
@@ -41,7 +41,7 @@ ENCODERS = st.sampled_from(["gru", "conv"])
 
 def coder(encoder: str, seed: int = 0) -> DualLaat:
     shape = DualLaatShape(encoder=encoder, width=6, heads=3, kernel=4, labels=4)
-    reader = WordReader(Vocabulary(WORDS), 200)
+    reader = WordTokenizer(Vocabulary(WORDS), 200)
     torch.manual_seed(seed)
     net = DualLaatNet(shape, len(reader.vocabulary), 5)
     with torch.no_grad():
@@ -122,7 +122,7 @@ def test_loss_is_the_cross_entropy_of_the_logits_and_reaches_every_weight(encode
 @pytest.mark.parametrize("encoder", CODERS)
 def test_a_number_makes_a_difference(encoder):
     made = CODERS[encoder]
-    first, second = made.logits_of([made.reader.read(TEXT)], [0, 1])[0]
+    first, second = made.logits_of([made.reader.tokenize(TEXT)], [0, 1])[0]
     assert abs(first - second) > 1e-3
     assert not np.array_equal(*made.description_ids([text for _, text in CODES[:2]]))
 
@@ -134,7 +134,7 @@ def test_descriptions_are_encoded_once(monkeypatch):
     for _ in range(3):
         made.probabilities([TEXT, "pain"])
         made.evidence(TEXT, [0, 2])
-        made.logits_of([made.reader.read(TEXT)], [1, 3])
+        made.logits_of([made.reader.tokenize(TEXT)], [1, 3])
     assert calls == [5]
     made.forget()
     made.probabilities([TEXT])
@@ -173,7 +173,7 @@ def test_notes_and_descriptions_without_a_word():
     found = made.probabilities(["", "...", "pain"])
     assert not found[:2].any() and found[2].all()
     assert made.evidence("?!", [0, 4]) == [[], []]
-    assert np.isfinite(made.logits_of([made.reader.read("pain")])).all()
+    assert np.isfinite(made.logits_of([made.reader.tokenize("pain")])).all()
 
 
 def test_codes_that_no_known_word_describes_are_named():
@@ -206,7 +206,7 @@ def with_proposer(made: DualLaat) -> DualLaat:
 
 def test_in_two_stages_the_candidates_have_their_full_scores_and_the_others_none():
     made = with_proposer(coder("gru"))
-    reads = [made.reader.read(text) for text in (TEXT, "", "pain 2")]
+    reads = [made.reader.tokenize(text) for text in (TEXT, "", "pain 2")]
     full, some = made.logits_of(reads), made.two_stage(2).logits_of(reads)
     for row, read in enumerate(reads):
         kept = made.proposer.best(read.ids, 2) if len(read.ids) else []

@@ -14,7 +14,7 @@ from torch import nn
 
 from nosology.cli import app
 from nosology.core import BundleError, Code, ConfigError
-from nosology.encoders.vocabulary import PAD, UNKNOWN, WordReader
+from nosology.encoders.tokenizers import PAD, UNKNOWN, WordTokenizer
 from nosology.models.bundle import Bundle
 from nosology.models.dual_laat.dual_laat_import import import_bundle, import_checkpoint
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
@@ -114,12 +114,12 @@ def our_logits(folder) -> torch.Tensor:
     assert shape.reference_padding
     net = DualLaatNet(shape, len(vocabulary), details.size)
     net.load_state_dict(state)
-    reader = WordReader(vocabulary, details.max_note_length, literal=True)
-    described = [reader.description(text, shape.max_description) for text in CODES]
+    reader = WordTokenizer(vocabulary, details.max_note_length, reference_padding=True)
+    described = [reader.description_ids(text, shape.max_description) for text in CODES]
     net.descriptions = torch.full((len(CODES), max(map(len, described))), PAD)
     for row, ids in zip(net.descriptions, described):
         row[: len(ids)] = torch.from_numpy(ids)
-    tokens = torch.from_numpy(np.stack([reader.read(text).ids for text in NOTES]).astype(np.int64))
+    tokens = torch.from_numpy(np.stack([reader.tokenize(text).ids for text in NOTES]).astype(np.int64))
     lengths = torch.full((len(NOTES),), tokens.shape[1])
     return net.eval().logits(Batch(tokens, lengths))
 
@@ -143,7 +143,7 @@ def test_logits_are_those_of_the_original(publish, kind, specials):
 
 
 def logits_of(model) -> np.ndarray:
-    return model.logits_of([model.reader.read(text) for text in NOTES])
+    return model.logits_of([model.reader.tokenize(text) for text in NOTES])
 
 
 LISTED = [(Code("icd10cm", f"X{i:02}"), text) for i, text in enumerate(CODES)]

@@ -12,7 +12,7 @@ from nosology.config import load_recipe
 from nosology.core import BundleError
 from nosology.corpora.corpus import write_corpus
 from nosology.encoders.embedder import Embedder
-from nosology.encoders.embedder_settings import EmbedderSettings
+from nosology.encoders.embedder_config import EmbedderSettings
 from nosology.evaluation.measure import measure
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.models.bundle import Bundle

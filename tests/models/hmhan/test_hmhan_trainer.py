@@ -14,8 +14,8 @@ from nosology.cli import app
 from nosology.config import load_recipe
 from nosology.core import Code, ConfigError, Note
 from nosology.corpora.corpus import write_corpus
-from nosology.encoders.device_states import DeviceStates
-from nosology.encoders.transformer import Windows
+from nosology.encoders.state_cache import DeviceCachedStates
+from nosology.encoders.transformer import WindowedTransformer
 from nosology.evaluation.measure import measure
 from nosology.explanation.report import beside, explained
 from nosology.models.bundle import Bundle
@@ -192,8 +192,8 @@ def test_states_from_disk_give_what_the_encoder_gives(tiny, tmp_path):
 
 
 def test_a_frozen_encoder_reads_dev_once_however_many_epochs_there_are(tiny, tmp_path, monkeypatch):
-    asked, forward = [], Windows.forward
-    monkeypatch.setattr(Windows, "forward", lambda *given: asked.append(1) or forward(*given))
+    asked, forward = [], WindowedTransformer.forward
+    monkeypatch.setattr(WindowedTransformer, "forward", lambda *given: asked.append(1) or forward(*given))
     calls = []
     for epochs in (1, 3):
         recipe = load_recipe("hmhan", [*tiny, "model.frozen=true", f"training.epochs={epochs}", "training.patience=9"])
@@ -214,7 +214,7 @@ def test_states_on_a_device_and_states_from_disk_train_the_same_net(words, tiny,
     rows, curves, nets = np.arange(40), [], []
     for there in (False, True):
         if there:
-            monkeypatch.setattr(hmhan, "on_device", lambda places, device, _: DeviceStates(places, device))
+            monkeypatch.setattr(hmhan, "on_device", lambda places, device, _: DeviceCachedStates(places, device))
         notes = with_columns(small_notes(40))  # of both ICD versions
         course = Course.of(load_recipe("hmhan", settings), notes, tmp_path / f"run-{there}", "")
         net, _ = course.member(0, rows, None, tmp_path / f"member-{there}")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nosology.encoders.awd_lstm import AwdLstm, Dropouts
+from nosology.encoders.word_encoders import AwdLstm, DropoutRates
 from nosology.models.plant.language_model import LanguageModel
 from nosology.training.batch_plan import StreamPlan
 from nosology.training.data_loader import StreamBatch, TextStreams
@@ -18,7 +18,7 @@ WORDS = 23
 
 def net(**drop: float) -> LanguageModel:
     torch.manual_seed(0)
-    made = LanguageModel(AwdLstm(WORDS, size=5, hidden=7, layers=2, drop=Dropouts(**drop)), 3)
+    made = LanguageModel(AwdLstm(WORDS, size=5, hidden=7, layers=2, drop=DropoutRates(**drop)), 3)
     with torch.no_grad():
         made.encoder.encoder.weight.mul_(10)  # so that what was read before matters
     return made

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from nosology.encoders.vocabulary import PAD
+from nosology.encoders.tokenizers import PAD
 from nosology.models.plant.next_word import next_word_loss
 
 

@@ -127,7 +127,7 @@ def test_attentions_can_be_left_out(off):
 @pytest.mark.parametrize("chunk", [1, 2])
 def test_nothing_of_labels_x_tokens_x_features_is_in_memory(monkeypatch, chunk):
     """A training step, derivatives too: two numbers a label and token of the notes at hand are the most there is."""
-    monkeypatch.setattr("nosology.attention.pair_scores._TILE", 500)
+    monkeypatch.setattr("nosology.attention.planted_attention._TILE", 500)
     monkeypatch.setattr("nosology.models.plant.plant_net._LONG", 160)
     model, batch = net(chunk=chunk).train(), notes([160, 155, 150, 140])
     batch = Batch(batch.tokens, batch.lengths, None, torch.zeros(4, LABELS))

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from nosology.config import built_in, load_recipe, read_values
 from nosology.core import ConfigError
 from nosology.corpora.corpus import write_corpus
-from nosology.encoders.awd_lstm import AwdLstm
+from nosology.encoders.word_encoders import AwdLstm
 from nosology.evaluation.measure import measure
 from nosology.models.bundle import Bundle
 from nosology.models.neural_trainer import Asked, fit_labels

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import sparse
 
-from nosology.encoders.vocabulary import SPECIALS
+from nosology.encoders.tokenizers import SPECIALS
 from nosology.models.plant.plant_net import Ranker
 from nosology.models.plant.plant_settings import RankerSettings
 from nosology.models.plant.ranker import passes, train_ranker

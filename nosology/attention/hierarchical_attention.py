@@ -1,27 +1,26 @@
-"""Attention in two levels (paper 002): categories look at a report, and each code looks where its category did not.
+"""Two-level attention of HMHAN (Sasikala et al. 2025): categories attend to the report, then each code attends to it.
 
-Level 1: one query a category, several heads over the tokens, residual, layer norm.
-Level 2: the query of a code is its own vector plus what its category has found; the same again.
-The two baselines of the paper's Table 4 stand beside it: no attention (the mean of the tokens), and one query with one
-head for all codes. All take the mask and obey it; a report without a token gives what its queries are without one.
-Masks are those of reports: True at their tokens, which stand first, and False after their ends.
+Level 1: one query per category, several heads over the tokens, residual, layer norm.
+Level 2: the query of a code is its own vector plus the level-1 output of its category; then the same steps.
+`ATTENTIONS` also has two baselines: the mean of the tokens, and one query with one head for all codes.
+Masks (B, T) are True at tokens, which come first, and False at padding. For a report without tokens the output of
+attention is zero, and only the queries remain.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
 from nosology.core import ConfigError
-from nosology.encoders.without_cudnn import without_cudnn
+from nosology.encoders.sdpa import masked_attention, nonempty_mask
 
 
-class MultiHead(nn.Module):
-    """Queries look at states with several heads.
+class MultiHeadAttention(nn.Module):
+    """Multi-head cross-attention from queries to states.
 
-    Queries and keys are projected alike at first, and values not at all: a query then finds the tokens that are like
-    it, which is all that a code seen once can hope for.
+    Queries and keys start with the same projection, values with the identity: a new query then attends to the tokens
+    that are similar to it, which helps codes with few notes.
     """
 
     def __init__(self, width: int, heads: int):
@@ -38,50 +37,55 @@ class MultiHead(nn.Module):
                 layer.bias.zero_()
 
     def forward(self, queries: Tensor, states: Tensor, mask: Tensor) -> Tensor:
-        """What queries (B, Q, D) find in states (B, T, D); mask: (B, T), True at tokens. (B, Q, D)."""
+        """Attention output (B, Q, D) of queries (B, Q, D) over states (B, T, D); mask: (B, T)."""
         q, k, v = self._split(self.query(queries)), self._split(self.key(states)), self._split(self.value(states))
-        with without_cudnn():
-            found = scaled_dot_product_attention(q, k, v, _some(mask)[:, None, None])
-        return self.out(found.transpose(1, 2).flatten(2)) * mask[:, :1, None]
+        output = masked_attention(q, k, v, mask)
+        return self.out(output.transpose(1, 2).flatten(2)) * mask[:, :1, None]
 
     def weights(self, queries: Tensor, states: Tensor, mask: Tensor) -> Tensor:
-        """The mean over the heads of the weights (B, Q, T): 1 together, 0 after the end of a report."""
+        """The weights (B, Q, T), averaged over the heads; they sum to 1 and are 0 at padding."""
         q, k = self._split(self.query(queries)), self._split(self.key(states))
         scores = (q @ k.transpose(-1, -2)).float() / q.shape[-1] ** 0.5
-        return scores.masked_fill(~_some(mask)[:, None, None], float("-inf")).softmax(-1).mean(1) * mask[:, None]
+        scores = scores.masked_fill(~nonempty_mask(mask)[:, None, None], float("-inf"))
+        return scores.softmax(-1).mean(1) * mask[:, None]
 
     def _split(self, x: Tensor) -> Tensor:
         """(B, N, D) as (B, H, N, D / H)."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
-class Hierarchical(nn.Module):
+class HierarchicalAttention(nn.Module):
     """Both levels."""
 
+    category: Tensor
+
     def __init__(self, width: int, categories: Tensor, heads: int = 4):
-        """categories: (L,) the category of each code, counted from 0."""
+        """categories: (L,) index of the category of each code."""
         super().__init__()
         self.register_buffer("category", categories.long())
         self.categories = nn.Parameter(0.5 * torch.randn(int(categories.max()) + 1, width))
         self.codes = nn.Parameter(0.5 * torch.randn(len(categories), width))
-        self.first, self.second = MultiHead(width, heads), MultiHead(width, heads)
+        self.first, self.second = MultiHeadAttention(width, heads), MultiHeadAttention(width, heads)
         self.first_norm, self.second_norm = nn.LayerNorm(width), nn.LayerNorm(width)
 
-    def begin(self, codes: Tensor, categories: Tensor) -> None:
-        """Lets the queries begin as the vectors of descriptions: codes (L, D), categories (K, D)."""
+    def initialize_queries(self, codes: Tensor, categories: Tensor) -> None:
+        """Sets the queries to the vectors of descriptions: codes (L, D), categories (K, D)."""
         with torch.no_grad():
             self.codes.copy_(codes)
             self.categories.copy_(categories)
 
     def forward(self, states: Tensor, mask: Tensor, labels: Tensor | None = None) -> Tensor:
-        """The vectors (B, L, D) of the codes, or of those named."""
+        """The vectors (B, L, D) of the codes; labels: indices of codes, None: all."""
         queries = self._code_queries(states, mask, labels)
         return self.second_norm(queries + self.second(queries, states, mask))
 
     def category_vectors(self, states: Tensor, mask: Tensor) -> Tensor:
-        """What the categories have found (B, K, D)."""
-        queries = self.categories.to(states.dtype).expand(len(states), -1, -1)
+        """The level-1 outputs (B, K, D) of the categories."""
+        queries = self._category_queries(states)
         return self.first_norm(queries + self.first(queries, states, mask))
+
+    def _category_queries(self, states: Tensor) -> Tensor:
+        return self.categories.to(states.dtype).expand(len(states), -1, -1)
 
     def _code_queries(self, states: Tensor, mask: Tensor, labels: Tensor | None) -> Tensor:
         codes, category = (self.codes, self.category) if labels is None else (self.codes[labels], self.category[labels])
@@ -93,58 +97,52 @@ class Hierarchical(nn.Module):
 
     def category_attention(self, states: Tensor, mask: Tensor) -> Tensor:
         """The weights (B, K, T) of the categories over the tokens."""
-        return self.first.weights(self.categories.to(states.dtype).expand(len(states), -1, -1), states, mask)
+        return self.first.weights(self._category_queries(states), states, mask)
 
 
-class Single(nn.Module):
-    """One query, one head: every code sees the same vector (the paper's custom attention)."""
+class SingleQueryAttention(nn.Module):
+    """Baseline: one query and one head; all codes share one vector ("custom attention" of the paper)."""
 
     def __init__(self, width: int, categories: Tensor, heads: int = 1):
         super().__init__()
         self.query = nn.Parameter(0.5 * torch.randn(1, width))
-        self.look, self.norm = MultiHead(width, 1), nn.LayerNorm(width)
+        self.look, self.norm = MultiHeadAttention(width, 1), nn.LayerNorm(width)  # `look` is a name in saved weights
         self.labels = len(categories)
 
     def forward(self, states: Tensor, mask: Tensor, labels: Tensor | None = None) -> Tensor:
-        """The one vector (B, 1, D) of all codes."""
+        """The shared vector (B, 1, D)."""
         queries = self.query.to(states.dtype).expand(len(states), -1, -1)
         return self.norm(queries + self.look(queries, states, mask))
 
     def attention(self, states: Tensor, mask: Tensor, labels: Tensor | None = None) -> Tensor:
         """The weights (B, L, T), the same for all codes."""
-        found = self.look.weights(self.query.to(states.dtype).expand(len(states), -1, -1), states, mask)
-        return found.expand(-1, self.labels if labels is None else len(labels), -1)
+        weights = self.look.weights(self.query.to(states.dtype).expand(len(states), -1, -1), states, mask)
+        return weights.expand(-1, self.labels if labels is None else len(labels), -1)
 
 
-class Mean(nn.Module):
-    """No attention: the mean of the tokens."""
+class MeanPooling(nn.Module):
+    """Baseline without attention: the mean of the tokens."""
 
     def __init__(self, width: int, categories: Tensor, heads: int = 0):
         super().__init__()
         self.norm, self.labels = nn.LayerNorm(width), len(categories)
 
     def forward(self, states: Tensor, mask: Tensor, labels: Tensor | None = None) -> Tensor:
-        """The one vector (B, 1, D) of all codes."""
-        return self.norm(_shares(mask, states.dtype)[:, None] @ states)
+        """The shared vector (B, 1, D)."""
+        return self.norm(_uniform_weights(mask, states.dtype)[:, None] @ states)
 
     def attention(self, states: Tensor, mask: Tensor, labels: Tensor | None = None) -> Tensor:
-        """The weights (B, L, T): all tokens weigh the same."""
-        return _shares(mask, torch.float32)[:, None].expand(-1, self.labels if labels is None else len(labels), -1)
+        """The weights (B, L, T), the same for all tokens."""
+        weights = _uniform_weights(mask, torch.float32)[:, None]
+        return weights.expand(-1, self.labels if labels is None else len(labels), -1)
 
 
-ATTENTIONS: dict[str, type[Hierarchical] | type[Single] | type[Mean]] = {
-    "hierarchical": Hierarchical,
-    "single": Single,
-    "none": Mean,
+ATTENTIONS: dict[str, type[HierarchicalAttention] | type[SingleQueryAttention] | type[MeanPooling]] = {
+    "hierarchical": HierarchicalAttention,
+    "single": SingleQueryAttention,
+    "none": MeanPooling,
 }
 
 
-def _shares(mask: Tensor, kind: torch.dtype) -> Tensor:
-    return mask.to(kind) / mask.sum(1, keepdim=True).clamp(min=1)
-
-
-def _some(mask: Tensor) -> Tensor:
-    """The mask, with one token for a report that has none: a softmax over nothing is no number."""
-    found = mask.clone()
-    found[:, 0] = True
-    return found
+def _uniform_weights(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    return mask.to(dtype) / mask.sum(1, keepdim=True).clamp(min=1)

@@ -17,15 +17,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nosology.attention import kernels
-
 _MULTIPLE = {"cpu": 8, "cuda": 64}  # matrix products want even sizes
 _CELLS = 1 << 25  # weights (notes x labels x heads x tokens) that scoring holds at once, where nobody says otherwise
 
 _LABELS = 512  # labels that a CPU scores at a time
 
 
-class Head(NamedTuple):
+class DualHead(NamedTuple):
     """The weights between a note's states and a code's logit."""
 
     key: Tensor  # (M P, D): projections of the note's states, all heads
@@ -35,9 +33,9 @@ class Head(NamedTuple):
     out: Tensor  # (C,): its second
     out_bias: Tensor  # (1,)
 
-    def to(self, kind: torch.dtype) -> Head:
+    def to(self, kind: torch.dtype) -> DualHead:
         """The same in another precision."""
-        return Head(*(weight.to(kind) for weight in self))
+        return DualHead(*(weight.to(kind) for weight in self))
 
 
 class _Room:
@@ -49,7 +47,7 @@ class _Room:
         self.hidden = like.new_empty(rows * hidden)
 
     @staticmethod
-    def for_chunks(states: Tensor, lengths: Tensor, queries: Tensor, head: Head, chunk: int) -> _Room:
+    def for_chunks(states: Tensor, lengths: Tensor, queries: Tensor, head: DualHead, chunk: int) -> _Room:
         """Room for the largest of the chunks, with derivatives."""
         m, labels, _ = queries.shape
         notes = min(chunk, len(states))
@@ -74,7 +72,7 @@ class _Forward:
 
 
 def attention_weights(
-    states: Tensor, lengths: Tensor, queries: Tensor, head: Head, room: Tensor | None = None
+    states: Tensor, lengths: Tensor, queries: Tensor, head: DualHead, room: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Equation 3: weights (L, M, n, T) of states (n, T, D) under queries (M, L, P), and the keys (n T, M P).
 
@@ -88,11 +86,11 @@ def attention_weights(
         for i in range(m):
             torch.mm(queries[i], keys[:, i * p : (i + 1) * p].t(), out=weights[:, i])
         weights = weights.view(labels, m, n, t)
-        kernels.masked_softmax_(weights, lengths)
+        masked_softmax_(weights, lengths)
     return weights, keys
 
 
-def _forward(states: Tensor, lengths: Tensor, queries: Tensor, head: Head, room: _Room | None = None) -> _Forward:
+def _forward(states: Tensor, lengths: Tensor, queries: Tensor, head: DualHead, room: _Room | None = None) -> _Forward:
     """Logits of states (n, T, D) for queries (M, L, P), and all that led to them."""
     weights, keys = attention_weights(states, lengths, queries, head, room and room.weights)
     n, labels, rows = len(states), len(weights), weights.shape[0] * weights.shape[1]
@@ -120,7 +118,7 @@ def _chunks(lengths: Tensor, size: int, device: torch.device) -> Iterator[tuple[
 
 
 def dual_logits(
-    states: Tensor, lengths: Tensor, queries: Tensor, head: Head, *, notes: int = 0, labels: int = 0
+    states: Tensor, lengths: Tensor, queries: Tensor, head: DualHead, *, notes: int = 0, labels: int = 0
 ) -> Tensor:
     """Logits (B, L) of states (B, T, D) for queries (M, L, P), without gradients, so many notes and labels at a time.
 
@@ -137,7 +135,9 @@ def _as_given(states: Tensor) -> torch.autocast:
     return torch.autocast(states.device.type, enabled=False)
 
 
-def _logits_by_chunk(states: Tensor, lengths: Tensor, queries: Tensor, head: Head, notes: int, labels: int) -> Tensor:
+def _logits_by_chunk(
+    states: Tensor, lengths: Tensor, queries: Tensor, head: DualHead, notes: int, labels: int
+) -> Tensor:
     """The same, several notes at a time, as a GPU likes it."""
     heads, total, _ = queries.shape
     notes = notes or max(1, min(len(states), _CELLS // (heads * states.shape[1] * min(total, 512))))
@@ -152,7 +152,7 @@ def _logits_by_chunk(states: Tensor, lengths: Tensor, queries: Tensor, head: Hea
     return found
 
 
-def _logits_by_note(states: Tensor, lengths: Tensor, queries: Tensor, head: Head, labels: int) -> Tensor:
+def _logits_by_note(states: Tensor, lengths: Tensor, queries: Tensor, head: DualHead, labels: int) -> Tensor:
     """The same one note and one head after the other, without a pad, and with weights that stay in a CPU's cache."""
     m, total, p = queries.shape
     d = states.shape[-1]
@@ -188,12 +188,12 @@ class _DualLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, chunk: int, lengths: Tensor, targets: Tensor, states: Tensor, queries: Tensor, *head: Tensor):
         kind = states.dtype
-        cast, asked = Head(*head).to(kind), queries.to(kind)
+        cast, asked = DualHead(*head).to(kind), queries.to(kind)
         on_device = lengths.clamp(min=1).to(states.device)
         total = torch.zeros((), device=states.device, dtype=torch.promote_types(kind, torch.float32))
         d_states = torch.zeros_like(states)
         d_queries = torch.zeros_like(queries, dtype=total.dtype)
-        d_head = Head(*(torch.zeros_like(weight) for weight in head))
+        d_head = DualHead(*(torch.zeros_like(weight) for weight in head))
         room = _Room.for_chunks(states, lengths, asked, cast, chunk)
         for part, width in _chunks(lengths, chunk, states.device):
             held = _cut(states, part, width)
@@ -219,9 +219,9 @@ def _backward(
     d_logits: Tensor,
     states: Tensor,
     queries: Tensor,
-    head: Head,
+    head: DualHead,
     d_queries: Tensor,
-    d_head: Head,
+    d_head: DualHead,
     room: _Room,
 ) -> Tensor:
     """Derivatives by the states (n, T, D); those by queries and head are added to what is there. Consumes `done`."""
@@ -230,7 +230,7 @@ def _backward(
     given = d_logits.reshape(-1)
     d_head.out.add_(given @ done.hidden)
     d_head.out_bias.add_(given.sum())
-    d_hidden = kernels.relu_backward_(done.hidden, given, head.out)
+    d_hidden = relu_backward_(done.hidden, given, head.out)
     d_head.hidden_bias.add_(d_hidden.new_ones(len(d_hidden)) @ d_hidden)
     d_head.hidden.add_(d_hidden.t() @ done.features)
     d_features = torch.mm(d_hidden, head.hidden, out=_in(room.d_features, states, n * labels, m * d))
@@ -238,20 +238,22 @@ def _backward(
     d_states = torch.bmm(_by_note(done.weights).transpose(1, 2), d_features)
     d_scores = _in(room.d_weights, states, labels, m, n, t)
     torch.bmm(d_features, states.transpose(1, 2), out=_by_note(d_scores))
-    kernels.softmax_backward_(done.weights, d_scores)
+    softmax_backward_(done.weights, d_scores)
     d_scores = d_scores.view(labels, m, n * t)
     d_keys = torch.empty_like(done.keys)
     for i in range(m):
         span = slice(i * p, (i + 1) * p)
         d_queries[i].add_(d_scores[:, i] @ done.keys[:, span])
         torch.mm(d_scores[:, i].t(), queries[i], out=d_keys[:, span])
-    d_inner = kernels.tanh_backward_(done.keys, d_keys)
+    d_inner = tanh_backward_(done.keys, d_keys)
     d_head.key.add_(d_inner.t() @ states.flatten(0, 1))
     d_head.key_bias.add_(d_inner.sum(0))
     return d_states.view(n * t, d).addmm_(d_inner, head.key).view(n, t, d)
 
 
-def dual_loss(states: Tensor, lengths: Tensor, queries: Tensor, targets: Tensor, head: Head, chunk: int = 4) -> Tensor:
+def dual_loss(
+    states: Tensor, lengths: Tensor, queries: Tensor, targets: Tensor, head: DualHead, chunk: int = 4
+) -> Tensor:
     """The mean binary cross entropy over notes x labels.
 
     states: (B, T, D), its precision is that of the arithmetic; lengths: (B,) on the CPU; queries: (M, L, P); targets:
@@ -259,3 +261,44 @@ def dual_loss(states: Tensor, lengths: Tensor, queries: Tensor, targets: Tensor,
     """
     with _as_given(states):
         return _DualLoss.apply(chunk, lengths, targets, states, queries, *head)
+
+
+try:
+    from nosology.attention import dual_kernels as fused
+except ImportError:  # triton comes with the CUDA builds of torch alone
+    fused = None  # type: ignore[assignment]
+
+
+def _fusable(x: Tensor) -> bool:
+    return fused is not None and x.is_cuda and x.dtype is torch.bfloat16
+
+
+def masked_softmax_(scores: Tensor, lengths: Tensor) -> None:
+    """Turns scores (..., n, T) into weights over the first lengths[n] tokens, in place; beyond them 0."""
+    if _fusable(scores):
+        return fused.masked_softmax_(scores, lengths)
+    after = torch.arange(scores.shape[-1], device=scores.device) >= lengths[:, None]
+    scores.masked_fill_(after, float("-inf"))
+    torch.softmax(scores, -1, out=scores)
+
+
+def softmax_backward_(weights: Tensor, given: Tensor) -> None:
+    """Turns derivatives by the weights (..., T) into derivatives by the scores they were made of, in place."""
+    if _fusable(weights):
+        return fused.softmax_backward_(weights, given)
+    given.sub_((weights * given).sum(-1, keepdim=True)).mul_(weights)
+
+
+def relu_backward_(hidden: Tensor, given: Tensor, out: Tensor) -> Tensor:
+    """Derivatives by z (N, C) for logits = relu(z) . out, in the place of hidden = relu(z).
+
+    hidden: (N, C); given: (N,) derivatives by the logits; out: (C,).
+    """
+    if _fusable(hidden):
+        return fused.relu_backward_(hidden, given, out)
+    return torch.where(hidden > 0, given[:, None] * out, 0)
+
+
+def tanh_backward_(y: Tensor, given: Tensor) -> Tensor:
+    """Derivatives by z for y = tanh(z), in the place of the derivatives by y."""
+    return torch.ops.aten.tanh_backward.grad_input(given, y, grad_input=given)

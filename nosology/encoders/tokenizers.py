@@ -1,0 +1,265 @@
+"""Tokenizers of notes: words, subwords of a pretrained transformer, and subwords of a prepared radiology report.
+
+Each `tokenize(text)` returns a `TokenizedNote`: token ids with their character offsets in the original text. No module
+here imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nosology.text.report_text import clean_report
+from nosology.text.tokens import lower, tokenize, words_of
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+PAD, UNKNOWN = 0, 1  # ids of padding and of words outside the vocabulary
+SPECIALS = 2
+ID_SHIFT = 1  # subword p of the transformer has the id p + ID_SHIFT, so that 0 is padding for every tokenizer
+_REFERENCE_WORD = re.compile(r"[a-z0-9]+")
+_DIGIT_OR_REST = re.compile(r"\d|[^\d]+")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def replace_surrogates(text: str) -> str:
+    """The text with U+FFFD for each lone surrogate, which no subword tokenizer accepts. Offsets stay the same."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedNote:
+    """Token ids (T,) of a note; token i is text[starts[i]:ends[i]] of the original text."""
+
+    ids: np.ndarray  # int32
+    starts: np.ndarray  # int64
+    ends: np.ndarray  # int64
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Vocabulary:
+    """Words and their ids: 0 is padding, 1 is every unknown word, then the words in order."""
+
+    def __init__(self, words: Sequence[str]):
+        self.words = tuple(words)
+        self._ids = {word: number for number, word in enumerate(self.words, SPECIALS)}
+        if len(self._ids) != len(self.words):
+            raise ValueError("a vocabulary must not contain a word twice")
+
+    @classmethod
+    def build(
+        cls, texts: Iterable[str], min_notes: int = 3, extra_words: Iterable[str] = (), max_words: int | None = None
+    ) -> Vocabulary:
+        """The vocabulary of words that occur in at least `min_notes` texts, plus `extra_words`.
+
+        Words are sorted by the number of texts that contain them. The texts are streamed; none is stored.
+        """
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(set(words_of(text)))
+        words = {word for word, count in counts.items() if count >= min_notes} | set(extra_words)
+        return cls(sorted(words, key=lambda word: (-counts[word], word))[:max_words])
+
+    def __len__(self) -> int:
+        return len(self.words) + SPECIALS
+
+    def __contains__(self, word: str) -> bool:
+        return word in self._ids
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocabulary) and self.words == other.words
+
+    def __hash__(self) -> int:
+        return hash(self.words)
+
+    def ids(self, words: Sequence[str]) -> np.ndarray:
+        """The ids (T,) of words, int32."""
+        get = self._ids.get
+        return np.fromiter((get(word, UNKNOWN) for word in words), dtype=np.int32, count=len(words))
+
+    def tokenize(self, text: str, limit: int | None = None) -> TokenizedNote:
+        """The first `limit` words of a text. Numbers count as words."""
+        found = tokenize(text)
+        return TokenizedNote(self.ids(found.words[:limit]), found.starts[:limit], found.ends[:limit])
+
+    def to_json(self) -> list[str]:
+        """The words in order."""
+        return list(self.words)
+
+    @classmethod
+    def from_json(cls, value: list[str]) -> Vocabulary:
+        """The vocabulary that `to_json` described."""
+        return cls(value)
+
+
+@dataclass(frozen=True)
+class WordTokenizer:
+    """Tokenizes a note into its first `limit` words.
+
+    reference_padding: tokenize as the authors' implementation of DualLAAT does. Words consist of a-z and 0-9; separate
+    numbers are dropped except at the very ends of a text; every note is padded to the limit; descriptions are split at
+    whitespace only.
+    """
+
+    vocabulary: Vocabulary
+    limit: int
+    reference_padding: bool = False
+
+    kind = "words"
+
+    def tokenize(self, text: str) -> TokenizedNote:
+        """The words of a note (T,); empty (also without padding) if the text contains no word."""
+        if self.reference_padding:
+            return self._tokenize_as_reference(text)
+        return self.vocabulary.tokenize(text, self.limit)
+
+    def description_ids(self, text: str, limit: int | None = None) -> np.ndarray:
+        """The ids (T,) of the first `limit` words of a code's description, int32."""
+        if self.reference_padding:
+            return self.vocabulary.ids(text.lower().split()[:limit])
+        words = chain.from_iterable(map(self._split_unknown, words_of(text)))
+        return self.vocabulary.ids(list(islice(words, limit)))
+
+    def _split_unknown(self, word: str) -> list[str]:
+        """The word itself or, if it is unknown and contains digits, its digits and the parts between them.
+
+        Otherwise two codes whose descriptions differ only in an unknown number would get the same tokens.
+        """
+        return [word] if word in self.vocabulary or word.isalpha() else _DIGIT_OR_REST.findall(word)
+
+    def _tokenize_as_reference(self, text: str) -> TokenizedNote:
+        words = list(islice(_reference_words(lower(text)), self.limit))
+        if not words:
+            return TokenizedNote(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
+        ids = np.full(self.limit, PAD, dtype=np.int32)
+        starts, ends = np.full((2, self.limit), len(text), dtype=np.int64)  # padding has an empty span at the end
+        ids[: len(words)] = self.vocabulary.ids([match[0] for match in words])
+        starts[: len(words)] = [match.start() for match in words]
+        ends[: len(words)] = [match.end() for match in words]
+        return TokenizedNote(ids, starts, ends)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON description. The key `literal` (reference_padding) is part of the bundle format."""
+        words = self.vocabulary.to_json()
+        return {"kind": self.kind, "limit": self.limit, "literal": self.reference_padding, "words": words}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> WordTokenizer:
+        """The tokenizer that `to_json` described."""
+        return cls(Vocabulary.from_json(value["words"]), value["limit"], value.get("literal", False))
+
+
+def _reference_words(text: str) -> Iterator[re.Match[str]]:
+    """The words of a lower-case text, as in the authors' implementation of DualLAAT."""
+    for match in _REFERENCE_WORD.finditer(text):
+        # Their regular expression removes a number only between two blanks, so not at the ends of the text.
+        if not match[0].isdigit() or match.start() == 0 or match.end() == len(text):
+            yield match
+
+
+@dataclass(frozen=True)
+class SubwordTokenizer:
+    """Tokenizes a note into its first `limit` subwords; the offsets of a subword are those of its whole word."""
+
+    tokenizer_json: str  # serialized by the library tokenizers
+    limit: int
+    lower_case: bool = False  # lower the text first, also for a cased tokenizer
+
+    kind = "pieces"
+
+    def tokenize(self, text: str) -> TokenizedNote:
+        """The subwords of a note (T,), without special tokens."""
+        text = replace_surrogates(lower(text) if self.lower_case else text)
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        ids = np.array(encoding.ids[: self.limit], dtype=np.int32) + np.int32(ID_SHIFT)
+        return TokenizedNote(ids, *_word_offsets(text, encoding.offsets[: self.limit]))
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_str(self.tokenizer_json)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON description."""
+        tokenizer = json.loads(self.tokenizer_json)
+        return {"kind": self.kind, "limit": self.limit, "lower_case": self.lower_case, "tokenizer": tokenizer}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> SubwordTokenizer:
+        """The tokenizer that `to_json` described."""
+        return cls(json.dumps(value["tokenizer"], ensure_ascii=False), value["limit"], value["lower_case"])
+
+
+def _word_offsets(text: str, offsets: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Starts and ends (T,) of the word that contains each subword.
+
+    Two subwords belong to one word if they touch between alphanumeric characters. The word ids of tokenizers are not
+    used: some tokenizers report a whole note as one word.
+    """
+    starts, ends = np.empty(len(offsets), dtype=np.int64), np.empty(len(offsets), dtype=np.int64)
+    first, previous_end = 0, 0
+    for i, (start, end) in enumerate(offsets):
+        while start < end and text[start].isspace():
+            start += 1
+        inside_word = 0 < start < end and text[start - 1].isalnum() and text[start].isalnum()
+        if i and (start < previous_end or (start == previous_end and inside_word)):
+            starts[i] = starts[first]
+        else:
+            first, starts[i] = i, start
+        previous_end = ends[first : i + 1] = max(end, starts[i])
+    return starts, ends
+
+
+@dataclass(frozen=True)
+class ReportTokenizer:
+    """Tokenizes a radiology report into subwords after the preparation of Sasikala et al. (2025).
+
+    Offsets refer to the original report.
+    """
+
+    tokenizer_json: str  # serialized by the library tokenizers
+    limit: int
+    negation: bool = True
+    cleaning: str = "paper"  # paper: remove stop words; plain: keep all words. NOT_ is marked in both
+
+    kind = "report"
+
+    def tokenize(self, text: str) -> TokenizedNote:
+        """The subwords of a report (T,), without special tokens."""
+        if self.cleaning == "plain" and not self.negation:
+            return self._subwords.tokenize(text)
+        view = clean_report(text, negation=self.negation, stop_words=self.cleaning == "paper")
+        tokenized = self._subwords.tokenize(view.text)
+        if not len(tokenized):
+            return tokenized
+        return TokenizedNote(tokenized.ids, view.starts[tokenized.starts], view.ends[tokenized.ends - 1])
+
+    @cached_property
+    def _subwords(self) -> SubwordTokenizer:
+        return SubwordTokenizer(self.tokenizer_json, self.limit)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON description."""
+        settings = {"kind": self.kind, "negation": self.negation, "cleaning": self.cleaning}
+        return self._subwords.to_json() | settings
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> ReportTokenizer:
+        """The tokenizer that `to_json` described."""
+        subwords = SubwordTokenizer.from_json(value)
+        return cls(subwords.tokenizer_json, subwords.limit, value["negation"], value["cleaning"])
