@@ -126,9 +126,9 @@ def test_what_a_frozen_transformer_remembers_is_what_it_would_say(folders, monke
     rng = np.random.default_rng(0)
     notes = [rng.integers(5, 60, size=n, dtype=np.int32) for n in (25, 10, 3, 0, 31)]
     fresh = encoder(*pad_notes(notes))
-    encoder.remember()
+    encoder.cache_states()
     assert np.allclose(encoder(*pad_notes(notes)), fresh, atol=1e-6)
-    read = len(encoder.memory)
+    read = len(encoder.cached)
     assert read == 3 + 1 + 1 + 4
     monkeypatch.setattr(encoder, "_states", lambda *_: pytest.fail("asked again"))
     for part in (notes, notes[2:], notes[::-1]):
@@ -141,7 +141,7 @@ def test_what_a_frozen_transformer_remembers_is_what_it_would_say(folders, monke
 def test_memory_has_an_end_and_a_transformer_that_learns_uses_none(folders, monkeypatch):
     _, encoder = load_pretrained(folders["bert"], window=12, max_tokens=100)
     tokens, lengths = pad_notes([np.arange(5, 45, dtype=np.int32)])
-    encoder.remember()
+    encoder.cache_states()
     encoder.train()
     assert encoder(tokens, lengths).requires_grad and not encoder.cached
     monkeypatch.setattr(transformer, "_CACHE_BYTES", 2 * 12 * 16 * 4)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nosology.core import Code
 from nosology.core.label_space import LabelSpace
-from nosology.encoders.tokenizers import UNKNOWN, WordTokenizer
+from nosology.encoders.tokenizers import UNKNOWN, TokenizedNote, WordTokenizer
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
 from nosology.models.dual_laat.proposer import Proposer

@@ -19,7 +19,7 @@ from nosology.attention.planted_attention import (
     planted_loss,
     top_k_mask,
 )
-from nosology.encoders.word_encoders import AwdLstm, DropoutRates
+from nosology.encoders.word_encoders import AwdLstm, DropoutRates, locked_dropout
 from nosology.models.plant.note_states import NoteStates
 from nosology.models.plant.plant_settings import PlantShape, RankerSettings
 from nosology.models.plant.relevance import Relevance
