@@ -18,7 +18,7 @@ from playwright.sync_api import Page, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from nosology.workbench.demo import PASSWORD, demo_bundle, fill
+from nosology.workbench.demo import PASSWORD, demo_bundle, fill_demo
 from tests.workbench.processes import Server
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "images" / "workbench"
@@ -96,7 +96,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         store, bundle = str(Path(folder) / "demo.db"), demo_bundle()
-        fill(store, bundle)
+        fill_demo(store, bundle)
         server = Server(bundle, store, log=Path(folder) / "log").start()
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         try:

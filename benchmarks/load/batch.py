@@ -22,10 +22,9 @@ from sqlalchemy import func, select
 from workbench import RESULTS, Coder, add_batch, opened_store, prepare, quantile, store_of, wait_for_coding
 
 from nosology.core.files import write_json
+from nosology.workbench.database import codings, notes, read_transaction
 from nosology.workbench.demo import demo_bundle
-from nosology.workbench.security import COOKIE
-from nosology.workbench.store.engine import reading
-from nosology.workbench.store.schema import codings, notes
+from nosology.workbench.security import SESSION_COOKIE
 from tests.workbench.processes import Server
 
 PAGES = ("queue", "note", "decision", "search")
@@ -35,7 +34,7 @@ class Watcher:
     """Somebody who looks at the batch: its numbers, as the API gives them."""
 
     def __init__(self, address: str, cookie: str, csrf: str):
-        self.client = httpx.Client(base_url=address, cookies={COOKIE: cookie}, timeout=60)
+        self.client = httpx.Client(base_url=address, cookies={SESSION_COOKIE: cookie}, timeout=60)
         self.headers = {"x-csrf-token": csrf}
 
     def batch(self) -> dict:
@@ -96,7 +95,7 @@ def measure(kind: str, store: str, options: argparse.Namespace, folder: Path) ->
     taken += part(server, keys, own, options.think, 1000, lambda: watcher.until(options.batch))
     wall = time.monotonic() - begun
     server.stop()
-    with opened_store(store) as engine, reading(engine) as connection:
+    with opened_store(store) as engine, read_transaction(engine) as connection:
         rows = connection.scalar(select(func.count()).select_from(codings).where(codings.c.note_id > _last(own)))
         uncoded = connection.scalar(select(func.count()).where(notes.c.coding != "done"))
     every = [seconds for _, seconds, _ in taken]

@@ -30,12 +30,11 @@ from sqlalchemy import Engine, func, select
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nosology.core.files import write_json
-from nosology.workbench.accounts import create_user, open_session, user_of_cookie
-from nosology.workbench.demo import LEARN, PASSWORD, demo_bundle, demo_notes
-from nosology.workbench.security import COOKIE
-from nosology.workbench.store.engine import open_store, reading, writing
-from nosology.workbench.store.schema import decisions, notes
-from nosology.workbench.work import add_notes, new_batch
+from nosology.workbench.accounts import create_session, create_user, session_user
+from nosology.workbench.cases import add_notes, create_batch
+from nosology.workbench.database import decisions, notes, open_database, read_transaction, write_transaction
+from nosology.workbench.demo import PASSWORD, TRAINING_PATIENTS, demo_bundle, demo_notes
+from nosology.workbench.security import SESSION_COOKIE
 from tests.workbench.processes import Server
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -52,7 +51,7 @@ SEARCHES = (
 @contextmanager
 def opened_store(store: str) -> Iterator[Engine]:
     """A store, for as long as the block lasts."""
-    engine = open_store(store)
+    engine = open_database(store)
     try:
         yield engine
     finally:
@@ -77,7 +76,7 @@ class Coder:
     """Somebody at work; `taken` gets (kind of page, seconds, status), `acknowledged` (note, version)."""
 
     def __init__(self, address: str, cookie: str, csrf: str, think: float, seed: int):
-        self.client = httpx.AsyncClient(base_url=address, cookies={COOKIE: cookie}, timeout=60)
+        self.client = httpx.AsyncClient(base_url=address, cookies={SESSION_COOKIE: cookie}, timeout=60)
         self.headers = {"x-csrf-token": csrf}
         self.think, self.random = think, random.Random(seed)
         self.taken: list[tuple[str, float, int]] = []
@@ -127,20 +126,20 @@ async def run(coders: list[Coder], own: list[list[int]], until: float, server: S
 
 def prepare(store: str, coders: int) -> tuple[list[tuple[str, str]], list[list[int]]]:
     """(cookie, csrf) of each coder, and the notes of each."""
-    incoming = demo_notes(coders * 6, first=LEARN)
+    incoming = demo_notes(coders * 6, first=TRAINING_PATIENTS)
     with opened_store(store) as engine:
-        with writing(engine) as connection:
+        with write_transaction(engine) as connection:
             people = [create_user(connection, f"coder {i}", "coder", PASSWORD) for i in range(coders)]
-            add_notes(connection, incoming, new_batch(connection, "to review", None, len(incoming)))
+            add_notes(connection, incoming, create_batch(connection, "to review", None, len(incoming)))
             ids = list(connection.scalars(select(notes.c.id).order_by(notes.c.id)))
-        cookies = [open_session(engine, person) for person in people]
-        keys = [(cookie, user_of_cookie(engine, cookie).csrf) for cookie in cookies]
+        cookies = [create_session(engine, person) for person in people]
+        keys = [(cookie, session_user(engine, cookie).csrf) for cookie in cookies]
     return keys, [ids[i::coders] for i in range(coders)]
 
 
 def count(store: str, coding: str) -> int:
     """How many notes the coder has left in a state."""
-    with opened_store(store) as engine, reading(engine) as connection:
+    with opened_store(store) as engine, read_transaction(engine) as connection:
         return int(connection.scalar(select(func.count()).where(notes.c.coding == coding)) or 0)
 
 
@@ -152,15 +151,15 @@ def wait_for_coding(store: str) -> None:
 
 def add_batch(store: str, size: int) -> None:
     """Many more notes for the coder to read in the background."""
-    some = demo_notes(40, first=LEARN)
-    with opened_store(store) as engine, writing(engine) as connection:
-        number = new_batch(connection, "background", None, size)
+    some = demo_notes(40, first=TRAINING_PATIENTS)
+    with opened_store(store) as engine, write_transaction(engine) as connection:
+        number = create_batch(connection, "background", None, size)
         add_notes(connection, [replace(some[i % len(some)], id=f"bg-{i}") for i in range(size)], number)
 
 
 def lost(store: str, acknowledged: list[tuple[int, int]]) -> int:
     """How many acknowledged decisions a store does not have."""
-    with opened_store(store) as engine, reading(engine) as connection:
+    with opened_store(store) as engine, read_transaction(engine) as connection:
         kept = {tuple(row) for row in connection.execute(select(decisions.c.note_id, decisions.c.version))}
     return len(set(acknowledged) - kept)
 

@@ -1,1 +1,1 @@
-"""Rules of code sets: checks of a set of codes, and the payment groups it falls into."""
+"""Checks of a set of assigned codes, and its payment groups (MS-DRG, HCC)."""

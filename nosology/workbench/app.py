@@ -1,49 +1,74 @@
-"""The application: pages, API, the door, and what every failure looks like."""
+"""The web application: routes, middleware, error responses, health checks, metrics, and the server process."""
 
 from __future__ import annotations
 
 import logging
+import secrets
+import socket
+import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from anyio import to_thread
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, RedirectResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
-from sqlalchemy.exc import DataError as UnfitValue
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from sqlalchemy import func, select
+from sqlalchemy.exc import DataError as InvalidValue
 from sqlalchemy.exc import InterfaceError, OperationalError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nosology.core import ConflictError, NosologyError, __version__
-from nosology.workbench import api, health, pages, pages_office, pages_sign_in
-from nosology.workbench.inference import Busy
-from nosology.workbench.review import Missing
-from nosology.workbench.security import Door, Forbidden, PasswordDue, SignInNeeded, TooLarge
-from nosology.workbench.services import Services
-from nosology.workbench.settings import ServerSettings
-from nosology.workbench.web import STATIC, environment, page, static_path
+from nosology.core import ConfigError, ConflictError, NosologyError, __version__
+from nosology.workbench import api, oidc, pages, pages_accounts
+from nosology.workbench.accounts import create_admin
+from nosology.workbench.cases import count_by_status
+from nosology.workbench.coding import CoderBusyError
+from nosology.workbench.database import is_alive, notes, read_transaction
+from nosology.workbench.page_html import STATIC_FOLDER, render_page, static_path, template_environment
+from nosology.workbench.review import NotFound
+from nosology.workbench.security import (
+    NotAuthenticated,
+    PasswordChangeRequired,
+    RequestTooLarge,
+    SecurityMiddleware,
+    ServicesDep,
+)
+from nosology.workbench.services import Forbidden, ServerSettings, Services
 
 log = logging.getLogger("nosology.workbench")
-THREADS = 6  # requests worked on at once: more only take turns at one interpreter
-STATUS = {SignInNeeded: 401, Forbidden: 403, Missing: 404, ConflictError: 409, TooLarge: 413, Busy: 503}
-TITLES = {403: "Not for you", 404: "Not here", 405: "Not here", 413: "Too large", 503: "Busy"}
+THREADS = 6  # concurrent requests; more threads would only compete for the interpreter
+SHUTDOWN_SECONDS = 30  # that running requests may take at the end
+STATUS_CODES = {
+    NotAuthenticated: 401,
+    Forbidden: 403,
+    NotFound: 404,
+    ConflictError: 409,
+    RequestTooLarge: 413,
+    CoderBusyError: 503,
+}
+TITLES = {403: "Not allowed", 404: "Not found", 405: "Not found", 413: "Too large", 503: "Busy"}
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
+router = APIRouter(tags=["health"])
 
 
-class Static(StaticFiles):
-    """Files of the package; their address changes with what is in them, so that browsers may keep them for good."""
+class CachedStaticFiles(StaticFiles):
+    """Static files that browsers cache forever; their URL changes with their content."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         """The file."""
-        answer = await super().get_response(path, scope)
-        answer.headers["cache-control"] = "public, max-age=31536000, immutable"
-        return answer
+        response = await super().get_response(path, scope)
+        response.headers["cache-control"] = "public, max-age=31536000, immutable"
+        return response
 
 
 def create_app(settings: ServerSettings, services: Services | None = None) -> FastAPI:
-    """The application of a server; its parts, where they have not been started yet, start with it, and end with it."""
+    """The application of a server. Without services it starts its own; in both cases it stops them at the end."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -59,111 +84,234 @@ def create_app(settings: ServerSettings, services: Services | None = None) -> Fa
         version=__version__,
         lifespan=lifespan,
         openapi_url="/api/openapi.json",
-        docs_url=None,  # their pages load scripts from elsewhere
+        docs_url=None,  # these pages load scripts from other servers
         redoc_url=None,
     )
-    app.state.templates = environment()
-    for part in (health, api, pages_sign_in, pages, pages_office):
-        app.include_router(part.router)
-    app.mount(static_path(), Static(directory=STATIC), name="static")
-    app.add_middleware(Quiet)
-    app.add_middleware(health.Watch)
-    app.add_middleware(Door, secure=settings.secure, behind_proxy=settings.behind_proxy)
-    app.add_exception_handler(NosologyError, _refused)  # type: ignore[arg-type]
-    app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
-    app.add_exception_handler(HTTPException, _not_here)  # type: ignore[arg-type]
-    for kind in (OperationalError, InterfaceError):
-        app.add_exception_handler(kind, _store_away)  # type: ignore[arg-type]
-    app.add_exception_handler(UnfitValue, _unfit)  # type: ignore[arg-type]
+    app.state.templates = template_environment()
+    for part in (router, api.router, pages_accounts.router, pages.router):
+        app.include_router(part)
+    app.mount(static_path(), CachedStaticFiles(directory=STATIC_FOLDER), name="static")
+    app.add_middleware(ErrorMiddleware)
+    app.add_middleware(MetricsMiddleware)
+    if settings.oidc is not None:
+        from starlette.middleware.sessions import SessionMiddleware
+
+        app.add_middleware(
+            SessionMiddleware,
+            secret_key=secrets.token_urlsafe(32),
+            session_cookie=oidc.COOKIE,
+            max_age=600,
+            path="/oidc",
+            https_only=settings.secure,
+        )
+    app.add_middleware(SecurityMiddleware, secure=settings.secure, behind_proxy=settings.behind_proxy)
+    handlers: dict[Any, Any] = {
+        NosologyError: _expected_error,
+        RequestValidationError: _invalid_request,
+        HTTPException: _http_error,
+        OperationalError: _database_away,
+        InterfaceError: _database_away,
+        InvalidValue: _invalid_value,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)
     return app
 
 
-class Quiet:
-    """Answers a failure of ours itself: left to the server, its log would show values, which are notes."""
+class ErrorMiddleware:
+    """ASGI middleware that responds to unexpected errors; the server's own log would show values, such as notes."""
 
     def __init__(self, app: ASGIApp):
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on."""
-        begun = False
+        """Handles one request."""
+        has_started = False
 
-        async def watched(message: Message) -> None:
-            nonlocal begun
-            begun = begun or message["type"] == "http.response.start"
+        async def watch(message: Message) -> None:
+            nonlocal has_started
+            has_started = has_started or message["type"] == "http.response.start"
             await send(message)
 
         try:
-            await self.app(scope, receive, watched)
+            await self.app(scope, receive, watch)
         except Exception as error:
             if scope["type"] != "http":
                 raise
-            answer = _failed(Request(scope, receive), error)
-            if not begun:
-                await answer(scope, receive, send)
+            response = _unexpected_error(Request(scope, receive), error)
+            if not has_started:
+                await response(scope, receive, send)
 
 
 def _is_api(request: Request) -> bool:
     return request.url.path.startswith(("/api/", "/health/", "/metrics"))
 
 
-def _answer(request: Request, status: int, words: str) -> Response:
+def _error_response(request: Request, status: int, message: str) -> Response:
     if _is_api(request) or request.headers.get("hx-request"):
-        return JSONResponse({"detail": words}, status_code=status)
-    return page(
-        request, "message.html", None, {"title": TITLES.get(status, "That did not work"), "words": words}, status=status
+        response: Response = JSONResponse({"detail": message}, status_code=status)
+    else:
+        values = {"title": TITLES.get(status, "That did not work"), "message": message}
+        response = render_page(request, "message.html", None, values, status=status)
+    if status == 503:
+        response.headers["retry-after"] = "2"
+    return response
+
+
+def _expected_error(request: Request, error: NosologyError) -> Response:
+    """An error whose message is for the user."""
+    status = next((code for kind, code in STATUS_CODES.items() if isinstance(error, kind)), 422)
+    if status == 401 and not _is_api(request) and not request.headers.get("hx-request"):
+        return RedirectResponse("/login", status_code=303)
+    if isinstance(error, PasswordChangeRequired) and not _is_api(request):
+        return RedirectResponse("/password", status_code=303)
+    response = _error_response(request, status, f"{error}.")
+    if status == 401:
+        response.headers["www-authenticate"] = "Bearer"
+    return response
+
+
+def _invalid_request(request: Request, error: RequestValidationError) -> Response:
+    """A request with an invalid field: its place and what is expected. The value may be a note's text: not shown."""
+    details = [{"loc": list(item["loc"]), "msg": item["msg"], "type": item["type"]} for item in error.errors()]
+    if _is_api(request):
+        return JSONResponse({"detail": details}, status_code=422)
+    if any(item["loc"][0] == "path" for item in details):
+        return _error_response(request, 404, "There is no such page.")
+    return _error_response(request, 422, "A field of the form is missing or invalid.")
+
+
+def _http_error(request: Request, error: HTTPException) -> Response:
+    response = _error_response(request, error.status_code, str(error.detail))
+    response.headers.update(error.headers or {})
+    return response
+
+
+def _database_away(request: Request, error: OperationalError | InterfaceError) -> Response:
+    log.error("the database does not respond: %s", type(error).__name__)
+    return _error_response(request, 503, "The database does not respond; nothing was saved. Try again in a moment.")
+
+
+def _invalid_value(request: Request, error: InvalidValue) -> Response:
+    return _error_response(request, 422, "A value cannot be stored, such as a character of code 0.")
+
+
+def _unexpected_error(request: Request, error: Exception) -> Response:
+    """The log gets the kind and line of the error, without values."""
+    trace, location = error.__traceback__, ""
+    while trace is not None:
+        location = f"{trace.tb_frame.f_code.co_filename.rpartition('nosology')[2]}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    log.error("request failed: %s at %s", type(error).__name__, location)
+    return _error_response(request, 500, "Something failed on the server; nothing was saved in part.")
+
+
+class ServerMetrics:
+    """Prometheus metrics of one application, with a registry of their own: tests run several in one process."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        labels = ["route", "method", "status"]
+        self.requests = Counter("nosology_requests", "Requests answered", labels, registry=registry)
+        self.seconds = Histogram(
+            "nosology_request_seconds", "Time to answer", ["route"], registry=registry, buckets=_BUCKETS
+        )
+        self.waiting = Gauge("nosology_coder_waiting", "Tasks at the coder", registry=registry)
+        self.notes = Gauge("nosology_notes", "Notes by status", ["status"], registry=registry)
+        self.uncoded = Gauge("nosology_notes_uncoded", "Notes that wait for the coder", registry=registry)
+
+
+class MetricsMiddleware:
+    """ASGI middleware that counts requests by route; paths are not used, because they contain ids of notes."""
+
+    def __init__(self, app: ASGIApp):
+        self.app, self.metrics = app, ServerMetrics()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        scope["nosology.metrics"] = self.metrics
+        started, status = time.perf_counter(), 500
+
+        async def watch(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watch)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            self.metrics.requests.labels(route, scope["method"], str(status)).inc()
+            self.metrics.seconds.labels(route).observe(time.perf_counter() - started)
+
+
+@router.get("/health/live")
+async def live() -> dict[str, str]:
+    """Whether the process responds."""
+    return {"status": "live"}
+
+
+@router.get("/health/ready", responses={503: {"description": "not ready"}})
+async def ready(services: ServicesDep, response: Response) -> dict[str, Any]:
+    """Whether the database responds and the coder is loaded."""
+    has_database = await run_in_threadpool(is_alive, services.engine)
+    is_ready = has_database and services.ready
+    response.status_code = 200 if is_ready else 503
+    return {"status": "ready" if is_ready else "not ready", "store": has_database, "coder": services.ready}
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+def prometheus_metrics(services: ServicesDep, request: Request) -> Response:
+    """The metrics in Prometheus' format: counts and times only, nothing about a patient."""
+    metrics: ServerMetrics = request.scope["nosology.metrics"]
+    with read_transaction(services.engine) as connection:
+        counts = count_by_status(connection)
+        uncoded = connection.scalar(select(func.count()).where(notes.c.coding == "waiting"))
+    metrics.waiting.set(services.pool.pending)
+    metrics.uncoded.set(uncoded or 0)
+    for status, count in counts.items():
+        metrics.notes.labels(status).set(count)
+    return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def serve(settings: ServerSettings, *, reset_admin: bool = False) -> None:
+    """Serves until Ctrl-C or SIGTERM; reset_admin: gives the user admin a new one-time password."""
+    import uvicorn
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    _check_port(settings.host, settings.port)
+    services = Services.start(settings)
+    password = create_admin(services.engine, reset=reset_admin)
+    if password is not None:
+        occasion = "New password" if reset_admin else "First start"
+        print(f"{occasion}: sign in as admin with the one-time password {password} (it is shown only now).", flush=True)
+    scheme = "https" if settings.tls_cert is not None else "http"
+    print(f"Workbench at {scheme}://{settings.host}:{settings.port}", flush=True)
+    uvicorn.run(
+        create_app(settings, services),
+        host=settings.host,
+        port=settings.port,
+        log_level="warning",
+        access_log=False,  # the audit log records accesses; paths contain ids of notes
+        server_header=False,
+        ws="none",
+        proxy_headers=False,  # SecurityMiddleware reads them
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
     )
 
 
-def _refused(request: Request, error: NosologyError) -> Response:
-    """An error meant for people."""
-    status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 422)
-    if status == 401 and not _is_api(request) and not request.headers.get("hx-request"):
-        return RedirectResponse("/login", status_code=303)
-    if isinstance(error, PasswordDue) and not _is_api(request):
-        return RedirectResponse("/password", status_code=303)
-    answer = _answer(request, status, f"{error}.")
-    if status == 503:
-        answer.headers["retry-after"] = "2"
-    if status == 401:
-        answer.headers["www-authenticate"] = "Bearer"
-    return answer
-
-
-def _invalid(request: Request, error: RequestValidationError) -> Response:
-    """A request with a wrong field: its place and what is wanted, never what was given, which may be a note's text."""
-    found = [{"loc": list(item["loc"]), "msg": item["msg"], "type": item["type"]} for item in error.errors()]
-    if _is_api(request):
-        return JSONResponse({"detail": found}, status_code=422)
-    if any(item["loc"][0] == "path" for item in found):
-        return _answer(request, 404, "There is no such page.")
-    return _answer(request, 422, "A field of the form is missing or not as it must be.")
-
-
-def _not_here(request: Request, error: HTTPException) -> Response:
-    answer = _answer(request, error.status_code, str(error.detail))
-    answer.headers.update(error.headers or {})
-    return answer
-
-
-def _store_away(request: Request, error: OperationalError | InterfaceError) -> Response:
-    """The store does not answer; nothing was kept, and trying again is right."""
-    log.error("the store does not answer: %s", type(error).__name__)
-    answer = _answer(request, 503, "The store does not answer; nothing was kept. Try again in a moment.")
-    answer.headers["retry-after"] = "2"
-    return answer
-
-
-def _unfit(request: Request, error: UnfitValue) -> Response:
-    """A value that the store cannot keep, such as a character that is none."""
-    return _answer(request, 422, "A value holds something that cannot be kept, such as a character of code 0.")
-
-
-def _failed(request: Request, error: Exception) -> Response:
-    """A failure of ours; the log names where, not what was in it."""
-    trace, where = error.__traceback__, ""
-    while trace is not None:
-        where = f"{trace.tb_frame.f_code.co_filename.rpartition('nosology')[2]}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    log.error("request failed: %s at %s", type(error).__name__, where)
-    return _answer(request, 500, "Something failed on the server; nothing of it was kept half-way.")
+def _check_port(host: str, port: int) -> None:
+    """Raises ConfigError if the port is not free, before the coder is loaded, which takes a while."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        reason = error.strerror or "the address is not one of this machine"
+        raise ConfigError(f"--host and --port must be free to listen at; got {host}:{port} ({reason})") from error

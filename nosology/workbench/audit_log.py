@@ -1,34 +1,36 @@
-"""Who has looked at what: an entry for every read, which the database itself keeps from being changed."""
+"""The audit log: an append-only entry for every access to notes and for every administrative change."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Engine, insert, select
+from sqlalchemy import Connection, Engine, RowMapping, insert, select
+from sqlalchemy.exc import SQLAlchemyError
 
-from nosology.workbench.store.engine import writing
-from nosology.workbench.store.schema import audit, notes, users
-from nosology.workbench.store.together import together
-
-
-def log_read(engine: Engine, user: int | None, what: str, note_id: int | None, address: str | None) -> None:
-    """Keeps for good that somebody has looked at a note, or at several."""
-    together(engine, audit).add(_entry(user, what, note_id, address))
+from nosology.workbench.database import audit, notes, users, write_transaction
 
 
-def log_reads(engine: Engine, what: str, note_ids: Sequence[int]) -> None:
-    """Keeps for good that notes were read by a command, of which nobody knows who gave it."""
-    if note_ids:
-        with writing(engine) as connection:
-            rows = [_entry(None, what, note_id, "command line") for note_id in note_ids]
-            connection.execute(insert(audit), rows)
+def log_access(engine: Engine, user: int | None, what: str, note_id: int | None, address: str | None) -> None:
+    """Writes one entry, in a transaction that concurrent callers share."""
+    _writer(engine).add(_entry(user, what, note_id, address))
 
 
-def log_in(connection: Connection, user: int | None, what: str, note_id: int | None, address: str | None) -> None:
-    """As `log_read`, within a transaction of the caller."""
+def log_access_in(
+    connection: Connection, user: int | None, what: str, note_id: int | None, address: str | None
+) -> None:
+    """Writes one entry within the caller's transaction."""
     connection.execute(insert(audit).values(**_entry(user, what, note_id, address)))
+
+
+def log_command_reads(engine: Engine, what: str, note_ids: Sequence[int]) -> None:
+    """Writes one entry per note that a command read; the user of a command is unknown."""
+    if note_ids:
+        with write_transaction(engine) as connection:
+            connection.execute(insert(audit), [_entry(None, what, note_id, "command line") for note_id in note_ids])
 
 
 def _entry(user: int | None, what: str, note_id: int | None, address: str | None) -> dict[str, Any]:
@@ -37,15 +39,75 @@ def _entry(user: int | None, what: str, note_id: int | None, address: str | None
 
 def read_log(
     connection: Connection, *, note_id: int | None = None, before: int | None = None, limit: int = 200
-) -> list[Mapping[str, Any]]:
-    """The newest entries of the audit log, of one note or of all; before: those older than the entry of that number."""
-    wanted = (
+) -> list[RowMapping]:
+    """The newest entries, of all notes or of one; before: only entries with a smaller id."""
+    query = (
         select(audit, users.c.name.label("user"), notes.c.ref)
         .join(users, users.c.id == audit.c.user_id, isouter=True)
         .join(notes, notes.c.id == audit.c.note_id, isouter=True)
     )
     if note_id is not None:
-        wanted = wanted.where(audit.c.note_id == note_id)
+        query = query.where(audit.c.note_id == note_id)
     if before is not None:
-        wanted = wanted.where(audit.c.id < before)
-    return list(connection.execute(wanted.order_by(audit.c.id.desc()).limit(limit)).mappings())
+        query = query.where(audit.c.id < before)
+    return list(connection.execute(query.order_by(audit.c.id.desc()).limit(limit)).mappings())
+
+
+class _PendingRow:
+    """A row that waits to be written; error: the exception of its write."""
+
+    def __init__(self, values: dict[str, Any]):
+        self.values, self.is_done = values, False
+        self.error: SQLAlchemyError | None = None
+
+
+class GroupCommitWriter:
+    """Inserts audit rows of many threads with few commits, because each commit waits for the disk.
+
+    The thread that holds the commit lock writes all pending rows. The others find their row written when they get the
+    lock. `add` returns when its row is committed.
+    """
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+        self._commit_lock, self._list_lock = threading.Lock(), threading.Lock()
+        self._pending: list[_PendingRow] = []
+
+    def add(self, values: dict[str, Any]) -> None:
+        """Commits a row; raises the database's error for it."""
+        row = _PendingRow(values)
+        with self._list_lock:
+            self._pending.append(row)
+        with self._commit_lock:
+            if not row.is_done:
+                self._write_pending()
+        if row.error is not None:
+            raise row.error
+
+    def _write_pending(self) -> None:
+        with self._list_lock:
+            rows, self._pending = self._pending, []
+        try:
+            self._insert(rows)
+        except SQLAlchemyError:  # one row may be invalid: write each alone, so that the others succeed
+            for row in rows:
+                try:
+                    self._insert([row])
+                except SQLAlchemyError as error:
+                    row.error = error
+        for row in rows:
+            row.is_done = True
+
+    def _insert(self, rows: Sequence[_PendingRow]) -> None:
+        with write_transaction(self._engine) as connection:
+            connection.execute(insert(audit), [row.values for row in rows])
+
+
+_writers: WeakKeyDictionary[Engine, GroupCommitWriter] = WeakKeyDictionary()
+_writers_lock = threading.Lock()
+
+
+def _writer(engine: Engine) -> GroupCommitWriter:
+    """The only writer of a database."""
+    with _writers_lock:
+        return _writers.setdefault(engine, GroupCommitWriter(engine))

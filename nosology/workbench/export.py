@@ -1,65 +1,96 @@
-"""A coded encounter for other systems: JSON, CSV, and a FHIR R4 Bundle."""
+"""Exports: a coded encounter as JSON, CSV or FHIR R4 Bundle, and reviewed notes as a training corpus."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from fastapi.responses import Response
+from sqlalchemy import Engine, RowMapping, select
+
 from nosology.claims.assigned_codes import PROCEDURES, AssignedCode
 from nosology.codes import describe
-from nosology.core import Code, __version__
-from nosology.workbench.intake import KNOWN
-from nosology.workbench.review import POA
-from nosology.workbench.work import Case
+from nosology.core import Code, Evidence, Note, __version__
+from nosology.workbench.audit_log import log_command_reads
+from nosology.workbench.cases import Case, load_case
+from nosology.workbench.database import notes, read_transaction
+from nosology.workbench.review import POA, NotFound
+from nosology.workbench.uploads import ENCOUNTER_FIELDS
 
-FORMATS = {"json": "application/json", "csv": "text/csv; charset=utf-8", "fhir": "application/fhir+json"}
 SYSTEM_URLS = {
     "icd10cm": "http://hl7.org/fhir/sid/icd-10-cm",
     "icd10pcs": "http://www.cms.gov/Medicare/Coding/ICD10",
     "icd9cm": "http://hl7.org/fhir/sid/icd-9-cm",
     "icd9proc": "http://hl7.org/fhir/sid/icd-9-cm",
 }
-COLUMNS = (
+CSV_COLUMNS = (
     *("note", "patient", "sequence", "system", "code", "description"),
     *("principal", "present_on_admission", "origin", "status"),
 )
 _POA_URL = "https://www.cms.gov/Medicare/Medicare-Fee-for-Service-Payment/HospitalAcqCond/Coding"
-_TERMS = "http://terminology.hl7.org/CodeSystem/"
+_TERMINOLOGY = "http://terminology.hl7.org/CodeSystem/"
 _LOCAL = "urn:nosology:"
 
 
-def stamp(seconds: float) -> str:
-    """A time as FHIR writes it."""
+@dataclass(frozen=True)
+class ExportFile:
+    """A file for download."""
+
+    body: str
+    media_type: str
+    name: str
+
+    def response(self) -> Response:
+        """The file as an HTTP response."""
+        disposition = {"content-disposition": f'attachment; filename="{self.name}"'}
+        return Response(self.body, media_type=self.media_type, headers=disposition)
+
+
+def export_case(case: Case, history: Sequence[RowMapping], form: str) -> ExportFile:
+    """The encounter in a format of FORMATS; NotFound for any other format."""
+    if form not in FORMATS:
+        raise NotFound(f"format must be one of {', '.join(FORMATS)}")
+    media_type, suffix, convert = FORMATS[form]
+    return ExportFile(convert(case, history), media_type, f"note-{case.note['id']}.{suffix}")
+
+
+def _timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-def to_json(case: Case, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The encounter as plain values: codes in order, and everything that happened; no text of the note."""
+def _user_name(row: RowMapping) -> str:
+    return row["user"] or "triage"
+
+
+def to_json(case: Case, history: Sequence[RowMapping]) -> dict[str, Any]:
+    """The encounter with codes in order and all decisions; without the text of the note."""
     note, review = case.note, case.review
     return {
         "note": note["ref"],
         "patient": note["patient"],
         "site": note["site"],
-        "encounter": {name: note["encounter"][name] for name in KNOWN if name in note["encounter"]},
+        "encounter": {name: note["encounter"][name] for name in ENCOUNTER_FIELDS if name in note["encounter"]},
         "status": review.status,
         "version": review.version,
         "coder": _coder(case),
-        "codes": [_code(item, place, review.principal) for place, item in enumerate(review.chosen, 1)],
+        "codes": _codes(case),
         "rejected": [
             {"system": code.system, "code": code.code, "reason": reason} for code, reason in review.rejected.items()
         ],
         "suggestions": [
-            {name: item[name] for name in ("system", "code", "description", "probability", "accepted")}
+            {name: getattr(item, name) for name in ("system", "code", "description", "probability", "accepted")}
             for item in case.suggestions
         ],
         "history": [
             {
                 "version": row["version"],
-                "at": stamp(row["at"]),
-                "user": row["user"] or "triage",
+                "at": _timestamp(row["at"]),
+                "user": _user_name(row),
                 "action": row["action"],
                 "details": row["details"],
             }
@@ -72,148 +103,177 @@ def _coder(case: Case) -> dict[str, Any] | None:
     coder = case.coder
     if coder is None:
         return None
-    names = ("name", "kind", "release", "digest")
-    found = {name: coder[f"coder_{name}"] for name in names}
-    return found | {"tables": coder["coder_about"].get("tables", {}), "made": stamp(coder["made"])}
+    values = {name: coder[f"coder_{name}"] for name in ("name", "kind", "release", "digest")}
+    return values | {"tables": _tables(case), "made": _timestamp(coder["made"])}
 
 
-def _code(item: AssignedCode, place: int, principal: Code | None) -> dict[str, Any]:
-    return {
-        "sequence": place,
-        "system": item.code.system,
-        "code": item.code.code,
-        "description": describe(item.code),
-        "principal": item.code == principal,
-        "present_on_admission": item.poa or None,
-        "origin": item.origin,
-        "evidence": [{"start": span.start, "end": span.end} for span in item.evidence],
-    }
+def _tables(case: Case) -> Mapping[str, str]:
+    """The release of each code system that the coder used."""
+    return case.coder["coder_about"].get("tables", {}) if case.coder else {}
+
+
+def _codes(case: Case) -> list[dict[str, Any]]:
+    return [
+        {
+            "sequence": sequence,
+            "system": item.code.system,
+            "code": item.code.code,
+            "description": describe(item.code),
+            "principal": item.code == case.review.principal,
+            "present_on_admission": item.poa or None,
+            "origin": item.origin,
+            "evidence": [span._asdict() for span in item.evidence],
+        }
+        for sequence, item in enumerate(case.review.chosen, 1)
+    ]
 
 
 def to_csv(case: Case) -> str:
-    """One row a code."""
+    """One row per code."""
     out = io.StringIO()
     writer = csv.writer(out)
-    writer.writerow(COLUMNS)
-    for place, item in enumerate(case.review.chosen, 1):
-        row = _code(item, place, case.review.principal)
-        values = (case.note["ref"], case.note["patient"] or "", place, row["system"], row["code"], row["description"])
-        more = (row["principal"], row["present_on_admission"] or "", row["origin"], case.review.status)
-        writer.writerow([_harmless(value) for value in (*values, *more)])
+    writer.writerow(CSV_COLUMNS)
+    shared = {"note": case.note["ref"], "patient": case.note["patient"], "status": case.review.status}
+    for row in _codes(case):
+        values = (({**row, **shared})[column] for column in CSV_COLUMNS)
+        writer.writerow(["" if value is None else _escape_formula(value) for value in values])
     return out.getvalue()
 
 
-def _harmless(value: Any) -> Any:
-    """A cell that no spreadsheet takes for a formula."""
+def _escape_formula(value: Any) -> Any:
+    """A cell that a spreadsheet does not read as a formula."""
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
-def to_fhir(case: Case, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A collection Bundle of FHIR R4 (R4B): Condition or Procedure a code, the Claim, and the Provenance of both.
+def to_fhir(case: Case, history: Sequence[RowMapping]) -> dict[str, Any]:
+    """A collection Bundle of FHIR R4 (R4B): one Condition or Procedure per code, the Claim, and their Provenance.
 
-    It has passed fhir.resources' R4B models. The patient is named by identifier alone.
+    It is validated by fhir.resources. The patient is named by identifier only.
     """
     from fhir.resources.R4B.bundle import Bundle
 
-    now = stamp(datetime.now(UTC).timestamp())
+    now = _timestamp(datetime.now(UTC).timestamp())
     subject = {"identifier": {"system": _LOCAL + "patient", "value": case.note["patient"] or case.note["ref"]}}
-    chosen = list(case.review.chosen)
-    names = {item.code: f"{_LOCAL}{case.note['id']}:{place}" for place, item in enumerate(chosen, 1)}
-    resources = [(names[item.code], _resource(item, subject, case, now)) for item in chosen]
+    prefix, chosen = f"{_LOCAL}{case.note['id']}:", case.review.chosen
+    urls = {item.code: f"{prefix}{sequence}" for sequence, item in enumerate(chosen, 1)}
+    resources = {urls[item.code]: _code_resource(item, subject, case, now) for item in chosen}
     if chosen:
-        resources.append((f"{_LOCAL}{case.note['id']}:claim", _claim(chosen, names, subject, case, now)))
-        targets = [{"reference": name} for name, _ in resources]
-        resources.append((f"{_LOCAL}{case.note['id']}:provenance", _provenance(targets, case, history, now)))
-    bundle = {
+        resources[f"{prefix}claim"] = _claim(case, urls, subject, now)
+        resources[f"{prefix}provenance"] = _provenance(list(resources), case, history, now)
+    bundle: dict[str, Any] = {
         "resourceType": "Bundle",
         "type": "collection",
         "timestamp": now,
         "identifier": {"system": _LOCAL + "note", "value": case.note["ref"]},
-        "entry": [{"fullUrl": name, "resource": resource} for name, resource in resources] or None,
     }
-    checked = Bundle.model_validate({name: value for name, value in bundle.items() if value is not None})
-    return checked.model_dump(mode="json", exclude_none=True)
+    if resources:
+        bundle["entry"] = [{"fullUrl": url, "resource": resource} for url, resource in resources.items()]
+    return Bundle.model_validate(bundle).model_dump(mode="json", exclude_none=True)
 
 
-def _coding(code: Code, release: str | None) -> dict[str, Any]:
-    coding = {"system": SYSTEM_URLS[code.system], "code": code.code, "display": describe(code) or code.code}
-    if release:
-        coding["version"] = release
-    return {"coding": [coding]}
+def _term(system: str, code: str, **more: str) -> dict[str, Any]:
+    """A CodeableConcept; a relative system is one of terminology.hl7.org."""
+    return {"coding": [{"system": system if ":" in system else _TERMINOLOGY + system, "code": code, **more}]}
 
 
-def _resource(item: AssignedCode, subject: dict, case: Case, now: str) -> dict[str, Any]:
-    release = case.coder["coder_about"].get("tables", {}).get(item.code.system) if case.coder else None
-    day = case.note["encounter"].get("date")
-    if item.code.system in PROCEDURES:
-        found = {
-            "resourceType": "Procedure",
-            "status": "completed",
-            "code": _coding(item.code, release),
-            "subject": subject,
-        }
-        return found | ({"performedDateTime": day} if day else {})
-    found = {
+def _code_resource(item: AssignedCode, subject: dict[str, Any], case: Case, now: str) -> dict[str, Any]:
+    """A Condition, or a Procedure."""
+    code, release = item.code, _tables(case).get(item.code.system)
+    version = {"version": release} if release else {}
+    concept = _term(SYSTEM_URLS[code.system], code.code, display=describe(code) or code.code, **version)
+    if code.system in PROCEDURES:
+        day = case.note["encounter"].get("date")
+        procedure = {"resourceType": "Procedure", "status": "completed", "code": concept, "subject": subject}
+        return procedure | ({"performedDateTime": day} if day else {})
+    return {
         "resourceType": "Condition",
-        "clinicalStatus": {"coding": [{"system": _TERMS + "condition-clinical", "code": "active"}]},
-        "verificationStatus": {"coding": [{"system": _TERMS + "condition-ver-status", "code": "confirmed"}]},
-        "category": [{"coding": [{"system": _TERMS + "condition-category", "code": "encounter-diagnosis"}]}],
-        "code": _coding(item.code, release),
+        "clinicalStatus": _term("condition-clinical", "active"),
+        "verificationStatus": _term("condition-ver-status", "confirmed"),
+        "category": [_term("condition-category", "encounter-diagnosis")],
+        "code": concept,
         "subject": subject,
         "recordedDate": now,
     }
-    return found
 
 
-def _claim(
-    chosen: Sequence[AssignedCode], names: Mapping[Code, str], subject: dict, case: Case, now: str
-) -> dict[str, Any]:
-    diagnoses, procedures = [], []
-    for item in chosen:
-        reference = {"reference": names[item.code]}
+def _claim(case: Case, urls: Mapping[Code, str], subject: dict[str, Any], now: str) -> dict[str, Any]:
+    diagnoses: list[dict[str, Any]] = []
+    procedures: list[dict[str, Any]] = []
+    for item in case.review.chosen:
+        reference = {"reference": urls[item.code]}
         if item.code.system in PROCEDURES:
             procedures.append({"sequence": len(procedures) + 1, "procedureReference": reference})
             continue
-        diagnosis: dict[str, Any] = {"sequence": len(diagnoses) + 1, "diagnosisReference": reference}
         role = "principal" if item.code == case.review.principal else "secondary"
-        diagnosis["type"] = [{"coding": [{"system": _TERMS + "ex-diagnosistype", "code": role}]}]
+        diagnosis: dict[str, Any] = {"sequence": len(diagnoses) + 1, "diagnosisReference": reference}
+        diagnosis["type"] = [_term("ex-diagnosistype", role)]
         if item.poa:
-            diagnosis["onAdmission"] = {"coding": [{"system": _POA_URL, "code": item.poa, "display": POA[item.poa]}]}
+            diagnosis["onAdmission"] = _term(_POA_URL, item.poa, display=POA[item.poa])
         diagnoses.append(diagnosis)
     claim = {
         "resourceType": "Claim",
         "status": "active" if case.review.status == "done" else "draft",
-        "type": {"coding": [{"system": _TERMS + "claim-type", "code": "institutional"}]},
+        "type": _term("claim-type", "institutional"),
         "use": "claim",
         "patient": subject,
         "created": now,
         "provider": {"display": case.note["site"] or "unknown"},
-        "priority": {"coding": [{"system": _TERMS + "processpriority", "code": "normal"}]},
+        "priority": _term("processpriority", "normal"),
         "insurance": [{"sequence": 1, "focal": True, "coverage": {"display": "unknown"}}],
     }
     return claim | ({"diagnosis": diagnoses} if diagnoses else {}) | ({"procedure": procedures} if procedures else {})
 
 
-def _provenance(targets: list[dict], case: Case, history: Sequence[Mapping[str, Any]], now: str) -> dict[str, Any]:
-    people = list(dict.fromkeys(row["user"] or "triage" for row in history))
-    agents = [
-        {
-            "type": {"coding": [{"system": _TERMS + "provenance-participant-type", "code": "author"}]},
-            "who": {"display": name},
-        }
-        for name in people
-    ]
+def _provenance(targets: Sequence[str], case: Case, history: Sequence[RowMapping], now: str) -> dict[str, Any]:
+    agents = dict.fromkeys(map(_user_name, history), "author")
     if case.coder is not None:
         about = f"{case.coder['coder_name']} ({case.coder['coder_kind']}, {case.coder['coder_digest'][:12]})"
-        agents.append(
-            {
-                "type": {"coding": [{"system": _TERMS + "provenance-participant-type", "code": "assembler"}]},
-                "who": {"display": f"nosology {__version__}, {about}"},
-            }
-        )
+        agents[f"nosology {__version__}, {about}"] = "assembler"
     return {
         "resourceType": "Provenance",
-        "target": targets,
-        "recorded": stamp(history[-1]["at"]) if history else now,
-        "agent": agents or [{"who": {"display": f"nosology {__version__}"}}],
+        "target": [{"reference": url} for url in targets],
+        "recorded": _timestamp(history[-1]["at"]) if history else now,
+        "agent": [
+            {"type": _term("provenance-participant-type", role), "who": {"display": name}}
+            for name, role in agents.items()
+        ]
+        or [{"who": {"display": f"nosology {__version__}"}}],
     }
+
+
+def _dump(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=2)
+
+
+# format: (media type, suffix of the file name, converter)
+FORMATS: dict[str, tuple[str, str, Callable[[Case, Sequence[RowMapping]], str]]] = {
+    "json": ("application/json", "json", lambda case, history: _dump(to_json(case, history))),
+    "csv": ("text/csv; charset=utf-8", "csv", lambda case, history: to_csv(case)),
+    "fhir": ("application/fhir+json", "fhir.json", lambda case, history: _dump(to_fhir(case, history))),
+}
+
+
+def reviewed_notes(engine: Engine) -> Iterator[Note]:
+    """Every finished note with its final codes and the evidence that people marked; each read is logged.
+
+    Notes that only the triage rule accepted are left out: a coder must not be trained on its own output.
+    """
+    with read_transaction(engine) as connection:
+        ids = list(connection.scalars(select(notes.c.id).where(notes.c.status == "done").order_by(notes.c.id)))
+    log_command_reads(engine, "corpus", ids)
+    for note_id in ids:
+        with read_transaction(engine) as connection:
+            case = load_case(connection, note_id)
+        row, review = case.note, case.review
+        yield Note(
+            row["ref"],
+            row["text"],
+            patient=row["patient"],
+            site=row["site"],
+            lang=row["lang"],
+            codes=review.codes,
+            evidence=tuple(
+                Evidence(item.code, span.start, span.end) for item in review.chosen for span in item.evidence
+            ),
+            extra={**row["encounter"], "review_version": review.version},
+        )

@@ -1,12 +1,12 @@
-"""What has become of a note: its suggestions and everything people decided, folded into one state. Pure functions.
+"""The review of a note: all decisions about it, applied in order to one state. Pure functions.
 
-A decision is an action with details. `decide` gives the next state or says why there is none; `replay` folds a whole
-history. The store keeps decisions only, so that a state can never disagree with its history.
+A decision is an action with details. `apply_decision` returns the next state or says why there is none. `replay`
+applies a whole history. The database stores decisions only, so state and history cannot disagree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,7 +33,7 @@ REASONS = {
 }
 POA = {"": "not set", "Y": "yes", "N": "no", "U": "unknown", "W": "undetermined", "1": "exempt"}
 EDITS = ("accept", "reject", "change", "add", "clear", "evidence", "order", "poa")
-FIELDS = {  # the details that each action reads; the others have none
+FIELDS = {  # the details of each action; the other actions have none
     "accept": ("code",),
     "reject": ("code", "reason"),
     "change": ("code", "to"),
@@ -47,24 +47,28 @@ FIELDS = {  # the details that each action reads; the others have none
 _CLOSED = ("done", "preaccepted")
 
 
-class Missing(ReviewError):
-    """There is no such thing."""
+class NotFound(ReviewError):
+    """The requested note, user, batch or page does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Review(AssignedCodes):
-    """A note's state: `chosen` in their order, rejected codes with their reason, and where the note stands."""
+    """The state of a note: chosen codes in order, rejected codes with reasons, status, assignee and version."""
 
     rejected: Mapping[Code, str] = field(default_factory=dict)
     status: str = "new"
     assignee: int | None = None
     version: int = 0
     finished_by: int | None = None
-    held_from: str = ""  # the status to which a note on hold goes back
+    held_from: str = ""  # the status to which a note on hold returns
 
 
-def decide(review: Review, action: str, details: Mapping[str, Any], user: int | None, *, length: int) -> Review:
-    """The state after a decision; ReviewError says why it cannot be made. length: characters of the note's text."""
+Details = Mapping[str, Any]
+Action = Callable[[Review, Details, int | None, int], Review]  # (review, details, user, length of the note's text)
+
+
+def apply_decision(review: Review, action: str, details: Details, user: int | None, *, length: int) -> Review:
+    """The state after a decision; ReviewError says why it is invalid. length: characters of the note's text."""
     if action not in ACTIONS:
         raise ReviewError(f"action must be one of {', '.join(ACTIONS)}; got {_short(action)}")
     if action in EDITS and review.status in _CLOSED:
@@ -76,16 +80,16 @@ def decide(review: Review, action: str, details: Mapping[str, Any], user: int | 
     return replace(after, version=review.version + 1)
 
 
-def replay(decisions: Iterable[tuple[str, Mapping[str, Any], int | None]], *, length: int) -> Review:
-    """The state after (action, details, user) each in turn."""
+def replay(decisions: Iterable[tuple[str, Details, int | None]], *, length: int) -> Review:
+    """The state after decisions (action, details, user) in order."""
     review = Review()
     for action, details, user in decisions:
-        review = decide(review, action, details, user, length=length)
+        review = apply_decision(review, action, details, user, length=length)
     return review
 
 
-def code_in(details: Mapping[str, Any], name: str = "code") -> Code:
-    """The code that details name, as "icd10cm:I50.9"; ReviewError if it is none."""
+def parse_code(details: Details, name: str = "code") -> Code:
+    """The code in a field of details, such as "icd10cm:I50.9"; ReviewError if it is invalid."""
     value = details.get(name)
     system, colon, raw = value.partition(":") if isinstance(value, str) else ("", "", "")
     if not colon or system not in SYSTEMS:
@@ -97,19 +101,19 @@ def code_in(details: Mapping[str, Any], name: str = "code") -> Code:
 
 
 def _short(value: object) -> str:
-    """A value as a message may show it: nothing long, for it might be text of a note."""
+    """A value for a message. Long strings are not shown: they might be text of a note."""
     return repr(value) if isinstance(value, str) and len(value) <= 24 else f"a value of type {type(value).__name__}"
 
 
-def _existing(details: Mapping[str, Any], name: str = "code") -> Code:
-    code = code_in(details, name)
+def _known_code(details: Details, name: str = "code") -> Code:
+    code = parse_code(details, name)
     if not is_known(code):
         raise ReviewError(f"no release of {code.system} has {code.code}")
     return code
 
 
-def _spans(details: Mapping[str, Any], length: int) -> tuple[Span, ...]:
-    """The stretch that details name by start and end, if any."""
+def _evidence_spans(details: Details, length: int) -> tuple[Span, ...]:
+    """The span of start and end in details, or none."""
     if "start" not in details and "end" not in details:
         return ()
     start, end = details.get("start"), details.get("end")
@@ -118,100 +122,95 @@ def _spans(details: Mapping[str, Any], length: int) -> tuple[Span, ...]:
     return (Span(start, end),)
 
 
-def _add(review: Review, chosen: AssignedCode) -> Review:
-    if review.of(chosen.code):
-        raise ReviewError(f"{chosen.code.code} is chosen already")
-    rejected = {code: reason for code, reason in review.rejected.items() if code != chosen.code}
-    return replace(review, chosen=(*review.chosen, chosen), rejected=rejected)
+def _without(rejected: Mapping[Code, str], code: Code) -> dict[Code, str]:
+    return {other: reason for other, reason in rejected.items() if other != code}
 
 
-def _accept(review: Review, details: Mapping[str, Any], user: int | None, length: int) -> Review:
-    return _add(review, AssignedCode(_existing(details), "suggested"))
+def _choose(review: Review, item: AssignedCode) -> Review:
+    if review.find(item.code):
+        raise ReviewError(f"{item.code.code} is chosen already")
+    return replace(review, chosen=(*review.chosen, item), rejected=_without(review.rejected, item.code))
 
 
-def _add_code(review: Review, details: Mapping[str, Any], user: int | None, length: int) -> Review:
-    return _add(review, AssignedCode(_existing(details), "added", evidence=_spans(details, length)))
+def _accept(review: Review, details: Details, user: int | None, length: int) -> Review:
+    return _choose(review, AssignedCode(_known_code(details), "suggested"))
 
 
-def _reject(review: Review, details: Mapping[str, Any], user: int | None, length: int) -> Review:
-    code, reason = code_in(details), details.get("reason", "")
+def _add(review: Review, details: Details, user: int | None, length: int) -> Review:
+    return _choose(review, AssignedCode(_known_code(details), "added", evidence=_evidence_spans(details, length)))
+
+
+def _reject(review: Review, details: Details, user: int | None, length: int) -> Review:
+    code, reason = parse_code(details), details.get("reason", "")
     if reason not in REASONS:
         raise ReviewError(f"reason must be one of {', '.join(REASONS)}; got {_short(reason)}")
     chosen = tuple(item for item in review.chosen if item.code != code)
     return replace(review, chosen=chosen, rejected={**review.rejected, code: reason})
 
 
-def _change(review: Review, details: Mapping[str, Any], user: int | None, length: int) -> Review:
-    code, to = code_in(details), _existing(details, "to")
-    if review.of(to) or code == to:
+def _change(review: Review, details: Details, user: int | None, length: int) -> Review:
+    code, to = parse_code(details), _known_code(details, "to")
+    if review.find(to) or code == to:
         raise ReviewError(f"{to.code} is chosen already")
-    old = review.of(code) or AssignedCode(code, "suggested")
-    new = replace(old, code=to, origin="changed", instead_of=code)
-    rejected = {**{kept: why for kept, why in review.rejected.items() if kept != to}, code: "unspecific"}
-    if review.of(code):
-        chosen = tuple(new if item.code == code else item for item in review.chosen)
-    else:
-        chosen = (*review.chosen, new)
-    return replace(review, chosen=chosen, rejected=rejected)
+    old = review.find(code)
+    new = replace(old or AssignedCode(code, "suggested"), code=to, origin="changed", instead_of=code)
+    chosen = tuple(new if item is old else item for item in review.chosen) if old else (*review.chosen, new)
+    return replace(review, chosen=chosen, rejected=_without(review.rejected, to) | {code: "unspecific"})
 
 
-def _clear(review: Review, details: Mapping[str, Any], user: int | None, length: int) -> Review:
-    code = code_in(details)
-    if code not in review.rejected and not review.of(code):
+def _clear(review: Review, details: Details, user: int | None, length: int) -> Review:
+    code = parse_code(details)
+    if code not in review.rejected and not review.find(code):
         raise ReviewError(f"nothing has been decided about {code.code}")
-    return replace(
-        review,
-        chosen=tuple(item for item in review.chosen if item.code != code),
-        rejected={kept: reason for kept, reason in review.rejected.items() if kept != code},
-    )
+    chosen = tuple(item for item in review.chosen if item.code != code)
+    return replace(review, chosen=chosen, rejected=_without(review.rejected, code))
 
 
-def _edited(review: Review, code: Code, **changes: Any) -> Review:
+def _edit(review: Review, code: Code, **changes: Any) -> Review:
     """The review with one chosen entry changed."""
-    if not review.of(code):
+    if not review.find(code):
         raise ReviewError(f"{code.code} is not chosen")
-    return replace(
-        review, chosen=tuple(replace(item, **changes) if item.code == code else item for item in review.chosen)
-    )
+    chosen = tuple(replace(item, **changes) if item.code == code else item for item in review.chosen)
+    return replace(review, chosen=chosen)
 
 
-def _evidence(review: Review, details: Mapping[str, Any], user: int | None, length: int) -> Review:
-    code, spans = code_in(details), _spans(details, length)
+def _evidence(review: Review, details: Details, user: int | None, length: int) -> Review:
+    code, spans = parse_code(details), _evidence_spans(details, length)
     if not spans:
         raise ReviewError("evidence needs start and end")
-    item = review.of(code)
-    return _edited(review, code, evidence=tuple(dict.fromkeys((*(item.evidence if item else ()), *spans))))
+    item = review.find(code)
+    return _edit(review, code, evidence=tuple(dict.fromkeys((*(item.evidence if item else ()), *spans))))
 
 
-def _poa(review: Review, details: Mapping[str, Any], user: int | None, length: int) -> Review:
-    code, poa = code_in(details), details.get("poa")
+def _poa(review: Review, details: Details, user: int | None, length: int) -> Review:
+    code, poa = parse_code(details), details.get("poa")
     if poa not in POA:
         raise ReviewError(f"poa must be one of {', '.join(filter(None, POA))} or empty; got {_short(poa)}")
     if code.system in PROCEDURES:
-        raise ReviewError("present on admission is said of diagnoses, not of procedures")
-    return _edited(review, code, poa=poa)
+        raise ReviewError("present on admission applies to diagnoses, not to procedures")
+    return _edit(review, code, poa=poa)
 
 
-def _order(review: Review, details: Mapping[str, Any], user: int | None, length: int) -> Review:
+def _order(review: Review, details: Details, user: int | None, length: int) -> Review:
     raw = details.get("codes")
-    wanted = [code_in({"code": value}) for value in raw] if isinstance(raw, list) else []
-    if sorted(wanted) != sorted(review.codes):
+    order = [parse_code({"code": value}) for value in raw] if isinstance(raw, list) else []
+    if sorted(order) != sorted(review.codes):
         raise ReviewError("codes must be the chosen codes, each once, in their new order")
     by_code = {item.code: item for item in review.chosen}
-    return replace(review, chosen=tuple(by_code[code] for code in wanted))
+    return replace(review, chosen=tuple(by_code[code] for code in order))
 
 
-def _assign(review: Review, details: Mapping[str, Any], user: int | None, length: int) -> Review:
-    to = details.get("user")
-    if to is not None and type(to) is not int:
-        raise ReviewError("user must be the number of a user, or null for nobody")
-    return replace(review, assignee=to)
+def _assign(review: Review, details: Details, user: int | None, length: int) -> Review:
+    assignee = details.get("user")
+    if assignee is not None and type(assignee) is not int:
+        raise ReviewError("user must be the id of a user, or null for nobody")
+    return replace(review, assignee=assignee)
 
 
-def _move(before: tuple[str, ...], after: str) -> Any:
-    """An action that takes a note from one of some statuses to another."""
+def _status_change(before: tuple[str, ...], after: str) -> Action:
+    """An action that changes the status from one of `before` to `after`."""
 
-    def act(review: Review, details: Mapping[str, Any], user: int | None, length: int) -> Review:
+    def act(review: Review, details: Details, user: int | None, length: int) -> Review:
         if review.status not in before:
             allowed = " or ".join(STATUSES[status] for status in before)
             raise ReviewError(f"that is for notes that are {allowed}; this one is {STATUSES[review.status]}")
@@ -220,35 +219,36 @@ def _move(before: tuple[str, ...], after: str) -> Any:
     return act
 
 
-def _hold(review: Review, details: Mapping[str, Any], user: int | None, length: int) -> Review:
-    held = _move(("new", "open", "second"), "held")(review, details, user, length)
+def _hold(review: Review, details: Details, user: int | None, length: int) -> Review:
+    held = _status_change(("new", "open", "second"), "held")(review, details, user, length)
     return replace(held, held_from=review.status, finished_by=review.finished_by)
 
 
-def _resume(review: Review, details: Mapping[str, Any], user: int | None, length: int) -> Review:
-    """A second review that was put on hold is one still, and still not for the person who asked for it."""
-    back = _move(("held",), "second" if review.held_from == "second" else "open")(review, details, user, length)
-    return replace(back, held_from="", finished_by=review.finished_by)
+def _resume(review: Review, details: Details, user: int | None, length: int) -> Review:
+    """A second review on hold stays one, and the person who asked for it still cannot approve it."""
+    status = "second" if review.held_from == "second" else "open"
+    resumed = _status_change(("held",), status)(review, details, user, length)
+    return replace(resumed, held_from="", finished_by=review.finished_by)
 
 
-def _approve(review: Review, details: Mapping[str, Any], user: int | None, length: int) -> Review:
+def _approve(review: Review, details: Details, user: int | None, length: int) -> Review:
     if review.status == "second" and user is not None and user == review.finished_by:
-        raise ReviewError("a second review is another person's: you asked for this one")
-    return _move(("second", "preaccepted"), "done")(review, details, user, length)
+        raise ReviewError("a second review is another person's task: you asked for this one")
+    return _status_change(("second", "preaccepted"), "done")(review, details, user, length)
 
 
-def _preaccept(review: Review, details: Mapping[str, Any], user: int | None, length: int) -> Review:
+def _preaccept(review: Review, details: Details, user: int | None, length: int) -> Review:
     if review.version:
-        raise ReviewError("only a note that nobody has touched can be pre-accepted")
-    codes = dict.fromkeys(_existing({"code": value}) for value in details.get("codes") or ())
+        raise ReviewError("only a note without decisions can be pre-accepted")
+    codes = dict.fromkeys(_known_code({"code": value}) for value in details.get("codes") or ())
     return replace(review, chosen=tuple(AssignedCode(code, "triage") for code in codes), status="preaccepted")
 
 
-ACTIONS = {
+ACTIONS: dict[str, Action] = {
     "accept": _accept,
     "reject": _reject,
     "change": _change,
-    "add": _add_code,
+    "add": _add,
     "clear": _clear,
     "evidence": _evidence,
     "order": _order,
@@ -256,9 +256,9 @@ ACTIONS = {
     "assign": _assign,
     "hold": _hold,
     "resume": _resume,
-    "second": _move(("new", "open", "preaccepted", "done"), "second"),
-    "finish": _move(("new", "open"), "done"),
+    "second": _status_change(("new", "open", "preaccepted", "done"), "second"),
+    "finish": _status_change(("new", "open"), "done"),
     "approve": _approve,
-    "reopen": _move(("done", "preaccepted", "second"), "open"),
+    "reopen": _status_change(("done", "preaccepted", "second"), "open"),
     "preaccept": _preaccept,
 }

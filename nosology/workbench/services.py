@@ -1,93 +1,213 @@
-"""What a running server holds: the store, the coder's processes, the background batches."""
+"""Settings and services of a running server; pages and API call the same services."""
 
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import json
-import logging
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from anyio import CapacityLimiter
-from sqlalchemy import Engine, insert, select
+from sqlalchemy import Engine, select, update
 
-from nosology.claims.assigned_codes import AssignedCode
-from nosology.claims.checks import check
-from nosology.claims.grouping import groups
+from nosology.claims.assigned_codes import AssignedCode, AssignedCodes
+from nosology.claims.checks import check_codes
+from nosology.claims.grouping import payment_groups
 from nosology.codes import releases, table
-from nosology.core import SYSTEMS, Code, __version__
+from nosology.core import SYSTEMS, Code, ConfigError, NosologyError, Note, __version__
 from nosology.models.bundle import MANIFEST, Bundle, is_day_one, read_manifest
-from nosology.workbench.batches import Background
-from nosology.workbench.inference import Workers
-from nosology.workbench.rate_limit import RateLimit
-from nosology.workbench.review import Review
-from nosology.workbench.settings import ServerSettings
-from nosology.workbench.store.engine import open_store, writing
-from nosology.workbench.store.schema import coders
+from nosology.workbench.accounts import ROLES, RateLimit, User
+from nosology.workbench.audit_log import log_access, log_access_in
+from nosology.workbench.cases import (
+    Case,
+    add_notes,
+    create_batch,
+    decision_history,
+    load_case,
+    record_decision,
+)
+from nosology.workbench.coding import BackgroundCoder, CoderPool
+from nosology.workbench.database import (
+    batches,
+    coders,
+    insert_row,
+    open_database,
+    read_transaction,
+    write_transaction,
+)
+from nosology.workbench.export import ExportFile, export_case
+from nosology.workbench.review import FIELDS
 
-CONNECTIONS = 8  # opened at the start, somewhat more than requests are worked on at once
-log = logging.getLogger("nosology.workbench")
+CONNECTIONS = 8  # opened at the start, a few more than concurrent requests
+
+
+class Forbidden(NosologyError):
+    """The user's role does not allow the request."""
+
+
+@dataclass(frozen=True)
+class OidcSettings:
+    """An OpenID Connect provider; its users get `role` at their first visit."""
+
+    issuer: str
+    client_id: str
+    client_secret: str = field(repr=False)
+    role: str = "coder"
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ConfigError(f"--oidc-role must be one of {', '.join(ROLES)}; got {self.role}")
+        url = urlsplit(self.issuer)
+        if url.scheme != "https" and not (url.scheme == "http" and is_loopback(url.hostname or "")):
+            raise ConfigError(f"--oidc-issuer must be an https address; got {self.issuer}")
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """The options of `nosology serve`."""
+
+    bundle: Path
+    store: str
+    host: str = "127.0.0.1"
+    port: int = 8400
+    release: str | None = None
+    workers: int = 1
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    behind_proxy: bool = False
+    oidc: OidcSettings | None = None
+    demo: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("--tls-cert and --tls-key must be given together")
+        for path in (self.tls_cert, self.tls_key):
+            if path is not None and not path.is_file():
+                raise ConfigError(f"no such file: {path}")
+        if not 1 <= self.workers <= 64:
+            raise ConfigError(f"--workers must lie in 1 to 64; got {self.workers}")
+        if not is_loopback(self.host) and not self.secure:
+            raise ConfigError(
+                f"--host must be a loopback address without TLS, or notes would travel unencrypted; got {self.host}"
+                " (give --tls-cert and --tls-key, or --behind-proxy if a proxy terminates TLS)"
+            )
+
+    @property
+    def secure(self) -> bool:
+        """Whether browsers reach the server by HTTPS."""
+        return self.tls_cert is not None or self.behind_proxy
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is a loopback address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class ImportResult(NamedTuple):
+    """The id of a batch, the number of its notes, and the number of notes that were known already."""
+
+    batch: int
+    added: int
+    known: int
 
 
 @dataclass
 class Services:
-    """The parts that pages and API share; made by `start`, ended by `stop`."""
+    """The database, the coder's processes and the background coder of a running server."""
 
     settings: ServerSettings
     engine: Engine
-    workers: Workers
-    background: Background
-    coder_id: int
-    waiting_for_coder: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(32))
-    sign_ins: RateLimit = field(default_factory=lambda: RateLimit(10, 60.0))
+    pool: CoderPool
+    background: BackgroundCoder
+    coding_limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(32))
+    sign_in_limit: RateLimit = field(default_factory=lambda: RateLimit(10, 60.0))
     ready: bool = False
 
     @classmethod
     def start(cls, settings: ServerSettings) -> Services:
-        """The services of a server; the coder is loaded before this returns."""
-        engine = open_store(settings.store)
-        coder_id = register(engine, settings.bundle, settings.release)
-        workers = Workers(settings.bundle, settings.release, processes=settings.workers)
+        """The services of a server; the coder is loaded when this returns."""
+        engine = open_database(settings.store)
+        coder_id = register_coder(engine, settings.bundle, settings.release)
+        pool = CoderPool(settings.bundle, settings.release, processes=settings.workers)
         try:
-            workers.warm()
+            pool.load()
         except BaseException:
-            workers.close()
+            pool.close()
             engine.dispose()
             raise
         _warm_up(engine)
-        background = Background(engine, workers, coder_id, at_once=settings.workers + 1)
+        background = BackgroundCoder(engine, pool, coder_id, concurrency=settings.workers + 1)
         background.start()
-        return cls(settings, engine, workers, background, coder_id, ready=True)
+        return cls(settings, engine, pool, background, ready=True)
 
     def stop(self) -> None:
-        """Finishes what is in flight, then ends; what waits stays in the store."""
+        """Finishes running tasks, then ends. Waiting notes stay in the database."""
         self.ready = False
         self.background.stop()
-        self.workers.close()
+        self.pool.close()
         self.engine.dispose()
+
+    def import_notes(self, user: User, name: str, notes: Sequence[Note], address: str) -> ImportResult:
+        """Adds notes as one batch, which the background coder then starts."""
+        with write_transaction(self.engine) as connection:
+            batch = create_batch(connection, name, user.id)
+            added, known = add_notes(connection, notes, batch)
+            connection.execute(update(batches).where(batches.c.id == batch).values(total=added))
+            log_access_in(connection, user.id, "import", None, address)
+        self.background.notify()
+        return ImportResult(batch, added, known)
+
+    def read_case(self, user: User, note_id: int, address: str, what: str = "note") -> Case:
+        """The case of a note; the access is logged."""
+        with read_transaction(self.engine) as connection:
+            case = load_case(connection, note_id)
+        log_access(self.engine, user.id, what, note_id, address)
+        return case
+
+    def decide(self, user: User, note_id: int, action: str, values: Mapping[str, Any], version: int) -> Case:
+        """The case after a user's decision; of `values`, only the fields of the action are stored."""
+        if action == "approve" and not user.has_role("reviewer"):
+            raise Forbidden("a second review is for people with the role reviewer")
+        if action == "preaccept":
+            raise Forbidden("only the triage rule pre-accepts notes")
+        details = {name: values[name] for name in FIELDS.get(action, ()) if name in values}
+        return record_decision(self.engine, note_id, action, details, user=user.id, version=version)
+
+    def export(self, user: User, note_id: int, form: str, address: str) -> ExportFile:
+        """The coded encounter as a file; the export is logged."""
+        with read_transaction(self.engine) as connection:
+            exported = export_case(load_case(connection, note_id), decision_history(connection, note_id), form)
+        log_access(self.engine, user.id, f"export {form}", note_id, address)
+        return exported
 
 
 def _warm_up(engine: Engine) -> None:
-    """Opens connections, reads tables and groupers: otherwise the first people of the day would wait for them."""
+    """Opens connections and loads tables and groupers, so that the first requests do not wait for them."""
     with ExitStack() as stack:
         for _ in range(CONNECTIONS):
             stack.enter_context(engine.connect())
-    known = Review(
-        chosen=(AssignedCode(Code("icd10cm", "I50.9"), "added"), AssignedCode(Code("icd10pcs", "0DTJ4ZZ"), "added"))
-    )
-    check(known, {"date": "2025-11-01"})
-    groups(known, {"sex": "F", "age": 70})
+    codes = (Code("icd10cm", "I50.9"), Code("icd10pcs", "0DTJ4ZZ"))
+    example = AssignedCodes(tuple(AssignedCode(code, "added") for code in codes))
+    check_codes(example, {"date": "2025-11-01"})
+    payment_groups(example, {"sex": "F", "age": 70})
     for system in SYSTEMS:
         table(system).search("heart", 1)
 
 
-def register(engine: Engine, bundle: Path, release: str | None) -> int:
-    """The number of a bundle in the store, by the hash of its manifest, which names every file and its checksum."""
+def register_coder(engine: Engine, bundle: Path, release: str | None) -> int:
+    """The id of a bundle in the database, found by the hash of its manifest, which lists every file's checksum."""
     if is_day_one(bundle):
         coder = Bundle.load(bundle)
-        manifest = {
+        manifest: dict[str, Any] = {
             "kind": coder.model.kind,
             "labels_hash": coder.model.labels.hash,
             "package": f"nosology {__version__}",
@@ -97,27 +217,20 @@ def register(engine: Engine, bundle: Path, release: str | None) -> int:
         manifest = read_manifest(bundle)
         raw = (Path(bundle) / MANIFEST).read_bytes()
     digest = hashlib.sha256(raw + (release or "").encode()).hexdigest()
-    with writing(engine) as connection:
-        found = connection.scalar(select(coders.c.id).where(coders.c.digest == digest))
-        if found is not None:
-            return int(found)
-        about = {name: manifest.get(name) for name in ("package", "n_codes", "labels_hash", "decision", "provenance")}
+    with write_transaction(engine) as connection:
+        coder_id = connection.scalar(select(coders.c.id).where(coders.c.digest == digest))
+        if coder_id is not None:
+            return int(coder_id)
+        about = {name: manifest.get(name) for name in ("package", "n_codes", "labels_hash", "provenance")}
         about["decision"] = {"threshold": manifest.get("decision", {}).get("threshold")}
         about["tables"] = {
             system: table(system, release if release in releases(system) else None).release for system in SYSTEMS
         }
-        row = {
-            "digest": digest,
-            "name": _name(bundle),
-            "kind": manifest["kind"],
-            "release": release,
-            "about": about,
-            "created": time.time(),
-        }
-        return int(connection.execute(insert(coders).values(**row)).inserted_primary_key[0])
+        row = {"digest": digest, "name": _bundle_name(bundle), "kind": manifest["kind"], "release": release}
+        return insert_row(connection, coders, {**row, "about": about, "created": time.time()})
 
 
-def _name(bundle: Path) -> str:
-    """What people call a bundle: its folder, with the one above it where that alone says nothing."""
+def _bundle_name(bundle: Path) -> str:
+    """The name of a bundle's folder, with its parent if the folder is just called bundle."""
     folder = Path(bundle).resolve()
     return (f"{folder.parent.name}/{folder.name}" if folder.name == "bundle" else folder.name)[-200:]

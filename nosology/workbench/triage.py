@@ -1,28 +1,29 @@
-"""How sure a note's coding is, what error that leaves to be expected, and which notes need nobody's eyes.
+"""Confidence of a note's suggestions, its calibration on reviewed notes, and the triage rule.
 
-Confidence is the share of a note's codes that is expected to stand. With A the accepted codes and p their calibrated
-probabilities, the coder expects sum_A p hits, sum_A (1 - p) codes too many and sum_not-A p codes missed, so that the
-expected F1 is about 2 hits / (2 hits + too many + missed). Once people have reviewed enough notes, an isotonic
-curve from this number to the F1 that their decisions gave takes its place.
+Confidence is the expected F1 of the accepted codes. With A the accepted codes and p their calibrated probabilities, the
+coder expects sum_A p true positives, sum_A (1 - p) false positives and sum_not-A p false negatives. Once enough notes
+are reviewed, an isotonic regression maps this number to the F1 of the reviewers' decisions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
-from nosology.core import Code, ConfigError
+from nosology.core import Code, ConfigError, Suggestion
+from nosology.workbench.database import codings, notes, settings
 
-ENOUGH = 30  # reviewed notes before the curve is trusted
-STEPS = tuple(round(0.05 * step, 2) for step in range(1, 20))  # thresholds that the page may show
+MIN_REVIEWED = 30  # reviewed notes before confidence is calibrated
+THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))  # that the page may show
 
 
 @dataclass(frozen=True)
-class Triage:
-    """The rule: notes at or above `threshold` are pre-accepted, but `sample` of them are reviewed all the same."""
+class TriageRule:
+    """Notes at or above `threshold` are pre-accepted, except a random share `sample` that people review."""
 
     on: bool = False
     threshold: float = 0.9
@@ -32,39 +33,38 @@ class Triage:
         if not (0 <= self.threshold <= 1 and 0 <= self.sample <= 1):
             raise ConfigError("threshold and sample must lie in [0, 1]")
 
-    def takes(self, note_id: int, confidence: float) -> bool:
-        """Whether a note is pre-accepted; which ones are sampled hangs on their number alone."""
-        drawn = (note_id * 2654435761 % 2**32) / 2**32
-        return self.on and confidence >= self.threshold and drawn >= self.sample
+    def preaccepts(self, note_id: int, confidence: float) -> bool:
+        """Whether a note is pre-accepted. Sampling depends on the note's id only."""
+        random_number = (note_id * 2654435761 % 2**32) / 2**32
+        return self.on and confidence >= self.threshold and random_number >= self.sample
 
 
-def raw_confidence(suggestions: Sequence[Mapping[str, Any]]) -> float:
-    """The expected F1 of a note's accepted codes by the coder's own probabilities; 0 where it accepts none."""
-    hits = sum(item["probability"] for item in suggestions if item["accepted"])
-    accepted = sum(bool(item["accepted"]) for item in suggestions)
-    missed = sum(item["probability"] for item in suggestions if not item["accepted"])
-    return 2 * hits / (hits + missed + accepted) if accepted else 0.0
+def expected_f1(suggestions: Sequence[Suggestion]) -> float:
+    """The expected F1 of the accepted codes by the coder's own probabilities; 0 if none is accepted."""
+    accepted = [item.probability for item in suggestions if item.accepted]
+    missed = sum(item.probability for item in suggestions if not item.accepted)
+    return 2 * sum(accepted) / (sum(accepted) + missed + len(accepted)) if accepted else 0.0
 
 
-def agreement(suggested: Collection[Code], final: Collection[Code]) -> float:
-    """F1 of suggested against final codes; 1 where there are none of either."""
+def code_f1(suggested: Collection[Code], final: Collection[Code]) -> float:
+    """F1 of suggested against final codes; 1 if both are empty."""
     both = len(set(suggested) & set(final))
     total = len(set(suggested)) + len(set(final))
     return 2 * both / total if total else 1.0
 
 
 @dataclass(frozen=True)
-class Curve:
-    """From the coder's own confidence to what reviewed notes say: a rising line through (x, y)."""
+class ConfidenceCalibration:
+    """A monotone piecewise linear map from expected F1 to observed F1, through the points (x, y)."""
 
     x: tuple[float, ...] = ()
     y: tuple[float, ...] = ()
     notes: int = 0
 
     @classmethod
-    def fit(cls, raw: Sequence[float], observed: Sequence[float]) -> Curve:
-        """The curve of reviewed notes; of too few, the one that leaves confidence as it is."""
-        if len(raw) < ENOUGH:
+    def fit(cls, raw: Sequence[float], observed: Sequence[float]) -> ConfidenceCalibration:
+        """The isotonic regression of reviewed notes; the identity if there are too few."""
+        if len(raw) < MIN_REVIEWED:
             return cls(notes=len(raw))
         from sklearn.isotonic import IsotonicRegression
 
@@ -72,18 +72,18 @@ class Curve:
         return cls(tuple(map(float, fitted.X_thresholds_)), tuple(map(float, fitted.y_thresholds_)), len(raw))
 
     @property
-    def checked(self) -> bool:
-        """Whether people's decisions stand behind it."""
+    def is_fitted(self) -> bool:
+        """Whether enough notes were reviewed."""
         return bool(self.x)
 
-    def __call__(self, raw: float | np.ndarray) -> Any:
-        """The confidence that a raw one stands for."""
-        return np.interp(raw, self.x, self.y) if self.x else raw
+    def apply(self, raw: float) -> float:
+        """The calibrated confidence."""
+        return float(np.interp(raw, self.x, self.y)) if self.x else raw
 
 
 @dataclass(frozen=True)
-class Row:
-    """What a threshold would do: the share of notes it takes, their expected error, and the error people found."""
+class ThresholdEffect:
+    """The effect of a threshold: pre-accepted notes and their share, expected error, error found in reviews."""
 
     threshold: float
     share: float
@@ -93,26 +93,68 @@ class Row:
     reviewed: int
 
 
-def outlook(confidences: Sequence[float], reviewed: Sequence[tuple[float, float]]) -> list[Row]:
-    """A row for each threshold that takes some of the notes but not all, and for one that takes all, and one none.
+def threshold_effects(confidences: Sequence[float], reviewed: Sequence[tuple[float, float]]) -> list[ThresholdEffect]:
+    """The effects of the thresholds that split the notes, of one that takes all and of one that takes none.
 
-    confidences: of all coded notes. reviewed: (confidence, observed agreement).
+    confidences: of all coded notes. reviewed: (confidence, observed F1) per reviewed note.
     """
-    have = np.asarray(confidences, dtype=float)
-    seen = np.asarray(reviewed, dtype=float).reshape(-1, 2)
-    rows = []
-    whole = [step for step in STEPS if len(have) and step <= have.min()][:-1]
-    nothing = [step for step in STEPS if not len(have) or step > have.max()][1:]
-    for threshold in (step for step in STEPS if step not in (*whole, *nothing)):
-        above, checked = have[have >= threshold], seen[seen[:, 0] >= threshold]
-        rows.append(
-            Row(
+    values = np.asarray(confidences, dtype=float)
+    pairs = np.asarray(reviewed, dtype=float).reshape(-1, 2)
+    takes_all = [step for step in THRESHOLDS if len(values) and step <= values.min()][:-1]
+    takes_none = [step for step in THRESHOLDS if not len(values) or step > values.max()][1:]
+    effects = []
+    for threshold in (step for step in THRESHOLDS if step not in (*takes_all, *takes_none)):
+        above, checked = values[values >= threshold], pairs[pairs[:, 0] >= threshold]
+        effects.append(
+            ThresholdEffect(
                 threshold,
-                len(above) / len(have) if len(have) else 0.0,
+                len(above) / len(values) if len(values) else 0.0,
                 len(above),
                 float(1 - above.mean()) if len(above) else None,
                 float(1 - checked[:, 1].mean()) if len(checked) else None,
                 len(checked),
             )
         )
-    return rows
+    return effects
+
+
+def _load_setting(connection: Connection, name: str) -> dict[str, Any]:
+    return connection.scalar(select(settings.c.value).where(settings.c.name == name)) or {}
+
+
+def _save_setting(connection: Connection, name: str, value: Any) -> None:
+    connection.execute(delete(settings).where(settings.c.name == name))
+    connection.execute(insert(settings).values(name=name, value=asdict(value)))
+
+
+def load_triage_rule(connection: Connection) -> TriageRule:
+    """The rule in force."""
+    return TriageRule(**_load_setting(connection, "triage"))
+
+
+def save_triage_rule(connection: Connection, rule: TriageRule) -> None:
+    """Puts a rule in force for notes that are coded from now on."""
+    _save_setting(connection, "triage", rule)
+
+
+def load_calibration(connection: Connection) -> ConfidenceCalibration:
+    """The calibration fitted last."""
+    value = _load_setting(connection, "curve")
+    return ConfidenceCalibration(tuple(value.get("x", ())), tuple(value.get("y", ())), value.get("notes", 0))
+
+
+def save_calibration(connection: Connection, calibration: ConfidenceCalibration) -> None:
+    """Stores a calibration and updates the confidence of all notes without decisions."""
+    _save_setting(connection, "curve", calibration)
+    query = select(notes.c.id, codings.c.profile).join(codings, codings.c.note_id == notes.c.id)
+    rows = connection.execute(query.where(notes.c.status == "new").order_by(codings.c.id)).all()
+    if rows:
+        values = [{"note": row.id, "calibrated": calibration.apply(row.profile.get("confidence", 0.0))} for row in rows]
+        statement = update(notes).where(notes.c.id == bindparam("note"))
+        connection.execute(statement.values(confidence=bindparam("calibrated")), values)
+
+
+def raw_confidences(connection: Connection, limit: int = 20_000) -> list[float]:
+    """The expected F1 of the notes coded last."""
+    profiles = connection.scalars(select(codings.c.profile).order_by(codings.c.id.desc()).limit(limit))
+    return [profile.get("confidence", 0.0) for profile in profiles]

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nosology.claims.assigned_codes import AssignedCode
-from nosology.claims.checks import check
-from nosology.claims.grouping import groups, version_on
+from nosology.claims.checks import check_codes
+from nosology.claims.grouping import drg_version_on, payment_groups
 from nosology.codes import table
 from nosology.codes.tabular import CodeReference, code_references
 from nosology.core import Code, Span
@@ -24,7 +24,7 @@ def reviewed(*codes: str, poa: str = "") -> Review:
 
 def found(*codes: str, **encounter) -> dict[str, list]:
     by_kind: dict[str, list] = {}
-    for item in check(reviewed(*codes), encounter):
+    for item in check_codes(reviewed(*codes), encounter):
         by_kind.setdefault(item.kind, []).append(item)
     return by_kind
 
@@ -65,36 +65,36 @@ def test_a_range_holds_what_stands_between_its_ends_in_the_book(one, other):
 def test_excludes1_is_an_error_told_once():
     conflicts = found("E10.9", "E11.9")["excludes1"]
     assert len(conflicts) == 1 and conflicts[0].level == "error"
-    assert "E10.9" in conflicts[0].sentence and "E11.9" in conflicts[0].sentence
+    assert "E10.9" in conflicts[0].message and "E11.9" in conflicts[0].message
     assert "excludes1" not in found("E11.9", "I10")
 
 
 def test_code_first_and_use_additional():
     late = found("I50.9", "I11.0")["code_first"][0]
-    assert late.level == "warning" and "I11.0 must come before I50.9" in late.sentence
+    assert late.level == "warning" and "I11.0 must come before I50.9" in late.message
     assert "code_first" not in found("I11.0", "I50.9")
-    assert any("Z37.0" in item.sentence for item in found("O80")["use_additional"])
-    assert not any("Z37.0" in item.sentence for item in found("O80", "Z37.0").get("use_additional", []))
+    assert any("Z37.0" in item.message for item in found("O80")["use_additional"])
+    assert not any("Z37.0" in item.message for item in found("O80", "Z37.0").get("use_additional", []))
 
 
 def test_what_cannot_be_billed_offers_its_children():
     item = found("M54.5")["not_billable"][0]
-    assert [offer.code for offer in item.offers] == ["M54.50", "M54.51", "M54.59"]
+    assert [item.code for item in item.alternatives] == ["M54.50", "M54.51", "M54.59"]
     assert "unspecific" in found("I50.9") and "unspecific" not in found("I50.23")
 
 
 def test_sides():
     open_side = found("H26.9")
     assert "laterality" not in open_side
-    assert {offer.code for offer in found("H25.019")["laterality"][0].offers} >= {"H25.011", "H25.012"}
+    assert {item.code for item in found("H25.019")["laterality"][0].alternatives} >= {"H25.011", "H25.012"}
     both = found("H25.011", "H25.012")["laterality"]
-    assert any("bilateral" in item.sentence and item.offers[0].code == "H25.013" for item in both)
+    assert any("bilateral" in item.message and item.alternatives[0].code == "H25.013" for item in both)
     text = "Cortical cataract of the left eye."
-    said = check(reviewed("H25.011"), {}, text, {Code("icd10cm", "H25.011"): [Span(26, 34)]})
-    assert any("says right, the note says left" in item.sentence for item in said)
+    said = check_codes(reviewed("H25.011"), {}, text, {Code("icd10cm", "H25.011"): [Span(26, 34)]})
+    assert any("says right, the note says left" in item.message for item in said)
     assert not [
         i
-        for i in check(reviewed("H25.012"), {}, text, {Code("icd10cm", "H25.012"): [Span(26, 34)]})
+        for i in check_codes(reviewed("H25.012"), {}, text, {Code("icd10cm", "H25.012"): [Span(26, 34)]})
         if i.kind == "laterality"
     ]
 
@@ -108,36 +108,38 @@ def test_sex_and_age():
 
 def test_the_release_of_the_day():
     old = found("M54.50", date="2020-03-01")["release"][0]
-    assert old.level == "error" and [offer.code for offer in old.offers] == ["M54.5"]
+    assert old.level == "error" and [item.code for item in old.alternatives] == ["M54.5"]
     assert "release" not in found("M54.50", date="2023-03-01")
-    nine = check(Review(chosen=(AssignedCode(Code("icd9cm", "428.0"), "added"),)), {"date": "2020-01-01"})
+    nine = check_codes(Review(chosen=(AssignedCode(Code("icd9cm", "428.0"), "added"),)), {"date": "2020-01-01"})
     assert any(item.kind == "release" and item.level == "error" for item in nine)
 
 
 def test_present_on_admission_is_asked_of_inpatients():
     assert "poa" in found("I10", kind="inpatient")
     assert "poa" not in found("I10")
-    assert not [i for i in check(reviewed("I10", poa="Y"), {"kind": "inpatient"}) if i.kind == "poa"]
+    assert not [i for i in check_codes(reviewed("I10", poa="Y"), {"kind": "inpatient"}) if i.kind == "poa"]
 
 
 def test_errors_come_first():
-    levels = [item.level for item in check(reviewed("I50.9", "E10.9", "E11.9"), {})]
+    levels = [item.level for item in check_codes(reviewed("I50.9", "E10.9", "E11.9"), {})]
     assert levels == sorted(levels, key=("error", "warning", "hint").index)
 
 
 def test_groups():
-    made = groups(reviewed("I50.23", "J96.01", "N17.9", "E11.65"), {"sex": "F", "age": 70, "date": "2025-11-01"})
+    made = payment_groups(
+        reviewed("I50.23", "J96.01", "N17.9", "E11.65"), {"sex": "F", "age": 70, "date": "2025-11-01"}
+    )
     assert made.drg == 291 and "Heart Failure" in made.drg_title
     assert made.severity[Code("icd10cm", "J96.01")] == "MCC"
     assert made.severity[Code("icd10cm", "N17.9")] == "CC"
     assert made.hcc[Code("icd10cm", "E11.65")] and made.risk > 0
-    assert groups(reviewed("I50.23"), {}).drg is None
+    assert payment_groups(reviewed("I50.23"), {}).drg is None
 
 
 def test_the_grouper_of_the_day():
     versions = (400, 401, 410, 411, 420, 421, 430, 431)
-    assert version_on("2025-10-01", versions) == 430
-    assert version_on("2025-09-30", versions) == 421
-    assert version_on("2025-02-01", versions) == 420
-    assert version_on("2010-02-01", versions) == 400
-    assert version_on(None, versions) == 431
+    assert drg_version_on("2025-10-01", versions) == 430
+    assert drg_version_on("2025-09-30", versions) == 421
+    assert drg_version_on("2025-02-01", versions) == 420
+    assert drg_version_on("2010-02-01", versions) == 400
+    assert drg_version_on(None, versions) == 431

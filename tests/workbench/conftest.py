@@ -12,9 +12,9 @@ from sqlalchemy import create_engine, text
 
 from nosology.core import Note
 from nosology.workbench.accounts import create_token, create_user
-from nosology.workbench.settings import ServerSettings
-from nosology.workbench.store.engine import open_store, store_url, writing
-from nosology.workbench.work import add_notes
+from nosology.workbench.cases import add_notes
+from nosology.workbench.database import database_url, open_database, write_transaction
+from nosology.workbench.services import ServerSettings
 
 PASSWORD = "correct horse battery"
 NOTE = (
@@ -63,7 +63,7 @@ def new_store(request, folder, kind: str) -> str:
         return str(folder / "workbench.db")
     address = request.getfixturevalue("postgres")
     name = f"test_{next(_numbers)}"
-    admin = create_engine(store_url(address), isolation_level="AUTOCOMMIT")
+    admin = create_engine(database_url(address), isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
         connection.execute(text(f"CREATE SCHEMA {name}"))  # quicker than a database of its own
     admin.dispose()
@@ -73,7 +73,7 @@ def new_store(request, folder, kind: str) -> str:
 @pytest.fixture
 def engine(store):
     """An open store with its tables."""
-    made = open_store(store)
+    made = open_database(store)
     yield made
     made.dispose()
 
@@ -81,7 +81,7 @@ def engine(store):
 @pytest.fixture
 def people(engine) -> dict[str, int]:
     """A coder, another coder, a reviewer and an admin, by name."""
-    with writing(engine) as connection:
+    with write_transaction(engine) as connection:
         roles = {"ann": "coder", "ben": "coder", "rita": "reviewer", "adam": "admin"}
         return {name: create_user(connection, name, role, PASSWORD) for name, role in roles.items()}
 
@@ -89,15 +89,15 @@ def people(engine) -> dict[str, int]:
 @pytest.fixture
 def note_id(engine) -> int:
     """The number of the one note in the store."""
-    with writing(engine) as connection:
+    with write_transaction(engine) as connection:
         add_notes(connection, [Note("n1", NOTE, patient="p1", extra={"sex": "F", "age": 70})], None)
     return 1
 
 
 def fill_people(address: str) -> dict[str, str]:
     """API tokens of a coder, a reviewer and an admin whom a store now has."""
-    made, found = open_store(address), {}
-    with writing(made) as connection:
+    made, found = open_database(address), {}
+    with write_transaction(made) as connection:
         for name, role in {"ann": "coder", "ben": "coder", "rita": "reviewer", "adam": "admin"}.items():
             found[name] = create_token(connection, create_user(connection, name, role, PASSWORD), "tests")
     made.dispose()

@@ -15,10 +15,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import PlainTextResponse
 
 from nosology.workbench.app import THREADS, create_app
-from nosology.workbench.security import Door
-from nosology.workbench.settings import ServerSettings
-from nosology.workbench.store.engine import reading
-from nosology.workbench.web import static_path
+from nosology.workbench.database import read_transaction
+from nosology.workbench.page_html import static_path
+from nosology.workbench.security import SecurityMiddleware
+from nosology.workbench.services import ServerSettings
 from tests.workbench.conftest import NOTE, PASSWORD, fill_people, new_store
 
 HEART = "icd10cm:I50.9"
@@ -69,7 +69,7 @@ def ann(world):
 def browser(world, name: str) -> TestClient:
     """A client that has signed in as a browser does, with its own cookies."""
     client = TestClient(world[0].app, base_url="http://localhost")
-    world[0].app.state.services.sign_ins._events.clear()  # tests come from one address, and quickly
+    world[0].app.state.services.sign_in_limit._events.clear()  # tests come from one address, and quickly
     answer = client.post("/login", data={"name": name, "password": PASSWORD}, follow_redirects=False)
     assert answer.status_code == 303, answer.text
     return client
@@ -154,7 +154,7 @@ def test_a_browser_needs_the_token_of_its_own_session(world):
 
 def test_another_site_cannot_sign_somebody_in(world):
     client, form = TestClient(world[0].app, base_url="http://localhost"), {"name": "ann", "password": PASSWORD}
-    world[0].app.state.services.sign_ins._events.clear()
+    world[0].app.state.services.sign_in_limit._events.clear()
     for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 303)):
         answer = client.post("/login", data=form, headers={"sec-fetch-site": site}, follow_redirects=False)
         assert answer.status_code == status
@@ -163,9 +163,9 @@ def test_another_site_cannot_sign_somebody_in(world):
 def test_many_attempts_to_sign_in_are_slowed_down(small_bundle, world):
     client = TestClient(world[0].app, base_url="http://localhost")
     services = world[0].app.state.services
-    services.sign_ins._events.clear()
+    services.sign_in_limit._events.clear()
     answers = [client.post("/login", data={"name": f"x{i}", "password": "y"}).status_code for i in range(12)]
-    services.sign_ins._events.clear()
+    services.sign_in_limit._events.clear()
     assert answers[0] == 401 and answers[-1] == 429
 
 
@@ -229,7 +229,7 @@ def test_a_failure_of_ours_shows_no_value_in_log_or_answer(world, ann, caplog, m
     def fail(*_):
         raise ValueError("Xyzzyplugh the patient said")
 
-    monkeypatch.setattr("nosology.workbench.pages.names", fail)
+    monkeypatch.setattr("nosology.workbench.pages.list_assignees", fail)
     note = ann.note("fails")
     answer = browser(world, "ann").get(f"/notes/{note}")  # raised here if it went on to the server's log
     assert answer.status_code == 500 and "Xyzzy" not in answer.text + caplog.text
@@ -239,7 +239,7 @@ def test_a_failure_of_ours_shows_no_value_in_log_or_answer(world, ann, caplog, m
 
 def test_errors_of_the_store_name_no_values(world):
     engine = world[0].app.state.services.engine
-    with pytest.raises(SQLAlchemyError) as caught, reading(engine) as connection:
+    with pytest.raises(SQLAlchemyError) as caught, read_transaction(engine) as connection:
         connection.execute(select(literal("Xyzzy"), column("nowhere")))
     assert "Xyzzy" not in str(caught.value)
 
@@ -334,7 +334,7 @@ def test_columns_come_with_a_note_and_do_not_leave_the_house(ann):
 
 
 def test_pages_do_not_wait_for_texts_that_programs_have_coded(world, ann, monkeypatch):
-    workers, goes_on = world[0].app.state.services.workers, threading.Event()
+    workers, goes_on = world[0].app.state.services.pool, threading.Event()
     real = workers.code
     monkeypatch.setattr(workers, "code", lambda texts, **how: goes_on.wait(30) and real(texts, **how))
     asking = [threading.Thread(target=ann.post, args=("/code", {"text": "x"})) for _ in range(THREADS + 2)]
@@ -369,8 +369,8 @@ def test_behind_a_proxy_the_address_is_the_one_the_proxy_has_seen():
         await PlainTextResponse("")(scope, receive, send)
 
     headers = {"x-forwarded-for": "6.6.6.6, 10.0.0.9"}
-    TestClient(Door(app, secure=True, behind_proxy=True)).get("/", headers=headers)
-    TestClient(Door(app, secure=False)).get("/", headers=headers)
+    TestClient(SecurityMiddleware(app, secure=True, behind_proxy=True)).get("/", headers=headers)
+    TestClient(SecurityMiddleware(app, secure=False)).get("/", headers=headers)
     assert seen == [("https", "10.0.0.9"), ("http", "testclient")]
 
 
@@ -403,7 +403,7 @@ def test_admins_add_people_who_must_choose_a_password(world):
     page = admin.post("/users", data={"csrf": token, "name": name, "role": "reviewer"}).text
     secret = re.search(r'class="secret">([^<]+)<', page)[1]
     client = TestClient(world[0].app, base_url="http://localhost")
-    world[0].app.state.services.sign_ins._events.clear()
+    world[0].app.state.services.sign_in_limit._events.clear()
     client.post("/login", data={"name": name, "password": secret})
     assert client.get("/", follow_redirects=False).headers["location"] == "/password"
     form = {"csrf": re.search(r'name="csrf" content="([^"]+)"', client.get("/password").text)[1], "old": secret}
@@ -463,7 +463,7 @@ def test_a_store_that_is_away_is_answered_with_503_and_comes_back(world, ann, mo
     def away(*_, **__):
         raise OperationalError("SELECT text of a note", {}, Exception("gone"))
 
-    monkeypatch.setattr(api, "tally", away)
+    monkeypatch.setattr(api, "count_by_status", away)
     answer = ann.get("/notes")
     assert answer.status_code == 503 and answer.headers["retry-after"] == "2" and "SELECT" not in answer.text
     monkeypatch.undo()

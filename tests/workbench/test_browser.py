@@ -17,10 +17,9 @@ from sqlalchemy import Engine, func, select
 from nosology.core import Note
 from nosology.federated.deploy.processes import wait_until
 from nosology.workbench.app import create_app
-from nosology.workbench.settings import ServerSettings
-from nosology.workbench.store.engine import open_store, writing
-from nosology.workbench.store.schema import notes
-from nosology.workbench.work import add_notes
+from nosology.workbench.cases import add_notes
+from nosology.workbench.database import notes, open_database, write_transaction
+from nosology.workbench.services import ServerSettings
 from tests.workbench.conftest import NOTE, PASSWORD, fill_people
 
 AXE = (Path(__file__).parent / "vendor" / "axe-4.14.0.min.js").read_text(encoding="utf-8")
@@ -34,9 +33,9 @@ def address(small_bundle, tmp_path_factory):
     """Where a server with a few notes answers."""
     store = str(tmp_path_factory.mktemp("browser") / "workbench.db")
     fill_people(store)
-    engine = open_store(store)
+    engine = open_database(store)
     about = {"sex": "F", "age": 70, "date": "2025-11-03", "kind": "inpatient"}
-    with writing(engine) as connection:
+    with write_transaction(engine) as connection:
         incoming = [Note(f"note-{i}", NOTE, patient=f"p{i}", site="east", extra=about) for i in range(6)]
         harm = "document.title='owned'"
         evil = f'<script>{harm}</script><img src=x onerror="{harm}"> \u202econgestive heart failure'
@@ -53,7 +52,7 @@ def address(small_bundle, tmp_path_factory):
         while not server.started:
             assert thread.is_alive()
             time.sleep(0.05)
-        app.state.services.sign_ins.most = 1000  # all these people sit at one address
+        app.state.services.sign_in_limit.limit = 1000  # all these people sit at one address
         assert wait_until(lambda: not waiting(app.state.services.engine), 250)  # for the coder
         yield f"http://127.0.0.1:{port}"
     finally:

@@ -22,7 +22,7 @@ from fastapi.responses import RedirectResponse
 from fastapi.testclient import TestClient
 
 from nosology.workbench.app import create_app
-from nosology.workbench.settings import OidcSettings, ServerSettings
+from nosology.workbench.services import OidcSettings, ServerSettings
 
 CLIENT, SECRET = "workbench", "not so secret"
 

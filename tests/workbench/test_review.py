@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nosology.core import Code, ReviewError, Span
-from nosology.workbench.review import ACTIONS, REASONS, STATUSES, Review, decide, replay
+from nosology.workbench.review import ACTIONS, REASONS, STATUSES, Review, apply_decision, replay
 
 HEART, PNEUMONIA, DIABETES = (Code("icd10cm", code) for code in ("I50.9", "J18.9", "E11.9"))
 
@@ -28,9 +28,9 @@ def test_accepting_chooses_in_order_and_the_first_diagnosis_is_principal():
 def test_a_rejection_has_a_reason_and_can_be_taken_back():
     review = after(("reject", {"code": str(HEART), "reason": "negated"}))
     assert review.rejected == {HEART: "negated"}
-    assert decide(review, "clear", {"code": str(HEART)}, 1, length=9).rejected == {}
+    assert apply_decision(review, "clear", {"code": str(HEART)}, 1, length=9).rejected == {}
     with pytest.raises(ReviewError, match=r"reason must be one of not_documented, .*; got 'because'"):
-        decide(review, "reject", {"code": str(HEART), "reason": "because"}, 1, length=9)
+        apply_decision(review, "reject", {"code": str(HEART), "reason": "because"}, 1, length=9)
 
 
 def test_a_change_keeps_place_and_remembers_what_was_there():
@@ -42,11 +42,11 @@ def test_a_change_keeps_place_and_remembers_what_was_there():
 
 def test_order_must_be_the_same_codes():
     review = after(accept(HEART), accept(DIABETES))
-    swapped = decide(review, "order", {"codes": [str(DIABETES), str(HEART)]}, 1, length=9)
+    swapped = apply_decision(review, "order", {"codes": [str(DIABETES), str(HEART)]}, 1, length=9)
     assert swapped.codes == (DIABETES, HEART)
     for wrong in ([str(HEART)], [str(HEART)] * 2, None, "x"):
         with pytest.raises(ReviewError):
-            decide(review, "order", {"codes": wrong}, 1, length=9)
+            apply_decision(review, "order", {"codes": wrong}, 1, length=9)
 
 
 def test_evidence_lies_within_the_note():
@@ -54,28 +54,31 @@ def test_evidence_lies_within_the_note():
     assert review.chosen[0].evidence == (Span(3, 9),)
     for start, end in ((5, 5), (-1, 3), (90, 101), (True, 3), ("1", 2)):
         with pytest.raises(ReviewError, match="evidence must be characters"):
-            decide(review, "evidence", {"code": str(HEART), "start": start, "end": end}, 1, length=100)
+            apply_decision(review, "evidence", {"code": str(HEART), "start": start, "end": end}, 1, length=100)
 
 
 def test_what_is_done_must_be_reopened_before_it_changes():
     review = after(accept(HEART), ("finish", {}))
     with pytest.raises(ReviewError, match="the note is done: reopen it"):
-        decide(review, *accept(DIABETES), 1, length=9)
-    assert decide(decide(review, "reopen", {}, 1, length=9), *accept(DIABETES), 1, length=9).status == "open"
+        apply_decision(review, *accept(DIABETES), 1, length=9)
+    assert (
+        apply_decision(apply_decision(review, "reopen", {}, 1, length=9), *accept(DIABETES), 1, length=9).status
+        == "open"
+    )
 
 
 def test_a_second_review_is_another_persons():
     review = after(accept(HEART), ("second", {}))
     with pytest.raises(ReviewError, match="another person's"):
-        decide(review, "approve", {}, 1, length=9)
-    assert decide(review, "approve", {}, 2, length=9).status == "done"
+        apply_decision(review, "approve", {}, 1, length=9)
+    assert apply_decision(review, "approve", {}, 2, length=9).status == "done"
 
 
 def test_a_second_review_on_hold_stays_one():
     review = after(accept(HEART), ("second", {}), ("hold", {}), ("resume", {}))
     assert review.status == "second"
     with pytest.raises(ReviewError, match="another person's"):
-        decide(review, "approve", {}, 1, length=9)
+        apply_decision(review, "approve", {}, 1, length=9)
     assert after(("hold", {}), ("resume", {})).status == "open"
 
 
@@ -108,7 +111,7 @@ def test_any_decisions_give_a_whole_state_or_a_sentence(acts):
     review, kept = Review(), []
     for action, details, user in acts:
         try:
-            review = decide(review, action, details, user, length=10)
+            review = apply_decision(review, action, details, user, length=10)
         except ReviewError:
             continue
         kept.append((action, details, user))

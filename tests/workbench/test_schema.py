@@ -11,7 +11,7 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
 from nosology.workbench.app import create_app
-from nosology.workbench.settings import ServerSettings
+from nosology.workbench.services import ServerSettings
 from tests.workbench.conftest import fill_people
 
 EXAMPLES = int(os.environ.get("NOSOLOGY_SCHEMA_EXAMPLES", "6"))  # an operation

@@ -16,10 +16,10 @@ from http.client import HTTPException
 import pytest
 
 from nosology.core import ConfigError, Note
-from nosology.workbench.server import serve
-from nosology.workbench.settings import ServerSettings
-from nosology.workbench.store.engine import open_store, reading, writing
-from nosology.workbench.work import add_notes, history
+from nosology.workbench.app import serve
+from nosology.workbench.cases import add_notes, decision_history
+from nosology.workbench.database import open_database, read_transaction, write_transaction
+from nosology.workbench.services import ServerSettings
 from tests.workbench.conftest import fill_people
 from tests.workbench.processes import Server
 
@@ -38,8 +38,8 @@ def call(server: Server, token: str, path: str, value=None):
 
 def test_kill_9_loses_no_acknowledged_decision(small_bundle, store, tmp_path):
     tokens = fill_people(store)
-    engine = open_store(store)
-    with writing(engine) as connection:
+    engine = open_database(store)
+    with write_transaction(engine) as connection:
         add_notes(connection, [Note(f"n{i}", "type 2 diabetes") for i in range(8)], None)
     server = Server(small_bundle, store, log=tmp_path / "log").start()
     acknowledged: list[tuple[int, int]] = []
@@ -71,8 +71,8 @@ def test_kill_9_loses_no_acknowledged_decision(small_bundle, store, tmp_path):
             kept = [row["version"] for row in rows]
             assert status == 200 and kept == list(range(1, len(kept) + 1))
             assert {version for number, version in acknowledged if number == note} <= set(kept)
-        with reading(engine) as connection:
-            assert sum(len(history(connection, note)) for note in range(1, 9)) >= len(acknowledged) >= 60
+        with read_transaction(engine) as connection:
+            assert sum(len(decision_history(connection, note)) for note in range(1, 9)) >= len(acknowledged) >= 60
         # And it ends in peace: what is in flight is answered, the exit is clean.
         answers = []
         texts = {"text": "type 2 diabetes " * 3000}

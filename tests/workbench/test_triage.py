@@ -3,20 +3,27 @@
 import numpy as np
 import pytest
 
-from nosology.core import Code, ConfigError
-from nosology.workbench.measures import stability
-from nosology.workbench.triage import ENOUGH, Curve, Triage, agreement, outlook, raw_confidence
+from nosology.core import Code, ConfigError, Suggestion
+from nosology.workbench.measures import population_stability_index
+from nosology.workbench.triage import (
+    MIN_REVIEWED,
+    ConfidenceCalibration,
+    TriageRule,
+    code_f1,
+    expected_f1,
+    threshold_effects,
+)
 
 
 def suggestions(*pairs):
-    return [{"probability": p, "accepted": a} for p, a in pairs]
+    return [Suggestion("icd10cm", "I10", "", p, bool(a)) for p, a in pairs]
 
 
 def test_confidence_is_the_expected_f1():
-    assert raw_confidence(suggestions((1.0, True), (1.0, True))) == 1.0
-    assert raw_confidence([]) == 0.0 and raw_confidence(suggestions((0.4, False))) == 0.0
+    assert expected_f1(suggestions((1.0, True), (1.0, True))) == 1.0
+    assert expected_f1([]) == 0.0 and expected_f1(suggestions((0.4, False))) == 0.0
     # 0.8 hits expected, 0.2 too many, 0.2 missed: 1.6 / (1.6 + 0.4)
-    assert raw_confidence(suggestions((0.8, True), (0.2, False))) == pytest.approx(0.8)
+    assert expected_f1(suggestions((0.8, True), (0.2, False))) == pytest.approx(0.8)
 
 
 def test_expected_f1_is_what_draws_give_on_average():
@@ -27,41 +34,41 @@ def test_expected_f1_is_what_draws_give_on_average():
     true = rng.random((4000, len(p))) < p
     hits = (true & accepted).sum(1)
     f1 = 2 * hits / (true.sum(1) + accepted.sum())
-    assert raw_confidence(suggestions(*zip(p, accepted))) == pytest.approx(f1.mean(), abs=0.02)
+    assert expected_f1(suggestions(*zip(p, accepted))) == pytest.approx(f1.mean(), abs=0.02)
 
 
 def test_the_curve_waits_for_enough_reviews_then_says_what_people_found():
-    assert Curve.fit([0.5] * 5, [1.0] * 5)(0.3) == 0.3
-    raw = np.linspace(0.2, 1, 4 * ENOUGH)
-    curve = Curve.fit(raw, raw / 2)  # the coder is twice too sure
-    assert curve.checked and curve(0.8) == pytest.approx(0.4, abs=0.02)
-    assert np.all(np.diff(curve(np.linspace(0, 1, 50))) >= 0)
+    assert ConfidenceCalibration.fit([0.5] * 5, [1.0] * 5).apply(0.3) == 0.3
+    raw = np.linspace(0.2, 1, 4 * MIN_REVIEWED)
+    curve = ConfidenceCalibration.fit(raw, raw / 2)  # the coder is twice too sure
+    assert curve.is_fitted and curve.apply(0.8) == pytest.approx(0.4, abs=0.02)
+    assert np.all(np.diff([curve.apply(value) for value in np.linspace(0, 1, 50)]) >= 0)
 
 
 def test_the_rule_takes_sure_notes_and_leaves_a_sample():
-    rule = Triage(on=True, threshold=0.8, sample=0.25)
-    taken = [rule.takes(number, 0.9) for number in range(4000)]
+    rule = TriageRule(on=True, threshold=0.8, sample=0.25)
+    taken = [rule.preaccepts(number, 0.9) for number in range(4000)]
     assert 0.70 < np.mean(taken) < 0.80
-    assert not any(rule.takes(number, 0.79) for number in range(100))
-    assert not any(Triage(on=False, threshold=0.0, sample=0.0).takes(number, 1.0) for number in range(100))
+    assert not any(rule.preaccepts(number, 0.79) for number in range(100))
+    assert not any(TriageRule(on=False, threshold=0.0, sample=0.0).preaccepts(number, 1.0) for number in range(100))
     with pytest.raises(ConfigError, match=r"must lie in \[0, 1\]"):
-        Triage(threshold=1.5)
+        TriageRule(threshold=1.5)
 
 
 def test_the_outlook_shows_expected_and_found_error():
-    rows = {row.threshold: row for row in outlook([0.95, 0.85, 0.4], [(0.9, 0.7), (0.3, 0.1)])}
+    rows = {row.threshold: row for row in threshold_effects([0.95, 0.85, 0.4], [(0.9, 0.7), (0.3, 0.1)])}
     assert rows[0.9].notes == 1 and rows[0.9].expected_error == pytest.approx(0.05)
     assert rows[0.8].share == pytest.approx(2 / 3) and rows[0.8].observed_error == pytest.approx(0.3)
-    assert outlook([], [])[0].expected_error is None
+    assert threshold_effects([], [])[0].expected_error is None
 
 
 def test_agreement():
     a, b = Code("icd10cm", "I10"), Code("icd10cm", "E11.9")
-    assert agreement([a], [a, b]) == pytest.approx(2 / 3) and agreement([], []) == 1.0 and agreement([a], [b]) == 0.0
+    assert code_f1([a], [a, b]) == pytest.approx(2 / 3) and code_f1([], []) == 1.0 and code_f1([a], [b]) == 0.0
 
 
 def test_stability_sees_a_shift_and_not_chance():
     rng = np.random.default_rng(1)
     then, same, moved = rng.normal(0, 1, 800), rng.normal(0, 1, 800), rng.normal(1, 1, 800)
-    assert stability(then, same) < 0.1 < 0.25 < stability(then, moved)
-    assert stability(then[:10], same) is None
+    assert population_stability_index(then, same) < 0.1 < 0.25 < population_stability_index(then, moved)
+    assert population_stability_index(then[:10], same) is None

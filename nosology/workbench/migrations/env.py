@@ -1,8 +1,8 @@
-"""How Alembic reaches the store: by the connection that `store.engine.migrate` hands it."""
+"""Alembic's environment; `database.migrate` passes the connection."""
 
 from alembic import context
 
-from nosology.workbench.store.schema import metadata
+from nosology.workbench.database import metadata
 
 context.configure(connection=context.config.attributes["connection"], target_metadata=metadata)
 context.run_migrations()

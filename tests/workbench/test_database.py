@@ -9,10 +9,26 @@ from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from nosology.core import Code, ConfigError, ConflictError, Note, OutputError, ReviewError
-from nosology.workbench.audit_log import log_read, read_log
-from nosology.workbench.store.engine import migrate, open_store, reading, writing
-from nosology.workbench.store.schema import audit, codings, decisions, metadata, notes
-from nosology.workbench.work import add_notes, history, load_case, queue, record, tally
+from nosology.workbench.audit_log import log_access, read_log
+from nosology.workbench.cases import (
+    add_notes,
+    count_by_status,
+    decision_history,
+    load_case,
+    record_decision,
+    select_queue,
+)
+from nosology.workbench.database import (
+    audit,
+    codings,
+    decisions,
+    metadata,
+    migrate,
+    notes,
+    open_database,
+    read_transaction,
+    write_transaction,
+)
 
 HEART = {"code": "icd10cm:I50.9"}
 
@@ -23,37 +39,37 @@ def test_migrations_make_the_tables_that_the_program_knows(engine):
 
 
 def test_a_store_is_opened_again_as_it_was(store, engine, note_id, people):
-    record(engine, note_id, "add", HEART, user=people["ann"], version=0)
-    again = open_store(store)
+    record_decision(engine, note_id, "add", HEART, user=people["ann"], version=0)
+    again = open_database(store)
     migrate(again)
-    with reading(again) as connection:
+    with read_transaction(again) as connection:
         assert load_case(connection, note_id).review.codes == (Code("icd10cm", "I50.9"),)
     again.dispose()
 
 
 def test_a_store_of_a_newer_program_is_refused(store, engine):
-    with writing(engine) as connection:
+    with write_transaction(engine) as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(ConfigError, match="made by a newer version"):
-        open_store(store)
+        open_database(store)
 
 
 def test_stores_that_cannot_be_are_answered(tmp_path):
     with pytest.raises(ConfigError, match="store must be a file for SQLite or a postgresql:// address"):
-        open_store("mysql://somewhere/x")
+        open_database("mysql://somewhere/x")
     with pytest.raises(OutputError, match="cannot be opened") as caught:
-        open_store("postgresql://me:secret@127.0.0.1:1/x")
+        open_database("postgresql://me:secret@127.0.0.1:1/x")
     assert "secret" not in str(caught.value)
     (tmp_path / "file").write_text("x")
     with pytest.raises(OutputError, match="cannot be opened"):
-        open_store(str(tmp_path / "file" / "below.db"))
+        open_database(str(tmp_path / "file" / "below.db"))
 
 
 def test_decisions_are_kept_with_who_and_when(engine, note_id, people):
-    review = record(engine, note_id, "add", HEART, user=people["ann"], version=0).review
-    review = record(engine, note_id, "finish", {}, user=people["ann"], version=review.version)
-    with reading(engine) as connection:
-        rows = history(connection, note_id)
+    review = record_decision(engine, note_id, "add", HEART, user=people["ann"], version=0).review
+    review = record_decision(engine, note_id, "finish", {}, user=people["ann"], version=review.version)
+    with read_transaction(engine) as connection:
+        rows = decision_history(connection, note_id)
         note = connection.execute(select(notes)).mappings().one()
     assert [(row["version"], row["user"], row["action"]) for row in rows] == [
         (1, "ann", "add"),
@@ -65,10 +81,10 @@ def test_decisions_are_kept_with_who_and_when(engine, note_id, people):
 
 @pytest.mark.parametrize("table", [decisions, audit, codings])
 def test_the_database_itself_refuses_to_change_what_was_written(engine, note_id, people, table):
-    record(engine, note_id, "add", HEART, user=people["ann"], version=0)
-    log_read(engine, people["ann"], "note", note_id, "127.0.0.1")
+    record_decision(engine, note_id, "add", HEART, user=people["ann"], version=0)
+    log_access(engine, people["ann"], "note", note_id, "127.0.0.1")
     column = {"decisions": "action", "audit": "what", "codings": "note_id"}[table.name]
-    with writing(engine) as connection:
+    with write_transaction(engine) as connection:
         if table is codings:
             connection.execute(
                 text("INSERT INTO coders (digest, name, kind, about, created) VALUES ('d', 'c', 'linear', '{}', 0)")
@@ -76,15 +92,15 @@ def test_the_database_itself_refuses_to_change_what_was_written(engine, note_id,
             row = {"note_id": note_id, "coder_id": 1, "made": 0.0, "suggestions": [], "profile": {}}
             connection.execute(codings.insert().values(**row))
     for statement in (update(table).values({column: table.c[column]}), delete(table)):
-        with pytest.raises(SQLAlchemyError, match="append-only"), writing(engine) as connection:
+        with pytest.raises(SQLAlchemyError, match="append-only"), write_transaction(engine) as connection:
             connection.execute(statement)
 
 
 def test_who_comes_second_is_told_so_and_nothing_is_lost(engine, note_id, people):
-    record(engine, note_id, "add", HEART, user=people["ann"], version=0)
-    with pytest.raises(ConflictError, match=r"ann changed this note .* ago \(add\); your decision was not made"):
-        record(engine, note_id, "reject", {**HEART, "reason": "wrong"}, user=people["ben"], version=0)
-    with reading(engine) as connection:
+    record_decision(engine, note_id, "add", HEART, user=people["ann"], version=0)
+    with pytest.raises(ConflictError, match=r"ann changed this note .* ago \(add\); your decision was not saved"):
+        record_decision(engine, note_id, "reject", {**HEART, "reason": "wrong"}, user=people["ben"], version=0)
+    with read_transaction(engine) as connection:
         assert load_case(connection, note_id).review.codes == (Code("icd10cm", "I50.9"),)
 
 
@@ -94,10 +110,10 @@ def test_many_at_once_on_one_note_each_version_is_one_persons(engine, note_id, p
 
     def push(user: int) -> None:
         for _ in range(6):
-            with reading(engine) as connection:
+            with read_transaction(engine) as connection:
                 seen = connection.scalar(select(notes.c.version).where(notes.c.id == note_id))
             try:
-                review = record(engine, note_id, "assign", {"user": user}, user=user, version=seen).review
+                review = record_decision(engine, note_id, "assign", {"user": user}, user=user, version=seen).review
                 wins.append((review.version, user))
             except ConflictError:
                 conflicts.append(user)
@@ -107,8 +123,8 @@ def test_many_at_once_on_one_note_each_version_is_one_persons(engine, note_id, p
         thread.start()
     for thread in threads:
         thread.join()
-    with reading(engine) as connection:
-        kept = [(row["version"], row["user_id"]) for row in history(connection, note_id)]
+    with read_transaction(engine) as connection:
+        kept = [(row["version"], row["user_id"]) for row in decision_history(connection, note_id)]
     assert sorted(wins) == kept
     assert [version for version, _ in kept] == list(range(1, len(kept) + 1))
     assert len(wins) + len(conflicts) == 48
@@ -116,41 +132,41 @@ def test_many_at_once_on_one_note_each_version_is_one_persons(engine, note_id, p
 
 def test_notes_come_in_once(engine):
     incoming = [Note("a", "one"), Note("b", "two"), Note("a", "three")]
-    with writing(engine) as connection:
+    with write_transaction(engine) as connection:
         assert add_notes(connection, incoming, None) == (2, 1)
         assert add_notes(connection, incoming, None) == (0, 3)
         assert load_case(connection, 1).note["text"] == "one"
 
 
 def test_the_queue_filters_and_orders(engine, people):
-    with writing(engine) as connection:
+    with write_transaction(engine) as connection:
         incoming = [Note(f"n{i}", "x", site=("east", "west")[i % 2]) for i in range(6)]
         add_notes(connection, incoming, None)
         for i, sure in enumerate((0.9, 0.2, None, 0.5, 0.7, 0.1)):
             connection.execute(update(notes).where(notes.c.ref == f"n{i}").values(confidence=sure))
-    record(engine, 1, "hold", {}, user=people["ann"], version=0)
-    record(engine, 2, "assign", {"user": people["ben"]}, user=people["ann"], version=0)
-    with reading(engine) as connection:
+    record_decision(engine, 1, "hold", {}, user=people["ann"], version=0)
+    record_decision(engine, 2, "assign", {"user": people["ben"]}, user=people["ann"], version=0)
+    with read_transaction(engine) as connection:
 
         def refs(**filters):
-            return [row.ref for row in queue(connection, **filters)]
+            return [row.ref for row in select_queue(connection, **filters)]
 
         assert refs(order="uncertain") == ["n5", "n1", "n3", "n4", "n0", "n2"]
         assert refs(statuses=["held"]) == ["n0"]
         assert refs(assignee=people["ben"]) == ["n1"]
         assert refs(unassigned=True, site="west") == ["n3", "n5"]
         assert refs(ref="n4") == ["n4"] and refs(ref="%") == []
-        assert tally(connection) == {"new": 5, "held": 1}
+        assert count_by_status(connection) == {"new": 5, "held": 1}
 
 
 def test_only_people_who_can_sign_in_are_assigned(engine, note_id, people):
     with pytest.raises(ReviewError, match="somebody who can sign in"):
-        record(engine, note_id, "assign", {"user": 99}, user=people["ann"], version=0)
+        record_decision(engine, note_id, "assign", {"user": 99}, user=people["ann"], version=0)
 
 
 def test_every_read_is_in_the_log(engine, note_id, people):
-    log_read(engine, people["ann"], "note", note_id, "10.0.0.7")
-    with reading(engine) as connection:
+    log_access(engine, people["ann"], "note", note_id, "10.0.0.7")
+    with read_transaction(engine) as connection:
         row = read_log(connection)[0]
         assert connection.scalar(select(func.count()).select_from(audit)) == 1
     assert (row["user"], row["what"], row["ref"], row["address"]) == ("ann", "note", "n1", "10.0.0.7")
@@ -158,20 +174,20 @@ def test_every_read_is_in_the_log(engine, note_id, people):
 
 def test_reads_of_many_at_once_are_all_in_the_log(engine, note_id, people):
     threads = [
-        threading.Thread(target=lambda: [log_read(engine, people["ann"], "note", note_id, "x") for _ in range(5)])
+        threading.Thread(target=lambda: [log_access(engine, people["ann"], "note", note_id, "x") for _ in range(5)])
         for _ in range(8)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    with reading(engine) as connection:
+    with read_transaction(engine) as connection:
         assert connection.scalar(select(func.count()).select_from(audit)) == 40
 
 
 def test_a_read_that_cannot_be_kept_is_an_error_of_its_own(engine, note_id, people):
     with pytest.raises(SQLAlchemyError):
-        log_read(engine, 999, "note", note_id, "x")  # nobody has that number
-    log_read(engine, people["ann"], "note", note_id, "x")
-    with reading(engine) as connection:
+        log_access(engine, 999, "note", note_id, "x")  # nobody has that number
+    log_access(engine, people["ann"], "note", note_id, "x")
+    with read_transaction(engine) as connection:
         assert connection.scalar(select(func.count()).select_from(audit)) == 1

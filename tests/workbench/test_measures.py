@@ -8,11 +8,17 @@ from nosology.core import Code, DataError, Evidence, Note
 from nosology.corpora.corpus import Corpus
 from nosology.workbench import demo
 from nosology.workbench.audit_log import read_log
-from nosology.workbench.measures import by_chapter, by_code, by_day, drift, overall, reviewed
-from nosology.workbench.reviews import reviewed_notes
-from nosology.workbench.store.engine import open_store, reading, writing
-from nosology.workbench.store.schema import notes, users
-from nosology.workbench.work import add_notes, load_case, record
+from nosology.workbench.cases import add_notes, load_case, record_decision
+from nosology.workbench.database import notes, open_database, read_transaction, users, write_transaction
+from nosology.workbench.export import reviewed_notes
+from nosology.workbench.measures import (
+    agreement_by_chapter,
+    agreement_by_code,
+    agreement_by_day,
+    load_reviewed_notes,
+    measure_drift,
+    total_agreement,
+)
 
 HEART = Code("icd10cm", "I50.9")
 
@@ -20,13 +26,13 @@ HEART = Code("icd10cm", "I50.9")
 @pytest.fixture
 def finished(engine, people):
     """Two finished notes, one in work, one that only the triage rule has seen."""
-    with writing(engine) as connection:
+    with write_transaction(engine) as connection:
         add_notes(connection, [Note(f"n{i}", f"heart failure {i}", patient=f"p{i}") for i in range(4)], None)
     for note in (1, 2, 3):
-        record(engine, note, "add", {"code": str(HEART), "start": 0, "end": 5}, user=people["ann"], version=0)
+        record_decision(engine, note, "add", {"code": str(HEART), "start": 0, "end": 5}, user=people["ann"], version=0)
     for note in (1, 2):
-        record(engine, note, "finish", {}, user=people["ann"], version=1)
-    record(engine, 4, "preaccept", {"codes": [str(HEART)]}, user=None, version=0)
+        record_decision(engine, note, "finish", {}, user=people["ann"], version=1)
+    record_decision(engine, 4, "preaccept", {"codes": [str(HEART)]}, user=None, version=0)
     return engine
 
 
@@ -35,7 +41,7 @@ def test_only_what_people_finished_is_learned_from(finished):
     assert [note.id for note in found] == ["n0", "n1"]
     assert found[0].codes == (HEART,) and found[0].evidence == (Evidence(HEART, 0, 5),)
     assert found[0].patient == "p0"
-    with reading(finished) as connection:
+    with read_transaction(finished) as connection:
         assert [(row["what"], row["note_id"]) for row in read_log(connection)] == [("corpus", 2), ("corpus", 1)]
 
 
@@ -55,18 +61,23 @@ def shown(tmp_path_factory):
     """A small demo."""
     folder = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"LEARN": 30, "WORK": 5, "REVIEWED": 4, "SEEN": 3}.items():
+        for name, value in {
+            "TRAINING_PATIENTS": 30,
+            "QUEUE_PATIENTS": 5,
+            "REVIEWED_NOTES": 4,
+            "MIN_CODE_COUNT": 3,
+        }.items():
             patch.setattr(demo, name, value)
         bundle = demo.demo_bundle(folder)
-        demo.fill(str(folder / "demo.db"), bundle)
-        demo.fill(str(folder / "demo.db"), bundle)  # a second start leaves it as it is
-    engine = open_store(str(folder / "demo.db"))
+        demo.fill_demo(str(folder / "demo.db"), bundle)
+        demo.fill_demo(str(folder / "demo.db"), bundle)  # a second start leaves it as it is
+    engine = open_database(str(folder / "demo.db"))
     yield engine
     engine.dispose()
 
 
 def test_the_demo_has_people_work_and_a_past(shown):
-    with reading(shown) as connection:
+    with read_transaction(shown) as connection:
         assert connection.scalar(select(func.count()).select_from(users)) == 3
         by_status = dict(connection.execute(select(notes.c.status, func.count()).group_by(notes.c.status)).all())
         case = load_case(connection, 1)
@@ -75,11 +86,13 @@ def test_the_demo_has_people_work_and_a_past(shown):
 
 
 def test_measures_of_the_demo_add_up(shown):
-    with reading(shown) as connection:
-        found, changes = reviewed(connection), drift(connection)
-    whole = overall(found)
-    assert len(found) == 4 and all(item.hand and item.seconds > 0 for item in found)
+    with read_transaction(shown) as connection:
+        found, changes = load_reviewed_notes(connection), measure_drift(connection)
+    whole = total_agreement(found)
+    assert len(found) == 4 and all(item.by_person and item.seconds > 0 for item in found)
     assert whole.kept == sum(len(item.suggested & item.final) for item in found)
-    assert sum(row.final for row in by_chapter(found)) == whole.final == sum(len(item.final) for item in found)
-    assert sum(day[1] for day in by_day(found)) == 4
-    assert by_code(found)[0].final >= 1 and {row.verdict for row in changes} == {"too few notes"}
+    assert (
+        sum(row.final for row in agreement_by_chapter(found)) == whole.final == sum(len(item.final) for item in found)
+    )
+    assert sum(day[1] for day in agreement_by_day(found)) == 4
+    assert agreement_by_code(found)[0].final >= 1 and {row.verdict for row in changes} == {"too few notes"}

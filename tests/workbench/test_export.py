@@ -9,10 +9,10 @@ import pytest
 from fhir.resources.R4B.bundle import Bundle
 
 from nosology.core import DataError, Note
+from nosology.workbench.cases import add_notes, decision_history, load_case, record_decision
+from nosology.workbench.database import read_transaction, write_transaction
 from nosology.workbench.export import to_csv, to_fhir, to_json
-from nosology.workbench.intake import notes_of
-from nosology.workbench.store.engine import reading, writing
-from nosology.workbench.work import add_notes, history, load_case, record
+from nosology.workbench.uploads import read_upload
 
 
 @pytest.fixture
@@ -26,9 +26,9 @@ def coded(engine, people, note_id):
         ("finish", {}),
     ]
     for version, (action, details) in enumerate(acts):
-        record(engine, note_id, action, details, user=people["ann"], version=version)
-    with reading(engine) as connection:
-        return load_case(connection, note_id), history(connection, note_id)
+        record_decision(engine, note_id, action, details, user=people["ann"], version=version)
+    with read_transaction(engine) as connection:
+        return load_case(connection, note_id), decision_history(connection, note_id)
 
 
 def test_fhir_is_a_bundle_that_the_models_accept(coded):
@@ -54,10 +54,10 @@ def test_json_has_the_whole_history_and_no_text(coded):
 
 
 def test_csv_has_a_row_a_code_and_no_formula(engine, people):
-    with writing(engine) as connection:
+    with write_transaction(engine) as connection:
         add_notes(connection, [Note("=cmd()", "x")], None)
-    record(engine, 1, "add", {"code": "icd10cm:I10"}, user=people["ann"], version=0)
-    with reading(engine) as connection:
+    record_decision(engine, 1, "add", {"code": "icd10cm:I10"}, user=people["ann"], version=0)
+    with read_transaction(engine) as connection:
         rows = list(csv.DictReader(io.StringIO(to_csv(load_case(connection, 1)))))
     assert [(row["note"], row["code"], row["principal"]) for row in rows] == [("'=cmd()", "I10", "True")]
 
@@ -79,7 +79,7 @@ def document(**changes):
 def test_a_document_reference_with_its_patient():
     patient = {"resourceType": "Patient", "id": "p7", "gender": "female", "birthDate": "1950-05-03"}
     bundle = {"resourceType": "Bundle", "type": "collection", "entry": [{"resource": r} for r in (patient, document())]}
-    (note,) = notes_of("bundle.json", json.dumps(bundle).encode())
+    (note,) = read_upload("bundle.json", json.dumps(bundle).encode())
     assert (note.id, note.text, note.patient) == ("d1", "Heart failure.", "p7")
     assert note.extra == {"date": "2024-05-02", "sex": "F", "age": 73}
 
@@ -96,16 +96,16 @@ def test_a_document_reference_with_its_patient():
 )
 def test_other_resources_are_answered(value, sentence):
     with pytest.raises(DataError, match=sentence):
-        notes_of("x.json", json.dumps(value).encode())
+        read_upload("x.json", json.dumps(value).encode())
 
 
 def test_text_files_and_notes_files():
-    (note,) = notes_of("C:\\notes\\visit 1.txt", "Fieber \xfc\x00ber Nacht".encode("cp1252"))
+    (note,) = read_upload("C:\\notes\\visit 1.txt", "Fieber \xfc\x00ber Nacht".encode("cp1252"))
     assert (note.id, note.text) == ("visit 1", "Fieber ü ber Nacht")
     lines = b'{"id": 1, "text": "a", "sex": "male", "age": "44", "date": "2024-01-31T08:00"}\n{"id": 2, "text": "b"}\n'
-    first, second = notes_of("notes.jsonl", lines)
+    first, second = read_upload("notes.jsonl", lines)
     assert first.extra == {"date": "2024-01-31", "sex": "M", "age": 44} and second.extra == {}
-    (row,) = notes_of("notes.csv", b"id,text,kind\n7,hello,Inpatient\n")
+    (row,) = read_upload("notes.csv", b"id,text,kind\n7,hello,Inpatient\n")
     assert row.extra == {"kind": "inpatient"}
     value = {
         "id": 3,
@@ -117,26 +117,26 @@ def test_text_files_and_notes_files():
         "long": "x" * 201,
         "n": [1],
     }
-    (with_columns,) = notes_of("notes.jsonl", json.dumps(value).encode())
+    (with_columns,) = read_upload("notes.jsonl", json.dumps(value).encode())
     assert with_columns.extra == {"modality": "CT", "gender": "F", "sex": "F"}
 
 
 def test_a_resource_a_line_as_bulk_exports_are():
     lines = [document(), document(id="d2"), {"resourceType": "Patient", "id": "p7", "gender": "male"}]
     raw = "\n".join(map(json.dumps, lines)).encode()
-    assert [(note.id, note.extra["sex"]) for note in notes_of("x.ndjson", raw)] == [("d1", "M"), ("d2", "M")]
+    assert [(note.id, note.extra["sex"]) for note in read_upload("x.ndjson", raw)] == [("d1", "M"), ("d2", "M")]
     with pytest.raises(DataError, match=r"x.ndjson row 2 is not JSON"):
-        notes_of("x.ndjson", raw.partition(b"\n")[0] + b"\n{")
+        read_upload("x.ndjson", raw.partition(b"\n")[0] + b"\n{")
 
 
 @pytest.mark.parametrize("first", [b"%PDF-1.7", b"PK\x03\x04", b"{\\rtf1", "\ufeffhello".encode("utf-16")])
 def test_files_of_other_programs_are_no_notes(first):
     with pytest.raises(DataError, match="not text; save it as plain text"):
-        notes_of("letter.txt", first + b"secret")
+        read_upload("letter.txt", first + b"secret")
 
 
 def test_files_that_are_none_are_answered_without_their_text():
     for name, raw in (("a.txt", b"  "), ("a.jsonl", b"secret words"), ("a.json", b'{"resourceType": secret')):
         with pytest.raises(DataError) as caught:
-            notes_of(name, raw)
+            read_upload(name, raw)
         assert "secret" not in str(caught.value)

@@ -1,1 +1,0 @@
-"""Tables that the checks read."""

@@ -1,0 +1,296 @@
+"""Request and response bodies of the API. Times are seconds since 1970; positions are characters of the note."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from nosology.workbench.security import MAX_ID
+from nosology.workbench.uploads import MAX_NOTE_LENGTH
+
+NoteStatus = Literal["new", "open", "held", "second", "preaccepted", "done"]
+CodeSystem = Literal["icd9cm", "icd9proc", "icd10cm", "icd10pcs"]
+NoNul = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+ShortText = Annotated[NoNul, Field(max_length=200)]
+Columns = dict[ShortText, ShortText | int | float]  # of a note, for a coder that reads columns
+CodeText = Annotated[str, BeforeValidator(str)]  # a core.Code as "icd10cm:I50.9"
+
+
+class RequestBody(BaseModel):
+    """A request body that refuses unknown fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class NewNote(RequestBody):
+    """A note to import."""
+
+    id: str = Field(min_length=1, max_length=200, pattern=r"^[^\x00]*\S[^\x00]*$")
+    text: str = Field(min_length=1, max_length=MAX_NOTE_LENGTH)
+    patient: NoNul | None = Field(None, max_length=200)
+    site: NoNul | None = Field(None, max_length=200)
+    lang: NoNul | None = Field(None, max_length=20)
+    date: str | None = Field(None, pattern=r"^\d{4}-\d{2}-\d{2}$")
+    sex: Literal["F", "M"] | None = None
+    age: int | None = Field(None, ge=0, le=130)
+    kind: Literal["inpatient", "outpatient"] | None = None
+    columns: Columns = Field({}, max_length=50)
+
+
+class NewBatch(RequestBody):
+    """Notes to import as one batch."""
+
+    name: NoNul = Field("api", max_length=200)
+    notes: list[NewNote] = Field(min_length=1, max_length=10_000)
+
+
+class NewDecision(RequestBody):
+    """A decision on a note; version: the version that the client has seen."""
+
+    action: str = Field(max_length=20)
+    version: int = Field(ge=0, le=MAX_ID)
+    code: str | None = Field(None, max_length=40)
+    to: str | None = Field(None, max_length=40)
+    reason: str | None = Field(None, max_length=40)
+    poa: str | None = Field(None, max_length=4)
+    start: int | None = Field(None, ge=0, le=MAX_ID)
+    end: int | None = Field(None, ge=0, le=MAX_ID)
+    codes: list[Annotated[str, Field(max_length=40)]] | None = Field(None, max_length=500)
+    user: int | None = Field(None, ge=1, le=MAX_ID)
+
+
+class TextToCode(RequestBody):
+    """A text to code; it is not stored."""
+
+    text: str = Field(max_length=MAX_NOTE_LENGTH)
+    columns: Columns = Field({}, max_length=50)
+
+
+class CodeQuery(RequestBody):
+    """Words, or a code, to search for."""
+
+    query: str = Field(max_length=200)
+    system: CodeSystem = "icd10cm"
+
+
+class ResponseBody(BaseModel):
+    """A response body, read from the attributes of rows and dataclasses."""
+
+    model_config = ConfigDict(extra="forbid", from_attributes=True)
+
+
+class ImportedNotes(ResponseBody):
+    """The batch of an import; known: notes whose id existed already."""
+
+    batch: int
+    added: int
+    known: int
+
+
+class QueuedNote(ResponseBody):
+    """A note in the work queue, without its text."""
+
+    id: int
+    ref: str
+    patient: str | None
+    site: str | None
+    lang: str | None
+    encounter: dict[str, Any]
+    batch_id: int | None
+    received: float
+    coding: Literal["waiting", "done", "failed", "cancelled"]
+    status: str
+    version: int
+    assignee_id: int | None
+    assignee: str | None
+    confidence: float | None
+    codes: int
+    finished: float | None
+
+
+class QueuePage(ResponseBody):
+    """A page of the work queue, and the number of notes per status."""
+
+    counts: dict[str, int]
+    notes: list[QueuedNote]
+
+
+class SuggestedEvidence(ResponseBody):
+    """An evidence span; context: negated, family, historical, uncertain, hypothetical."""
+
+    start: int
+    end: int
+    score: float
+    context: list[str] = []
+
+
+class SuggestedCode(ResponseBody):
+    """A code that the coder suggests."""
+
+    system: str
+    code: str
+    description: str | None
+    probability: float
+    accepted: bool
+    evidence: list[SuggestedEvidence]
+
+
+class CodedText(ResponseBody):
+    """The suggestions for a text, most probable first."""
+
+    suggestions: list[SuggestedCode]
+
+
+class ChosenCode(ResponseBody):
+    """A chosen code; evidence: (start, end) of the spans that people marked."""
+
+    code: CodeText
+    origin: str
+    poa: str
+    evidence: list[tuple[int, int]]
+
+
+class CodeCheck(ResponseBody):
+    """An issue of a chosen code; offers: codes that would solve it."""
+
+    level: str
+    kind: str
+    code: CodeText
+    sentence: str = Field(validation_alias="message")
+    offers: list[CodeText] = Field(validation_alias="alternatives")
+
+
+class EncounterGroups(ResponseBody):
+    """DRG, severity (CC, MCC) and HCC of the chosen codes, if known."""
+
+    drg: int | None
+    drg_title: str
+    mdc_title: str
+    severity: dict[CodeText, str]
+    hcc: dict[CodeText, str]
+    risk: float | None
+
+
+class NoteDetail(ResponseBody):
+    """A note with its text, suggestions and review."""
+
+    id: int
+    ref: str
+    text: str
+    patient: str | None
+    site: str | None
+    encounter: dict[str, Any]
+    coding: str
+    confidence: float | None
+    status: str
+    version: int
+    assignee: int | None
+    codes: list[ChosenCode]
+    rejected: dict[CodeText, str | None]
+    suggestions: list[SuggestedCode]
+    checks: list[CodeCheck]
+    groups: EncounterGroups
+
+
+class DecidedNote(ResponseBody):
+    """The state of a note after a decision."""
+
+    version: int
+    status: str
+    codes: list[CodeText]
+
+
+class PastDecision(ResponseBody):
+    """A decision; user null: the triage rule."""
+
+    id: int
+    note_id: int
+    version: int
+    user_id: int | None
+    user: str | None
+    at: float
+    action: str
+    details: dict[str, Any]
+
+
+class CodeMatch(ResponseBody):
+    """A line of the tabular list that matches a query."""
+
+    code: str
+    description: str
+    billable: bool
+    matched: str
+
+
+class TabularNote(ResponseBody):
+    """A note of the tabular list, and the line at which it is printed."""
+
+    line: str
+    note: str
+
+
+class TabularLine(ResponseBody):
+    """A line of the tabular list."""
+
+    system: str
+    release: str | None
+    code: str
+    description: str
+    billable: bool
+    ancestors: list[str]
+    siblings: list[str]
+    children: list[str]
+    notes: dict[str, list[TabularNote]]
+
+
+class BatchProgress(ResponseBody):
+    """A batch with its number of notes per coding state."""
+
+    id: int
+    name: str
+    user_id: int | None
+    created: float
+    finished: float | None
+    status: str
+    total: int
+    done: int
+    waiting: int
+    failed: int
+    cancelled: int
+
+
+class BatchChange(ResponseBody):
+    """The change of a batch."""
+
+    status: Literal["cancel", "resume"]
+
+
+class CodeAgreement(ResponseBody):
+    """Number of notes in which a code was suggested, kept, and final."""
+
+    code: str = Field(validation_alias="name")
+    suggested: int
+    kept: int
+    final: int
+
+
+class DriftIndex(ResponseBody):
+    """Means of a feature then and now, and its population stability index (null: too few notes)."""
+
+    name: str
+    then: float
+    now: float
+    index: float | None
+
+
+class AgreementReport(ResponseBody):
+    """Agreement between coder and reviewers; kept: precision, found: recall."""
+
+    notes: int
+    coded: int
+    kept: float | None
+    found: float | None
+    median_seconds: float | None
+    codes: list[CodeAgreement]
+    drift: list[DriftIndex]

@@ -1,0 +1,345 @@
+"""Automatic coding: worker processes with the coder behind a bounded queue, and the thread that codes waiting notes.
+
+Pending work is stored only in the database (`notes.coding = waiting`). After a crash the server continues with it. A
+note whose result was not committed is coded again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sqlalchemy import Connection, Engine, Row, bindparam, func, insert, select, update
+
+from nosology.core import NosologyError, Note, Suggestion
+from nosology.workbench.cases import EvidenceInContext, record_decision_in, suggestion_to_json
+from nosology.workbench.database import (
+    SerializedJson,
+    batches,
+    codings,
+    notes,
+    read_transaction,
+    texts,
+    write_transaction,
+)
+from nosology.workbench.review import NotFound
+from nosology.workbench.triage import expected_f1, load_calibration, load_triage_rule
+from nosology.workbench.uploads import coder_columns
+
+if TYPE_CHECKING:
+    from nosology.serving.coder import Coder
+
+log = logging.getLogger("nosology.workbench")
+TOP_K = 24  # suggestions stored per note in addition to all accepted ones
+CODING_STATES = ("done", "waiting", "failed", "cancelled")
+_CHUNK = 8  # notes per task
+_CHUNKS_PER_THREAD = 2  # tasks between two queries for waiting notes; few, so that an urgent note comes soon
+_POLL_SECONDS = 1.0  # between two queries if no note waits
+_coder: Coder | NosologyError | None = None  # of a worker process
+
+
+class CoderBusyError(NosologyError):
+    """The queue of the coder is full."""
+
+
+@dataclass(frozen=True)
+class CodedNote:
+    """The result for one note: suggestions, most probable first, and numbers for drift detection."""
+
+    suggestions: tuple[Suggestion, ...]
+    profile: dict[str, float]
+
+
+def code_notes(coder: Coder, notes: Sequence[Note]) -> list[CodedNote]:
+    """The suggestions of each note, with the context of each evidence span, and the note's profile."""
+    from nosology.text import context_of
+
+    results = []
+    for note, suggestions in zip(notes, coder.code_all(notes)):
+        stored = [item for rank, item in enumerate(suggestions) if item.accepted or rank < TOP_K]
+        spans = sorted({(span.start, span.end) for item in stored for span in item.evidence})
+        flags = {
+            span: tuple(name for name, is_set in context._asdict().items() if is_set)
+            for span, context in zip(spans, context_of(note.text, spans) if spans else ())
+        }
+        in_context = tuple(
+            replace(
+                item,
+                evidence=tuple(
+                    EvidenceInContext(s.start, s.end, s.text, s.score, flags[s.start, s.end]) for s in item.evidence
+                ),
+            )
+            for item in stored
+        )
+        results.append(CodedNote(in_context, note_profile(note.text, suggestions)))
+    return results
+
+
+def note_profile(text: str, suggestions: Sequence[Suggestion]) -> dict[str, float]:
+    """Numbers for drift detection; they reveal no word of the note."""
+    accepted = [item for item in suggestions if item.accepted]
+    words = text.split()
+    return {
+        "words": len(words),
+        "digits": sum(any(c.isdigit() for c in word) for word in words) / max(1, len(words)),
+        "accepted": len(accepted),
+        "top_probability": max((item.probability for item in suggestions), default=0.0),
+        "supported": sum(bool(item.evidence) for item in accepted) / max(1, len(accepted)),
+    }
+
+
+def _load_coder(bundle: str, release: str | None) -> None:
+    """Loads the coder of this worker process, which runs at a lower priority than the server."""
+    global _coder
+    from nosology.serving.coder import Coder
+
+    if hasattr(os, "nice"):
+        os.nice(10)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles Ctrl-C and lets workers finish
+    try:
+        _coder = Coder.load(bundle, release=release)
+    except NosologyError as error:  # an exception here would break the pool and hide the message
+        _coder = error
+
+
+def _code_in_worker(notes: list[Note]) -> list[CodedNote]:
+    if _coder is None or isinstance(_coder, NosologyError):
+        raise _coder or NosologyError("the coder is not loaded")
+    return code_notes(_coder, notes)
+
+
+class CoderPool:
+    """Worker processes that load the bundle and code notes; at most `max_pending` tasks wait or run.
+
+    A process that dies (out of memory, killed) is replaced, and its task is tried once more.
+    """
+
+    def __init__(self, bundle: Path, release: str | None = None, *, processes: int = 1, max_pending: int = 16):
+        self._bundle = (str(bundle), release)
+        self._processes = processes
+        self._slots = threading.BoundedSemaphore(max_pending)
+        self._lock = threading.Lock()
+        self._pool = self._new_pool()
+        self.max_pending = max_pending
+        self.pending = 0
+
+    def _new_pool(self) -> ProcessPoolExecutor:
+        # spawn: the server has threads, and a fork would copy their locks.
+        spawn = get_context("spawn")
+        return ProcessPoolExecutor(self._processes, spawn, initializer=_load_coder, initargs=self._bundle)
+
+    def code(self, notes: Sequence[Note], *, wait: bool = False) -> list[CodedNote]:
+        """The results of `code_notes` in a worker; CoderBusyError if the queue is full and wait is False."""
+        if not self._slots.acquire(blocking=wait):
+            raise CoderBusyError("the queue of the coder is full; try again in a moment")
+        with self._lock:
+            self.pending += 1
+        try:
+            pool = self._pool
+            try:
+                return pool.submit(_code_in_worker, list(notes)).result()
+            except BrokenProcessPool:
+                return self._replace(pool).submit(_code_in_worker, list(notes)).result()
+        finally:
+            with self._lock:
+                self.pending -= 1
+            self._slots.release()
+
+    def _replace(self, broken: ProcessPoolExecutor) -> ProcessPoolExecutor:
+        """A working pool; only the first thread that saw the old one break creates it."""
+        with self._lock:
+            if self._pool is broken:
+                self._pool = self._new_pool()
+            return self._pool
+
+    def load(self) -> None:
+        """Loads the bundle now, so that the first note does not wait for it."""
+        self.code([Note("", "")], wait=True)
+
+    def close(self) -> None:
+        """Ends the processes after the tasks that run."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class NoteCoder(Protocol):
+    """What BackgroundCoder needs of a CoderPool."""
+
+    def code(self, notes: Sequence[Note], *, wait: bool = False) -> list[CodedNote]:
+        """One result per note."""
+        ...
+
+
+class BackgroundCoder:
+    """A thread that codes waiting notes and stores the results."""
+
+    def __init__(self, engine: Engine, pool: NoteCoder, coder_id: int, *, concurrency: int):
+        self.engine, self.pool, self.coder_id, self.concurrency = engine, pool, coder_id, concurrency
+        self._urgent: dict[int, None] = {}
+        self._stop, self._wake = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="background-coder", daemon=True)
+
+    def start(self) -> None:
+        """Starts with the notes that wait in the database."""
+        self._thread.start()
+
+    def notify(self) -> None:
+        """Announces new notes."""
+        self._wake.set()
+
+    def prioritize(self, note_id: int) -> None:
+        """Puts a note that a person has open before all others."""
+        self._urgent[note_id] = None
+
+    def stop(self) -> None:
+        """Ends after the tasks that run; their results are stored."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join(timeout=60)
+
+    def _run(self) -> None:
+        with ThreadPoolExecutor(self.concurrency) as threads:
+            while not self._stop.is_set():
+                self._wake.clear()
+                try:
+                    waiting = self._waiting_notes(_CHUNK * self.concurrency * _CHUNKS_PER_THREAD)
+                    chunks = [waiting[first : first + _CHUNK] for first in range(0, len(waiting), _CHUNK)]
+                    list(threads.map(self._code_chunk, chunks))
+                    self._close_finished_batches()
+                except Exception as error:  # the database may be away for a moment; the thread must survive that
+                    log.error("coding in the background failed: %s", type(error).__name__)
+                    waiting = []
+                if not waiting:
+                    self._wake.wait(_POLL_SECONDS)
+
+    def _waiting_notes(self, limit: int) -> list[Row]:
+        """The notes to code next: urgent ones, then those of small batches, then those of large batches."""
+        urgent = list(self._urgent)
+        is_waiting = notes.c.coding == "waiting"
+        with read_transaction(self.engine) as connection:
+            first = connection.scalars(select(notes.c.id).where(notes.c.id.in_(urgent), is_waiting)).all()
+            query = select(notes.c.id).join(batches, batches.c.id == notes.c.batch_id, isouter=True).where(is_waiting)
+            query = query.order_by(func.coalesce(batches.c.total, 0), notes.c.id).limit(limit)
+            ids = list(dict.fromkeys([*first, *connection.scalars(query)]))[: max(limit, len(first))]
+            rows = select(texts.c.note_id, texts.c.text, notes.c.encounter).join(notes, notes.c.id == texts.c.note_id)
+            found = connection.execute(rows.where(texts.c.note_id.in_(ids))).all()
+        for note_id in urgent:
+            if note_id not in first:
+                self._urgent.pop(note_id, None)
+        return sorted(found, key=lambda row: ids.index(row.note_id))
+
+    def _code_chunk(self, rows: Sequence[Row]) -> None:
+        """Codes some notes. If the coder fails on them it tries each alone, and marks only the failing note."""
+        if self._stop.is_set():
+            return
+        try:
+            chunk = [Note("", row.text, extra=coder_columns(row.encounter)) for row in rows]
+            results = self.pool.code(chunk, wait=True)
+        except BrokenProcessPool:
+            results = []
+        except NosologyError as error:  # not the fault of a note: the bundle cannot be loaded
+            log.error("the coder cannot be loaded: %s", error)
+            self._stop.wait(10)
+            return
+        except Exception as error:
+            log.error("the coder failed on %d notes: %s", len(rows), type(error).__name__)
+            results = []
+        if not results and len(rows) > 1:
+            for row in rows:
+                self._code_chunk([row])
+        elif results or not self._stop.is_set():  # else the pool was closed: the note still waits
+            save_codings(self.engine, self.coder_id, [row.note_id for row in rows], results)
+
+    def _close_finished_batches(self) -> None:
+        """Marks batches without waiting notes as done."""
+        waiting = select(notes.c.id).where(notes.c.batch_id == batches.c.id, notes.c.coding == "waiting").exists()
+        with read_transaction(self.engine) as connection:
+            done = connection.scalars(select(batches.c.id).where(batches.c.status == "waiting", ~waiting)).all()
+        if done:
+            with write_transaction(self.engine) as connection:
+                query = update(batches).where(batches.c.id.in_(done))
+                connection.execute(query.values(status="done", finished=time.time()))
+
+
+_MARK_CODED = (
+    update(notes).where(notes.c.id == bindparam("note")).values(coding="done", confidence=bindparam("calibrated"))
+)
+
+
+def save_codings(engine: Engine, coder_id: int, note_ids: Sequence[int], results: Sequence[CodedNote]) -> None:
+    """Stores the results of notes and applies the triage rule; without results the notes are marked as failed."""
+    is_waiting = (notes.c.id.in_(note_ids), notes.c.coding == "waiting")
+    if not results:
+        with write_transaction(engine) as connection:
+            connection.execute(update(notes).where(*is_waiting).values(coding="failed"))
+        return
+    with read_transaction(engine) as connection:
+        rule, calibration = load_triage_rule(connection), load_calibration(connection)
+    now, rows, confidence = time.time(), {}, {}
+    for note_id, result in zip(note_ids, results):  # serialised before the database is locked
+        raw = expected_f1(result.suggestions)
+        confidence[note_id] = calibration.apply(raw)
+        rows[note_id] = {
+            "note_id": note_id,
+            "coder_id": coder_id,
+            "made": now,
+            "suggestions": SerializedJson(json.dumps([suggestion_to_json(item) for item in result.suggestions])),
+            "profile": {**result.profile, "confidence": raw},
+        }
+    with write_transaction(engine) as connection:
+        waiting = set(connection.scalars(select(notes.c.id).where(*is_waiting)))
+        if not waiting:  # cancelled, or coded by another server in the meantime
+            return
+        connection.execute(insert(codings), [row for note_id, row in rows.items() if note_id in waiting])
+        connection.execute(_MARK_CODED, [{"note": note_id, "calibrated": confidence[note_id]} for note_id in waiting])
+        for note_id, result in zip(note_ids, results):
+            if note_id in waiting and rule.preaccepts(note_id, confidence[note_id]):
+                _preaccept(connection, note_id, result.suggestions, confidence[note_id])
+
+
+def _preaccept(connection: Connection, note_id: int, suggestions: Sequence[Suggestion], confidence: float) -> None:
+    if connection.scalar(select(notes.c.version).where(notes.c.id == note_id)):
+        return  # somebody has decided already
+    codes = [f"{item.system}:{item.code}" for item in suggestions if item.accepted]
+    details = {"codes": codes, "confidence": round(confidence, 4)}
+    record_decision_in(connection, note_id, "preaccept", details, user=None, version=0)
+
+
+def batch_progress(engine: Engine) -> list[dict[str, Any]]:
+    """The newest batches, each with its number of notes per coding state."""
+    with read_transaction(engine) as connection:
+        rows = connection.execute(select(batches).order_by(batches.c.id.desc()).limit(100)).all()
+        query = select(notes.c.batch_id, notes.c.coding, func.count())
+        query = query.where(notes.c.batch_id.in_([row.id for row in rows])).group_by(notes.c.batch_id, notes.c.coding)
+        counts = {(batch, state): count for batch, state, count in connection.execute(query)}
+    return [row._asdict() | {state: counts.get((row.id, state), 0) for state in CODING_STATES} for row in rows]
+
+
+def cancel_batch(engine: Engine, batch: int) -> None:
+    """Stops coding a batch. Finished results stay; the other notes stay uncoded until it is resumed."""
+    _change_state(engine, batch, "waiting", "cancelled")
+
+
+def resume_batch(engine: Engine, batch: int) -> None:
+    """Continues a cancelled batch."""
+    _change_state(engine, batch, "cancelled", "waiting")
+
+
+def _change_state(engine: Engine, batch: int, before: str, after: str) -> None:
+    """Changes the state of a batch, and of its notes in the same state."""
+    with write_transaction(engine) as connection:
+        query = update(batches).where(batches.c.id == batch, batches.c.status == before)
+        if not connection.execute(query.values(status=after)).rowcount:
+            raise NotFound(f"there is no batch of that number that is {before}")
+        where = (notes.c.batch_id == batch, notes.c.coding == before)
+        connection.execute(update(notes).where(*where).values(coding=after))

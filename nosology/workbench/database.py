@@ -1,0 +1,317 @@
+"""The database: tables, connections, transactions and migrations, on SQLite or PostgreSQL.
+
+Times are seconds since 1970 in UTC. Triggers make `decisions`, `codings`, `texts` and `audit` append-only.
+
+Every event of a note is a row of `decisions`. Its version counts up from 1 within the note. The pair (note, version)
+is unique: if two people saw version 7, one of them writes version 8 and the other gets a conflict. Status, version,
+assignee and codes in `notes` are a summary of these rows for the queue, written in the same transaction.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Column,
+    Connection,
+    CursorResult,
+    Double,
+    Engine,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    create_engine,
+    event,
+    insert,
+    text,
+)
+from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
+
+from nosology.core import ConfigError, OutputError
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+users = Table(
+    "users",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("name", String(80), nullable=False, unique=True),
+    Column("role", String(10), nullable=False),
+    Column("password", String(200)),  # an argon2 hash; None for users of OpenID Connect
+    Column("subject", String(300), unique=True),  # issuer and subject of OpenID Connect
+    Column("must_change", Boolean, nullable=False),
+    Column("disabled", Boolean, nullable=False),
+    Column("failures", Integer, nullable=False),
+    Column("locked_until", Double, nullable=False),
+    Column("created", Double, nullable=False),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("id", String(64), primary_key=True),  # SHA-256 of the cookie: a copy of the table gives no access
+    Column("user_id", Integer, ForeignKey("users.id"), nullable=False),
+    Column("csrf", String(64), nullable=False),
+    Column("created", Double, nullable=False),
+    Column("seen", Double, nullable=False),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("user_id", Integer, ForeignKey("users.id"), nullable=False),
+    Column("name", String(80), nullable=False),
+    Column("hash", String(64), nullable=False, unique=True),
+    Column("created", Double, nullable=False),
+    Column("revoked", Boolean, nullable=False),
+)
+
+coders = Table(
+    "coders",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("digest", String(64), nullable=False, unique=True),  # SHA-256 of bundle.json, which lists every file
+    Column("name", String(200), nullable=False),
+    Column("kind", String(40), nullable=False),
+    Column("release", String(10)),
+    Column("about", JSON, nullable=False),
+    Column("created", Double, nullable=False),
+)
+
+batches = Table(
+    "batches",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("name", String(200), nullable=False),
+    Column("user_id", Integer, ForeignKey("users.id")),
+    Column("created", Double, nullable=False),
+    Column("finished", Double),
+    Column("status", String(10), nullable=False),  # waiting, cancelled, done
+    Column("total", Integer, nullable=False),
+)
+
+notes = Table(
+    "notes",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("ref", String(200), nullable=False, unique=True),
+    Column("patient", String(200)),
+    Column("site", String(200)),
+    Column("lang", String(20)),
+    Column("encounter", JSON, nullable=False),  # date, sex, age and other columns, see uploads.normalize_encounter
+    Column("batch_id", Integer, ForeignKey("batches.id"), index=True),
+    Column("received", Double, nullable=False),
+    Column("coding", String(10), nullable=False),  # state of automatic coding: waiting, done, failed, cancelled
+    Column("status", String(12), nullable=False),  # state of the review: see review.STATUSES
+    Column("version", Integer, nullable=False),  # of the last decision
+    Column("assignee_id", Integer, ForeignKey("users.id"), index=True),
+    Column("confidence", Double),
+    Column("codes", Integer, nullable=False),  # number of chosen codes
+    Column("finished", Double),
+    Index("ix_notes_status_received", "status", "received"),
+    Index("ix_notes_coding", "coding"),
+    Index("ix_notes_confidence", "confidence"),
+    Index("ix_notes_site", "site"),
+)
+
+texts = Table(  # separate from the notes, so that queries of the queue do not read them
+    "texts",
+    metadata,
+    Column("note_id", Integer, ForeignKey("notes.id"), primary_key=True, autoincrement=False),
+    Column("text", Text, nullable=False),
+    Column("length", Integer, nullable=False),  # in characters
+)
+
+codings = Table(
+    "codings",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("note_id", Integer, ForeignKey("notes.id"), nullable=False, index=True),
+    Column("coder_id", Integer, ForeignKey("coders.id"), nullable=False),
+    Column("made", Double, nullable=False),
+    Column("suggestions", JSON, nullable=False),  # see cases.suggestion_to_json
+    Column("profile", JSON, nullable=False),  # numbers for drift detection, no text: see coding.note_profile
+)
+
+decisions = Table(
+    "decisions",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("note_id", Integer, ForeignKey("notes.id"), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("user_id", Integer, ForeignKey("users.id")),  # None: the triage rule
+    Column("at", Double, nullable=False),
+    Column("action", String(12), nullable=False),
+    Column("details", JSON, nullable=False),
+    UniqueConstraint("note_id", "version"),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("at", Double, nullable=False, index=True),
+    Column("user_id", Integer, ForeignKey("users.id")),
+    Column("what", String(40), nullable=False),
+    Column("note_id", Integer, index=True),
+    Column("address", String(60)),
+)
+
+settings = Table(
+    "settings",
+    metadata,
+    Column("name", String(40), primary_key=True),
+    Column("value", JSON, nullable=False),
+)
+
+_write_locks: dict[str, threading.RLock] = {}  # one per SQLite file
+_PRAGMAS = (
+    "journal_mode=WAL",
+    "synchronous=FULL",  # a committed row survives a power failure
+    "foreign_keys=ON",
+    "busy_timeout=10000",  # milliseconds that a writer waits for a writer of another process
+    "mmap_size=268435456",  # readers share the file in memory
+)
+
+
+class SerializedJson(str):
+    """A value of a JSON column that is serialised already, before the database is locked for the write."""
+
+    __slots__ = ()
+
+
+def _to_json(value: Any) -> str:
+    return value if isinstance(value, SerializedJson) else json.dumps(value)
+
+
+# hide_parameters: errors of the database must not show values, which may be text of a note.
+_ENGINE_OPTIONS = {"hide_parameters": True, "json_serializer": _to_json, "pool_size": 20, "max_overflow": 30}
+
+
+def database_url(store: str) -> str:
+    """The SQLAlchemy URL of a store; a plain path is an SQLite file."""
+    if "://" not in store:
+        return f"sqlite:///{Path(store).expanduser().absolute()}"
+    if store.startswith(("postgres://", "postgresql://")):
+        return "postgresql+psycopg://" + store.partition("://")[2]
+    return store
+
+
+def open_database(store: str) -> Engine:
+    """An engine for a store; its tables are created or migrated to the version of this program."""
+    url = database_url(store)
+    if not url.startswith(("sqlite", "postgresql+psycopg")):
+        raise ConfigError("store must be a file for SQLite or a postgresql:// address; got another kind of address")
+    try:
+        engine = _sqlite_engine(url) if url.startswith("sqlite") else _postgres_engine(url)
+    except (ArgumentError, ImportError, ValueError) as error:
+        raise ConfigError("store must be a file for SQLite or a postgresql:// address that SQLAlchemy reads") from error
+    except OSError as error:
+        raise OutputError("the store cannot be opened: its folder cannot be created") from error
+    try:
+        migrate(engine)
+    except (OperationalError, OSError) as error:  # the driver's message may contain a password
+        engine.dispose()
+        raise OutputError("the store cannot be opened: the file or server cannot be reached or written") from error
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def _sqlite_engine(url: str) -> Engine:
+    Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(url, connect_args={"check_same_thread": False}, **_ENGINE_OPTIONS)
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # transactions start explicitly, below
+        for pragma in _PRAGMAS:
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A writer takes the lock before it reads. Two writers that had read first would both fail.
+        immediate = connection.get_execution_options().get("writes")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+    return engine
+
+
+def _postgres_engine(url: str) -> Engine:
+    # No ping before each use, which costs a round trip: after a restart of the server one request gets status 503,
+    # and SQLAlchemy then drops every old connection.
+    return create_engine(url, pool_use_lifo=True, pool_recycle=600, **_ENGINE_OPTIONS)
+
+
+@contextmanager
+def write_transaction(engine: Engine) -> Iterator[Connection]:
+    """A connection whose writes are committed together when the block ends, or not at all."""
+    # SQLite writers poll for the lock; within a process a queue is faster and fair.
+    is_sqlite = engine.dialect.name == "sqlite"
+    lock = _write_locks.setdefault(str(engine.url), threading.RLock()) if is_sqlite else nullcontext()
+    with lock, engine.connect().execution_options(writes=True) as connection, connection.begin():
+        yield connection
+
+
+@contextmanager
+def read_transaction(engine: Engine) -> Iterator[Connection]:
+    """A connection for reads. Rows that must agree are append-only, so they cannot change between two reads."""
+    with engine.connect() as connection, connection.begin():
+        yield connection
+
+
+def insert_row(connection: Connection, table: Table, values: dict[str, Any]) -> int:
+    """The id of a new row."""
+    result: CursorResult[Any] = connection.execute(insert(table).values(**values))
+    key = result.inserted_primary_key
+    assert key is not None  # a single row was inserted
+    return int(key[0])
+
+
+def migrate(engine: Engine) -> None:
+    """Migrates the tables to the version of this program, in one process at a time."""
+    from alembic import command
+    from alembic.config import Config
+    from alembic.util import CommandError
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    with write_transaction(engine) as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(7410)"))
+        config.attributes["connection"] = connection
+        try:
+            command.upgrade(config, "head")
+        except CommandError as error:
+            raise ConfigError("the store was made by a newer version of nosology; update the program") from error
+
+
+def is_alive(engine: Engine) -> bool:
+    """Whether the database answers."""
+    try:
+        with read_transaction(engine) as connection:
+            connection.execute(text("SELECT 1"))
+    except SQLAlchemyError:
+        return False
+    return True

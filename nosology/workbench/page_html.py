@@ -1,0 +1,302 @@
+"""HTML of the pages: templates, formats of times and shares, SVG charts, rows of the queue, the text of a note.
+
+Rows of the queue and text of a note are built without a template, which takes four to ten times as long.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache, lru_cache
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+from sqlalchemy import Row
+
+from nosology.core import Code, Span
+from nosology.text import Section, contexts, sections
+from nosology.workbench.accounts import User
+from nosology.workbench.review import POA, REASONS, STATUSES
+from nosology.workbench.views import visible_text
+
+STATIC_FOLDER = Path(__file__).parent / "static"
+CONTEXTS = ("negated", "historical", "family", "uncertain", "hypothetical")
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _BOTTOM, _TOP = 560, 200, 44, 12, 24, 12  # of a chart
+_CODING_LABELS = {
+    "waiting": ' <span class="muted">being coded</span>',
+    "cancelled": ' <span class="muted">not coded</span>',
+    "failed": ' <span class="chip error">coder failed</span>',
+}
+
+
+@cache
+def static_path() -> str:
+    """The URL path of scripts and styles. It contains a hash of the files, so a browser never mixes two versions."""
+    digest = hashlib.sha256()
+    for path in sorted(STATIC_FOLDER.iterdir()):
+        digest.update(path.name.encode() + path.read_bytes())
+    return f"/static/{digest.hexdigest()[:12]}"
+
+
+def format_time(seconds: float | None) -> str:
+    """A time in UTC, such as 2025-11-03 14:05."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M") if seconds else "–"
+
+
+def format_age(seconds: float | None) -> str:
+    """The time since a moment, such as 3 h ago."""
+    if not seconds:
+        return "–"
+    past = max(0.0, time.time() - seconds)
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if past >= size:
+            return f"{int(past // size)} {unit} ago"
+    return "just now"
+
+
+def format_percent(value: float | None, digits: int = 0) -> str:
+    """A number in [0, 1] as a percentage."""
+    return "–" if value is None else f"{100 * value:.{digits}f} %"
+
+
+def format_duration(seconds: float | None) -> str:
+    """Seconds as minutes and seconds."""
+    if seconds is None:
+        return "–"
+    return f"{int(seconds // 60)} min {int(seconds % 60)} s" if seconds >= 60 else f"{int(seconds)} s"
+
+
+def template_environment() -> Environment:
+    """The Jinja2 templates, compiled. All values are escaped, and an undefined name is an error."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=select_autoescape(default=True, default_for_string=True),
+        undefined=StrictUndefined,
+        auto_reload=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(time=format_time, age=format_age, percent=format_percent, duration=format_duration)
+    shared: dict[str, Any] = environment.globals
+    shared.update(STATUSES=STATUSES, REASONS=REASONS, POA=POA, static=static_path())
+    shared["help_sheet"] = Markup(environment.get_template("help.html").render())  # the same on every page
+    for name in environment.list_templates():
+        environment.get_template(name)
+    return environment
+
+
+def render_page(
+    request: Request, name: str, user: User | None, values: Mapping[str, Any] | None = None, *, status: int = 200
+) -> HTMLResponse:
+    """The response of a template."""
+    template = request.app.state.templates.get_template(name)
+    demo = request.app.state.services.settings.demo
+    html = template.render(user=user, path=request.url.path, demo=demo, **(values or {}))
+    return HTMLResponse(html, status_code=status)
+
+
+def line_chart(points: Sequence[tuple[str, float]], title: str, *, top: float | None = 1.0, unit: str = "") -> Markup:
+    """An SVG line through (name, value) points; top: the largest value of the axis, None to fit the points."""
+    if len(points) < 2:
+        return Markup("")
+    largest = top or _round_up(max(value for _, value in points)) or 1.0
+    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _BOTTOM - _TOP
+    positions = [
+        (_LEFT + width * i / (len(points) - 1), _TOP + height * (1 - min(value, largest) / largest))
+        for i, (_, value) in enumerate(points)
+    ]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in positions)
+    dots = Markup("").join(
+        Markup('<circle class="dot" cx="{:.1f}" cy="{:.1f}" r="3"><title>{}: {:.3g}</title></circle>').format(
+            x, y, name, value
+        )
+        for (x, y), (name, value) in zip(positions, points)
+    )
+    ends = Markup('<text x="{}" y="{}">{}</text><text x="{}" y="{}" text-anchor="end">{}</text>').format(
+        _LEFT, _HEIGHT - 6, points[0][0], _WIDTH - _RIGHT, _HEIGHT - 6, points[-1][0]
+    )
+    curve = Markup('<polyline class="curve" points="{}"/>').format(path)
+    return _svg(_chart_axis(largest, height, unit) + curve + dots + ends, title, _HEIGHT)
+
+
+def _round_up(value: float) -> float:
+    """The next value at which an axis can end: 1, 2, 4, 6, 8 or 10 times a power of ten."""
+    size = 10 ** math.floor(math.log10(value)) if value > 0 else 0
+    return next((size * step for step in (1, 2, 4, 6, 8, 10) if value <= size * step), 0)
+
+
+def _chart_axis(largest: float, height: float, unit: str) -> Markup:
+    html = Markup("")
+    for share in (0, 0.5, 1):
+        y = _TOP + height * (1 - share)
+        label = f"{largest * share:.0%}" if largest == 1.0 else f"{largest * share:.3g}{unit}"
+        html += Markup('<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(
+            _LEFT, _WIDTH - _RIGHT, y, y
+        )
+        html += Markup('<text x="{}" y="{:.1f}" text-anchor="end">{}</text>').format(_LEFT - 6, y + 4, label)
+    return html
+
+
+def bar_chart(rows: Sequence[tuple[str, float | None, float | None]], names: tuple[str, str]) -> Markup:
+    """An SVG with two bars per row (title, first share, second share); None draws no bar."""
+    if not rows:
+        return Markup("")
+    y, left = 22.0, 250
+    html = Markup('<text class="first" x="{}" y="12">{}</text>').format(left, names[0])
+    html += Markup('<text class="second" x="{}" y="12">{}</text>').format(left + 60, names[1])
+    for title, first, second in rows:
+        plain = title.partition(" (")[0]
+        short = plain if len(plain) <= 36 else plain[:35] + "…"
+        html += Markup('<text x="{}" y="{:.0f}" text-anchor="end">{}<title>{}</title></text>').format(
+            left - 8, y + 12, short, title
+        )
+        for value, kind, shift in ((first, "first", 0), (second, "second", 8)):
+            if value is not None:
+                html += Markup('<rect class="{}" x="{}" y="{:.0f}" width="{:.1f}" height="7" rx="2"/>').format(
+                    kind, left, y + shift, max(1.0, (_WIDTH - left - _RIGHT) * value)
+                )
+        y += 24
+    return _svg(html, f"{names[0]} and {names[1]}", int(y + 4))
+
+
+def _svg(content: Markup, title: str, height: int) -> Markup:
+    return Markup('<svg class="plot" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
+        _WIDTH, height, title, content
+    )
+
+
+def queue_rows(rows: Sequence[Row]) -> Markup:
+    """The table body of the queue."""
+    return Markup("\n".join(map(_queue_row, rows)))
+
+
+def _queue_row(row: Row) -> str:
+    status = f'<span class="chip {row.status}">{STATUSES[row.status]}</span>{_CODING_LABELS.get(row.coding, "")}'
+    sex, age = row.encounter.get("sex"), row.encounter.get("age")
+    patient = (f" · {sex}" if sex else "") + ("" if age is None else f" {age}")
+    encounter = escape(f"{row.encounter.get('date') or '–'}{patient}")
+    cells = (
+        f'<th scope="row"><a href="/notes/{row.id}">{_isolated(row.ref)}</a></th>',
+        f"<td>{_isolated(row.patient)}</td><td>{_isolated(row.site)}</td><td>{encounter}</td>",
+        f"<td>{format_age(row.received)}</td><td>{status}</td><td>{escape(row.assignee or '–')}</td>",
+        f'<td class="n">{row.codes or "–"}</td><td>{_meter(row.confidence)}</td>',
+    )
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _isolated(text: str | None) -> str:
+    """Text of unknown writing direction, isolated from its surroundings."""
+    return f"<bdi>{escape(text or '–')}</bdi>"
+
+
+def _meter(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f'<meter min="0" max="1" value="{value:.4f}" aria-label="Confidence"></meter> {format_percent(value)}'
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """A piece of a note's text with constant annotation.
+
+    keys: the codes for which it is evidence. context: its context, as CSS classes. highlighted: whether one of these
+    codes is chosen or accepted by the coder.
+    """
+
+    start: int
+    text: str
+    keys: str = ""
+    context: str = ""
+    highlighted: bool = False
+
+    @property
+    def html(self) -> str:
+        """The piece as an element."""
+        keys = f' data-k="{escape(self.keys)}"' if self.keys else ""
+        classes = f"{self.context} highlighted".strip() if self.highlighted else self.context
+        attributes = f' class="{classes}"' if classes else ""
+        title = f' title="{self.context.replace(" ", ", ")}"' if self.context else ""
+        return f'<span data-s="{self.start}"{keys}{attributes}{title}>{escape(self.text)}</span>'
+
+
+@dataclass(frozen=True, slots=True)
+class NoteSection:
+    """A section of a note. Its pieces contain all of its text, also the heading."""
+
+    number: int
+    title: str
+    pieces: tuple[TextPiece, ...]
+
+    @property
+    def html(self) -> Markup:
+        """The pieces as elements, with all text escaped."""
+        return Markup("".join(piece.html for piece in self.pieces))
+
+
+def annotate_note(
+    text: str, evidence: Mapping[Code, Sequence[Span]], highlighted: Collection[Code] = ()
+) -> list[NoteSection]:
+    """The sections of a note, cut into pieces wherever evidence or context starts or ends.
+
+    Every character of the note stays one character of the page, so positions in both are the same.
+    """
+    visible, context_at, found_sections = _parse_note(text)
+    keys_at = _labels_by_position([(span, str(code)) for code, spans in evidence.items() for span in spans], len(text))
+    positions = sorted({*context_at, *keys_at})  # the first is 0
+    important = frozenset(map(str, highlighted))
+    labels, context, keys = [], frozenset(), frozenset()
+    for position in positions:
+        context, keys = context_at.get(position, context), keys_at.get(position, keys)
+        labels.append((context, keys))
+    result = []
+    for number, section in enumerate(found_sections):
+        start, end = section.span
+        first, last = bisect_right(positions, start) - 1, bisect_left(positions, end)
+        cuts = pairwise([start, *positions[first + 1 : last], end])
+        pieces = tuple(
+            TextPiece(
+                here,
+                visible[here:there],
+                " ".join(sorted(keys)),
+                " ".join(name for name in CONTEXTS if name in context) if context else "",
+                bool(keys & important),
+            )
+            for (here, there), (context, keys) in zip(cuts, labels[first:last])
+        )
+        result.append(NoteSection(number, section.title, pieces))
+    return result
+
+
+@lru_cache(maxsize=256)
+def _parse_note(text: str) -> tuple[str, dict[int, frozenset[str]], list[Section]]:
+    """What depends on the text only: visible text, contexts by position, sections."""
+    scopes = [(scope, category) for category, scope, _ in contexts(text) if category in CONTEXTS]
+    return visible_text(text), _labels_by_position(scopes, len(text)), sections(text)
+
+
+def _labels_by_position(spans: Sequence[tuple[Span, str]], length: int) -> dict[int, frozenset[str]]:
+    """The labels that apply from each position on at which a span starts or ends."""
+    changes: dict[int, list[tuple[str, int]]] = {0: []}
+    for span, label in spans:
+        start, end = max(0, span.start), min(length, span.end)
+        if start < end:
+            changes.setdefault(start, []).append((label, 1))
+            changes.setdefault(end, []).append((label, -1))
+    counts: dict[str, int] = {}
+    labels = {}
+    for position in sorted(changes):
+        for label, step in changes[position]:
+            counts[label] = counts.get(label, 0) + step
+        labels[position] = frozenset(label for label, count in counts.items() if count)
+    return labels

@@ -1,1 +1,0 @@
-"""Where notes, decisions and users are kept: SQLite for one desk, PostgreSQL for a department."""

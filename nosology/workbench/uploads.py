@@ -1,0 +1,185 @@
+"""Notes from uploads: text files, notes files (JSON lines, CSV, Parquet), FHIR DocumentReference resources."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from datetime import date
+from pathlib import Path, PurePath
+from typing import Any
+
+from nosology.core import DataError, Note
+from nosology.corpora.intake import Intake
+from nosology.corpora.lines import decode
+from nosology.corpora.notes_file import is_notes_file, read_notes
+
+MAX_NOTE_LENGTH = 4_000_000  # characters
+ENCOUNTER_FIELDS = ("date", "sex", "age", "kind", "died", "title")  # all other columns are only for the coder
+_SEX = {"f": "F", "female": "F", "m": "M", "male": "M"}
+_BINARY_FORMATS = {
+    b"%PDF": "a PDF",
+    b"PK\x03\x04": "a zip or office file",
+    b"\xd0\xcf\x11\xe0": "an office file",
+    b"{\\rtf": "RTF",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+
+
+def read_upload(name: str, raw: bytes) -> list[Note]:
+    """The notes of an uploaded file; DataError names the file and row and never shows text."""
+    name = PurePath(name.replace("\\", "/")).name or "note.txt"
+    if not raw.strip():
+        raise DataError(f"{name} is empty")
+    if kind := next((kind for magic, kind in _BINARY_FORMATS.items() if raw.startswith(magic)), None):
+        raise DataError(f"{name} is {kind}, not text; save it as plain text in UTF-8")
+    if _is_fhir(name, raw):
+        notes = list(read_fhir(_fhir_json(name, raw), name))
+    elif is_notes_file(name):
+        notes = _read_notes_file(name, raw)
+    else:
+        notes = [Note(PurePath(name).stem, Intake().text(decode(raw.removeprefix(b"\xef\xbb\xbf"))[0], name, 1))]
+    for row, note in enumerate(notes, 1):
+        if len(note.text) > MAX_NOTE_LENGTH:
+            raise DataError(f"{name} row {row}: a note may have {MAX_NOTE_LENGTH:,} characters; got {len(note.text):,}")
+    return [normalize_encounter(note) for note in notes]
+
+
+def _read_notes_file(name: str, raw: bytes) -> list[Note]:
+    """The notes without the codes that the file may contain: reviewers assign them."""
+    with tempfile.TemporaryDirectory() as folder:  # corpus readers need a file
+        path = Path(folder) / name
+        path.write_bytes(raw)
+        return list(read_notes(path, Intake(), coded=False))
+
+
+def normalize_encounter(note: Note) -> Note:
+    """The note with `extra` in the form that the checks read; other columns stay if they are short or numbers."""
+    extra = {str(key).lower(): value for key, value in note.extra.items()}
+    encounter = {str(k): v for k, v in note.extra.items() if str(k).lower() not in ENCOUNTER_FIELDS and _is_plain(v)}
+    if (day := _iso_date(extra.get("date") or extra.get("encounter_date"))) is not None:
+        encounter["date"] = day
+    if sex := _SEX.get(str(extra.get("sex") or extra.get("gender") or "").strip().lower()):
+        encounter["sex"] = sex
+    age = extra.get("age")
+    if isinstance(age, str) and age.strip().isdigit():
+        age = int(age)
+    if isinstance(age, int | float) and not isinstance(age, bool) and 0 <= age <= 130:
+        encounter["age"] = age
+    if str(extra.get("kind", "")).lower() in ("inpatient", "outpatient"):
+        encounter["kind"] = str(extra["kind"]).lower()
+    if extra.get("died") in (True, 1, "1", "true"):
+        encounter["died"] = True
+    if isinstance(extra.get("title"), str):
+        encounter["title"] = extra["title"][:200]
+    return Note(note.id, note.text, note.patient, note.site, None, note.lang, extra=encounter)
+
+
+def coder_columns(encounter: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a note for a coder that reads columns; sex is also given under its other usual name, gender."""
+    return ({"gender": encounter["sex"]} if "sex" in encounter else {}) | dict(encounter)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a short text, or a number that every database stores."""
+    return len(value) <= 200 if isinstance(value, str) else isinstance(value, int | float) and abs(value) < 1e15
+
+
+def _iso_date(value: Any) -> str | None:
+    try:
+        return date.fromisoformat(str(value)[:10]).isoformat()
+    except ValueError:
+        return None
+
+
+def _is_json_lines(name: str) -> bool:
+    return name.lower().endswith((".ndjson", ".jsonl"))
+
+
+def _is_fhir(name: str, raw: bytes) -> bool:
+    """Whether a file contains FHIR resources, as one JSON value or one per line."""
+    content = raw.lstrip()
+    first_line = content.partition(b"\n")[0]
+    is_json = name.lower().endswith(".json") and b'"resourceType"' in raw
+    return content[:1] == b"{" and (is_json or (_is_json_lines(name) and b'"resourceType"' in first_line))
+
+
+def _fhir_json(name: str, raw: bytes) -> Any:
+    """The JSON value of a file; a file with one resource per line (bulk export) becomes a Bundle."""
+    if not _is_json_lines(name):
+        return _load_json(name, raw)
+    lines = [_load_json(f"{name} row {row}", line) for row, line in enumerate(raw.splitlines(), 1) if line.strip()]
+    return {"resourceType": "Bundle", "entry": [{"resource": line} for line in lines]}
+
+
+def _load_json(name: str, raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{name} is not JSON") from error
+
+
+def read_fhir(value: Any, name: str) -> Iterator[Note]:
+    """One note per DocumentReference with text; sex and age come from patients of the same Bundle."""
+    resources = _bundle_resources(value, name)
+    patients = {f"Patient/{item['id']}": item for item in resources if _type(item) == "Patient" and "id" in item}
+    documents = [item for item in resources if _type(item) == "DocumentReference"]
+    if not documents:
+        raise DataError(f"{name}: expected a DocumentReference, or a Bundle with one; there is none")
+    for row, item in enumerate(documents, 1):
+        yield _document_note(item, patients, name, row)
+
+
+def _type(item: Any) -> Any:
+    return item.get("resourceType") if isinstance(item, dict) else None
+
+
+def _bundle_resources(value: Any, name: str) -> list[Any]:
+    if _type(value) != "Bundle":
+        return [value]
+    entries = value.get("entry") or []
+    if not isinstance(entries, list):
+        raise DataError(f"{name}: entry of a Bundle must be a list")
+    return [entry.get("resource") for entry in entries if isinstance(entry, dict)]
+
+
+def _document_note(item: dict[str, Any], patients: Mapping[str, Any], name: str, row: int) -> Note:
+    from fhir.resources.R4B.documentreference import DocumentReference
+    from pydantic import ValidationError
+
+    where = f"{name} row {row}"
+    try:
+        checked = DocumentReference.model_validate(item)
+    except (ValidationError, ValueError) as error:
+        raise DataError(f"{where}: not a DocumentReference of FHIR R4") from error
+    text = next((text for content in item["content"] if (text := _attachment_text(content, name, row))), None)
+    if text is None:
+        raise DataError(f"{where}: no attachment with text in it (addresses are not followed)")
+    subject = str((item.get("subject") or {}).get("reference") or "")
+    patient = patients.get(subject, {})
+    period = (item.get("context") or {}).get("period") or {}
+    day = _iso_date(period.get("end") or period.get("start") or item.get("date"))
+    extra: dict[str, Any] = {"sex": patient.get("gender"), "date": day, "title": item.get("description")}
+    if (born := _iso_date(patient.get("birthDate"))) and day:
+        extra["age"] = int(day[:4]) - int(born[:4]) - (day[5:] < born[5:])
+    note_id = checked.id or next((i.get("value") for i in item.get("identifier") or [] if i.get("value")), None)
+    if not note_id:
+        raise DataError(f"{where}: a DocumentReference needs an id or an identifier")
+    return Note(
+        str(note_id), text, patient=subject.removeprefix("Patient/") or None, lang=item.get("language"), extra=extra
+    )
+
+
+def _attachment_text(content: Mapping[str, Any], name: str, row: int) -> str | None:
+    attachment = content.get("attachment") or {}
+    kind = str(attachment.get("contentType", "text/plain"))
+    if not attachment.get("data") or not kind.startswith("text/plain"):
+        return None
+    try:
+        raw = base64.b64decode(attachment["data"], validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise DataError(f"{name} row {row}: the attachment is not base64") from error
+    return Intake().text(decode(raw)[0], name, row)

@@ -1,0 +1,202 @@
+"""View models that pages and API share: the code panel of a note, the code book and code search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nosology.claims.assigned_codes import PROCEDURES, AssignedCode
+from nosology.claims.checks import CodeIssue, check_codes
+from nosology.claims.grouping import PaymentGroups, payment_groups
+from nosology.codes import describe, parse, table
+from nosology.core import SYSTEMS, Code, CodeError, Span, Suggestion
+from nosology.workbench.cases import Case, EvidenceInContext
+from nosology.workbench.review import REASONS, NotFound
+
+MAX_QUOTES, MAX_QUOTE_LENGTH = 4, 60
+# Characters that change how the rest of the text is displayed: controls, marks of writing direction.
+_CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"}
+_DIRECTIONS = dict.fromkeys([0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)], "⇄")
+_VISIBLE = {**_CONTROLS, 0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), "·"), **_DIRECTIONS, 0xFEFF: "·"}
+BOOK_SECTIONS = {
+    "inclusion_terms": "Inclusion terms",
+    "includes": "Includes",
+    "excludes1": "Excludes 1: never together",
+    "excludes2": "Excludes 2: not part of it, may be coded besides",
+    "code_first": "Code first",
+    "code_also": "Code also",
+    "use_additional": "Use additional code",
+    "notes": "Notes",
+}
+
+
+def visible_text(text: str) -> str:
+    """The text with a visible sign for each invisible character; the length stays the same.
+
+    A carriage return before a line feed becomes a blank, any other one a line feed, as HTML would merge them.
+    """
+    return text.replace("\r\n", " \n").replace("\r", "\n").translate(_VISIBLE)
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceQuote:
+    """Text of an evidence span, and its context (negated, family ...)."""
+
+    start: int
+    end: int
+    text: str
+    context: str
+
+
+@dataclass(frozen=True, slots=True)
+class CodeCard:
+    """A code on the panel."""
+
+    key: str
+    code: str
+    system: str
+    description: str
+    probability: float | None
+    accepted: bool
+    quotes: tuple[EvidenceQuote, ...]
+    chosen: AssignedCode | None = None
+    principal: bool = False
+    procedure: bool = False
+    severity: str = ""
+    hcc: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class CodePanel:
+    """The panel of a note: chosen codes, open suggestions, rejected codes, issues and payment groups.
+
+    worst: the most severe issue per code (`str(code)`), without hints.
+    """
+
+    chosen: list[CodeCard]
+    open: list[CodeCard]
+    rejected: list[CodeCard]
+    issues: list[CodeIssue]
+    groups: PaymentGroups
+    worst: Mapping[str, CodeIssue]
+
+
+def build_panel(case: Case) -> CodePanel:
+    """The panel of a note in the present state of its review."""
+    text, encounter, review = case.note["text"], case.note["encounter"], case.review
+    evidence, suggested, principal = case.evidence(), case.suggested, review.principal
+    issues = check_codes(review, encounter, text, evidence)
+    groups = payment_groups(review, encounter)
+
+    def card(code: Code, item: AssignedCode | None = None) -> CodeCard:
+        suggestion = suggested.get(code)
+        return CodeCard(
+            key=str(code),
+            code=code.code,
+            system=code.system,
+            description=(suggestion.description if suggestion else "") or describe(code) or "no description",
+            probability=suggestion.probability if suggestion else None,
+            accepted=bool(suggestion and suggestion.accepted),
+            quotes=_quotes(text, evidence.get(code, ()), suggestion),
+            chosen=item,
+            principal=code == principal,
+            procedure=code.system in PROCEDURES,
+            severity=groups.severity.get(code, ""),
+            hcc=groups.hcc.get(code, ""),
+            reason=REASONS.get(review.rejected.get(code, ""), ""),
+        )
+
+    decided = {*review.codes, *review.rejected}
+    worst: dict[str, CodeIssue] = {}
+    for issue in issues:
+        if issue.level != "hint":
+            worst.setdefault(str(issue.code), issue)
+    return CodePanel(
+        chosen=[card(item.code, item) for item in review.chosen],
+        open=[card(code) for code in suggested if code not in decided],
+        rejected=[card(code) for code in review.rejected],
+        issues=issues,
+        groups=groups,
+        worst=worst,
+    )
+
+
+def _quotes(text: str, spans: Sequence[Span], suggestion: Suggestion | None) -> tuple[EvidenceQuote, ...]:
+    """The evidence of a code as text, each text once; spans that people marked have no context."""
+    context = {
+        (span.start, span.end): ", ".join(span.context)
+        for span in (suggestion.evidence if suggestion else ())
+        if isinstance(span, EvidenceInContext)
+    }
+    quotes: dict[tuple[str, str], EvidenceQuote] = {}
+    for start, end in spans:
+        if len(quotes) == MAX_QUOTES:
+            break
+        quote, flags = " ".join(visible_text(text[start:end]).split()), context.get((start, end), "")
+        short = quote if len(quote) <= MAX_QUOTE_LENGTH else quote[: MAX_QUOTE_LENGTH - 1] + "…"
+        quotes.setdefault((quote.lower(), flags), EvidenceQuote(start, end, short, flags))
+    return tuple(quotes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class CodeLine:
+    """A line of the tabular list; matched: the term that matched a search."""
+
+    code: str
+    description: str
+    billable: bool
+    matched: str = ""
+
+
+@dataclass(frozen=True)
+class CodeBookPage:
+    """A line of the tabular list with its neighbours; notes: (title, [(line, note)]) of all notes that apply."""
+
+    system: str
+    release: str
+    code: str
+    kind: str
+    description: str
+    billable: bool
+    ancestors: list[CodeLine]
+    siblings: list[CodeLine]
+    children: list[CodeLine]
+    notes: list[tuple[str, list[tuple[str, str]]]]
+
+
+def code_book_page(system: str, code: str) -> CodeBookPage:
+    """The page of a code; NotFound if the newest release has no such line."""
+    if system not in SYSTEMS or (entry := (codes := table(system)).get(code)) is None:
+        raise NotFound("the code book has no such line")
+
+    def lines(names: Sequence[str]) -> list[CodeLine]:
+        return [CodeLine(name, codes.description(name), codes.billable(name)) for name in names]
+
+    return CodeBookPage(
+        system=system,
+        release=codes.release,
+        code=entry.code,
+        kind=entry.kind,
+        description=entry.description,
+        billable=entry.billable,
+        ancestors=lines(list(reversed(codes.ancestors(code)))),
+        siblings=lines(codes.children(entry.parent) if entry.parent else codes.chapters()),
+        children=lines(codes.children(code)),
+        notes=[(title, notes) for kind, title in BOOK_SECTIONS.items() if (notes := codes.inherited_notes(code, kind))],
+    )
+
+
+def search_codes(query: str, system: str, limit: int = 12) -> list[CodeLine]:
+    """The lines for a query: a code with its children if the query is one, else lines whose terms match."""
+    codes = table(system)
+    matches: list[tuple[str, str]] = []
+    try:
+        code = parse(query, system).code.code
+        if code in codes:
+            matches = [(line, "") for line in (code, *codes.children(code)[: limit - 1])]
+    except CodeError:
+        pass
+    if not matches and len(query.strip()) > 1:  # after a single letter the user is still typing
+        matches = [(match.code, match.matched) for match in codes.search(query, limit)]
+    return [CodeLine(line, codes.description(line), codes.billable(line), term) for line, term in matches]

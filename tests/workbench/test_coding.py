@@ -1,0 +1,178 @@
+"""Notes coded in the background: progress, cancel, resume after a restart, workers that die."""
+
+import os
+import signal
+import time
+
+import pytest
+from sqlalchemy import func, select, update
+
+from nosology.core import Note, ReviewError
+from nosology.workbench.cases import add_notes, create_batch
+from nosology.workbench.coding import (
+    BackgroundCoder,
+    CodedNote,
+    CoderBusyError,
+    CoderPool,
+    batch_progress,
+    cancel_batch,
+    resume_batch,
+    save_codings,
+)
+from nosology.workbench.database import codings, notes, read_transaction, write_transaction
+from nosology.workbench.services import register_coder
+from nosology.workbench.uploads import normalize_encounter
+
+
+@pytest.fixture(scope="module")
+def pool(small_bundle):
+    """One process with the small coder."""
+    made = CoderPool(small_bundle, processes=1, max_pending=2)
+    made.load()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def batch(engine):
+    """The number of a batch of forty notes."""
+    with write_transaction(engine) as connection:
+        number = create_batch(connection, "b", None, 40)
+        add_notes(connection, [Note(f"n{i}", "type 2 diabetes. " * (i + 1)) for i in range(40)], number)
+    return number
+
+
+def row(engine):
+    return batch_progress(engine)[0]
+
+
+def until(condition, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def coded(engine) -> int:
+    with read_transaction(engine) as connection:
+        return connection.scalar(select(func.count()).select_from(codings))
+
+
+def test_a_batch_runs_to_its_end_and_each_note_is_coded_once(engine, batch, pool, small_bundle):
+    background = BackgroundCoder(engine, pool, register_coder(engine, small_bundle, None), concurrency=2)
+    background.start()
+    until(lambda: row(engine)["status"] == "done")
+    background.stop()
+    assert (row(engine)["done"], row(engine)["waiting"], coded(engine)) == (40, 0, 40)
+    with read_transaction(engine) as connection:
+        assert connection.scalar(select(func.count()).where(notes.c.confidence > 0)) == 40
+
+
+def test_a_note_of_a_small_batch_or_that_somebody_waits_for_does_not_wait_for_a_large_batch(
+    engine, batch, pool, small_bundle
+):
+    with write_transaction(engine) as connection:
+        add_notes(connection, [Note("single", "type 2 diabetes")], create_batch(connection, "one", None, 1))
+    background = BackgroundCoder(engine, pool, register_coder(engine, small_bundle, None), concurrency=1)
+    assert [row.note_id for row in background._waiting_notes(3)] == [41, 1, 2]
+    background.prioritize(30)
+    background.prioritize(999)  # there is none, and nobody waits for it for ever
+    assert [row.note_id for row in background._waiting_notes(3)] == [30, 41, 1]
+    assert list(background._urgent) == [30]
+
+
+def test_cancel_keeps_what_is_done_and_resume_goes_on_in_another_server(engine, batch, pool, small_bundle):
+    coder = register_coder(engine, small_bundle, None)
+    cancel_batch(engine, batch)
+    with pytest.raises(ReviewError, match="no batch of that number that is waiting"):
+        cancel_batch(engine, batch)
+    first = BackgroundCoder(engine, pool, coder, concurrency=1)
+    first.start()
+    time.sleep(0.3)
+    assert coded(engine) == 0 and row(engine)["cancelled"] == 40
+    resume_batch(engine, batch)
+    first.notify()
+    until(lambda: coded(engine) > 0)
+    first.stop()  # the server goes down in the middle
+    half = coded(engine)
+    second = BackgroundCoder(engine, pool, coder, concurrency=2)
+    second.start()
+    until(lambda: row(engine)["status"] == "done")
+    second.stop()
+    assert half <= 40 and coded(engine) == 40
+
+
+def test_what_was_cancelled_meanwhile_is_not_kept(engine, batch, small_bundle):
+    cancel_batch(engine, batch)
+    results = [CodedNote((), {})]
+    save_codings(engine, register_coder(engine, small_bundle, None), [1], results)
+    assert coded(engine) == 0
+
+
+def test_a_coder_that_cannot_read_a_note_stops_no_other(engine, batch, pool, small_bundle, monkeypatch):
+    real = pool.code
+
+    def sometimes(given, *, wait=False):
+        if any(len(note.text) == 17 * 5 for note in given):
+            raise ValueError("this one")
+        return real(given, wait=wait)
+
+    monkeypatch.setattr(pool, "code", sometimes)
+    background = BackgroundCoder(engine, pool, register_coder(engine, small_bundle, None), concurrency=1)
+    background.start()
+    until(lambda: row(engine)["status"] == "done")
+    background.stop()
+    assert (row(engine)["done"], row(engine)["failed"]) == (39, 1)
+
+
+def test_the_coder_is_given_what_stands_beside_a_note(engine, small_bundle):
+    seen = []
+
+    class Watched:
+        def code(self, given, *, wait):
+            seen.extend(given)
+            return [CodedNote((), {}) for _ in given]
+
+    note = normalize_encounter(
+        Note("r", "seen today", extra={"modality": "CT", "Sex": "female", "age": "44", "hits": [1]})
+    )
+    with write_transaction(engine) as connection:
+        add_notes(connection, [note], create_batch(connection, "b", None, 1))
+    background = BackgroundCoder(engine, Watched(), register_coder(engine, small_bundle, None), concurrency=1)
+    background.start()
+    until(lambda: seen)
+    background.stop()
+    assert [(given.text, given.extra) for given in seen] == [
+        ("seen today", {"gender": "F", "sex": "F", "age": 44, "modality": "CT"})
+    ]
+
+
+def test_a_worker_that_is_killed_is_replaced(pool):
+    (pid,) = pool._pool._processes
+    os.kill(pid, signal.SIGKILL)
+    assert pool.code([Note("", "type 2 diabetes")], wait=True)[0].suggestions
+
+
+def test_a_full_queue_says_so_at_once(pool):
+    taken = [pool._slots.acquire(blocking=False) for _ in range(pool.max_pending)]
+    with pytest.raises(CoderBusyError, match="queue of the coder is full"):
+        pool.code([Note("", "x")])
+    for _ in taken:
+        pool._slots.release()
+    assert pool.code([Note("", "x")])
+
+
+def test_the_numbers_of_a_batch_are_those_of_its_notes(engine, batch):
+    with write_transaction(engine) as connection:
+        connection.execute(update(notes).where(notes.c.id <= 7).values(coding="done"))
+    assert (row(engine)["done"], row(engine)["waiting"], row(engine)["total"]) == (7, 33, 40)
+
+
+def test_notes_wait_where_the_bundle_cannot_be_loaded(engine, batch, tmp_path, small_bundle):
+    gone = CoderPool(tmp_path, processes=1)
+    background = BackgroundCoder(engine, gone, register_coder(engine, small_bundle, None), concurrency=1)
+    background.start()
+    until(lambda: gone._pool._processes and gone.pending == 0)
+    background.stop()
+    gone.close()
+    assert (row(engine)["waiting"], row(engine)["failed"]) == (40, 0)
