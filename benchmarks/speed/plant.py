@@ -38,7 +38,8 @@ from nosology.models.plant.plant_net import PlantNet, Ranker
 from nosology.models.plant.plant_settings import PlantShape, RankerSettings
 from nosology.models.plant.ranker import Lists, RankerNet, draw_lists
 from nosology.models.plant.relevance import Relevance
-from nosology.training.data_loader import Batch, StreamBatch, pad_notes
+from nosology.models.plant.text_streams import StreamBatch
+from nosology.training.data_loader import Batch, pad_notes
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_plant.json"
 PEAK = 790e12  # FLOP/s of bf16 products, measured on an H200

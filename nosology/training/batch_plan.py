@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 
@@ -17,6 +18,36 @@ _POOL_BATCHES = 50  # batches that are sorted by length together; more would pad
 def derive_seed(*parts: int | str) -> int:
     """A 64-bit seed that depends on the parts alone, on every machine and in every process."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
+
+
+class EpochSteps(Protocol):
+    """The steps of one epoch. A step is a list of micro-batches: arrays of note rows."""
+
+    def __getitem__(self, step: int, /) -> list[np.ndarray]: ...
+
+    def padding_share(self) -> float:
+        """The share of padding among all tokens of the epoch."""
+        ...
+
+
+class StepPlan(Protocol):
+    """What the trainer needs of a plan: the steps of every epoch."""
+
+    @property
+    def lengths(self) -> np.ndarray: ...
+
+    @property
+    def groups(self) -> np.ndarray: ...
+
+    @property
+    def micro_tokens(self) -> int: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def epoch(self, number: int) -> EpochSteps: ...
 
 
 @dataclass(frozen=True)
@@ -79,7 +110,7 @@ class BatchPlan:
 
 
 @dataclass(frozen=True)
-class EpochPlan(Sequence[list[np.ndarray]]):
+class EpochPlan:
     """The steps of one epoch. A step is a list of micro-batches: arrays of note rows, longest note first."""
 
     plan: BatchPlan
@@ -93,6 +124,9 @@ class EpochPlan(Sequence[list[np.ndarray]]):
     def rows(self, step: int) -> np.ndarray:
         """The notes of a step, longest first."""
         return self.notes[slice(*self.bounds[self.order[step] : self.order[step] + 2])]
+
+    def __iter__(self) -> Iterator[list[np.ndarray]]:
+        return (self[step] for step in range(len(self)))
 
     def __getitem__(self, step: int) -> list[np.ndarray]:
         notes = self.rows(step)
@@ -108,66 +142,3 @@ class EpochPlan(Sequence[list[np.ndarray]]):
         """The share of padding among all tokens of the epoch."""
         longest, counts = np.array([(rows[0], len(rows)) for step in self for rows in step]).T
         return 1 - float(self.plan.lengths.sum() / (self.plan.widths[longest] * counts).sum())
-
-
-@dataclass(frozen=True)
-class StreamPlan:
-    """The windows of a language model's text streams, in reading order. A step is a number: epoch x steps + window."""
-
-    lengths: np.ndarray  # (N,) tokens of each text, with the PAD that ends it
-    streams: int
-    window: int
-    seed: int
-
-    @classmethod
-    def of(cls, texts: Sequence[np.ndarray], streams: int, window: int, seed: int) -> StreamPlan:
-        """The plan of texts given as arrays of token ids; at most one stream per two tokens."""
-        lengths = np.array([len(text) + 1 for text in texts], dtype=np.int64)
-        return cls(lengths, max(1, min(streams, int(lengths.sum()) // 2)), window, seed)
-
-    @property
-    def groups(self) -> np.ndarray:
-        """All texts are of one group."""
-        return np.zeros_like(self.lengths)
-
-    @property
-    def micro_tokens(self) -> int:
-        """Tokens per step."""
-        return self.streams * self.window
-
-    @cached_property
-    def stream_tokens(self) -> int:
-        """Tokens per stream; the remainder is left out in this epoch."""
-        return max(2, int(self.lengths.sum()) // self.streams)
-
-    def __len__(self) -> int:
-        """Steps per epoch."""
-        return -(-(self.stream_tokens - 1) // self.window)
-
-    def epoch(self, number: int) -> StreamEpochPlan:
-        """The steps of an epoch."""
-        return StreamEpochPlan(number * len(self), len(self))
-
-    def order(self, number: int) -> np.ndarray:
-        """The order of the texts in an epoch."""
-        return np.random.default_rng(derive_seed("stream", self.seed, number)).permutation(len(self.lengths))
-
-
-@dataclass(frozen=True)
-class StreamEpochPlan(Sequence[list[np.ndarray]]):
-    """The steps of one epoch of a StreamPlan: each is one micro-batch with the number of the step."""
-
-    first: int
-    steps: int
-
-    def __len__(self) -> int:
-        return self.steps
-
-    def __getitem__(self, step: int) -> list[np.ndarray]:
-        if not 0 <= step < self.steps:
-            raise IndexError(step)
-        return [np.array([self.first + step])]
-
-    def padding_share(self) -> float:
-        """Streams have no padding."""
-        return 0.0

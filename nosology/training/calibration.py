@@ -29,7 +29,7 @@ class PlattScaling:
         spaced notes are used. Without a true cell the result is the identity: a = 1, b = 0.
         """
         step = max(1, -(-logits.size // max_cells))
-        logits, target = logits[::step], np.asarray(gold[::step].todense(), dtype=bool)
+        logits, target = logits[::step], sparse.csr_matrix(gold[::step]).toarray().astype(bool)
         included = logits > EXCLUDED_LOGIT
         if not target[included].any():
             return cls()
@@ -90,8 +90,8 @@ class ScoreCalibration:
         from sklearn.linear_model import LogisticRegression
 
         step = -(-scores.size // max_cells)
-        scores, gold = scores[::step], gold[::step]
-        target = np.asarray(gold.todense(), dtype=bool).ravel()
+        scores = scores[::step]
+        target = sparse.csr_matrix(gold[::step]).toarray().astype(bool).ravel()
         s, log_notes = scores.ravel(), np.broadcast_to(np.log(notes), scores.shape).ravel()
         if not target.any():
             s, log_notes, target = s[:0], log_notes[:0], target[:0]
@@ -102,7 +102,9 @@ class ScoreCalibration:
         target = np.concatenate([target, np.tile([True, False], 4)])
         features = np.column_stack([s, log_notes, s * log_notes])
         # Weak regularization keeps the curve defined if all codes have the same number of notes.
-        fitted = LogisticRegression(C=1e3, solver="newton-cholesky", tol=1e-8).fit(features, target, weight)
+        regression = LogisticRegression(C=1e3, solver="newton-cholesky", tol=1e-8)
+        # pyrefly: ignore[bad-argument-type]  # the stubs want arrays with __buffer__, which Python 3.11 does not have
+        fitted = regression.fit(features, target, weight)
         return cls(float(fitted.intercept_[0]), *map(float, fitted.coef_[0]))
 
     def __call__(self, scores: np.ndarray, notes: np.ndarray) -> np.ndarray:

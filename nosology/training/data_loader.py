@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nosology.encoders.tokenizers import PAD
-from nosology.training.batch_plan import WIDTH_MULTIPLE, BatchPlan, StreamPlan, derive_seed
+from nosology.training.batch_plan import WIDTH_MULTIPLE, EpochSteps, StepPlan, derive_seed
 
 
 class DeviceBatch(Protocol):
@@ -91,14 +91,14 @@ class StepBatches:
 class BatchLoader:
     """Loads the steps of a plan; the micro-batches of a step are distributed over the processes."""
 
-    plan: BatchPlan | StreamPlan
+    plan: StepPlan
     make_batch: MakeBatch
     prepare_step: PrepareStep | None = None
     rank: int = 0
     world_size: int = 1
     pin_memory: bool = False
 
-    def steps(self, epoch: int, step: int) -> Iterator[StepBatches]:
+    def steps(self, epoch: int, step: int) -> Generator[StepBatches, None, None]:
         """All steps from the given one on, without end. Closing the iterator ends the thread."""
         positions = ((e, s) for e in count(epoch) for s in range(step if e == epoch else 0, len(self.plan)))
         epoch_plan = lru_cache(maxsize=1)(self.plan.epoch)
@@ -112,7 +112,7 @@ class BatchLoader:
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def _load(self, epoch_plan: Callable[[int], Sequence[list[np.ndarray]]], epoch: int, step: int) -> StepBatches:
+    def _load(self, epoch_plan: Callable[[int], EpochSteps], epoch: int, step: int) -> StepBatches:
         rows = epoch_plan(epoch)[step]
         notes = np.concatenate(rows)
         rng = np.random.default_rng(derive_seed("step", self.plan.seed, epoch, step))
@@ -128,45 +128,7 @@ class BatchLoader:
 
 def _pin(batch: DeviceBatch) -> DeviceBatch:
     """The batch in pinned memory, which a GPU copies without blocking."""
-    assert is_dataclass(batch)
+    if not is_dataclass(batch) or isinstance(batch, type):
+        return batch
     values = {field.name: getattr(batch, field.name) for field in fields(batch)}
     return replace(batch, **{name: v.pin_memory() for name, v in values.items() if hasattr(v, "pin_memory")})
-
-
-@dataclass(frozen=True)
-class StreamBatch:
-    """A window of B text streams, and the token that follows each of its tokens."""
-
-    tokens: Tensor  # (B, T) int64
-    targets: Tensor  # (B, T) int64; PAD: not predicted
-    is_first: bool  # whether the streams start here
-
-    def to(self, device: torch.device | str) -> Self:
-        """The batch on a device."""
-        tokens, targets = (value.to(device, non_blocking=True) for value in (self.tokens, self.targets))
-        return replace(self, tokens=tokens, targets=targets)
-
-
-class TextStreams:
-    """Texts for a language model: joined into long streams, which are read window by window."""
-
-    def __init__(self, texts: Sequence[np.ndarray], plan: StreamPlan, backward: bool = False):
-        self.texts, self.plan, self.backward = texts, plan, backward
-        self._epoch = lru_cache(maxsize=2)(self._join)
-
-    def batch(self, rows: np.ndarray) -> StreamBatch:
-        """The batch of a step; rows: the one number that StreamPlan gives to it."""
-        epoch, window = divmod(int(rows[0]), len(self.plan))
-        start = window * self.plan.window
-        tokens = torch.from_numpy(self._epoch(epoch)[:, start : start + self.plan.window + 1].astype(np.int64))
-        return StreamBatch(tokens[:, :-1], tokens[:, 1:], window == 0)
-
-    def _join(self, epoch: int) -> np.ndarray:
-        """The streams (B, tokens) of an epoch; a PAD follows each text."""
-        flat = np.full(int(self.plan.lengths.sum()), PAD, dtype=np.int32)
-        start = 0
-        for row in self.plan.order(epoch):
-            text = self.texts[row]
-            flat[start : start + len(text)] = text[::-1] if self.backward else text
-            start += len(text) + 1
-        return flat[: self.plan.stream_tokens * self.plan.streams].reshape(self.plan.streams, -1)

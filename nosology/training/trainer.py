@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -26,12 +27,15 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from nosology.core import ConfigError, DataError
-from nosology.training.batch_plan import BatchPlan, StreamPlan, derive_seed
+from nosology.training.batch_plan import BatchPlan, StepPlan, derive_seed
 from nosology.training.checkpoint import Checkpoints, TrainingState, named_tensors
 from nosology.training.cuda_graphs import CudaGraphBatchStep
 from nosology.training.data_loader import BatchLoader, DeviceBatch, MakeBatch, PrepareStep, StepBatches
 from nosology.training.recipe_settings import TrainerSettings, resolve_schedule
 from nosology.training.training_log import ProgressDisplay, TrainingCurves
+
+if TYPE_CHECKING:
+    from lightning_fabric.wrappers import _FabricModule
 
 Validate = Callable[[nn.Module], dict[str, float]]  # metrics on the dev notes
 
@@ -79,7 +83,7 @@ class TrainingRun:
     groups: np.ndarray | None = None  # (N,) e.g. the ICD version; notes of different groups never share a batch
     prepare_step: PrepareStep | None = None
     validate: Validate | None = None
-    plan: BatchPlan | StreamPlan | None = None  # None: a BatchPlan of lengths and groups
+    plan: StepPlan | None = None  # None: a BatchPlan of lengths and groups
     parameter_groups: Sequence[ParameterGroup] = ()  # empty: one group of all trainable parameters
     use_cuda_graphs: bool = False
     fabric: Fabric | None = None  # None: `launch_fabric(settings)`
@@ -130,8 +134,9 @@ class Trainer:
         self.checkpoints = Checkpoints(run.run_folder, self._fingerprint())
         self.state = self._load_checkpoint()
         self.resumed_at = self.state.step
-        self._fabric_optimizer = self.fabric.setup_optimizers(self.optimizer)
-        self._module: nn.Module | None = None  # built by `_freeze`, for the groups that are trained
+        # setup_optimizers returns a tuple only for several optimizers
+        self._fabric_optimizer = cast("torch.optim.Optimizer", self.fabric.setup_optimizers(self.optimizer))
+        self._module: _FabricModule | None = None  # built by `_freeze`, for the groups that are trained
         self._graph_step: CudaGraphBatchStep | None = None  # likewise
         self._is_trained: list[bool] = []  # per group
         self._step_loss = torch.zeros((), device=self.fabric.device)
@@ -169,10 +174,10 @@ class Trainer:
             self.checkpoints.prepare()
         state = self.checkpoints.load(self.net, self.optimizer)
         self.fabric.barrier()  # all processes have read before the first one writes
-        title, schedule = self.run.title, replace(self.schedule, epochs=self.last, steps=self.last * len(self.plan))
-        self.progress = ProgressDisplay(title, schedule, state.step if state else 0, silent=not self.is_first)
+        title, steps = self.run.title, self.last * len(self.plan)
+        self.progress = ProgressDisplay(title, self.last, steps, state.step if state else 0, silent=not self.is_first)
         if state:
-            self.progress.print_line(f"{title}: resumes at step {state.step} of {schedule.steps}")
+            self.progress.print_line(f"{title}: resumes at step {state.step} of {steps}")
         elif self.is_first and self.checkpoints.path.exists():
             self.progress.print_line(
                 f"{title}: {self.checkpoints.path} is of another recipe, corpus or version; starts from the beginning"
@@ -228,6 +233,7 @@ class Trainer:
     def _compute_gradient(self, batches: StepBatches) -> None:
         """Computes the gradient of a step over its micro-batches, and clips it."""
         module, last = self._module, len(batches.micro_batches) - 1
+        assert module is not None, "_freeze builds it"
         for i, micro_batch in enumerate(batches.micro_batches):
             seed = derive_seed("micro", self.plan.seed, batches.epoch, batches.step, micro_batch.number)
             seed_device(self.fabric.device, seed)
@@ -241,6 +247,7 @@ class Trainer:
 
     def _backward(self, batch: DeviceBatch, weight: float | Tensor) -> None:
         """Adds a micro-batch to the gradient and to the loss of the step."""
+        assert self._module is not None, "_freeze builds it"
         loss = self._module(_OpaqueBatch(batch))
         # DDP averages the gradients of the processes; their sum is wanted.
         self.fabric.backward(loss * (weight * self.fabric.world_size))
@@ -268,7 +275,7 @@ class Trainer:
 
     def _log(self, epoch: int, ends_epoch: bool) -> None:
         """Reads the losses since the last log, ends the epoch if it is over, and writes curves and checkpoint."""
-        losses = self.fabric.all_reduce(torch.stack(self._losses), reduce_op="sum").tolist()
+        losses = torch.as_tensor(self.fabric.all_reduce(torch.stack(self._losses), reduce_op="sum")).tolist()
         now, start = time.monotonic(), self.state.step - len(losses)
         notes_per_second = self._notes / max(now - self._logged_at, 1e-9)
         for i, loss in enumerate(losses):

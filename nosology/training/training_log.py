@@ -15,7 +15,6 @@ from typing import Any
 
 from nosology.core import DataError, OutputError
 from nosology.core.files import atomic_file
-from nosology.training.recipe_settings import LearningRateSchedule
 from nosology.training.run_folder import CURVES, EVENTS
 
 COLUMNS = ("step", "epoch", "loss", "learning_rate", "notes_per_second")  # followed by the metrics on the dev notes
@@ -92,9 +91,9 @@ def _csv_line(values: Sequence[Any]) -> str:
 class ProgressDisplay:
     """Epoch, step, loss, speed and remaining time: a bar on a terminal, elsewhere one line per epoch."""
 
-    def __init__(self, title: str, schedule: LearningRateSchedule, step: int, *, silent: bool = False):
-        self.title, self.schedule, self.silent = title, schedule, silent
-        self.first_step, self.started = step, time.monotonic()
+    def __init__(self, title: str, epochs: int, steps: int, first_step: int, *, silent: bool = False):
+        self.title, self.epochs, self.steps, self.first_step, self.silent = title, epochs, steps, first_step, silent
+        self.started = time.monotonic()
         self._bar: Any = None
         if not silent and sys.stderr.isatty():
             from rich import progress
@@ -104,7 +103,7 @@ class ProgressDisplay:
             self._bar = progress.Progress(
                 *columns, progress.TextColumn("{task.fields[status]}"), console=Console(stderr=True), transient=True
             )
-            self._task = self._bar.add_task(title, total=schedule.steps, completed=step, status="")
+            self._task = self._bar.add_task(title, total=steps, completed=first_step, status="")
             self._bar.start()
 
     def update(self, epoch: int, step: int, loss: float, notes_per_second: float) -> None:
@@ -132,12 +131,12 @@ class ProgressDisplay:
             self._bar.stop()
 
     def _description(self, epoch: int) -> str:
-        return f"{self.title}: epoch {epoch + 1}/{self.schedule.epochs}"
+        return f"{self.title}: epoch {epoch + 1}/{self.epochs}"
 
     def _remaining(self, step: int) -> str:
         """The remaining time at the speed so far, validation included; early stopping may shorten it."""
         seconds_per_step = (time.monotonic() - self.started) / max(1, step - self.first_step)
-        return f"{timedelta(seconds=round(seconds_per_step * (self.schedule.steps - step)))} left"
+        return f"{timedelta(seconds=round(seconds_per_step * (self.steps - step)))} left"
 
 
 def _speed(notes_per_second: float) -> str:

@@ -266,7 +266,7 @@ def test_one_line_an_epoch_where_nobody_watches(tmp_path, capsys):
 
 @pytest.mark.parametrize(("rate", "shown"), [(0.214, "0.21 notes/s"), (12.6, "13 notes/s"), (1234.5, "1,234 notes/s")])
 def test_a_slow_pace_is_not_zero(rate, shown, capsys):
-    ProgressDisplay("tiny", LearningRateSchedule("linear", 1, 10, 0), 0).end_epoch(0, 10, 0.5, {}, rate)
+    ProgressDisplay("tiny", 1, 10, 0).end_epoch(0, 10, 0.5, {}, rate)
     assert f"  {shown}  " in capsys.readouterr().err
 
 

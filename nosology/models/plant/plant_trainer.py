@@ -32,9 +32,8 @@ from nosology.models.plant.plant_settings import LanguageSettings, PlantRecipe, 
 from nosology.models.plant.ranker import train_ranker
 from nosology.models.plant.relevance import Relevance
 from nosology.models.plant.stages import Stages, file_hash
+from nosology.models.plant.text_streams import StreamPlan, TextStreams
 from nosology.models.published import load_language_model
-from nosology.training.batch_plan import StreamPlan
-from nosology.training.data_loader import TextStreams
 from nosology.training.examples import Examples, codes_in_systems, label_space, union
 from nosology.training.run_folder import REFIT, fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit

@@ -8,8 +8,7 @@ import torch
 
 from nosology.encoders.word_encoders import AwdLstm, DropoutRates
 from nosology.models.plant.language_model import LanguageModel
-from nosology.training.batch_plan import StreamPlan
-from nosology.training.data_loader import StreamBatch, TextStreams
+from nosology.models.plant.text_streams import StreamBatch, StreamPlan, TextStreams
 from nosology.training.recipe_settings import TrainerSettings
 from nosology.training.trainer import TrainingRun, fit
 
