@@ -1,4 +1,4 @@
-"""The batches of an epoch: every note once, groups apart, like lengths together, decided by seed and epoch alone."""
+"""Batches of an epoch: every note once, groups separate, similar lengths together, decided by seed and epoch."""
 
 from __future__ import annotations
 
@@ -21,15 +21,13 @@ from nosology.training.data_loader import pad_notes
     seed=st.integers(0, 5),
     data=st.data(),
 )
-def test_every_note_is_in_one_micro_batch_that_keeps_the_limits(
-    lengths, batch, micro_tokens, micro_batches, seed, data
-):
+def test_every_note_is_in_one_micro_batch_within_the_limits(lengths, batch, micro_tokens, micro_batches, seed, data):
     groups = np.array(data.draw(st.lists(st.sampled_from([9, 10, -1]), min_size=len(lengths), max_size=len(lengths))))
     lengths = np.array(lengths)
     plan = BatchPlan(lengths, groups, batch, micro_tokens, seed, micro_batches)
     epoch = plan.epoch(4)
-    seen = [part for step in epoch for part in step]
-    assert sorted(np.concatenate(seen)) == list(range(len(lengths)))
+    micro_batches_of_epoch = [rows for step in epoch for rows in step]
+    assert sorted(np.concatenate(micro_batches_of_epoch)) == list(range(len(lengths)))
     assert len(epoch) == len(plan)
     for step in epoch:
         notes = np.concatenate(step)
@@ -37,57 +35,57 @@ def test_every_note_is_in_one_micro_batch_that_keeps_the_limits(
         assert len(set(groups[notes])) == 1
         assert (np.diff(lengths[notes]) <= 0).all()  # longest first
         assert len(step) >= min(micro_batches, len(notes))
-        for part in step:
-            width = pad_notes([np.ones(n, dtype=int) for n in lengths[part]])[0].shape[1]
-            assert len(part) == 1 or len(part) * width <= micro_tokens
-        if len(step) > micro_batches:  # no more parts than needed
-            widths = [-(-max(1, lengths[part[0]]) // 8) * 8 for part in step]
-            for one, other, width in list(zip(step, step[1:], widths))[micro_batches:]:
-                assert (len(one) + 1) * width > micro_tokens or not len(other)
+        for rows in step:
+            width = pad_notes([np.ones(n, dtype=int) for n in lengths[rows]])[0].shape[1]
+            assert len(rows) == 1 or len(rows) * width <= micro_tokens
+        if len(step) > micro_batches:  # no more micro-batches than needed
+            widths = [-(-max(1, lengths[rows[0]]) // 8) * 8 for rows in step]
+            for rows, following, width in list(zip(step, step[1:], widths))[micro_batches:]:
+                assert (len(rows) + 1) * width > micro_tokens or not len(following)
     assert 0 <= epoch.padding_share() <= 1
 
 
-def test_batches_are_full_but_for_one_a_group():
+def test_each_group_has_at_most_one_partial_batch():
     plan = BatchPlan(np.arange(1, 208), np.arange(207) % 2, 10, 10**6, 0)
     sizes = sorted(len(step[0]) for step in plan.epoch(0))
     assert sizes == [3, 4] + [10] * 20
 
 
-def test_seed_and_epoch_decide_everything():
+def test_batches_depend_on_seed_and_epoch():
     rng = np.random.default_rng(0)
     lengths, groups = rng.integers(1, 500, 300), rng.integers(0, 2, 300)
 
-    def listed(seed: int, epoch: int) -> list:
-        return [[part.tolist() for part in step] for step in BatchPlan(lengths, groups, 8, 2000, seed).epoch(epoch)]
+    def as_lists(seed: int, epoch: int) -> list:
+        return [[rows.tolist() for rows in step] for step in BatchPlan(lengths, groups, 8, 2000, seed).epoch(epoch)]
 
-    assert listed(1, 2) == listed(1, 2)
-    assert listed(1, 2) != listed(1, 3)
-    assert listed(1, 2) != listed(2, 2)
+    assert as_lists(1, 2) == as_lists(1, 2)
+    assert as_lists(1, 2) != as_lists(1, 3)
+    assert as_lists(1, 2) != as_lists(2, 2)
 
 
-def test_groups_and_lengths_are_mixed_over_the_epoch():
+def test_groups_and_lengths_are_shuffled_over_the_epoch():
     lengths = np.repeat([10, 1000], 1600)
     groups = np.tile([0, 1], 1600)
     steps = BatchPlan(lengths, groups, 32, 10**9, 0).epoch(0)
-    for of in (groups, lengths):
-        kinds = np.array([of[step[0][0]] for step in steps])
-        assert 30 < (np.diff(kinds) != 0).sum() < 70  # of 99; sorted it were 1
+    for values in (groups, lengths):
+        first = np.array([values[step[0][0]] for step in steps])
+        assert 30 < (np.diff(first) != 0).sum() < 70  # of 99; a sorted epoch has 1
 
 
-def test_a_step_is_dealt_out_in_parts_though_one_would_do():
+def test_micro_batches_is_a_minimum():
     steps = BatchPlan(np.full(20, 8), np.zeros(20), 16, 10**6, 0, micro_batches=3).epoch(0)
-    assert sorted([len(part) for part in step] for step in steps) == [[2, 1, 1], [6, 5, 5]]
+    assert sorted([len(rows) for rows in step] for step in steps) == [[2, 1, 1], [6, 5, 5]]
 
 
-def test_like_lengths_share_a_batch_so_that_there_are_few_pads():
+def test_padding_is_below_5_percent():
     lengths = np.minimum(np.random.default_rng(0).lognormal(7.3, 0.5, 20_000).astype(int), 4000)
     groups = np.zeros(len(lengths), dtype=int)
     assert BatchPlan(lengths, groups, 32, 10**6, 0).epoch(0).padding_share() < 0.05
     unsorted = lengths[: 20_000 // 32 * 32].reshape(-1, 32)
-    assert 1 - unsorted.sum() / (unsorted.max(1) * 32).sum() > 0.4  # what it would be else
+    assert 1 - unsorted.sum() / (unsorted.max(1) * 32).sum() > 0.4  # without sorting by length
 
 
-def test_300_000_notes_take_well_under_a_second():
+def test_plan_of_300_000_notes_takes_less_than_a_second():
     rng = np.random.default_rng(0)
     plan = BatchPlan(rng.integers(50, 4000, 300_000), rng.integers(0, 2, 300_000), 32, 100_000, 0)
     started = time.process_time()
@@ -95,14 +93,14 @@ def test_300_000_notes_take_well_under_a_second():
     assert time.process_time() - started < 1
 
 
-def test_shapes_that_do_not_agree_are_refused():
+def test_different_shapes_are_an_error():
     with pytest.raises(ValueError, match=r"must be \(N,\)"):
         BatchPlan(np.ones(3), np.ones(4), 2, 10, 0)
 
 
-def test_seeds_differ_where_any_part_differs():
+def test_derived_seeds_differ_if_any_part_differs():
     parts = [(a, b, c) for a in range(6) for b in range(6) for c in range(6)]
     assert (
         len({derive_seed("micro", *part) for part in parts} | {derive_seed("step", *part) for part in parts}) == 2 * 216
     )
-    assert derive_seed("plan", 0, 1) == 17781382795574845466  # on any machine
+    assert derive_seed("plan", 0, 1) == 17781382795574845466  # the same on every machine

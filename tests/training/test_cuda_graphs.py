@@ -1,4 +1,4 @@
-"""Steps that a GPU repeats; here they are taken one by one, which must come to the same."""
+"""Steps that a GPU captures as CUDA graphs; on a CPU they are called directly, with the same result."""
 
 from dataclasses import replace
 
@@ -10,54 +10,57 @@ from nosology.training.cuda_graphs import CudaGraphBatchStep
 from nosology.training.data_loader import Batch
 
 CPU = torch.device("cpu")
-AWAY = torch.device("meta")  # what is there stands for what stays on the CPU: reading it is an error
+META = torch.device("meta")  # for tensors that a graph would not copy: reading them is an error
 
 
-def taken(*batches: Batch) -> list[tuple[Batch, float]]:
-    """What the step is given."""
-    found = []
-    repeated = CudaGraphBatchStep(lambda batch, share: found.append((batch, float(share))), 1000, CPU)
+def recorded_calls(*batches: Batch) -> list[tuple[Batch, float]]:
+    """Batch and weight of each call of the step."""
+    calls = []
+    graph_step = CudaGraphBatchStep(lambda batch, weight: calls.append((batch, float(weight))), 1000, CPU)
     for number, batch in enumerate(batches):
-        repeated(batch, 1 / (number + 1))
-    return found
+        graph_step(batch, 1 / (number + 1))
+    return calls
 
 
-def report_batch(rows: int, seed: int, synthetic: SyntheticBatch | None = None, **more) -> ReportBatch:
-    made = torch.Generator().manual_seed(seed)
-    states = torch.randn(rows, 8, 12, generator=made).half()
-    targets = (torch.rand(rows, 3, generator=made) < 0.5).float()
-    tokens, lengths = torch.randint(1, 9, (rows, 8), generator=made), torch.randint(1, 9, (rows,), generator=made)
-    return ReportBatch(tokens, lengths, None, targets, states=states, synthetic=synthetic, **more)
+def report_batch(rows: int, seed: int, synthetic: SyntheticBatch | None = None, **fields) -> ReportBatch:
+    generator = torch.Generator().manual_seed(seed)
+    states = torch.randn(rows, 8, 12, generator=generator).half()
+    targets = (torch.rand(rows, 3, generator=generator) < 0.5).float()
+    tokens, lengths = (
+        torch.randint(1, 9, (rows, 8), generator=generator),
+        torch.randint(1, 9, (rows,), generator=generator),
+    )
+    return ReportBatch(tokens, lengths, None, targets, states=states, synthetic=synthetic, **fields)
 
 
-def test_every_call_is_given_its_own_batch_and_share():
+def test_every_call_receives_its_batch_and_weight():
     batches = [report_batch(rows, rows) for rows in (4, 4, 2, 4)]
     batches += [report_batch(4, 9, offsets=torch.ones(4, 3)), report_batch(4, 10)]
-    for (batch, share), (number, given) in zip(taken(*batches), enumerate(batches), strict=True):
-        assert share == torch.tensor(1 / (number + 1))
+    for (batch, weight), (number, original) in zip(recorded_calls(*batches), enumerate(batches), strict=True):
+        assert weight == torch.tensor(1 / (number + 1))
         for name in ("states", "lengths", "targets", "offsets"):
-            mine, its = getattr(given, name), getattr(batch, name)
-            assert (mine is None and its is None) or torch.equal(mine, its)
+            expected, value = getattr(original, name), getattr(batch, name)
+            assert (expected is None and value is None) or torch.equal(expected, value)
 
 
-def test_rows_between_others_come_with_their_batch():
-    between = SyntheticBatch(torch.tensor([[0, 1]]), torch.tensor([0.5]), torch.ones(1, 3))
-    [(batch, _)] = taken(report_batch(2, 0, between))
-    assert batch.synthetic is between
+def test_synthetic_rows_are_passed_with_their_batch():
+    synthetic = SyntheticBatch(torch.tensor([[0, 1]]), torch.tensor([0.5]), torch.ones(1, 3))
+    [(batch, _)] = recorded_calls(report_batch(2, 0, synthetic))
+    assert batch.synthetic is synthetic
 
 
-def test_hmhan_above_states_reads_nothing_of_a_batch_that_is_not_repeated():
-    encoder = torch.nn.Identity()  # is never asked
+def test_hmhan_on_cached_states_reads_only_tensors_that_a_graph_copies():
+    encoder = torch.nn.Identity()  # never called
     encoder.width = 12
     torch.manual_seed(0)
     shape = HmhanShape(frozen=True, heads=2, hidden=(8,), dropout=0.0, state_dropout=0.0)
     net = HmhanNet(shape, LossSettings(), encoder, torch.tensor([0, 0, 1])).train()
     torch.nn.init.normal_(net.head.own)
     first, second = (
-        replace(batch, tokens=batch.tokens.to(AWAY), notes=torch.zeros(4, device=AWAY))
+        replace(batch, tokens=batch.tokens.to(META), notes=torch.zeros(4, device=META))
         for batch in (report_batch(4, 1), report_batch(4, 2))
     )
-    [(_, _), (batch, _)] = taken(first, second)
-    assert batch.tokens is first.tokens, "what is not repeated is still that of the first batch of the shape"
+    [(_, _), (batch, _)] = recorded_calls(first, second)
+    assert batch.tokens is first.tokens, "a tensor that is not copied is still that of the first batch"
     assert torch.equal(net(batch), net(second))
     assert not torch.equal(net(first), net(second))

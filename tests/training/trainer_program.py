@@ -1,6 +1,8 @@
-"""A tiny net and its notes, and a program that trains it, alone, under torchrun, or killed at a chosen moment.
+"""A tiny net with simulated notes, and a program that trains it: alone, under torchrun, or killed at a given moment.
 
-python -m tests.training.loop_program FOLDER [runs | gradual]   (runs: one after the other; see `forked`)
+python -m tests.training.trainer_program FOLDER [RUNS]   (RUNS: JSON, see `run_in_subprocesses`)
+
+Without RUNS it trains FOLDER/all and, with a parameter group that starts later, FOLDER/gradual.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ SETTINGS = TrainerSettings(
     learning_rate=0.02,
     weight_decay=0.01,
     warmup=3,
-    clip=0.1,  # half of the steps reach it, so that the size of a gradient shows
+    clip=0.1,  # half of the steps are clipped, so a wrong gradient norm changes the losses
     patience=5,
     checkpoint_minutes=0,
     log_steps=2,
@@ -49,7 +51,7 @@ class TinyNet(nn.Module):
         self.kill_at = -1
 
     def logits(self, batch: Batch) -> Tensor:
-        """(B, L)"""
+        """Logits (B, L)."""
         real = token_mask(batch.lengths, batch.tokens.shape[1], batch.tokens.device)
         states = self.embed(batch.tokens)
         states = (self.drop(states) if self.embed.weight.requires_grad else states) * real[..., None]
@@ -64,7 +66,7 @@ class TinyNet(nn.Module):
 
 
 class Notes:
-    """Made notes of two groups, whose labels follow from their words."""
+    """Simulated notes of two groups; their labels depend on their words."""
 
     def __init__(self, n: int = NOTES, seed: int = 0):
         rng = np.random.default_rng(seed)
@@ -88,23 +90,26 @@ class Notes:
         return Batch(tokens, lengths, torch.from_numpy(labels), targets)
 
     def validate(self, net: nn.Module) -> dict[str, float]:
-        """Something that a net gets better at: minus the loss on its own notes."""
+        """Metrics that improve with training: 1 - loss on the train notes."""
         batch = self.batch(np.arange(len(self.tokens)), np.arange(LABELS))
         return {"map": 1 - float(net(batch)), "micro_f1": float((net.logits(batch) > 0).float().mean())}
 
 
-def train(
-    folder: Path | str, settings: TrainerSettings = SETTINGS, net: TinyNet | None = None, **others
-) -> TrainingResult:
-    """Trains the tiny net on the made notes."""
+def tiny_run(folder: Path | str, settings: TrainerSettings = SETTINGS, **changes) -> TrainingRun:
+    """The run of the tiny net on the simulated notes; changes: other fields of the run."""
     notes = Notes()
-    named = {"fingerprint": "tiny", "seed": 3, "prepare_step": notes.prepare, "validate": notes.validate} | others
-    data = {"lengths": notes.lengths, "groups": notes.groups, "make_batch": notes.batch}
-    return fit(TrainingRun(net or TinyNet(), settings, run_folder=folder, **data, **named))
+    fields = {"lengths": notes.lengths, "groups": notes.groups, "make_batch": notes.batch} | changes
+    fields = {"net": TinyNet(), "fingerprint": "tiny", "seed": 3, "prepare_step": notes.prepare} | fields
+    return TrainingRun(settings=settings, run_folder=folder, **({"validate": notes.validate} | fields))
+
+
+def train(folder: Path | str, settings: TrainerSettings = SETTINGS, **changes) -> TrainingResult:
+    """Trains the tiny net on the simulated notes."""
+    return fit(tiny_run(folder, settings, **changes))
 
 
 def train_gradually(folder: Path | str) -> TrainingResult:
-    """The same with an embedding that learns from the second epoch on."""
+    """The same with an embedding that is frozen in the first epoch."""
     net = TinyNet()
     return train(
         folder,
@@ -113,52 +118,51 @@ def train_gradually(folder: Path | str) -> TrainingResult:
     )
 
 
-def _killed_in_the_middle_of_writing(at: int) -> None:
-    """Lets this process die when half of its at-th file is written."""
-    write, left = Path.write_bytes, [at]
+def _kill_during_write(number: int) -> None:
+    """Kills this process when half of its number-th file is written."""
+    write, left = Path.write_bytes, [number]
 
-    def half(path: Path, data: bytes) -> int:
+    def write_half(path: Path, data: bytes) -> int:
         left[0] -= 1
         if left[0] == 0:
             write(path, data[: len(data) // 2])
             os.kill(os.getpid(), signal.SIGKILL)
         return write(path, data)
 
-    Path.write_bytes = half
+    Path.write_bytes = write_half
 
 
-def _killed_after_best(at: int) -> None:
-    """Lets this process die between the at-th writing of the best weights and the checkpoint that follows."""
-    save, left = checkpoint.Checkpoints.save_best, [at]
+def _kill_after_best(number: int) -> None:
+    """Kills this process after it wrote the best weights for the number-th time, before the next checkpoint."""
+    save, left = checkpoint.Checkpoints.save_best, [number]
 
-    def then_die(*words) -> None:
-        save(*words)
+    def save_and_die(*arguments) -> None:
+        save(*arguments)
         left[0] -= 1
         if left[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    checkpoint.Checkpoints.save_best = then_die
+    checkpoint.Checkpoints.save_best = save_and_die
 
 
-def forked(folder: str, runs: list[dict]) -> None:
-    """Each run in a process of its own; prints how each ended. A run: where to die, and other settings."""
+def run_in_subprocesses(folder: str, runs: list[dict]) -> None:
+    """Runs each run in a subprocess and prints its exit code. A run says where to kill it, and settings that differ."""
     for run in runs:
         child = os.fork()
         if child == 0:
             net = TinyNet()
             net.kill_at = run.get("call", -1)
-            _killed_in_the_middle_of_writing(run.get("writing", -1))
-            _killed_after_best(run.get("best", -1))
-            train(Path(folder) / run["folder"], SETTINGS.model_copy(update=run.get("settings", {})), net)
+            _kill_during_write(run.get("writing", -1))
+            _kill_after_best(run.get("best", -1))
+            train(Path(folder) / run["folder"], SETTINGS.model_copy(update=run.get("settings", {})), net=net)
             os._exit(0)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if sys.argv[2:] == ["gradual"]:
-        train_gradually(sys.argv[1])
-    elif len(sys.argv) > 2:
-        forked(sys.argv[1], json.loads(sys.argv[2]))
+    if len(sys.argv) > 2:
+        run_in_subprocesses(sys.argv[1], json.loads(sys.argv[2]))
     else:
-        train(sys.argv[1])
+        train(Path(sys.argv[1]) / "all")
+        train_gradually(Path(sys.argv[1]) / "gradual")
