@@ -11,29 +11,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from nosology.core import ConfigError
-from nosology.federated.federation_settings import FederatedHeadsRecipe
-from nosology.models.caml_laat.caml_laat_settings import CamlRecipe, LaatRecipe
-from nosology.models.dual_laat.dual_laat_settings import DualLaatRecipe
-from nosology.models.hmhan.hmhan_settings import HmhanRecipe
-from nosology.models.lexicon.lexicon_settings import LexiconRecipe
-from nosology.models.linear.linear_model import LinearRecipe
-from nosology.models.plant.plant_settings import PlantRecipe
-from nosology.models.plm_icd.plm_icd_settings import PlmIcdRecipe
+from nosology.models.registry import REGISTRY, load_class
 from nosology.training.recipe_settings import Recipe
 
 S = TypeVar("S", bound=BaseModel)
-
-RECIPES: dict[str, type[Recipe]] = {
-    "linear": LinearRecipe,
-    "lexicon": LexiconRecipe,
-    "caml": CamlRecipe,
-    "laat": LaatRecipe,
-    "plm_icd": PlmIcdRecipe,
-    "dual_laat": DualLaatRecipe,
-    "heads": FederatedHeadsRecipe,
-    "plant": PlantRecipe,
-    "hmhan": HmhanRecipe,
-}
 
 
 def built_in(kind: str = "") -> list[str]:
@@ -82,9 +63,9 @@ def override(values: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
 def check(values: dict[str, Any], source: str) -> Recipe:
     """The recipe of plain values; ConfigError names the place, what is allowed and what was given."""
     kind = values.get("kind")
-    if not isinstance(kind, str) or kind not in RECIPES:
-        raise ConfigError(f"{source}: kind must be one of {', '.join(RECIPES)}; got {kind!r}")
-    return checked(RECIPES[kind], values, source)
+    if not isinstance(kind, str) or kind not in REGISTRY:
+        raise ConfigError(f"{source}: kind must be one of {', '.join(REGISTRY)}; got {kind!r}")
+    return checked(load_class(kind, "recipe"), values, source)
 
 
 def checked(settings: type[S], values: dict[str, Any], source: str) -> S:

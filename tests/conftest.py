@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: two test processes with two threads each would wait
 
@@ -50,3 +51,8 @@ def small_bundle(small_corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("small") / "bundle"
     train(load_recipe("linear"), [small_corpus], folder)
     return folder
+
+
+def as_notes(texts: Iterable[str]) -> list[Note]:
+    """Notes of these texts, without ids."""
+    return [Note("", text) for text in texts]

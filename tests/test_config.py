@@ -2,17 +2,18 @@
 
 import pytest
 
-from nosology.config import RECIPES, built_in, load_recipe
+from nosology.config import built_in, load_recipe
 from nosology.core import ConfigError
+from nosology.models.registry import REGISTRY, load_class
 
 
 @pytest.mark.parametrize("name", built_in())
 def test_built_in_recipes_are_valid(name):
-    assert load_recipe(name).kind in RECIPES
+    assert load_recipe(name).kind in REGISTRY
 
 
 def test_the_linear_recipe_states_the_defaults():
-    assert load_recipe("linear") == RECIPES["linear"]()
+    assert load_recipe("linear") == load_class("linear", "recipe")()
 
 
 def test_overrides():

@@ -114,7 +114,7 @@ def _metrics(bundle: Bundle, corpus: Corpus, report: Path, system: str) -> dict:
 
 def _unseen(bundle: Bundle, notes: Sequence[Note]) -> dict:
     """Of the true codes that no training note has: how many there are, and how many are accepted."""
-    taught = {code for code, count in zip(bundle.model.labels.codes, bundle.model.notes) if count}
+    taught = {code for code, count in zip(bundle.model.labels.codes, bundle.model.train_counts) if count}
     there = found = 0
     for note in notes:
         new = {code for code in note.codes if code.system == "icd10cm"} - taught
@@ -125,7 +125,7 @@ def _unseen(bundle: Bundle, notes: Sequence[Note]) -> dict:
 
 def accepted(bundle: Bundle, text: str) -> set[Code]:
     """The codes that a bundle accepts for a note."""
-    probabilities = bundle.model.probabilities([text])[0]
+    probabilities = bundle.model.probabilities([Note("", text)])[0]
     columns = np.flatnonzero((probabilities > 0) & (probabilities >= bundle.decision.threshold))
     return {bundle.model.labels.codes[column] for column in columns}
 
@@ -136,7 +136,7 @@ def spans(bundle: Bundle, notes: Sequence[Note], system: str) -> dict:
     for note in notes:
         codes = sorted(accepted(bundle, note.text))
         columns = [bundle.model.labels.column(code) for code in codes]
-        found = bundle.model.evidence(note.text, columns, limit=1000)
+        found = bundle.model.evidence(note, columns, limit=1000)
         left = list(
             {(item.code, item.start, item.end): item for item in note.evidence if item.code.system == system}.values()
         )

@@ -24,7 +24,7 @@ from nosology.encoders.embedder_config import EmbedderSettings
 from nosology.models.lexicon.code_features import code_table
 from nosology.models.lexicon.lexicon_terms import Terms
 from nosology.models.lexicon.lexicon_trainer import _Seen, _Work, parts
-from nosology.models.linear.linear_model import Choice, fit_linear
+from nosology.models.linear.linear_trainer import Choice, fit_linear
 from nosology.models.linear.tfidf import Tfidf
 
 RESULTS = Path(__file__).parents[1] / "results" / "quality_day_one_extras.json"

@@ -96,7 +96,7 @@ def accepted(coder: str, known: list[Note], new: list[Note], settings: list[str]
             told = [*settings, "decision.at_least_one=true"]
             bundle = train(load_recipe(coder, told), [corpus], Path(folder) / "bundle")
         labels = bundle.model.labels
-        rows = bundle.model.probabilities(asked)
+        rows = bundle.model.probabilities([Note("", text) for text in asked])
         found = np.stack([bundle.decision.accepted(labels, row) for row in rows])
     return [{labels.codes[j] for j in np.flatnonzero(row)} for row in found]
 

@@ -62,7 +62,7 @@ def proposed(bundle: Bundle, notes: list[Note], k: int) -> dict[str, float]:
     """The part of the true codes that the proposer names: of all that the coder knows, and of those that it finds."""
     model = bundle.model
     gold = model.labels.encode([note.codes for note in notes]).astype(bool)
-    accepted = model.two_stage(0).probabilities(note.text for note in notes) >= bundle.decision.thresholds(model.labels)
+    accepted = model.two_stage(0).probabilities(list(notes)) >= bundle.decision.thresholds(model.labels)
     named = np.zeros(gold.shape, dtype=bool)
     for mine, note in zip(named, notes):
         mine[model.proposer.best(model.reader.tokenize(note.text).ids, k or gold.shape[1])] = True
@@ -75,10 +75,10 @@ def row(bundle: Bundle, corpus: Corpus, k: int, folder: Path) -> dict[str, float
     notes = list(corpus.notes("test"))
     timed = [note.text for note in notes[:50]]
     model = bundle.model.to("cpu").two_stage(k)
-    model.probabilities(timed[:1])
+    model.probabilities([Note("", timed[0])])
     started = time.perf_counter(), time.process_time()
     for text in timed:
-        model.probabilities([text])
+        model.probabilities([Note("", text)])
     seconds, work = time.perf_counter() - started[0], time.process_time() - started[1]
     if torch.cuda.is_available():
         model = bundle.model.to("cuda").two_stage(k)

@@ -18,10 +18,12 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
 
+from nosology.core import Note
 from nosology.core.label_space import LabelSpace
 from nosology.corpora.simulate import simulate_notes
 from nosology.models.linear import linear_model as linear
-from nosology.models.linear.linear_model import Choice, LinearRecipe, fit_linear
+from nosology.models.linear.linear_settings import LinearRecipe
+from nosology.models.linear.linear_trainer import Choice, fit_linear
 from nosology.models.linear.tfidf import Tfidf, TfidfSettings
 
 RESULTS = Path(__file__).parents[1] / "results" / "speed_linear.json"
@@ -55,7 +57,7 @@ def main() -> None:
     dense = wanted.toarray()
     fit = [timed(lambda y=y: LinearSVC().fit(their_vectors, y))[1] for y in dense.T]
     _, score_s = timed(lambda: model.scores(model.tfidf.transform(texts[:100])))
-    _, evidence_s = timed(lambda: [model.evidence(text, range(min(15, len(labels)))) for text in texts[:50]])
+    _, evidence_s = timed(lambda: [model.evidence(Note("", text), range(min(15, len(labels)))) for text in texts[:50]])
     rows = {
         "tfidf, ms a note": (tfidf_s / len(texts) * 1e3, their_tfidf_s / len(texts) * 1e3),
         "fit, ms a code": (fit_s / len(columns) * 1e3, sum(fit) / len(columns) * 1e3),

@@ -13,7 +13,8 @@ from nosology.core import Code, CodeError, ConfigError, Note
 
 if TYPE_CHECKING:
     from nosology.core.label_space import LabelSpace
-    from nosology.models.bundle import Bundle, Model
+    from nosology.core.model import Model
+    from nosology.models.bundle import Bundle
 
 
 def explain(
@@ -73,11 +74,10 @@ def explain(
         for column in columns:
             _show(_told(loaded.model, column, tokens), as_json)
         return
-    from nosology.explanation.report import accepted, beside
+    from nosology.explanation.explanation_report import accepted_labels
 
     for note in read_given(notes):
-        given = beside(loaded, note.extra)
-        for row in _attended(given.model, note.text, columns or accepted(given, note.text, system), tokens):
+        for row in _attended(loaded.model, note, columns or accepted_labels(loaded, note, system), tokens):
             _show({"note": note.id} | row, as_json)
 
 
@@ -93,7 +93,7 @@ def _weigh(
     as_json: bool,
 ) -> None:
     """Prints each explanation, and draws it where a folder is named."""
-    from nosology.explanation.report import beside, explained, write_explanations
+    from nosology.explanation.explanation_report import explain_note, write_explanations
 
     if out is not None:
         for row in write_explanations(bundle, notes, columns, methods, out, samples=samples, systems=systems):
@@ -101,8 +101,7 @@ def _weigh(
         typer.echo(f"{out}: pages and pictures", err=as_json)
         return
     for note in notes:
-        given = beside(bundle, note.extra)
-        for found, about in explained(given, note.text, columns, methods, samples=samples, systems=systems):
+        for found, about in explain_note(bundle, note, columns, methods, samples=samples, systems=systems):
             words = [(found.words.words[i], float(found.weights[i])) for i in found.best(limit)]
             _show_weighed({"note": note.id, **about, "words": words}, as_json)
 
@@ -121,9 +120,9 @@ def _measure(
 ) -> None:
     """Prints how good each method's explanations are."""
     from nosology.corpora.corpus import Corpus
-    from nosology.explanation.report import measured
+    from nosology.explanation.explanation_report import measure_explanations
 
-    found = measured(bundle, Corpus.open(corpus), split, methods, limit=limit, samples=samples)
+    found = measure_explanations(bundle, Corpus.open(corpus), split, methods, limit=limit, samples=samples)
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -158,16 +157,19 @@ def _mended(raw: str, system: str) -> Code | None:
 
 def _told(model: Model, column: int, limit: int) -> dict[str, Any]:
     """The words that tell a code."""
-    if not callable(getattr(model, "words", None)):
-        raise ConfigError(f"a coder of kind {model.kind} keeps no list of words that tell a code; plant does")
-    return _about(model, column) | {"words": model.words(column, limit)}
+    from nosology.core.model import RelevantWords
+
+    if not isinstance(model, RelevantWords):
+        raise ConfigError(f"a coder of kind {model.kind} stores no informative words per code; plant does")
+    return _about(model, column) | {"words": model.relevant_words(column, limit)}
 
 
-def _attended(model: Model, text: str, columns: list[int], limit: int) -> list[dict[str, Any]]:
+def _attended(model: Model, note: Note, columns: list[int], limit: int) -> list[dict[str, Any]]:
     """For each code its probability, and the words it attends to."""
-    probabilities = model.probabilities([text])[0]
-    look = getattr(model, "top_tokens", model.evidence)  # a coder without attention has its evidence
-    found = look(text, columns, limit)
+    from nosology.explanation.attribution import top_words
+
+    probabilities = model.probabilities([note])[0]
+    found = top_words(model, note, columns, limit)
     return [
         _about(model, column)
         | {"probability": float(probabilities[column]), "words": [(span.text, span.score) for span in spans]}

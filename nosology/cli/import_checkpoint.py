@@ -36,4 +36,4 @@ def dual_laat(
     bundle = import_bundle(folder, read_code_list(codes), threshold)
     bundle.save(out)
     typer.echo(f"{out}: dual_laat coder, {len(bundle.model.labels):,} codes, threshold {threshold:.3f}")
-    caution_unread(bundle.model.unread(), codes)
+    caution_unread(bundle.model.unreadable_codes(), codes)

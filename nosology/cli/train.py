@@ -90,6 +90,7 @@ def code(
 ) -> None:
     """Code notes and show the words each code rests on."""
     from nosology.codes.code_list import read_code_list
+    from nosology.core.model import OpenVocabulary
     from nosology.serving.coder import Coder
 
     if engine == "ray" and as_json and not settings:
@@ -103,8 +104,8 @@ def code(
         raise ConfigError(f"--engine must be local, or ray with --json and without --set; got {engine!r}")
     loaded, release = open_bundle(bundle, settings, release)
     coder = Coder(loaded, release, codes=None if codes is None else read_code_list(codes), systems=system)
-    if codes is not None and hasattr(coder.model, "unread"):
-        caution_unread(coder.model.unread(), codes)
+    if codes is not None and isinstance(coder.model, OpenVocabulary):
+        caution_unread(coder.model.unreadable_codes(), codes)
     for_ids, to_code = tee(read_given(notes))
     for note, suggestions in zip(for_ids, coder.code_all(to_code, top)):
         if as_json:

@@ -13,13 +13,14 @@ import numpy as np
 from nosology.codes.lookup import label_description
 from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError, Note, __version__
 from nosology.core.label_space import SYSTEM_VERSION, LabelSpace, label_versions, mask_other_versions, note_versions
+from nosology.core.model import Model, OpenVocabulary
 from nosology.core.progress import progress
 from nosology.corpora.corpus import Corpus
 from nosology.evaluation import Evaluation, examine, tune_threshold, write_report
 from nosology.evaluation.code_sets import KNOWN, CodeSet
 
 if TYPE_CHECKING:
-    from nosology.models.bundle import Bundle, Model
+    from nosology.models.bundle import Bundle
 
 _BATCH = 256
 
@@ -93,7 +94,7 @@ def measure(
         "threshold": origin,
         "cautions": "; ".join(cautions) or "none",
     }
-    counts = dict(zip(bundle.model.labels.codes, bundle.model.notes.tolist()))
+    counts = dict(zip(bundle.model.labels.codes, bundle.model.train_counts.tolist()))
     write_report(out, evaluation, train_counts=counts, provenance=provenance | _made_by(bundle))
     return Measured(evaluation, cautions)
 
@@ -123,7 +124,7 @@ def _split(name: str) -> str | None:
 
 def _candidates(model: Model, chosen: CodeSet | None, systems: set[str]) -> tuple[Model, np.ndarray]:
     """The model to ask, and which of its columns count."""
-    if chosen is not None and chosen.codes - set(model.labels.codes) and hasattr(model, "with_codes"):
+    if chosen is not None and chosen.codes - set(model.labels.codes) and isinstance(model, OpenVocabulary):
         known = dict(zip(model.labels.codes, model.descriptions))
         model = model.with_codes([(code, known.get(code) or label_description(code)) for code in sorted(chosen.codes)])
     wanted = [code.system in systems and (chosen is None or code in chosen.codes) for code in model.labels.codes]
@@ -165,14 +166,12 @@ class _Asked:
         return (of_notes == 0) | ((of_notes & asked) > 0)
 
     def _probabilities(self, notes: Iterable[Note], n: int) -> np.ndarray:
-        """Probabilities (B, columns); a model that reads what stands beside the text is given it."""
-        read = getattr(self.model, "note_probabilities", None)
+        """Probabilities (B, columns)."""
         found = np.empty((n, len(self.columns)), dtype=np.float32)
         whole = len(self.columns) == len(self.model.labels)
         notes = iter(notes)
         for start in range(0, n, _BATCH):
-            some = islice(notes, _BATCH)
-            block = read(some) if read else self.model.probabilities(note.text for note in some)
+            block = self.model.probabilities(list(islice(notes, _BATCH)))
             found[start : start + _BATCH] = block if whole else block[:, self.columns]
         return found
 

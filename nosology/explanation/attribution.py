@@ -1,103 +1,157 @@
-"""How much each word of a note speaks for a code, by one method or another, always on the note as it was given."""
+"""Attribution: the weight of each word of a note for one code, by attention, contributions, occlusion or LIME."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from nosology.core import ConfigError
-from nosology.explanation.lime_words import lime_weights
-from nosology.models.bundle import Model
+from nosology.core import ConfigError, EvidenceSpan, Note
+from nosology.core.model import (
+    ApproximateProbabilities,
+    AttentionWeights,
+    CategoryAttention,
+    Model,
+    WordContributions,
+    WordWeights,
+)
 from nosology.text.tokens import Tokens, tokenize
 
-_BATCH = 512  # texts that are held at a time: a long note has thousands of words, and so often its length
+METHODS = ("attention", "category", "contributions", "occlusion", "lime")  # the cheapest first
+_BATCH = 512  # variants of a note that are held in memory at once
+
+Probabilities = Callable[[Sequence[Note]], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """Weights (W,) of the words of a note for one code, by one method; below 0 a word speaks against it."""
+    """Weights (W,) of the words of a note for one label. A negative weight speaks against the code."""
 
     method: str
-    column: int
+    label: int
     words: Tokens
     weights: np.ndarray
 
     def best(self, k: int) -> np.ndarray:
-        """The k words of highest weight, the highest first; of equal ones the first in the note."""
+        """The k words of highest weight, highest first; ties in the order of the note."""
         return np.argsort(-self.weights, kind="stable")[:k]
 
 
-def attribute(model: Model, text: str, column: int, method: str, *, samples: int = 1000, seed: int = 0) -> Attribution:
-    """The weights of a note's words for a code; a note without a word has none."""
+def methods_of(model: Model) -> list[str]:
+    """The methods that a model supports, the cheapest first."""
+    supported = {
+        "attention": isinstance(model, AttentionWeights),
+        "category": isinstance(model, CategoryAttention) and model.has_category_attention,
+        "contributions": isinstance(model, WordContributions),
+    }
+    return [method for method in METHODS if supported.get(method, True)]
+
+
+def attribute(model: Model, note: Note, label: int, method: str, *, samples: int = 1000, seed: int = 0) -> Attribution:
+    """The attribution of a note's words to a label; samples, seed: for LIME."""
     if method not in methods_of(model):
         allowed = ", ".join(methods_of(model))
         raise ConfigError(f"method must be one of {allowed} for a coder of kind {model.kind}; got {method!r}")
-    words = tokenize(text, lower_case=False)
+    words = tokenize(note.text, lower_case=False)
     if not len(words):
-        return Attribution(method, column, words, np.zeros(0))
-    if method == "lime":
-        scores = getattr(model, "rough_probabilities", model.probabilities)
-        weights = lime_weights(scores, text, words, column, samples=samples, seed=seed)
+        return Attribution(method, label, words, np.zeros(0))
+    if method == "attention" and isinstance(model, AttentionWeights):
+        weights = _to_words(words, model.attention_weights(note, [label]))
+    elif method == "category" and isinstance(model, CategoryAttention):
+        weights = _to_words(words, model.category_attention(note, [label]))
+    elif method == "contributions" and isinstance(model, WordContributions):
+        weights = _to_words(words, model.word_contributions(note, [label]))
+    elif method == "occlusion":
+        weights = _occlusion(model, note, words, label)
     else:
-        weights = METHODS[method](model, text, words, column)
-    return Attribution(method, column, words, weights)
+        approximate = isinstance(model, ApproximateProbabilities)
+        scores = model.approximate_probabilities if approximate else model.probabilities
+        weights = lime_weights(scores, note, words, label, samples=samples, seed=seed)
+    return Attribution(method, label, words, weights)
 
 
-def methods_of(model: Model) -> list[str]:
-    """The methods that a coder of this kind has, the cheapest first."""
-    has = {
-        "attention": hasattr(model, "word_weights"),
-        "category": hasattr(model, "category_weights") and getattr(model.shape, "attention", "") == "hierarchical",
-        "contributions": hasattr(model, "contributions"),
-    }
-    return [name for name in METHODS if has.get(name, True)]
+def top_words(model: Model, note: Note, labels: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
+    """For each label, the distinct words with the most attention, each at its strongest place.
+
+    The score of a word is the sum over its places. A model without attention gives its evidence.
+    """
+    if not isinstance(model, AttentionWeights):
+        return model.evidence(note, labels, limit)
+    found = model.attention_weights(note, labels)
+    return [_heaviest(note.text, found, row)[:limit] for row in found.weights]
 
 
-def _attention(model: Model, text: str, words: Tokens, column: int) -> np.ndarray:
-    starts, ends, weights = model.word_weights(text, [column])
-    return _onto(words, starts, ends, weights[0])
+def _heaviest(text: str, words: WordWeights, weights: np.ndarray) -> list[EvidenceSpan]:
+    """Each distinct word of a note with weight (W,) above 0, the heaviest first."""
+    names = [text[start:end].lower() for start, end in zip(words.starts, words.ends)]
+    sums: dict[str, float] = {}
+    place: dict[str, int] = {}
+    for i in np.argsort(-weights, kind="stable"):
+        place.setdefault(names[i], int(i))
+        sums[names[i]] = sums.get(names[i], 0.0) + float(weights[i])
+    heaviest = sorted((word for word in sums if sums[word] > 0), key=lambda word: (-sums[word], place[word]))
+    spans = [(int(words.starts[place[word]]), int(words.ends[place[word]]), sums[word]) for word in heaviest]
+    return [EvidenceSpan(start, end, text[start:end], score) for start, end, score in spans]
 
 
-def _category(model: Model, text: str, words: Tokens, column: int) -> np.ndarray:
-    starts, ends, weights = model.category_weights(text)
-    return _onto(words, starts, ends, weights[model.categories.of[column]])
-
-
-def _contributions(model: Model, text: str, words: Tokens, column: int) -> np.ndarray:
-    parts, starts, ends = model.contributions(text, [column])
-    return _onto(words, starts, ends, parts[:, 0])
-
-
-def _occlusion(model: Model, text: str, words: Tokens, column: int) -> np.ndarray:
-    """How far the probability's logit falls when a word is left out."""
-    places = list(zip(words.starts.tolist(), words.ends.tolist()))
-    parts = [model.probabilities([text])]
-    for first in range(0, len(places), _BATCH):
-        parts.append(model.probabilities([text[:start] + text[end:] for start, end in places[first : first + _BATCH]]))
-    found = np.concatenate(parts)[:, column].astype(np.float64)
-    logits = np.log(np.clip(found, 1e-7, 1 - 1e-7)) - np.log1p(-np.clip(found, 1e-7, 1 - 1e-7))
+def _occlusion(model: Model, note: Note, words: Tokens, label: int) -> np.ndarray:
+    """How much the logit of the probability falls when a word is removed."""
+    text, spans = note.text, list(words.spans())
+    parts = [model.probabilities([note])]
+    for first in range(0, len(spans), _BATCH):
+        variants = [replace(note, text=text[:start] + text[end:]) for start, end in spans[first : first + _BATCH]]
+        parts.append(model.probabilities(variants))
+    probabilities = np.clip(np.concatenate(parts)[:, label].astype(np.float64), 1e-7, 1 - 1e-7)
+    logits = np.log(probabilities) - np.log1p(-probabilities)
     return logits[0] - logits[1:]
 
 
-METHODS: dict[str, Callable[[Model, str, Tokens, int], np.ndarray]] = {
-    "attention": _attention,
-    "category": _category,
-    "contributions": _contributions,
-    "occlusion": _occlusion,
-    "lime": lambda *_: np.zeros(0),  # takes settings of its own, see `attribute`
-}
+def lime_weights(
+    probabilities: Probabilities, note: Note, words: Tokens, label: int, *, samples: int = 1000, seed: int = 0
+) -> np.ndarray:
+    """The weights (W,) of the local linear model that LIME fits around a note (Ribeiro et al. 2016, package lime).
+
+    Equal variants of the note are scored once.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the package has escapes that newer Pythons warn about
+            from lime.lime_text import LimeTextExplainer
+    except ImportError as error:
+        raise ConfigError("method lime needs the library lime: pip install 'nosology[explain]'") from error
+
+    def scores(texts: list[str]) -> np.ndarray:
+        distinct, back = np.unique(np.array(texts, dtype=object), return_inverse=True)
+        parts = [
+            probabilities([replace(note, text=text) for text in distinct[start : start + _BATCH]])[:, label]
+            for start in range(0, len(distinct), _BATCH)
+        ]
+        positive = np.concatenate(parts)[back]
+        return np.column_stack([1 - positive, positive])
+
+    # bow=False numbers words by position, so that repeated words keep separate weights.
+    explainer = LimeTextExplainer(split_expression=lambda _: words.words, bow=False, mask_string="", random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        explanation = explainer.explain_instance(
+            note.text, scores, labels=(1,), num_features=len(words), num_samples=samples
+        )
+    weights = np.zeros(len(words))
+    for number, weight in explanation.as_map()[1]:
+        weights[number] = weight
+    return weights
 
 
-def _onto(words: Tokens, starts: np.ndarray, ends: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Weights of stretches, in order and apart, as weights of words: a stretch gives to all words that it touches."""
-    found = np.zeros(len(words))
-    if not len(starts):
-        return found
-    first = np.searchsorted(words.ends, starts, side="right")
-    last = np.searchsorted(words.starts, ends, side="left")
-    for a, b, weight in zip(first, last, weights):
-        if a < b:
-            found[a:b] += weight / (b - a)
-    return found
+def _to_words(words: Tokens, source: WordWeights) -> np.ndarray:
+    """The weights (W,) of the first row of `source`, each divided among the words that its span overlaps."""
+    weights = np.zeros(len(words))
+    if not len(source.starts):
+        return weights
+    first = np.searchsorted(words.ends, source.starts, side="right")
+    last = np.searchsorted(words.starts, source.ends, side="left")
+    for start, end, weight in zip(first, last, source.weights[0]):
+        if start < end:
+            weights[start:end] += weight / (end - start)
+    return weights

@@ -1,72 +1,65 @@
-"""How good an explanation is: faithful to the coder (DeYoung et al. 2020, ERASER), and plausible to people."""
+"""Quality of explanations: faithfulness to the model (ERASER, DeYoung et al. 2020) and agreement with people."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from nosology.core import Evidence
-from nosology.explanation.attribution import Attribution
+from nosology.core import Evidence, Note
+from nosology.explanation.attribution import Attribution, Probabilities
 
 SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)  # of the words, over which faithfulness is averaged
 
-Probabilities = Callable[[Iterable[str]], np.ndarray]
-
 
 @dataclass(frozen=True)
-class Faithful:
-    """comprehensiveness: what the probability loses without the best words (more is better); sufficiency: what it
-    loses when nothing but them is left (less is better)."""
+class Faithfulness:
+    """comprehensiveness: loss of probability without the best words (high is good); sufficiency: loss with nothing
+    but the best words (low is good)."""
 
     comprehensiveness: float
     sufficiency: float
 
 
 @dataclass(frozen=True)
-class Plausible:
-    """Against the words that people named: as many best words as they named, F1 and intersection over union."""
+class Plausibility:
+    """Agreement of the best words with as many words that people marked: F1 and intersection over union."""
 
     f1: float
     iou: float
 
 
 def faithfulness(
-    probabilities: Probabilities, text: str, found: Attribution, shares: Sequence[float] = SHARES
-) -> Faithful:
-    """The mean over several shares of the words, of which one at least is taken; found: of a note with a word."""
-    counts = [max(1, round(share * len(found.words))) for share in shares]
-    without = [_removed(text, found, found.best(k)) for k in counts]
-    alone = [_kept(text, found, found.best(k)) for k in counts]
-    whole, *rest = probabilities([text, *without, *alone])[:, found.column].astype(np.float64).tolist()
+    probabilities: Probabilities, note: Note, attribution: Attribution, shares: Sequence[float] = SHARES
+) -> Faithfulness:
+    """The mean over several shares of the words, at least one word each."""
+    counts = [max(1, round(share * len(attribution.words))) for share in shares]
+    every = np.arange(len(attribution.words))
+    without = [_without(note, attribution, attribution.best(k)) for k in counts]
+    alone = [_without(note, attribution, np.setdiff1d(every, attribution.best(k))) for k in counts]
+    whole, *rest = probabilities([note, *without, *alone])[:, attribution.label].astype(np.float64).tolist()
     lost = whole - np.array(rest)
-    return Faithful(float(lost[: len(counts)].mean()), float(lost[len(counts) :].mean()))
+    return Faithfulness(float(lost[: len(counts)].mean()), float(lost[len(counts) :].mean()))
 
 
-def plausibility(found: Attribution, evidence: Iterable[Evidence]) -> Plausible | None:
-    """How well the best words agree with the evidence for the code; None where there is none, or it has no word."""
-    gold = np.zeros(len(found.words), dtype=bool)
+def plausibility(attribution: Attribution, evidence: Iterable[Evidence]) -> Plausibility | None:
+    """The agreement of the best words with the evidence of the code; None if the evidence covers no word."""
+    gold = np.zeros(len(attribution.words), dtype=bool)
     for item in evidence:
-        gold |= (found.words.ends > item.start) & (found.words.starts < item.end)
+        gold |= (attribution.words.ends > item.start) & (attribution.words.starts < item.end)
     if not gold.any():
         return None
     chosen = np.zeros(len(gold), dtype=bool)
-    chosen[found.best(int(gold.sum()))] = True
-    both = int((gold & chosen).sum())
-    return Plausible(2 * both / int(gold.sum() + chosen.sum()), both / int((gold | chosen).sum()))
+    chosen[attribution.best(int(gold.sum()))] = True
+    union = int((gold & chosen).sum())
+    return Plausibility(2 * union / int(gold.sum() + chosen.sum()), union / int((gold | chosen).sum()))
 
 
-def _removed(text: str, found: Attribution, words: np.ndarray) -> str:
-    """The text without some of its words."""
+def _without(note: Note, attribution: Attribution, words: np.ndarray) -> Note:
+    """The note without some of its words; the text between words stays."""
     parts, place = [], 0
     for i in sorted(words.tolist()):
-        parts.append(text[place : found.words.starts[i]])
-        place = int(found.words.ends[i])
-    return "".join([*parts, text[place:]])
-
-
-def _kept(text: str, found: Attribution, words: np.ndarray) -> str:
-    """Some of the words of a text alone, in their order; what stands between words stays."""
-    others = np.setdiff1d(np.arange(len(found.words)), words)
-    return _removed(text, found, others)
+        parts.append(note.text[place : attribution.words.starts[i]])
+        place = int(attribution.words.ends[i])
+    return replace(note, text="".join([*parts, note.text[place:]]))

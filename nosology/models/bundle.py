@@ -7,101 +7,21 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
-from nosology.core import BundleError, ConfigError, EvidenceSpan, __version__
+from nosology.core import BundleError, __version__
 from nosology.core.files import atomic_folder, sha256, write_json
-from nosology.core.label_space import LabelSpace
+from nosology.core.model import Model
 from nosology.evaluation.decision import Decision
-from nosology.models.linear.linear_model import Linear
+from nosology.models.registry import REGISTRY, load_class
 
 MANIFEST = "bundle.json"
 DAY_ONE = "day-one"  # the name of the coder that needs no training and no folder
 FORMAT = 1
 _FIELDS = {"kind": str, "files": dict, "decision": dict, "recipe": dict, "provenance": dict, "labels_hash": str}
-
-
-class Model(Protocol):
-    """What every coder can do, whatever it is made of."""
-
-    kind: str
-    labels: LabelSpace
-    notes: np.ndarray  # (L,) training notes of each code
-
-    def probabilities(self, texts: Iterable[str]) -> np.ndarray:
-        """Probabilities (B, L)."""
-
-    def evidence(self, text: str, columns: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
-        """For each column, the stretches of the note that speak for its code, strongest first."""
-
-    def save(self, folder: Path) -> None:
-        """Writes the model's own files."""
-
-
-def _lexicon(folder: Path) -> Model:
-    from nosology.models.lexicon.lexicon_model import Lexicon
-
-    return Lexicon.load(folder)
-
-
-def _caml(folder: Path) -> Model:
-    from nosology.models.caml_laat.caml_laat_model import Caml
-
-    return Caml.load(folder)
-
-
-def _laat(folder: Path) -> Model:
-    from nosology.models.caml_laat.caml_laat_model import Laat
-
-    return Laat.load(folder)
-
-
-def _plm_icd(folder: Path) -> Model:
-    from nosology.models.caml_laat.caml_laat_model import PlmIcd
-
-    return PlmIcd.load(folder)
-
-
-def _dual_laat(folder: Path) -> Model:
-    from nosology.models.dual_laat.dual_laat_model import DualLaat
-
-    return DualLaat.load(folder)
-
-
-def _heads(folder: Path) -> Model:
-    from nosology.models.heads.heads_model import Heads
-
-    return Heads.load(folder)
-
-
-def _plant(folder: Path) -> Model:
-    from nosology.models.plant.plant_model import Plant
-
-    return Plant.load(folder)
-
-
-def _hmhan(folder: Path) -> Model:
-    from nosology.models.hmhan.hmhan_model import Hmhan
-
-    return Hmhan.load(folder)
-
-
-LOADERS: dict[str, Callable[[Path], Model]] = {  # neural ones import torch, which takes seconds, when they are called
-    "linear": Linear.load,
-    "lexicon": _lexicon,
-    "caml": _caml,
-    "laat": _laat,
-    "plm_icd": _plm_icd,
-    "dual_laat": _dual_laat,
-    "heads": _heads,
-    "plant": _plant,
-    "hmhan": _hmhan,
-}
 
 
 @dataclass(frozen=True)
@@ -146,19 +66,17 @@ class Bundle:
         folder = Path(folder)
         manifest = read_manifest(folder)
         kind = manifest["kind"]
-        if kind not in LOADERS:
-            raise BundleError(f"{folder / MANIFEST}: kind must be one of {', '.join(LOADERS)}; got {kind!r}")
+        if kind not in REGISTRY:
+            raise BundleError(f"{folder / MANIFEST}: kind must be one of {', '.join(REGISTRY)}; got {kind!r}")
         for name, digest in manifest["files"].items():
             if Path(name).name != name or not (folder / name).is_file():
                 raise BundleError(f"the bundle {folder} is not whole: {name} is missing")
             if sha256(folder / name) != digest:
                 raise BundleError(f"the bundle {folder} is damaged: {name} is not the file that was saved")
+        model_class = load_class(kind, "model")
         try:
-            model, decision = LOADERS[kind](folder), Decision.from_json(manifest["decision"])
-        except ImportError as error:
-            raise ConfigError(
-                f"a coder of kind {kind} needs {error.name}: pip install nosology[train,embed]"
-            ) from error
+            model: Model = model_class.load(folder)
+            decision = Decision.from_json(manifest["decision"])
         except Exception as error:  # whatever a damaged file makes a loader raise, the user needs one sentence
             raise BundleError(f"the bundle {folder} cannot be read: {type(error).__name__}") from error
         if model.labels.hash != manifest["labels_hash"]:

@@ -90,9 +90,8 @@ def compare(
 def judged(bundle: Bundle, notes: Sequence[Note], threshold: float | None = None) -> Evaluation:
     """A bundle's scores on coded notes, over the codes that its recipe asks for."""
     model = bundle.model
-    read = getattr(model, "note_probabilities", None)
     parts = [notes[start : start + _BATCH] for start in range(0, len(notes), _BATCH)]
-    found = np.concatenate([read(part) if read else model.probabilities(n.text for n in part) for part in parts])
+    found = np.concatenate([model.probabilities(part) for part in parts])
     codes = [note.codes for note in notes]
     mask_other_versions(found, note_versions(codes), label_versions(model.labels))
     settings = LabelSettings.model_validate(bundle.recipe["labels"])

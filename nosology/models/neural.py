@@ -6,7 +6,7 @@ A kind of coder is a subclass: it names its reader and its settings and says how
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
@@ -18,14 +18,17 @@ import torch
 from safetensors.torch import load_file, save
 from scipy import sparse
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
-from nosology.core import EvidenceSpan
+from nosology.core import EvidenceSpan, Note
 from nosology.core.label_space import LabelSpace
+from nosology.core.model import WordWeights
 from nosology.core.settings import Settings
 from nosology.encoders.tokenizers import TokenizedNote
+from nosology.models.lexicon.learned_phrases import Learned
 from nosology.models.spans import best_spans
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
-from nosology.training.data_loader import Batch, pad_notes
+from nosology.training.data_loader import Batch, pad_notes, token_mask
 
 _TOKENS = {"cpu": 16_384, "cuda": 131_072}  # of a batch, pads included
 _NOTES = 256
@@ -39,6 +42,28 @@ class Reader(Protocol):
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` of the same class makes the reader of."""
+
+
+class LabelNet(nn.Module):
+    """A net of states, one a token, and a learned attention over them."""
+
+    learned: Learned
+
+    def states(self, batch: Batch) -> Tensor:
+        """The states (B, T, D) of a batch's tokens."""
+        raise NotImplementedError
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The mean binary cross entropy over the batch's notes x labels."""
+        return binary_cross_entropy_with_logits(self.logits(batch).float(), batch.targets)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Logits (B, L) for the batch's labels, or for all where it names none."""
+        return self.learned.logits(self.states(batch), _mask(batch), batch.labels)
+
+    def attention(self, batch: Batch) -> Tensor:
+        """The weights (B, L, T) of each label over the tokens."""
+        return self.learned.attention(self.states(batch), _mask(batch), batch.labels)
 
 
 class Calibrated:
@@ -73,14 +98,14 @@ class NeuralModel(Calibrated):
     """P(code | note) = calibration(net(reader(note)))."""
 
     labels: LabelSpace
-    notes: np.ndarray  # (L,) training notes of each code
+    train_counts: np.ndarray  # (L,) training notes of each code
     reader: Reader
     net: nn.Module
     shape: Settings  # the recipe's table [model], with every size a number
     calibration: PlattScaling = field(default_factory=PlattScaling)
 
     kind: ClassVar[str]
-    within_versions: ClassVar[bool] = True  # it has learned to choose among codes of one ICD version at a time
+    within_versions: ClassVar[bool] = True
     reader_type: ClassVar[type]  # with from_json
     shape_type: ClassVar[type[Settings]]
 
@@ -105,6 +130,9 @@ class NeuralModel(Calibrated):
     def take_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Takes over what `more_tensors` gave; the other tensors of the file are among them."""
 
+    def weights_changed(self) -> None:
+        """Drops whatever is cached of the net's weights; called after each change of them."""
+
     def batch_logits(self, batch: Batch) -> Tensor:
         """Logits (B, L) of a batch."""
         return self.net.logits(batch)
@@ -115,9 +143,13 @@ class NeuralModel(Calibrated):
 
     # What all kinds do.
 
-    def probabilities(self, texts: Iterable[str]) -> np.ndarray:
-        """Probabilities (B, L) of the model's codes for notes; a note without a token has none (zeros)."""
-        return self.to_probabilities(self.logits_of([self.reader.tokenize(text) for text in texts]))
+    def probabilities(self, notes: Sequence[Note]) -> np.ndarray:
+        """Probabilities (B, L); zeros for a note without a token."""
+        return self.to_probabilities(self.logits_of([self.tokenize(note) for note in notes]))
+
+    def tokenize(self, note: Note) -> TokenizedNote:
+        """The tokens of a note, with all else that the net reads."""
+        return self.reader.tokenize(note.text)
 
     def logits_of(self, reads: Sequence[TokenizedNote], columns: Sequence[int] | None = None) -> np.ndarray:
         """Logits (B, L), float32, of notes that are read already, in their order; columns: of these labels alone.
@@ -134,26 +166,17 @@ class NeuralModel(Calibrated):
                 found[rows] = self.batch_logits(batch).float().cpu().numpy()
         return found
 
-    def evidence(self, text: str, columns: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
-        """For each column, the stretches of the note that its code attends to most, strongest first."""
-        starts, ends, weights = self.word_weights(text, columns)
-        return [best_spans(text, row, starts, ends, limit) for row in weights]
+    def evidence(self, note: Note, labels: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
+        """For each label, the spans of the note with the most attention, strongest first."""
+        words = self.attention_weights(note, labels)
+        return [best_spans(note.text, row, words.starts, words.ends, limit) for row in words.weights]
 
-    def top_tokens(self, text: str, columns: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
-        """For each column, the different words of the note that its code attends to most, each at its strongest place.
-
-        The score of a word is the sum over its places.
-        """
-        starts, ends, weights = self.word_weights(text, columns)
-        words = [text[start:end].lower() for start, end in zip(starts, ends)]
-        return [_strongest(text, words, starts, ends, row)[:limit] for row in weights]
-
-    def word_weights(self, text: str, columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where the words of a note begin and end (W,), and how much each column's code attends to them (C, W)."""
-        read = self.reader.tokenize(text)
-        if not len(read.ids) or not len(columns):
-            return np.empty(0, np.int64), np.empty(0, np.int64), np.zeros((len(columns), 0), np.float32)
-        wanted = torch.tensor(columns, dtype=torch.int64)
+    def attention_weights(self, note: Note, labels: Sequence[int]) -> WordWeights:
+        """The attention of each label over the words of a note."""
+        read = self.reader.tokenize(note.text)
+        if not len(read.ids) or not len(labels):
+            return WordWeights(np.empty(0, np.int64), np.empty(0, np.int64), np.zeros((len(labels), 0), np.float32))
+        wanted = torch.tensor(labels, dtype=torch.int64)
         with evaluating(self.net):
             batch = Batch(*pad_notes([read.ids]), labels=wanted).to(self.device)
             weights = self.batch_attention(batch)[0, :, : len(read.ids)].float().cpu().numpy()
@@ -173,7 +196,7 @@ class NeuralModel(Calibrated):
         }
         (folder / "model.json").write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
         packed = save(
-            {"notes": torch.from_numpy(np.asarray(self.notes, dtype=np.int64)), **tensors, **self.more_tensors()}
+            {"notes": torch.from_numpy(np.asarray(self.train_counts, dtype=np.int64)), **tensors, **self.more_tensors()}
         )
         (folder / "model.safetensors").write_bytes(packed)  # save_file would not say OSError when the disk is full
 
@@ -198,16 +221,13 @@ class NeuralModel(Calibrated):
         return model.to(device or default_device())
 
 
-def by_word(read: TokenizedNote, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where the words of a note begin and end (W,), and their weights (C, W), of the weights (C, T) of its tokens.
-
-    Pieces of one word stand at the same place; the word has what they have together.
-    """
+def by_word(read: TokenizedNote, weights: np.ndarray) -> WordWeights:
+    """The weights (labels, T) of tokens, summed over the word pieces of each word."""
     first = np.flatnonzero(np.diff(read.starts, prepend=-1))
     words = np.add.reduceat(weights, first, axis=1)
     starts, ends = read.starts[first], read.ends[first]
     words[:, ends <= starts] = 0
-    return starts, ends, words
+    return WordWeights(starts, ends, words)
 
 
 @contextmanager
@@ -223,20 +243,6 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 
 
 _NET = "net."
-
-
-def _strongest(
-    text: str, words: list[str], starts: np.ndarray, ends: np.ndarray, weights: np.ndarray
-) -> list[EvidenceSpan]:
-    """Each word of a note that has weight (W,), the heaviest first."""
-    sums: dict[str, float] = {}
-    place: dict[str, int] = {}
-    for i in np.argsort(-weights, kind="stable"):
-        place.setdefault(words[i], int(i))
-        sums[words[i]] = sums.get(words[i], 0.0) + float(weights[i])
-    heaviest = sorted((word for word in sums if sums[word] > 0), key=lambda word: (-sums[word], place[word]))
-    found = [(place[word], sums[word]) for word in heaviest]
-    return [EvidenceSpan(int(starts[i]), int(ends[i]), text[starts[i] : ends[i]], score) for i, score in found]
 
 
 def _distinct(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -270,3 +276,7 @@ def by_length(lengths: np.ndarray, tokens: int, notes: int) -> Iterator[np.ndarr
 def default_device() -> torch.device:
     """A GPU where there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _mask(batch: Batch) -> Tensor:
+    return token_mask(batch.lengths, batch.tokens.shape[1], batch.tokens.device)

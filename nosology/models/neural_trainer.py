@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,20 +17,16 @@ from scipy import sparse
 
 from nosology.codes import table
 from nosology.codes.lookup import label_description
-from nosology.core import Code, ConfigError, DataError
+from nosology.core import Code, DataError
 from nosology.core.label_space import ICD9, ICD10, LabelSpace, label_versions, mask_other_versions, note_versions
 from nosology.core.progress import progress
 from nosology.encoders.tokenizers import TokenizedNote, Vocabulary, WordTokenizer
 from nosology.encoders.word_vectors import train_word_vectors
 from nosology.evaluation import brief
-from nosology.evaluation.decision import Decision
-from nosology.models.caml_laat.caml_laat_model import Caml, CamlNet, Laat, LaatNet, PlmIcd, PlmIcdNet, pretrained
-from nosology.models.dual_laat.dual_laat_model import DualLaat
-from nosology.models.dual_laat.dual_laat_net import DualLaatNet
-from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
-from nosology.models.dual_laat.proposer import Proposer
-from nosology.models.neural import EXCLUDED_LOGIT, NeuralModel, Reader
+from nosology.models.neural import NeuralModel, Reader
+from nosology.models.trainer import CalibratedTrainer, Fit
 from nosology.text.tokens import words_of
+from nosology.training.calibration import EXCLUDED_LOGIT
 from nosology.training.data_loader import Batch, pad_notes
 from nosology.training.examples import (
     Examples,
@@ -38,13 +35,10 @@ from nosology.training.examples import (
     label_space,
     label_targets,
     sample_labels,
-    union,
 )
 from nosology.training.recipe_settings import LabelSettings, Recipe, WordVectorSettings
 from nosology.training.run_folder import REFIT, fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit
-
-Trained = tuple[NeuralModel, Decision, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -73,73 +67,78 @@ class Notes:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the loop is asked to learn: which questions there are, and which of them each label answers.
+class Targets:
+    """What a net is trained to predict: the target of each label, and the targets that compete in a step.
 
-    For most nets a question is a label. DualLAAT asks by description, and codes that share one are one question: none
-    of them is ever another's negative.
+    For most nets a target is a label. DualLAAT reads descriptions, and codes with the same description are one target,
+    so that none is a negative of another.
     """
 
-    question: np.ndarray  # (L,) of each label
-    pools: dict[int, np.ndarray]  # the questions of each version, and of both
-    size: int  # questions of a step at most; 0: all of its version
+    of_label: np.ndarray  # (L,) the target of each label
+    pools: dict[int, np.ndarray]  # the targets of each ICD version, and of both
+    sample_size: int  # targets per step; 0: all of the version
 
     @staticmethod
-    def of(labels: LabelSpace, question: np.ndarray, size: int) -> Asked:
-        """The questions of a label space by version."""
-        of = label_versions(labels)
-        return Asked(question, {v: np.unique(question[(of & v) > 0]) for v in (ICD9, ICD10, ICD9 | ICD10)}, size)
+    def of(labels: LabelSpace, of_label: np.ndarray | None = None, sample_size: int = 0) -> Targets:
+        """The targets of a label space by version; of_label: None for one target per label."""
+        version = label_versions(labels)
+        of_label = np.arange(len(labels)) if of_label is None else of_label
+        pools = {v: np.unique(of_label[(version & v) > 0]) for v in (ICD9, ICD10, ICD9 | ICD10)}
+        return Targets(of_label, pools, sample_size)
 
 
-def train_neural(recipe: Recipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path) -> Trained:
-    """The coder of a recipe; `folder` keeps checkpoints and curves, from which a stopped run goes on."""
-    model, asked, notes = _begun(recipe, train_notes)
-    labels = model.labels
-    dev = Notes.of(dev_notes, recipe.labels, model.reader, labels)
-    fitted = fit_labels(recipe, model, asked, notes, dev, folder, fingerprint(recipe, train_notes, dev_notes))
-    logits = mask_other_versions(model.logits_of(dev.reads), dev.versions, label_versions(labels), EXCLUDED_LOGIT)
-    model = model.calibrated(logits, dev.gold)
-    decision = Decision.tune(recipe.decision, labels, dev.codes, model.to_probabilities(logits))
-    found = asdict(fitted) | {"dev_codes": int(dev.gold.nnz), "shape": model.shape.model_dump()}
-    if refit:
-        model, notes = _refitted(recipe, model, union(train_notes, dev_notes), fitted, folder)
-    if isinstance(model, DualLaat) and recipe.two_stage.candidates:
-        model.proposer = Proposer.fit([read.ids for read in notes.reads], notes.gold, _texts(model))
-        model = model.two_stage(recipe.two_stage.candidates)
-    return model, decision, found
+R = TypeVar("R", bound=Recipe)
 
 
-def _begun(recipe: Recipe, examples: Examples) -> tuple[NeuralModel, Asked, Notes]:
-    """The untrained model of a recipe for these notes, what it is asked, and the notes as it reads them."""
-    labels = label_space(recipe.labels, codes_in_systems(recipe.labels, examples.codes))
-    model, asked = STARTS[recipe.kind](recipe, labels, examples)
-    notes = Notes.of(examples, recipe.labels, model.reader, labels)
-    model.notes = np.asarray(notes.gold.sum(0)).ravel().astype(np.int64)
-    return model, asked, notes
+class NeuralTrainer(CalibratedTrainer[R, NeuralModel]):
+    """Trains a neural model with the training loop; a kind of model says how an untrained one is built."""
 
+    recipe: Any  # a recipe with [training]; each kind has its own class
+    notes: Notes  # the tokenized notes of the latest fit
 
-def _refitted(
-    recipe: Recipe, tuned: NeuralModel, examples: Examples, fitted: TrainingResult, folder: Path
-) -> tuple[NeuralModel, Notes]:
-    """The model trained anew on more notes, for as many epochs as were best, with the tuned one's calibration."""
-    model, asked, notes = _begun(recipe, examples)
-    # At the pace of the whole schedule: one that ends at the best epoch leaves the model behind the tuned threshold.
-    settings = recipe.training.model_copy(update={"stop_epoch": fitted.best_epoch})
-    shorter = recipe.model_copy(update={"training": settings})
-    told, title = fingerprint(shorter, examples), f"{recipe.kind}, once more with the tuning notes"
-    fit_labels(shorter, model, asked, notes, None, folder / REFIT, told, title=title)
-    model.calibration = tuned.calibration
-    return model, notes
+    @abstractmethod
+    def build_model(self, labels: LabelSpace, examples: Examples) -> tuple[NeuralModel, Targets]:
+        """An untrained model for these labels and notes, and what it is trained to predict."""
 
+    def fit(self, train_notes: Examples, dev_notes: Examples) -> Fit[NeuralModel]:
+        """A model trained on train notes; the best epoch is chosen on dev notes."""
+        model, targets, notes = self._build(train_notes)
+        dev = Notes.of(dev_notes, self.recipe.labels, model.reader, model.labels)
+        key = fingerprint(self.recipe, train_notes, dev_notes)
+        fitted = fit_labels(self.recipe, model, targets, notes, dev, self.folder, key)
+        logits = mask_other_versions(
+            model.logits_of(dev.reads), dev.versions, label_versions(model.labels), EXCLUDED_LOGIT
+        )
+        report = asdict(fitted) | {"shape": model.shape.model_dump()}
+        return Fit(model, logits, dev.gold, dev.codes, report, choice=fitted.best_epoch)
 
-def _texts(model: DualLaat) -> np.ndarray:
-    return model.description_ids(model.descriptions).numpy()
+    def refit(self, notes: Examples, fitted: Fit[NeuralModel]) -> NeuralModel:
+        """A model trained on all notes for as many epochs as were best.
+
+        The learning-rate schedule stays that of the whole run: a schedule that ends at the best epoch gives a model
+        that the tuned threshold does not fit.
+        """
+        model, targets, read = self._build(notes)
+        settings = self.recipe.training.model_copy(update={"stop_epoch": fitted.choice})
+        recipe = self.recipe.model_copy(update={"training": settings})
+        title = f"{recipe.kind}, on train and dev notes"
+        fit_labels(recipe, model, targets, read, None, self.folder / REFIT, fingerprint(recipe, notes), title=title)
+        return model
+
+    def _build(self, examples: Examples) -> tuple[NeuralModel, Targets, Notes]:
+        """The untrained model, its targets, and the notes as it reads them."""
+        labels = label_space(self.recipe.labels, codes_in_systems(self.recipe.labels, examples.codes))
+        model, targets = self.build_model(labels, examples)
+        notes = Notes.of(examples, self.recipe.labels, model.reader, labels)
+        model.train_counts = np.asarray(notes.gold.sum(0)).ravel().astype(np.int64)
+        self.notes = notes
+        return model, targets, notes
 
 
 def fit_labels(
     recipe: Recipe,
     model: NeuralModel,
-    asked: Asked,
+    targets: Targets,
     notes: Notes,
     dev: Notes | None,
     folder: Path,
@@ -156,18 +155,18 @@ def fit_labels(
         raise DataError("the training notes have no word: nothing can be learned from them")
 
     def ids(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The questions of all notes one after the other, and where each note's begin and end."""
+        """The targets of all notes, concatenated, and the bounds of each note."""
         some = notes.gold[used[rows]]
-        return asked.question[some.indices], some.indptr
+        return targets.of_label[some.indices], some.indptr
 
     def prepare(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        pool = asked.pools[int(notes.versions[used[rows[0]]])]
-        return sample_labels(ids(rows)[0], pool, asked.size or len(pool), rng)
+        pool = targets.pools[int(notes.versions[used[rows[0]]])]
+        return sample_labels(ids(rows)[0], pool, targets.sample_size or len(pool), rng)
 
     def make_batch(rows: np.ndarray, shared: np.ndarray) -> Batch:
         tokens = pad_notes([notes.reads[row].ids for row in used[rows]])
-        targets = torch.from_numpy(label_targets(shared, *ids(rows)))
-        return Batch(*tokens, torch.from_numpy(shared.astype(np.int64)), targets, torch.from_numpy(used[rows]))
+        gold = torch.from_numpy(label_targets(shared, *ids(rows)))
+        return Batch(*tokens, torch.from_numpy(shared.astype(np.int64)), gold, torch.from_numpy(used[rows]))
 
     looked_at = dev and dev.part(recipe.training.validation_notes, recipe.seed)
     fitted = fit(
@@ -186,21 +185,19 @@ def fit_labels(
             parameter_groups=parameter_groups,
         )
     )
-    if isinstance(model, DualLaat):
-        model.forget()  # descriptions as the last epoch's weights read them
+    model.weights_changed()
     return fitted
 
 
 def _validate(model: NeuralModel, dev: Notes, net: torch.nn.Module) -> dict[str, float]:
     """Micro F1 at its best threshold and mean average precision on dev notes, each within its own version."""
-    if isinstance(model, DualLaat):
-        model.forget()
+    model.weights_changed()
     probabilities = model.to_probabilities(model.logits_of(dev.reads))
     mask_other_versions(probabilities, dev.versions, label_versions(model.labels))
     return brief(model.labels, dev.codes, probabilities)
 
 
-def _words(recipe: Recipe, labels: LabelSpace, examples: Examples) -> tuple[WordTokenizer, torch.Tensor]:
+def word_reader(recipe: Any, labels: LabelSpace, examples: Examples) -> tuple[WordTokenizer, torch.Tensor]:
     """The reader of word models and their first word vectors (V, E), from the examples alone.
 
     Every word of the code tables is in the vocabulary, so that a code never seen is read in its own words.
@@ -225,52 +222,7 @@ def _words(recipe: Recipe, labels: LabelSpace, examples: Examples) -> tuple[Word
     return WordTokenizer(vocabulary, settings.max_words), torch.from_numpy(vectors)
 
 
-def _start_dual_laat(recipe: Recipe, labels: LabelSpace, examples: Examples) -> tuple[NeuralModel, Asked]:
-    if recipe.model.reference_padding:
-        raise ConfigError("model.reference_padding is for weights that were trained so elsewhere (nosology import)")
-    reader, vectors = _words(recipe, labels, examples)
-    shape: DualLaatShape = recipe.model.resolved(len(examples))
-    torch.manual_seed(recipe.seed)  # of the net's first weights
-    net = DualLaatNet(shape, len(reader.vocabulary), recipe.vectors.size, vectors)
-    descriptions = [label_description(code) for code in labels.codes]
-    model = DualLaat(labels, np.zeros(len(labels), np.int64), reader, net, shape, descriptions=descriptions)
-    texts, question = np.unique(_texts(model), axis=0, return_inverse=True)
-    net.descriptions = torch.from_numpy(texts)
-    asked = Asked.of(labels, question.ravel(), shape.labels)
-    true = labels.encode(examples.codes).nnz / max(1, len(examples))
-    most = min(shape.labels, max(map(len, asked.pools.values())))
-    net.expect(min(max(true / most, 1e-6), 0.5))
-    return model, asked
-
-
-def _start_words(
-    net: type[CamlNet | LaatNet], kind: type[Caml | Laat], recipe: Recipe, labels: LabelSpace, examples: Examples
-) -> tuple[NeuralModel, Asked]:
-    reader, vectors = _words(recipe, labels, examples)
-    shape = recipe.model.resolved(len(examples))
-    torch.manual_seed(recipe.seed)  # of the net's first weights
-    made = net(shape, len(reader.vocabulary), recipe.vectors.size, len(labels), vectors, _rates(labels, examples))
-    model = kind(labels, np.zeros(len(labels), np.int64), reader, made, shape)
-    return model, Asked.of(labels, np.arange(len(labels)), 0)
-
-
-def _rates(labels: LabelSpace, examples: Examples) -> torch.Tensor:
+def label_rates(labels: LabelSpace, examples: Examples) -> torch.Tensor:
     """The share of the notes that have each label (L,)."""
     counts = np.asarray(labels.encode(examples.codes).sum(0)).ravel()
     return torch.from_numpy(counts / max(1, len(examples))).float()
-
-
-def _start_plm_icd(recipe: Recipe, labels: LabelSpace, examples: Examples) -> tuple[NeuralModel, Asked]:
-    torch.manual_seed(recipe.seed)  # of the net's first weights
-    reader, encoder = pretrained(recipe.model)
-    net = PlmIcdNet(recipe.model, encoder, len(labels), _rates(labels, examples))
-    model = PlmIcd(labels, np.zeros(len(labels), np.int64), reader, net, recipe.model)
-    return model, Asked.of(labels, np.arange(len(labels)), 0)
-
-
-STARTS: dict[str, Callable[[Any, LabelSpace, Examples], tuple[NeuralModel, Asked]]] = {
-    "caml": partial(_start_words, CamlNet, Caml),
-    "laat": partial(_start_words, LaatNet, Laat),
-    "plm_icd": _start_plm_icd,
-    "dual_laat": _start_dual_laat,
-}

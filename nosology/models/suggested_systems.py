@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from nosology.core import SYSTEMS, ConfigError
-from nosology.models.bundle import Model
+from nosology.core.model import Model
 
 NEWEST = ("icd10cm", "icd10pcs")  # the code systems of the newest ICD version
 
@@ -24,4 +24,4 @@ def suggested_systems(model: Model, systems: Collection[str] = (), *, given: boo
             raise ConfigError(f"system must be one that the coder knows: {named}; got {', '.join(systems)}")
         return set(systems)
     newest = known & set(NEWEST)
-    return newest if newest and not given and getattr(model, "within_versions", False) else known
+    return newest if newest and not given and model.within_versions else known

@@ -13,7 +13,7 @@ from nosology.corpora.corpus import Corpus
 from nosology.models.bundle import Bundle
 from nosology.models.neural_trainer import Notes
 from nosology.models.plant.plant_settings import PlantRecipe
-from nosology.models.plant.plant_trainer import Chain, train_plant
+from nosology.models.plant.plant_trainer import Chain, PlantTrainer
 from nosology.models.plant.stages import Stages
 from nosology.training.examples import Examples, train_and_dev
 
@@ -44,5 +44,6 @@ def train_on_all_notes(recipe: PlantRecipe, corpus: Corpus, folder: Path) -> Bun
     notes = Notes.of(every, recipe.labels, chain.reader, chain.labels)
     whole = replace(Chain.of(recipe, every, folder / "all"), notes=notes, reader=chain.reader, labels=chain.labels)
     stages = StagesOfAllNotes(whole.stages.folder, whole.stages.ground, whole)
-    model, decision, found = train_plant(recipe, learn, dev, False, folder, stages)
+    trained = PlantTrainer(recipe, folder, stages).train(learn, dev, False)
+    model, decision, found = trained.model, trained.decision, trained.report
     return Bundle(model, decision, recipe.model_dump(mode="json"), {"found": found})

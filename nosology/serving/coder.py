@@ -11,7 +11,8 @@ import numpy as np
 from nosology.codes import describe
 from nosology.codes.code_list import read_code_list
 from nosology.core import Code, ConfigError, Note, Suggestion
-from nosology.models.bundle import Bundle, Model
+from nosology.core.model import Model, OpenVocabulary
+from nosology.models.bundle import Bundle
 from nosology.models.suggested_systems import suggested_systems
 from nosology.serving.release import release_translator
 
@@ -42,7 +43,8 @@ class Coder:
         self.model, self._kept = _narrowed(model, wanted)
         self.decision = bundle.decision
         self.release = release
-        self._descriptions = dict(zip(self.model.labels.codes, getattr(self.model, "descriptions", ())))
+        descriptions = self.model.descriptions if isinstance(self.model, OpenVocabulary) else ()
+        self._descriptions = dict(zip(self.model.labels.codes, descriptions))
         self._translate = release_translator(release) if release else None
 
     @classmethod
@@ -73,13 +75,12 @@ class Coder:
         notes: texts, or notes with what stands beside their texts, which a coder that reads columns then takes in.
         """
         notes = (Note("", note) if isinstance(note, str) else note for note in notes)
-        read = getattr(self.model, "note_probabilities", None)
         while batch := list(islice(notes, _BATCH)):
-            probabilities = read(batch) if read else self.model.probabilities([note.text for note in batch])
+            probabilities = self.model.probabilities(batch)
             if self._kept is not None:
                 probabilities = probabilities * self._kept
             for note, row in zip(batch, probabilities):
-                yield self._suggest(note.text, row, top)
+                yield self._suggest(note, row, top)
 
     def _ranked(self, probabilities: np.ndarray, top: int | None) -> dict[Code, tuple[float, int]]:
         """The codes to suggest, each with its probability and the column it comes from; probabilities: (L,)."""
@@ -105,10 +106,10 @@ class Coder:
         own = self._descriptions.get(code, "")
         return describe(code, self.release) or own if self.release else own or describe(code)
 
-    def _suggest(self, text: str, probabilities: np.ndarray, top: int | None) -> list[Suggestion]:
+    def _suggest(self, note: Note, probabilities: np.ndarray, top: int | None) -> list[Suggestion]:
         ranked = self._ranked(probabilities, top)
         accepted = self.decision.accepted(self.model.labels, probabilities)
-        evidence = self.model.evidence(text, [column for _, column in ranked.values()]) if ranked else []
+        evidence = self.model.evidence(note, [column for _, column in ranked.values()]) if ranked else []
         return [
             Suggestion(
                 system=code.system,
@@ -124,7 +125,7 @@ class Coder:
 
 def _with_codes(model: Model, codes: Sequence[tuple[Code, str]]) -> Model:
     """The model with these codes in the place of its own."""
-    if not hasattr(model, "with_codes"):
+    if not isinstance(model, OpenVocabulary):
         raise ConfigError(
             f"codes cannot be given to a coder of kind {model.kind}: it knows only the codes it was trained on"
         )
@@ -138,7 +139,7 @@ def _narrowed(model: Model, systems: set[str]) -> tuple[Model, np.ndarray | None
     kept = np.array([code.system in systems for code in model.labels.codes], dtype=np.float32)
     if kept.all():
         return model, None
-    if hasattr(model, "with_codes"):  # then the others need not even be scored
+    if isinstance(model, OpenVocabulary):  # then the others need not even be scored
         pairs = zip(model.labels.codes, model.descriptions)
         return model.with_codes([pair for pair, keep in zip(pairs, kept) if keep]), None
     return model, kept

@@ -12,7 +12,7 @@ from nosology.cli import app
 from nosology.core import ConfigError, DataError, FederationError
 from nosology.corpora.corpus import write_corpus
 from nosology.models.bundle import Bundle
-from tests.conftest import small_notes
+from tests.conftest import as_notes, small_notes
 
 SMALL = ["federation.rounds=2", "federation.min_site_notes=1", "federation.min_notes=2", "model.widths=[16]"]
 
@@ -38,7 +38,7 @@ def test_a_federation_is_simulated_and_its_bundle_can_be_used(small_corpus, tmp_
     bundle = Bundle.load(tmp_path / "bundle")
     assert bundle.recipe["federation"]["min_sites"] == 4  # never more than there are
     assert bundle.provenance["corpora"][0]["hash"] == small_corpus.hash
-    assert bundle.model.probabilities(["congestive heart failure", ""]).shape == (2, 6)
+    assert bundle.model.probabilities(as_notes(["congestive heart failure", ""])).shape == (2, 6)
     note = tmp_path / "note.txt"
     note.write_text("The weather was fine. Known congestive heart failure. Seen in clinic.")
     coded = CliRunner().invoke(app, ["code", str(tmp_path / "bundle"), str(note), "--top", "1", "--json"])

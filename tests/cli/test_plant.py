@@ -103,7 +103,7 @@ def test_wrong_input(small_bundle, small_corpus, tmp_path):
     assert "model.planted must be true" in refused("plant", "ranker", "plant", *asked, "--set", "model.planted=false")
     assert "needs a note" in refused("explain", str(small_bundle))
     assert "one that the coder knows" in refused("explain", str(small_bundle), "--code", "Z99")
-    assert "keeps no list of words" in refused("explain", str(small_bundle), "--code", "I50.9")
+    assert "stores no informative words" in refused("explain", str(small_bundle), "--code", "I50.9")
 
 
 def test_a_folder_that_is_no_bundle_is_refused_before_anything_is_learned(small_corpus, tmp_path, settings):

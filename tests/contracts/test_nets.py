@@ -17,9 +17,9 @@ from scipy import sparse
 
 from nosology.core import Code
 from nosology.core.label_space import LabelSpace
-from nosology.encoders.tokenizers import ReportTokenizer, Vocabulary, WordTokenizer
+from nosology.encoders.tokenizers import PAD, ReportTokenizer, Vocabulary, WordTokenizer
 from nosology.encoders.transformer import load_pretrained
-from nosology.models.caml_laat.caml_laat_model import Caml, CamlNet, Laat, LaatNet, PlmIcd, PlmIcdNet
+from nosology.models.caml_laat.caml_laat_model import Caml, CamlNet, Laat, LaatNet
 from nosology.models.caml_laat.caml_laat_settings import CamlShape, LaatShape
 from nosology.models.dual_laat.dual_laat_model import DualLaat
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
@@ -32,9 +32,11 @@ from nosology.models.neural import NeuralModel
 from nosology.models.plant.plant_model import Plant
 from nosology.models.plant.plant_settings import PlantShape, RankerSettings
 from nosology.models.plant.relevance import Relevance
+from nosology.models.plm_icd.plm_icd_model import PlmIcd, PlmIcdNet
 from nosology.models.plm_icd.plm_icd_settings import PlmIcdShape
 from nosology.text.tokens import words_of
-from nosology.training.data_loader import PAD, Batch, pad_notes, token_mask
+from nosology.training.data_loader import Batch, pad_notes, token_mask
+from tests.conftest import as_notes
 from tests.encoders.tiny import tiny_bert
 
 CODES = LabelSpace(Code("icd10cm", code) for code in ("I50.9", "J18.9", "M54.5", "E10.9", "E11.9", "R51.9", "Z23"))
@@ -229,24 +231,24 @@ def test_a_saved_model_gives_the_same_logits(model, tmp_path):
     assert all(path.suffix in (".json", ".safetensors") and path.is_file() for path in tmp_path.iterdir())
     loaded = type(model).load(tmp_path, device="cpu")
     assert (loaded.kind, loaded.labels, loaded.calibration) == (model.kind, model.labels, model.calibration)
-    assert loaded.notes.tolist() == NOTES.tolist() and not loaded.net.training
-    assert np.array_equal(loaded.probabilities(texts), model.probabilities(texts))
+    assert loaded.train_counts.tolist() == NOTES.tolist() and not loaded.net.training
+    assert np.array_equal(loaded.probabilities(as_notes(texts)), model.probabilities(as_notes(texts)))
 
 
 def test_evidence_lies_in_the_note(model):
     text = "Chronic low back pain.\nPneumonia of the RIGHT lobe, type 2"
-    spans = model.evidence(text, [4, 0], limit=3)
+    spans = model.evidence(as_notes([text])[0], [4, 0], limit=3)
     assert len(spans) == 2 and all(1 <= len(found) <= 3 for found in spans)
     for span in (span for found in spans for span in found):
         assert text[span.start : span.end] == span.text and span.text.strip() and 0 < span.score <= 1 + 1e-5
-    assert model.evidence("", [1, 2]) == [[], []]
+    assert model.evidence(as_notes([""])[0], [1, 2]) == [[], []]
 
 
 def test_a_note_without_a_token_has_no_code(model):
-    found = model.probabilities(["", "heart failure", " \n"])
+    found = model.probabilities(as_notes(["", "heart failure", " \n"]))
     assert found.shape == (3, len(CODES)) and found.dtype == np.float32
     assert not found[[0, 2]].any() and found[1].all()
-    assert model.probabilities([]).shape == (0, len(CODES))
+    assert model.probabilities(as_notes([])).shape == (0, len(CODES))
 
 
 def test_half_precision_trains(model):

@@ -125,7 +125,7 @@ def test_a_threshold_tuned_anew_suits_the_set(mixed_corpus, small_bundle, tmp_pa
     labels = LabelSpace(model.labels.codes[j] for j in columns)
     dev = list(mixed_corpus.notes("dev"))
     gold = [[code for code in note.codes if code in labels] for note in dev]
-    expected = tune_threshold(labels, gold, model.probabilities(note.text for note in dev)[:, columns])
+    expected = tune_threshold(labels, gold, model.probabilities(list(dev))[:, columns])
     assert tuned.evaluation.metrics["threshold"] == pytest.approx(expected)
     assert provenance(tmp_path / "b")["threshold"].startswith("tuned on the dev notes")
     assert "tuned on these notes" in measure(bundle, mixed_corpus, "dev", tmp_path / "c", tune=True).cautions[0]
@@ -141,19 +141,23 @@ def test_tuning_needs_dev_notes(small_bundle, tmp_path):
 class ByDescription:
     """A coder that can be given codes: it takes a code to be true where the note has its first word."""
 
-    kind = "fake"
+    kind, within_versions = "fake", False
 
     def __init__(self, codes):
         self.labels = LabelSpace(code for code, _ in codes)
         self.descriptions = [text for _, text in codes]
         self.words = [text.lower().split()[0] for text in self.descriptions]
-        self.notes = np.zeros(len(codes), dtype=np.int64)
+        self.train_counts = np.zeros(len(codes), dtype=np.int64)
 
-    def probabilities(self, texts):
+    def probabilities(self, notes):
+        texts = [note.text for note in notes]
         return np.array([[0.1 + 0.8 * (word in text.lower()) for word in self.words] for text in texts])
 
     def with_codes(self, codes):
         return ByDescription(codes)
+
+    def unreadable_codes(self):
+        return []
 
 
 def test_a_coder_that_reads_descriptions_is_asked_for_codes_it_was_not_trained_on(mixed_corpus, tmp_path):

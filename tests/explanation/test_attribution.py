@@ -5,15 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nosology.core import Code, ConfigError, Evidence
+from nosology.core import Code, ConfigError, Evidence, Note
 from nosology.core.label_space import LabelSpace
-from nosology.explanation.attribution import Attribution, _onto, attribute, methods_of
-from nosology.explanation.draw import highlighted, page, picture
+from nosology.core.model import WordWeights
+from nosology.explanation.attribution import Attribution, _to_words, attribute, methods_of
+from nosology.explanation.highlight import highlighted, html_page, write_picture
 from nosology.explanation.quality import faithfulness, plausibility
 from nosology.text.tokens import tokenize, words_of
 
 CODE = Code("icd9cm", "486")
 TEXT = "History: cough.\nImpression: No <b>effusion</b>; right PNEUMONIA, with cough"
+NOTE = Note("", TEXT)
 
 
 class Counting:
@@ -24,8 +26,10 @@ class Counting:
     def __init__(self):
         self.asked = []
 
-    def probabilities(self, texts):
-        texts = list(texts)
+    within_versions = False
+
+    def probabilities(self, notes):
+        texts = [note.text for note in notes]
         self.asked += texts
         words = [words_of(text) for text in texts]
         logits = np.array([2.0 * ("pneumonia" in w) - 1.0 * ("cough" in w) for w in words])
@@ -37,7 +41,7 @@ def by_word(found: Attribution) -> dict[str, float]:
 
 
 def test_occlusion_is_what_the_logit_loses():
-    found = attribute(Counting(), TEXT, 0, "occlusion")
+    found = attribute(Counting(), NOTE, 0, "occlusion")
     weights = by_word(found)
     assert weights["PNEUMONIA"] == pytest.approx(2.0, abs=1e-6)
     assert weights["right"] == weights["cough"] == pytest.approx(0, abs=1e-9), "cough is told twice"
@@ -45,28 +49,29 @@ def test_occlusion_is_what_the_logit_loses():
 
 def test_lime_finds_the_words_that_count_and_asks_each_text_once():
     model = Counting()
-    weights = by_word(attribute(model, TEXT.replace("cough.", "pain."), 0, "lime", samples=400))
+    weights = by_word(attribute(model, Note("", TEXT.replace("cough.", "pain.")), 0, "lime", samples=400))
     assert max(weights, key=weights.get) == "PNEUMONIA" and min(weights, key=weights.get) == "cough"
     assert len(model.asked) == len(set(model.asked))
-    again = by_word(attribute(Counting(), TEXT.replace("cough.", "pain."), 0, "lime", samples=400))
+    again = by_word(attribute(Counting(), Note("", TEXT.replace("cough.", "pain.")), 0, "lime", samples=400))
     assert again == weights, "the seed decides the samples"
 
 
 def test_words_stand_where_they_stand_in_the_note():
-    found = attribute(Counting(), TEXT, 0, "lime", samples=50)
+    found = attribute(Counting(), NOTE, 0, "lime", samples=50)
     assert [TEXT[a:b] for a, b in found.words.spans()] == found.words.words
 
 
 def test_methods_follow_the_kind_of_coder():
     assert methods_of(Counting()) == ["occlusion", "lime"]
     with pytest.raises(ConfigError, match="method must be one of occlusion, lime for a coder of kind counting"):
-        attribute(Counting(), TEXT, 0, "attention")
-    assert len(attribute(Counting(), " ...", 0, "lime").weights) == 0
+        attribute(Counting(), NOTE, 0, "attention")
+    assert len(attribute(Counting(), Note("", " ..."), 0, "lime").weights) == 0
 
 
 def test_stretches_give_to_the_words_they_touch():
     words = tokenize("no urinary tract infection")
-    assert _onto(words, np.array([0, 3]), np.array([2, 16]), np.array([1.0, 4.0])).tolist() == [1, 2, 2, 0]
+    source = WordWeights(np.array([0, 3]), np.array([2, 16]), np.array([[1.0, 4.0]]))
+    assert _to_words(words, source).tolist() == [1, 2, 2, 0]
 
 
 def attributed(weights) -> Attribution:
@@ -77,7 +82,7 @@ def attributed(weights) -> Attribution:
 def test_faithfulness_rewards_the_right_word_first():
     text = "right pneumonia with cough"
     right, wrong = attributed([0, 9, 0, -1]), attributed([3, -9, 2, 1])
-    good, bad = (faithfulness(Counting().probabilities, text, found, [0.25]) for found in (right, wrong))
+    good, bad = (faithfulness(Counting().probabilities, Note("", text), found, [0.25]) for found in (right, wrong))
     p = {x: 1 / (1 + np.exp(-x)) for x in (-1.0, 0.0, 1.0, 2.0)}
     assert good.comprehensiveness == pytest.approx(p[1.0] - p[-1.0])
     assert good.sufficiency == pytest.approx(p[1.0] - p[2.0])
@@ -93,10 +98,10 @@ def test_plausibility_counts_words_that_people_named():
 
 
 def test_pages_show_the_note_as_it_is_and_run_nothing():
-    found = attribute(Counting(), TEXT, 0, "occlusion")
+    found = attribute(Counting(), NOTE, 0, "occlusion")
     html = highlighted(TEXT, found)
     assert "&lt;b&gt;effusion&lt;/b&gt;" in html and "<mark" in html and ">PNEUMONIA</mark>" in html
-    whole = page("<note>", TEXT, [("occlusion", found)])
+    whole = html_page("<note>", TEXT, [("occlusion", found)])
     assert "&lt;note&gt;" in whole and "<script" not in whole and "http" not in whole
 
 
@@ -107,12 +112,12 @@ def test_a_picture_ends_where_nobody_would_scroll_any_more(tmp_path):
     for count in (490, 600, 900):
         text = "cough\n" * count
         words = tokenize(text)
-        picture(tmp_path / "x.png", "title", text, Attribution("lime", 0, words, np.ones(len(words))))
+        write_picture(tmp_path / "x.png", "title", text, Attribution("lime", 0, words, np.ones(len(words))))
         heights.append(imread(tmp_path / "x.png").shape[0])
     assert heights[0] < heights[1] == heights[2]
 
 
 @pytest.mark.parametrize("text", [TEXT, "x" * 300 + " word", "one\n\n\ntwo $a_b$", "cough"])
 def test_a_picture_is_drawn(tmp_path, text):
-    picture(tmp_path / "note.png", "486 $Pneumonia", text, attribute(Counting(), text, 0, "occlusion"))
+    write_picture(tmp_path / "note.png", "486 $Pneumonia", text, attribute(Counting(), Note("", text), 0, "occlusion"))
     assert (tmp_path / "note.png").read_bytes().startswith(b"\x89PNG")

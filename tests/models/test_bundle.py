@@ -9,9 +9,12 @@ from nosology.core import BundleError, Code
 from nosology.core.label_space import LabelSpace
 from nosology.evaluation.decision import Decision
 from nosology.models.bundle import Bundle
-from nosology.models.linear.linear_model import Choice, Linear, LinearRecipe, fit_linear
+from nosology.models.linear.linear_model import Linear
+from nosology.models.linear.linear_settings import LinearRecipe
+from nosology.models.linear.linear_trainer import Choice, fit_linear
 from nosology.models.linear.tfidf import Tfidf, TfidfSettings
 from nosology.training.calibration import ScoreCalibration
+from tests.conftest import as_notes
 
 LABELS = LabelSpace([Code("icd10cm", "I10"), Code("icd9cm", "401.9")])
 
@@ -21,7 +24,7 @@ def bundle(tmp_path):
     texts = ["high blood pressure", "fever", "blood pressure high", "cough"]
     gold = LABELS.encode([[LABELS.codes[0]], [], [LABELS.codes[1]], []])
     model = fit_linear(LinearRecipe(), LABELS, *Tfidf.fit(texts, TfidfSettings()), gold, Choice(1.0, 100))
-    model = Linear(LABELS, model.notes, model.tfidf, model.weights, model.bias, ScoreCalibration(0, 1, 0, 0))
+    model = Linear(LABELS, model.train_counts, model.tfidf, model.weights, model.bias, ScoreCalibration(0, 1, 0, 0))
     saved = Bundle(model, Decision(0.4, {LABELS.codes[1]: 0.7}), {"kind": "linear"}, {"seed": 1})
     saved.save(tmp_path / "b")
     return saved, tmp_path / "b"
@@ -31,7 +34,7 @@ def test_round_trip(bundle):
     saved, folder = bundle
     again = Bundle.load(folder)
     texts = ["high fever", "blood"]
-    assert np.array_equal(again.model.probabilities(texts), saved.model.probabilities(texts))
+    assert np.array_equal(again.model.probabilities(as_notes(texts)), saved.model.probabilities(as_notes(texts)))
     assert (again.decision, again.recipe, again.provenance) == (saved.decision, saved.recipe, saved.provenance)
     assert {path.suffix for path in folder.iterdir()} == {".json", ".safetensors"}
 

@@ -17,9 +17,11 @@ from nosology.core import Code
 from nosology.core.label_space import LabelSpace
 from nosology.core.settings import Settings
 from nosology.encoders.tokenizers import TokenizedNote, Vocabulary, WordTokenizer
+from nosology.explanation.attribution import top_words
 from nosology.models.neural import NeuralModel, by_length
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
 from nosology.training.data_loader import token_mask
+from tests.conftest import as_notes
 
 LABELS = LabelSpace([Code("icd10cm", "I50.9"), Code("icd10cm", "J18.9"), Code("icd9cm", "428.0")])
 WORDS = ["heart", "failure", "pneumonia", "pain"]
@@ -77,7 +79,7 @@ def by_hand(model: Count, text: str) -> np.ndarray:
 
 def test_probabilities_come_in_the_order_of_the_notes_and_do_not_need_a_list(model):
     texts = ["heart failure " * n for n in (3, 1, 40, 7)] + ["pain", ""]
-    found = model.probabilities(iter(texts))
+    found = model.probabilities(as_notes(iter(texts)))
     assert found.dtype == np.float32 and found.shape == (6, 3)
     for text, row in zip(texts[:5], found):
         assert row == pytest.approx(expit(by_hand(model, text)), abs=1e-5)
@@ -94,15 +96,15 @@ def test_logits_of_some_columns_and_of_empty_notes(model):
 
 def test_scoring_is_in_evaluation_mode_and_leaves_the_mode_as_it_was(model):
     model.net.train()
-    model.probabilities(["pain"])
+    model.probabilities(as_notes(["pain"]))
     assert model.net.seen[-1][-1] is False and model.net.training
     model.net.eval()
-    model.probabilities(["pain"])
+    model.probabilities(as_notes(["pain"]))
     assert not model.net.training
 
 
 def test_weights_that_were_scored_with_can_still_be_trained(model):
-    model.probabilities(["pain"])
+    model.probabilities(as_notes(["pain"]))
     model.net.table(torch.tensor([1])).sum().backward()
     assert model.net.table.weight.grad is not None
 
@@ -125,17 +127,17 @@ def test_evidence_is_the_words_with_the_largest_attention(model):
         model.net.table.weight[model.reader.vocabulary.ids(["pneumonia"])[0], 1] = 5.0
         model.net.table.weight[model.reader.vocabulary.ids(["heart", "failure"]), 0] = 4.0
     text = "No pain.\nHeart  failure and (pneumonia)"
-    (second,), (first,) = model.evidence(text, [1, 0])
+    (second,), (first,) = model.evidence(as_notes([text])[0], [1, 0])
     assert second.text == "pneumonia" and (second.start, second.end) == (29, 38)
     assert first.text == "Heart  failure" and first.score == pytest.approx(1, abs=1e-3)
 
 
-def test_top_tokens_are_different_words_that_count_at_all_their_places(model):
+def test_top_words_are_distinct_and_sum_over_their_places(model):
     with torch.no_grad():
         model.net.table.weight.fill_(-9.0)
         model.net.table.weight[model.reader.vocabulary.ids(["pneumonia"])[0], 0] = np.log(3)
         model.net.table.weight[model.reader.vocabulary.ids(["heart"])[0], 0] = np.log(2)
-    found = model.top_tokens("heart pneumonia Heart", [0], limit=2)[0]
+    found = top_words(model, as_notes(["heart pneumonia Heart"])[0], [0], limit=2)[0]
     assert [(item.text, item.start, pytest.approx(item.score, abs=1e-3)) for item in found] == [
         ("heart", 0, 4 / 7),
         ("pneumonia", 6, 3 / 7),
@@ -153,7 +155,7 @@ def test_pieces_of_a_word_count_together(model):
     model.reader = Pieces()
     with torch.no_grad():
         model.net.table.weight.zero_()
-    (spans,) = model.evidence("pneumonia pain", [0])
+    (spans,) = model.evidence(as_notes(["pneumonia pain"])[0], [0])
     assert [(span.text, pytest.approx(span.score)) for span in spans] == [("pneumonia", 0.6), ("pain", 0.2)]
 
 
@@ -165,8 +167,8 @@ def test_saving_keeps_shared_weights_shared_and_nothing_is_a_pickle(model, tmp_p
     assert described["kind"] == "count" and described["tied"] == {"same.weight": "table.weight"}
     loaded = Count.load(tmp_path, device="cpu")
     assert loaded.net.same.weight is loaded.net.table.weight
-    assert np.array_equal(loaded.probabilities(["pain heart"]), model.probabilities(["pain heart"]))
-    assert loaded.notes.tolist() == [3, 2, 1] and loaded.labels == LABELS
+    assert np.array_equal(loaded.probabilities(as_notes(["pain heart"])), model.probabilities(as_notes(["pain heart"])))
+    assert loaded.train_counts.tolist() == [3, 2, 1] and loaded.labels == LABELS
     assert loaded.device == torch.device("cpu")
 
 

@@ -14,11 +14,13 @@ from nosology.core.label_space import ICD9, ICD10, LabelSpace
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.evaluation.measure import measure
 from nosology.models import neural_trainer as neural
+from nosology.models import trainer
 from nosology.models.bundle import Bundle
-from nosology.models.neural_trainer import Asked
+from nosology.models.neural_trainer import Targets
+from nosology.models.registry import load_class
 from nosology.models.train import run_folder, train
 from nosology.training.examples import Examples
-from tests.conftest import PHRASES, small_notes
+from tests.conftest import PHRASES, as_notes, small_notes
 
 QUICK = ["vectors.size=32", "vectors.epochs=1", "training.batch=16", "training.warmup=20"]
 SMALL = {
@@ -61,10 +63,10 @@ def test_dual_laat_learns_both_versions(coder, larger, tmp_path):
 def test_the_coder_shows_the_words_and_takes_other_codes(coder):
     text = "Seen today. Chronic low back pain. Feels well."
     column = coder.model.labels.column(Code("icd10cm", "M54.5"))
-    best = coder.model.evidence(text, [column])[0][0]
+    best = coder.model.evidence(as_notes([text])[0], [column])[0][0]
     assert text[best.start : best.end] == best.text
     other = coder.model.with_codes([(Code("icd10cm", "Z99.99"), "low back pain, a code of next year")])
-    assert other.probabilities([text]).shape == (1, 1)
+    assert other.probabilities(as_notes([text])).shape == (1, 1)
 
 
 def test_the_bundle_says_how_it_was_trained(coder):
@@ -81,7 +83,7 @@ def test_the_run_folder_is_gone_when_the_bundle_is_there(small_corpus, tmp_path)
 
 
 def test_pads_take_part_in_imported_weights_alone(small_corpus, tmp_path):
-    with pytest.raises(ConfigError, match=r"model\.reference_padding is for weights that were trained so elsewhere"):
+    with pytest.raises(ConfigError, match=r"model\.reference_padding is only for imported weights"):
         train(recipe("dual_laat", "model.reference_padding=true"), [small_corpus], tmp_path / "bundle")
 
 
@@ -99,7 +101,9 @@ def test_plm_icd_learns_with_the_packaged_transformer(tmp_path):
     bundle = train(load_recipe("plm_icd", changed), [corpus], tmp_path / "bundle")
     text = "Seen for pneumonia of the right lower lobe."
     again = Bundle.load(tmp_path / "bundle")
-    np.testing.assert_allclose(again.model.probabilities([text]), bundle.model.probabilities([text]), atol=1e-5)
+    np.testing.assert_allclose(
+        again.model.probabilities(as_notes([text])), bundle.model.probabilities(as_notes([text])), atol=1e-5
+    )
 
 
 def test_a_stopped_run_goes_on_where_it_was(small_corpus, tmp_path, monkeypatch):
@@ -109,14 +113,16 @@ def test_a_stopped_run_goes_on_where_it_was(small_corpus, tmp_path, monkeypatch)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(neural.Decision, "tune", stop)
+        patch.setattr(trainer.Decision, "tune", stop)
         with pytest.raises(KeyboardInterrupt):
             train(recipe("caml", "training.epochs=3"), [small_corpus], tmp_path / "bundle")
     assert (run_folder(tmp_path / "bundle") / "checkpoint.safetensors").is_file()
     again = train(recipe("caml", "training.epochs=3"), [small_corpus], tmp_path / "bundle")
     assert again.provenance["found"]["resumed_at"] == whole.provenance["found"]["steps"]
     texts = ["congestive heart failure and type 2 diabetes"]
-    np.testing.assert_array_equal(again.model.probabilities(texts), whole.model.probabilities(texts))
+    np.testing.assert_array_equal(
+        again.model.probabilities(as_notes(texts)), whole.model.probabilities(as_notes(texts))
+    )
 
 
 def test_without_dev_notes_some_train_notes_stand_in_and_all_are_learned_from(tmp_path, capsys):
@@ -124,8 +130,8 @@ def test_without_dev_notes_some_train_notes_stand_in_and_all_are_learned_from(tm
     corpus = write_corpus(notes, tmp_path / "corpus", source={}, filters=[], counts={})
     bundle = train(recipe("caml", "training.epochs=2"), [corpus], tmp_path / "bundle")
     assert bundle.provenance["refit"]
-    assert bundle.model.notes.sum() == sum(len(note.codes) for note in notes)
-    assert "caml, once more with the tuning notes: epoch 1/" in capsys.readouterr().err
+    assert bundle.model.train_counts.sum() == sum(len(note.codes) for note in notes)
+    assert "caml, on train and dev notes: epoch 1/" in capsys.readouterr().err
 
 
 def test_notes_without_a_word_are_refused(tmp_path):
@@ -142,7 +148,7 @@ def test_only_train_notes_teach_words(small_corpus, tmp_path):
     ]
     other = write_corpus(changed, tmp_path / "corpus", source={}, filters=[], counts={})
     made = [
-        neural._words(recipe("caml"), LabelSpace(PHRASES), Examples([corpus], lambda note: note.split == "train"))
+        neural.word_reader(recipe("caml"), LabelSpace(PHRASES), Examples([corpus], lambda note: note.split == "train"))
         for corpus in (small_corpus, other)
     ]
     assert "zebrafish" not in made[1][0].vocabulary
@@ -154,18 +160,16 @@ def captured(monkeypatch, small_corpus, kind: str, *more: str) -> SimpleNamespac
     """What the loop is called with."""
     calls = []
 
-    def fit(net, settings, **told):
-        calls.append(SimpleNamespace(net=net, **told))
+    def fit(run):
+        calls.append(run)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(neural, "fit", fit)
     with pytest.raises(KeyboardInterrupt):
-        neural.train_neural(
-            recipe(kind, *more),
+        load_class(kind, "trainer")(recipe(kind, *more), small_corpus.folder / "none").train(
             Examples([small_corpus], lambda note: note.split == "train"),
             Examples([small_corpus], lambda note: note.split == "dev"),
             False,
-            small_corpus.folder / "none",
         )
     return calls[0]
 
@@ -195,8 +199,8 @@ def _columns(call: SimpleNamespace, shared: np.ndarray, labels: LabelSpace, kind
 
 def test_codes_that_share_a_description_are_one_question():
     labels = LabelSpace([Code("icd10cm", "A00"), Code("icd10cm", "A01"), Code("icd9cm", "001")])
-    asked = Asked.of(labels, np.array([4, 4, 4]), 10)
-    assert {version: pool.tolist() for version, pool in asked.pools.items()} == {
+    targets = Targets.of(labels, np.array([4, 4, 4]), 10)
+    assert {version: pool.tolist() for version, pool in targets.pools.items()} == {
         ICD9: [4],
         ICD10: [4],
         ICD9 | ICD10: [4],
@@ -211,11 +215,13 @@ def test_what_is_saved_is_what_was_tuned(larger, tmp_path, monkeypatch):
     assert made.provenance["found"]["best_epoch"] == 1
     texts = [note.text for note in small_notes(20)]
     loaded = Bundle.load(tmp_path / "bundle")
-    np.testing.assert_allclose(made.model.probabilities(texts), loaded.model.probabilities(texts), atol=1e-6)
+    np.testing.assert_allclose(
+        made.model.probabilities(as_notes(texts)), loaded.model.probabilities(as_notes(texts)), atol=1e-6
+    )
     dev = Examples([larger], lambda note: note.split == "dev")
     tuned = neural.Notes.of(dev, recipe("dual_laat").labels, made.model.reader, made.model.labels)
     logits = loaded.model.logits_of(tuned.reads)
-    neural.only_own_version(logits, tuned.versions, neural.label_versions(made.model.labels), neural.NOTHING)
+    neural.mask_other_versions(logits, tuned.versions, neural.label_versions(made.model.labels), neural.EXCLUDED_LOGIT)
     assert made.model.calibration == pytest.approx(loaded.model.calibrated(logits, tuned.gold).calibration)
 
 

@@ -9,7 +9,7 @@ from nosology.core import Code, ConfigError, DataError, Note
 from nosology.corpora.corpus import write_corpus
 from nosology.models.bundle import Bundle
 from nosology.models.train import train
-from tests.conftest import small_notes
+from tests.conftest import as_notes, small_notes
 
 
 def corpus(notes, folder):
@@ -60,7 +60,7 @@ def test_a_corpus_without_splits_holds_out_a_share_and_then_uses_all(tmp_path):
     assert 0 < bundle.provenance["n_dev"] < 60
     assert bundle.provenance["n_train"] + bundle.provenance["n_dev"] == 120
     assert bundle.provenance["tuned_on"] == "15% of train"
-    assert bundle.model.notes.sum() == sum(len(note.codes) for note in notes)
+    assert bundle.model.train_counts.sum() == sum(len(note.codes) for note in notes)
 
 
 def tiny(codes, **fields):
@@ -90,7 +90,7 @@ def test_tiny_corpora_make_a_coder(notes, threshold, tmp_path):
     bundle = train(recipe, [corpus(notes, tmp_path / "c")], tmp_path / "b")
     assert bundle.provenance["n_train"] and bundle.provenance["n_dev"]
     assert 0 < bundle.decision.threshold < 1
-    assert Bundle.load(tmp_path / "b").model.probabilities(["cough"]).shape == (1, len(bundle.model.labels))
+    assert Bundle.load(tmp_path / "b").model.probabilities(as_notes(["cough"])).shape == (1, len(bundle.model.labels))
 
 
 def test_a_lone_coded_note_is_refused(tmp_path):
@@ -127,7 +127,7 @@ def test_label_settings(small_corpus, tmp_path):
     ("change", "sentence"),
     [
         (lambda note: replace(note, codes=()), "training notes have no codes"),
-        (lambda note: replace(note, split="test"), "no corpus has train notes"),
+        (lambda note: replace(note, split="test"), "a corpus must have train notes"),
         (
             lambda note: replace(note, codes=() if note.split == "dev" else note.codes),
             "dev notes have no codes",

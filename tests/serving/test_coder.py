@@ -102,16 +102,20 @@ class ByDescription:
         self.labels = LabelSpace(code for code, _ in codes)
         self.descriptions = [text for _, text in codes]
         self.texts = [text.lower().split() for text in self.descriptions]
-        self.notes = np.zeros(len(codes), dtype=np.int64)
+        self.train_counts = np.zeros(len(codes), dtype=np.int64)
 
-    def probabilities(self, texts):
+    def probabilities(self, notes):
+        texts = [note.text for note in notes]
         return np.array([[0.9 * np.mean([w in text.lower() for w in words]) for words in self.texts] for text in texts])
 
-    def evidence(self, text, columns, limit=5):
-        return [[] for _ in columns]
+    def evidence(self, note, labels, limit=5):
+        return [[] for _ in labels]
 
     def with_codes(self, codes):
         return ByDescription(codes)
+
+    def unreadable_codes(self):
+        return []
 
 
 @pytest.fixture

@@ -42,8 +42,8 @@ class DualLaat(NeuralModel):
                 self._queries = self.net.all_queries(self.description_ids(self.descriptions))
         return self._queries
 
-    def forget(self) -> None:
-        """Lets go of the encoded descriptions; to be called when the net's weights have changed."""
+    def weights_changed(self) -> None:
+        """Drops the cached queries; to be called when the weights of the net have changed."""
         self._queries = None
 
     def description_ids(self, descriptions: Sequence[str]) -> Tensor:
@@ -53,7 +53,7 @@ class DualLaat(NeuralModel):
         tokens, lengths = pad_notes([ids if len(ids) else self.reader.vocabulary.ids([""]) for ids in read])
         return tokens[:, : int(lengths.max())]
 
-    def unread(self) -> list[Code]:
+    def unreadable_codes(self) -> list[Code]:
         """The codes whose descriptions have no word that the coder knows: their scores say nothing about them."""
         known = (self.description_ids(self.descriptions) > UNKNOWN).any(1).tolist()
         return [code for code, some in zip(self.labels.codes, known) if not some]
@@ -63,13 +63,13 @@ class DualLaat(NeuralModel):
         model = copy(self)
         model.labels = LabelSpace(code for code, _ in codes)
         model.descriptions = [text for _, text in codes]
-        seen = dict(zip(self.labels.codes, self.notes.tolist()))
-        model.notes = np.array([seen.get(code, 0) for code in model.labels.codes], dtype=np.int64)
+        seen = dict(zip(self.labels.codes, self.train_counts.tolist()))
+        model.train_counts = np.array([seen.get(code, 0) for code in model.labels.codes], dtype=np.int64)
         if self.proposer:
             columns = {code: column for column, code in enumerate(self.labels.codes)}
             kept = [columns.get(code, -1) for code in model.labels.codes]
             model.proposer = self.proposer.for_codes(kept, model.description_ids(model.descriptions).numpy())
-        model.forget()
+        model.weights_changed()
         return model
 
     def two_stage(self, candidates: int) -> Self:

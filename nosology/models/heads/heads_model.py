@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save
 
-from nosology.core import BundleError, EvidenceSpan
+from nosology.core import BundleError, EvidenceSpan, Note
 from nosology.core.label_space import LabelSpace
 from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedder_config import EmbedderSettings
@@ -32,7 +32,7 @@ class Heads(Calibrated):
     """P(code | note) = calibration(head(scaler(embedder(note))))."""
 
     labels: LabelSpace
-    notes: np.ndarray  # (L,) training notes of each code
+    train_counts: np.ndarray  # (L,) training notes of each code
     settings: EmbedderSettings
     identity: dict[str, Any]  # of the embedder: its vectors are what the head was trained on
     scaler: Scaler
@@ -40,6 +40,7 @@ class Heads(Calibrated):
     calibration: PlattScaling = field(default_factory=PlattScaling)
 
     kind: ClassVar[str] = "heads"
+    within_versions: ClassVar[bool] = False
 
     @cached_property
     def embedder(self) -> Embedder:
@@ -53,9 +54,13 @@ class Heads(Calibrated):
             )
         return found
 
-    def probabilities(self, texts: Iterable[str]) -> np.ndarray:
-        """Probabilities (B, L) of the model's codes for notes; a note without a word has none (zeros)."""
-        return self.to_probabilities(self.logits(list(texts)))
+    def probabilities(self, notes: Sequence[Note]) -> np.ndarray:
+        """Probabilities (B, L); zeros for a note without a word."""
+        return self.to_probabilities(self.logits([note.text for note in notes]))
+
+    def embeddings(self, notes: Sequence[Note]) -> np.ndarray:
+        """The embedding of each note (B, D)."""
+        return self.embedder.embed([note.text for note in notes])
 
     def logits(self, texts: Sequence[str]) -> np.ndarray:
         """Logits (B, L) of notes; `EXCLUDED_LOGIT` throughout for a note without a word."""
@@ -72,9 +77,9 @@ class Heads(Calibrated):
                 found[start : start + _ROWS] = self.net.logits(rows).cpu().numpy()
         return found
 
-    def evidence(self, text: str, columns: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
-        """For each column, the sentences of the note without which its code is less probable, strongest first."""
-        return occlusion(text, self.logits, columns, limit)
+    def evidence(self, note: Note, labels: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
+        """For each label, the sentences of the note without which its code is less probable, strongest first."""
+        return occlusion(note.text, self.logits, labels, limit)
 
     def save(self, folder: Path) -> None:
         """Writes model.json and model.safetensors."""
@@ -88,7 +93,7 @@ class Heads(Calibrated):
         }
         (folder / "model.json").write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
         tensors = {f"net.{name}": value.detach().cpu().contiguous() for name, value in self.net.state_dict().items()}
-        arrays = {"notes": self.notes.astype(np.int64), "mean": self.scaler.mean, "scale": self.scaler.scale}
+        arrays = {"notes": self.train_counts.astype(np.int64), "mean": self.scaler.mean, "scale": self.scaler.scale}
         tensors |= {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
         (folder / "model.safetensors").write_bytes(save(tensors))  # save_file would not say OSError on a full disk
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,44 +12,47 @@ from nosology.core.progress import progress
 from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedding_cache import EmbeddingCache
 from nosology.evaluation import brief
-from nosology.evaluation.decision import Decision
 from nosology.models.heads.coded_vectors import CodedVectors, new_head, vector_notes
 from nosology.models.heads.feature_statistics import Moments
 from nosology.models.heads.heads_model import Heads
 from nosology.models.heads.heads_net import HeadNet, VectorBatch
 from nosology.models.heads.heads_settings import HeadsRecipe
 from nosology.models.heads.vector_loop import draw_seed
-from nosology.training.examples import Examples, codes_in_systems, label_space, union
+from nosology.models.trainer import CalibratedTrainer, Fit
+from nosology.training.examples import Examples, codes_in_systems, label_space
 from nosology.training.run_folder import REFIT, VECTORS, fingerprint
 from nosology.training.trainer import TrainingResult, TrainingRun, fit
 
-Trained = tuple[Heads, Decision, dict[str, Any]]
 
+class HeadsTrainer(CalibratedTrainer[HeadsRecipe, Heads]):
+    """Embeds the notes once, then trains a head on the vectors."""
 
-def train_heads(recipe: HeadsRecipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path) -> Trained:
-    """The coder of a recipe; `folder` keeps checkpoints and curves, and the vectors where no cache is named."""
-    embedder = Embedder.load(recipe.embedder)
-    cache = EmbeddingCache.for_embedder(recipe.vectors.cache or folder / VECTORS, embedder)
-    train, dev = (_embedded(recipe, embedder, cache, part) for part in (train_notes, dev_notes))
-    model, fitted = _fitted(recipe, embedder, train, dev, folder, fingerprint(recipe, train_notes, dev_notes))
-    logits, gold = model.logits_of(dev.vectors), model.labels.encode(dev.codes)
-    model = model.calibrated(logits, gold)
-    decision = Decision.tune(recipe.decision, model.labels, dev.codes, model.to_probabilities(logits))
-    found = asdict(fitted) | {"dev_codes": int(gold.nnz), "shape": model.net.shape.model_dump()}
-    if refit:
-        every = union(train_notes, dev_notes)
-        leaving = recipe.training.model_copy(update={"stop_epoch": fitted.best_epoch})
-        shorter = recipe.model_copy(update={"training": leaving})
-        calibration = model.calibration
-        notes = _embedded(recipe, embedder, cache, every)
-        model, _ = _fitted(shorter, embedder, notes, None, folder / REFIT, fingerprint(shorter, every))
-        model.calibration = calibration
-    return model, decision, found
+    def __init__(self, recipe: HeadsRecipe, folder: Path):
+        super().__init__(recipe, folder)
+        self.embedder = Embedder.load(recipe.embedder)
+        self.cache = EmbeddingCache.for_embedder(recipe.vectors.cache or folder / VECTORS, self.embedder)
 
+    def fit(self, train_notes: Examples, dev_notes: Examples) -> Fit[Heads]:
+        """A model trained on train notes; the best epoch is chosen on dev notes."""
+        train, dev = (self._embed(notes) for notes in (train_notes, dev_notes))
+        key = fingerprint(self.recipe, train_notes, dev_notes)
+        model, fitted = _fitted(self.recipe, self.embedder, train, dev, self.folder, key)
+        report = asdict(fitted) | {"shape": model.net.shape.model_dump()}
+        gold = model.labels.encode(dev.codes)
+        return Fit(model, model.logits_of(dev.vectors), gold, dev.codes, report, choice=fitted.best_epoch)
 
-def _embedded(recipe: HeadsRecipe, embedder: Embedder, cache: EmbeddingCache, examples: Examples) -> CodedVectors:
-    texts = progress(examples.texts(), "vectors", total=len(examples))
-    return CodedVectors(cache.vectors(texts, lambda: embedder), codes_in_systems(recipe.labels, examples.codes))
+    def refit(self, notes: Examples, fitted: Fit[Heads]) -> Heads:
+        """A model trained on all notes for as many epochs as were best."""
+        settings = self.recipe.training.model_copy(update={"stop_epoch": fitted.choice})
+        recipe = self.recipe.model_copy(update={"training": settings})
+        key = fingerprint(recipe, notes)
+        return _fitted(recipe, self.embedder, self._embed(notes), None, self.folder / REFIT, key)[0]
+
+    def _embed(self, examples: Examples) -> CodedVectors:
+        texts = progress(examples.texts(), "vectors", total=len(examples))
+        return CodedVectors(
+            self.cache.vectors(texts, lambda: self.embedder), codes_in_systems(self.recipe.labels, examples.codes)
+        )
 
 
 def _fitted(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from nosology.core import EvidenceSpan, Note
 from nosology.core.label_space import LabelSpace, label_versions
+from nosology.core.model import WordWeights
 from nosology.encoders.state_cache import CachedStates
 from nosology.encoders.tokenizers import ReportTokenizer, TokenizedNote
 from nosology.encoders.transformer import WindowedTransformer
@@ -69,35 +70,21 @@ class Hmhan(NeuralModel):
     columns: Columns = field(default_factory=Columns)
     words: Words | None = None
     combinations: Combinations | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)  # the columns beside a report of which none are given
 
     kind, reader_type, shape_type = "hmhan", ReportTokenizer, HmhanShape
 
-    def beside(self, extra: Mapping[str, Any]) -> Hmhan:
-        """This model for reports that all stand beside the same columns, as one report with words left out does."""
-        return replace(self, extra=extra)
-
-    def read(self, text: str, extra: Mapping[str, Any] | None = None) -> Report:
-        """A report as the net is given it; extra: the columns beside it."""
-        found = self.reader.tokenize(text)
-        columns = self.columns.vector(self.extra if extra is None else extra)
-        features, values = self.words.vector(text) if self.words else _BARE[1:]
+    def tokenize(self, note: Note) -> Report:
+        """The tokens of a report, with its metadata columns (`note.extra`) and its word features."""
+        found = self.reader.tokenize(note.text)
+        columns = self.columns.vector(note.extra)
+        features, values = self.words.vector(note.text) if self.words else _BARE[1:]
         return Report(found.ids, found.starts, found.ends, columns, features, values)
 
-    def probabilities(self, texts: Iterable[str]) -> np.ndarray:
-        """Probabilities (B, L) of reports beside the model's own columns, or unknown ones."""
-        return self.to_probabilities(self.logits_of([self.read(text) for text in texts]))
-
-    def rough_probabilities(self, texts: Iterable[str]) -> np.ndarray:
-        """The same to about a hundredth, and faster where a CPU multiplies in bf16; for LIME, which asks a thousand
-        times and fits a line."""
+    def approximate_probabilities(self, notes: Sequence[Note]) -> np.ndarray:
+        """Probabilities (B, L) to about 0.01, faster on a CPU with bf16 instructions."""
         able = getattr(torch.cpu, "get_capabilities", dict)()  # torch before 2.11 does not tell
         with torch.autocast("cpu", torch.bfloat16, enabled=bool(able.get("avx512_bf16") or able.get("amx_bf16"))):
-            return self.probabilities(texts)
-
-    def note_probabilities(self, notes: Iterable[Note]) -> np.ndarray:
-        """Probabilities (B, L) of reports with what stands beside them."""
-        return self.to_probabilities(self.logits_of([self.read(note.text, note.extra) for note in notes]))
+            return self.probabilities(notes)
 
     def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
         """Probabilities (B, L) of logits (B, L), after what sets of codes say; 0 where there is `EXCLUDED_LOGIT`."""
@@ -130,24 +117,29 @@ class Hmhan(NeuralModel):
                 found[rows] = self.net.logits(batch.to(self.device)).float().cpu().numpy()
         return found
 
-    def category_weights(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where the words of a report begin and end (W,), and how much each category attends to them (K, W)."""
-        read = self.reader.tokenize(text)
-        if not len(read) or self.shape.attention != "hierarchical":
-            return np.empty(0, np.int64), np.empty(0, np.int64), np.zeros((len(self.categories.names), 0), np.float32)
+    @property
+    def has_category_attention(self) -> bool:
+        """Whether the attention is hierarchical."""
+        return self.shape.attention == "hierarchical"
+
+    def category_attention(self, note: Note, labels: Sequence[int]) -> WordWeights:
+        """The attention of each label's category over the words of a report."""
+        read = self.reader.tokenize(note.text)
+        if not len(read) or not self.has_category_attention:
+            return WordWeights(np.empty(0, np.int64), np.empty(0, np.int64), np.zeros((len(labels), 0), np.float32))
         with evaluating(self.net):
             batch = Batch(*pad_notes([read.ids])).to(self.device)
             weights = self.net.category_attention(batch)[0, :, : len(read)].float().cpu().numpy()
-        return by_word(read, weights)
+        return by_word(read, weights[self.categories.of[list(labels)]])
 
-    def evidence(self, text: str, columns: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
-        """For each column, the words that add most to its logit by themselves; without such a branch, attention's."""
+    def evidence(self, note: Note, labels: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
+        """For each label, the words that add most to its logit; without word features, those with most attention."""
         if self.words is None:
-            return super().evidence(text, columns, limit)
-        found = tokenize(text)
-        mean = torch.stack([net.words[1:][:, list(columns)] for net in self.net.nets]).mean(0).cpu().numpy()
-        added = self.words.contributions(text, mean)
-        return [best_spans(text, column, found.starts, found.ends, limit) for column in added.T]
+            return super().evidence(note, labels, limit)
+        found = tokenize(note.text)
+        mean = torch.stack([net.words[1:][:, list(labels)] for net in self.net.nets]).mean(0).cpu().numpy()
+        added = self.words.contributions(note.text, mean)
+        return [best_spans(note.text, row, found.starts, found.ends, limit) for row in added.T]
 
     # What model.json and model.safetensors hold besides.
 

@@ -25,7 +25,6 @@ from nosology.encoders.state_cache import CachedStates, DeviceCachedStates, Enco
 from nosology.encoders.tokenizers import ReportTokenizer
 from nosology.encoders.transformer import WindowedTransformer, load_pretrained
 from nosology.evaluation import brief
-from nosology.evaluation.decision import Decision
 from nosology.models.hmhan.categories import Categories
 from nosology.models.hmhan.columns import Columns
 from nosology.models.hmhan.combinations import Combinations
@@ -39,12 +38,11 @@ from nosology.models.hmhan.report_batches import Batches, Reports, parts_of
 from nosology.models.hmhan.word_scores import WordScores, fit_word_scores
 from nosology.models.hmhan.words import Words
 from nosology.models.neural import EXCLUDED_LOGIT
+from nosology.models.trainer import TrainedCoder, Trainer
 from nosology.training.examples import Examples, codes_in_systems, label_space, union
 from nosology.training.losses import class_weights
 from nosology.training.run_folder import REFIT, STATES, fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit, launch_fabric
-
-Trained = tuple[Hmhan, Decision, dict[str, Any]]
 
 
 @dataclass
@@ -78,7 +76,7 @@ class Course:
         train = Reports.of(notes, recipe, model)
         if not any(len(report) for report in train.reports):
             raise DataError("the training notes have no word: nothing can be learned from them")
-        model.notes = np.asarray(train.gold.sum(0)).ravel().astype(np.int64)
+        model.train_counts = np.asarray(train.gold.sum(0)).ravel().astype(np.int64)
         model.shape = recipe.model.resolved(sum(len(report) for report in train.reports))
         course = Course(recipe, model, train, folder, told)
         if model.shape.frozen:
@@ -180,7 +178,9 @@ class Course:
         if not model.words:
             return None
         part = parts_of(train, min(settings.folds, len(set(train.groups))), self.recipe.seed)
-        described = [model.read(label_description(code, expand_headers=True)) for code in model.labels.codes]
+        described = [
+            model.tokenize(Note("", label_description(code, expand_headers=True))) for code in model.labels.codes
+        ]
         return fit_word_scores(train.reports, described, len(model.words), train.gold, part, settings.c)
 
     def synthetic(self, rows: np.ndarray, seed: int) -> Synthetic | None:
@@ -196,38 +196,42 @@ class Course:
         return made.among(rows)
 
 
-def train_hmhan(recipe: HmhanRecipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path) -> Trained:
-    """The coder of a recipe; `folder` keeps checkpoints and states, from which a stopped run goes on."""
-    every = union(train_notes, dev_notes)
-    if refit and recipe.model.ensemble_size > 1:
-        course = Course.of(recipe, list(every.notes()), folder, fingerprint(recipe, every))
-        if recipe.model.ensemble_size <= len(set(course.train.groups)):
-            return cross_fitted(course)
-    told = fingerprint(recipe, train_notes, dev_notes)
-    course = Course.of(recipe, list(train_notes.notes()), folder, told)
-    dev = Reports.of(list(dev_notes.notes()), recipe, course.model)
-    rows = np.arange(len(course.train))
-    trained = [course.member(i, rows, dev, folder / f"member_{i}") for i in range(recipe.model.ensemble_size)]
-    model = course.model
-    model.net = HmhanNets([net for net, _ in trained])
-    wide = word_logits(model.net.nets[0], dev.reports)
-    model, decision = decided(recipe, model, model.logits_of(dev.reports), wide, dev, course.train.gold)
-    found = _found(course, [fitted for _, fitted in trained], dev)
-    if refit:
-        course.near = None  # room for the next
-        again = Course.of(recipe, list(every.notes()), folder / REFIT, fingerprint(recipe, every))
-        epochs = trained[0][1].best_epoch
-        net, _ = again.member(0, np.arange(len(again.train)), None, folder / REFIT / "member_0", epochs)
-        net.share.copy_(model.net.nets[0].share)
-        last = replace(again.model, net=HmhanNets([net]), calibration=model.calibration)
-        if model.combinations is not None:
-            kept = model.combinations
-            last.combinations = replace(Combinations.of(again.train.gold), share=kept.share, weight=kept.weight)
-        model = last
-    return model, decision, found
+class HmhanTrainer(Trainer[HmhanRecipe]):
+    """Trains an ensemble of nets over one encoder, with or without word features."""
+
+    def train(self, train_notes: Examples, dev_notes: Examples, refit: bool) -> TrainedCoder:
+        """The coder that is trained on train notes and tuned on dev notes; refit: finally trained on union."""
+        recipe, folder = self.recipe, self.folder
+        every = union(train_notes, dev_notes)
+        if refit and recipe.model.ensemble_size > 1:
+            course = Course.of(recipe, list(every.notes()), folder, fingerprint(recipe, every))
+            if recipe.model.ensemble_size <= len(set(course.train.groups)):
+                return cross_fitted(course)
+        told = fingerprint(recipe, train_notes, dev_notes)
+        course = Course.of(recipe, list(train_notes.notes()), folder, told)
+        dev = Reports.of(list(dev_notes.notes()), recipe, course.model)
+        rows = np.arange(len(course.train))
+        trained = [course.member(i, rows, dev, folder / f"member_{i}") for i in range(recipe.model.ensemble_size)]
+        model = course.model
+        model.net = HmhanNets([net for net, _ in trained])
+        wide = word_logits(model.net.nets[0], dev.reports)
+        model, decision = decided(recipe, model, model.logits_of(dev.reports), wide, dev, course.train.gold)
+        found = _found(course, [fitted for _, fitted in trained], dev)
+        if refit:
+            course.near = None  # room for the next
+            again = Course.of(recipe, list(every.notes()), folder / REFIT, fingerprint(recipe, every))
+            epochs = trained[0][1].best_epoch
+            net, _ = again.member(0, np.arange(len(again.train)), None, folder / REFIT / "member_0", epochs)
+            net.share.copy_(model.net.nets[0].share)
+            last = replace(again.model, net=HmhanNets([net]), calibration=model.calibration)
+            if model.combinations is not None:
+                kept = model.combinations
+                last.combinations = replace(Combinations.of(again.train.gold), share=kept.share, weight=kept.weight)
+            model = last
+        return TrainedCoder(model, decision, found)
 
 
-def cross_fitted(course: Course) -> Trained:
+def cross_fitted(course: Course) -> TrainedCoder:
     """The coder whose members have each left a part of the reports out, tuned on these parts."""
     recipe, model, train = course.recipe, course.model, course.train
     part = parts_of(train, recipe.model.ensemble_size, recipe.seed)
@@ -248,7 +252,7 @@ def cross_fitted(course: Course) -> Trained:
     model.net = HmhanNets(nets)
     model, decision = decided(recipe, model, held, wide, train, train.gold, own=True)
     told = {"tuned_on": f"all notes, each by the one of {len(nets)} members that has not seen it", "n_dev": len(train)}
-    return model, decision, _found(course, fits, train) | told
+    return TrainedCoder(model, decision, _found(course, fits, train) | told)
 
 
 def measured(model: Hmhan, dev: Reports, places: CachedStates | None = None) -> dict[str, float]:

@@ -39,7 +39,7 @@ class Reports:
     def of(notes: list[Note], recipe: HmhanRecipe, model: Hmhan) -> Reports:
         """The notes as the model reads them."""
         codes = codes_in_labels(recipe.labels, model.labels, [note.codes for note in notes])
-        reports = [model.read(note.text, note.extra) for note in progress(notes, "reading", total=len(notes))]
+        reports = [model.tokenize(note) for note in progress(notes, "reading", total=len(notes))]
         found = note_versions([note.codes for note in notes])
         together = kept_together(notes)
         patients = [note.patient or note.id for note in notes]

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from nosology.codes.lookup import table
-from nosology.core import Code, EvidenceSpan
+from nosology.core import Code, EvidenceSpan, Note
 from nosology.core.label_space import LabelSpace
 from nosology.models.lexicon.adapted import Adapted
 from nosology.models.lexicon.learned_phrases import apart
@@ -31,13 +31,14 @@ class Lexicon:
 
     recipe: LexiconRecipe
     labels: LabelSpace = field(repr=False)
-    notes: np.ndarray = field(repr=False)  # (L,) training notes of each code
+    train_counts: np.ndarray = field(repr=False)  # (L,) training notes of each code
     terms: Terms | None = field(repr=False)  # of ICD-10-CM, where its codes are asked for
     policy: ContextPolicy
     adapted: Adapted | None = field(default=None, repr=False)
     _seen: dict[str, tuple[NoteMentions, Weighed]] = field(default_factory=dict, repr=False)
 
     kind = "lexicon"
+    within_versions = False
 
     @classmethod
     def untrained(cls, recipe: LexiconRecipe) -> Lexicon:
@@ -84,25 +85,25 @@ class Lexicon:
                 self._seen[text] = found, self.adapted.weigh(found, text, self.terms, self.policy)
         return self._seen[text]
 
-    def probabilities(self, texts: Iterable[str]) -> np.ndarray:
+    def probabilities(self, notes: Sequence[Note]) -> np.ndarray:
         """Probabilities (B, L); on day one 0 for a code that no mention speaks for, after training next to it."""
         rows = []
-        for text in texts:
+        for note in notes:
             row = np.zeros(len(self.labels), dtype=np.float32)
-            for code, probability in self.analyse(text)[1].codes.items():
+            for code, probability in self.analyse(note.text)[1].codes.items():
                 if code in self.labels:
                     row[self.labels.column(code)] = probability
             rows.append(row)
         return np.array(rows).reshape(-1, len(self.labels))
 
-    def evidence(self, text: str, columns: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
-        """For each column, the mentions that speak for its code, the likeliest first; where they overlap, the best."""
-        found, weighed = self.analyse(text)
-        votes: dict[Code, list[Vote]] = {self.labels.codes[column]: [] for column in columns}
+    def evidence(self, note: Note, labels: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
+        """For each label, the mentions that speak for its code, the likeliest first; where they overlap, the best."""
+        found, weighed = self.analyse(note.text)
+        votes: dict[Code, list[Vote]] = {self.labels.codes[label]: [] for label in labels}
         for vote in weighed.votes:
             if vote.code in votes:
                 votes[vote.code].append(vote)
-        return [self._spans(text, found, votes[self.labels.codes[column]], limit) for column in columns]
+        return [self._spans(note.text, found, votes[self.labels.codes[label]], limit) for label in labels]
 
     def _spans(self, text: str, found: NoteMentions, votes: list[Vote], limit: int) -> list[EvidenceSpan]:
         least = self.adapted.evidence_from if self.adapted else 0.0

@@ -12,8 +12,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -34,6 +32,7 @@ from nosology.models.lexicon.lexicon_terms import Terms
 from nosology.models.lexicon.mention_features import Priors, Table, mention_table
 from nosology.models.lexicon.mentions import NoteMentions, find_mentions
 from nosology.models.lexicon.trees import Trees, Weigher
+from nosology.models.trainer import TrainedCoder, Trainer
 from nosology.text.context import CATEGORIES
 from nosology.training.examples import Examples, union
 
@@ -42,38 +41,41 @@ _LEAST_MENTIONS = 20  # in a context, to learn what it is worth
 _CUTS = np.arange(0.1, 0.75, 0.05)  # probabilities among which the least one of evidence is chosen
 
 
-def train_lexicon(
-    recipe: LexiconRecipe, train_notes: Examples, dev_notes: Examples, refit: bool, folder: Path
-) -> tuple[Lexicon, Decision, dict[str, Any]]:
-    """The adapted lexicon, its threshold, and what was found; with `refit` dev notes are learned from like train."""
-    _check(recipe)
-    notes = list((union(train_notes, dev_notes) if refit else train_notes).notes())
-    recipe = recipe.model_copy(update={"codes": edition(recipe.codes, notes)})
-    systems = recipe.labels.systems or sorted({code.system for note in notes for code in note.codes})
-    work = _Work(recipe, systems, Terms.open(recipe.codes.release, seventh=recipe.codes.seventh))
-    part = parts(notes, recipe.learn.folds, recipe.seed)
-    seen = work.unseen_mentions(notes, part)
-    votes = work.unseen_votes(seen, part)
-    tables = [code_table(item.found, item.table, vote) for item, vote in zip(seen, votes)]
-    gold = [{code for code in item.note.codes if code.system in systems} for item in seen]
-    told = work.unseen_codes(tables, gold, part[: len(seen)])
-    threshold = _threshold(recipe, gold, tables, told)
-    adapted = Adapted(
-        work.learn(notes),
-        work.fit_mentions([item.table.rows for item in seen], [item.target for item in seen]),
-        work.fit_codes([rows for _, rows in tables], [_has(codes, true) for (codes, _), true in zip(tables, gold)]),
-        _evidence_from(seen, votes, tables, told, threshold, systems) if work.with_evidence(notes) else 0.0,
-    )
-    strange = _too_seldom(recipe.context, seen)
-    recipe = recipe.model_copy(update={"context": recipe.context.model_copy(update=strange)})
-    found = {
-        "contexts_as_on_day_one": sorted(strange),
-        "evidence": work.with_evidence(notes),
-        "phrases": len(adapted.learned.index),
-        "folds": recipe.learn.folds,
-        "edition": recipe.codes.model_dump(mode="json", include={"release", "seventh"}),
-    }
-    return Lexicon.trained(recipe, adapted), Decision(threshold), found
+class LexiconTrainer(Trainer[LexiconRecipe]):
+    """Learns phrases and classifiers of mentions and codes from coded notes, by cross-validation."""
+
+    def train(self, train_notes: Examples, dev_notes: Examples, refit: bool) -> TrainedCoder:
+        """The trained lexicon and its threshold; refit: dev notes are train notes too."""
+        recipe = self.recipe
+        _check(recipe)
+        notes = list((union(train_notes, dev_notes) if refit else train_notes).notes())
+        recipe = recipe.model_copy(update={"codes": edition(recipe.codes, notes)})
+        systems = recipe.labels.systems or sorted({code.system for note in notes for code in note.codes})
+        work = _Work(recipe, systems, Terms.open(recipe.codes.release, seventh=recipe.codes.seventh))
+        part = parts(notes, recipe.learn.folds, recipe.seed)
+        seen = work.unseen_mentions(notes, part)
+        votes = work.unseen_votes(seen, part)
+        tables = [code_table(item.found, item.table, vote) for item, vote in zip(seen, votes)]
+        gold = [{code for code in item.note.codes if code.system in systems} for item in seen]
+        told = work.unseen_codes(tables, gold, part[: len(seen)])
+        threshold = _threshold(recipe, gold, tables, told)
+        adapted = Adapted(
+            work.learn(notes),
+            work.fit_mentions([item.table.rows for item in seen], [item.target for item in seen]),
+            work.fit_codes([rows for _, rows in tables], [_has(codes, true) for (codes, _), true in zip(tables, gold)]),
+            _evidence_from(seen, votes, tables, told, threshold, systems) if work.with_evidence(notes) else 0.0,
+        )
+        strange = _too_seldom(recipe.context, seen)
+        recipe = recipe.model_copy(update={"context": recipe.context.model_copy(update=strange)})
+        found = {
+            "tuned_on": f"{recipe.learn.folds} parts of the notes it learned from, crosswise",
+            "contexts_as_on_day_one": sorted(strange),
+            "evidence": work.with_evidence(notes),
+            "phrases": len(adapted.learned.index),
+            "folds": recipe.learn.folds,
+            "edition": recipe.codes.model_dump(mode="json", include={"release", "seventh"}),
+        }
+        return TrainedCoder(Lexicon.trained(recipe, adapted), Decision(threshold), found)
 
 
 def _check(recipe: LexiconRecipe) -> None:

@@ -72,9 +72,9 @@ class Plant(NeuralModel):
         ]
         return cls(labels, notes, reader, PlantNets(nets), shape, relevance=relevance, ranker=ranker)
 
-    def words(self, column: int, limit: int = 10) -> list[tuple[str, float]]:
-        """The words that tell a code most, with their scores."""
-        numbers, scores = self.relevance.best(column, limit)
+    def relevant_words(self, label: int, limit: int = 10) -> list[tuple[str, float]]:
+        """The most informative words of a label with their scores, highest first."""
+        numbers, scores = self.relevance.best(label, limit)
         names = ("", "", *self.reader.vocabulary.words)
         return [(names[number], float(score)) for number, score in zip(numbers, scores)]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +21,8 @@ from nosology.core.label_space import LabelSpace, label_versions, mask_other_ver
 from nosology.core.progress import progress
 from nosology.encoders.tokenizers import SPECIALS, Vocabulary, WordTokenizer
 from nosology.encoders.word_encoders import AwdLstm, DropoutRates
-from nosology.evaluation.decision import Decision
 from nosology.models.neural import EXCLUDED_LOGIT
-from nosology.models.neural_trainer import Asked, Notes, fit_labels
+from nosology.models.neural_trainer import Notes, Targets, fit_labels
 from nosology.models.plant.language_model import LanguageModel
 from nosology.models.plant.plant_model import Plant, PlantNets, backwards
 from nosology.models.plant.plant_net import PlantNet
@@ -34,7 +32,8 @@ from nosology.models.plant.relevance import Relevance
 from nosology.models.plant.stages import Stages, file_hash
 from nosology.models.plant.text_streams import StreamPlan, TextStreams
 from nosology.models.published import load_language_model
-from nosology.training.examples import Examples, codes_in_systems, label_space, union
+from nosology.models.trainer import CalibratedTrainer, Fit
+from nosology.training.examples import Examples, codes_in_systems, label_space
 from nosology.training.run_folder import REFIT, fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit
 
@@ -44,8 +43,6 @@ _IDLE = {  # settings of the language model's loop that change no weight: it has
     *("checkpoint_minutes", "log_steps", "micro_tokens", "micro_batches"),
     *("patience", "monitor", "validation_notes"),
 }
-
-Trained = tuple[Plant, Decision, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -215,36 +212,35 @@ def _published(settings: LanguageSettings, backward: bool) -> str:
     return (backward and settings.backward_weights) or settings.weights
 
 
-def train_plant(
-    recipe: PlantRecipe,
-    train_notes: Examples,
-    dev_notes: Examples,
-    refit: bool,
-    folder: Path,
-    stages: Stages | None = None,
-) -> Trained:
-    """The coder of a recipe; `folder` keeps what each stage has made. stages: see `Chain.of`."""
-    chain = Chain.of(recipe, train_notes, folder, stages)
-    dev = Notes.of(dev_notes, recipe.labels, chain.reader, chain.labels)
-    told = _told(recipe, train_notes, dev_notes)
-    model, fitted = _classifiers(chain, dev, told, {})
-    logits = mask_other_versions(model.logits_of(dev.reads), dev.versions, label_versions(chain.labels), EXCLUDED_LOGIT)
-    model = model.calibrated(logits, dev.gold)
-    decision = Decision.tune(recipe.decision, chain.labels, dev.codes, model.to_probabilities(logits))
-    found = {name: asdict(fit) for name, fit in fitted.items()}
-    found |= {"dev_codes": int(dev.gold.nnz), "shape": model.shape.model_dump()}
-    if refit:
-        calibration, every = model.calibration, union(train_notes, dev_notes)
-        chain = Chain.of(recipe, every, folder / REFIT)
-        model, _ = _classifiers(chain, None, _told(recipe, every), fitted)
-        model.calibration = calibration
-    return model, decision, found
+class PlantTrainer(CalibratedTrainer[PlantRecipe, Plant]):
+    """Trains PLANT stage by stage; `folder` keeps the result of each stage. stages: see `Chain.of`."""
+
+    def __init__(self, recipe: PlantRecipe, folder: Path, stages: Stages | None = None):
+        super().__init__(recipe, folder)
+        self.stages = stages
+
+    def fit(self, train_notes: Examples, dev_notes: Examples) -> Fit[Plant]:
+        """A model trained on train notes; the best epoch of each direction is chosen on dev notes."""
+        recipe = self.recipe
+        chain = Chain.of(recipe, train_notes, self.folder, self.stages)
+        dev = Notes.of(dev_notes, recipe.labels, chain.reader, chain.labels)
+        model, fitted = _classifiers(chain, dev, _told(recipe, train_notes, dev_notes), {})
+        logits = mask_other_versions(
+            model.logits_of(dev.reads), dev.versions, label_versions(chain.labels), EXCLUDED_LOGIT
+        )
+        report = {name: asdict(result) for name, result in fitted.items()} | {"shape": model.shape.model_dump()}
+        return Fit(model, logits, dev.gold, dev.codes, report, choice=fitted)
+
+    def refit(self, notes: Examples, fitted: Fit[Plant]) -> Plant:
+        """A model trained on all notes, each direction for as many epochs as were best."""
+        chain = Chain.of(self.recipe, notes, self.folder / REFIT)
+        return _classifiers(chain, None, _told(self.recipe, notes), fitted.choice)[0]
 
 
 def train_classifiers(
     recipe: PlantRecipe, train_notes: Examples, dev_notes: Examples, folder: Path
 ) -> dict[str, TrainingResult]:
-    """How the classifier of each direction went; `train_plant` finds them in the folder."""
+    """How the classifier of each direction went; `PlantTrainer` finds them in the folder."""
     chain = Chain.of(recipe, train_notes, folder)
     dev = Notes.of(dev_notes, recipe.labels, chain.reader, chain.labels)
     return _classifiers(chain, dev, _told(recipe, train_notes, dev_notes), {})[1]
@@ -266,7 +262,7 @@ def _classifiers(
     recipe, fitted = chain.recipe, {}
     counts = np.asarray(chain.notes.gold.sum(0)).ravel().astype(np.int64)
     model = Plant.of(chain.labels, counts, chain.reader, recipe.model, recipe.ranker, chain.relevance())
-    asked = Asked.of(chain.labels, np.arange(len(chain.labels)), 0)
+    targets = Targets.of(chain.labels)
     for number, backward in enumerate(backwards(recipe.model)):
         name = "backward" if backward else "forward"
         net = chain.net(backward)
@@ -277,7 +273,7 @@ def _classifiers(
         fitted[name] = fit_labels(
             recipe.model_copy(update={"training": settings}),
             single,
-            asked,
+            targets,
             chain.notes,
             dev,
             chain.folder / f"classifier_{name}",

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from nosology.encoders.transformer import load_pretrained
-from nosology.models.caml_laat.caml_laat_model import CamlNet, LaatNet, PlmIcdNet
+from nosology.models.caml_laat.caml_laat_model import CamlNet, LaatNet
 from nosology.models.caml_laat.caml_laat_settings import CamlShape, LaatShape
+from nosology.models.plm_icd.plm_icd_model import PlmIcdNet
 from nosology.models.plm_icd.plm_icd_settings import PlmIcdShape
 from nosology.training.data_loader import PAD, Batch, pad_notes
 from tests.encoders.tiny import tiny_bert

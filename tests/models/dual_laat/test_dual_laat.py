@@ -23,6 +23,7 @@ from nosology.models.dual_laat.proposer import Proposer
 from nosology.models.neural import EXCLUDED_LOGIT
 from nosology.text.tokens import words_of
 from nosology.training.data_loader import Batch, pad_notes
+from tests.conftest import as_notes
 
 DESCRIBED = {
     "E10.9": "Type 1 diabetes mellitus without complications",
@@ -132,12 +133,12 @@ def test_descriptions_are_encoded_once(monkeypatch):
     encode = made.net.queries
     monkeypatch.setattr(made.net, "queries", lambda texts: calls.append(len(texts)) or encode(texts))
     for _ in range(3):
-        made.probabilities([TEXT, "pain"])
-        made.evidence(TEXT, [0, 2])
+        made.probabilities(as_notes([TEXT, "pain"]))
+        made.evidence(as_notes([TEXT])[0], [0, 2])
         made.logits_of([made.reader.tokenize(TEXT)], [1, 3])
     assert calls == [5]
-    made.forget()
-    made.probabilities([TEXT])
+    made.weights_changed()
+    made.probabilities(as_notes([TEXT]))
     assert calls == [5, 5]
 
 
@@ -154,39 +155,39 @@ def test_other_codes_need_their_descriptions_alone():
     new = Code("icd10cm", "A00.0")
     other = made.with_codes([(new, "Acute pneumonia"), *CODES[2:0:-1]])
     assert other.labels.codes == (new, Code("icd10cm", "I50.9"), Code("icd10cm", "E11.9"))
-    assert other.notes.tolist() == [0, 2, 1]
-    before, after = made.probabilities([TEXT]), other.probabilities([TEXT])
+    assert other.train_counts.tolist() == [0, 2, 1]
+    before, after = made.probabilities(as_notes([TEXT])), other.probabilities(as_notes([TEXT]))
     assert after.shape == (1, 3)
     assert after[0, 1:] == pytest.approx(before[0, [2, 1]], abs=1e-5)
     assert made.labels.codes == tuple(code for code, _ in CODES), "the coder itself stays"
-    assert made.probabilities([TEXT]) == pytest.approx(before)
+    assert made.probabilities(as_notes([TEXT])) == pytest.approx(before)
 
 
 def test_codes_with_one_description_have_one_score():
     made = CODERS["gru"].with_codes([(Code("icd10cm", code), "Heart failure") for code in ("I50.1", "I50.9")])
-    first, second = made.probabilities([TEXT])[0]
+    first, second = made.probabilities(as_notes([TEXT]))[0]
     assert first == pytest.approx(second, abs=1e-6)
 
 
 def test_notes_and_descriptions_without_a_word():
     made = CODERS["conv"]
-    found = made.probabilities(["", "...", "pain"])
+    found = made.probabilities(as_notes(["", "...", "pain"]))
     assert not found[:2].any() and found[2].all()
-    assert made.evidence("?!", [0, 4]) == [[], []]
+    assert made.evidence(as_notes(["?!"])[0], [0, 4]) == [[], []]
     assert np.isfinite(made.logits_of([made.reader.tokenize("pain")])).all()
 
 
 def test_codes_that_no_known_word_describes_are_named():
     made = CODERS["conv"]
-    assert made.unread() == [Code("icd10cm", "Z99.9")]
+    assert made.unreadable_codes() == [Code("icd10cm", "Z99.9")]
     listed = [(Code("icd10cm", "A00.0"), "trastorno agudo"), (Code("icd10cm", "A00.1"), "trastorno acute")]
-    assert made.with_codes(listed).unread() == [Code("icd10cm", "A00.0")]
+    assert made.with_codes(listed).unreadable_codes() == [Code("icd10cm", "A00.0")]
 
 
 @pytest.mark.parametrize("encoder", CODERS)
 def test_evidence_lies_in_the_note_as_it_was_given(encoder):
     made = CODERS[encoder]
-    every = made.evidence(TEXT, range(5), limit=4)
+    every = made.evidence(as_notes([TEXT])[0], range(5), limit=4)
     assert len(every) == 5 and all(every)
     for spans in every:
         assert len(spans) <= 4
@@ -218,7 +219,7 @@ def test_in_two_stages_the_candidates_have_their_full_scores_and_the_others_none
 
 def test_other_codes_in_two_stages():
     made = with_proposer(coder("conv")).two_stage(1).with_codes([(Code("icd10cm", "A00.0"), "Pneumonia"), CODES[2]])
-    assert (made.probabilities(["pneumonia pneumonia"]) > 0).sum() == 1
+    assert (made.probabilities(as_notes(["pneumonia pneumonia"])) > 0).sum() == 1
 
 
 @pytest.mark.parametrize("encoder", CODERS)
@@ -230,10 +231,12 @@ def test_a_bundle_gives_the_same_probabilities_after_saving(encoder, candidates,
     loaded.to("cpu")
     assert isinstance(loaded, DualLaat) and loaded.candidates == candidates
     texts = [TEXT, "", "pneumonia 2"]
-    assert np.array_equal(loaded.probabilities(texts), made.probabilities(texts))
-    assert np.array_equal(loaded.notes, made.notes) and loaded.descriptions == made.descriptions
+    assert np.array_equal(loaded.probabilities(as_notes(texts)), made.probabilities(as_notes(texts)))
+    assert np.array_equal(loaded.train_counts, made.train_counts) and loaded.descriptions == made.descriptions
     new = [(Code("icd10cm", "A00.0"), "Acute pneumonia"), *CODES]
-    assert np.array_equal(loaded.with_codes(new).probabilities(texts), made.with_codes(new).probabilities(texts))
+    assert np.array_equal(
+        loaded.with_codes(new).probabilities(as_notes(texts)), made.with_codes(new).probabilities(as_notes(texts))
+    )
     assert sorted(path.name for path in (tmp_path / "b").iterdir()) == [
         "bundle.json",
         "model.json",

@@ -22,7 +22,7 @@ from nosology.models.heads.vector_loop import VectorNotes, draw_seed, train_epoc
 from nosology.models.train import train
 from nosology.serving.coder import Coder
 from nosology.training.trainer import TrainingRun, fit
-from tests.conftest import small_notes
+from tests.conftest import as_notes, small_notes
 
 SMALL = ["model.widths=[64]", "training.epochs=12", "training.batch=8", "training.learning_rate=3e-3"]
 
@@ -70,7 +70,7 @@ def test_another_embedder_is_refused(bundle, tmp_path):
     model = Bundle.load(bundle).model
     model.identity = model.identity | {"weights": "other"}
     with pytest.raises(BundleError, match="trained on vectors of another embedder"):
-        model.probabilities(["chest pain"])
+        model.probabilities(as_notes(["chest pain"]))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])

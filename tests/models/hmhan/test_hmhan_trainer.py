@@ -17,7 +17,7 @@ from nosology.corpora.corpus import write_corpus
 from nosology.encoders.state_cache import DeviceCachedStates
 from nosology.encoders.transformer import WindowedTransformer
 from nosology.evaluation.measure import measure
-from nosology.explanation.report import beside, explained
+from nosology.explanation.explanation_report import explain_note
 from nosology.models.bundle import Bundle
 from nosology.models.hmhan import hmhan_trainer as hmhan
 from nosology.models.hmhan.combinations import Combinations
@@ -29,7 +29,7 @@ from nosology.models.train import train
 from nosology.serving.coder import Coder
 from nosology.serving.ray_engine import RayCoder, row_of
 from nosology.training.run_folder import CURVES
-from tests.conftest import small_notes
+from tests.conftest import as_notes, small_notes
 from tests.encoders.tiny import tiny_bert
 
 PAIR = (Code("icd9cm", "428.0"), Code("icd10cm", "I50.9"))  # the same in either version
@@ -67,10 +67,10 @@ def test_a_bundle_is_trained_saved_and_read_again(small_corpus, tiny, tmp_path):
     bundle = train(load_recipe("hmhan", tiny), [small_corpus], tmp_path / "bundle")
     again = Bundle.load(tmp_path / "bundle")
     texts = ["Type 2 diabetes. chronic low back pain", "no pneumonia", ""]
-    assert np.array_equal(again.model.probabilities(texts), bundle.model.probabilities(texts))
-    assert not again.model.probabilities(texts)[2].any()
+    assert np.array_equal(again.model.probabilities(as_notes(texts)), bundle.model.probabilities(as_notes(texts)))
+    assert not again.model.probabilities(as_notes(texts))[2].any()
     assert f1(again, small_corpus, tmp_path / "report") > 0.6
-    found = {a.method: a for a, _ in explained(again, texts[0], [0], [], samples=30)}
+    found = {a.method: a for a, _ in explain_note(again, as_notes(texts)[0], [0], [], samples=30)}
     assert list(found) == ["attention", "category", "occlusion", "lime"]
     for level in ("attention", "category"):
         assert found[level].weights.min() >= 0 and 0.5 < found[level].weights.sum() <= 1 + 1e-5
@@ -84,7 +84,9 @@ def test_members_hold_out_a_part_each_where_there_is_no_dev(tiny, tmp_path):
     bundle = train(recipe, [corpus], tmp_path / "bundle")
     again = Bundle.load(tmp_path / "bundle")
     assert len(bundle.model.net.nets) == len(again.model.net.nets) == 2 and again.decision.at_least_one
-    assert np.array_equal(again.model.probabilities([notes[0].text]), bundle.model.probabilities([notes[0].text]))
+    assert np.array_equal(
+        again.model.probabilities(as_notes([notes[0].text])), bundle.model.probabilities(as_notes([notes[0].text]))
+    )
     assert bundle.provenance["n_dev"] == 90 and "n_dev" not in bundle.provenance["found"]
     first, second = again.model.net.nets
     assert not torch.equal(first.head.own, second.head.own)
@@ -125,8 +127,8 @@ def test_a_frozen_encoder_reads_each_report_once_and_columns_count(tiny, tmp_pat
     model = bundle.model
     assert not any(weight.requires_grad for weight in model.net.nets[0].encoder.parameters())
     told = Note("a", "seen today", extra={"modality": "CT", "age": 44})
-    assert (model.note_probabilities([told]) != model.note_probabilities([replace(told, extra={})])).all()
-    assert np.array_equal(model.note_probabilities([replace(told, extra={})]), model.probabilities(["seen today"]))
+    assert (model.probabilities([told]) != model.probabilities([replace(told, extra={})])).all()
+    assert np.array_equal(model.probabilities([replace(told, extra={})]), model.probabilities(as_notes(["seen today"])))
 
 
 def test_a_column_that_training_always_had_may_be_unknown_later(tiny, tmp_path):
@@ -143,7 +145,7 @@ def test_a_report_is_coded_and_explained_with_what_stands_beside_it(tiny, tmp_pa
     settings = [*tiny, "model.frozen=true", "words.features=0"]
     bundle = train(load_recipe("hmhan", settings), [corpus], tmp_path / "bundle")
     scan, other = (replace(notes[0], extra={"age": 44, "modality": kind}) for kind in ("CT", "XR"))
-    asked = bundle.model.note_probabilities([scan, other])
+    asked = bundle.model.probabilities([scan, other])
     assert not np.array_equal(*asked)
     for note, expected in zip((scan, other), asked):
         [found] = Coder(bundle).code_all([note])
@@ -152,7 +154,7 @@ def test_a_report_is_coded_and_explained_with_what_stands_beside_it(tiny, tmp_pa
         assert shown == {j: pytest.approx(expected[j]) for j in shown}
         [codes] = RayCoder({"folder": tmp_path / "bundle"}, None)({k: [v] for k, v in row_of(0, note).items()})["codes"]
         assert json.loads(codes) == [item.to_json() for item in found]
-        [(_, about)] = explained(beside(bundle, note.extra), note.text, [0], ["occlusion"])
+        [(_, about)] = explain_note(bundle, note, [0], ["occlusion"])
         assert about["probability"] == pytest.approx(expected[0])
 
 
@@ -164,15 +166,17 @@ def test_members_above_one_frozen_encoder_let_it_read_a_report_once(tiny, tmp_pa
     model = Bundle.load(tmp_path / "bundle").model
     alone = [replace(model, net=HmhanNets([net])) for net in model.net.nets]
     texts = [note.text for note in notes[:3]]
-    reads, calls = [model.read(text) for text in texts], []
+    reads, calls = [model.tokenize(note) for note in as_notes(texts)], []
     model.net.nets[0].encoder.register_forward_hook(lambda *_: calls.append(1))
     together = model.logits_of(reads)
     assert len(calls) == 1
     assert together == pytest.approx(np.mean([one.logits_of(reads) for one in alone], axis=0), abs=1e-5)
     calls.clear()
-    weights = model.word_weights(texts[0], [0])[2]
+    weights = model.attention_weights(as_notes(texts)[0], [0]).weights
     assert len(calls) == 1
-    assert weights == pytest.approx(np.mean([one.word_weights(texts[0], [0])[2] for one in alone], axis=0), abs=1e-5)
+    assert weights == pytest.approx(
+        np.mean([one.attention_weights(as_notes(texts)[0], [0]).weights for one in alone], axis=0), abs=1e-5
+    )
 
 
 def test_heads_that_do_not_divide_the_width_are_the_users_mistake(tiny, small_corpus, tmp_path):
@@ -214,7 +218,7 @@ def test_states_on_a_device_and_states_from_disk_train_the_same_net(words, tiny,
     rows, curves, nets = np.arange(40), [], []
     for there in (False, True):
         if there:
-            monkeypatch.setattr(hmhan, "on_device", lambda places, device, _: DeviceCachedStates(places, device))
+            monkeypatch.setattr(hmhan, "load_on_device", lambda places, device, _: DeviceCachedStates(places, device))
         notes = with_columns(small_notes(40))  # of both ICD versions
         course = Course.of(load_recipe("hmhan", settings), notes, tmp_path / f"run-{there}", "")
         net, _ = course.member(0, rows, None, tmp_path / f"member-{there}")
@@ -290,7 +294,7 @@ def test_a_loss_of_nothing_is_refused(tiny):
 def test_a_code_without_a_note_has_no_list_of_words(small_corpus, tiny, tmp_path):
     train(load_recipe("hmhan", tiny), [small_corpus], tmp_path / "bundle")
     found = CliRunner().invoke(app, ["explain", str(tmp_path / "bundle"), "--code", "I50.9"])
-    assert isinstance(found.exception, ConfigError) and "keeps no list" in str(found.exception)
+    assert isinstance(found.exception, ConfigError) and "stores no informative words" in str(found.exception)
 
 
 def test_nets_that_add_nothing_are_not_asked_and_are_named(tiny, tmp_path, monkeypatch):
@@ -302,11 +306,11 @@ def test_nets_that_add_nothing_are_not_asked_and_are_named(tiny, tmp_path, monke
     bundle = train(load_recipe("hmhan", settings), [corpus], tmp_path / "bundle")
     assert bundle.provenance["found"]["net_share"] == 0.0
     model, texts = bundle.model, [note.text for note in notes[:5]]
-    before = model.probabilities(texts)
+    before = model.probabilities(as_notes(texts))
     for net in model.net.nets:
         torch.nn.init.normal_(net.head.own)
         monkeypatch.setattr(net.encoder, "forward", None)
-    assert (model.probabilities(texts) == before).all()
+    assert (model.probabilities(as_notes(texts)) == before).all()
 
 
 def test_lime_asks_for_scores_to_about_a_hundredth(tiny, tmp_path):
@@ -314,5 +318,5 @@ def test_lime_asks_for_scores_to_about_a_hundredth(tiny, tmp_path):
     corpus = write_corpus(notes, tmp_path / "notes", source={"kind": "test"}, filters=[], counts={})
     model = train(load_recipe("hmhan", [*tiny, "training.epochs=1"]), [corpus], tmp_path / "bundle").model
     texts = [note.text for note in notes]
-    assert np.abs(model.rough_probabilities(texts) - model.probabilities(texts)).max() < 0.02
+    assert np.abs(model.approximate_probabilities(as_notes(texts)) - model.probabilities(as_notes(texts))).max() < 0.02
     assert not torch.is_autocast_enabled("cpu")

@@ -7,7 +7,7 @@ from nosology.core import Code, ConfigError, Note
 from nosology.models.lexicon.day_one import day_one
 from nosology.models.lexicon.edition import edition
 from nosology.models.lexicon.lexicon_settings import CodeSetSettings
-from nosology.models.lexicon.lexicon_trainer import train_lexicon
+from nosology.models.lexicon.lexicon_trainer import LexiconTrainer
 
 CORPUS = CodeSetSettings(release="corpus", seventh="corpus")
 
@@ -47,4 +47,4 @@ def test_day_one_has_no_corpus_to_ask():
 @pytest.mark.parametrize("setting", ["labels.min_notes=2", "decision.threshold=per_code", "decision.at_least_one=true"])
 def test_settings_that_a_lexicon_would_not_heed_are_refused(setting, tmp_path):
     with pytest.raises(ConfigError, match="lexicon"):
-        train_lexicon(load_recipe("lexicon", [setting]), None, None, False, tmp_path)
+        LexiconTrainer(load_recipe("lexicon", [setting]), tmp_path).train(None, None, False)

@@ -18,6 +18,7 @@ from nosology.models.lexicon.day_one import day_one
 from nosology.models.lexicon.lexicon_model import THRESHOLD, Lexicon
 from nosology.models.lexicon.lexicon_settings import ContextSettings, LexiconRecipe
 from nosology.serving.coder import Coder
+from tests.conftest import as_notes
 
 SENTENCES = Path(__file__).parent / "data" / "context_sentences.tsv"
 TERMS = [phrase for phrase, _ in builtin_synonyms()[::7]]
@@ -46,10 +47,10 @@ def test_the_defaults_are_those_of_the_recipe():
 @settings(max_examples=60, deadline=None)
 @given(NOTE)
 def test_every_suggested_code_rests_on_words_of_the_note(lexicon, text):
-    probabilities = lexicon.probabilities([text])[0]
+    probabilities = lexicon.probabilities(as_notes([text]))[0]
     columns = np.flatnonzero(probabilities)
     assert ((probabilities >= 0) & (probabilities <= 1)).all()
-    for spans in lexicon.evidence(text, columns):
+    for spans in lexicon.evidence(as_notes([text])[0], columns):
         assert spans
         for span in spans:
             assert 0 <= span.start < span.end <= len(text) and text[span.start : span.end] == span.text
@@ -58,9 +59,9 @@ def test_every_suggested_code_rests_on_words_of_the_note(lexicon, text):
 @settings(max_examples=25, deadline=None)
 @given(NOTE)
 def test_the_same_note_gets_the_same_codes_whatever_came_before(lexicon, text):
-    first = lexicon.probabilities([text])
+    first = lexicon.probabilities(as_notes([text]))
     lexicon._seen.clear()
-    np.testing.assert_array_equal(first, lexicon.probabilities(["Fever and cough.", text])[1:])
+    np.testing.assert_array_equal(first, lexicon.probabilities(as_notes(["Fever and cough.", text]))[1:])
 
 
 @settings(max_examples=80, deadline=None)
@@ -316,8 +317,11 @@ def test_day_one_is_loaded_by_its_name_and_survives_a_folder(tmp_path):
     bundle.save(tmp_path / "b")
     again = Bundle.load(tmp_path / "b")
     text = ["Heart failure and COPD."]
-    np.testing.assert_array_equal(again.model.probabilities(text), bundle.model.probabilities(text))
+    np.testing.assert_array_equal(again.model.probabilities(as_notes(text)), bundle.model.probabilities(as_notes(text)))
 
 
 def test_an_empty_note_has_no_codes(lexicon):
-    assert lexicon.probabilities([""]).sum() == 0 and lexicon.probabilities([]).shape == (0, len(lexicon.labels))
+    assert lexicon.probabilities(as_notes([""])).sum() == 0 and lexicon.probabilities(as_notes([])).shape == (
+        0,
+        len(lexicon.labels),
+    )

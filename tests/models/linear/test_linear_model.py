@@ -6,8 +6,11 @@ from sklearn.svm import LinearSVC
 
 from nosology.core import Code
 from nosology.core.label_space import LabelSpace
-from nosology.models.linear.linear_model import Choice, Linear, LinearRecipe, choose, fit_linear
+from nosology.models.linear.linear_model import Linear
+from nosology.models.linear.linear_settings import LinearRecipe
+from nosology.models.linear.linear_trainer import Choice, choose, fit_linear
 from nosology.models.linear.tfidf import Tfidf, TfidfSettings
+from tests.conftest import as_notes
 
 HEART, LUNG, ALWAYS = Code("icd10cm", "I50.9"), Code("icd10cm", "J18.9"), Code("icd10cm", "Z00.0")
 FILLER = [f"word{i}" for i in range(40)]
@@ -38,39 +41,39 @@ def model():
     texts, codes = notes(80, 0)
     dev_texts, dev_codes = notes(40, 1)
     plain = fitted(texts, LABELS.encode(codes), Choice(1.0, 4000))
-    return plain.calibrated(plain.tfidf.transform(dev_texts), LABELS.encode(dev_codes))
+    return plain.calibrated(plain.scores(plain.tfidf.transform(dev_texts)), LABELS.encode(dev_codes))
 
 
 def test_learns(model):
     texts, codes = notes(40, 2)
-    right = (model.probabilities(texts) > 0.5) == (LABELS.encode(codes).toarray() > 0)
+    right = (model.probabilities(as_notes(texts)) > 0.5) == (LABELS.encode(codes).toarray() > 0)
     assert right.mean() > 0.97
 
 
 def test_parts_of_the_evidence_add_up_to_the_score(model):
     text = notes(1, 3)[0][0] + " heart failure and PNEUMONIA, unheard-of words"
-    parts, starts, ends = model.contributions(text, [0, 1, 2])
+    words = model.word_contributions(as_notes([text])[0], [0, 1, 2])
     score = model.scores(model.tfidf.transform([text]))[0]
-    assert parts.sum(0) + model.bias == pytest.approx(score, abs=1e-5)
-    assert len(starts) == len(ends) == len(parts)
+    assert words.weights.sum(1) + model.bias == pytest.approx(score, abs=1e-5)
+    assert len(words.starts) == len(words.ends) == words.weights.shape[1]
 
 
 def test_evidence_is_in_the_note(model):
     text = "Word1: Heart  Failure is word2 word3"
-    (spans,) = model.evidence(text, [0])
+    (spans,) = model.evidence(as_notes([text])[0], [0])
     assert spans[0].text == "Heart  Failure"
     assert all(text[span.start : span.end] == span.text for span in spans)
 
 
 def test_a_note_without_known_words_has_no_codes(model):
-    assert not model.probabilities(["", "zzz 12345"]).any()
+    assert not model.probabilities(as_notes(["", "zzz 12345"])).any()
 
 
 def test_save_and_load(model, tmp_path):
     model.save(tmp_path)
     again = Linear.load(tmp_path)
     texts, _ = notes(5, 4)
-    assert np.array_equal(again.probabilities(texts), model.probabilities(texts))
+    assert np.array_equal(again.probabilities(as_notes(texts)), model.probabilities(as_notes(texts)))
     assert again.labels == model.labels
 
 
@@ -108,15 +111,15 @@ def test_settings_are_chosen_on_dev():
 def test_uncalibrated_gives_no_probabilities():
     texts, codes = notes(20, 8)
     with pytest.raises(ValueError, match="calibrated"):
-        fitted(texts, LABELS.encode(codes), Choice(1.0, 4000)).probabilities(texts)
+        fitted(texts, LABELS.encode(codes), Choice(1.0, 4000)).probabilities(as_notes(texts))
 
 
 def test_processes_give_the_weights_of_one(monkeypatch):
     texts, codes = notes(60, 10)
     gold = LABELS.encode(codes)
     alone = fitted(texts, gold, Choice(1.0, 4000))
-    monkeypatch.setattr("nosology.models.linear.linear_model._WORTH_PROCESSES", 0)
-    monkeypatch.setattr("nosology.models.linear.linear_model._PART", 1)
+    monkeypatch.setattr("nosology.models.linear.linear_trainer._WORTH_PROCESSES", 0)
+    monkeypatch.setattr("nosology.models.linear.linear_trainer._PART", 1)
     together = fitted(texts, gold, Choice(1.0, 4000))
     assert np.array_equal(together.weights.toarray(), alone.weights.toarray())
     assert np.array_equal(together.bias, alone.bias)

@@ -15,11 +15,11 @@ from nosology.corpora.corpus import write_corpus
 from nosology.encoders.word_encoders import AwdLstm
 from nosology.evaluation.measure import measure
 from nosology.models.bundle import Bundle
-from nosology.models.neural_trainer import Asked, fit_labels
+from nosology.models.neural_trainer import Targets, fit_labels
 from nosology.models.plant.note_states import NoteStates
 from nosology.models.plant.plant_model import Plant, PlantNets
 from nosology.models.plant.plant_settings import RateSettings
-from nosology.models.plant.plant_trainer import Chain, _told, parameter_groups, train_classifiers, train_plant
+from nosology.models.plant.plant_trainer import Chain, PlantTrainer, _told, parameter_groups, train_classifiers
 from nosology.models.train import train
 from nosology.serving.coder import Coder
 from nosology.training.examples import train_and_dev
@@ -69,7 +69,10 @@ def test_the_curves_of_all_stages_are_kept(bundle):
 def test_the_words_that_tell_a_code(bundle):
     model = Bundle.load(bundle).model
     column = next(j for j, code in enumerate(model.labels.codes) if code.code == "I50.9")
-    assert {word for word, _ in model.words(column, 2)} <= {"congestive", "heart"}  # "failure" is in another code too
+    assert {word for word, _ in model.relevant_words(column, 2)} <= {
+        "congestive",
+        "heart",
+    }  # "failure" is in another code too
 
 
 def test_only_train_notes_enter_the_stages(small_corpus, tmp_path):
@@ -85,9 +88,9 @@ def test_only_train_notes_enter_the_stages(small_corpus, tmp_path):
     made = []
     for name, corpus in (("a", small_corpus), ("b", changed)):
         learn, dev, _ = train_and_dev([corpus], 0.15, 0)
-        made.append(train_plant(recipe, learn, dev, False, tmp_path / name)[0])
+        made.append(PlantTrainer(recipe, tmp_path / name).train(learn, dev, False).model)
     assert made[0].reader == made[1].reader and made[0].labels == made[1].labels
-    assert (made[0].notes == made[1].notes).all()
+    assert (made[0].train_counts == made[1].train_counts).all()
     stages = [f"{stage}_{way}" for stage in ("language", "ranker") for way in ("forward", "backward")]
     for stage in ("relevance", *stages):
         first, second = (load_file(tmp_path / name / f"{stage}.safetensors") for name in "ab")
@@ -244,13 +247,13 @@ def test_an_encoder_that_does_not_learn_reads_each_note_once(small_corpus, tmp_p
         net = chain.net(False)
         before = {name: value.clone() for name, value in net.encoder.state_dict().items()}
         model = Plant(chain.labels, np.ones(6), chain.reader, PlantNets([net]), recipe.model)
-        asked = Asked.of(chain.labels, np.arange(6), 0)
+        targets = Targets.of(chain.labels)
         monkeypatch.setattr(NoteStates, "states", _counting(reads, NoteStates.states))
         reads.append(0)
         fit_labels(
             recipe,
             model,
-            asked,
+            targets,
             chain.notes,
             None,
             tmp_path / f"c{kept}",

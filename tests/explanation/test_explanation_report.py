@@ -10,7 +10,7 @@ import pytest
 from nosology.core import Code, Note
 from nosology.core.label_space import LabelSpace
 from nosology.evaluation.decision import Decision
-from nosology.explanation.report import accepted, write_explanations
+from nosology.explanation.explanation_report import accepted_labels, write_explanations
 from nosology.models.bundle import Bundle
 
 CODES = [Code("icd10cm", "I50.9"), Code("icd10pcs", "0DTJ4ZZ"), Code("icd9cm", "428.0")]  # in the order of a LabelSpace
@@ -29,9 +29,9 @@ def test_of_several_versions_the_one_that_is_suggested_is_explained(within_versi
     model = SimpleNamespace(
         labels=LabelSpace(CODES),
         within_versions=within_versions,
-        probabilities=lambda texts: np.tile([0.8, 0.7, 0.9], (len(texts), 1)),
+        probabilities=lambda notes: np.tile([0.8, 0.7, 0.9], (len(notes), 1)),
     )
-    found = accepted(Bundle(model, Decision(0.5), {}, {}), "heart failure", systems)
+    found = accepted_labels(Bundle(model, Decision(0.5), {}, {}), Note("", "heart failure"), systems)
     assert [model.labels.codes[column].code for column in found] == expected
 
 
@@ -46,7 +46,7 @@ def test_the_same_code_of_two_systems_has_two_pictures(tmp_path, systems, names)
     model = SimpleNamespace(
         kind="test",
         labels=LabelSpace([Code(system, "V45.8") for system in systems]),
-        probabilities=lambda texts: np.full((len(texts), len(systems)), 0.7),
+        probabilities=lambda notes: np.full((len(notes), len(systems)), 0.7),
     )
     bundle = Bundle(model, Decision(0.5), {}, {})
     columns = range(len(systems))

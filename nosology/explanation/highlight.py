@@ -1,4 +1,4 @@
-"""Explanations as highlighted text: a page (HTML) and a picture (PNG), both of the note as it was given."""
+"""Highlighted notes: an HTML page and a PNG picture of the original text, words coloured by weight."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from nosology.core.files import atomic_file
 from nosology.explanation.attribution import Attribution
 
-_FOR, _AGAINST = (214, 69, 65), (58, 110, 165)  # colours of words that speak for a code, and against it
+_FOR, _AGAINST = (214, 69, 65), (58, 110, 165)  # colours of positive and negative weights
 _STYLE = (
     "body{font:15px/1.6 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color:#222}"
     "pre{white-space:pre-wrap;font:inherit;border:1px solid #ddd;border-radius:6px;padding:1em}"
@@ -20,23 +20,23 @@ _STYLE = (
 _COLUMNS = 96  # characters of a line in a picture
 _CHARACTER = 0.0753  # inches that one of them is wide: 0.602 of the 9 points of the fixed font
 _MARGIN = 0.2  # inches
-_LINES = 500  # of a picture; a page has them all
+_LINES = 500  # of a picture; the page shows all
 
 
-def page(title: str, text: str, sections: Sequence[tuple[str, Attribution]]) -> str:
-    """A page with the note once for each explanation; nothing is loaded from anywhere."""
-    parts = [f"<h2>{escape(name)}</h2><pre>{highlighted(text, found)}</pre>" for name, found in sections]
-    legend = "<p><small>red speaks for the code, blue against it; the darker, the more</small></p>"
+def html_page(title: str, text: str, sections: Sequence[tuple[str, Attribution]]) -> str:
+    """A self-contained page with the note once per explanation."""
+    parts = [f"<h2>{escape(name)}</h2><pre>{highlighted(text, attribution)}</pre>" for name, attribution in sections]
+    legend = "<p><small>red supports the code, blue speaks against it; darker means more</small></p>"
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
         f"<h1>{escape(title)}</h1>{legend}{''.join(parts)}</html>\n"
     )
 
 
-def highlighted(text: str, found: Attribution) -> str:
+def highlighted(text: str, attribution: Attribution) -> str:
     """The text as HTML, each word marked by its weight."""
     parts, place = [], 0
-    for (start, end), strength in zip(found.words.spans(), strengths(found)):
+    for (start, end), strength in zip(attribution.words.spans(), strengths(attribution)):
         if abs(strength) < 0.05:
             continue
         colour = ",".join(map(str, _FOR if strength > 0 else _AGAINST))
@@ -47,18 +47,18 @@ def highlighted(text: str, found: Attribution) -> str:
     return "".join([*parts, escape(text[place:])])
 
 
-def strengths(found: Attribution) -> np.ndarray:
-    """The weights (W,) as shares of the largest, from -1 to 1."""
-    most = np.abs(found.weights).max(initial=0)
-    return found.weights / most if most > 0 else np.zeros(len(found.weights))
+def strengths(attribution: Attribution) -> np.ndarray:
+    """The weights (W,) scaled to [-1, 1] by the largest absolute weight."""
+    largest = np.abs(attribution.weights).max(initial=0)
+    return attribution.weights / largest if largest > 0 else np.zeros(len(attribution.weights))
 
 
-def picture(path: str | Path, title: str, text: str, found: Attribution) -> None:
-    """Writes the note as a picture, each word on a ground by its weight."""
+def write_picture(path: str | Path, title: str, text: str, attribution: Attribution) -> None:
+    """Writes the note as a PNG picture with a background colour per word."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    lines = _lines(text, found)
+    lines = _lines(text, attribution)
     if len(lines) > _LINES:
         lines = [*lines[:_LINES], [(0, f"({len(lines) - _LINES:,} more lines)", None)]]
     height = 0.24 * (len(lines) + 3)
@@ -67,7 +67,7 @@ def picture(path: str | Path, title: str, text: str, found: Attribution) -> None
     canvas = FigureCanvasAgg(figure)
     inch = 1 / height
     figure.text(_MARGIN / width, 1 - 0.28 * inch, title, fontsize=8, fontweight="bold", va="center", parse_math=False)
-    strength = strengths(found)
+    strength = strengths(attribution)
     for row, line in enumerate(lines):
         y = 1 - (0.24 * (row + 2.2)) * inch
         for column, word, number in line:
@@ -76,14 +76,14 @@ def picture(path: str | Path, title: str, text: str, found: Attribution) -> None
                 colour = tuple(part / 255 for part in (_FOR if strength[number] > 0 else _AGAINST))
                 shown["bbox"] = {"facecolor": (*colour, abs(strength[number])), "edgecolor": "none", "pad": 1.2}
             figure.text((_MARGIN + column * _CHARACTER) / width, y, word, **shown)
-    with atomic_file(path) as aside:
-        canvas.print_png(aside)
+    with atomic_file(path) as temporary:
+        canvas.print_png(temporary)
 
 
-def _lines(text: str, found: Attribution) -> list[list[tuple[int, str, int | None]]]:
-    """The text in lines of bounded width: pieces with their column and, if one is a word, its number."""
+def _lines(text: str, attribution: Attribution) -> list[list[tuple[int, str, int | None]]]:
+    """The text as lines of bounded width: pieces with their column and the index of the word, None between words."""
     pieces, place = [], 0
-    for number, (start, end) in enumerate(found.words.spans()):
+    for number, (start, end) in enumerate(attribution.words.spans()):
         pieces += [(text[place:start], None), (text[start:end], number)]
         place = end
     pieces.append((text[place:], None))

@@ -1,0 +1,54 @@
+"""Training of DualLAAT."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from nosology.codes.lookup import label_description
+from nosology.core import ConfigError
+from nosology.core.label_space import LabelSpace
+from nosology.models.dual_laat.dual_laat_model import DualLaat
+from nosology.models.dual_laat.dual_laat_net import DualLaatNet
+from nosology.models.dual_laat.dual_laat_settings import DualLaatRecipe
+from nosology.models.dual_laat.proposer import Proposer
+from nosology.models.neural_trainer import NeuralTrainer, Targets, word_reader
+from nosology.models.trainer import TrainedCoder
+from nosology.training.examples import Examples
+
+
+class DualLaatTrainer(NeuralTrainer[DualLaatRecipe]):
+    """Trains DualLAAT; with [two_stage] also the proposer of candidate codes."""
+
+    def train(self, train_notes: Examples, dev_notes: Examples, refit: bool) -> TrainedCoder:
+        """The coder that is trained on train notes and tuned on dev notes; refit: finally trained on union."""
+        trained = super().train(train_notes, dev_notes, refit)
+        candidates = self.recipe.two_stage.candidates
+        if not candidates:
+            return trained
+        model: DualLaat = trained.model
+        model.proposer = Proposer.fit([read.ids for read in self.notes.reads], self.notes.gold, _description_ids(model))
+        return TrainedCoder(model.two_stage(candidates), trained.decision, trained.report)
+
+    def build_model(self, labels: LabelSpace, examples: Examples) -> tuple[DualLaat, Targets]:
+        """An untrained model for these labels and notes, and what it is trained to predict."""
+        recipe = self.recipe
+        if recipe.model.reference_padding:
+            raise ConfigError("model.reference_padding is only for imported weights (nosology import)")
+        reader, vectors = word_reader(recipe, labels, examples)
+        shape = recipe.model.resolved(len(examples))
+        torch.manual_seed(recipe.seed)
+        net = DualLaatNet(shape, len(reader.vocabulary), recipe.vectors.size, vectors)
+        descriptions = [label_description(code) for code in labels.codes]
+        model = DualLaat(labels, np.zeros(len(labels), np.int64), reader, net, shape, descriptions=descriptions)
+        texts, of_label = np.unique(_description_ids(model), axis=0, return_inverse=True)
+        net.descriptions = torch.from_numpy(texts)
+        targets = Targets.of(labels, of_label.ravel(), shape.labels)
+        positives = labels.encode(examples.codes).nnz / max(1, len(examples))
+        competing = min(shape.labels, max(map(len, targets.pools.values())))
+        net.expect(min(max(positives / competing, 1e-6), 0.5))
+        return model, targets
+
+
+def _description_ids(model: DualLaat) -> np.ndarray:
+    return model.description_ids(model.descriptions).numpy()

@@ -1,0 +1,161 @@
+"""Training of the linear coder: one linear SVM per code, in parallel processes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from scipy import sparse
+
+from nosology.core import DataError
+from nosology.core.label_space import LabelSpace
+from nosology.core.progress import progress
+from nosology.models.linear.linear_model import Linear
+from nosology.models.linear.linear_settings import FitSettings, LinearRecipe
+from nosology.models.linear.tfidf import Tfidf
+from nosology.models.trainer import CalibratedTrainer, Fit
+from nosology.training.examples import Examples, codes_in_labels, label_space
+
+_PART = 32  # codes that a process takes at a time
+_WORTH_PROCESSES = 50_000_000  # codes x stored values; below this, starting processes costs more than it saves
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The settings that dev decides on."""
+
+    c: float
+    max_features: int
+
+
+class LinearTrainer(CalibratedTrainer[LinearRecipe, Linear]):
+    """Chooses regularisation and sparsity on dev notes."""
+
+    def fit(self, train_notes: Examples, dev_notes: Examples) -> Fit[Linear]:
+        """A model fitted on train notes; settings are chosen on dev notes."""
+        recipe = self.recipe
+        labels = label_space(recipe.labels, train_notes.codes)
+        gold, dev_gold = labels.encode(train_notes.codes), labels.encode(dev_notes.codes)
+        tfidf, vectors = Tfidf.fit(train_notes.texts(), recipe.features)
+        dev_vectors = tfidf.transform(dev_notes.texts())
+        choice = choose(recipe, vectors, gold, dev_vectors, dev_gold)
+        model = fit_linear(recipe, labels, tfidf, vectors, gold, choice)
+        dev_codes = codes_in_labels(recipe.labels, labels, dev_notes.codes)
+        empty = np.diff(dev_vectors.indptr) == 0
+        return Fit(model, model.scores(dev_vectors), dev_gold, dev_codes, asdict(choice), empty, choice)
+
+    def refit(self, notes: Examples, fitted: Fit[Linear]) -> Linear:
+        """A model fitted on all notes with the settings of an earlier fit."""
+        labels = label_space(self.recipe.labels, notes.codes)
+        tfidf, vectors = Tfidf.fit(notes.texts(), self.recipe.features)
+        return fit_linear(self.recipe, labels, tfidf, vectors, labels.encode(notes.codes), fitted.choice)
+
+
+def fit_linear(
+    recipe: LinearRecipe,
+    labels: LabelSpace,
+    tfidf: Tfidf,
+    vectors: sparse.csr_matrix,
+    gold: sparse.csr_matrix,
+    choice: Choice,
+) -> Linear:
+    """The model, not yet calibrated, of training notes.
+
+    tfidf, vectors: what `Tfidf.fit` made of the notes. gold: 0/1 (B, L), each code with a true note at least.
+    """
+    weights, bias = _fit_codes(recipe, vectors, gold, np.arange(len(labels)), choice)
+    notes = np.asarray(gold.sum(0)).ravel().astype(np.int64)
+    return Linear(labels, notes, tfidf, weights, bias)
+
+
+def choose(
+    recipe: LinearRecipe,
+    vectors: sparse.csr_matrix,
+    gold: sparse.csr_matrix,
+    dev_vectors: sparse.csr_matrix,
+    dev_gold: sparse.csr_matrix,
+) -> Choice:
+    """The settings with the best pooled average precision on dev, over a sample of the codes that dev has."""
+    from sklearn.metrics import average_precision_score
+
+    known = np.flatnonzero(np.asarray(dev_gold.sum(0)).ravel())
+    if not len(known) or len(recipe.fit.c) * len(recipe.fit.max_features) == 1:
+        return Choice(recipe.fit.c[0], max(recipe.fit.max_features))
+    columns = np.sort(np.random.default_rng(recipe.seed).permutation(known)[: recipe.fit.choice_codes])
+    target = dev_gold[:, columns].toarray().ravel()
+    quality: dict[Choice, float] = {}
+    for c in recipe.fit.c:
+        weights, bias = _fit_codes(recipe, vectors, gold, columns, Choice(c, max(recipe.fit.max_features)))
+        for kept in sorted(recipe.fit.max_features):
+            scores = (dev_vectors @ _largest(weights, kept)).toarray() + bias
+            quality[Choice(c, kept)] = float(average_precision_score(target, scores.ravel()))
+    return max(quality, key=quality.__getitem__)
+
+
+def _largest(weights: sparse.csr_matrix, kept: int) -> sparse.csr_matrix:
+    """The weights (features, L) with only the `kept` largest of each column."""
+    columns = weights.tocsc()
+    for start, end in zip(columns.indptr[:-1], columns.indptr[1:]):
+        if end - start > kept:
+            part = columns.data[start:end]
+            part[np.argpartition(-np.abs(part), kept)[kept:]] = 0
+    columns.eliminate_zeros()
+    return columns.tocsr()
+
+
+def _fit_codes(
+    recipe: LinearRecipe, vectors: sparse.csr_matrix, gold: sparse.csr_matrix, columns: np.ndarray, choice: Choice
+) -> tuple[sparse.csr_matrix, np.ndarray]:
+    """Weights (features, len(columns)) and biases of one machine a column."""
+    from joblib import Parallel, delayed
+
+    if not vectors.shape[1]:
+        raise DataError("the training notes have no word that [features] lets in: nothing can be learned from them")
+    vectors, positives = vectors.astype(np.float64), gold.tocsc()  # LIBLINEAR computes in float64
+    true = [positives.indices[positives.indptr[column] : positives.indptr[column + 1]] for column in columns]
+    # Threads would share LIBLINEAR's one random generator, and the weights would depend on their order.
+    workers = (os.cpu_count() or 1) if len(columns) * vectors.nnz > _WORTH_PROCESSES else 1
+    parts = [range(start, min(start + _PART, len(columns))) for start in range(0, len(columns), _PART)]
+    with Parallel(n_jobs=workers, return_as="generator") as pool:
+        work = delayed(_fit_part)
+        results = pool(work(recipe, vectors, [(int(columns[i]), true[i]) for i in part], choice) for part in parts)
+        fitted = [
+            one for part in progress(results, "fitting", total=len(parts), unit=f"x {_PART} codes") for one in part
+        ]
+    features, values, bias = zip(*fitted)
+    indptr = np.concatenate([[0], np.cumsum([len(part) for part in features])])
+    shape = (vectors.shape[1], len(columns))
+    weights = sparse.csc_matrix((np.concatenate(values), np.concatenate(features), indptr), shape=shape)
+    return weights.tocsr(), np.array(bias, dtype=np.float32)
+
+
+def _fit_part(
+    recipe: LinearRecipe, vectors: sparse.csr_matrix, codes: list[tuple[int, np.ndarray]], choice: Choice
+) -> list[tuple[np.ndarray, np.ndarray, float]]:
+    """The machines of some codes, given as column and rows of the notes that have it."""
+    return [_fit_code(recipe.fit, vectors, true, choice, (recipe.seed, column)) for column, true in codes]
+
+
+def _fit_code(
+    fit: FitSettings, vectors: sparse.csr_matrix, true: np.ndarray, choice: Choice, seed: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """One machine: the features it uses in ascending order, their weights, and its bias."""
+    from sklearn.svm import LinearSVC
+
+    n = vectors.shape[0]
+    if len(true) == n:  # nothing to tell apart
+        return np.empty(0, np.int32), np.empty(0, np.float32), 1.0
+    target = np.full(n, -1)
+    target[true] = 1
+    wanted = max(fit.negatives, fit.negatives_per_positive * len(true))
+    if n - len(true) > wanted:
+        false = np.random.default_rng(seed).choice(np.flatnonzero(target < 0), wanted, replace=False)
+        rows = np.sort(np.concatenate([true, false]))
+        vectors, target = vectors[rows], target[rows]
+    machine = LinearSVC(C=choice.c, tol=0.1, random_state=0).fit(vectors, target)
+    weights = machine.coef_[0]
+    used = np.flatnonzero(weights)
+    if len(used) > choice.max_features:
+        used = np.sort(used[np.argsort(-np.abs(weights[used]), kind="stable")[: choice.max_features]])
+    return used.astype(np.int32), weights[used].astype(np.float32), float(machine.intercept_[0])
