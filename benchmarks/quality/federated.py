@@ -39,13 +39,13 @@ RESULT = Path(__file__).parents[1] / "results" / "quality_federated.json"
 SHOWN = ("micro_f1", "macro_f1", "map")
 ADAM = ["federation.strategy=fedadam", "federation.server_rate=0.005"]
 WAYS = {  # name: skew, alpha, settings
-    "alike": ("equal", 1.0, []),
+    "iid": ("iid", 1.0, []),
     "unlike size": ("size", 1.0, []),
     "dirichlet 0.5": ("dirichlet", 0.5, []),
     "dirichlet 0.1": ("dirichlet", 0.1, []),
     "dirichlet 0.1, fedprox": ("dirichlet", 0.1, ["federation.strategy=fedprox", "federation.mu=0.1"]),
     "dirichlet 0.1, fedadam": ("dirichlet", 0.1, ADAM),
-    "alike, fedadam over sgd": ("equal", 1.0, [*ADAM, "federation.optimizer=sgd"]),
+    "iid, fedadam over sgd": ("iid", 1.0, [*ADAM, "federation.optimizer=sgd"]),
     "dirichlet 0.1, fedadam over sgd": ("dirichlet", 0.1, [*ADAM, "federation.optimizer=sgd"]),
 }
 

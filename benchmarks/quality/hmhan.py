@@ -22,8 +22,7 @@ from pathlib import Path
 from nosology.config import load_recipe
 from nosology.core.files import write_json
 from nosology.corpora.corpus import Corpus
-from nosology.corpora.prepare import prepare
-from nosology.corpora.recipe import CorpusRecipe
+from nosology.corpora.prepare import CorpusRecipe, prepare
 from nosology.corpora.simulate import simulate
 from nosology.corpora.splits import split_corpus
 from nosology.models.compare import METRICS, Variant, compare

@@ -32,7 +32,7 @@ from nosology.core import Note
 from nosology.core.files import write_json
 from nosology.core.label_space import LabelSpace
 from nosology.corpora.corpus import Corpus, write_corpus
-from nosology.corpora.roster import groups, read_roster
+from nosology.corpora.group_splits import group_numbers, summarize_notes
 from nosology.models.hmhan.words import Words
 from nosology.models.train import train
 from nosology.reproduce.short_reports import short_reports
@@ -103,8 +103,8 @@ def accepted(coder: str, known: list[Note], new: list[Note], settings: list[str]
 
 def folds_of(notes: list[Note], folds: int) -> np.ndarray:
     """The fold (B,) of each note; notes of one patient, and notes that repeat each other, are in one."""
-    roster = read_roster(notes)
-    group = dict(zip((row.id for row in roster), groups(roster)))
+    summaries = summarize_notes(notes)
+    group = dict(zip((note.id for note in summaries), group_numbers(summaries)))
     number = np.array([group[note.id] for note in notes])
     return np.random.default_rng(0).permutation(int(number.max()) + 1)[number] % folds
 

@@ -28,7 +28,7 @@ def main() -> None:
     clinic, counts, sizes, patient = Clinic((2016, 2019)), Counter[Code](), [], 0
     while len(sizes) < arguments.admissions:
         for admission in clinic.patient(arguments.seed, patient).admissions:
-            codes = {code for finding in admission.findings for code in finding.codes}
+            codes = {code for condition in admission.conditions for code in condition.codes}
             sizes.append(len(codes))
             counts.update(codes)
         patient += 1

@@ -14,8 +14,7 @@ from scipy import sparse
 
 from nosology.core.files import write_json
 from nosology.corpora.corpus import Corpus
-from nosology.corpora.roster import group_counts, read_roster
-from nosology.corpora.stratify import stratify
+from nosology.corpora.group_splits import group_label_counts, stratify, summarize_notes
 
 SHARES = np.array([0.7, 0.15, 0.15])
 METHODS = {
@@ -46,8 +45,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "quality_splits.json")
     arguments = parser.parse_args()
-    roster = read_roster(Corpus.open(arguments.corpus).notes(text=False), texts=False)
-    labels, _, names = group_counts(roster, np.arange(len(roster)), within="site")
+    roster = summarize_notes(Corpus.open(arguments.corpus).notes(text=False), texts=False)
+    labels, _, names = group_label_counts(roster, np.arange(len(roster)), within="site")
     print(f"{len(roster):,} notes, {len(names):,} codes; means over {arguments.seeds} seeds")
     print(f"{'':26}{'difference':>11}   {'train':>6}{'dev':>6}{'test':>6}   {'codes a note':>18}   {'unseen':>7}")
     results = {"notes": len(roster), "codes": len(names), "seeds": arguments.seeds}

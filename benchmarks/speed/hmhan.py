@@ -252,8 +252,8 @@ def simulated_reports(n: int) -> list[str]:
 
     hospital, found, patient = Hospital((2016, 2019)), [], 0
     while len(found) < n:
-        _, stays = hospital.patient(7, patient)
-        found += [text for stay in stays for _, text in stay.reports]
+        _, records = hospital.patient(7, patient)
+        found += [text for record in records for _, text in record.reports]
         patient += 1
     return Random(0).sample(found, n)
 

@@ -15,8 +15,7 @@ import time
 from pathlib import Path
 
 from nosology.core.files import write_json
-from nosology.corpora.simulate.hospital import Hospital
-from nosology.corpora.simulate.mimic4_files import Mimic4Files
+from nosology.corpora.simulate.hospital import Hospital, Mimic4Writer
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_simulate.json"
 
@@ -31,15 +30,15 @@ def main() -> None:
     hospital = Hospital()
     hospital.patient(0, 0)
     start = time.process_time() - started
-    with tempfile.TemporaryDirectory() as folder, Mimic4Files(Path(folder)) as files:
+    with tempfile.TemporaryDirectory() as folder, Mimic4Writer(Path(folder)) as writer:
         started = time.process_time()
         words = 0
         for index in range(arguments.patients):
-            patient, stays = hospital.patient(0, index)
-            files.patient(patient, stays, 0)
-            words += sum(len(stay.text) for stay in stays if stay.text)
+            patient, records = hospital.patient(0, index)
+            writer.write_patient(patient, records, 0)
+            words += sum(len(record.text) for record in records if record.text)
         seconds = time.process_time() - started
-        notes, reports = files.counts["note/discharge"], files.counts["note/radiology"]
+        notes, reports = writer.counts["note/discharge"], writer.counts["note/radiology"]
     table = {
         "start_cpu_seconds": round(start, 2),
         "discharge_summaries": notes,

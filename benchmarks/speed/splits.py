@@ -16,23 +16,22 @@ import numpy as np
 from nosology.core import Code
 from nosology.core.files import write_json
 from nosology.corpora.duplicates import fingerprint, near_pairs
-from nosology.corpora.roster import Row
-from nosology.corpora.sites import assign_sites
-from nosology.corpora.splits import stratified_splits
+from nosology.corpora.group_splits import NoteSummary
+from nosology.corpora.splits import assign_sites, stratified_splits
 
 SHARED = 0.3  # of every note's words are one template
 PLANTED = 200  # near-duplicates, each with 1 % of its words changed
 
 
-def coded(notes: int, codes: int, seed: int = 0) -> list[Row]:
-    """Rows with MIMIC-like codes: about 15 a note, long-tailed, nearly two notes a patient."""
+def coded(notes: int, codes: int, seed: int = 0) -> list[NoteSummary]:
+    """Notes with MIMIC-like codes: about 15 per note, long-tailed, nearly two notes per patient."""
     rng = np.random.default_rng(seed)
     frequency = 1 / np.arange(1, codes + 1)
     labels = [Code("icd10cm", f"{'ACEFGIJKMNRSZ'[n % 13]}{n:05d}") for n in range(codes)]
     drawn = rng.choice(codes, p=frequency / frequency.sum(), size=(notes, 20))
     patients = rng.integers(0, notes * 55 // 100, notes)
     return [
-        Row(f"n{n:06d}", f"p{patients[n]}", None, None, tuple(labels[c] for c in np.unique(drawn[n])), None)
+        NoteSummary(f"n{n:06d}", f"p{patients[n]}", None, None, tuple(labels[c] for c in np.unique(drawn[n])), None)
         for n in range(notes)
     ]
 

@@ -28,9 +28,7 @@ def simulate(
     sites: Annotated[
         int | None, typer.Option(min=1, help="Deal the notes out to so many sites; default: the sites they have.")
     ] = None,
-    skew: Annotated[
-        str | None, typer.Option(help="How notes are dealt out: equal, size or dirichlet; default: equal.")
-    ] = None,
+    skew: Annotated[str | None, typer.Option(help="How sites differ: iid, size or dirichlet; default: iid.")] = None,
     alpha: Annotated[
         float | None, typer.Option(help="dirichlet: the smaller, the fewer sites see a family of codes; default: 0.5.")
     ] = None,
@@ -51,7 +49,7 @@ def simulate(
     if sites is None and (skew is not None or alpha is not None):
         raise ConfigError("--skew and --alpha need --sites")
     if alpha is not None and skew != "dirichlet":
-        raise ConfigError(f"--alpha needs --skew dirichlet; got {skew or 'equal'}")
+        raise ConfigError(f"--alpha needs --skew dirichlet; got {skew or 'iid'}")
     federation = checked.federation
     if stacked and federation.fraction_evaluate not in (FederationSettings().fraction_evaluate, 1.0):
         raise ConfigError("federation.fraction_evaluate must be as it comes with --stacked: every site is evaluated")
@@ -62,7 +60,7 @@ def simulate(
         raise ConfigError(f"a federation needs {error.name}: pip install nosology[federated,embed]") from error
     corpora = [Corpus.open(folder) for folder in corpus]
     if sites:
-        site_of = dealt_sites(corpora, sites, skew or "equal", 0.5 if alpha is None else alpha, checked.seed)
+        site_of = dealt_sites(corpora, sites, skew or "iid", 0.5 if alpha is None else alpha, checked.seed)
     else:
         site_of = own_sites(corpora)
     cache = Path(checked.vectors.cache or run_folder(out) / VECTORS)

@@ -1,4 +1,4 @@
-"""nosology simulate: a hospital that does not exist, in the files that MIMIC-IV ships."""
+"""nosology simulate: write a simulated hospital in the file format of MIMIC-IV."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ import typer
 
 
 def simulate(
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
-    patients: Annotated[int, typer.Option(help="How many patients; about 1.8 admissions each.")] = 1000,
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    patients: Annotated[int, typer.Option(help="Number of patients; each has about 1.8 admissions.")] = 1000,
     seed: Annotated[int, typer.Option(help="The same seed gives the same patients.")] = 0,
-    layout: Annotated[str, typer.Option(help="mimic4")] = "mimic4",
-    years: Annotated[str, typer.Option(help="FIRST-LAST; admissions from October 2015 on have ICD-10.")] = "2008-2019",
+    layout: Annotated[str, typer.Option(help="File format: mimic4.")] = "mimic4",
+    years: Annotated[
+        str, typer.Option(help="FIRST-LAST; admissions since October 2015 have ICD-10 codes.")
+    ] = "2008-2019",
 ) -> None:
     """Simulate a hospital: patients, admissions, codes, discharge summaries, radiology reports, gold evidence."""
     from nosology.core import ConfigError
-    from nosology.corpora.simulate import simulate as run
+    from nosology.corpora.simulate import simulate as simulate_hospital
 
     first, _, last = years.partition("-")
     if not (first.isdigit() and last.isdigit()):
         raise ConfigError(f"--years must be two years such as 2008-2019; got {years}")
-    about = run(patients, seed, out, layout=layout, years=(int(first), int(last)))
+    about = simulate_hospital(patients, seed, out, layout=layout, years=(int(first), int(last)))
     rows = about["rows"]
     typer.echo(
         f"{out}: {patients:,} patients, {rows['hosp/admissions']:,} admissions, "

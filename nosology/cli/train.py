@@ -152,9 +152,9 @@ def evaluate(
 
 def _caution_crossing(corpora: list[Corpus]) -> None:
     """Says how many patients are on two sides of corpora that were split apart; ids may be the same by chance."""
-    from nosology.corpora.audit import crossing_patients
+    from nosology.corpora.audit import count_leaked_patients
 
-    if count := crossing_patients(corpora):
+    if count := count_leaked_patients(corpora):
         typer.echo(
             f"caution: {count:,} patient{' is' if count == 1 else 's are'} in train of one corpus and in dev or test of"
             " another: if these are the same people, scores flatter; prepare one corpus of all systems and split that",

@@ -1,4 +1,4 @@
-"""The audit of a corpus: what leaks from one split into another, and what else a score would hide."""
+"""The leakage audit of a corpus: what train shares with dev and test, and other facts that a score does not show."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from nosology.codes import is_known
 from nosology.core import ConfigError, Note
 from nosology.corpora.corpus import Corpus
 from nosology.corpora.duplicates import SHINGLE, THRESHOLD, check_threshold, exact_pairs, near_pairs
-from nosology.corpora.roster import Row, read_roster
-from nosology.corpora.splits import reading
+from nosology.corpora.group_splits import NoteSummary, summarize_notes
+from nosology.corpora.splits import read_corpus
 
-EXAMPLES = 5
+MAX_EXAMPLES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One check: how many `what` it found, out of how many, with a few ids; a leak makes scores untrue."""
+class AuditResult:
+    """The result of one check: the number of `what` found, out of how many, and a few ids. A leak inflates scores."""
 
     check: str
     leak: bool
@@ -37,136 +37,133 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """All findings about one corpus."""
+    """The results of all checks of a corpus."""
 
     folder: str
     hash: str
     notes: int
     splits: dict[str, int]
-    findings: tuple[Finding, ...]
+    results: tuple[AuditResult, ...]
 
     @property
-    def leaks(self) -> tuple[Finding, ...]:
-        """The findings that make scores untrue."""
-        return tuple(finding for finding in self.findings if finding.status == "leak")
+    def leaks(self) -> tuple[AuditResult, ...]:
+        """The results that are leaks."""
+        return tuple(result for result in self.results if result.status == "leak")
 
     def to_json(self) -> dict[str, Any]:
-        """The audit as plain values."""
-        findings = [{"status": finding.status, **asdict(finding)} for finding in self.findings]
-        return asdict(self) | {"findings": findings, "leak": bool(self.leaks)}
+        """The audit as JSON values."""
+        values = asdict(self)
+        del values["results"]
+        findings = [{"status": result.status, **asdict(result)} for result in self.results]
+        return values | {"findings": findings, "leak": bool(self.leaks)}
 
 
 def audit(folder: str | Path, *, threshold: float = THRESHOLD, shingle: int = SHINGLE) -> Audit:
-    """The findings about the corpus in a folder; examples are ids, never words of a note."""
+    """The audit of the corpus in a folder. Examples are ids, never note text."""
     check_threshold(threshold)
     if not 1 <= shingle <= 50:
-        raise ConfigError(f"a shingle must have 1 to 50 words; got {shingle}")
+        raise ConfigError(f"shingle must be 1 to 50 words; got {shingle}")
     corpus = Corpus.open(folder)
     bad_evidence: list[str] = []
-    roster = read_roster(_watched(reading(corpus), bad_evidence), shingle=shingle)
-    return Audit(
-        str(folder),
-        corpus.hash,
-        len(roster),
-        dict(corpus.manifest["counts"]["splits"]),
-        (
-            _patients(roster),
-            *_duplicates(roster, threshold),
-            *_unseen(roster),
-            _unknown(roster),
-            _notes(roster, "notes without codes", "notes", lambda row: not row.codes),
-            _notes(roster, "notes without words", "notes", lambda row: not row.print.digest),
-            _notes(roster, "notes without a split", "notes", lambda row: row.split is None),
-            _finding("evidence outside its text", False, sorted(bad_evidence), len(roster), "notes"),
-        ),
+    notes = summarize_notes(_collect_bad_evidence(read_corpus(corpus), bad_evidence), shingle=shingle)
+    results = (
+        _check_patients(notes),
+        *_check_duplicates(notes, threshold),
+        *_check_unseen_codes(notes),
+        _check_unknown_codes(notes),
+        _check_notes(notes, "notes without codes", lambda note: not note.codes),
+        _check_notes(notes, "notes without words", lambda note: not (note.fingerprint and note.fingerprint.digest)),
+        _check_notes(notes, "notes without a split", lambda note: note.split is None),
+        _result("evidence outside its text", False, sorted(bad_evidence), len(notes), "notes"),
     )
+    return Audit(str(folder), corpus.hash, len(notes), dict(corpus.manifest["counts"]["splits"]), results)
 
 
-def crossing_patients(corpora: Iterable[Corpus]) -> int:
-    """How many patients are in train of one corpus and in dev or test of another; no text is read."""
-    learned: dict[str, set[int]] = defaultdict(set)
+def count_leaked_patients(corpora: Iterable[Corpus]) -> int:
+    """The number of patients in train of one corpus and in dev or test of another. No text is read."""
+    train: dict[str, set[int]] = defaultdict(set)
     held_out: dict[str, set[int]] = defaultdict(set)
     for number, corpus in enumerate(corpora):
         for note in corpus.notes(text=False):
             if note.patient is not None and note.split is not None:
-                (learned if note.split == "train" else held_out)[note.patient].add(number)
-    return sum(len(learned[patient] | held_out[patient]) > 1 for patient in learned.keys() & held_out.keys())
+                (train if note.split == "train" else held_out)[note.patient].add(number)
+    return sum(len(train[patient] | held_out[patient]) > 1 for patient in train.keys() & held_out.keys())
 
 
-def _watched(notes: Iterable[Note], bad_evidence: list[str]) -> Iterator[Note]:
-    """The notes, while the ids of those with evidence outside their text are put aside."""
+def _collect_bad_evidence(notes: Iterable[Note], bad_evidence: list[str]) -> Iterator[Note]:
+    """The notes. The ids of notes with evidence outside their text are appended to `bad_evidence`."""
     for note in notes:
         if any(not 0 <= item.start < item.end <= len(note.text) for item in note.evidence):
             bad_evidence.append(note.id)
         yield note
 
 
-def _finding(check: str, leak: bool, found: list[str], of: int, what: str) -> Finding:
-    return Finding(check, leak, len(found), of, what, tuple(found[:EXAMPLES]))
+def _result(check: str, leak: bool, ids: list[str], of: int, what: str) -> AuditResult:
+    return AuditResult(check, leak, len(ids), of, what, tuple(ids[:MAX_EXAMPLES]))
 
 
-def _notes(roster: list[Row], check: str, what: str, is_found: Callable[[Row], bool]) -> Finding:
-    return _finding(check, False, [row.id for row in roster if is_found(row)], len(roster), what)
+def _check_notes(notes: list[NoteSummary], check: str, applies: Callable[[NoteSummary], bool]) -> AuditResult:
+    return _result(check, False, [note.id for note in notes if applies(note)], len(notes), "notes")
 
 
-def _patients(roster: list[Row]) -> Finding:
+def _check_patients(notes: list[NoteSummary]) -> AuditResult:
     splits: dict[str, set[str]] = defaultdict(set)
-    for row in roster:
-        if row.patient is not None:
-            splits[row.patient] |= {row.split} - {None}
-    crossing = sorted(patient for patient, found in splits.items() if len(found) > 1)
-    return _finding("patients in two splits", True, crossing, len(splits), "patients")
+    for note in notes:
+        if note.patient is not None:
+            splits[note.patient].update([note.split] if note.split else [])
+    leaked = sorted(patient for patient, names in splits.items() if len(names) > 1)
+    return _result("patients in two splits", True, leaked, len(splits), "patients")
 
 
-def _duplicates(roster: list[Row], threshold: float) -> Iterator[Finding]:
-    """Copies and near-copies across splits and within one, then those that one patient has."""
-    prints = [row.print for row in roster]
+def _check_duplicates(notes: list[NoteSummary], threshold: float) -> Iterator[AuditResult]:
+    """Duplicates and near-duplicates across splits and within a split, then those of one patient."""
+    prints = [note.fingerprint for note in notes if note.fingerprint is not None]
     exact = exact_pairs(prints)
     near, similarity = near_pairs(prints, threshold)
-    # One note of each split stands for all copies of a text: a crowd of copies makes no crowd of pairs.
-    of_split: dict[int, dict[str | None, int]] = {}
-    shown: dict[int, tuple[int, int]] = {}
+    # One note per split represents all copies of a text, so that many copies do not give very many pairs.
+    copies: dict[int, dict[str | None, int]] = {}
+    example: dict[int, tuple[int, ...]] = {}
     for first, copy in exact.tolist():
-        shown.setdefault(first, (first, copy))
-        of_split.setdefault(first, {roster[first].split: first}).setdefault(roster[copy].split, copy)
-    texts = [(_crossing(held, held), shown[first], "") for first, held in of_split.items()]
+        example.setdefault(first, (first, copy))
+        copies.setdefault(first, {notes[first].split: first}).setdefault(notes[copy].split, copy)
+    texts = [(_pair_across_splits(splits, splits), example[first], "") for first, splits in copies.items()]
     pairs = []
     for (left, right), value in zip(near.tolist(), similarity):
-        sides = [of_split.get(position, {roster[position].split: position}) for position in (left, right)]
-        pairs.append((_crossing(*sides), (left, right), f" ({value:.2f})"))
+        sides = [copies.get(position, {notes[position].split: position}) for position in (left, right)]
+        pairs.append((_pair_across_splits(*sides), (left, right), f" ({value:.2f})"))
     for check, what, found in (("duplicate notes", "texts", texts), ("near-duplicate notes", "pairs", pairs)):
-        crossing = [_ids(roster, where) + tail for where, _, tail in found if where]
-        staying = [_ids(roster, pair) + tail for where, pair, tail in found if not where]
-        yield _finding(f"{check} across splits", True, crossing, len(roster), what)
-        yield _finding(f"{check} within a split", False, staying, len(roster), what)
-    both = [*exact.tolist(), *near.tolist()]
-    own = [_ids(roster, pair) for pair in both if len({roster[position].patient or position for position in pair}) == 1]
-    yield _finding("(near-)duplicates of one patient", False, own, len(roster), "pairs")
+        across = [_ids(notes, leak) + suffix for leak, _, suffix in found if leak]
+        within = [_ids(notes, pair) + suffix for leak, pair, suffix in found if not leak]
+        yield _result(f"{check} across splits", True, across, len(notes), what)
+        yield _result(f"{check} within a split", False, within, len(notes), what)
+    all_pairs = [*exact.tolist(), *near.tolist()]
+    same_patient = [_ids(notes, pair) for pair in all_pairs if len({notes[i].patient or i for i in pair}) == 1]
+    yield _result("(near-)duplicates of one patient", False, same_patient, len(notes), "pairs")
 
 
-def _crossing(left: dict[str | None, int], right: dict[str | None, int]) -> tuple[int, ...]:
-    """A note of each side, in two different splits; empty if there are no such."""
+def _pair_across_splits(left: dict[str | None, int], right: dict[str | None, int]) -> tuple[int, ...]:
+    """One note of each side, in two different splits; empty if there is no such pair."""
     named = [(a, b) for a in sorted(filter(None, left)) for b in sorted(filter(None, right)) if a != b]
     return (left[named[0][0]], right[named[0][1]]) if named else ()
 
 
-def _ids(roster: list[Row], positions: Iterable[int]) -> str:
-    return " ~ ".join(roster[position].id for position in positions)
+def _ids(notes: list[NoteSummary], positions: Iterable[int]) -> str:
+    return " ~ ".join(notes[position].id for position in positions)
 
 
-def _unseen(roster: list[Row]) -> Iterator[Finding]:
-    """Codes of dev and test that train does not have, and how often they occur there; nothing without a train split."""
-    train = {code for row in roster if row.split == "train" for code in row.codes}
-    held_out = [code for row in roster if row.split in ("dev", "test") for code in row.codes]
+def _check_unseen_codes(notes: list[NoteSummary]) -> Iterator[AuditResult]:
+    """Codes of dev and test that train does not have, and their occurrences; nothing without a train split."""
+    train = {code for note in notes if note.split == "train" for code in note.codes}
+    held_out = [code for note in notes if note.split in ("dev", "test") for code in note.codes]
     if not train:
         return
     unseen = [code for code in held_out if code not in train]
     codes = sorted(map(str, set(unseen)))
-    yield _finding("codes never seen in train", False, codes, len(set(held_out)), "codes")
-    yield Finding("occurrences of such codes", False, len(unseen), len(held_out), "occurrences")
+    yield _result("codes never seen in train", False, codes, len(set(held_out)), "codes")
+    yield AuditResult("occurrences of such codes", False, len(unseen), len(held_out), "occurrences")
 
 
-def _unknown(roster: list[Row]) -> Finding:
-    codes = sorted({code for row in roster for code in row.codes})
+def _check_unknown_codes(notes: list[NoteSummary]) -> AuditResult:
+    codes = sorted({code for note in notes for code in note.codes})
     unknown = [str(code) for code in codes if not is_known(code)]
-    return _finding("codes no release has", False, unknown, len(codes), "codes")
+    return _result("codes no release has", False, unknown, len(codes), "codes")

@@ -1,4 +1,4 @@
-"""The radiology reports of the 2007 challenge of the Computational Medicine Center, as XML."""
+"""Reader of the radiology reports of the 2007 challenge of the Computational Medicine Center (XML)."""
 
 from __future__ import annotations
 
@@ -8,60 +8,60 @@ from xml.etree import ElementTree
 from xml.parsers import expat
 
 from nosology.core import DataError, Note
-from nosology.corpora.intake import Intake, place
-from nosology.corpora.lines import open_bytes
+from nosology.corpora.text_files import open_bytes
+from nosology.corpora.validation import RecordValidator, location
 
-_GOLD = "CMC_MAJORITY"
-_PARTS = {"CLINICAL_HISTORY": "History", "IMPRESSION": "Impression"}
+_MAJORITY = "CMC_MAJORITY"
+_SECTIONS = {"CLINICAL_HISTORY": "History", "IMPRESSION": "Impression"}
 
 
-def read(paths: Sequence[Path], intake: Intake) -> Iterator[Note]:
-    """The reports of each file in turn, with the majority's codes; in the test file they have none.
+def read_cmc2007(paths: Sequence[Path], validator: RecordValidator) -> Iterator[Note]:
+    """The reports of each file with the codes of the majority of coders; the test file has no codes.
 
-    The text is "History: ..." and "Impression: ..." on a line each. Rows in messages count the reports.
+    The text is two lines, "History: ..." and "Impression: ...". Rows in messages are reports.
     """
     for path in paths:
         files = sorted(path.glob("*.xml")) if path.is_dir() else [path]
         if not files:
-            raise DataError(f"{path} holds no XML file")
+            raise DataError(f"{path} has no XML file")
         for file in files:
-            yield from _read_file(file, intake)
+            yield from _read_file(file, validator)
 
 
-def _read_file(path: Path, intake: Intake) -> Iterator[Note]:
+def _read_file(path: Path, validator: RecordValidator) -> Iterator[Note]:
     _refuse_doctype(path)
     row = 0
     with open_bytes(path) as file:
         for _, element in ElementTree.iterparse(file):
             if element.tag == "doc":
                 row += 1
-                note = _note(element, path, row, intake)
-                if intake.accepts(note.id, note.text, path, row):
+                note = _note(element, path, row, validator)
+                if validator.accepts(note.id, note.text, path, row):
                     yield note
                 element.clear()
     if row == 0:
-        raise DataError(f"{path} holds no report: expected docs / doc elements")
+        raise DataError(f"{path} has no report; it must have docs / doc elements")
 
 
-def _note(doc: ElementTree.Element, path: Path, row: int, intake: Intake) -> Note:
+def _note(doc: ElementTree.Element, path: Path, row: int, validator: RecordValidator) -> Note:
     note_id = (doc.get("id") or "").strip()
     if not note_id:
-        raise DataError(f"{place(path, row)}: a doc has no id")
-    parts = {name: [] for name in _PARTS}
+        raise DataError(f"{location(path, row)}: a doc has no id")
+    sections: dict[str | None, list[str]] = {name: [] for name in _SECTIONS}
     for element in doc.iter("text"):
-        if element.get("type") in parts:
-            parts[element.get("type")].append("".join(element.itertext()).strip())
-    lines = [f"{_PARTS[name]}: {' '.join(texts)}" for name, texts in parts.items() if any(texts)]
-    gold = [("icd9cm", code.text or "") for code in doc.iter("code") if code.get("origin") == _GOLD]
-    text = intake.text("\n".join(lines), path, row)
-    return Note(note_id, text, lang="en", codes=intake.codes(gold, path, row))
+        if (name := element.get("type")) in sections:
+            sections[name].append("".join(element.itertext()).strip())
+    lines = [f"{title}: {' '.join(sections[name])}" for name, title in _SECTIONS.items() if any(sections[name])]
+    codes = [("icd9cm", code.text or "") for code in doc.iter("code") if code.get("origin") == _MAJORITY]
+    text = validator.clean_text("\n".join(lines), path, row)
+    return Note(note_id, text, lang="en", codes=validator.parse_codes(codes, path, row))
 
 
 def _refuse_doctype(path: Path) -> None:
-    """Raises DataError unless the file is well-formed XML without a document type, which could define entities."""
+    """Raise DataError unless the file is well-formed XML without a document type, which could define entities."""
 
     def refuse(*_: object) -> None:
-        raise DataError(f"{path}: XML with a document type is refused, since its entities could expand without end")
+        raise DataError(f"{path}: XML with a document type is refused, because its entities could expand without limit")
 
     parser = expat.ParserCreate()
     parser.StartDoctypeDeclHandler = refuse
@@ -72,4 +72,4 @@ def _refuse_doctype(path: Path) -> None:
         reason = expat.errors.messages[error.code]
         raise DataError(f"{path}: not well-formed XML (line {error.lineno}: {reason})") from error
     except (LookupError, ValueError) as error:
-        raise DataError(f"{path}: XML in an encoding that cannot be read; save it as UTF-8") from error
+        raise DataError(f"{path}: XML in an unknown encoding; save it as UTF-8") from error

@@ -1,4 +1,7 @@
-"""The corpus folder: notes.parquet, and corpus.json with source, filters, counts and a hash of the content."""
+"""The corpus folder: notes.parquet, and corpus.json with source, filters, counts and a hash of the notes.
+
+for note in Corpus.open("corpus").notes("train"): ...
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ _SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("id", "text", "patient", "site", "split", "lang")]
     + [("codes", pa.list_(pa.struct(_CODE))), ("evidence", pa.list_(pa.struct(_EVIDENCE))), ("extra", pa.string())]
 )
-# A row group holds at most this many notes and characters: what reading and writing keep in memory.
+# Limits of a row group, which is what reading and writing hold in memory.
 _GROUP_NOTES, _GROUP_CHARACTERS = 2_000, 1 << 24
 _BATCH_NOTES = 256
 
 
 class Corpus:
-    """A corpus on disk; its notes are streamed, never held."""
+    """A corpus on disk. Its notes are streamed, not held in memory."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any]):
         self.folder = folder
@@ -39,44 +42,43 @@ class Corpus:
 
     @classmethod
     def open(cls, folder: str | Path) -> Corpus:
-        """The corpus in a folder; DataError if it is none or not whole."""
+        """The corpus in a folder. DataError if there is none or it is incomplete."""
         folder = Path(folder)
         path = folder / MANIFEST
         if not path.is_file():
-            raise DataError(f"{folder} is no corpus: it holds no {MANIFEST} (make one with `nosology corpus prepare`)")
+            raise DataError(f"{folder} is no corpus: it has no {MANIFEST} (write one with `nosology corpus prepare`)")
         try:
             manifest = json.loads(path.read_text(encoding="utf-8"))
-            form, notes = manifest["format"], manifest["counts"]["notes"]
-            whole = {"hash", "source", "filters"} <= manifest.keys() and "splits" in manifest["counts"]
+            file_format, notes = manifest["format"], manifest["counts"]["notes"]
+            is_complete = {"hash", "source", "filters"} <= manifest.keys() and "splits" in manifest["counts"]
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-            raise DataError(f"{path} is damaged or of another program") from error
-        if form != FORMAT:
-            raise DataError(f"{path}: format must be {FORMAT}; got {form!r}")
-        if not whole:
-            raise DataError(f"{path} is damaged: source, filters, counts or hash are not there")
+            raise DataError(f"{path} is damaged or not a corpus manifest") from error
+        if file_format != FORMAT:
+            raise DataError(f"{path}: format must be {FORMAT}; got {file_format!r}")
+        if not is_complete:
+            raise DataError(f"{path} is damaged: source, filters, counts or hash is missing")
         try:
             with parquet.ParquetFile(folder / NOTES) as file:
                 stored, names = file.metadata.num_rows, file.schema_arrow.names
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{folder / NOTES} is missing or damaged") from error
         if names != _SCHEMA.names:
-            raise DataError(
-                f"{folder / NOTES} must have the columns {', '.join(_SCHEMA.names)}; got {', '.join(names)}"
-            )
+            columns = ", ".join(_SCHEMA.names)
+            raise DataError(f"{folder / NOTES} must have the columns {columns}; got {', '.join(names)}")
         if stored != notes:
-            raise DataError(f"{folder / NOTES} holds {stored} notes; {MANIFEST} says {notes}")
+            raise DataError(f"{folder / NOTES} has {stored} notes; {MANIFEST} says {notes}")
         return cls(folder, manifest)
 
     @property
     def hash(self) -> str:
-        """A hash of the notes in their order, the same whatever program wrote the file."""
+        """A hash of the notes in order. It does not depend on the version of Parquet."""
         return self.manifest["hash"]
 
     def __len__(self) -> int:
         return self.manifest["counts"]["notes"]
 
     def notes(self, split: str | None = None, text: bool = True) -> Iterator[Note]:
-        """The notes in order, of one split if named; without text, each text is empty and reading is faster."""
+        """The notes in order, optionally of one split. `text=False` is faster: each text is empty."""
         if split is not None and split not in SPLITS:
             raise DataError(f"split must be one of {', '.join(SPLITS)}; got {split!r}")
         names = [name for name in _SCHEMA.names if text or name != "text"]
@@ -84,9 +86,9 @@ class Corpus:
             with parquet.ParquetFile(self.folder / NOTES) as file:
                 for batch in file.iter_batches(batch_size=_BATCH_NOTES, columns=names):
                     if split is not None:
-                        batch = batch.filter(compute.equal(batch.column("split"), split))
+                        batch = batch.filter(compute.call_function("equal", [batch.column("split"), pa.scalar(split)]))
                     yield from map(_from_row, batch.to_pylist())
-        # A flipped bit may also show as text that is no UTF-8, or as a field that is not there.
+        # A damaged file may also have text that is not UTF-8, or miss a field.
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{self.folder / NOTES} is missing or damaged") from error
 
@@ -94,33 +96,33 @@ class Corpus:
 def write_corpus(
     notes: Iterable[Note], folder: str | Path, *, source: dict[str, Any], filters: list, counts: dict[str, Any]
 ) -> Corpus:
-    """The corpus made of the notes, written whole or not at all.
+    """The corpus of the notes, written atomically.
 
-    `counts` is read after the last note, so that it may still be filled while notes are drawn; the counts of notes,
-    splits and systems are added to it.
+    `counts` is read after the last note, so the source of the notes may fill it. The counts of notes, splits and
+    systems are added to it.
     """
     folder = Path(folder)
-    tally = _Tally()
-    with atomic_folder(folder, marker=MANIFEST) as aside:
-        with parquet.ParquetWriter(aside / NOTES, _SCHEMA, compression="zstd") as writer:
-            for group in _groups(notes):
+    counter = _CorpusCounter()
+    with atomic_folder(folder, marker=MANIFEST) as temporary:
+        with parquet.ParquetWriter(temporary / NOTES, _SCHEMA, compression="zstd") as writer:
+            for group in _row_groups(notes):
                 for note in group:
-                    tally.add(note)
+                    counter.add(note)
                 writer.write_table(pa.Table.from_pylist([_to_row(note) for note in group], _SCHEMA))
         manifest = {
             "format": FORMAT,
             "package": f"nosology {__version__}",
             "source": source,
             "filters": filters,
-            "counts": tally.to_json() | counts,
-            "hash": tally.digest.hexdigest(),
+            "counts": counter.to_json() | counts,
+            "hash": counter.digest.hexdigest(),
         }
-        write_json(aside / MANIFEST, manifest)
+        write_json(temporary / MANIFEST, manifest)
     return Corpus.open(folder)
 
 
-class _Tally:
-    """Counts and hashes notes as they pass, and refuses an id that came before."""
+class _CorpusCounter:
+    """Counts and hashes a stream of notes. DataError for a repeated id."""
 
     def __init__(self) -> None:
         self.digest = hashlib.sha256()
@@ -132,7 +134,7 @@ class _Tally:
 
     def add(self, note: Note) -> None:
         if note.id in self.ids:
-            raise DataError(f"a corpus holds an id once; got {note.id!r} twice")
+            raise DataError(f"ids of a corpus must be unique; got {note.id!r} twice")
         self.ids.add(note.id)
         if note.patient is not None:
             self.patients.add(note.patient)
@@ -156,7 +158,7 @@ class _Tally:
         }
 
 
-def _groups(notes: Iterable[Note]) -> Iterator[list[Note]]:
+def _row_groups(notes: Iterable[Note]) -> Iterator[list[Note]]:
     group: list[Note] = []
     characters = 0
     for note in notes:

@@ -1,18 +1,24 @@
-"""Filters over a stream of notes; each counts in `record` what it leaves out."""
+"""Filters over a stream of notes, and published split files. Each filter counts in `record` what it drops."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from nosology.core import Code, Note
-from nosology.corpora.mimic_tables import admission_id
+from nosology.core import SPLITS, Code, DataError, Note
+from nosology.corpora.mimic import normalize_id
+from nosology.corpora.text_files import table_rows, text_lines
+from nosology.corpora.validation import RecordValidator, check_columns, location, parse_split
+
+_ID_COLUMNS = ("_id", "hadm_id", "note_id", "id")
 
 
 def keep_codes(notes: Iterable[Note], keep: Callable[[Code], bool], record: dict[str, Any]) -> Iterator[Note]:
-    """The notes with those codes alone; a note that had codes and loses them all is left out."""
+    """The notes with only the codes to keep. A note that loses all its codes is dropped."""
     record.update(code_occurrences_left_out=0, notes_left_out=0)
     for note in notes:
         codes = tuple(code for code in note.codes if keep(code))
@@ -27,7 +33,7 @@ def keep_codes(notes: Iterable[Note], keep: Callable[[Code], bool], record: dict
 
 
 def drop_uncoded(notes: Iterable[Note], record: dict[str, Any]) -> Iterator[Note]:
-    """The notes that have a code."""
+    """The notes with at least one code."""
     record.update(notes_left_out=0)
     for note in notes:
         if note.codes:
@@ -37,11 +43,11 @@ def drop_uncoded(notes: Iterable[Note], record: dict[str, Any]) -> Iterator[Note
 
 
 def assign_splits(notes: Iterable[Note], splits: Mapping[str, str], record: dict[str, Any]) -> Iterator[Note]:
-    """The notes with the split that the table gives their admission or id; those it does not name are left out."""
+    """The notes with the split of their admission or id. Notes that are not in `splits` are dropped."""
     record.update(notes_left_out=0, entries_without_note=len(splits))
     used: set[str] = set()
     for note in notes:
-        key = next((key for key in (admission_id(str(note.extra.get("hadm_id"))), note.id) if key in splits), None)
+        key = next((key for key in (normalize_id(str(note.extra.get("hadm_id"))), note.id) if key in splits), None)
         if key is None:
             record["notes_left_out"] += 1
             continue
@@ -52,8 +58,80 @@ def assign_splits(notes: Iterable[Note], splits: Mapping[str, str], record: dict
 
 
 def frequent_codes(notes: Iterable[Note], min_count: int) -> frozenset[Code]:
-    """The codes that at least `min_count` of the notes have, each system counted for itself."""
+    """The codes of at least `min_count` notes."""
     counts: Counter[Code] = Counter()
     for note in notes:
         counts.update(note.codes)
     return frozenset(code for code, count in counts.items() if count >= min_count)
+
+
+def read_splits(paths: Sequence[Path]) -> dict[str, str]:
+    """id -> split, from Feather, Parquet, CSV or JSON lines files with an id column and a column named split.
+
+    A CSV of ids without a header belongs to the split at the start of its name, such as train_full_hadm_ids.csv.
+    """
+    splits: dict[str, str] = {}
+    for path in paths:
+        if not path.is_file():
+            raise DataError(f"{path}: no such split file")
+        suffix = Path(path.name.lower().removesuffix(".gz")).suffix
+        for row, raw_id, raw_split in _READERS.get(suffix, _table_splits)(path):
+            split = parse_split(raw_split, path, row)
+            if split is None or splits.setdefault(normalize_id(raw_id), split) != split:
+                raise DataError(f"{location(path, row)}: an id must be in one split; got none or a second one")
+    if not splits:
+        raise DataError(f"{', '.join(map(str, paths))}: no id in the split file")
+    return splits
+
+
+def _find_columns(names: Sequence[str], path: Path) -> tuple[int, int]:
+    """The positions of the id column and the split column."""
+    lower = [name.lower() for name in names]
+    key = next((lower.index(name) for name in _ID_COLUMNS if name in lower), None)
+    if key is None:
+        allowed = f"{', '.join(_ID_COLUMNS[:-1])} or {_ID_COLUMNS[-1]}"
+        raise DataError(f"{location(path, 1)}: missing a column of ids, named {allowed}")
+    check_columns(path, lower, [lower[key], "split"])
+    return key, lower.index("split")
+
+
+def _arrow_splits(path: Path) -> Iterator[tuple[int, str, str]]:
+    import pyarrow as pa
+    from pyarrow import feather, parquet
+
+    try:
+        table = feather.read_table(path) if path.suffix.lower() == ".feather" else parquet.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be read as {path.suffix[1:]}") from error
+    key, split = _find_columns(table.column_names, path)
+    for row, values in enumerate(zip(table.column(key).to_pylist(), table.column(split).to_pylist()), start=1):
+        yield row, str(values[0]), values[1]
+
+
+def _table_splits(path: Path) -> Iterator[tuple[int, str, str]]:
+    rows = table_rows(path, RecordValidator(strict=True))
+    _, names = next(rows)
+    if len(names) == 1 and names[0].lower() not in _ID_COLUMNS:
+        split = next((split for split in SPLITS if path.name.lower().startswith(split)), None)
+        if split is None:
+            raise DataError(f"{path}: the name of a list of ids must start with {', '.join(SPLITS)}")
+        yield 1, names[0], split
+        yield from ((row, fields[0], split) for row, fields in rows)
+        return
+    id_column, split_column = _find_columns(names, path)
+    yield from ((row, fields[id_column], fields[split_column]) for row, fields in rows)
+
+
+def _json_splits(path: Path) -> Iterator[tuple[int, str, str]]:
+    for row, line in enumerate(text_lines(path, RecordValidator(strict=True)), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            key = next(record[name] for name in _ID_COLUMNS if name in record)
+            yield row, str(key), record["split"]
+        except (ValueError, TypeError, KeyError, StopIteration) as error:
+            raise DataError(f"{location(path, row)}: must have split and one of {', '.join(_ID_COLUMNS)}") from error
+
+
+_READERS = {".feather": _arrow_splits, ".parquet": _arrow_splits, ".jsonl": _json_splits}

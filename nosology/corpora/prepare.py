@@ -1,31 +1,119 @@
-"""From the files of a dataset to a corpus folder."""
+"""Corpus recipes, and the way from the files of a dataset to a corpus folder.
+
+corpus = prepare("mimic4", [Path("physionet.org/files")], Path("corpus"), recipe="mimic4-icd10")
+"""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import Field, ValidationError, field_validator
+
 from nosology.core import SYSTEMS, ConfigError, DataError, Note
 from nosology.core.progress import progress
-from nosology.corpora import cmc2007, codiesp, mimic3, mimic4, mimic4_radiology, table
+from nosology.core.settings import Settings
+from nosology.corpora.cmc2007 import read_cmc2007
+from nosology.corpora.codiesp import read_codiesp
 from nosology.corpora.corpus import Corpus, write_corpus
-from nosology.corpora.filters import assign_splits, drop_uncoded, frequent_codes, keep_codes
-from nosology.corpora.intake import Intake
-from nosology.corpora.recipe import CorpusRecipe, load_recipe
-from nosology.corpora.split_files import read_splits
+from nosology.corpora.filters import assign_splits, drop_uncoded, frequent_codes, keep_codes, read_splits
+from nosology.corpora.mimic import read_mimic3, read_mimic4, read_mimic4_radiology
+from nosology.corpora.notes_file import read_notes_files
+from nosology.corpora.validation import RecordValidator
 
-Reader = Callable[[Sequence[Path], Intake], Iterator[Note]]
+NoteReader = Callable[[Sequence[Path], RecordValidator], Iterator[Note]]
 
 KINDS: dict[str, Callable[..., Iterator[Note]]] = {
-    "mimic4": mimic4.read,
-    "mimic4-radiology": mimic4_radiology.read,
-    "mimic3": mimic3.read,
-    "codiesp": codiesp.read,
-    "cmc2007": cmc2007.read,
-    "table": table.read,
+    "mimic4": read_mimic4,
+    "mimic4-radiology": read_mimic4_radiology,
+    "mimic3": read_mimic3,
+    "codiesp": read_codiesp,
+    "cmc2007": read_cmc2007,
+    "table": read_notes_files,
 }
+
+
+class ExpectedCounts(Settings):
+    """Published counts to compare with; None is not compared."""
+
+    notes: int | None = None
+    train: int | None = None
+    dev: int | None = None
+    test: int | None = None
+    codes: int | None = None
+
+
+class CorpusRecipe(Settings):
+    """Filters, applied in the order systems, min_count, drop_uncoded; split files come last."""
+
+    kind: str
+    name: str = ""
+    about: str = ""
+    systems: tuple[str, ...] = SYSTEMS
+    min_count: int = Field(default=1, ge=1)
+    drop_uncoded: bool = False
+    expected: ExpectedCounts = ExpectedCounts()
+
+    @field_validator("systems")
+    @classmethod
+    def _check_systems(cls, systems: tuple[str, ...]) -> tuple[str, ...]:
+        unknown = [system for system in systems if system not in SYSTEMS]
+        if unknown or not systems:
+            raise ValueError(f"must be some of {', '.join(SYSTEMS)}; got {', '.join(unknown) or 'none'}")
+        return systems
+
+
+def built_in_recipes() -> dict[str, Path]:
+    """name -> file of the corpus recipes in the package."""
+    folder = Path(str(files("nosology"))) / "recipes" / "corpora"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def load_corpus_recipe(name: str | Path) -> CorpusRecipe:
+    """The built-in recipe of that name, or the recipe in that file."""
+    path = built_in_recipes().get(str(name), Path(name))
+    if not path.is_file():
+        raise ConfigError(f"recipe must be a file or one of {', '.join(built_in_recipes())}; got {str(name)!r}")
+    try:
+        return CorpusRecipe.model_validate({"name": path.stem} | tomllib.loads(path.read_text(encoding="utf-8")))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a TOML file ({error})") from error
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_first_error(error)}") from error
+
+
+def override_recipe(
+    name: str | Path | None,
+    kind: str,
+    *,
+    min_count: int | None = None,
+    systems: Sequence[str] | None = None,
+    drop_uncoded: bool | None = None,
+) -> CorpusRecipe:
+    """The named recipe (without a name: one without filters) with the settings that are not None."""
+    recipe = load_corpus_recipe(name) if name is not None else CorpusRecipe(kind=kind)
+    options: dict[str, Any] = {"min_count": min_count, "systems": systems, "drop_uncoded": drop_uncoded}
+    changed = {key: value for key, value in options.items() if value is not None}
+    if changed:
+        changed["expected"] = ExpectedCounts()  # the published counts are for the published filters
+    try:
+        return CorpusRecipe.model_validate(recipe.model_dump() | changed)
+    except ValidationError as error:
+        raise ConfigError(f"--{_first_error(error)}") from error
+
+
+def _first_error(error: ValidationError) -> str:
+    """The key and the message of the first error. For an unknown key it lists the allowed keys."""
+    first = error.errors(include_url=False)[0]
+    key = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        model = ExpectedCounts if first["loc"][0] == "expected" else CorpusRecipe
+        return f"{key} is not a key; allowed are {', '.join(model.model_fields)}"
+    return f"{key}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def prepare(
@@ -38,41 +126,42 @@ def prepare(
     lang: str | None = None,
     system: str | None = None,
     strict: bool = False,
-    reader: Reader | None = None,
+    reader: NoteReader | None = None,
 ) -> Corpus:
-    """The corpus made of the dataset's files and written to `out`.
+    """The corpus of a dataset, written to `out`.
 
-    reader: what reads a kind that is not among KINDS, such as the reviews of a workbench.
+    reader: reads a kind that is not in KINDS, such as the reviews of a workbench.
 
-    Filters that need counts over the whole dataset read it twice, so that nothing but one block of notes is ever held.
+    A filter with counts over all notes reads the dataset twice. No more than one block of notes is held in memory.
     """
     paths, splits = [Path(path) for path in paths], [Path(path) for path in splits]
-    read = partial(reader or _reader(kind, lang, system), paths)
+    read = partial(reader or _find_reader(kind, lang, system), paths)
     _check_reachable([*paths, *splits])
-    rules = recipe if isinstance(recipe, CorpusRecipe) else load_recipe(recipe) if recipe else CorpusRecipe(kind=kind)
-    if rules.kind != kind:
-        raise ConfigError(f"the recipe is for kind {rules.kind}; got kind {kind}")
-    steps = _steps(rules, splits, read(Intake(strict=strict)))
-    intake = Intake(strict=strict, check_codes=True)
-    notes = read(intake)
+    if not isinstance(recipe, CorpusRecipe):
+        recipe = load_corpus_recipe(recipe) if recipe else CorpusRecipe(kind=kind)
+    if recipe.kind != kind:
+        raise ConfigError(f"the recipe is for kind {recipe.kind}; got kind {kind}")
+    steps = _filter_steps(recipe, splits, read(RecordValidator(strict=strict)))
+    validator = RecordValidator(strict=strict, check_codes=True)
+    notes = read(validator)
     for step in steps:
         notes = step.apply(notes, record=step.record)
     source = {
         "kind": kind,
         "paths": [str(path) for path in paths],
-        "recipe": rules.model_dump(mode="json", exclude_none=True),
+        "recipe": recipe.model_dump(mode="json", exclude_none=True),
     }
     return write_corpus(
-        progress(_at_least_one(notes, paths), "preparing"),
+        progress(_require_notes(notes, paths), "preparing"),
         out,
         source=source,
         filters=[step.record for step in steps],
-        counts={"troubles": intake.troubles},
+        counts={"troubles": validator.issues},
     )
 
 
 def _check_reachable(paths: Sequence[Path]) -> None:
-    """Raises DataError for a path that cannot even be looked at; one that is not there is named by its reader."""
+    """Raise DataError for a path that the system refuses. A missing file is reported by its reader."""
     for path in paths:
         try:
             path.exists()
@@ -80,33 +169,33 @@ def _check_reachable(paths: Sequence[Path]) -> None:
             raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-class _Step(NamedTuple):
-    """A filter, and what corpus.json says of it: its settings, and later what it left out."""
+class _FilterStep(NamedTuple):
+    """A filter, and its entry in corpus.json: its settings and what it dropped."""
 
     record: dict[str, Any]
     apply: Callable[..., Iterator[Note]]
 
 
-def _steps(rules: CorpusRecipe, splits: Sequence[Path], notes: Iterator[Note]) -> list[_Step]:
-    """The filters of a recipe in their order; `notes` are drawn only if codes must be counted first."""
+def _filter_steps(recipe: CorpusRecipe, splits: Sequence[Path], notes: Iterator[Note]) -> list[_FilterStep]:
+    """The filters of a recipe in order. `notes` are read only if codes must be counted."""
     steps = []
-    if set(rules.systems) != set(SYSTEMS):
-        select = partial(keep_codes, keep=lambda code: code.system in rules.systems)
-        steps.append(_Step({"filter": "systems", "keep": rules.systems}, select))
+    if set(recipe.systems) != set(SYSTEMS):
+        select = partial(keep_codes, keep=lambda code: code.system in recipe.systems)
+        steps.append(_FilterStep({"filter": "systems", "keep": recipe.systems}, select))
         notes = select(notes, record={})
-    if rules.min_count > 1:
-        frequent = frequent_codes(progress(notes, "counting codes"), rules.min_count)
-        record = {"filter": "min_count", "min_count": rules.min_count}
-        steps.append(_Step(record, partial(keep_codes, keep=frequent.__contains__)))
-    if rules.drop_uncoded:
-        steps.append(_Step({"filter": "drop_uncoded"}, drop_uncoded))
+    if recipe.min_count > 1:
+        frequent = frequent_codes(progress(notes, "counting codes"), recipe.min_count)
+        record = {"filter": "min_count", "min_count": recipe.min_count}
+        steps.append(_FilterStep(record, partial(keep_codes, keep=frequent.__contains__)))
+    if recipe.drop_uncoded:
+        steps.append(_FilterStep({"filter": "drop_uncoded"}, drop_uncoded))
     if splits:
         record = {"filter": "splits", "files": [path.name for path in splits]}
-        steps.append(_Step(record, partial(assign_splits, splits=read_splits(splits))))
+        steps.append(_FilterStep(record, partial(assign_splits, splits=read_splits(splits))))
     return steps
 
 
-def _at_least_one(notes: Iterator[Note], paths: Sequence[Path]) -> Iterator[Note]:
+def _require_notes(notes: Iterator[Note], paths: Sequence[Path]) -> Iterator[Note]:
     first = next(notes, None)
     if first is None:
         raise DataError(f"{', '.join(map(str, paths))}: no note is left after reading and filtering")
@@ -114,8 +203,8 @@ def _at_least_one(notes: Iterator[Note], paths: Sequence[Path]) -> Iterator[Note
     yield from notes
 
 
-def _reader(kind: str, lang: str | None, system: str | None) -> Reader:
-    """The reader of a kind with the options that apply to it; ConfigError if one does not."""
+def _find_reader(kind: str, lang: str | None, system: str | None) -> NoteReader:
+    """The reader of a kind with its options. ConfigError if an option does not apply to it."""
     if kind not in KINDS:
         raise ConfigError(f"KIND must be one of {', '.join(KINDS)}; got {kind!r}")
     if system is not None and system not in SYSTEMS:
@@ -128,16 +217,13 @@ def _reader(kind: str, lang: str | None, system: str | None) -> Reader:
     return partial(KINDS[kind], **options)
 
 
-def compare(corpus: Corpus) -> list[tuple[str, int, int]]:
-    """(what, expected, got) for each count that the corpus's recipe expects; splits only if there are some."""
+def compare_with_expected(corpus: Corpus) -> list[tuple[str, int, int]]:
+    """(name, expected, actual) of each count in the recipe; counts of splits only if the corpus has that split."""
     counts = corpus.manifest["counts"]
-    got = {
+    actual = {
         "notes": counts["notes"],
         "codes": sum(system["codes"] for system in counts["systems"].values()),
         **{name: count for name, count in counts["splits"].items() if name != "none"},
     }
-    return [
-        (name, wanted, got[name])
-        for name, wanted in corpus.manifest["source"]["recipe"]["expected"].items()
-        if name in got
-    ]
+    expected = corpus.manifest["source"]["recipe"]["expected"]
+    return [(name, count, actual[name]) for name, count in expected.items() if name in actual]

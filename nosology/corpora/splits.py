@@ -1,63 +1,69 @@
-"""Splits of a corpus: stratified with no patient on two sides, or as a published file says."""
+"""Splits of a corpus into train, dev and test, and its partition among sites; no patient is in two parts.
+
+split_corpus("corpus", "split", ratios=(0.7, 0.15, 0.15), seed=1)
+site_corpus("corpus", "sites", 20, skew="dirichlet", alpha=0.1)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nosology.core import SPLITS, ConfigError, DataError, Note
+from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError, Note
 from nosology.core.progress import progress
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.duplicates import THRESHOLD, check_threshold
-from nosology.corpora.filters import assign_splits
-from nosology.corpora.roster import Row, group_counts, groups, read_roster
-from nosology.corpora.split_files import read_splits
-from nosology.corpora.stratify import stratify
+from nosology.corpora.filters import assign_splits, frequent_codes, keep_codes, read_splits
+from nosology.corpora.group_splits import NoteSummary, group_label_counts, group_numbers, stratify, summarize_notes
 
 RATIOS = (0.7, 0.15, 0.15)
+SKEWS = ("iid", "size", "dirichlet")
+_RENAMED_SKEWS = {"equal": "iid"}
+_MIN_FAMILIES = 8
 
 
 def stratified_splits(
-    roster: list[Row],
+    notes: list[NoteSummary],
     ratios: Sequence[float] = RATIOS,
     *,
     seed: int = 0,
     k: int = 1,
     threshold: float = THRESHOLD,
 ) -> list[dict[str, str]]:
-    """k random splits, each the split of every note id; number i is the same whatever k is.
+    """k random splits, each as note id -> split. Split number i does not depend on k.
 
-    Notes of one patient stay together, and so do (near-)duplicates if the roster has fingerprints. Each split gets its
-    ratio of the notes of every code, and of every site.
+    Notes of a patient stay together, and so do (near-)duplicates if the notes have fingerprints. Each split gets its
+    ratio of the notes of every code and of every site.
     """
-    ratios = check_ratios(ratios)
+    shares = check_ratios(ratios)
     if k < 1:
         raise ConfigError(f"k must be at least 1; got {k}")
-    if not roster:
+    if not notes:
         raise DataError("a corpus without notes cannot be split")
-    group = groups(roster, threshold=threshold)
-    counts, sizes, _ = group_counts(roster, group, within="site")
-    used = np.flatnonzero(ratios)
+    groups = group_numbers(notes, threshold=threshold)
+    counts, sizes, _ = group_label_counts(notes, groups, within="site")
+    used = np.flatnonzero(shares)
     if len(sizes) < len(used):
         raise ConfigError(f"{len(used)} splits need as many patients (or notes without one); got {len(sizes)}")
-    found = []
+    splits = []
     for number in range(k):
-        part = stratify(counts, sizes, ratios[used], np.random.default_rng([seed, number]))
-        names = np.array(SPLITS)[used][part[group]]
-        found.append({row.id: str(name) for row, name in zip(roster, names)})
-    return found
+        part = stratify(counts, sizes, shares[used], np.random.default_rng([seed, number]))
+        names = np.array(SPLITS)[used][part[groups]]
+        splits.append({note.id: str(name) for note, name in zip(notes, names)})
+    return splits
 
 
 def check_ratios(ratios: Sequence[float]) -> np.ndarray:
-    """The ratios of train, dev and test as an array (3); ConfigError if they cannot be ratios."""
+    """The ratios of train, dev and test as an array (3). ConfigError if they do not sum to 1."""
     array = np.array(ratios, dtype=float)
     if array.shape != (3,) or not (array >= 0).all() or abs(array.sum() - 1) > 1e-6:
-        shown = ",".join(f"{ratio:g}" for ratio in ratios)
-        raise ConfigError(f"ratios must be three numbers for train, dev and test that sum to 1; got {shown}")
+        values = ",".join(f"{ratio:g}" for ratio in ratios)
+        raise ConfigError(f"ratios must be three numbers for train, dev and test that sum to 1; got {values}")
     return array
 
 
@@ -71,42 +77,157 @@ def split_corpus(
     keep_duplicates_together: bool = True,
     threshold: float = THRESHOLD,
 ) -> list[Corpus]:
-    """The corpus in `folder` with new splits, written to `out`, or for a given k to out/split-00, out/split-01, ..."""
+    """The corpus in `folder` with new splits, written to `out`; with k to out/split-00, out/split-01, ..."""
     corpus = Corpus.open(folder)
     check_ratios(ratios)
     check_threshold(threshold)
-    roster = read_roster(reading(corpus, text=keep_duplicates_together), texts=keep_duplicates_together)
-    splits = stratified_splits(roster, ratios, seed=seed, k=1 if k is None else k, threshold=threshold)
+    notes = summarize_notes(read_corpus(corpus, text=keep_duplicates_together), texts=keep_duplicates_together)
+    splits = stratified_splits(notes, ratios, seed=seed, k=1 if k is None else k, threshold=threshold)
     step = {"filter": "split", "ratios": list(ratios), "seed": seed}
     step |= {"duplicates_together": threshold if keep_duplicates_together else None}
     written = []
     for number, split in enumerate(splits):
         target = Path(out) if k is None else Path(out) / f"split-{number:02d}"
-        notes = (replace(note, split=split[note.id]) for note in reading(corpus))
-        written.append(rewrite(corpus, notes, target, [step | {"number": number}]))
+        split_notes = (replace(note, split=split[note.id]) for note in read_corpus(corpus))
+        written.append(_rewrite(corpus, split_notes, target, [step | {"number": number}]))
     return written
 
 
 def split_by_files(folder: str | Path, out: str | Path, files: Sequence[str | Path]) -> Corpus:
-    """The corpus with the splits that published files give; notes they do not name are left out and counted."""
+    """The corpus with the splits of published files. Notes that the files do not list are dropped and counted."""
     corpus = Corpus.open(folder)
     paths = [Path(file) for file in files]
-    table = read_splits(paths)
+    splits = read_splits(paths)
     step: dict[str, Any] = {"filter": "splits", "files": [path.name for path in paths]}
-    if not any(assign_splits(corpus.notes(text=False), table, {})):
+    if not any(assign_splits(corpus.notes(text=False), splits, {})):
         names = ", ".join(step["files"])
-        raise DataError(f"none of the {len(table):,} ids in {names} is a note or an admission of {folder}")
-    return rewrite(corpus, assign_splits(reading(corpus), table, step), out, [step])
+        raise DataError(f"none of the {len(splits):,} ids in {names} is a note or an admission of {folder}")
+    return _rewrite(corpus, assign_splits(read_corpus(corpus), splits, step), out, [step])
 
 
-def reading(corpus: Corpus, *, text: bool = True) -> Iterator[Note]:
+def read_corpus(corpus: Corpus, *, text: bool = True) -> Iterator[Note]:
     """The notes of a corpus, with a progress bar."""
     return progress(corpus.notes(text=text), f"reading {corpus.folder.name}", total=len(corpus))
 
 
-def rewrite(corpus: Corpus, notes: Iterable[Note], out: str | Path, steps: list[dict[str, Any]]) -> Corpus:
-    """A new corpus of changed notes; what was done, and to the corpus of which hash, is added to its filters."""
+def _rewrite(corpus: Corpus, notes: Iterable[Note], out: str | Path, steps: list[dict[str, Any]]) -> Corpus:
+    """A new corpus of changed notes. The steps and the hash of the old corpus are added to its filters."""
     steps[-1]["corpus"] = corpus.hash
     filters = [*corpus.manifest["filters"], *steps]
     counts = {"troubles": corpus.manifest["counts"].get("troubles", {})}
     return write_corpus(notes, out, source=corpus.manifest["source"], filters=filters, counts=counts)
+
+
+def assign_sites(
+    notes: list[NoteSummary],
+    sites: int,
+    *,
+    skew: str = "iid",
+    alpha: float = 0.5,
+    exponent: float = 1.0,
+    seed: int = 0,
+    threshold: float = THRESHOLD,
+) -> dict[str, str]:
+    """note id -> site: site-00, site-01, ...
+
+    skew: how sites differ. "iid": equal sizes and the same distribution of codes. "size": the same distribution of
+    codes; the size of site i is proportional to (i + 1) ** -exponent. "dirichlet": equal sizes; each family of codes
+    is divided in proportions drawn from a symmetric Dirichlet(alpha), as far as notes with codes of several families
+    allow. The smaller alpha, the fewer sites see a family. Existing splits keep their shares within each site.
+    """
+    skew = check_skew(skew, alpha, exponent)
+    groups = group_numbers(notes, threshold=threshold)
+    counts, sizes, labels = group_label_counts(notes, groups, within="split")
+    if not 1 <= sites <= len(sizes):
+        raise ConfigError(f"sites must lie between 1 and the {len(sizes)} patients (or notes without one); got {sites}")
+    rng = np.random.default_rng([seed, sites])
+    shares = np.arange(1.0, sites + 1) ** -exponent if skew == "size" else np.ones(sites)
+    shares = shares / shares.sum()
+    targets = None
+    if skew == "dirichlet":
+        targets = _dirichlet_targets(labels, np.asarray(counts.sum(axis=0)).ravel(), sites, alpha, rng)
+    part = stratify(counts, sizes, shares, rng, targets=targets)
+    width = max(2, len(str(sites - 1)))
+    return {note.id: f"site-{site:0{width}d}" for note, site in zip(notes, part[groups])}
+
+
+def check_skew(skew: str, alpha: float = 1.0, exponent: float = 1.0) -> str:
+    """The skew under its present name. ConfigError if it is unknown or a parameter is not positive."""
+    if skew in _RENAMED_SKEWS:
+        warnings.warn(f"the skew {skew} is now named {_RENAMED_SKEWS[skew]}", FutureWarning, stacklevel=2)
+        skew = _RENAMED_SKEWS[skew]
+    if skew not in SKEWS:
+        raise ConfigError(f"skew must be one of {', '.join(SKEWS)}; got {skew!r}")
+    for name, value in (("alpha", alpha), ("exponent", exponent)):
+        if not 0 < value < np.inf:
+            raise ConfigError(f"{name} must be positive; got {value:g}")
+    return skew
+
+
+def _dirichlet_targets(
+    labels: list[tuple[str, str]], totals: np.ndarray, sites: int, alpha: float, rng: np.random.Generator
+) -> np.ndarray:
+    """The number of notes with each label that a site should get (P sites, L labels). Splits are divided equally.
+
+    Sites get about the same number of codes (iterative proportional fitting), so that label skew is not size skew.
+    """
+    family = np.array(_code_families(labels))
+    shares = np.maximum(rng.dirichlet(np.full(sites, alpha), size=int(family.max(initial=0)) + 1).T, 1e-9)
+    targets = np.where(family < 0, 1 / sites, shares[:, family]) * totals
+    for _ in range(50):
+        targets *= targets.sum() / sites / targets.sum(axis=1, keepdims=True)
+        targets *= totals / targets.sum(axis=0)
+    return targets
+
+
+def _code_families(labels: list[tuple[str, str]]) -> list[int]:
+    """The family of each label, -1 for labels that are no codes: codes with the same first character, about a chapter.
+
+    A note has many codes. If each code had its own proportions, they would cancel out. With fewer than eight families,
+    a family is the first three characters; if these are also too few, each code is a family.
+    """
+    names: list[tuple[str, str] | None] = []
+    number: dict[tuple[str, str], int] = {}
+    for length in (1, 3, None):
+        names = [(system, code[:length]) if system in SYSTEMS else None for system, code in labels]
+        number = {name: position for position, name in enumerate(dict.fromkeys(filter(None, names)))}
+        if len(number) >= _MIN_FAMILIES:
+            break
+    return [-1 if name is None else number[name] for name in names]
+
+
+def site_corpus(
+    folder: str | Path,
+    out: str | Path,
+    sites: int,
+    *,
+    skew: str = "iid",
+    alpha: float = 0.5,
+    exponent: float = 1.0,
+    seed: int = 0,
+    min_notes: int = 0,
+    keep_duplicates_together: bool = True,
+    threshold: float = THRESHOLD,
+) -> Corpus:
+    """The corpus with a site for each note, written to `out`.
+
+    min_notes: keep only the codes of at least sites * min_notes notes, so that every site can get min_notes of them.
+    """
+    corpus = Corpus.open(folder)
+    skew = check_skew(skew, alpha, exponent)
+    check_threshold(threshold)
+    steps: list[dict[str, Any]] = []
+    keep: Callable[[Code], bool] = lambda code: True  # noqa: E731
+    if min_notes > 0:
+        keep = frequent_codes(corpus.notes(text=False), sites * min_notes).__contains__
+        steps.append({"filter": "min_count", "min_count": sites * min_notes, "sites": sites, "min_notes": min_notes})
+    candidates = keep_codes(read_corpus(corpus, text=keep_duplicates_together), keep, {})
+    summaries = summarize_notes(candidates, texts=keep_duplicates_together)
+    if not summaries:
+        raise ConfigError(f"no note is left for {sites} sites: no code has {sites * min_notes} notes")
+    site = assign_sites(summaries, sites, skew=skew, alpha=alpha, exponent=exponent, seed=seed, threshold=threshold)
+    steps.append({"filter": "sites", "sites": sites, "skew": skew, "seed": seed})
+    steps[-1] |= {"size": {"exponent": exponent}, "dirichlet": {"alpha": alpha}}.get(skew, {})
+    steps[-1] |= {"duplicates_together": threshold if keep_duplicates_together else None}
+    notes = keep_codes(read_corpus(corpus), keep, steps[0] if min_notes > 0 else {})
+    return _rewrite(corpus, (replace(note, site=site[note.id]) for note in notes), out, steps)

@@ -29,8 +29,7 @@ from typing import Any
 
 from nosology.core import SPLITS, ConfigError, DataError
 from nosology.corpora.corpus import Corpus
-from nosology.corpora.sites import site_corpus
-from nosology.corpora.splits import split_corpus
+from nosology.corpora.splits import site_corpus, split_corpus
 from nosology.encoders.embedder_config import EmbedderSettings, folder_fingerprint
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.reproduce.grid_settings import GridSettings

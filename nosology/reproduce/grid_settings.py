@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from nosology.core.settings import Settings
+from nosology.corpora.splits import check_skew
 
 Setting = Literal["central", "federated", "splits"]
 
@@ -17,11 +18,16 @@ class SiteSettings(Settings):
     """The simulated hospitals of the federated runs, and the codes that all runs learn."""
 
     count: int = Field(20, ge=1)
-    skew: Literal["equal", "size", "dirichlet"] = "equal"
+    skew: Literal["iid", "size", "dirichlet"] = "iid"
     alpha: float = Field(0.5, gt=0)  # dirichlet: the smaller, the more sites differ
     exponent: float = Field(1.0, gt=0)  # size: site i has a share of (i + 1) ** -exponent
     notes: int = Field(10, ge=0)  # a code stays if each site can get so many notes of it; 0: every code stays
     stacked: bool = False  # all sites as one program without Flower: faster on a GPU, the same weights up to rounding
+
+    @field_validator("skew", mode="before")
+    @classmethod
+    def _read_old_name(cls, skew: str) -> str:
+        return check_skew(skew)
 
 
 class SplitSettings(Settings):

@@ -22,7 +22,7 @@ from nosology.core import DataError, Note
 from nosology.core.files import write_json
 from nosology.core.label_space import label_versions, mask_other_versions
 from nosology.corpora.corpus import Corpus, write_corpus
-from nosology.corpora.roster import read_roster
+from nosology.corpora.group_splits import summarize_notes
 from nosology.corpora.splits import stratified_splits
 from nosology.evaluation import Evaluation, examine, tune_threshold
 from nosology.models.compare import judged, over_seeds
@@ -90,7 +90,7 @@ def _plain(recipe: HmhanRecipe) -> HmhanRecipe:
 
 
 def _by_patient(notes: Sequence[Note], seed: int) -> list[Note]:
-    [split] = stratified_splits(read_roster(notes), _SHARES, seed=seed)
+    [split] = stratified_splits(summarize_notes(notes), _SHARES, seed=seed)
     return [replace(note, split=split[note.id]) for note in notes]
 
 

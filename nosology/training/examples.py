@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
@@ -13,7 +12,7 @@ from nosology.core import Code, DataError, Note
 from nosology.core.label_space import LabelSpace
 from nosology.core.progress import progress
 from nosology.corpora.corpus import Corpus
-from nosology.corpora.roster import kept_together
+from nosology.corpora.group_splits import group_names, sample_groups
 from nosology.training.recipe_settings import LabelSettings
 
 
@@ -80,13 +79,13 @@ def train_and_dev(corpora: list[Corpus], share: float, seed: int) -> tuple[Examp
         return Examples(corpora, is_train), Examples(corpora, lambda note: note.split == "dev"), False
 
     examples = Examples(corpora, is_train)
-    duplicates = kept_together(progress(examples.notes(), "looking for repeated notes", total=len(examples)))
+    duplicates = group_names(progress(examples.notes(), "looking for repeated notes", total=len(examples)))
     for key in (lambda note: duplicates[_patient(note)], _patient, _id):
         counts = examples.count_by(key)
         if len(counts[0] or counts[1]) > 1:
             break
     # From coded and uncoded units separately, so that both parts get some of a few coded notes.
-    dev = {name for sizes in counts for name in _select_share(sizes, share, seed)}
+    dev = {name for sizes in counts for name in sample_groups(sizes, share, seed)}
     return (
         Examples(corpora, lambda note: is_train(note) and key(note) not in dev),
         Examples(corpora, lambda note: is_train(note) and key(note) in dev),
@@ -100,18 +99,6 @@ def _patient(note: Note) -> str:
 
 def _id(note: Note) -> str:
     return note.id
-
-
-def _select_share(sizes: Counter[str], share: float, seed: int) -> list[str]:
-    """Names with at most a share of the notes, selected by hash; of two or more names at least one and not all."""
-    by_hash = sorted(sizes, key=lambda name: hashlib.sha256(f"{seed}:{name}".encode()).digest())
-    remaining = min(max(1, round(share * sizes.total())), sizes.total() - 1)
-    selected = []
-    for name in by_hash:
-        if sizes[name] <= remaining:
-            selected.append(name)
-            remaining -= sizes[name]
-    return selected or ([min(by_hash, key=sizes.__getitem__)] if len(sizes) > 1 else [])
 
 
 def label_space(settings: LabelSettings, codes: list[tuple[Code, ...]]) -> LabelSpace:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import tempfile
 from collections.abc import Iterator, Mapping
 from datetime import date
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 from nosology.core import DataError, Note
-from nosology.corpora.intake import Intake
-from nosology.corpora.lines import decode
 from nosology.corpora.notes_file import is_notes_file, read_notes
+from nosology.corpora.text_files import InputFile, decode
+from nosology.corpora.validation import RecordValidator
 
 MAX_NOTE_LENGTH = 4_000_000  # characters
 ENCOUNTER_FIELDS = ("date", "sex", "age", "kind", "died", "title")  # all other columns are only for the coder
@@ -39,21 +38,15 @@ def read_upload(name: str, raw: bytes) -> list[Note]:
     if _is_fhir(name, raw):
         notes = list(read_fhir(_fhir_json(name, raw), name))
     elif is_notes_file(name):
-        notes = _read_notes_file(name, raw)
+        # Codes in the file are ignored: reviewers assign them.
+        notes = list(read_notes(InputFile(raw, name), RecordValidator(), coded=False))
     else:
-        notes = [Note(PurePath(name).stem, Intake().text(decode(raw.removeprefix(b"\xef\xbb\xbf"))[0], name, 1))]
+        text, _ = decode(raw.removeprefix(b"\xef\xbb\xbf"))
+        notes = [Note(PurePath(name).stem, RecordValidator().clean_text(text, name, 1))]
     for row, note in enumerate(notes, 1):
         if len(note.text) > MAX_NOTE_LENGTH:
             raise DataError(f"{name} row {row}: a note may have {MAX_NOTE_LENGTH:,} characters; got {len(note.text):,}")
     return [normalize_encounter(note) for note in notes]
-
-
-def _read_notes_file(name: str, raw: bytes) -> list[Note]:
-    """The notes without the codes that the file may contain: reviewers assign them."""
-    with tempfile.TemporaryDirectory() as folder:  # corpus readers need a file
-        path = Path(folder) / name
-        path.write_bytes(raw)
-        return list(read_notes(path, Intake(), coded=False))
 
 
 def normalize_encounter(note: Note) -> Note:
@@ -182,4 +175,4 @@ def _attachment_text(content: Mapping[str, Any], name: str, row: int) -> str | N
         raw = base64.b64decode(attachment["data"], validate=True)
     except (binascii.Error, ValueError) as error:
         raise DataError(f"{name} row {row}: the attachment is not base64") from error
-    return Intake().text(decode(raw)[0], name, row)
+    return RecordValidator().clean_text(decode(raw)[0], name, row)

@@ -23,7 +23,7 @@ def test_prepare_then_stats(notes, tmp_path):
     assert result.exit_code == 0
     assert "3 notes (none 3), 1 without codes" in result.stdout
     assert "filter min_count: min count 2, code occurrences left out 1, notes left out 0" in result.stdout
-    assert "1 notes with an id that came before, left out: notes.csv row 5" in result.stdout
+    assert "1 notes with the id of an earlier note, left out: notes.csv row 5" in result.stdout
     shown = run("stats", tmp_path / "c").stdout
     assert "icd10cm          1 codes, 2 occurrences" in shown
     found = json.loads(run("stats", tmp_path / "c", "--json").stdout)

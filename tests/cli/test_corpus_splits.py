@@ -77,9 +77,9 @@ def test_ratios_that_cannot_be_met_are_said(folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--ratios", "0.7;0.3"], "ratios must be numbers with commas between"),
+        (["--ratios", "0.7;0.3"], "ratios must be numbers separated by commas"),
         (["--ratios", "0.7,0.7,0.1"], "sum to 1; got 0.7,0.7,0.1"),
-        (["--sites", 3, "--skew", "zipf"], "skew must be one of equal, size, dirichlet; got 'zipf'"),
+        (["--sites", 3, "--skew", "zipf"], "skew must be one of iid, size, dirichlet; got 'zipf'"),
         (["--sites", 101], "sites must lie between 1 and the 100 patients"),
         (["--sites", 3, "--k", 2], "exclude each other"),
         (["--skew", "size"], "need --sites"),

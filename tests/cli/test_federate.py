@@ -98,7 +98,7 @@ def test_a_run_with_other_sites_is_not_gone_on_with(small_corpus, tmp_path, monk
         assert str(simulate(small_corpus, tmp_path / "a", *words, settings=[cache]).exception) == "stopped"
     other = simulate(small_corpus, tmp_path / "a", *words, "--skew", "size", settings=[cache])
     assert isinstance(other.exception, ConfigError) and "holds a run with other notes" in str(other.exception)
-    same = simulate(small_corpus, tmp_path / "a", *words, "--skew", "equal", settings=[cache])
+    same = simulate(small_corpus, tmp_path / "a", *words, "--skew", "iid", settings=[cache])
     assert same.exit_code == 0 and "goes on after round 1" in same.output
 
 

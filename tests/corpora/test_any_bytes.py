@@ -7,8 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nosology.core import DataError, Note
-from nosology.corpora import cmc2007, codiesp, mimic3, mimic4, mimic4_radiology, table
-from nosology.corpora.intake import Intake
+from nosology.corpora.cmc2007 import read_cmc2007
+from nosology.corpora.codiesp import read_codiesp
+from nosology.corpora.mimic import read_mimic3, read_mimic4, read_mimic4_radiology
+from nosology.corpora.notes_file import read_notes_files
+from nosology.corpora.validation import RecordValidator
 
 HEADERS = {
     "radiology": b"note_id,subject_id,hadm_id,charttime,text\n1-RR-1,1,5,2150-12-31,word\n",
@@ -20,7 +23,7 @@ HEADERS = {
     "admissions": b"hadm_id,admittime,admission_type\n5,2150-12-30,URGENT\n",
     "noteevents": b"subject_id,hadm_id,category,text,description,chartdate\n1,5,Discharge summary,word,Report,2150\n",
 }
-READERS = {"mimic4": mimic4, "mimic4-radiology": mimic4_radiology, "mimic3": mimic3}
+READERS = {"mimic4": read_mimic4, "mimic4-radiology": read_mimic4_radiology, "mimic3": read_mimic3}
 JSON_LINE = b'{"id": 1, "text": "word", "codes": [{"system": "icd10cm", "code": "I10"}]}\n'
 XML = b'<docs><doc id="1"><texts><text type="IMPRESSION">word</text></texts></doc></docs>'
 
@@ -47,7 +50,7 @@ def test_mimic(tmp_path_factory, kind, data):
     broken = data.draw(st.sampled_from(sorted(HEADERS)))
     for name, content in HEADERS.items():
         (folder / f"{name}.csv").write_bytes(data.draw(damaged(content)) if name == broken else content)
-    reads_or_refuses(READERS[kind].read([folder], Intake()))
+    reads_or_refuses(READERS[kind]([folder], RecordValidator()))
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
@@ -56,7 +59,7 @@ def test_mimic(tmp_path_factory, kind, data):
 def test_table(tmp_path_factory, suffix, data):
     path = tmp_path_factory.mktemp("table") / f"a.{suffix}"
     path.write_bytes(data.draw(damaged(b"id,text,codes\n1,word,icd10cm:I10\n" if suffix == "csv" else JSON_LINE)))
-    reads_or_refuses(table.read([path], Intake(), system="icd10cm"))
+    reads_or_refuses(read_notes_files([path], RecordValidator(), system="icd10cm"))
 
 
 @settings(max_examples=60, deadline=None)
@@ -64,7 +67,7 @@ def test_table(tmp_path_factory, suffix, data):
 def test_cmc2007(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("cmc") / "a.xml"
     path.write_bytes(content)
-    reads_or_refuses(cmc2007.read([path], Intake()))
+    reads_or_refuses(read_cmc2007([path], RecordValidator()))
 
 
 @settings(max_examples=60, deadline=None)
@@ -75,4 +78,4 @@ def test_codiesp(tmp_path_factory, data):
     (folder / "text_files" / "S-1.txt").write_bytes(data.draw(damaged("señal\r\n".encode())))
     (folder / "devD.tsv").write_bytes(data.draw(damaged(b"S-1\ti10\n")))
     (folder / "devX.tsv").write_bytes(data.draw(damaged(b"S-1\tDIAGNOSTICO\ti10\tword\t0 3;4 5\n")))
-    reads_or_refuses(codiesp.read([folder.parent], Intake()))
+    reads_or_refuses(read_codiesp([folder.parent], RecordValidator()))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nosology.core import Code, ConfigError, Evidence, Note
-from nosology.corpora.audit import Audit, audit, crossing_patients
+from nosology.corpora.audit import Audit, audit, count_leaked_patients
 from nosology.corpora.corpus import write_corpus
 
 CODES = [Code("icd10cm", code) for code in ("I10", "E11.9", "J18.9", "I50.9", "N17.9")]
@@ -34,14 +34,14 @@ def audited(tmp_path: Path, notes: list[Note]) -> Audit:
 
 
 def of(result: Audit, check: str):
-    return next(finding for finding in result.findings if finding.check == check)
+    return next(finding for finding in result.results if finding.check == check)
 
 
 def test_a_clean_corpus_has_no_finding(tmp_path):
     result = audited(tmp_path, clean())
-    assert [finding.check for finding in result.findings if finding.status != "ok"] == []
+    assert [finding.check for finding in result.results if finding.status != "ok"] == []
     assert result.splits == {"train": 54, "dev": 18, "test": 18}
-    assert len(result.findings) == 13
+    assert len(result.results) == 13
 
 
 def test_a_patient_in_two_splits_is_a_leak(tmp_path):
@@ -61,9 +61,9 @@ def test_patients_on_two_sides_of_corpora_that_were_split_apart(tmp_path):
     first = corpus("first", *learned, ("e", "train"), ("e", "test"), ("f", "dev"))
     second = corpus("second", ("a", "test"), ("b", "dev"), ("c", "train"), ("d", "test"), (None, "test"))
     third = corpus("third", ("f", "train"), ("b", "test"))
-    assert crossing_patients([first]) == 0, "one corpus is for its own audit"
-    assert crossing_patients([first, second]) == crossing_patients([second, first]) == 2
-    assert crossing_patients([first, second, third]) == 3
+    assert count_leaked_patients([first]) == 0, "one corpus is for its own audit"
+    assert count_leaked_patients([first, second]) == count_leaked_patients([second, first]) == 2
+    assert count_leaked_patients([first, second, third]) == 3
 
 
 def test_a_copy_in_another_split_is_a_leak(tmp_path):
@@ -146,5 +146,5 @@ def test_no_word_of_a_note_is_in_the_result(tmp_path):
 def test_wrong_settings_are_answered_in_a_sentence(tmp_path):
     with pytest.raises(ConfigError, match=r"similarity of near-duplicates must lie in \[0.5, 1\]; got 85"):
         audit(tmp_path, threshold=85)
-    with pytest.raises(ConfigError, match="a shingle must have 1 to 50 words; got 0"):
+    with pytest.raises(ConfigError, match="shingle must be 1 to 50 words; got 0"):
         audit(tmp_path, shingle=0)

@@ -1,8 +1,8 @@
 import pytest
 
 from nosology.core import Code, DataError
-from nosology.corpora import cmc2007
-from nosology.corpora.intake import Intake
+from nosology.corpora.cmc2007 import read_cmc2007
+from nosology.corpora.validation import RecordValidator
 
 TRAIN = """<?xml version="1.0" encoding="ISO-8859-1"?>
 <docs>
@@ -27,12 +27,12 @@ TEST = """<docs><doc id="99" type="RADIOLOGY_REPORT">
 def test_history_then_impression_with_the_majority_codes(tmp_path):
     (tmp_path / "train.xml").write_bytes(TRAIN.encode("latin-1"))
     (tmp_path / "test.xml").write_text(TEST)
-    train, test = cmc2007.read([tmp_path / "train.xml", tmp_path / "test.xml"], Intake())
+    train, test = read_cmc2007([tmp_path / "train.xml", tmp_path / "test.xml"], RecordValidator())
     assert train.id == "97634811"
     assert train.text == "History: Eleven year old with cough.\nImpression: Señal & normal."
     assert train.codes == (Code("icd9cm", "786.2"), Code("icd9cm", "486"))
     assert (test.id, test.text, test.codes) == ("99", "History: Fever.", ())
-    assert {note.id for note in cmc2007.read([tmp_path], Intake())} == {"97634811", "99"}
+    assert {note.id for note in read_cmc2007([tmp_path], RecordValidator())} == {"97634811", "99"}
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_history_then_impression_with_the_majority_codes(tmp_path):
         ('<!DOCTYPE docs [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><docs><doc id="1">&b;</doc></docs>', "is refused"),
         ('<!DOCTYPE docs SYSTEM "file:///etc/passwd"><docs/>', "is refused"),
         ("<docs><doc>", "line 1: no element found"),
-        ("<docs></docs>", "holds no report"),
+        ("<docs></docs>", "has no report"),
         ("<docs><doc><texts/></doc></docs>", "a.xml row 1: a doc has no id"),
         ("no xml", "not well-formed"),
     ],
@@ -50,23 +50,23 @@ def test_history_then_impression_with_the_majority_codes(tmp_path):
 def test_bad_files_are_answered_by_a_sentence(tmp_path, content, message, encoding):
     (tmp_path / "a.xml").write_bytes(content.encode(encoding))
     with pytest.raises(DataError, match=message):
-        list(cmc2007.read([tmp_path / "a.xml"], Intake()))
+        list(read_cmc2007([tmp_path / "a.xml"], RecordValidator()))
 
 
 @pytest.mark.parametrize("encoding", ["no-such", "shift_jis"])
 def test_an_encoding_that_cannot_be_read_is_answered_by_a_sentence(tmp_path, encoding):
     (tmp_path / "a.xml").write_text(f'<?xml version="1.0" encoding="{encoding}"?>{TEST}')
-    with pytest.raises(DataError, match="in an encoding that cannot be read"):
-        list(cmc2007.read([tmp_path / "a.xml"], Intake()))
+    with pytest.raises(DataError, match="in an unknown encoding"):
+        list(read_cmc2007([tmp_path / "a.xml"], RecordValidator()))
 
 
 def test_marked_words_inside_a_text_are_kept(tmp_path):
     (tmp_path / "a.xml").write_text(TEST.replace("Fever.", "Fever <b>and</b> cough."))
-    assert next(cmc2007.read([tmp_path / "a.xml"], Intake())).text == "History: Fever and cough."
+    assert next(read_cmc2007([tmp_path / "a.xml"], RecordValidator())).text == "History: Fever and cough."
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(DataError, match=r"cannot read .*none\.xml"):
-        list(cmc2007.read([tmp_path / "none.xml"], Intake()))
-    with pytest.raises(DataError, match="holds no XML file"):
-        list(cmc2007.read([tmp_path], Intake()))
+        list(read_cmc2007([tmp_path / "none.xml"], RecordValidator()))
+    with pytest.raises(DataError, match="has no XML file"):
+        list(read_cmc2007([tmp_path], RecordValidator()))

@@ -1,8 +1,8 @@
 import pytest
 
 from nosology.core import Code, ConfigError, DataError
-from nosology.corpora import codiesp
-from nosology.corpora.intake import Intake
+from nosology.corpora.codiesp import read_codiesp
+from nosology.corpora.validation import RecordValidator
 
 TEXT = "Varón con hipertensión.\r\nSe realiza ecografía del riñón derecho.\n"
 
@@ -35,8 +35,8 @@ def dataset(tmp_path):
 
 
 def test_spanish_with_evidence(dataset):
-    intake = Intake()
-    train, test = codiesp.read([dataset], intake)
+    validator = RecordValidator()
+    train, test = read_codiesp([dataset], validator)
     assert (train.id, train.patient, train.split, train.lang) == ("S0001-train-1", "S0001-train", "train", "es")
     assert train.text == TEXT
     assert train.codes == (Code("icd10cm", "I10"), Code("icd10pcs", "BT41ZZZ"))
@@ -45,7 +45,7 @@ def test_spanish_with_evidence(dataset):
     assert TEXT[two.start : two.end] == "ecografía del riñón derecho"
     assert " ".join(TEXT[start:end] for start, end in two.extra["spans"]) == two.extra["text"]
     assert (test.split, test.codes, test.evidence) == ("test", (), ())
-    assert {kind: (found["count"], found["first"]) for kind, found in intake.troubles.items()} == {
+    assert {kind: (found["count"], found["first"]) for kind, found in validator.issues.items()} == {
         "repeated_code": (1, ["trainD.tsv row 2"]),
         "ragged_row": (1, ["trainP.tsv row 2"]),
         "bad_evidence": (2, ["trainX.tsv row 4", "S0001-train-1.txt row 1"]),
@@ -54,18 +54,18 @@ def test_spanish_with_evidence(dataset):
 
 
 def test_english_without_evidence(dataset):
-    train, _ = codiesp.read([dataset / "v4"], Intake(), lang="en")
+    train, _ = read_codiesp([dataset / "v4"], RecordValidator(), lang="en")
     assert (train.text, train.lang, train.evidence) == ("Man with hypertension.", "en", ())
     assert len(train.codes) == 2
 
 
 def test_bad_input(dataset, tmp_path):
     with pytest.raises(ConfigError, match="--lang must be one of es, en for codiesp; got 'fr'"):
-        list(codiesp.read([dataset], Intake(), lang="fr"))
+        list(read_codiesp([dataset], RecordValidator(), lang="fr"))
     with pytest.raises(DataError, match="no such folder"):
-        list(codiesp.read([tmp_path / "none"], Intake()))
+        list(read_codiesp([tmp_path / "none"], RecordValidator()))
     with pytest.raises(DataError, match="found no folder train, dev or test with text_files"):
-        list(codiesp.read([dataset / "v4" / "background"], Intake()))
+        list(read_codiesp([dataset / "v4" / "background"], RecordValidator()))
     (dataset / "v4" / "train" / "trainX.tsv").write_text("S0001-train-1\tOTRO\ti10\tx\t1 2\n")
-    with pytest.raises(DataError, match=r"trainX\.tsv row 1: expected DIAGNOSTICO or PROCEDIMIENTO"):
-        list(codiesp.read([dataset], Intake()))
+    with pytest.raises(DataError, match=r"trainX\.tsv row 1: the second column must be DIAGNOSTICO or PROCEDIMIENTO"):
+        list(read_codiesp([dataset], RecordValidator()))

@@ -122,7 +122,7 @@ def test_what_is_no_corpus_is_refused(tmp_path):
     with pytest.raises(DataError, match="split must be one of train, dev, test; got 'val'"):
         list(corpus.notes("val"))
     parquet.write_table(parquet.read_table(tmp_path / "c" / NOTES)[:1], tmp_path / "c" / NOTES)
-    with pytest.raises(DataError, match=r"holds 1 notes; corpus\.json says 2"):
+    with pytest.raises(DataError, match=r"has 1 notes; corpus\.json says 2"):
         Corpus.open(tmp_path / "c")
     parquet.write_table(pa.table({"id": ["a", "b"]}), tmp_path / "c" / NOTES)
     with pytest.raises(DataError, match="must have the columns id, text"):

@@ -1,5 +1,8 @@
 import gzip
+import io
 import json
+import os
+import tempfile
 
 import pyarrow as pa
 import pytest
@@ -8,8 +11,9 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from nosology.core import Code, DataError, Evidence, Note
-from nosology.corpora.intake import Intake
 from nosology.corpora.notes_file import note_from_json, note_to_json, read_notes
+from nosology.corpora.text_files import InputFile
+from nosology.corpora.validation import RecordValidator
 
 NOTE = {
     "id": 7,
@@ -52,7 +56,7 @@ def test_every_field_is_read_and_unknown_ones_are_kept(tmp_path):
     ),
 )
 def test_json_round_trip(text, extra):
-    note = note_from_json({"id": "a", "text": text, **extra}, Intake())
+    note = note_from_json({"id": "a", "text": text, **extra}, RecordValidator())
     assert note.text == text.replace("\x00", " ")
     assert note_from_json(json.loads(json.dumps(note_to_json(note)))) == note
 
@@ -82,21 +86,21 @@ def test_codes_of_a_csv_cell(tmp_path, cell):
 
 
 def test_nul_bytes_and_lone_surrogates_keep_offsets(tmp_path):
-    intake = Intake()
+    validator = RecordValidator()
     note = {"id": 1, "text": "a\x00b\ud800c", "evidence": [{"system": "icd10cm", "code": "I10", "start": 4, "end": 5}]}
-    (read,) = read_notes(lines(tmp_path / "a.jsonl", note), intake)
+    (read,) = read_notes(lines(tmp_path / "a.jsonl", note), validator)
     assert read.text == "a b\ufffdc"
     assert read.text[read.evidence[0].start] == "c"
-    assert intake.troubles == {"bad_characters": {"count": 1, "first": ["a.jsonl row 1"]}}
+    assert validator.issues == {"bad_characters": {"count": 1, "first": ["a.jsonl row 1"]}}
 
 
 def test_lines_that_are_not_utf8_are_windows_1252(tmp_path):
-    intake = Intake()
+    validator = RecordValidator()
     (tmp_path / "a.jsonl").write_bytes(
         '\ufeff{"id": 1, "text": "señal"}\n'.encode() + '{"id": 2, "text": "señal €"}\n'.encode("cp1252")
     )
-    assert [note.text for note in read_notes(tmp_path / "a.jsonl", intake)] == ["señal", "señal €"]
-    assert intake.troubles == {"encoding": {"count": 1, "first": ["a.jsonl line 2"]}}
+    assert [note.text for note in read_notes(tmp_path / "a.jsonl", validator)] == ["señal", "señal €"]
+    assert validator.issues == {"encoding": {"count": 1, "first": ["a.jsonl line 2"]}}
 
 
 def test_unicode_line_separators_do_not_end_a_line(tmp_path):
@@ -105,7 +109,7 @@ def test_unicode_line_separators_do_not_end_a_line(tmp_path):
 
 
 def test_troubles_are_counted_and_named_by_file_and_row(tmp_path):
-    intake = Intake(check_codes=True)
+    validator = RecordValidator(check_codes=True)
     path = lines(
         tmp_path / "a.jsonl",
         {"id": 1, "text": "word", "codes": [{"system": "icd10cm", "code": code} for code in ("I10", "I10.", "???")]},
@@ -114,11 +118,11 @@ def test_troubles_are_counted_and_named_by_file_and_row(tmp_path):
         {"id": 3, "text": "word", "codes": [{"system": "icd10cm", "code": "Z99.77"}]},
         {"id": 4, "text": "word", "evidence": [{"system": "icd10cm", "code": "I10", "start": 2, "end": 5}]},
     )
-    notes = list(read_notes(path, intake))
+    notes = list(read_notes(path, validator))
     assert [note.id for note in notes] == ["1", "3", "4"]
     assert notes[0].codes == (Code("icd10cm", "I10"),)
     assert notes[1].codes == (Code("icd10cm", "Z99.77"),)
-    assert {kind: found["first"] for kind, found in intake.troubles.items()} == {
+    assert {kind: found["first"] for kind, found in validator.issues.items()} == {
         "malformed_code": ["a.jsonl row 1"],
         "repeated_code": ["a.jsonl row 1"],
         "empty_note": ["a.jsonl row 2"],
@@ -144,11 +148,11 @@ def test_codes_may_stay_unread(tmp_path):
         ('{"id": 1, "text": "secret"\n', "row 1: not a line of JSON"),
         ("[" * 100_000 + "\n", "row 1: not a line of JSON"),
         ("9" * 5000 + "\n", "row 1: not a line of JSON (nested too deep, or a number too long)"),
-        ("[1]\n", "row 1: expected a JSON object"),
+        ("[1]\n", "row 1: must be a JSON object"),
         ('\n{"text": "secret"}\n', "row 2: id is missing"),
         ('{"id": 1}\n', "row 1: text is missing"),
-        ('{"id": 1, "text": ["secret"]}\n', "row 1: text is missing or no string"),
-        ('{"id": 1, "text": 0}\n', "row 1: text is missing or no string"),
+        ('{"id": 1, "text": ["secret"]}\n', "row 1: text is missing or not a string"),
+        ('{"id": 1, "text": 0}\n', "row 1: text is missing or not a string"),
         ('{"id": [1], "text": "secret"}\n', "row 1: id must be text"),
         ('{"id": 1, "text": "secret", "split": "holdout"}\n', "split must be one of train, dev, test; got 'holdout'"),
         (
@@ -156,7 +160,7 @@ def test_codes_may_stay_unread(tmp_path):
             "split must be one of train, dev, test; got a value of type str",
         ),
         ('{"id": 1, "text": "secret", "codes": 3}\n', "codes must be a list"),
-        ('{"id": 1, "text": "secret", "codes": ["I10"]}\n', "names no system; give one with --system"),
+        ('{"id": 1, "text": "secret", "codes": ["I10"]}\n', "names no system; set --system"),
         ('{"id": 1, "text": "secret", "codes": ["icd11:I10"]}\n', "system must be one of icd9cm"),
         ('{"id": 1, "text": "secret", "codes": [{"system": "icd10cm"}]}\n', "a code must be text"),
         ('{"id": 1, "text": "secret", "codes": ["icd10cm:???"]}\n', "row 1: found codes that cannot be codes"),
@@ -186,12 +190,63 @@ def test_bad_files_are_answered_by_a_sentence(tmp_path):
     with pytest.raises(DataError, match=r"a\.csv row 1: missing column id, text in the header$"):
         list(read_notes(tmp_path / "a.csv"))
     (tmp_path / "a.csv").write_text("id,text,Text\n1,word,other\n")
-    with pytest.raises(DataError, match=r"a\.csv row 1: column 'text' must be there once; got it 2 times"):
+    with pytest.raises(DataError, match=r"a\.csv row 1: column 'text' must exist once; got it 2 times"):
         list(read_notes(tmp_path / "a.csv"))
     (tmp_path / "a.csv").write_text("id,text,ward,ward,,\n1,word,a,b,,\n")
-    with pytest.raises(DataError, match="column 'ward' must be there once"):
+    with pytest.raises(DataError, match="column 'ward' must exist once"):
         list(read_notes(tmp_path / "a.csv"))
     lines(tmp_path / "b.jsonl", *[NOTE] * 1000)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "b.jsonl").read_bytes())[:-20])
-    with pytest.raises(DataError, match="not a whole gzip file"):
+    with pytest.raises(DataError, match="not a complete gzip file"):
         list(read_notes(tmp_path / "b.jsonl.gz"))
+
+
+def stream_content(tmp_path, suffix):
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".parquet":
+        parquet.write_table(pa.Table.from_pylist([NOTE, NOTE | {"id": 8}]), path)
+    elif suffix == ".csv":
+        path.write_text("id,text,codes\n7,Heart failure.,icd10cm:I50.9\n8,Cough.,\n")
+    else:
+        lines(path, NOTE, NOTE | {"id": 8})
+    content = path.read_bytes()
+    return gzip.compress(content) if suffix.endswith(".gz") else content
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".csv", ".parquet"])
+def test_streams_and_bytes_give_the_notes_of_the_file(tmp_path, suffix):
+    content = stream_content(tmp_path, suffix)
+    path = tmp_path / f"notes{suffix}"
+    path.write_bytes(content)
+    expected = list(read_notes(path))
+    assert len(expected) == 2
+    assert list(read_notes(InputFile(content, f"notes{suffix}"))) == expected
+    stream = io.BytesIO(b"before" + content)
+    stream.seek(6)
+    file = InputFile(stream, f"notes{suffix}")
+    assert list(read_notes(file)) == list(read_notes(file)) == expected, "a seekable stream is read twice"
+    assert not stream.closed
+    with path.open("rb") as opened:
+        assert list(read_notes(InputFile(opened))) == expected, "an open file has a name"
+        assert not opened.closed
+    with tempfile.SpooledTemporaryFile() as upload:
+        upload.write(content)
+        upload.seek(0)
+        assert list(read_notes(InputFile(upload, f"notes{suffix}"))) == expected
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_stream_without_seek_is_read(tmp_path, suffix):
+    content = stream_content(tmp_path, suffix)
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb") as file:
+        file.write(content)
+    with os.fdopen(reader, "rb") as pipe:
+        assert [note.id for note in read_notes(InputFile(pipe, f"notes{suffix}"))] == ["7", "8"]
+
+
+def test_messages_name_the_stream():
+    with pytest.raises(DataError, match=r"^upload\.csv row 1: missing column id, text in the header$"):
+        list(read_notes(InputFile(b"a,b\n1,2\n", "upload.csv")))
+    with pytest.raises(DataError, match=r"^upload\.docx: a notes file must end in"):
+        list(read_notes(InputFile(b"", "upload.docx")))

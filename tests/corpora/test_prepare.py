@@ -4,8 +4,16 @@ import pytest
 
 from nosology.core import Code, ConfigError, DataError
 from nosology.corpora.corpus import Corpus
-from nosology.corpora.prepare import compare, prepare
-from nosology.corpora.recipe import CorpusRecipe, Expected
+from nosology.corpora.prepare import (
+    KINDS,
+    CorpusRecipe,
+    ExpectedCounts,
+    built_in_recipes,
+    compare_with_expected,
+    load_corpus_recipe,
+    override_recipe,
+    prepare,
+)
 
 
 def code(value, system="icd10cm"):
@@ -47,7 +55,7 @@ def test_a_recipe_counts_over_the_whole_before_it_filters(notes, tmp_path):
         systems=("icd10cm", "icd10pcs"),
         min_count=2,
         drop_uncoded=True,
-        expected=Expected(notes=3, train=2, test=7, codes=3),
+        expected=ExpectedCounts(notes=3, train=2, test=7, codes=3),
     )
     splits = tmp_path / "splits.csv"
     splits.write_text("id,split\na,test\nb,train\n")
@@ -62,11 +70,11 @@ def test_a_recipe_counts_over_the_whole_before_it_filters(notes, tmp_path):
         {"filter": "drop_uncoded", "notes_left_out": 1},
         {"filter": "splits", "files": ["splits.csv"], "notes_left_out": 1, "entries_without_note": 0},
     ]
-    assert compare(corpus) == [("notes", 3, 2), ("train", 2, 1), ("test", 7, 1), ("codes", 3, 2)]
+    assert compare_with_expected(corpus) == [("notes", 3, 2), ("train", 2, 1), ("test", 7, 1), ("codes", 3, 2)]
 
 
 def test_strict_refuses_what_would_be_left_out(notes, tmp_path):
-    with pytest.raises(DataError, match=r"notes\.jsonl row 6: found notes with an id that came before"):
+    with pytest.raises(DataError, match=r"notes\.jsonl row 6: found notes with the id of an earlier note"):
         prepare("table", [notes], tmp_path / "c", strict=True)
     assert not (tmp_path / "c").exists()
 
@@ -96,3 +104,49 @@ def test_a_path_that_cannot_be_looked_at_is_no_fault_of_the_output(tmp_path):
     with pytest.raises(DataError, match=r"cannot read x+\.jsonl: File name too long"):
         prepare("table", [f"{'x' * 300}.jsonl"], tmp_path / "c")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_built_in_recipes_are_sound_and_their_splits_add_up():
+    assert {
+        "mimic4-icd10",
+        "mimic4-icd9",
+        "mimic3-clean",
+        "mimic3-full",
+        "mimic4-radiology",
+    } <= built_in_recipes().keys()
+    for name in built_in_recipes():
+        recipe = load_corpus_recipe(name)
+        assert recipe.kind in KINDS
+        expected = recipe.expected
+        if expected.train:
+            assert expected.train + expected.dev + expected.test == expected.notes
+
+
+def test_settings_replace_those_of_the_recipe_and_its_expected_counts():
+    recipe = override_recipe("mimic4-icd10", "mimic4", min_count=5)
+    assert (recipe.min_count, recipe.systems, recipe.drop_uncoded) == (5, ("icd10cm", "icd10pcs"), True)
+    assert recipe.expected.notes is None
+    assert override_recipe("mimic4-icd10", "mimic4").expected.notes == 122279
+    with pytest.raises(ConfigError, match=r"--systems: must be some of icd9cm, .*; got icd11"):
+        override_recipe(None, "table", systems=["icd11"])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("kind = ", "not a TOML file"),
+        ("min_count = 3", "kind: Field required"),
+        ('kind = "table"\nmincount = 3', "mincount is not a key; allowed are kind, name, about, systems, min_count"),
+        ('kind = "table"\n[expected]\nnote = 3', "expected.note is not a key; allowed are notes, train"),
+        ('kind = "table"\nmin_count = 0', "min_count: Input should be greater than or equal to 1"),
+    ],
+)
+def test_bad_recipes_are_answered_by_a_sentence(tmp_path, content, message):
+    (tmp_path / "r.toml").write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        load_corpus_recipe(tmp_path / "r.toml")
+
+
+def test_an_unknown_recipe_is_answered_with_those_there_are():
+    with pytest.raises(ConfigError, match=r"recipe must be a file or one of .*mimic4-icd10.*; got 'mimic5'"):
+        load_corpus_recipe("mimic5")

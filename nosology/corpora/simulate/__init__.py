@@ -1,6 +1,6 @@
-"""A simulated hospital that writes the files MIMIC-IV ships; docs/simulation.md says what it resembles and what not.
+"""A simulated hospital that writes the files of MIMIC-IV; docs/simulation.md describes what is realistic.
 
-It knows nothing of any model, and no coder reads its tables of words.
+It is independent of all models, and no coder reads its word tables.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ from typing import Any
 from nosology.core import ConfigError, __version__
 from nosology.core.files import atomic_folder, write_json
 from nosology.core.progress import progress
-from nosology.corpora.simulate.hospital import YEARS, Hospital, simulate_notes
-from nosology.corpora.simulate.mimic4_files import Mimic4Files
+from nosology.corpora.simulate.hospital import YEARS, Hospital, Mimic4Writer, simulate_notes
 
 __all__ = ["LAYOUTS", "MARKER", "YEARS", "simulate", "simulate_notes"]
 
-LAYOUTS = {"mimic4": Mimic4Files}
+LAYOUTS = {"mimic4": Mimic4Writer}
 MARKER = "simulation.json"
 
 
 def simulate(
     patients: int, seed: int, out: str | Path, *, layout: str = "mimic4", years: tuple[int, int] = YEARS
 ) -> dict[str, Any]:
-    """Writes a hospital with that many patients to the folder `out`, whole or not at all; what simulation.json holds.
+    """The content of simulation.json. The hospital is written atomically to the folder `out`.
 
-    A patient hangs on seed, years and number alone: more patients keep the ones before. Years from 2016 on are ICD-10
-    only.
+    A patient depends only on seed, years and number: a larger hospital contains the patients of a smaller one. All
+    codes are ICD-10 if the first year is 2016 or later.
     """
     if layout not in LAYOUTS:
         raise ConfigError(f"layout must be one of {', '.join(LAYOUTS)}; got {layout}")
@@ -34,17 +33,17 @@ def simulate(
         raise ConfigError(f"patients must be at least 1; got {patients}")
     hospital = Hospital(years)
     with atomic_folder(out, marker=MARKER) as folder:
-        with LAYOUTS[layout](folder) as files:
-            files.titles()
+        with LAYOUTS[layout](folder) as writer:
+            writer.write_titles()
             for index in progress(range(patients), "simulating", unit="patients"):
-                files.patient(*hospital.patient(seed, index), seed)
+                writer.write_patient(*hospital.patient(seed, index), seed)
         about = {
             "layout": layout,
             "patients": patients,
             "seed": seed,
             "years": list(years),
             "nosology": __version__,
-            "rows": dict(sorted(files.counts.items())),
+            "rows": dict(sorted(writer.counts.items())),
         }
         write_json(folder / MARKER, about)
     return about

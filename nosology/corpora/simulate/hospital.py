@@ -1,23 +1,72 @@
-"""The simulated hospital as a stream of patients with their notes."""
+"""The simulated hospital: patients with their notes, as a stream or as the files of MIMIC-IV."""
 
 from __future__ import annotations
 
+import gzip
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import date
+from io import TextIOWrapper
+from pathlib import Path
 from random import Random
 
+from nosology.codes import table
 from nosology.core import Code, ConfigError, Evidence, Note
 from nosology.corpora.simulate.clinic import Admission, Clinic, Patient
-from nosology.corpora.simulate.discharge import Discharge
-from nosology.corpora.simulate.radiology import Exam, Radiology
-from nosology.corpora.simulate.speech import Speech
+from nosology.corpora.simulate.concepts import RELEASE, MentionWriter
+from nosology.corpora.simulate.discharge import DischargeWriter
+from nosology.corpora.simulate.radiology import Exam, RadiologyWriter
 
 YEARS = (2008, 2019)
 
+_NOTE_COLUMNS = "note_id,subject_id,hadm_id,note_type,note_seq,charttime,storetime,text"
+FILES = {  # name -> columns, as in MIMIC-IV 2.2
+    "note/discharge": _NOTE_COLUMNS,
+    "note/radiology": _NOTE_COLUMNS,
+    "note/radiology_detail": "note_id,subject_id,field_name,field_value,field_ordinal",
+    "hosp/diagnoses_icd": "subject_id,hadm_id,seq_num,icd_code,icd_version",
+    "hosp/procedures_icd": "subject_id,hadm_id,seq_num,chartdate,icd_code,icd_version",
+    "hosp/patients": "subject_id,gender,anchor_age,anchor_year,anchor_year_group,dod",
+    "hosp/admissions": "subject_id,hadm_id,admittime,dischtime,deathtime,admission_type,admit_provider_id,"
+    "admission_location,discharge_location,insurance,language,marital_status,race,edregtime,edouttime,"
+    "hospital_expire_flag",
+    "hosp/d_icd_diagnoses": "icd_code,icd_version,long_title",
+    "hosp/d_icd_procedures": "icd_code,icd_version,long_title",
+}
+# One line per summary, in the order of note/discharge: note_id, site, evidence (system, code, start, end, kind).
+EVIDENCE = "gold/evidence.jsonl.gz"
+TITLES = {"hosp/d_icd_diagnoses": ("icd9cm", "icd10cm"), "hosp/d_icd_procedures": ("icd9proc", "icd10pcs")}
+VERSION = {"icd9cm": 9, "icd9proc": 9, "icd10cm": 10, "icd10pcs": 10}
+
+# Values of columns of hosp/admissions; a repeated value is more frequent.
+ADMISSION_TYPES = (
+    *("EW EMER.",) * 3,
+    "OBSERVATION ADMIT",
+    "SURGICAL SAME DAY ADMISSION",
+    "URGENT",
+    "ELECTIVE",
+    "DIRECT EMER.",
+)
+ADMISSION_LOCATIONS = (
+    *("EMERGENCY ROOM",) * 2,
+    "PHYSICIAN REFERRAL",
+    "TRANSFER FROM HOSPITAL",
+    "WALK-IN/SELF REFERRAL",
+)
+DISCHARGE_LOCATIONS = ("HOME", "HOME", "HOME HEALTH CARE", "SKILLED NURSING FACILITY", "REHAB")
+TRAITS = (
+    ("Medicare", "Medicare", "Other", "Other", "Medicaid"),
+    (*("ENGLISH",) * 4, "?"),
+    ("MARRIED", "MARRIED", "SINGLE", "WIDOWED", "DIVORCED"),
+    (*("WHITE",) * 3, "BLACK/AFRICAN AMERICAN", "HISPANIC/LATINO", "ASIAN", "UNKNOWN"),
+)
+
 
 @dataclass(frozen=True, slots=True)
-class Stay:
-    """An admission with all that was written about it; `text` is None for the few without a summary."""
+class AdmissionRecord:
+    """An admission with its codes and notes; `text` is the summary, None for the few admissions without one."""
 
     admission: Admission
     codes: tuple[Code, ...]
@@ -27,62 +76,195 @@ class Stay:
 
 
 class Hospital:
-    """Everything that patients are drawn from, loaded once."""
+    """Generates patients with their notes. All tables are loaded once."""
 
     def __init__(self, years: tuple[int, int] = YEARS):
         if not 1990 <= years[0] <= years[1] <= 2100:
             raise ConfigError(f"years must be two years from 1990 to 2100, the first not after the second; got {years}")
         self.clinic = Clinic(years)
-        speech = Speech()
-        self.discharge, self.radiology = Discharge(self.clinic, speech), Radiology(self.clinic, speech)
+        mentions = MentionWriter()
+        self.discharge = DischargeWriter(self.clinic, mentions)
+        self.radiology = RadiologyWriter(self.clinic, mentions)
 
-    def patient(self, seed: int, index: int, *, radiology: bool = True) -> tuple[Patient, list[Stay]]:
-        """Patient number `index` of the seed's population and the stays, in order; others do not change them."""
+    def patient(self, seed: int, index: int, *, radiology: bool = True) -> tuple[Patient, list[AdmissionRecord]]:
+        """Patient number `index` with the admissions in order; they depend only on the seed and the number."""
         patient = self.clinic.patient(seed, index)
-        return patient, [self._stay(seed, admission, radiology) for admission in patient.admissions]
+        return patient, [self._record(seed, admission, radiology) for admission in patient.admissions]
 
-    def _stay(self, seed: int, admission: Admission, radiology: bool) -> Stay:
-        where = f"{seed}/{admission.patient.index}/{admission.number}"
-        rng = Random(where)
-        codes = dict.fromkeys(code for finding in admission.findings for code in finding.codes)
+    def _record(self, seed: int, admission: Admission, radiology: bool) -> AdmissionRecord:
+        name = f"{seed}/{admission.patient.index}/{admission.number}"
+        rng = Random(name)
+        codes = dict.fromkeys(code for condition in admission.conditions for code in condition.codes)
         diagnoses_first = tuple(sorted(codes, key=lambda code: code.system in ("icd9proc", "icd10pcs")))
         text, evidence = self.discharge.write(rng, admission) if rng.random() > 0.01 else (None, [])
         reports = []
         if radiology:
-            rng = Random(where + "/radiology")
-            exams = self.radiology.choose(rng, admission)
+            rng = Random(name + "/radiology")
+            exams = self.radiology.choose_exams(rng, admission)
             reports = [(exam, self.radiology.write(rng, admission, exam)) for exam in exams]
-        return Stay(admission, diagnoses_first, text, evidence, reports)
+        return AdmissionRecord(admission, diagnoses_first, text, evidence, reports)
 
 
 def subject_id(patient: Patient) -> int:
-    """The number the files give a patient."""
+    """The number of a patient in the files."""
     return 10_000_000 + patient.index
 
 
 def hadm_id(admission: Admission) -> int:
-    """The number the files give an admission."""
+    """The number of an admission in the files."""
     return 20_000_000 + 16 * admission.patient.index + admission.number
 
 
 def simulate_notes(patients: int, seed: int, *, years: tuple[int, int] = YEARS, first: int = 0) -> Iterator[Note]:
-    """The discharge summaries of that many patients, with site, codes and evidence, without going through files.
+    """The discharge summaries with site, codes and evidence, without files.
 
-    first: the number of the first patient, so that parts of a population can be made side by side.
+    first: number of the first patient, so that parts of a population can be generated in parallel.
     """
     hospital = Hospital(years)
     for index in range(first, first + patients):
-        patient, stays = hospital.patient(seed, index, radiology=False)
-        for stay in stays:
-            if stay.text is not None:
-                number = stay.admission.number
+        patient, records = hospital.patient(seed, index, radiology=False)
+        for record in records:
+            if record.text is not None:
                 yield Note(
-                    f"{subject_id(patient)}-DS-{number + 1}",
-                    stay.text,
+                    f"{subject_id(patient)}-DS-{record.admission.number + 1}",
+                    record.text,
                     patient=str(subject_id(patient)),
-                    site=stay.admission.site.name,
+                    site=record.admission.site.name,
                     lang="en",
-                    codes=stay.codes,
-                    evidence=tuple(stay.evidence),
-                    extra={"hadm_id": str(hadm_id(stay.admission))},
+                    codes=record.codes,
+                    evidence=tuple(record.evidence),
+                    extra={"hadm_id": str(hadm_id(record.admission))},
                 )
+
+
+class Mimic4Writer:
+    """Writes patients as the files of MIMIC-IV; use it in a with statement."""
+
+    def __init__(self, folder: Path):
+        self.counts: Counter[str] = Counter()
+        self._files: dict[str, TextIOWrapper] = {}
+        self._stack = ExitStack()
+        for name, columns in FILES.items():
+            self._open(name, folder / f"{name}.csv.gz").write(columns + "\n")
+        self._open("evidence", folder / EVIDENCE)
+
+    def _open(self, name: str, path: Path) -> TextIOWrapper:
+        path.parent.mkdir(exist_ok=True)
+        # No name and time in the header: the same patients give the same bytes.
+        raw = self._stack.enter_context(path.open("wb"))
+        compressed = gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0)
+        self._files[name] = self._stack.enter_context(TextIOWrapper(compressed, encoding="utf-8", newline="\n"))
+        return self._files[name]
+
+    def __enter__(self) -> Mimic4Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _write_row(self, name: str, row: str) -> None:
+        self._files[name].write(row + "\n")
+        self.counts[name] += 1
+
+    def write_titles(self) -> None:
+        """Write the d_icd tables."""
+        for name, systems in TITLES.items():
+            for system in systems:
+                codes = table(system, RELEASE.get(system, "2015"))
+                for code in codes.codes(billable=True):
+                    self._write_row(name, f"{_bare(code)},{VERSION[system]},{_quoted(codes.description(code))}")
+
+    def write_patient(self, patient: Patient, records: list[AdmissionRecord], seed: int) -> None:
+        """Write all rows of a patient."""
+        rng = Random(f"{seed}/{patient.index}/files")
+        first, last = records[0].admission.day, records[-1].admission
+        anchor = date.fromordinal(first + patient.shift).year
+        group = 2008 + 3 * ((date.fromordinal(first).year - 2008) // 3)
+        died = _shifted_date(patient, last.day + last.nights) if last.died else ""
+        row = f"{subject_id(patient)},{patient.sex},{patient.age(first)},{anchor},{group} - {group + 2},{died}"
+        self._write_row("hosp/patients", row)
+        traits = tuple(_choose(rng, values) for values in TRAITS)
+        reports = 0
+        for record in records:
+            self._write_admission(rng, record.admission, traits)
+            self._write_codes(record)
+            self._write_summary(record)
+            reports = self._write_reports(rng, record, reports)
+
+    def _write_admission(self, rng: Random, admission: Admission, traits: tuple[str, ...]) -> None:
+        patient = admission.patient
+        admitted = f"{_shifted_date(patient, admission.day)} {_random_time(rng)}"
+        discharged = f"{_shifted_date(patient, admission.day + admission.nights)} {_random_time(rng)}"
+        death, location = (discharged, "DIED") if admission.died else ("", _choose(rng, DISCHARGE_LOCATIONS))
+        provider = f"P{int(rng.random() * 1e5):05d}"
+        arrival = f"{_shifted_date(patient, admission.day)} 00:00:00"
+        self._write_row(
+            "hosp/admissions",
+            f"{subject_id(patient)},{hadm_id(admission)},{admitted},{discharged},{death},"
+            f"{_choose(rng, ADMISSION_TYPES)},{provider},{_choose(rng, ADMISSION_LOCATIONS)},{location},"
+            f"{','.join(traits)},{arrival},{admitted},{int(admission.died)}",
+        )
+
+    def _write_codes(self, record: AdmissionRecord) -> None:
+        admission = record.admission
+        ids, number = f"{subject_id(admission.patient)},{hadm_id(admission)}", Counter[str]()
+        for system, code in record.codes:
+            name = "procedures_icd" if system in ("icd9proc", "icd10pcs") else "diagnoses_icd"
+            number[name] += 1
+            day = f",{_shifted_date(admission.patient, admission.day + 1)}" if name == "procedures_icd" else ""
+            self._write_row(f"hosp/{name}", f"{ids},{number[name]}{day},{_bare(code)},{VERSION[system]}")
+
+    def _write_summary(self, record: AdmissionRecord) -> None:
+        if record.text is None:
+            return
+        admission = record.admission
+        subject, sequence = subject_id(admission.patient), admission.number + 1
+        note_id = f"{subject}-DS-{sequence}"
+        day = f"{_shifted_date(admission.patient, admission.day + admission.nights)} 00:00:00"
+        row = f"{note_id},{subject},{hadm_id(admission)},DS,{sequence},{day},{day},{_quoted(record.text)}"
+        self._write_row("note/discharge", row)
+        evidence = ",".join(
+            f'{{"system":"{e.code.system}","code":"{e.code.code}","start":{e.start},"end":{e.end},"kind":"{e.extra["kind"]}"}}'
+            for e in record.evidence
+        )
+        self._write_row("evidence", f'{{"note_id":"{note_id}","site":"{admission.site.name}","evidence":[{evidence}]}}')
+
+    def _write_reports(self, rng: Random, record: AdmissionRecord, previous: int) -> int:
+        """The number of reports of the patient so far."""
+        admission = record.admission
+        subject = subject_id(admission.patient)
+        for number, (exam, text) in enumerate(record.reports, previous + 1):
+            note_id = f"{subject}-RR-{number}"
+            # Outpatient exams have no admission.
+            admission_id = hadm_id(admission) if rng.random() > 0.12 else ""
+            day = _shifted_date(admission.patient, admission.day + int(rng.random() * admission.nights))
+            time = f"{day} {_random_time(rng)}"
+            row = f"{note_id},{subject},{admission_id},RR,{number},{time},{time},{_quoted(text)}"
+            self._write_row("note/radiology", row)
+            for field in ("exam_code", "exam_name", "cpt_code"):
+                self._write_row(
+                    "note/radiology_detail", f"{note_id},{subject},{field},{_quoted(getattr(exam, field))},1"
+                )
+        return previous + len(record.reports)
+
+
+def _bare(code: str) -> str:
+    """The code without its dot, as in MIMIC."""
+    return code.replace(".", "")
+
+
+def _quoted(text: str) -> str:
+    """The text as a CSV field."""
+    return '"' + text.replace('"', '""') + '"'
+
+
+def _choose(rng: Random, choices: tuple[str, ...]) -> str:
+    return choices[int(rng.random() * len(choices))]
+
+
+def _shifted_date(patient: Patient, day: int) -> str:
+    return date.fromordinal(day + patient.shift).isoformat()
+
+
+def _random_time(rng: Random) -> str:
+    return f"{int(rng.random() * 24):02d}:{int(rng.random() * 60):02d}:00"

@@ -12,8 +12,8 @@ import numpy as np
 from nosology.core import DataError
 from nosology.core.progress import progress
 from nosology.corpora.corpus import Corpus
-from nosology.corpora.roster import read_roster
-from nosology.corpora.sites import assign_sites
+from nosology.corpora.group_splits import summarize_notes
+from nosology.corpora.splits import assign_sites
 from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedding_cache import EmbeddingCache
 from nosology.federated.federation_settings import FederatedHeadsRecipe
@@ -44,7 +44,7 @@ def dealt_sites(corpora: Sequence[Corpus], sites: int, skew: str, alpha: float, 
     """The site of every note id, dealt out anew; no patient and no repeated note is at two sites."""
     _check_ids(corpora)
     notes = (note for corpus in corpora for note in progress(corpus.notes(), "sites"))
-    return assign_sites(read_roster(notes), sites, skew=skew, alpha=alpha, seed=seed)
+    return assign_sites(summarize_notes(notes), sites, skew=skew, alpha=alpha, seed=seed)
 
 
 def notes_hash(corpora: Sequence[Corpus], site_of: dict[str, str]) -> str:

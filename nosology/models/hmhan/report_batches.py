@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +13,7 @@ from scipy import sparse
 from nosology.core import Code, DataError, Note
 from nosology.core.label_space import note_versions
 from nosology.core.progress import progress
-from nosology.corpora.roster import kept_together
+from nosology.corpora.group_splits import group_folds, group_names
 from nosology.encoders.state_cache import CachedStates, DeviceCachedStates, GatheredStates
 from nosology.models.hmhan.hmhan_model import Hmhan, Report, report_batch
 from nosology.models.hmhan.hmhan_net import ReportBatch, SyntheticBatch
@@ -41,7 +40,7 @@ class Reports:
         codes = codes_in_labels(recipe.labels, model.labels, [note.codes for note in notes])
         reports = [model.tokenize(note) for note in progress(notes, "reading", total=len(notes))]
         found = note_versions([note.codes for note in notes])
-        together = kept_together(notes)
+        together = group_names(notes)
         patients = [note.patient or note.id for note in notes]
         groups = [together[patient] for patient in patients]
         if 2 * max(Counter(groups).values(), default=0) > len(notes):  # chained into one: no parts
@@ -58,15 +57,10 @@ class Reports:
 
 
 def parts_of(reports: Reports, parts: int, seed: int) -> np.ndarray:
-    """The part (B,) of each report: groups are dealt out, the largest first, then by hash, as evenly as they come."""
-    sizes = Counter(reports.groups)
-    if len(sizes) < parts:
+    """The part (B,) of each report; reports of a group are in the same part, and parts have about equal sizes."""
+    if len(set(reports.groups)) < parts:
         raise DataError(f"model.ensemble_size must be at most the number of patients (or notes); got {parts}")
-    part, filled = {}, [0] * parts
-    for name in sorted(sizes, key=lambda name: (-sizes[name], hashlib.sha256(f"{seed}:{name}".encode()).digest())):
-        part[name] = filled.index(min(filled))
-        filled[part[name]] += sizes[name]
-    return np.array([part[name] for name in reports.groups])
+    return group_folds(reports.groups, parts, seed)
 
 
 class Batches:

@@ -8,7 +8,6 @@ seen, and the threshold is found on what a weigher of codes says of such notes. 
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from scipy import sparse
 from nosology.core import Code, ConfigError, Note
 from nosology.core.label_space import LabelSpace
 from nosology.core.progress import progress
+from nosology.corpora.group_splits import group_folds
 from nosology.evaluation import tune_threshold
 from nosology.evaluation.decision import UNTUNED, Decision
 from nosology.models.lexicon.adapted import Adapted
@@ -93,8 +93,7 @@ def _check(recipe: LexiconRecipe) -> None:
 def parts(notes: Sequence[Note], folds: int, seed: int) -> np.ndarray:
     """The part of each note; those of one patient, or of one source where ids are SOURCE-NUMBER, stay together."""
     names = [note.patient or note.id.rpartition("-")[0] or note.id for note in notes]
-    digests = (hashlib.sha256(f"{seed}:{name}".encode()).digest() for name in names)
-    return np.array([int.from_bytes(digest[:8], "big") % folds for digest in digests])
+    return group_folds(names, folds, seed, balanced=False)
 
 
 @dataclass(frozen=True)

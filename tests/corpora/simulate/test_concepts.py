@@ -4,8 +4,7 @@ import pytest
 
 from nosology.codes import table
 from nosology.corpora.simulate.clinic import Clinic
-from nosology.corpora.simulate.concepts import Wording, concepts
-from nosology.corpora.simulate.tail import Tail
+from nosology.corpora.simulate.concepts import LongTail, Wording, concepts
 
 
 def test_every_code_exists_and_can_be_billed():
@@ -27,7 +26,7 @@ def test_every_icd9_code_exists_and_can_be_billed():
 
 
 def test_nearly_every_diagnosis_has_an_icd9_code():
-    tail = Tail()
+    tail = LongTail()
     diagnoses = [c for concept in concepts().values() if concept.kind != "procedure" for c in concept.codings]
     without = [c.code for c in diagnoses if not c.icd9 and not tail.icd9(c.code)]
     assert len(without) < 0.02 * len(diagnoses)

@@ -53,11 +53,11 @@ def test_evidence_says_the_words_it_was_made_of(hospital, people):
     for _, stays in people:
         for stay in stays:
             known = {}
-            for finding in stay.admission.findings:
-                own = finding.concept
+            for condition in stay.admission.conditions:
+                own = condition.concept
                 names = [n for w in (own.generic, *(c.wording for c in own.codings)) for n in (*w.long, *w.short)]
                 words = [*names, *(line for lines in own.signals.values() for line in lines)]
-                for code in finding.codes:
+                for code in condition.codes:
                     known[code] = (own.key in hospital.clinic.concepts and all(c.wording for c in own.codings), words)
             for item in stay.evidence:
                 complete, words = known[item.code]
@@ -105,9 +105,9 @@ def test_most_codes_are_rare():
 def test_sex_and_age_are_respected(people):
     for patient, stays in people:
         for stay in stays:
-            for finding in stay.admission.findings:
-                assert finding.concept.sex in ("", patient.sex)
-                low, high = finding.concept.ages
+            for condition in stay.admission.conditions:
+                assert condition.concept.sex in ("", patient.sex)
+                low, high = condition.concept.ages
                 assert low <= patient.age(stay.admission.day) <= high
             if patient.sex == "M" and stay.admission.icd10:
                 assert not any(code.code.startswith("O") and code.system == "icd10cm" for code in stay.codes)
@@ -127,8 +127,8 @@ def test_chronic_conditions_stay(people):
     kept = total = 0
     for _, stays in people:
         for before, after in pairwise(stays):
-            chronic = {f.concept.key for f in before.admission.findings if f.concept.kind == "chronic"}
-            later = {f.concept.key for f in after.admission.findings}
+            chronic = {f.concept.key for f in before.admission.conditions if f.concept.kind == "chronic"}
+            later = {f.concept.key for f in after.admission.conditions}
             kept += len(chronic & later)
             total += len(chronic)
     assert 0.5 < kept / total < 0.9
@@ -137,7 +137,7 @@ def test_chronic_conditions_stay(people):
 def test_some_codes_have_no_words_and_some_words_no_code(stays):
     named = [bool(stay.evidence and {e.code for e in stay.evidence} >= set(stay.codes)) for stay in stays]
     assert fmean(named) < 0.6
-    missed = [f for stay in stays for f in stay.admission.findings if not f.codes and f.shown == "named"]
+    missed = [f for stay in stays for f in stay.admission.conditions if not f.codes and f.visibility == "named"]
     assert len(missed) > len(stays)
 
 
@@ -160,7 +160,7 @@ def test_reports_follow_what_the_patient_has(hospital):
     seen = Counter()
     for index in range(800):
         for stay in hospital.patient(2, index)[1]:
-            ill = any(finding.concept.key == "pneumonia" for finding in stay.admission.findings)
+            ill = any(condition.concept.key == "pneumonia" for condition in stay.admission.conditions)
             for exam, text in stay.reports:
                 if exam.key == "CHEST":
                     body = text.partition("IMPRESSION")[2].lower()

@@ -9,7 +9,7 @@ import pytest
 from nosology.core import ConfigError, OutputError
 from nosology.corpora.prepare import prepare
 from nosology.corpora.simulate import MARKER, simulate, simulate_notes
-from nosology.corpora.simulate.mimic4_files import FILES
+from nosology.corpora.simulate.hospital import FILES
 
 PATIENTS = 40
 

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nosology.core import DataError
-from nosology.corpora import lines
-from nosology.corpora.intake import Intake
-from nosology.corpora.lines import columns, decode, table_rows, text_lines
+from nosology.corpora import text_files
+from nosology.corpora.text_files import columns, decode, table_rows, text_lines
+from nosology.corpora.validation import RecordValidator
 
 
 @settings(max_examples=60, deadline=None)
@@ -16,7 +16,7 @@ def test_any_bytes_become_text_with_their_line_ends(tmp_path_factory, parts):
     raw = b"\r\n".join(parts)
     path = tmp_path_factory.mktemp("lines") / "a.txt"
     path.write_bytes(b"x" + raw)
-    read = list(text_lines(path, Intake()))
+    read = list(text_lines(path, RecordValidator()))
     assert "".join(read) == "".join(decode(line + b"\n")[0] for line in (b"x" + raw).split(b"\n"))[:-1]
     assert all(line.endswith("\n") for line in read[:-1])
 
@@ -24,40 +24,40 @@ def test_any_bytes_become_text_with_their_line_ends(tmp_path_factory, parts):
 def test_lines_do_not_depend_on_blocks(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_bytes("\n".join(["ñandú"] * 40).encode() + "\nñ\nlast".encode("cp1252"))
-    whole_intake, blocks_intake = Intake(), Intake()
-    whole = list(text_lines(path, whole_intake))
-    monkeypatch.setattr(lines, "_BLOCK", 7)
-    assert list(text_lines(path, blocks_intake)) == whole
-    assert blocks_intake.troubles == whole_intake.troubles == {"encoding": {"count": 1, "first": ["a.txt line 41"]}}
+    whole_validator, blocks_validator = RecordValidator(), RecordValidator()
+    whole = list(text_lines(path, whole_validator))
+    monkeypatch.setattr(text_files, "_BLOCK", 7)
+    assert list(text_lines(path, blocks_validator)) == whole
+    assert blocks_validator.issues == whole_validator.issues == {"encoding": {"count": 1, "first": ["a.txt line 41"]}}
 
 
 def test_gzip_is_known_by_its_content(tmp_path):
     (tmp_path / "a.csv").write_bytes(gzip.compress(b"a\n1\n"))
     (tmp_path / "b.csv.gz").write_bytes(b"a\n1\n")
     for name in ("a.csv", "b.csv.gz"):
-        assert list(table_rows(tmp_path / name, Intake())) == [(1, ["a"]), (2, ["1"])]
+        assert list(table_rows(tmp_path / name, RecordValidator())) == [(1, ["a"]), (2, ["1"])]
 
 
 def test_columns_in_any_order_and_case_with_quoted_line_ends(tmp_path):
     (tmp_path / "a.csv").write_bytes(
         b'TEXT,"Hadm_ID",x\r\n"one\r\n""two"", \r three\x00",7,\r\n\r\n"long","8"\r\nb,9,\r\n'
     )
-    intake = Intake()
-    rows = list(columns(tmp_path / "a.csv", intake, ["hadm_id", "text"], ["seq"]))
+    validator = RecordValidator()
+    rows = list(columns(tmp_path / "a.csv", validator, ["hadm_id", "text"], ["seq"]))
     assert rows == [(2, ("7", 'one\r\n"two", \r three\x00', "")), (5, ("9", "b", ""))]
-    assert intake.troubles == {"ragged_row": {"count": 1, "first": ["a.csv row 4"]}}
+    assert validator.issues == {"ragged_row": {"count": 1, "first": ["a.csv row 4"]}}
 
 
 def test_a_note_of_a_hundred_thousand_words_passes(tmp_path):
     text = "word " * 100_000
     (tmp_path / "a.csv").write_text(f'id,text\n1,"{text}"\n')
-    assert [fields[1] for _, fields in table_rows(tmp_path / "a.csv", Intake())][1] == text
+    assert [fields[1] for _, fields in table_rows(tmp_path / "a.csv", RecordValidator())][1] == text
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is empty: expected a header row"),
+        (b"", "is empty; it must have a header row"),
         (b"\xff\xfei\x00d\x00", "is UTF-16; save it as UTF-8"),
         (b'a,b\n1,"secret\n2,3\n', r"a\.csv row 2: not a well-formed row"),
         (b'a,b\n1,2\n1,"secret" 2\n', r"a\.csv row 3: not a well-formed row"),
@@ -66,27 +66,27 @@ def test_a_note_of_a_hundred_thousand_words_passes(tmp_path):
 def test_broken_tables_are_answered_by_a_sentence(tmp_path, content, message):
     (tmp_path / "a.csv").write_bytes(content)
     with pytest.raises(DataError, match=message) as caught:
-        list(table_rows(tmp_path / "a.csv", Intake()))
+        list(table_rows(tmp_path / "a.csv", RecordValidator()))
     assert "secret" not in str(caught.value)
 
 
 def test_a_quote_that_never_closes_does_not_fill_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "_LONGEST", 1000)
+    monkeypatch.setattr(text_files, "_LONGEST", 1000)
     (tmp_path / "a.csv").write_text('a\n"' + "secret\n" * 1000)
     with pytest.raises(DataError, match=r"a\.csv row 2: not a well-formed row"):
-        list(table_rows(tmp_path / "a.csv", Intake()))
+        list(table_rows(tmp_path / "a.csv", RecordValidator()))
 
 
 def test_a_file_without_line_feeds_does_not_fill_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "_BLOCK", 100)
-    monkeypatch.setattr(lines, "_LONGEST", 1000)
+    monkeypatch.setattr(text_files, "_BLOCK", 100)
+    monkeypatch.setattr(text_files, "_LONGEST", 1000)
     (tmp_path / "a.csv").write_text("id\n" + "secret\r" * 1000)
     with pytest.raises(DataError, match=r"a\.csv line 2: a line of more than"):
-        list(text_lines(tmp_path / "a.csv", Intake()))
+        list(text_lines(tmp_path / "a.csv", RecordValidator()))
 
 
 def test_a_line_that_is_not_utf8_is_counted_by_its_line_not_its_row(tmp_path):
     (tmp_path / "a.csv").write_bytes(b'id,text\n1,"two\nlines"\n2,caf\xe9\n')
-    intake = Intake()
-    assert [row for row, _ in table_rows(tmp_path / "a.csv", intake)] == [1, 2, 3]
-    assert intake.troubles["encoding"]["first"] == ["a.csv line 4"]
+    validator = RecordValidator()
+    assert [row for row, _ in table_rows(tmp_path / "a.csv", validator)] == [1, 2, 3]
+    assert validator.issues["encoding"]["first"] == ["a.csv line 4"]

@@ -3,7 +3,7 @@ import pytest
 
 from nosology.core import Code, Note
 from nosology.corpora.corpus import write_corpus
-from nosology.corpora.stats import stats
+from nosology.corpora.corpus_stats import corpus_stats
 
 
 def corpus(folder, notes):
@@ -14,7 +14,7 @@ def test_numbers_in_all_per_split_and_per_system(tmp_path):
     common, rare = Code("icd10cm", "I10"), Code("icd9proc", "39.95")
     notes = [Note(f"n{i}", "word " * i, patient="p", split="train", codes=(common,)) for i in range(11)]
     notes.append(Note("last", "a\nb\tc", codes=(common, rare, Code("icd10cm", "Z99.77"))))
-    found = stats(corpus(tmp_path / "c", notes))
+    found = corpus_stats(corpus(tmp_path / "c", notes))
     words = [*range(11), 3]
     assert found["notes"] == 12
     assert list(found["words_a_note"].values()) == pytest.approx(np.percentile(words, [25, 50, 75]))
@@ -31,6 +31,6 @@ def test_numbers_in_all_per_split_and_per_system(tmp_path):
 
 
 def test_an_empty_corpus_has_no_means(tmp_path):
-    found = stats(corpus(tmp_path / "c", []))
+    found = corpus_stats(corpus(tmp_path / "c", []))
     assert found["notes"] == 0
     assert found["words_a_note"] is found["codes_a_note"] is found["share_of_codes_seen_under_10_times"] is None

@@ -1,4 +1,4 @@
-"""How large a corpus is and how its codes are spread."""
+"""Statistics of a corpus: its size, and the distribution of its codes."""
 
 from __future__ import annotations
 
@@ -16,55 +16,55 @@ RARE = 10
 _TOP_CHAPTERS = 10
 
 
-def stats(corpus: Corpus) -> dict[str, Any]:
-    """The numbers of a corpus: in all, per split, per system, and the chapters with the most codes."""
-    parts: dict[str, _Part] = {}
+def corpus_stats(corpus: Corpus) -> dict[str, Any]:
+    """Statistics of all notes, per split and per code system, and the chapters with most codes."""
+    counters: dict[str, _StatsCounter] = {}
     for note in progress(corpus.notes(), "reading", total=len(corpus)):
         for name in ("all", note.split or "none"):
-            parts.setdefault(name, _Part()).add(note)
-    whole = parts.pop("all", _Part())
+            counters.setdefault(name, _StatsCounter()).add(note)
+    total = counters.pop("all", _StatsCounter())
     return {
         "hash": corpus.hash,
-        **whole.to_json(),
-        "splits": {name: parts[name].to_json() for name in (*SPLITS, "none") if name in parts},
+        **total.to_json(),
+        "splits": {name: counters[name].to_json() for name in (*SPLITS, "none") if name in counters},
         "systems": {
-            system: _spread({code: count for code, count in whole.codes.items() if code.system == system})
-            for system in sorted({code.system for code in whole.codes})
+            system: _code_stats({code: count for code, count in total.codes.items() if code.system == system})
+            for system in sorted({code.system for code in total.codes})
         },
-        "chapters": _chapters(whole.codes),
+        "chapters": _top_chapters(total.codes),
     }
 
 
-class _Part:
-    """Notes counted as they pass."""
+class _StatsCounter:
+    """Statistics of a stream of notes."""
 
     def __init__(self) -> None:
         self.words: list[int] = []
-        self.codes_a_note: list[int] = []
+        self.codes_per_note: list[int] = []
         self.codes: Counter[Code] = Counter()
         self.patients: set[str] = set()
 
     def add(self, note: Note) -> None:
         self.words.append(len(note.text.split()))
-        self.codes_a_note.append(len(note.codes))
+        self.codes_per_note.append(len(note.codes))
         self.codes.update(note.codes)
         if note.patient is not None:
             self.patients.add(note.patient)
 
     def to_json(self) -> dict[str, Any]:
         quartiles = np.percentile(self.words, [25, 50, 75]) if self.words else None
-        a_note = np.asarray(self.codes_a_note, dtype=float)
+        codes = np.asarray(self.codes_per_note, dtype=float)
         return {
             "notes": len(self.words),
             "patients": len(self.patients),
             "words_a_note": None if quartiles is None else dict(zip(("q1", "median", "q3"), map(float, quartiles))),
-            "codes_a_note": None if not a_note.size else {"mean": float(a_note.mean()), "std": float(a_note.std())},
-            "notes_without_codes": int((a_note == 0).sum()),
-            **_spread(self.codes),
+            "codes_a_note": None if not codes.size else {"mean": float(codes.mean()), "std": float(codes.std())},
+            "notes_without_codes": int((codes == 0).sum()),
+            **_code_stats(self.codes),
         }
 
 
-def _spread(codes: dict[Code, int]) -> dict[str, Any]:
+def _code_stats(codes: dict[Code, int]) -> dict[str, Any]:
     rare = sum(count < RARE for count in codes.values())
     return {
         "distinct_codes": len(codes),
@@ -73,8 +73,8 @@ def _spread(codes: dict[Code, int]) -> dict[str, Any]:
     }
 
 
-def _chapters(codes: Counter[Code]) -> list[dict[str, Any]]:
-    """The chapters with the most occurrences; codes in no release stand under "unknown"."""
+def _top_chapters(codes: Counter[Code]) -> list[dict[str, Any]]:
+    """The chapters with most occurrences. The chapter of a code that no release has is "unknown"."""
     counts: Counter[tuple[str, str]] = Counter()
     for code, count in codes.items():
         counts[code.system, _chapter(code)] += count

@@ -1,3 +1,5 @@
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -5,7 +7,7 @@ from hypothesis import strategies as st
 from iterstrat.ml_stratifiers import IterativeStratification
 from scipy import sparse
 
-from nosology.corpora.stratify import stratify
+from nosology.corpora.group_splits import group_folds, sample_groups, stratify
 
 SHARES = np.array([0.7, 0.15, 0.15])
 
@@ -58,8 +60,8 @@ def test_every_group_is_in_a_part_and_shares_are_kept_to_about_one_group(groups,
 
 def test_what_each_part_wants_is_met_where_it_can_be():
     labels = sparse.csr_matrix(np.repeat(np.eye(2), 50, axis=0))
-    wanted = np.array([[50.0, 0], [0, 50]])
-    part = stratify(labels, np.ones(100), np.array([0.5, 0.5]), np.random.default_rng(0), wanted=wanted)
+    targets = np.array([[50.0, 0], [0, 50]])
+    part = stratify(labels, np.ones(100), np.array([0.5, 0.5]), np.random.default_rng(0), targets=targets)
     assert part.tolist() == [0] * 50 + [1] * 50
 
 
@@ -73,3 +75,46 @@ def test_no_part_is_empty_if_there_are_groups_enough():
         shares = np.full(parts, 1 / parts) if parts < 4 else np.array([0.97] + [0.03 / (parts - 1)] * (parts - 1))
         part = stratify(labels(7, 3, 0), np.ones(7), shares, np.random.default_rng(0))
         assert set(part) == set(range(parts))
+
+
+GROUPS = st.lists(st.sampled_from("abcdefghij"), min_size=1, max_size=80)
+
+
+@settings(max_examples=60, deadline=None)
+@given(GROUPS, st.integers(1, 5), st.integers(0, 1000), st.booleans())
+def test_group_folds_keep_groups_together(groups, folds, seed, balanced):
+    fold = group_folds(groups, folds, seed, balanced=balanced)
+    assert fold.shape == (len(groups),) and 0 <= fold.min() <= fold.max() < folds
+    assert len(set(zip(groups, fold.tolist()))) == len(set(groups))
+    assert np.array_equal(group_folds(groups[::-1], folds, seed, balanced=balanced), fold[::-1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(GROUPS, st.integers(1, 5), st.integers(0, 1000))
+def test_balanced_folds_differ_by_at_most_the_largest_group(groups, folds, seed):
+    sizes = np.bincount(group_folds(groups, folds, seed), minlength=folds)
+    assert sizes.max() - sizes.min() <= max(Counter(groups).values())
+
+
+def test_hashed_folds_do_not_depend_on_other_groups():
+    fold = dict(zip("abcdefgh", group_folds("abcdefgh", 3, 1, balanced=False).tolist()))
+    assert group_folds("hc", 3, 1, balanced=False).tolist() == [fold["h"], fold["c"]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(GROUPS, st.floats(0.01, 0.99), st.integers(0, 1000))
+def test_sampled_groups_have_at_most_their_share_unless_each_group_is_larger(groups, share, seed):
+    sizes = Counter(groups)
+    sample = sample_groups(sizes, share, seed)
+    assert len(set(sample)) == len(sample) < len(sizes)
+    if len(sizes) > 1:
+        assert sample
+        limit = max(1, round(share * len(groups)))
+        assert sum(sizes[name] for name in sample) <= max(limit, min(sizes.values()))
+
+
+def test_assignments_are_stable_across_versions():
+    groups = list("aabcccdeff")
+    assert group_folds(groups, 3, 7).tolist() == [1, 1, 0, 0, 0, 0, 2, 1, 2, 2]
+    assert group_folds(groups, 3, 7, balanced=False).tolist() == [2, 2, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert sample_groups(Counter(groups), 0.4, 7) == ["c", "e"]
