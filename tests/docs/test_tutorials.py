@@ -14,9 +14,10 @@ DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *sorted((DOCS / "tutorials").glob("*.md"))], ids=lambda path: path.stem
-)
+PAGES = [ROOT / "README.md", DOCS / "evaluation.md", *sorted((DOCS / "tutorials").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_blocks_of_a_page_run(page, tmp_path):
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
     assert blocks
