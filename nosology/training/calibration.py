@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 from scipy import sparse
-from scipy.optimize import minimize
 from scipy.special import expit
 
 EXCLUDED_LOGIT = -100.0  # the logit of a code that a model excludes for a note; calibration ignores such cells
@@ -50,6 +49,8 @@ class PlattScaling:
             return value, np.array([gradient @ logits, gradient.sum()]) + _PRIOR * offset
 
         bounds = [(_MIN_SLOPE, None), (None, None)]
+        from scipy.optimize import minimize  # here, because it takes 0.2 s to import and coding a note does not need it
+
         optimum = minimize(loss, np.array([1.0, 0.0]), jac=True, method="L-BFGS-B", bounds=bounds)
         return cls(float(optimum.x[0]), float(optimum.x[1]))
 
