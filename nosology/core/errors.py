@@ -1,11 +1,11 @@
-"""Every exception that a user may see. A message is one sentence that says what, where, allowed and got.
+"""Exceptions for users. A message is one sentence: what is wrong, where, what is allowed, what was given.
 
-Note text never enters a message: notes are patients.
+Messages never have note text.
 """
 
 
 class NosologyError(Exception):
-    """The base of all errors whose message is meant for the user; the command line prints it and exits with 1."""
+    """Base class of all errors for users; the command line prints the message and exits with 1."""
 
 
 class ConfigError(NosologyError):
@@ -17,11 +17,11 @@ class CodeError(NosologyError):
 
 
 class DataError(NosologyError):
-    """An input file cannot be read as what it should be; the message names file and row."""
+    """An input file is malformed; the message has file and row."""
 
 
 class BundleError(NosologyError):
-    """A bundle folder is missing, incomplete, corrupt or made by an incompatible version."""
+    """A bundle folder is missing, incomplete, corrupt or written by an incompatible version."""
 
 
 class OutputError(NosologyError):
@@ -29,12 +29,12 @@ class OutputError(NosologyError):
 
 
 class FederationError(NosologyError):
-    """A federation cannot go on; the message names round, sites and reasons."""
+    """A federation cannot continue; the message has round, sites and reasons."""
 
 
 class ReviewError(NosologyError):
-    """A decision on a note cannot be made; the message says why."""
+    """A review decision is not possible; the message has the reason."""
 
 
 class ConflictError(ReviewError):
-    """Somebody else has decided on the note since it was last seen."""
+    """Another user has changed the note since it was loaded."""

@@ -1,8 +1,7 @@
-"""The codes a model can name, in a fixed order: code <-> column."""
+"""Label spaces: the codes of a model in a fixed order, and their ICD versions."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 
@@ -10,16 +9,17 @@ import numpy as np
 from scipy import sparse
 
 from nosology.core import Code
+from nosology.core.files import text_sha256
 
 
 class LabelSpace:
-    """An ordered set of codes; column j of every score matrix belongs to `codes[j]`."""
+    """An ordered set of codes; column j of each score matrix belongs to `codes[j]`."""
 
     def __init__(self, codes: Iterable[Code]):
         self.codes: tuple[Code, ...] = tuple(Code(*code) for code in codes)
         self._column = {code: column for column, code in enumerate(self.codes)}
         if len(self._column) != len(self.codes):
-            raise ValueError("codes must be distinct; got a code twice")
+            raise ValueError("codes must be distinct; got duplicates")
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -34,13 +34,13 @@ class LabelSpace:
         return hash(self.codes)
 
     def column(self, code: Code) -> int:
-        """The column of a code; KeyError if the space does not hold it."""
+        """The column of a code; KeyError if the space does not have it."""
         return self._column[code]
 
     @cached_property
     def hash(self) -> str:
-        """A content hash: equal for equal codes in equal order, on every machine."""
-        return hashlib.sha256("\n".join(map(str, self.codes)).encode()).hexdigest()[:16]
+        """A hash of the codes and their order, equal on all machines."""
+        return text_sha256("\n".join(map(str, self.codes)))[:16]
 
     @property
     def systems(self) -> tuple[str, ...]:
@@ -48,11 +48,11 @@ class LabelSpace:
         return tuple(dict.fromkeys(code.system for code in self.codes))
 
     def extended(self, codes: Iterable[Code]) -> LabelSpace:
-        """This space with the codes it lacks appended in sorted order; columns of old codes stay."""
-        return LabelSpace((*self.codes, *sorted({Code(*c) for c in codes} - self._column.keys())))
+        """This space with missing codes appended in sorted order; the columns of its own codes stay."""
+        return LabelSpace((*self.codes, *sorted({Code(*code) for code in codes} - self._column.keys())))
 
     def encode(self, code_lists: Sequence[Iterable[Code]]) -> sparse.csr_matrix:
-        """A 0/1 matrix (B notes, L labels); codes outside the space are left out (see `extended`)."""
+        """A 0/1 matrix (B notes, L labels); codes outside the space are dropped (see `extended`)."""
         indptr, indices = [0], []
         for codes in code_lists:
             indices.extend(sorted({self._column[code] for code in codes if code in self._column}))
@@ -65,30 +65,31 @@ class LabelSpace:
         return [list(code) for code in self.codes]
 
 
-ICD9, ICD10 = 1, 2  # bits: a note may be coded in both
+ICD9, ICD10 = 1, 2  # bits: a note may have codes of both versions
 SYSTEM_VERSION = {"icd9cm": ICD9, "icd9proc": ICD9, "icd10cm": ICD10, "icd10pcs": ICD10}
 
 
 def note_versions(codes: Sequence[Collection[Code]]) -> np.ndarray:
-    """The versions of each note (B,), as bits; a note without codes has those of most notes."""
-    found = np.zeros(len(codes), dtype=np.int64)
-    for row, note in enumerate(codes):
-        for code in note:
-            found[row] |= SYSTEM_VERSION[code.system]
-    if found.any():
-        found[found == 0] = np.bincount(found[found > 0]).argmax()
-    return found
+    """The ICD versions of each note's codes (B,), as bits; a note without codes gets the most frequent versions."""
+    versions = np.zeros(len(codes), dtype=np.int64)
+    for row, note_codes in enumerate(codes):
+        for code in note_codes:
+            versions[row] |= SYSTEM_VERSION[code.system]
+    if versions.any():
+        versions[versions == 0] = np.bincount(versions[versions > 0]).argmax()
+    return versions
 
 
 def label_versions(labels: LabelSpace) -> np.ndarray:
-    """The version of each label (L,)."""
+    """The ICD version of each label (L,)."""
     return np.array([SYSTEM_VERSION[code.system] for code in labels.codes], dtype=np.int64)
 
 
-def mask_other_versions(
-    values: np.ndarray, of_notes: np.ndarray, of_labels: np.ndarray, otherwise: float = 0
-) -> np.ndarray:
-    """The values (B, L) with another one where a label is of no version of the note, in place."""
-    for version in np.unique(of_notes):
-        values[np.ix_(of_notes == version, (of_labels & version) == 0)] = otherwise
+def mask_other_versions(values: np.ndarray, by_note: np.ndarray, by_label: np.ndarray, fill: float = 0) -> np.ndarray:
+    """The values (B, L) with `fill` where a label has another ICD version than its note, in place.
+
+    by_note: `note_versions` (B,). by_label: `label_versions` (L,). A code of another version is unknown, not absent.
+    """
+    for version in np.unique(by_note):
+        values[np.ix_(by_note == version, (by_label & version) == 0)] = fill
     return values

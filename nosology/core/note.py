@@ -1,4 +1,4 @@
-"""A clinical note with the codes somebody gave it, and the words they rest on."""
+"""Clinical notes with gold codes and evidence, and suggested codes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SPLITS = ("train", "dev", "test")
 
 
 class Code(NamedTuple):
-    """A code in its usual spelling: I50.9, 428.0, 39.95, 02HV33Z."""
+    """A code in its standard spelling: I50.9, 428.0, 39.95, 02HV33Z."""
 
     system: str
     code: str
@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The span on which somebody based a code; of a span in pieces this is the envelope, the pieces are in extra."""
+    """The annotated span of a gold code; for a discontinuous span this is the envelope, and extra has the parts."""
 
     code: Code
     start: int
@@ -39,9 +39,9 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One note of a corpus; `codes` are its gold codes, and `extra` keeps the fields this package does not know.
+    """One note of a corpus; `codes` are its gold codes, `extra` has all other fields of the source.
 
-    Its repr shows no text, so that a traceback or a log cannot.
+    The repr has no text: note text must not get into tracebacks and logs.
     """
 
     id: str
@@ -57,7 +57,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceSpan:
-    """Words of the original note that speak for a code: text == note[start:end]."""
+    """Words of the original note that support a code: text == note[start:end]."""
 
     start: int
     end: int
@@ -67,7 +67,7 @@ class EvidenceSpan:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """One suggested code; `accepted` says whether its probability reaches the coder's threshold."""
+    """One suggested code; it is accepted if its probability reaches the threshold of the coder."""
 
     system: str
     code: str
@@ -77,5 +77,5 @@ class Suggestion:
     evidence: tuple[EvidenceSpan, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The suggestion as the predictions file has it."""
+        """The suggestion in the format of predictions files."""
         return asdict(self) | {"evidence": [asdict(span) for span in self.evidence]}

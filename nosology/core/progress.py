@@ -1,24 +1,24 @@
-"""A progress bar on standard error with a rate and an end time; silent where nobody watches."""
+"""A progress bar on standard error with rate and remaining time; silent if it is not a terminal."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
 def progress(items: Iterable[T], title: str, *, total: int | None = None, unit: str = "notes") -> Iterator[T]:
-    """The items, one by one, while a bar shows how many have passed, how fast, and when the rest will have."""
+    """The items one by one; a progress bar shows count, rate and remaining time."""
     if not sys.stderr.isatty():
         yield from items
         return
     from rich import progress as rich_progress
     from rich.console import Console
 
-    if total is None and hasattr(items, "__len__"):
-        total = len(items)  # type: ignore[arg-type]
+    if total is None and isinstance(items, Sized):
+        total = len(items)
     bar = rich_progress.Progress(
         rich_progress.TextColumn("{task.description}"),
         rich_progress.BarColumn(),

@@ -101,7 +101,7 @@ def test_notes_bind_what_stands_below(icd10cm):
 def test_small_file(tmp_path):
     path = tmp_path / "tabular.xml"
     path.write_text(SMALL)
-    small = read_tabular(path, "2099", exists={"A000XXA", "A00111A", "A00111D"})
+    small = read_tabular(path, "2099", existing={"A000XXA", "A00111A", "A00111D"})
     assert small.lines() == ["1", "A00-A00", "A00", "A00.0", "A00.0XXA", "A00.1", "A00.111", "A00.111A", "A00.111D"]
     assert small["A00.111D"].description == "Longest thing, later visit"
     assert small["A00"].use_additional == ("code one", "code two")

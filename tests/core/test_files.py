@@ -35,7 +35,7 @@ def test_a_folder_replaces_only_its_own_kind(tmp_path):
     other.mkdir()
     (other / "thesis.doc").write_text("years of work")
     with (
-        pytest.raises(OutputError, match=r"will not overwrite .* holds no m\.json"),
+        pytest.raises(OutputError, match=r"will not overwrite .* has no m\.json"),
         atomic_folder(other, marker="m.json"),
     ):
         pass
