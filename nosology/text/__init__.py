@@ -1,8 +1,7 @@
-"""Text with offsets: cleaning, tokens, sentences, sections and context, each pointing into the original note."""
+"""Cleaning, tokens, sentences, sections and context of notes, with offsets into the original text."""
 
-from nosology.text.cleaning import BENCHMARK, MULTILINGUAL, RULES, clean
+from nosology.text.cleaning import BENCHMARK, MULTILINGUAL, RULES, CleanedText, Edit, clean
 from nosology.text.context import CATEGORIES, Context, ContextSpan, context_of, contexts, mark_negated
-from nosology.text.edits import CleanedText, Edit
 from nosology.text.report_text import clean_report
 from nosology.text.sections import Section, sections
 from nosology.text.sentences import sentences

@@ -1,7 +1,7 @@
-"""Phrases found in a note whatever the order of their words, their inflection, and a few words in between.
+"""Phrase matching in notes, in any word order and inflection and with a few words in between.
 
-A phrase is a set of keys (see `stems`). All phrases are laid out in flat arrays, each filed under its rarest key, so
-that a note is held against a quarter of a million of them in milliseconds and a stored index opens at once.
+A phrase is a set of keys (see `stems`). All phrases are in flat arrays, grouped by their rarest key. A note is matched
+against 250,000 phrases in milliseconds, and a stored index loads without further work.
 """
 
 from __future__ import annotations
@@ -22,20 +22,18 @@ from nosology.text.sentences import sentences
 from nosology.text.stems import stem, word_keys
 from nosology.text.tokens import tokenize
 
-LONGEST = 10  # keys; a longer phrase is never met word for word
-FAR = frozenset(stem(word) for word in ("right", "left", "bilateral"))
-"""Keys that may stand anywhere in the sentence of the phrase they belong to, unless another of them is nearer."""
+MAX_KEYS = 10  # longer phrases do not occur word for word
+SIDE_KEYS = frozenset(stem(word) for word in ("right", "left", "bilateral"))
+"""Keys that may be anywhere in the sentence of their phrase, unless another side is nearer."""
 
-
-# Only before what has sides: R knee, L distal radius.
-_SHORT_SIDES = {"r": "right", "rt": "right", "l": "left", "lt": "left"}
+_SHORT_SIDES = {"r": "right", "rt": "right", "l": "left", "lt": "left"}  # only before sided words: R knee
 _COMMA = re.compile("[,;]")
-_ALIKE = 7  # letters of a word that may be misspelt,
-_SURE = 4  # of which so many at its beginning are right
+_MISSPELLED_LENGTH = 7  # the minimum number of letters of a word that may be misspelled
+_CORRECT_PREFIX = 4  # the first letters of a misspelled word are correct
 
 
 class PhraseMatch(NamedTuple):
-    """A phrase of the index at these words of a note (in order); `gap`: content words between that are not its own."""
+    """A phrase at these words of a note, in order; `gap`: the number of other content words between them."""
 
     phrase: int
     places: tuple[int, ...]
@@ -43,16 +41,17 @@ class PhraseMatch(NamedTuple):
 
 
 def phrase_keys(text: str) -> tuple[str, ...]:
-    """The keys of a phrase, sorted, each once; () if it has none or too many."""
-    empty, found = function_words(), tokenize(text)
-    named = _letters(text, found.words, found.starts.tolist())
-    keys = sorted({word_keys(word)[0] for i, word in enumerate(found.words) if word not in empty or i in named})
-    return tuple(keys) if len(keys) <= LONGEST else ()
+    """The sorted distinct keys of a phrase; () if it has none or too many."""
+    tokens = tokenize(text)
+    letters = _type_letters(text, tokens.words, tokens.starts.tolist())
+    content = (word for i, word in enumerate(tokens.words) if word not in function_words() or i in letters)
+    keys = sorted({word_keys(word)[0] for word in content})
+    return tuple(keys) if len(keys) <= MAX_KEYS else ()
 
 
 @dataclass(frozen=True)
 class TokenizedNote:
-    """A note's words, lower-cased: where they stand, their sentence, how many content words and commas came before."""
+    """The words of a note in lower case: offsets, sentences, and numbers of content words and commas before each."""
 
     words: list[str]
     starts: np.ndarray
@@ -60,46 +59,43 @@ class TokenizedNote:
     sentence: list[int]
     content: list[int]
     clause: list[int]
-    hyphenated: dict[int, str]  # the first of two words with a hyphen between -> both as one word
-    letters: frozenset[int]  # the words that look like function words but are names: hepatitis A, vitamin E
+    hyphenated: dict[int, str]  # the first of two words with a hyphen between them -> both as one word
+    letters: frozenset[int]  # words that look like function words but are types: hepatitis A, vitamin E
 
     @classmethod
     def from_text(cls, text: str) -> TokenizedNote:
         """The words of a text."""
-        found = tokenize(text)
-        empty, content, before = function_words(), [], 0
-        letters = _letters(text, found.words, found.starts.tolist())
-        for place, word in enumerate(found.words):
-            content.append(before)
-            before += word not in empty or place in letters
+        tokens = tokenize(text)
+        letters = _type_letters(text, tokens.words, tokens.starts.tolist())
+        is_content = [word not in function_words() or i in letters for i, word in enumerate(tokens.words)]
         words = [
-            _SHORT_SIDES[word] if word in _SHORT_SIDES and after in sided_words() else word
-            for word, after in zip(found.words, [*found.words[1:], ""])
+            _SHORT_SIDES[word] if word in _SHORT_SIDES and following in sided_words() else word
+            for word, following in zip(tokens.words, [*tokens.words[1:], ""])
         ]
         starts = [span.start for span in sentences(text)]
-        sentence = (np.searchsorted(starts, found.starts, side="right") - 1).tolist()
-        hyphens = np.flatnonzero(found.starts[1:] == found.ends[:-1] + 1).tolist()
-        hyphenated = {i: found.words[i] + found.words[i + 1] for i in hyphens if text[found.ends[i]] == "-"}
-        commas = [found_at.start() for found_at in _COMMA.finditer(text)]
-        clause = np.searchsorted(commas, found.starts).tolist()
-        return cls(words, found.starts, found.ends, sentence, content, clause, hyphenated, letters)
+        sentence = (np.searchsorted(starts, tokens.starts, side="right") - 1).tolist()
+        adjacent = np.flatnonzero(tokens.starts[1:] == tokens.ends[:-1] + 1).tolist()
+        hyphenated = {i: tokens.words[i] + tokens.words[i + 1] for i in adjacent if text[tokens.ends[i]] == "-"}
+        clause = np.searchsorted([comma.start() for comma in _COMMA.finditer(text)], tokens.starts).tolist()
+        content = (np.cumsum(is_content, dtype=np.int64) - is_content).tolist()
+        return cls(words, tokens.starts, tokens.ends, sentence, content, clause, hyphenated, letters)
 
 
 @dataclass(frozen=True)
 class PhraseIndex:
-    """P phrases over V keys; phrase p has the keys `keys[bounds[p]:bounds[p + 1]]`, the rarest of them first."""
+    """P phrases over V keys; phrase p has the keys `keys[bounds[p]:bounds[p + 1]]`, the rarest first."""
 
     vocabulary: list[str]
     bounds: np.ndarray  # (P + 1,)
-    keys: np.ndarray  # (all keys of all phrases,)
+    keys: np.ndarray  # the keys of all phrases, one after the other
 
     @classmethod
     def build(cls, phrases: Sequence[tuple[str, ...]]) -> PhraseIndex:
-        """The index of distinct phrases, each a tuple of keys that is not empty."""
-        often = Counter(chain.from_iterable(phrases))
-        vocabulary = sorted(often)
+        """The index of distinct phrases, each a non-empty tuple of keys."""
+        counts = Counter(chain.from_iterable(phrases))
+        vocabulary = sorted(counts)
         number = {key: i for i, key in enumerate(vocabulary)}
-        ordered = [sorted(keys, key=lambda key: (key in FAR, often[key], key)) for keys in phrases]
+        ordered = [sorted(keys, key=lambda key: (key in SIDE_KEYS, counts[key], key)) for keys in phrases]
         bounds = np.concatenate([[0], np.cumsum([len(keys) for keys in ordered], dtype=np.int64)]).astype(np.int32)
         flat = np.fromiter((number[key] for keys in ordered for key in keys), dtype=np.int32, count=int(bounds[-1]))
         return cls(vocabulary, bounds, flat)
@@ -112,129 +108,128 @@ class PhraseIndex:
         return {key: i for i, key in enumerate(self.vocabulary)}
 
     @cached_property
-    def _filed(self) -> tuple[np.ndarray, np.ndarray]:
-        """The phrases in the order of their first keys, and where each key's begin (V + 1,)."""
+    def _by_first_key(self) -> tuple[np.ndarray, np.ndarray]:
+        """The phrases sorted by their first keys, and the start of each key's phrases (V + 1,)."""
         first = self.keys[self.bounds[:-1]]
         order = np.argsort(first, kind="stable").astype(np.int32)
         return order, np.searchsorted(first[order], np.arange(len(self.vocabulary) + 1))
 
-    @cached_property
-    def far(self) -> frozenset[int]:
-        """The numbers of the keys in FAR."""
-        return frozenset(self._number[key] for key in FAR if key in self._number)
-
     def phrase(self, number: int) -> tuple[str, ...]:
-        """The keys of a phrase, sorted."""
+        """The sorted keys of a phrase."""
         return tuple(sorted(self.vocabulary[key] for key in self.keys[self.bounds[number] : self.bounds[number + 1]]))
 
-    def places(self, note: TokenizedNote) -> dict[int, list[int]]:
-        """The words of a note at which each key stands."""
-        empty, number = function_words(), self._number
-        found: dict[int, list[int]] = {}
-        for place, word in enumerate(note.words):
-            keys = () if word in empty and place not in note.letters else word_keys(word)
-            for key in (*keys, *word_keys(note.hyphenated[place])) if place in note.hyphenated else keys:
-                if key in number:
-                    found.setdefault(number[key], []).append(place)
-        for place in self.misspelled(note):
-            for key in self._alike(word_keys(note.words[place])[0]):
-                found.setdefault(key, []).append(place)
-        return {key: sorted(own) for key, own in found.items()}
+    def find(self, note: TokenizedNote, gap: int) -> list[PhraseMatch]:
+        """All phrases with their keys in one sentence and at most `gap` other content words between them."""
+        places = self._key_places(note)
+        side_numbers = (self._number[key] for key in sorted(SIDE_KEYS) if key in self._number)
+        sides = {number: places[number] for number in side_numbers if number in places}
+        matches: list[PhraseMatch] = []
+        for phrase in self._complete(np.fromiter(places, dtype=np.int64, count=len(places))):
+            keys = self.keys[self.bounds[phrase] : self.bounds[phrase + 1]].tolist()
+            if len(keys) == 1:
+                matches += [PhraseMatch(phrase, (place,), 0) for place in places[keys[0]]]
+            else:
+                matches += self._occurrences(phrase, {key: places[key] for key in keys}, sides, note, gap)
+        return matches
 
     def misspelled(self, note: TokenizedNote) -> list[int]:
-        """The words of a note that no phrase has, but for one letter: they are taken for their likes."""
-        number = self._number
+        """The words of a note that are in no phrase, but are one letter away from a word of a phrase."""
         return [
             place
             for place, word in enumerate(note.words)
-            if len(word) >= _ALIKE and word_keys(word)[0] not in number and self._alike(word_keys(word)[0])
+            if len(word) >= _MISSPELLED_LENGTH
+            and word_keys(word)[0] not in self._number
+            and self._similar_keys(word_keys(word)[0])
         ]
 
-    def _alike(self, key: str) -> tuple[int, ...]:
-        """The keys that differ from another by one letter put in, left out or changed, not at the beginning."""
-        if key not in self._likes:
-            first = bisect_left(self.vocabulary, key[:_SURE])
-            likes = []
-            for number in range(first, len(self.vocabulary)):
-                if not self.vocabulary[number].startswith(key[:_SURE]):
-                    break
-                if misspelt(key, self.vocabulary[number]):
-                    likes.append(number)
-            self._likes[key] = tuple(likes)
-        return self._likes[key]
+    def _key_places(self, note: TokenizedNote) -> dict[int, list[int]]:
+        """The words of a note for each key that occurs."""
+        number = self._number
+        places: dict[int, list[int]] = {}
+        for place, word in enumerate(note.words):
+            keys = () if word in function_words() and place not in note.letters else word_keys(word)
+            for key in (*keys, *word_keys(note.hyphenated[place])) if place in note.hyphenated else keys:
+                if key in number:
+                    places.setdefault(number[key], []).append(place)
+        for place in self.misspelled(note):
+            for key in self._similar_keys(word_keys(note.words[place])[0]):
+                places.setdefault(key, []).append(place)
+        return {key: sorted(at) for key, at in places.items()}
 
     @cached_property
-    def _likes(self) -> dict[str, tuple[int, ...]]:
-        """What `_alike` has found so far."""
+    def _similar(self) -> dict[str, tuple[int, ...]]:
+        """The results of `_similar_keys` so far."""
         return {}
 
-    def find(self, note: TokenizedNote, gap: int) -> list[PhraseMatch]:
-        """Every phrase with all its keys in one sentence and at most `gap` content words of others between them."""
-        places = self.places(note)
-        sides = {key: places[key] for key in sorted(self.far) if key in places}
-        found: list[PhraseMatch] = []
-        for phrase in self._whole(np.fromiter(places, dtype=np.int64, count=len(places))):
-            own = self.keys[self.bounds[phrase] : self.bounds[phrase + 1]].tolist()
-            if len(own) == 1:
-                found += [PhraseMatch(phrase, (place,), 0) for place in places[own[0]]]
-            else:
-                found += self._occurrences(phrase, {key: places[key] for key in own}, sides, note, gap)
-        return found
+    def _similar_keys(self, key: str) -> tuple[int, ...]:
+        """The keys that differ by one letter (inserted, omitted or changed), not at the start."""
+        if key not in self._similar:
+            similar = []
+            for number in range(bisect_left(self.vocabulary, key[:_CORRECT_PREFIX]), len(self.vocabulary)):
+                if not self.vocabulary[number].startswith(key[:_CORRECT_PREFIX]):
+                    break
+                if is_misspelling(key, self.vocabulary[number]):
+                    similar.append(number)
+            self._similar[key] = tuple(similar)
+        return self._similar[key]
 
-    def _whole(self, present: np.ndarray) -> list[int]:
-        """The phrases all of whose keys are present."""
+    def _complete(self, present: np.ndarray) -> list[int]:
+        """The phrases whose keys are all present."""
         if not len(present):
             return []
-        order, begin = self._filed
-        candidates = np.concatenate([order[begin[key] : begin[key + 1]] for key in present.tolist()])
+        order, starts = self._by_first_key
+        candidates = np.concatenate([order[starts[key] : starts[key + 1]] for key in present.tolist()])
         if not len(candidates):
             return []
-        has = np.zeros(len(self.vocabulary), dtype=bool)
-        has[present] = True
+        is_present = np.zeros(len(self.vocabulary), dtype=bool)
+        is_present[present] = True
         lengths = np.diff(self.bounds)[candidates]
-        offsets = np.repeat(self.bounds[:-1][candidates] - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)
-        hits = has[self.keys[np.arange(int(lengths.sum())) + offsets]]
-        whole = np.logical_and.reduceat(hits, np.concatenate([[0], np.cumsum(lengths)[:-1]]))
-        return candidates[whole].tolist()
+        first = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+        offsets = np.repeat(self.bounds[:-1][candidates] - first, lengths)
+        hits = is_present[self.keys[np.arange(int(lengths.sum())) + offsets]]
+        return candidates[np.logical_and.reduceat(hits, first)].tolist()
 
     def _occurrences(
-        self, phrase: int, own: dict[int, list[int]], sides: dict[int, list[int]], note: TokenizedNote, gap: int
+        self, phrase: int, keys: dict[int, list[int]], sides: dict[int, list[int]], note: TokenizedNote, gap: int
     ) -> Iterable[PhraseMatch]:
-        """The occurrences of a phrase: the closest places of its keys, and each side's place nearest to them."""
-        near = [at for key, at in own.items() if key not in sides] or list(own.values())
-        far = [at for key, at in own.items() if key in sides] if len(near) < len(own) else []
-        others = [at for key, at in sides.items() if key not in own] if far else []
+        """The occurrences of a phrase: the closest places of its keys, and for each of its sides the nearest place."""
+        near = [at for key, at in keys.items() if key not in sides] or list(keys.values())
+        far = [at for key, at in keys.items() if key in sides] if len(near) < len(keys) else []
+        others = [at for key, at in sides.items() if key not in keys] if far else []
         seen = set()
         for window in _windows(_shared(near, note.sentence), note.sentence):
             between = note.content[window[-1]] - note.content[window[0]] + 1 - len(window)
             chosen = set(window)
             for at in far:
-                side = _nearest(at, window, chosen, note)
-                if side is None or any(_nearer(_nearest(it, window, chosen, note), side, note) for it in others):
+                side = _nearest_side(at, window, chosen, note)
+                if side is None or any(
+                    _is_nearer(_nearest_side(it, window, chosen, note), side, note) for it in others
+                ):
                     break
                 chosen.add(side.place)
                 between -= window[0] < side.place < window[-1]
             else:
-                found = PhraseMatch(phrase, tuple(sorted(chosen)), max(0, between))
-                if between <= gap and found.places not in seen:
-                    seen.add(found.places)
-                    yield found
+                match = PhraseMatch(phrase, tuple(sorted(chosen)), max(0, between))
+                if between <= gap and match.places not in seen:
+                    seen.add(match.places)
+                    yield match
 
 
-def misspelt(key: str, right: str) -> bool:
-    """Whether a key becomes another by one letter put in, left out or changed.
+def is_misspelling(key: str, correct: str) -> bool:
+    """Whether a key becomes another by one letter inserted, omitted or changed.
 
     Another ending is another word (keratin, keratitis; eosinophil, eosinophilia), but one letter too many is not.
     """
-    if min(len(key), len(right)) < _ALIKE or not key.isalpha():
+    shorter = min(len(key), len(correct))
+    if shorter < _MISSPELLED_LENGTH or not key.isalpha():
         return False
-    same = next((i for i, (a, b) in enumerate(zip(key, right)) if a != b), min(len(key), len(right)))
-    mine, other = key[same:], right[same:]
-    return mine[1:] == other or (len(other) > 1 and (mine[1:] == other[1:] or mine == other[1:]))
+    same = next((i for i, (a, b) in enumerate(zip(key, correct)) if a != b), shorter)
+    rest, expected = key[same:], correct[same:]
+    return rest[1:] == expected or (len(expected) > 1 and (rest[1:] == expected[1:] or rest == expected[1:]))
 
 
-def _letters(text: str, words: list[str], starts: list[int]) -> frozenset[int]:
-    """The words that are a capital letter after a word in small ones: a type, not an article."""
+def _type_letters(text: str, words: list[str], starts: list[int]) -> frozenset[int]:
+    """The words that are a capital letter after a word in lower case: a type such as hepatitis A, not an article."""
     return frozenset(
         place
         for place, word in enumerate(words)
@@ -247,27 +242,28 @@ def _letters(text: str, words: list[str], starts: list[int]) -> frozenset[int]:
 
 
 class _Side(NamedTuple):
-    """A side as seen from the words of a phrase; the least is the nearest: commas come before words."""
+    """A side relative to the words of a phrase; the smallest is the nearest, with commas before distance."""
 
-    apart: bool
+    is_other_clause: bool
     distance: int
     place: int
 
 
-def _nearest(at: list[int], window: Sequence[int], taken: set[int], note: TokenizedNote) -> _Side | None:
-    """The nearest of a side's places, which are in order, to a word of the window in its sentence."""
-    found = None
+def _nearest_side(at: list[int], window: Sequence[int], taken: set[int], note: TokenizedNote) -> _Side | None:
+    """The nearest of a side's places, which are sorted, to a word of the window in its sentence."""
+    nearest = None
     for word in window:
         after = bisect_left(at, word)
         for place in at[max(0, after - 2) : after + 2]:
             side = _Side(note.clause[place] != note.clause[word], abs(place - word), place)
-            if (found is None or side < found) and note.sentence[place] == note.sentence[word] and place not in taken:
-                found = side
-    return found
+            is_free = note.sentence[place] == note.sentence[word] and place not in taken
+            if is_free and (nearest is None or side < nearest):
+                nearest = side
+    return nearest
 
 
-def _nearer(other: _Side | None, side: _Side, note: TokenizedNote) -> bool:
-    """Whether another side is the nearer one, as of the knee in "left hip and right knee", not in "left and right"."""
+def _is_nearer(other: _Side | None, side: _Side, note: TokenizedNote) -> bool:
+    """Whether another side is nearer, as for the knee in "left hip and right knee", but not in "left and right"."""
     if other is None or other[:2] >= side[:2]:
         return False
     first, last = sorted((side.place, other.place))
@@ -275,21 +271,19 @@ def _nearer(other: _Side | None, side: _Side, note: TokenizedNote) -> bool:
 
 
 def _shared(places: list[list[int]], sentence: list[int]) -> list[list[int]]:
-    """The places in sentences that hold one of every list; in long notes few of a common word's do."""
-    shared = {sentence[place] for place in min(places, key=len)}
-    for own in places:
-        shared &= {sentence[place] for place in own}
-    return [[place for place in own if sentence[place] in shared] for own in places] if shared else []
+    """The places in sentences that have a place of each list; in long notes most places of a common word are not."""
+    shared = set.intersection(*({sentence[place] for place in at} for at in places))
+    return [[place for place in at if sentence[place] in shared] for at in places] if shared else []
 
 
 def _windows(places: list[list[int]], sentence: list[int]) -> Iterator[list[int]]:
-    """The shortest stretches of one sentence that hold a place of every list, each as one place a list, in order."""
+    """The shortest windows of one sentence with a place of each list; a window has one place per list, in order."""
     last: dict[int, int] = {}
-    for place, number in sorted((place, number) for number, own in enumerate(places) for place in own):
+    for place, number in sorted((place, number) for number, at in enumerate(places) for place in at):
         before = last.get(number, -1)
         last[number] = place
-        chosen = sorted(last.values())
-        # A stretch that holds an earlier place of its last word's key is not the shortest.
-        shortest = len(last) == len(places) and before < chosen[0]
-        if shortest and sentence[chosen[0]] == sentence[place] and len(set(chosen)) == len(chosen):
-            yield chosen
+        window = sorted(last.values())
+        # A window with an earlier place of its last word's key is not the shortest.
+        is_shortest = len(last) == len(places) and before < window[0]
+        if is_shortest and sentence[window[0]] == sentence[place] and len(set(window)) == len(window):
+            yield window

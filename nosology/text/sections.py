@@ -1,4 +1,4 @@
-"""Sections of a note, by their headings."""
+"""Sections of a note, found by their headings."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import NamedTuple
 from nosology.core import Span
 from nosology.text.data import rows
 
-LONGEST = 60
-"""A heading has at most this many characters."""
+MAX_HEADING = 60
+"""The largest number of characters of a heading."""
 
 _LINE = re.compile(r"[^\n\r]+")
 _ORNAMENT = " \t\xa0-*#=•>_.:0123456789()[]"
@@ -22,7 +22,7 @@ _PLAIN = str.maketrans("áéíóúüñ", "aeiouun")
 
 
 class Section(NamedTuple):
-    """A stretch of a note under one heading: `span` with it, `body` without."""
+    """A part of a note under one heading; `span` includes the heading, `body` does not."""
 
     title: str
     kind: str
@@ -40,36 +40,36 @@ def _kinds() -> dict[str, str]:
 
 
 def kinds() -> tuple[str, ...]:
-    """Every kind a section can have."""
+    """All kinds of sections."""
     return ("start", *dict.fromkeys(_kinds().values()), "other")
 
 
 def sections(text: str) -> list[Section]:
-    """The sections in order; together they hold the whole text.
+    """The sections in order; they cover the whole text.
 
-    What stands before the first heading is a section of kind "start" without a title; a heading that
-    the table does not know opens a section of kind "other" if it stands alone after an empty line.
+    The text before the first heading is a section of kind "start" without a title. A heading that is not in the table
+    starts a section of kind "other" if it is alone on its line after an empty line.
     """
-    found: list[Section] = []
+    result: list[Section] = []
     title, kind, start, body = "", "start", 0, 0
     for next_title, next_kind, next_start, next_body in _headings(text):
         if start < next_start:
-            found.append(Section(title, kind, Span(start, next_start), Span(body, next_start)))
+            result.append(Section(title, kind, Span(start, next_start), Span(body, next_start)))
         title, kind, start, body = next_title, next_kind, next_start, next_body
     if start < len(text):
-        found.append(Section(title, kind, Span(start, len(text)), Span(body, len(text))))
-    return found
+        result.append(Section(title, kind, Span(start, len(text)), Span(body, len(text))))
+    return result
 
 
 def _headings(text: str) -> Iterator[tuple[str, str, int, int]]:
-    """Each heading's title and kind, where it starts, and where what it heads starts."""
+    """Title, kind, start of the heading and start of the body, for each heading."""
     kinds, last_end = _kinds(), 0
     for line in _LINE.finditer(text):
         start, end = line.span()
         if line[0].isspace():
             continue
-        colon = text.find(":", start, min(end, start + LONGEST + 1))
-        stop = colon if colon >= 0 else min(end, start + LONGEST + 1)
+        colon = text.find(":", start, min(end, start + MAX_HEADING + 1))
+        stop = colon if colon >= 0 else min(end, start + MAX_HEADING + 1)
         title = text[start:stop].strip(_ORNAMENT)
         kind = kinds.get(_key(title)) if colon >= 0 or (stop == end and title[:1].isupper()) else None
         if kind is None and colon >= 0 and text[colon:end].rstrip() == ":" and text.count("\n", last_end, start) != 1:

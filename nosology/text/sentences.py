@@ -8,34 +8,34 @@ from functools import lru_cache
 from nosology.core import Span
 from nosology.text.data import function_words, rows
 
-# Each alternative takes a whole run, so that no character is looked at from two starting points.
+# Each alternative matches a whole run of characters; this keeps the time linear.
 _MAYBE_END = re.compile(r"[.!?]+[\"'”’)\]]*|[\n\r]\s*")
 _LIST_ITEM = re.compile(r"(?:[-*•▪●◦>#+]|\(?\d{1,3}[.)](?!\d)|[A-Za-z][.)])[ \t]*(?=\S)")
 _HEADING = re.compile(r"[A-ZÁÉÍÓÚÑ][^:.;\n]{0,50}:(?!\d)")
 _WHOLE_WORD = re.compile(r"(?<![\w.])(?=[^\W\d_]*[aeiouyáéíóúü])[^\W\d_]{4,}$", re.IGNORECASE)
-_GOES_ON = re.compile(r"\s*(?:and|or|nor|of|with|for|to|by|in|at|y|o|ni|de|con|para|por|en)\b")
+_CONTINUATION = re.compile(r"\s*(?:and|or|nor|of|with|for|to|by|in|at|y|o|ni|de|con|para|por|en)\b")
 _LAST_WORD = re.compile(r"[^\W\d_]+(?:\.[^\W\d_]+)*$")
 
-# A line at least this long was broken by its width, not by its writer; the second where a small letter goes on.
+# A line of at least so many characters was wrapped; the second limit is for a next line in lower case.
 WRAPPED = 50
 WRAPPED_BEFORE_LOWER = 30
 
 
 @lru_cache(maxsize=1)
 def _abbreviations() -> dict[str, str]:
-    """How often each abbreviation is the last word of a sentence: never (Dr.), or seldom (q.d.), before a capital."""
+    """How often each abbreviation ends a sentence: never (Dr.), or seldom (q.d., only before a capital)."""
     return {row["abbreviation"]: row["last"] for row in rows("abbreviations.tsv")}
 
 
 def sentences(text: str) -> list[Span]:
-    """The sentences in order, without the blanks around them; together they hold every other character."""
+    """The sentences in order, without the blanks around them; they cover all other characters."""
     spans: list[Span] = []
     start = 0
-    for found in _MAYBE_END.finditer(text):
-        ends = _breaks_line if found[0][0] in "\n\r" else _ends_sentence
-        if ends(text, start, found.start(), found.end()):
-            _add(text, start, found.end(), spans)
-            start = found.end()
+    for match in _MAYBE_END.finditer(text):
+        is_end = _is_hard_line_break if match[0][0] in "\n\r" else _is_sentence_end
+        if is_end(text, start, match.start(), match.end()):
+            _add(text, start, match.end(), spans)
+            start = match.end()
     _add(text, start, len(text), spans)
     return spans
 
@@ -48,8 +48,8 @@ def _add(text: str, start: int, end: int, spans: list[Span]) -> None:
         spans.append(Span(first, first + len(stripped)))
 
 
-def _breaks_line(text: str, start: int, stop: int, resume: int) -> bool:
-    """Whether the line end at `stop` is one that the writer meant."""
+def _is_hard_line_break(text: str, start: int, stop: int, resume: int) -> bool:
+    """Whether the line end at `stop` ends a sentence and is not from line wrapping."""
     if resume == len(text) or max(text.count("\n", stop, resume), text.count("\r", stop, resume)) > 1:
         return True
     line = text[max(start, stop - WRAPPED) : stop].rstrip()
@@ -64,25 +64,25 @@ def _breaks_line(text: str, start: int, stop: int, resume: int) -> bool:
 
 
 def _is_whole_word(text: str, start: int, stop: int) -> bool:
-    """Whether what stands before a full stop is no abbreviation, so that even a small letter begins a sentence."""
+    """Whether the word before a full stop is no abbreviation; then also a lower-case letter can start a sentence."""
     word = _WHOLE_WORD.search(text[max(start, stop - 40) : stop])
     return word is not None and word[0].lower() not in _abbreviations()
 
 
-def _ends_sentence(text: str, start: int, stop: int, resume: int) -> bool:
+def _is_sentence_end(text: str, start: int, stop: int, resume: int) -> bool:
     """Whether the full stop, question or exclamation mark at `stop` ends a sentence."""
     following = text[resume : resume + 3].lstrip()
     if not text[resume : resume + 1].isspace():
-        # "no pain.He has": a blank was forgotten.
+        # "no pain.He has": a blank is missing.
         return text[stop - 1 : stop].islower() and following[:1].isupper() and following[1:2].islower()
     if following[:1].islower():
-        return _is_whole_word(text, start, stop) and not _GOES_ON.match(text, resume)
+        return _is_whole_word(text, start, stop) and not _CONTINUATION.match(text, resume)
     if stop - start < 8 and text[start:stop].strip().isdigit():
         return False  # the number of a list item
     word = _LAST_WORD.search(text[max(start, stop - 12) : stop])
     if word is None or text[stop] != ".":
         return True
     initial = len(word[0]) == 1 and word[0].isupper()
-    how_often = "never" if initial else _abbreviations().get(word[0].lower())
+    as_last_word = "never" if initial else _abbreviations().get(word[0].lower())
     capitalised = following[:1].isupper() and following[1:2].islower()
-    return how_often is None or (how_often == "seldom" and capitalised)
+    return as_last_word is None or (as_last_word == "seldom" and capitalised)

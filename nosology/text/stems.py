@@ -1,8 +1,7 @@
-"""Words reduced to what inflection, spelling and, of learned words, language leave: Greek and Latin made most of them.
+"""Stems of English and Spanish medical words, most of which come from Greek and Latin.
 
-"haemorrhages", "hemorrhage" and "hemorragia" share one stem, as do "neumonía" and "pneumonia". The stem of a word is no
-word of any language; two words of one stem are taken for one word, and `data/words.tsv` says which others are as good
-as one ("renal", "kidney", "riñón").
+"haemorrhages", "hemorrhage" and "hemorragia" have one stem, as have "neumonía" and "pneumonia". Words of one stem are
+treated as equal. `data/words.tsv` has groups of other equivalent words ("renal", "kidney", "riñón").
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from functools import lru_cache
 
 from nosology.text.data import rows
 
-_SHORT = 4  # words up to this length stay as they are: they are abbreviations, or have no ending to lose
-# Words that would else become others: tests and testes, sangre (blood) and sangrado (bleeding), calloso and callus.
-_WHOLE = frozenset(
+_SHORT = 4  # words up to this length are not stemmed: they are abbreviations or have no ending
+# Words whose stems would collide: tests and testes, sangre (blood) and sangrado (bleeding), calloso and callus.
+_NOT_STEMMED = frozenset(
     ["test", "tests", "tested", "testing", "testis", "testes", "teste", "sangre", "calloso", "callosum", "hipocondrio"]
 )
 _PLURAL = re.compile(r"[^siu]s$")
 _SPELLINGS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"^(?:ps|pn)", lambda found: found[0][1]),
+        (r"^(?:ps|pn)", lambda match: match[0][1]),
         (r"^es(?=[cdfglmnpqt])", "s"),  # esclerosis, estenosis, espasmo
         (r"(?<=[ao])es(?=[cpt])", "s"),  # broncoespasmo, arterioesclerosis
         (r"[ao]e", "e"),
@@ -51,22 +50,22 @@ _ENDINGS = [
         (r"(?<=[a-z]{3}[^aeiou])ed$", ""),
         (r"(?<=[a-z]{4})ad[ao]s?$", ""),
         (r"idad(?:es)?$", "it"),
-        (r"(?<=[a-z]{3})o[su][ao]?s?$", ""),  # venous, venoso; also the Greek thrombosis' neighbours in -os, -ous
+        (r"(?<=[a-z]{3})o[su][ao]?s?$", ""),  # venous, venoso
         (r"(?<=ic)al(?:es)?$", ""),
         (r"(?<=[a-z]{3})(?:is|es|s)$", ""),
         (r"(?<=[a-z]{4})(?:us|um)$", ""),
         (r"(?<=nc)(?:ia|i|e)$", ""),
     )
 ]
-_YOTTE = re.compile(r"(?<!fil)i$")  # retinopatía and retinopathy; but eosinófilo is not eosinofilia
+_FINAL_I = re.compile(r"(?<!fil)i$")  # retinopatía and retinopathy; but eosinófilo is not eosinofilia
 
 
 @lru_cache(maxsize=1 << 17)
 def stem(word: str) -> str:
-    """The stem of a lower-case word; of a short word or a number, the word without accents."""
+    """The stem of a lower-case word; for a short word or a number, the word without accents."""
     plain = unicodedata.normalize("NFD", word).replace("n\u0303", "ni")  # ñ is a letter of its own: año, ano
     plain = "".join(c for c in plain if not unicodedata.combining(c))
-    if plain in _WHOLE or not plain.isalpha():
+    if plain in _NOT_STEMMED or not plain.isalpha():
         return plain
     reduced = plain[:-1] if len(plain) > _SHORT and _PLURAL.search(plain) else plain
     if len(reduced) <= _SHORT:
@@ -79,28 +78,27 @@ def stem(word: str) -> str:
             reduced = shorter
     if len(reduced) > _SHORT + 1 and reduced[-1] in "aeiou":
         reduced = reduced[:-1]
-    return reduced[:-1] if len(reduced) > _SHORT + 2 and _YOTTE.search(reduced) else reduced
+    return reduced[:-1] if len(reduced) > _SHORT + 2 and _FINAL_I.search(reduced) else reduced
 
 
 @lru_cache(maxsize=1)
 def _groups() -> dict[str, tuple[str, ...]]:
-    """Stem -> the first words of the groups that it stands in, as stems."""
+    """Stem -> the stems of the first words of its groups."""
     table = rows("words.tsv")
-    found: dict[str, dict[str, None]] = {(first := stem(row["word"])): {first: None} for row in table}
+    groups: dict[str, dict[str, None]] = {(first := stem(row["word"])): {first: None} for row in table}
     for row in table:
-        first = stem(row["word"])
-        for other in row["same"].split(","):
-            found.setdefault(stem(other.strip().lower()), {})[first] = None
-    return {word: tuple(firsts) for word, firsts in found.items()}
+        for equivalent in row["same"].split(","):
+            groups.setdefault(stem(equivalent.strip().lower()), {})[stem(row["word"])] = None
+    return {word: tuple(firsts) for word, firsts in groups.items()}
 
 
 @lru_cache(maxsize=1 << 17)
 def word_keys(word: str) -> tuple[str, ...]:
-    """What a lower-case word may stand for: the first word of each group it is in, else itself, as stems."""
-    own = stem(word)
-    return _groups().get(own, (own,))
+    """The keys of a lower-case word: the stems of the first words of its groups, else its own stem."""
+    key = stem(word)
+    return _groups().get(key, (key,))
 
 
 def is_listed_word(word: str) -> bool:
-    """Whether a lower-case word stands in the table of words: a short one that does is no abbreviation."""
+    """Whether a lower-case word is in the table of words; then a short word is no abbreviation."""
     return stem(word) in _groups()

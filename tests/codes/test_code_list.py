@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nosology.codes import describe, table
+from nosology.codes import describe
 from nosology.codes.code_list import read_code_list
-from nosology.codes.lookup import label_description
 from nosology.core import Code, DataError
 
 
@@ -90,20 +89,3 @@ def test_any_text_is_a_list_or_an_answer(tmp_path_factory, text):
         assert read_code_list(path)
     except DataError as error:
         assert str(path) in str(error)
-
-
-def test_a_known_code_is_read_by_its_description():
-    for system in ("icd10cm", "icd10pcs", "icd9cm", "icd9proc"):
-        for code in table(system).codes()[:50]:
-            assert label_description(Code(system, code)) == describe(Code(system, code))
-
-
-def test_an_unknown_code_is_read_by_what_stands_above_it():
-    assert label_description(Code("icd10cm", "I50.99")) == "Heart failure, unspecified"
-    assert label_description(Code("icd10cm", "I50.77")) == describe(Code("icd10cm", "I50"))
-    assert label_description(Code("icd9cm", "428.99")) == describe(Code("icd9cm", "428.9"))
-    assert label_description(Code("icd10pcs", "0DTJ4Z1")) == "Resection of Appendix"
-
-
-def test_a_code_below_nothing_is_read_as_itself():
-    assert label_description(Code("icd9cm", "X")) == "X"

@@ -6,7 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nosology.core import Span
-from nosology.text import CATEGORIES, Context, context_of, contexts
+from nosology.text import CATEGORIES, Context, context_of, contexts, mark_negated, tokenize
+from nosology.text.context import find_triggers, phrase_variants
+from nosology.text.data import rows
+from nosology.text.tokens import words_of
 
 DATA = Path(__file__).parent / "data"
 
@@ -30,7 +33,7 @@ def test_negation(row):
     assert ("negated" in flags(row["sentence"], row["mention"])) == (row["negated"] == "1")
 
 
-def test_agreement_with_negspacy_where_both_have_the_rule():
+def test_agreement_with_negspacy_on_shared_rules():
     shared = [row for row in NEGATION if row["shared_rule"] == "1"]
     agreed = sum(("negated" in flags(row["sentence"], row["mention"])) == (row["negspacy"] == "1") for row in shared)
     assert len(shared) >= 150
@@ -50,19 +53,19 @@ def test_scope_and_trigger_point_into_the_text():
     assert text[slice(*found.scope)] == "pneumonia or effusion"
 
 
-def test_a_phrase_does_not_reach_over_a_sentence_end():
+def test_scopes_end_with_the_sentence():
     assert contexts("Is it there? No. Evidence of pneumonia.") == []
     assert flags("Denies fever.\nCough.", "Cough") == []
 
 
-def test_a_family_history_section_is_about_the_family():
+def test_all_words_of_a_family_history_section_are_family():
     note = "Family History:\nDiabetes, stroke.\nNo cancer.\n\nSocial History:\nSmoker."
     assert flags(note, "stroke") == ["family"]
     assert flags(note, "cancer") == ["negated", "family"]
     assert flags(note, "Smoker") == []
 
 
-def test_a_mention_counts_if_any_of_its_words_does():
+def test_context_of_a_span_includes_each_of_its_words():
     text = "Cough without fever"
     assert context_of(text, [(0, 5), (0, len(text)), (5, 6), (3, 3)]) == [
         Context(False, False, False, False, False),
@@ -72,7 +75,7 @@ def test_a_mention_counts_if_any_of_its_words_does():
     ]
 
 
-def test_no_phrase_reaches_further_than_forty_words():
+def test_a_scope_has_at_most_forty_words():
     text = "no " + "word " * 60
     [found] = contexts(text)
     assert len(text[slice(*found.scope)].split()) == 40
@@ -91,7 +94,7 @@ WORDS = st.sampled_from(
 
 
 @given(st.lists(WORDS).map(" ".join) | st.text())
-def test_spans_lie_in_the_text_and_flags_follow_scopes(text):
+def test_spans_are_inside_the_text_and_agree_with_flags(text):
     found = contexts(text)
     assert found == sorted(found, key=lambda c: c.trigger)
     for category, scope, trigger in found:
@@ -107,5 +110,66 @@ def test_spans_lie_in_the_text_and_flags_follow_scopes(text):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("piece", ["no ", "but no ", "was ruled out ", "fever ", "_", ".", " ", "Family history: x\n"])
-def test_time_is_linear(piece):
-    contexts(piece * 100_000)
+def test_time_is_linear(assert_linear_time, piece):
+    assert_linear_time(contexts, piece, 40_000)
+
+
+def triggers(text):
+    words = words_of(text)
+    return [" ".join(words[m.first : m.last]) for m in find_triggers(words, 0, len(words))]
+
+
+def test_phrase_variants_have_alternatives_and_no_accents():
+    assert phrase_variants("|is|has_been seen") == {("seen",), ("is", "seen"), ("has", "been", "seen")}
+    assert phrase_variants("se descartó") == {("se", "descartó"), ("se", "descarto")}
+    assert phrase_variants("r/o") == {("r", "o")}
+
+
+def test_the_first_and_longest_phrase_wins():
+    assert triggers("no increase in pain, no evidence of stroke") == ["no increase", "no evidence of"]
+    assert triggers("has not been ruled out by") == ["has not been ruled out"]
+
+
+def test_triggers_are_inside_the_given_words():
+    words = ["no", "evidence", "of", "no"]
+    assert [(m.first, m.last) for m in find_triggers(words, 0, 2)] == [(0, 1)]
+    assert [(m.first, m.last) for m in find_triggers(words, 1, 4)] == [(3, 4)]
+
+
+def test_every_row_of_the_table_is_well_formed():
+    for row in rows("context.tsv"):
+        assert all(phrase_variants(row["phrase"])), row
+        assert row["lang"] in ("en", "es"), row
+        assert row["category"] in (*CATEGORIES, "pseudo", "termination"), row
+        assert (row["direction"] in ("forward", "backward", "both")) == (row["category"] in CATEGORIES), row
+        assert row["words"] == "" or int(row["words"]) > 0, row
+        assert bool(row["ends"]) == (row["category"] == "termination"), row
+        assert row["ends"] == "all" or set(filter(None, row["ends"].split(","))) <= set(CATEGORIES), row
+
+
+def test_rows_are_unique():
+    keys = [(row["phrase"], row["category"], row["direction"], row["lang"]) for row in rows("context.tsv")]
+    assert len(keys) == len(set(keys))
+
+
+def marked(text):
+    return mark_negated(text, tokenize(text)).words
+
+
+def test_mark_negated_marks_content_words_of_negated_scopes():
+    assert marked("No evidence of pneumonia or the 2 effusions, but cough") == [
+        *("no", "evidence", "of", "NOT_pneumonia", "or", "the", "2", "NOT_effusions", "but", "cough")
+    ]
+    assert marked("Paciente sin fiebre ni tos") == ["paciente", "sin", "NOT_fiebre", "ni", "NOT_tos"]
+
+
+def test_mark_negated_keeps_offsets():
+    text = "Denies chest pain."
+    found = mark_negated(text, tokenize(text))
+    assert [text[a:b] for a, b in found.spans()] == ["Denies", "chest", "pain"]
+
+
+@given(st.text())
+def test_mark_negated_adds_only_the_prefix(text):
+    plain = tokenize(text)
+    assert [word.removeprefix("NOT_") for word in mark_negated(text, plain).words] == plain.words

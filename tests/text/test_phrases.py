@@ -1,4 +1,4 @@
-"""Phrases in notes: found whatever their order, never where a word is missing."""
+"""Phrase matching: phrases match in any word order, and never if a word is missing."""
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +17,7 @@ def index_of(phrases):
 
 @settings(max_examples=200, deadline=None)
 @given(NOTE, st.lists(PHRASE, min_size=1, max_size=5), st.integers(0, 3))
-def test_what_is_found_has_every_key_in_one_sentence_and_no_wider_gap(text, phrases, gap):
+def test_matches_have_all_keys_in_one_sentence_and_no_wider_gap(text, phrases, gap):
     index, note = index_of(phrases), TokenizedNote.from_text(text)
     for phrase, places, between in index.find(note, gap):
         keys = [key for place in places for key in phrase_keys(note.words[place])]
@@ -28,50 +28,53 @@ def test_what_is_found_has_every_key_in_one_sentence_and_no_wider_gap(text, phra
 
 @settings(max_examples=200, deadline=None)
 @given(NOTE, PHRASE, st.randoms(use_true_random=False), NOTE)
-def test_a_phrase_is_found_in_any_order_and_amid_function_words(before, phrase, random, after):
+def test_a_phrase_matches_in_any_order_and_between_function_words(before, phrase, random, after):
     words = phrase.split()
     random.shuffle(words)
     mention = " of the ".join(words)
     text = f"{before}\n\n{mention}\n\n{after}"
     start = len(before) + 2
     index, note = index_of([phrase]), TokenizedNote.from_text(text)
-    places = [note.starts[hit.places[0]] for hit in index.find(note, 0)]
+    places = [note.starts[match.places[0]] for match in index.find(note, 0)]
     assert any(start <= place < start + len(mention) for place in places)
 
 
 @settings(deadline=None)
 @given(NOTE, st.lists(PHRASE, min_size=1, max_size=5))
-def test_the_same_note_is_read_the_same_way_twice(text, phrases):
+def test_find_is_deterministic(text, phrases):
     index = index_of(phrases)
     assert index.find(TokenizedNote.from_text(text), 2) == index.find(TokenizedNote.from_text(text), 2)
 
 
-def test_words_between_are_tolerated_up_to_the_gap():
+def test_other_words_are_allowed_up_to_the_gap():
     index = index_of(["kidney stone"])
     note = TokenizedNote.from_text("A stone, large and smooth, in the left kidney.")
     assert index.find(note, 2) == []
-    assert [hit.gap for hit in index.find(note, 3)] == [3]
+    assert [match.gap for match in index.find(note, 3)] == [3]
 
 
-def test_a_side_may_stand_anywhere_in_the_sentence():
+def test_a_side_may_be_anywhere_in_the_sentence():
     index = index_of(["pain left knee", "pain knee"])
-    found = index.find(TokenizedNote.from_text("Left side examined with care today: knee pain."), 0)
-    assert {len(hit.places) for hit in found} == {2, 3}
+    matches = index.find(TokenizedNote.from_text("Left side examined with care today: knee pain."), 0)
+    assert {len(match.places) for match in matches} == {2, 3}
 
 
-def test_a_side_of_something_else_is_not_taken():
+def test_a_side_of_another_body_part_does_not_match():
     index = index_of(["pain left knee", "pain right hip", "pain left hip", "pain right knee"])
-    found = index.find(TokenizedNote.from_text("Pain in the left knee, and in the right hip."), 2)
-    assert {index.phrase(hit.phrase) for hit in found} == {phrase_keys("pain left knee"), phrase_keys("pain right hip")}
-    both = index.find(TokenizedNote.from_text("Pain in the left and right hip."), 2)
-    assert {index.phrase(hit.phrase) for hit in both} == {phrase_keys("pain left hip"), phrase_keys("pain right hip")}
+
+    def matching(text):
+        return {index.phrase(match.phrase) for match in index.find(TokenizedNote.from_text(text), 2)}
+
+    each = {phrase_keys("pain left knee"), phrase_keys("pain right hip")}
+    assert matching("Pain in the left knee, and in the right hip.") == each
+    assert matching("Pain in the left and right hip.") == {phrase_keys("pain left hip"), phrase_keys("pain right hip")}
 
 
-def test_an_empty_note_holds_nothing():
+def test_an_empty_note_has_no_matches():
     assert index_of(["fever"]).find(TokenizedNote.from_text(""), 2) == []
 
 
-def test_a_word_with_one_wrong_letter_is_taken_for_its_like():
+def test_a_word_with_one_wrong_letter_matches():
     index = index_of(["telangiectasia", "hypothyroidism severe"])
     for text in ("telangectasia", "severe hypothirodism"):
         note = TokenizedNote.from_text(text)
@@ -80,6 +83,6 @@ def test_a_word_with_one_wrong_letter_is_taken_for_its_like():
 
 
 @pytest.mark.parametrize("word", ["keratin", "eosinophil", "necropsy", "ileum", "ketosis"])
-def test_another_ending_and_a_short_word_are_other_words(word):
+def test_another_ending_or_a_short_word_does_not_match(word):
     index = index_of(["keratitis", "eosinophilia", "necrosis", "ilium", "ptosis"])
     assert index.find(TokenizedNote.from_text(word), 0) == []

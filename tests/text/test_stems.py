@@ -1,4 +1,4 @@
-"""Words that are one word: inflected, in British, American or Spanish spelling, or by a group of the table."""
+"""Stems: inflected words, British, American and Spanish spelling, and groups of the table."""
 
 import pytest
 from hypothesis import given
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from nosology.text.data import rows
 from nosology.text.stems import stem, word_keys
 
-ALIKE = [
+EQUAL = [
     "haemorrhages hemorrhage hemorragia hemorragias",
     "pneumonia neumonía pneumonias",
     "infection infección infections infecciones",
@@ -24,7 +24,7 @@ ALIKE = [
     "retinopathy retinopatía retinopathies",
     "vasectomy vasectomía",
 ]
-APART = [
+DIFFERENT = [
     "año ano",
     "test testis",
     "ileum ileus",
@@ -36,12 +36,12 @@ APART = [
 ]
 
 
-@pytest.mark.parametrize("words", ALIKE)
-def test_one_word_in_many_spellings_is_one_word(words):
+@pytest.mark.parametrize("words", EQUAL)
+def test_spellings_of_a_word_have_one_key(words):
     assert len({word_keys(word) for word in words.split()}) == 1
 
 
-@pytest.mark.parametrize("words", APART)
+@pytest.mark.parametrize("words", DIFFERENT)
 def test_different_words_have_different_stems(words):
     assert len({stem(word) for word in words.split()}) == 2
 
@@ -53,12 +53,12 @@ def test_any_word_has_a_stem_and_a_key(word):
     assert stem(lowered) in word_keys(lowered) or len(word_keys(lowered)) > 0
 
 
-def test_words_of_a_group_stand_for_its_first_word():
+def test_words_of_a_group_have_the_key_of_its_first_word():
     assert word_keys("renal") == word_keys("kidney") == word_keys("riñones")
     assert word_keys("hepatic") != word_keys("kidney")
 
 
-def test_a_first_word_of_the_table_stands_for_itself():
+def test_first_words_of_the_table_have_their_own_key():
     firsts = [row["word"] for row in rows("words.tsv")]
     assert len(set(firsts)) == len(firsts)
     wrong = [word for word in firsts if stem(word) not in word_keys(word)]

@@ -1,4 +1,4 @@
-"""Rules as data: context triggers, headings, abbreviations and function words, one table each."""
+"""Rules as data: context triggers, headings, abbreviations and word lists, one table each."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from importlib.resources import files
 
 def rows(name: str) -> list[dict[str, str]]:
     """The rows of a table of this folder, by column name."""
-    with files(__name__).joinpath(name).open(encoding="utf-8", newline="") as table:
-        return list(csv.DictReader(table, delimiter="\t", quoting=csv.QUOTE_NONE))
+    lines = files(__name__).joinpath(name).read_text(encoding="utf-8").splitlines()
+    return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
 @lru_cache(maxsize=1)
 def function_words() -> frozenset[str]:
-    """Words without content of their own: articles, prepositions, pronouns, negators."""
+    """Words without content: articles, prepositions, pronouns, negators."""
     return frozenset(row["word"] for row in rows("function_words.tsv"))
 
 
@@ -27,7 +27,7 @@ def sided_words() -> frozenset[str]:
 
 @lru_cache(maxsize=1)
 def general_words() -> dict[str, bool]:
-    """Words that name no condition when they stand alone: parts of the body, sides, times, degrees, measurements.
+    """Words that alone name no condition: body parts, sides, times, degrees, measurements.
 
     True for those that name one together with another word: loss, failure, lesion.
     """

@@ -7,7 +7,7 @@ from nosology.text.report_text import context_features
 
 
 @pytest.mark.parametrize(
-    ("text", "view"),
+    ("text", "expected"),
     [
         ("No evidence of pneumonia", "no evidence NOT_pneumonia"),
         ("Pneumonia present.", "pneumonia present"),
@@ -21,38 +21,38 @@ from nosology.text.report_text import context_features
         ("102 ...", ""),
     ],
 )
-def test_views(text, view):
-    assert clean_report(text).text == view
+def test_clean_report(text, expected):
+    assert clean_report(text).text == expected
 
 
-def test_stop_words_may_stay():
+def test_stop_words_and_negation_are_optional():
     assert clean_report("No evidence of pneumonia", stop_words=False).text == "no evidence of NOT_pneumonia"
     assert clean_report("No evidence of pneumonia", negation=False).text == "no evidence pneumonia"
 
 
-def test_every_word_leads_to_its_place():
+def test_each_word_has_its_original_span():
     text = "History:  cough.\nImpression: No UTI, clear lungs"
-    view = clean_report(text)
+    cleaned = clean_report(text)
     for word, original in {"cough": "cough", "NOT_tract": "UTI", "NOT_urinary": "UTI", "lungs": "lungs"}.items():
-        at = view.text.index(word)
-        assert text[slice(*view.original(at, at + len(word)))] == original
+        at = cleaned.text.index(word)
+        assert text[slice(*cleaned.original(at, at + len(word)))] == original
 
 
 @given(st.text())
-def test_offsets_survive_any_text(text):
-    view = clean_report(text)
-    assert len(view.starts) == len(view.text) and view.length == len(text)
-    assert all(0 <= a < b <= len(text) for a, b in zip(view.starts, view.ends))
-    assert view.text == " ".join(view.text.split())
+def test_offsets_are_valid_for_any_text(text):
+    cleaned = clean_report(text)
+    assert len(cleaned.starts) == len(cleaned.text) and cleaned.length == len(text)
+    assert all(0 <= a < b <= len(text) for a, b in zip(cleaned.starts, cleaned.ends))
+    assert cleaned.text == " ".join(cleaned.text.split())
 
 
-def test_marked_words_say_what_the_report_says_of_them():
-    found = set(context_features("History: possible UTI.\nImpression: No reflux. Right hydronephrosis."))
-    assert {"NOT_reflux", "MAYBE_uti", "MAYBE_urinary", "hydronephrosis", "impression:hydronephrosis"} <= found
-    assert {"hydro~", "right hydronephrosis", "impression:NOT_reflux"} <= found
-    assert "reflux" not in found and "uti" not in found
+def test_features_have_prefixes_for_context():
+    features = set(context_features("History: possible UTI.\nImpression: No reflux. Right hydronephrosis."))
+    assert {"NOT_reflux", "MAYBE_uti", "MAYBE_urinary", "hydronephrosis", "impression:hydronephrosis"} <= features
+    assert {"hydro~", "right hydronephrosis", "impression:NOT_reflux"} <= features
+    assert "reflux" not in features and "uti" not in features
 
 
 @given(st.text())
-def test_any_text_has_marked_words(text):
+def test_any_text_has_features(text):
     assert all(isinstance(word, str) for word in context_features(text))

@@ -1,21 +1,33 @@
-"""Files that users download: the order file and the alphabetic index."""
+"""Descriptions of labels, and tables of official order files."""
 
 import pytest
 
-from nosology.codes import diff, table
-from nosology.codes.alphabetic_index import read_index
-from nosology.codes.lookup import read_order
+from nosology.codes import describe, diff, table
+from nosology.codes.lookup import label_description, read_order
 from nosology.core import Code, DataError
 
-INDEX = """<?xml version="1.0"?>
-<ICD10CM.index><letter><title>F</title>
-  <mainTerm><title>Failure, failed</title>
-    <term level="1"><title>heart <nemod>(acute) (sudden)</nemod></title><code>I50.9</code>
-      <term level="2"><title>with edema</title><code>I50.-</code><manif>H36</manif></term></term>
-    <term level="1"><title>renal</title><see>Failure, kidney</see></term>
-  </mainTerm>
-  <mainTerm><title>Febris</title><seeAlso>Fever</seeAlso><code>R50.9</code></mainTerm>
-</letter></ICD10CM.index>"""
+
+def test_label_description_of_a_known_code_is_its_description():
+    for system in ("icd10cm", "icd10pcs", "icd9cm", "icd9proc"):
+        for code in table(system).codes()[:50]:
+            assert label_description(Code(system, code)) == describe(Code(system, code))
+
+
+def test_label_description_of_an_unknown_code_is_that_of_its_longest_known_prefix():
+    assert label_description(Code("icd10cm", "I50.99")) == "Heart failure, unspecified"
+    assert label_description(Code("icd10cm", "I50.77")) == describe(Code("icd10cm", "I50"))
+    assert label_description(Code("icd9cm", "428.99")) == describe(Code("icd9cm", "428.9"))
+    assert label_description(Code("icd10pcs", "0DTJ4Z1")) == "Resection of Appendix"
+    assert label_description(Code("icd9cm", "X")) == "X"
+
+
+def test_expand_headers_describes_a_header_by_its_first_billable_codes():
+    assert label_description(Code("icd9cm", "780.6"), expand_headers=True).startswith("Fever, unspecified; ")
+
+
+@pytest.mark.parametrize("code", [("icd9cm", "786.2"), ("icd10cm", "J18.9"), ("icd9cm", "999.999")])
+def test_expand_headers_keeps_other_descriptions(code):
+    assert label_description(Code(*code), expand_headers=True) == label_description(Code(*code))
 
 
 def order_line(number: int, code: str, billable: bool, title: str) -> str:
@@ -66,17 +78,3 @@ def test_another_file_is_not_taken_for_an_order_file(tmp_path, text):
     path.write_text(text)
     with pytest.raises(DataError, match=r"list\.txt"):
         read_order(path)
-
-
-def test_the_index(tmp_path):
-    path = tmp_path / "index.xml"
-    path.write_text(INDEX)
-    terms = {term.path: term for term in read_index(path)}
-    heart = ("Failure, failed", "heart (acute) (sudden)")
-    assert terms[heart].codes == (Code("icd10cm", "I50.9"),)
-    assert terms[(*heart, "with edema")].codes == (Code("icd10cm", "I50"), Code("icd10cm", "H36"))
-    assert terms["Failure, failed", "renal"].see == "Failure, kidney"
-    assert terms[("Febris",)].see_also == "Fever"
-    path.write_text("<ICD10CM.tabular/>")
-    with pytest.raises(DataError, match="not an index"):
-        list(read_index(path))
