@@ -6,7 +6,7 @@ SHELL := /bin/bash
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 BROWSER = $(shell command -v chromium chromium-browser google-chrome | head -n 1)
 
-.PHONY: help demo reproduce test lint types docs browser clean
+.PHONY: help demo reproduce test plan lint types docs browser clean
 
 help:
 	@echo "make demo       code the example notes without training; train, measure and explain a coder (3 minutes)"
@@ -23,10 +23,15 @@ help:
 	$(PIP) --editable .
 	touch $@
 
-.venv/dev: .venv/base
-	@echo "installing into .venv: all extras and the development tools (about 3 GB on disk, with the CPU build of torch)"
-	$(PIP) --editable '.[dev]'
+.venv/all: .venv/base
+	@echo "installing into .venv: all extras (about 3 GB on disk, with the CPU build of torch)"
+	$(PIP) --editable '.[all]'
 	touch $@
+
+.venv/dev: .venv/base
+	@echo "installing into .venv: all extras and the development tools (about 4 GB on disk, with the CPU build of torch)"
+	$(PIP) --editable '.[dev]'
+	touch .venv/all $@
 
 demo: .venv/base
 	$(BIN)/nosology code day-one examples/notes/*.txt
@@ -40,6 +45,11 @@ demo: .venv/base
 	$(BIN)/nosology explain out/demo/bundle examples/notes/pneumonia.txt --code J18.9 --method contributions --out out/demo/explained
 	@echo "open out/demo/report/index.html (scores) and out/demo/explained (the words behind a code)"
 
+reproduce: .venv/all
+	for paper in federated_heads dual_laat hmhan plant; do \
+	  $(BIN)/nosology reproduce $$paper --small --out out/reproduce/$$paper || exit 1; \
+	done
+
 lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
@@ -51,13 +61,19 @@ types: .venv/dev
 docs: .venv/dev
 	$(BIN)/python tools/api_reference.py --out out/api
 
-test: .venv/dev browser lint
+test: plan .venv/dev browser lint
 	$(BIN)/python -m pytest -n 2
+
+# What make test is going to install, before it does.
+plan:
+	@[ -e .venv/dev ] || echo "make test installs all extras and the development tools from PyPI into .venv (about 4 GB)"
+ifeq ($(BROWSER),)
+	@echo "make test installs chromium with apt-get, system-wide (about 0.5 GB): tests of the workbench drive a browser"
+endif
 
 # Tests of the workbench drive a browser. Without one, Debian's chromium is installed if apt-get is there.
 browser:
 ifeq ($(BROWSER),)
-	@echo "no browser found: installing chromium with apt-get (system-wide, about 0.5 GB)"
 	@command -v apt-get >/dev/null || { echo "no apt-get: install chromium or Google Chrome yourself" >&2; exit 1; }
 	{ apt-get install -y -qq chromium || { apt-get update -qq && apt-get install -y -qq chromium; }; } >/dev/null
 endif
