@@ -3,22 +3,25 @@
     python benchmarks/quality/mixed_versions.py [@benchmarks/quality/conv.args] --patients 9000 --seeds 3 [--jobs 3]
         [--arms icd10 ...] [--out FILE]
 
-conv.args has settings of a convolution of the paper's width, for a GPU (word vectors are made by several threads, so
-that a repetition differs a little); without them the recipe's own are taken.
+conv.args has the settings of a convolution of the paper's width, for a GPU (several threads compute the word vectors,
+so repetitions differ slightly). Without them the settings of the recipe are used.
 
-A simulated hospital of 2008 to 2019 is divided by patient (70/10/20). Arm `icd10` learns from the ICD-10 notes of the
-train patients, `mixed` from their ICD-9 notes as well, both for `--epochs` epochs as the paper does; `icd10_long`
-takes as many steps as `mixed`, that is, sees its fewer notes more often. All choose their weights on the same ICD-10
-dev notes and are measured on the same ICD-10 test notes over every ICD-10 code of the data, with thresholds found on
-dev for each set of codes. Rare: under 10 notes in the whole of the ICD-10 data (paper 001, section 3.1). One ICD-10
-code in twenty is taken out of all training notes; how well the test notes' codes among these are ranked, by
-description alone, is the zero-shot MAP; beside it stands the MAP of ranking them by how often they really occur; both
-for all of these codes and for the rare ones among them, since a few that are in every third note are easily guessed.
-`large_batch` is `icd10` with batches eight times as large and sqrt(8) times the learning rate, `large_batch_long` the
-same with as many steps as `icd10`, that is, eight times the epochs and the patience. `linear` is
-the linear coder on the notes of `icd10`. Seeds change the division of the notes, the codes taken out and the training.
-Arms found before with the same patients, epochs and settings are not run again: FILE_0.json and so on keep each
-seed's as they end; where those were others, another FILE must be named.
+A simulated hospital of 2008 to 2019 is split by patient (70/10/20). All arms choose their weights on the same ICD-10 dev
+notes and are measured on the same ICD-10 test notes over every ICD-10 code of the data, with one threshold per code set
+chosen on dev. Arms:
+
+icd10             ICD-10 notes of the train patients, for --epochs epochs as in the paper
+mixed             their ICD-9 notes as well, for as many epochs
+icd10_long        icd10 with as many steps as mixed
+large_batch       icd10 with batches eight times as large and sqrt(8) times the learning rate
+large_batch_long  the same with as many steps as icd10: eight times the epochs and the patience
+linear            the linear coder on the notes of icd10
+
+Rare codes have fewer than 10 notes in the ICD-10 data (Liu and Nguyen 2026, section 3.1). 5% of the ICD-10 codes are
+removed from all training notes; the zero-shot MAP measures how they are ranked by their descriptions, compared with a
+ranking by their true frequency, for all of them and for the rare ones. Seeds change the split, the removed codes and
+the training. Results are kept per seed (FILE_0.json, ...): an arm with the same patients, epochs and settings is not run
+again; for other settings name another FILE.
 """
 
 from __future__ import annotations

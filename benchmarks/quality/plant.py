@@ -1,18 +1,16 @@
-"""What planting gives: python benchmarks/quality/plant.py few|fractions|ablations|leak [--seeds 3] [--jobs 6]
+"""What planted attention adds: python benchmarks/quality/plant.py few|fractions|ablations|leak [--seeds 3] [--jobs 6]
 
-A simulated hospital of 2016 to 2019 (ICD-10 diagnoses), divided by patient (70/10/20), or a corpus of your own
-(--corpus DIR, with its splits; --paper for recipes of the papers' sizes). All coders learn from the same train notes by
-their built-in recipes, choose their settings on dev and are measured on test. Arms run beside each other (--jobs), each
-is written when it ends, and a study that was stopped goes on where it was. What `few` has measured with all train notes
-is not trained again by the other studies, so it goes first.
+A simulated hospital of 2016 to 2019 (ICD-10 diagnoses), split by patient (70/10/20), or your corpus (--corpus DIR, with
+its splits; --paper for recipes of the papers' sizes). All coders use built-in recipes and the same train notes, choose
+their settings on dev and are measured on test. Arms run in parallel (--jobs); each result is written when it ends, and a
+study that was stopped continues. Run `few` first: the other studies reuse its results.
 
-few        PLANT, LAAT and the linear coder on the codes with 1 to 5 train notes: macro F1 with its interval
-fractions  P@5 and P@15 of the three with less and less train notes (paper 003, figure 4), as a table and a plot, and
-           the number of notes with which PLANT reaches what LAAT reaches with all
-ablations  PLANT without inattention, without the words after the 512th (in all stages; the stateful decoder reads on),
-           gradual unfreezing, static attention, planted attention, and with the paper's discriminative rates or with
-           one rate for all, whichever its recipe has not (paper 003, table 8)
-leak       PLANT as the authors' program has it, whose language model and mutual information see test notes too
+few        PLANT, LAAT and the linear coder on codes with 1 to 5 train notes: macro F1 with its interval
+fractions  P@5 and P@15 of the three with fewer train notes (Saha Roy et al. 2024, figure 4), as a table and a plot, and
+           the number of notes with which PLANT reaches the scores of LAAT with all notes
+ablations  PLANT without inattention, words after the 512th (in all stages), gradual unfreezing, static attention or
+           planted attention, and with the other choice of learning rates (Saha Roy et al. 2024, table 8)
+leak       PLANT as in the authors' program, whose language model and mutual information see test notes
 """
 
 from __future__ import annotations

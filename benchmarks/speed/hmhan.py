@@ -50,7 +50,7 @@ from nosology.training.recipe_settings import TrainerSettings
 from nosology.training.trainer import TrainingRun, fit
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_hmhan.json"
-REPORTS = 73_461  # paper 002
+REPORTS = 73_461  # of Sasikala et al. (2025)
 CODES, CATEGORIES, WIDTH = 10, 6, 768
 _WATCHED = 64  # steps; the profiler takes its time over each kernel
 LENGTH = 170.0  # mean pieces of a report after cleaning where no tokenizer is at hand; see `storage`
