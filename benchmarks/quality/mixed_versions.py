@@ -6,9 +6,9 @@
 conv.args has the settings of a convolution of the paper's width, for a GPU (several threads compute the word vectors,
 so repetitions differ slightly). Without them the settings of the recipe are used.
 
-A simulated hospital of 2008 to 2019 is split by patient (70/10/20). All arms choose their weights on the same ICD-10 dev
-notes and are measured on the same ICD-10 test notes over every ICD-10 code of the data, with one threshold per code set
-chosen on dev. Arms:
+A simulated hospital of 2008 to 2019 is split by patient (70/10/20). All arms choose their weights on the same ICD-10
+dev notes and are measured on the same ICD-10 test notes over every ICD-10 code of the data, with one threshold per code
+set chosen on dev. Arms:
 
 icd10             ICD-10 notes of the train patients, for --epochs epochs as in the paper
 mixed             their ICD-9 notes as well, for as many epochs
@@ -20,8 +20,8 @@ linear            the linear coder on the notes of icd10
 Rare codes have fewer than 10 notes in the ICD-10 data (Liu and Nguyen 2026, section 3.1). 5% of the ICD-10 codes are
 removed from all training notes; the zero-shot MAP measures how they are ranked by their descriptions, compared with a
 ranking by their true frequency, for all of them and for the rare ones. Seeds change the split, the removed codes and
-the training. Results are kept per seed (FILE_0.json, ...): an arm with the same patients, epochs and settings is not run
-again; for other settings name another FILE.
+the training. Results are kept per seed (FILE_0.json, ...): an arm with the same patients, epochs and settings is not
+run again; for other settings name another FILE.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A simulated hospital of 2016 to 2019 (ICD-10 diagnoses), split by patient (70/10/20), or your corpus (--corpus DIR, with
 its splits; --paper for recipes of the papers' sizes). All coders use built-in recipes and the same train notes, choose
-their settings on dev and are measured on test. Arms run in parallel (--jobs); each result is written when it ends, and a
-study that was stopped continues. Run `few` first: the other studies reuse its results.
+their settings on dev and are measured on test. Arms run in parallel (--jobs); each result is written when it ends, and
+a study that was stopped continues. Run `few` first: the other studies reuse its results.
 
 few        PLANT, LAAT and the linear coder on codes with 1 to 5 train notes: macro F1 with its interval
 fractions  P@5 and P@15 of the three with fewer train notes (Saha Roy et al. 2024, figure 4), as a table and a plot, and
