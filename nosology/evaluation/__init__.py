@@ -1,8 +1,7 @@
 """Metrics, thresholds, calibration, significance and the report."""
 
-from nosology.evaluation.brief import brief
 from nosology.evaluation.counts import Counts
-from nosology.evaluation.metrics import Evaluation, evaluate, examine
+from nosology.evaluation.metrics import Evaluation, brief, evaluate, examine
 from nosology.evaluation.reliability import Reliability, reliability
 from nosology.evaluation.report import write_report
 from nosology.evaluation.significance import Difference, approximate_randomisation, paired_bootstrap, paired_t_test

@@ -10,10 +10,8 @@ from scipy import sparse
 
 from nosology.core import Code
 from nosology.core.label_space import LabelSpace
-from nosology.evaluation.auc import code_aucs, grid_of, micro_auc
-from nosology.evaluation.cells import CellCounts
 from nosology.evaluation.counts import Counts, macro, micro, ratio
-from nosology.evaluation.ranking import note_values, rank
+from nosology.evaluation.ranking_metrics import CellCounts, code_aucs, grid_of, micro_auc, note_values, rank
 from nosology.evaluation.scored import Scored, Scores
 
 CHUNK = 50  # replicates at a time: their draws and per-code sums stay small beside the scores
@@ -172,3 +170,15 @@ def _interval(value: float, spread: np.ndarray) -> tuple[float | None, float | N
     low, high = np.quantile(spread, (0.025, 0.975)) - spread.mean() + value
     ceiling = 1.0 if value <= 1 else np.inf  # all metrics lie in [0, 1] but coverage error, which is at least 1
     return float(np.clip(low, 0, value)), float(np.clip(high, value, ceiling))
+
+
+def brief(labels: LabelSpace, gold: Sequence[Collection[Code]], scores: Scores) -> dict[str, float]:
+    """MAP, and the micro F1 at its best threshold; 0 where no true code has a score."""
+    scored = Scored.of(labels, gold, scores)
+    cells = CellCounts.of(scored)
+    accepted = cells.values > 0
+    if not accepted.any():
+        return {"map": 0.0, "micro_f1": 0.0}
+    f1 = 2 * cells.hits / (cells.accepted + scored.gold.nnz)
+    values = note_values(scored, rank(scored, np.empty(0)))["map"]
+    return {"map": float(np.nanmean(values)), "micro_f1": float(f1[accepted].max())}

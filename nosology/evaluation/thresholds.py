@@ -8,7 +8,7 @@ import numpy as np
 
 from nosology.core import Code, DataError
 from nosology.core.label_space import LabelSpace
-from nosology.evaluation.cells import CellCounts
+from nosology.evaluation.ranking_metrics import CellCounts
 from nosology.evaluation.scored import Scored, Scores
 
 

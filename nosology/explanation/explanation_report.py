@@ -20,8 +20,7 @@ from nosology.corpora.corpus import Corpus
 from nosology.explanation.attribution import Attribution, attribute, methods_of
 from nosology.explanation.highlight import html_page, write_picture
 from nosology.explanation.quality import faithfulness, plausibility
-from nosology.models.bundle import Bundle
-from nosology.models.suggested_systems import suggested_systems
+from nosology.models.bundle import Bundle, suggested_systems
 
 MARKER = "explanations.json"
 _QUALITY = ("comprehensiveness", "sufficiency", "token_f1", "iou", "seconds")

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nosology.core import BundleError, __version__
+from nosology.core import SYSTEMS, BundleError, ConfigError, __version__
 from nosology.core.files import atomic_folder, sha256, write_json
 from nosology.core.model import Model
 from nosology.evaluation.decision import Decision
@@ -104,3 +104,23 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         if not isinstance(manifest.get(name), kind):
             raise BundleError(f"{path} is damaged: {name} is missing or no {kind.__name__}")
     return manifest
+
+
+NEWEST = ("icd10cm", "icd10pcs")  # the code systems of the newest ICD version
+
+
+def suggested_systems(model: Model, systems: Collection[str] = (), *, given: bool = False) -> set[str]:
+    """The systems named; without any, those of the newest version where the model has learned to choose within one.
+
+    given: the user has named the codes themselves, and then means all of them.
+    """
+    known = set(model.labels.systems)
+    if unknown := sorted(set(systems) - set(SYSTEMS)):
+        raise ConfigError(f"system must be one of {', '.join(SYSTEMS)}; got {', '.join(unknown)}")
+    if systems:
+        if not known & set(systems):
+            named = ", ".join(sorted(known))
+            raise ConfigError(f"system must be one that the coder knows: {named}; got {', '.join(systems)}")
+        return set(systems)
+    newest = known & set(NEWEST)
+    return newest if newest and not given and model.within_versions else known

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from nosology.codes import describe
+from nosology.codes import describe, in_release, releases
 from nosology.codes.code_list import read_code_list
-from nosology.core import Code, ConfigError, Note, Suggestion
+from nosology.core import SYSTEMS, Code, CodeError, ConfigError, Note, Suggestion
 from nosology.core.model import Model, OpenVocabulary
-from nosology.models.bundle import Bundle
-from nosology.models.suggested_systems import suggested_systems
-from nosology.serving.release import release_translator
+from nosology.models.bundle import Bundle, suggested_systems
 
 TOP = 50  # suggestions a note at least, where nobody asks for another number
 _BATCH = 64
@@ -143,3 +141,24 @@ def _narrowed(model: Model, systems: set[str]) -> tuple[Model, np.ndarray | None
         pairs = zip(model.labels.codes, model.descriptions)
         return model.with_codes([pair for pair, keep in zip(pairs, kept) if keep]), None
     return model, kept
+
+
+def release_translator(release: str) -> Callable[[Code], Code | None]:
+    """A function that gives a code's counterpart in a release, None where it has none.
+
+    Of several counterparts (M54.5 was divided into three) the unspecified one is taken: the coder has said no more.
+    Codes of systems without such a release stay as they are.
+    """
+    having = [system for system in SYSTEMS if release in releases(system)]
+    if not having:
+        allowed = sorted({name for system in SYSTEMS for name in releases(system)})
+        raise CodeError(f"release must be one of {', '.join(allowed)}; got {release!r}")
+
+    def translate(code: Code) -> Code | None:
+        if code.system not in having:
+            return code
+        heirs = in_release(code, release)
+        vague = (heir for heir in heirs if "unspecified" in describe(heir, release).lower())
+        return next(vague, heirs[0] if heirs else None)
+
+    return translate

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nosology.core import Code, ConfigError, DataError
-from nosology.evaluation.code_sets import CodeSet
+from nosology.evaluation.measure import CodeSet
 
 CODES = [Code("icd10cm", f"A0{i}") for i in range(3)] + [Code("icd9cm", "001")]
 NOTES = [[CODES[0], CODES[1]]] * 9 + [[CODES[1]], [CODES[3]], []]  # 9, 10, 0 and 1 notes

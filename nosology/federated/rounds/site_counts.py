@@ -12,7 +12,7 @@ from scipy.special import expit
 from nosology.core import Code
 from nosology.core.label_space import LabelSpace, label_versions, note_versions
 from nosology.evaluation.counts import Counts, micro
-from nosology.evaluation.ranking import note_values, rank
+from nosology.evaluation.ranking_metrics import note_values, rank
 from nosology.evaluation.scored import Scored
 from nosology.training.calibration import PlattScaling
 

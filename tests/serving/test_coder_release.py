@@ -1,5 +1,5 @@
 from nosology.core import Code
-from nosology.serving.release import release_translator
+from nosology.serving.coder import release_translator
 
 
 def test_codes_of_systems_without_the_release_stay():
