@@ -14,23 +14,23 @@ from nosology.models.bundle import Bundle
 from nosology.models.neural_trainer import Notes
 from nosology.models.plant.plant_settings import PlantRecipe
 from nosology.models.plant.plant_trainer import Chain, PlantTrainer
-from nosology.models.plant.stages import Stages
+from nosology.models.plant.stages import StageCache
 from nosology.training.examples import Examples, train_and_dev
 
 
 @dataclass(frozen=True)
-class StagesOfAllNotes(Stages):
+class StagesOfAllNotes(StageCache):
     """Stages whose language model and mutual information come from a chain over all notes, test notes included."""
 
     everything: Chain
 
-    def kept(self, name: str, made_of: list, make: Any) -> dict[str, Tensor]:
+    def get_or_compute(self, name: str, inputs: list, compute: Any) -> dict[str, Tensor]:
         """The tensors of a stage."""
         if name == "relevance":
             return {key: torch.from_numpy(array) for key, array in self.everything.relevance().arrays().items()}
         if name.startswith("language"):
             return dict(self.everything.language(name.endswith("backward")).state_dict())
-        return super().kept(name, made_of, make)
+        return super().get_or_compute(name, inputs, compute)
 
 
 def train_on_all_notes(recipe: PlantRecipe, corpus: Corpus, folder: Path) -> Bundle:
@@ -43,7 +43,7 @@ def train_on_all_notes(recipe: PlantRecipe, corpus: Corpus, folder: Path) -> Bun
     every = Examples([corpus], lambda note: True)
     notes = Notes.of(every, recipe.labels, chain.reader, chain.labels)
     whole = replace(Chain.of(recipe, every, folder / "all"), notes=notes, reader=chain.reader, labels=chain.labels)
-    stages = StagesOfAllNotes(whole.stages.folder, whole.stages.ground, whole)
+    stages = StagesOfAllNotes(whole.stages.folder, whole.stages.fingerprint, whole)
     trained = PlantTrainer(recipe, folder, stages).train(learn, dev, False)
     model, decision, found = trained.model, trained.decision, trained.report
     return Bundle(model, decision, recipe.model_dump(mode="json"), {"found": found})

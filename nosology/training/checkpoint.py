@@ -57,13 +57,13 @@ class Checkpoints:
         """Writes weights, optimizer state and position."""
         tensors = {f"net.{name}": value for name, value in named_tensors(net).items()}
         tensors |= {f"optimizer.{key}.{name}": value for name, key, value in optimizer_tensors(net, optimizer)}
-        _write(self.path, tensors, {"fingerprint": self.fingerprint, "state": asdict(state)})
+        write_tensors(self.path, tensors, self.fingerprint, state=asdict(state))
 
     def load(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> TrainingState | None:
         """The position of the checkpoint, after net and optimizer are restored; None if this run has none."""
         if not self.path.exists():
             return None
-        metadata, tensors = _read(self.path, self.fingerprint)
+        metadata, tensors = read_tensors(self.path, self.fingerprint)
         if metadata is None:
             return None
         _copy_tensors(net, _with_prefix(tensors, "net."), self.path)
@@ -72,11 +72,11 @@ class Checkpoints:
 
     def save_best(self, net: nn.Module, summary: dict[str, Any]) -> None:
         """Writes the weights and their summary, e.g. epoch and metrics."""
-        _write(self.best, named_tensors(net), {"fingerprint": self.fingerprint, "summary": summary})
+        write_tensors(self.best, named_tensors(net), self.fingerprint, summary=summary)
 
     def load_best(self, net: nn.Module) -> dict[str, Any]:
         """The summary of the best weights, after they are loaded."""
-        metadata, tensors = _read(self.best, self.fingerprint)
+        metadata, tensors = read_tensors(self.best, self.fingerprint)
         if metadata is None:
             raise DataError(f"{self.best} is of another training run; delete {self.folder} to train again")
         _copy_tensors(net, tensors, self.best)
@@ -123,14 +123,15 @@ def _copy_tensors(net: nn.Module, tensors: dict[str, Tensor], path: Path) -> Non
             targets[name].copy_(value)
 
 
-def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+def write_tensors(path: Path, tensors: dict[str, Tensor], fingerprint: str, **metadata: Any) -> None:
+    """Writes tensors with their fingerprint and JSON metadata to a safetensors file."""
     on_cpu = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    content = save(on_cpu, metadata={_METADATA: json.dumps(metadata)})
+    content = save(on_cpu, metadata={_METADATA: json.dumps({"fingerprint": fingerprint} | metadata)})
     with atomic_file(path) as temporary:
         temporary.write_bytes(content)  # save_file would not raise OSError when the disk is full
 
 
-def _read(path: Path, fingerprint: str) -> tuple[dict[str, Any] | None, dict[str, Tensor]]:
+def read_tensors(path: Path, fingerprint: str) -> tuple[dict[str, Any] | None, dict[str, Tensor]]:
     """Metadata and tensors of a file; None and nothing if it has another fingerprint."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:

@@ -29,7 +29,7 @@ from nosology.models.plant.plant_net import PlantNet
 from nosology.models.plant.plant_settings import LanguageSettings, PlantRecipe, PlantShape, RateSettings
 from nosology.models.plant.ranker import train_ranker
 from nosology.models.plant.relevance import Relevance
-from nosology.models.plant.stages import Stages, file_hash
+from nosology.models.plant.stages import StageCache, file_hash
 from nosology.models.plant.text_streams import StreamPlan, TextStreams
 from nosology.models.published import load_language_model
 from nosology.models.trainer import CalibratedTrainer, Fit
@@ -54,11 +54,11 @@ class Chain:
     labels: LabelSpace
     reader: WordTokenizer
     folder: Path  # of the classifier's loop
-    stages: Stages  # before it
+    stages: StageCache  # before it
 
     @staticmethod
     def of(
-        recipe: PlantRecipe, examples: Examples, folder: Path, stages: Stages | None = None, *, coded: bool = True
+        recipe: PlantRecipe, examples: Examples, folder: Path, stages: StageCache | None = None, *, coded: bool = True
     ) -> Chain:
         """The chain of some train notes; coded: their codes are learned, else there is a language model alone.
 
@@ -82,7 +82,7 @@ class Chain:
         shape = recipe.model
         encoder = AwdLstm(len(self.reader.vocabulary), shape.size, shape.hidden, shape.layers, drop)
 
-        def make(told: str) -> dict[str, Tensor]:
+        def compute(fingerprint: str) -> dict[str, Tensor]:
             if weights := _published(settings, backward):
                 load_language_model(encoder, self.reader.vocabulary, Path(weights), Path(settings.words))
             texts = [read.ids for read in self.notes.reads if len(read.ids)]
@@ -97,7 +97,7 @@ class Chain:
                     plan=plan,
                     make_batch=lambda rows, _: streams.batch(rows),
                     run_folder=self.stages.folder / f"language_{name}",
-                    fingerprint=told,
+                    fingerprint=fingerprint,
                     seed=recipe.seed,
                     title=f"language model, {name}",
                 )
@@ -107,15 +107,15 @@ class Chain:
                 aside.write_text(lines, encoding="utf-8")
             return {key: value.detach().cpu() for key, value in net.encoder.state_dict().items()}
 
-        encoder.load_state_dict(self.stages.kept(f"language_{name}", self._language_of(backward), make))
+        encoder.load_state_dict(self.stages.get_or_compute(f"language_{name}", self._language_of(backward), compute))
         return encoder
 
     def _language_of(self, backward: bool) -> list:
         """What a language model is made of besides the notes; which codes are to be learned is no matter to it."""
         shape, settings = self.recipe.model, self.recipe.language
-        told = _plain(settings).model_dump(mode="json", exclude={"weights", "words", "backward_weights"})
+        language = _plain(settings).model_dump(mode="json", exclude={"weights", "words", "backward_weights"})
         files = [file_hash(path) for path in (_published(settings, backward), settings.words)]
-        return [told, files, shape.size, shape.hidden, shape.layers]
+        return [language, files, shape.size, shape.hidden, shape.layers]
 
     def _relevance_of(self) -> list:
         """The same for the relevance of words."""
@@ -125,12 +125,12 @@ class Chain:
         """The words that tell each code."""
         settings = self.recipe.relevance
 
-        def make(told: str) -> dict[str, Tensor]:
+        def compute(fingerprint: str) -> dict[str, Tensor]:
             found = Relevance.of(self._presence(), self.notes.gold, settings.kind, settings.top)
             return {name: torch.from_numpy(array) for name, array in found.arrays().items()}
 
-        kept = self.stages.kept("relevance", self._relevance_of(), make)
-        return Relevance.from_arrays({name: value.numpy() for name, value in kept.items()})
+        tensors = self.stages.get_or_compute("relevance", self._relevance_of(), compute)
+        return Relevance.from_arrays({name: value.numpy() for name, value in tensors.items()})
 
     def _presence(self) -> sparse.csr_matrix:
         """Which words each note has: 0/1 (B, V); pads and unknown words are none."""
@@ -166,22 +166,22 @@ class Chain:
         with torch.no_grad():
             net.ranker.labels.copy_(self._described(vectors))
 
-        def make(told: str) -> dict[str, Tensor]:
+        def compute(fingerprint: str) -> dict[str, Tensor]:
             reached = train_ranker(
                 net.ranker,
                 vectors,
                 relevance,
                 recipe.ranker,
                 folder=self.stages.folder / f"ranker_{name}",
-                fingerprint=told,
+                fingerprint=fingerprint,
                 seed=recipe.seed,
             )
             return {k: v.detach().cpu() for k, v in net.ranker.state_dict().items()} | {"ndcg": torch.tensor([reached])}
 
-        made_of = [*self._language_of(backward), *self._relevance_of(), recipe.ranker.model_dump(mode="json")]
-        kept = dict(self.stages.kept(f"ranker_{name}", made_of, make))
-        reached = float(kept.pop("ndcg"))
-        net.ranker.load_state_dict(kept)
+        inputs = [*self._language_of(backward), *self._relevance_of(), recipe.ranker.model_dump(mode="json")]
+        tensors = dict(self.stages.get_or_compute(f"ranker_{name}", inputs, compute))
+        reached = float(tensors.pop("ndcg"))
+        net.ranker.load_state_dict(tensors)
         return reached
 
     def _described(self, vectors: Tensor) -> Tensor:
@@ -194,11 +194,11 @@ class Chain:
         return torch.stack(rows)
 
 
-def _stages(recipe: PlantRecipe, examples: Examples, folder: Path) -> Stages:
+def _stages(recipe: PlantRecipe, examples: Examples, folder: Path) -> StageCache:
     """The stages of examples: in the run folder, or where the recipe says, apart from those of other notes."""
     parts = {"seed": recipe.seed, "holdout": recipe.holdout, "words": recipe.words}
-    ground = fingerprint(PlantRecipe(**parts, model=PlantShape(max_words=recipe.model.max_words)), examples)
-    return Stages(Path(recipe.stages) / ground[:16] if recipe.stages else folder, ground)
+    common = fingerprint(PlantRecipe(**parts, model=PlantShape(max_words=recipe.model.max_words)), examples)
+    return StageCache(Path(recipe.stages) / common[:16] if recipe.stages else folder, common)
 
 
 def _plain(settings: LanguageSettings) -> LanguageSettings:
@@ -215,7 +215,7 @@ def _published(settings: LanguageSettings, backward: bool) -> str:
 class PlantTrainer(CalibratedTrainer[PlantRecipe, Plant]):
     """Trains PLANT stage by stage; `folder` keeps the result of each stage. stages: see `Chain.of`."""
 
-    def __init__(self, recipe: PlantRecipe, folder: Path, stages: Stages | None = None):
+    def __init__(self, recipe: PlantRecipe, folder: Path, stages: StageCache | None = None):
         super().__init__(recipe, folder)
         self.stages = stages
 
@@ -224,7 +224,7 @@ class PlantTrainer(CalibratedTrainer[PlantRecipe, Plant]):
         recipe = self.recipe
         chain = Chain.of(recipe, train_notes, self.folder, self.stages)
         dev = Notes.of(dev_notes, recipe.labels, chain.reader, chain.labels)
-        model, fitted = _classifiers(chain, dev, _told(recipe, train_notes, dev_notes), {})
+        model, fitted = _classifiers(chain, dev, _classifier_fingerprint(recipe, train_notes, dev_notes), {})
         logits = mask_other_versions(
             model.logits_of(dev.reads), dev.versions, label_versions(chain.labels), EXCLUDED_LOGIT
         )
@@ -234,7 +234,7 @@ class PlantTrainer(CalibratedTrainer[PlantRecipe, Plant]):
     def refit(self, notes: Examples, fitted: Fit[Plant]) -> Plant:
         """A model trained on all notes, each direction for as many epochs as were best."""
         chain = Chain.of(self.recipe, notes, self.folder / REFIT)
-        return _classifiers(chain, None, _told(self.recipe, notes), fitted.choice)[0]
+        return _classifiers(chain, None, _classifier_fingerprint(self.recipe, notes), fitted.choice)[0]
 
 
 def train_classifiers(
@@ -243,10 +243,10 @@ def train_classifiers(
     """How the classifier of each direction went; `PlantTrainer` finds them in the folder."""
     chain = Chain.of(recipe, train_notes, folder)
     dev = Notes.of(dev_notes, recipe.labels, chain.reader, chain.labels)
-    return _classifiers(chain, dev, _told(recipe, train_notes, dev_notes), {})[1]
+    return _classifiers(chain, dev, _classifier_fingerprint(recipe, train_notes, dev_notes), {})[1]
 
 
-def _told(recipe: PlantRecipe, *examples: Examples) -> str:
+def _classifier_fingerprint(recipe: PlantRecipe, *examples: Examples) -> str:
     """The fingerprint of a classifier but for its direction: both can be trained apart."""
     model = recipe.model.model_copy(update={"direction": "both"})
     language = _plain(recipe.language)
@@ -256,7 +256,7 @@ def _told(recipe: PlantRecipe, *examples: Examples) -> str:
 
 
 def _classifiers(
-    chain: Chain, dev: Notes | None, told: str, before: dict[str, TrainingResult]
+    chain: Chain, dev: Notes | None, fingerprint: str, before: dict[str, TrainingResult]
 ) -> tuple[Plant, dict[str, TrainingResult]]:
     """The coder with all its directions trained; before: how each went before, where it is trained anew."""
     recipe, fitted = chain.recipe, {}
@@ -277,7 +277,7 @@ def _classifiers(
             chain.notes,
             dev,
             chain.folder / f"classifier_{name}",
-            f"{told} {name}",
+            f"{fingerprint} {name}",
             parameter_groups=parameter_groups(net, recipe.rates),
             title=f"plant, {name}",
         )

@@ -1,4 +1,4 @@
-"""What the stages of a training have made: tensors in a folder, each under a fingerprint of all it was made of."""
+"""Cache of the results of training stages: tensors in a folder, each with the fingerprint of its inputs."""
 
 from __future__ import annotations
 
@@ -8,57 +8,54 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from nosology.core import ConfigError
-from nosology.core.files import atomic_file
+from nosology.core import ConfigError, DataError
+from nosology.training.checkpoint import read_tensors, write_tensors
 from nosology.training.run_folder import BEST, CHECKPOINT
 
 
 @dataclass(frozen=True)
-class Stages:
-    """The stages of one training set in a folder; a stage's own loop writes to the folder of its name."""
+class StageCache:
+    """Results of the stages of one training set. The run folder of stage NAME is folder/NAME."""
 
     folder: Path
-    ground: str  # the fingerprint of what all of them stand on
+    fingerprint: str  # of what all stages depend on
 
-    def kept(self, name: str, made_of: list, make: Callable[[str], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """The tensors of a stage, read if they were made of the same, else made, given the fingerprint, and written.
+    def get_or_compute(self, name: str, inputs: list, compute: Callable[[str], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """The tensors of a stage: read if they were computed from the same inputs, else computed and written.
 
-        made_of: all that decides the tensors besides the ground, as JSON has it.
+        inputs: JSON values on which the tensors depend, besides the common fingerprint. compute: gets the fingerprint
+        of the stage.
         """
         path = self.folder / f"{name}.safetensors"
-        told = hashlib.sha256(json.dumps([self.ground, made_of], sort_keys=True).encode()).hexdigest()
-        if (found := _read(path, told)) is not None:
-            return found
-        tensors = make(told)
+        text = json.dumps([self.fingerprint, inputs], sort_keys=True)
+        fingerprint = hashlib.sha256(text.encode()).hexdigest()
+        if (cached := _read_cached(path, fingerprint)) is not None:
+            return cached
+        tensors = compute(fingerprint)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as aside:
-            aside.write_bytes(save({k: v.contiguous() for k, v in tensors.items()}, metadata={"told": told}))
-        for done in (CHECKPOINT, BEST):  # of the loop that has made it: three times as large, and no more needed
-            (self.folder / name / done).unlink(missing_ok=True)
+        write_tensors(path, tensors, fingerprint)
+        for checkpoint in (CHECKPOINT, BEST):  # of the stage: three times as large, and no longer needed
+            (self.folder / name / checkpoint).unlink(missing_ok=True)
         return tensors
 
 
 def file_hash(path: str) -> str:
-    """The SHA-256 of a file's content; nothing for no file."""
+    """The SHA-256 of a file; an empty string for an empty path."""
     if not path:
         return ""
     try:
         with Path(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise ConfigError(f"{path} must be a file that can be read: {error.strerror or error}") from error
+        raise ConfigError(f"{path} must be a readable file: {error.strerror or error}") from error
 
 
-def _read(path: Path, told: str) -> dict[str, Tensor] | None:
-    """The tensors of a file, None if there is none of this fingerprint or it cannot be read."""
+def _read_cached(path: Path, fingerprint: str) -> dict[str, Tensor] | None:
+    """The tensors of a file; None if it does not exist, has another fingerprint or is not readable."""
     try:
-        with safe_open(path, framework="pt") as file:
-            if (file.metadata() or {}).get("told") != told:
-                return None
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError):
+        metadata, tensors = read_tensors(path, fingerprint)
+    except DataError:
         return None
+    return None if metadata is None else tensors

@@ -19,7 +19,13 @@ from nosology.models.neural_trainer import Targets, fit_labels
 from nosology.models.plant.note_states import NoteStates
 from nosology.models.plant.plant_model import Plant, PlantNets
 from nosology.models.plant.plant_settings import RateSettings
-from nosology.models.plant.plant_trainer import Chain, PlantTrainer, _told, parameter_groups, train_classifiers
+from nosology.models.plant.plant_trainer import (
+    Chain,
+    PlantTrainer,
+    _classifier_fingerprint,
+    parameter_groups,
+    train_classifiers,
+)
 from nosology.models.train import train
 from nosology.serving.coder import Coder
 from nosology.training.examples import train_and_dev
@@ -216,7 +222,7 @@ def test_published_weights_and_their_words_belong_together(small_corpus, tmp_pat
         load_recipe("plant", ["language.backward_weights=lm.pth"])
     missing = [f"language.weights={tmp_path / 'lm.pth'}", f"language.words={tmp_path / 'words.txt'}"]
     chain = Chain.of(load_recipe("plant", [*SMALL, *missing]), train_and_dev([small_corpus], 0.15, 0)[0], tmp_path)
-    with pytest.raises(ConfigError, match=r"lm\.pth must be a file that can be read"):
+    with pytest.raises(ConfigError, match=r"lm\.pth must be a readable file"):
         chain.language(False)
 
 
@@ -325,5 +331,5 @@ def test_other_weights_to_begin_with_are_another_classifier(small_corpus, tmp_pa
     examples, told = train_and_dev([small_corpus], 0.15, 0)[0], []
     for content in (b"one", b"two", b"two"):
         (tmp_path / "w").write_bytes(content)
-        told.append(_told(load_recipe("plant", settings), examples))
+        told.append(_classifier_fingerprint(load_recipe("plant", settings), examples))
     assert told[0] != told[1] == told[2]
