@@ -141,6 +141,6 @@ def test_nothing_true_still_gives_a_report(tmp_path):
 
 def test_somebody_elses_folder_is_left_alone(found, tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(OutputError, match=r"holds no metrics\.json"):
+    with pytest.raises(OutputError, match=r"has no metrics\.json"):
         write_report(tmp_path, found)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
