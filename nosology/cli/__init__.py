@@ -1,4 +1,4 @@
-"""The command line: `nosology VERB ...`. Verbs import their room when they run, so that --help is instant."""
+"""The command line `nosology COMMAND ...`. Commands import their packages when they run, so that --help is fast."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from nosology.cli import codes, corpus, federate, import_checkpoint, plant, train
-from nosology.cli.compare import compare, leakage
+from nosology.cli import coder_commands, codes, corpus, federate, import_checkpoint, plant
+from nosology.cli.compare_command import compare, leakage
 from nosology.cli.embed import embed
 from nosology.cli.explain import explain
 from nosology.cli.grid import grid
@@ -49,9 +49,9 @@ app.add_typer(corpus.app, name="corpus")
 app.command()(simulate)
 app.command()(embed)
 app.command()(grid)
-app.command("train")(train.train)
-app.command("evaluate")(train.evaluate)
-app.command("code")(train.code)
+app.command("train")(coder_commands.train)
+app.command("evaluate")(coder_commands.evaluate)
+app.command("code")(coder_commands.code)
 app.command()(compare)
 app.command()(leakage)
 app.command()(explain)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nosology.cli.train import read_given
+from nosology.cli.coder_commands import read_given
 from nosology.core import Code, CodeError, ConfigError, Note
 
 if TYPE_CHECKING:

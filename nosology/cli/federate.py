@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nosology.cli.coder_commands import Overrides
 from nosology.cli.federate_deploy import add_to
-from nosology.cli.train import Overrides
 from nosology.core import ConfigError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nosology.cli.train import Overrides
+from nosology.cli.coder_commands import Overrides
 
 if TYPE_CHECKING:
     from nosology.reproduce.grid import Recipes

@@ -29,7 +29,7 @@ def dual_laat(
     threshold: Annotated[float, typer.Option(min=0, max=1, help="From which probability on a code is accepted.")] = 0.5,
 ) -> None:
     """Make a bundle of a DualLAAT checkpoint that its authors have published."""
-    from nosology.cli.train import caution_unread
+    from nosology.cli.coder_commands import caution_unread
     from nosology.codes.code_list import read_code_list
     from nosology.models.dual_laat.dual_laat_import import import_bundle
 

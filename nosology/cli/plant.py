@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nosology.cli.train import Overrides
+from nosology.cli.coder_commands import Overrides
 from nosology.core import ConfigError
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from nosology.core.progress import progress
 from nosology.encoders.tokenizers import TokenizedNote, Vocabulary, WordTokenizer
 from nosology.encoders.word_vectors import train_word_vectors
 from nosology.evaluation import brief
+from nosology.models.coder_trainer import CalibratedTrainer, Fit
 from nosology.models.neural import NeuralModel, Reader
-from nosology.models.trainer import CalibratedTrainer, Fit
 from nosology.text.tokens import words_of
 from nosology.training.calibration import EXCLUDED_LOGIT
 from nosology.training.data_loader import Batch, pad_notes

@@ -16,7 +16,7 @@ class ModelEntry(NamedTuple):
     """The parts of one kind of model as "module:name", and the pip extra that brings its libraries."""
 
     model: str  # a class with the Model contract and `load(folder)`
-    trainer: str  # a subclass of nosology.models.trainer.Trainer
+    trainer: str  # a subclass of nosology.models.coder_trainer.CoderTrainer
     recipe: str  # a subclass of nosology.training.settings.Recipe
     extra: str = ""
 

@@ -10,8 +10,8 @@ from nosology.core import ConfigError, DataError, __version__
 from nosology.core.files import check_output_folder
 from nosology.corpora.corpus import Corpus
 from nosology.models.bundle import MANIFEST, Bundle
+from nosology.models.coder_trainer import CoderTrainer
 from nosology.models.registry import load_class
-from nosology.models.trainer import Trainer
 from nosology.training.examples import Examples, train_and_dev
 from nosology.training.recipe_settings import Recipe
 from nosology.training.run_folder import clear_run_folder, curve_files, run_folder
@@ -24,7 +24,7 @@ def train(recipe: Recipe, corpora: list[Corpus], out: str | Path, *, refit: bool
     trained once more on train and dev together.
     """
     train_notes, dev_notes, carved = examples_for(recipe, corpora, out)
-    trainer: Trainer = load_class(recipe.kind, "trainer")(recipe, run_folder(out))
+    trainer: CoderTrainer = load_class(recipe.kind, "trainer")(recipe, run_folder(out))
     trained = trainer.train(train_notes, dev_notes, refit or carved)
     report = dict(trained.report)
     provenance = {

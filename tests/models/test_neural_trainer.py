@@ -13,8 +13,8 @@ from nosology.core import Code, ConfigError, DataError, Note, OutputError
 from nosology.core.label_space import ICD9, ICD10, LabelSpace
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.evaluation.measure import measure
+from nosology.models import coder_trainer as trainer
 from nosology.models import neural_trainer as neural
-from nosology.models import trainer
 from nosology.models.bundle import Bundle
 from nosology.models.neural_trainer import Targets
 from nosology.models.registry import load_class

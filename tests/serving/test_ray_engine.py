@@ -43,7 +43,7 @@ def test_two_workers_give_the_same_in_the_same_order(small_bundle):
 
 
 def test_the_engine_must_be_one_that_is_there(small_bundle, tmp_path):
-    from nosology.cli.train import code
+    from nosology.cli.coder_commands import code
 
     (tmp_path / "n.txt").write_text("x")
     for engine, as_json in (("spark", True), ("ray", False)):

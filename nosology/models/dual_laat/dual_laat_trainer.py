@@ -8,12 +8,12 @@ import torch
 from nosology.codes.lookup import label_description
 from nosology.core import ConfigError
 from nosology.core.label_space import LabelSpace
+from nosology.models.coder_trainer import TrainedCoder
 from nosology.models.dual_laat.dual_laat_model import DualLaat
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatRecipe
 from nosology.models.dual_laat.proposer import Proposer
 from nosology.models.neural_trainer import NeuralTrainer, Targets, word_reader
-from nosology.models.trainer import TrainedCoder
 from nosology.training.examples import Examples
 
 

@@ -12,13 +12,13 @@ from nosology.core.progress import progress
 from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedding_cache import EmbeddingCache
 from nosology.evaluation import brief
+from nosology.models.coder_trainer import CalibratedTrainer, Fit
 from nosology.models.heads.coded_vectors import CodedVectors, new_head, vector_notes
 from nosology.models.heads.feature_statistics import Moments
 from nosology.models.heads.heads_model import Heads
 from nosology.models.heads.heads_net import HeadNet, VectorBatch
 from nosology.models.heads.heads_settings import HeadsRecipe
 from nosology.models.heads.vector_loop import draw_seed
-from nosology.models.trainer import CalibratedTrainer, Fit
 from nosology.training.examples import Examples, codes_in_systems, label_space
 from nosology.training.run_folder import REFIT, VECTORS, fingerprint
 from nosology.training.trainer import TrainingResult, TrainingRun, fit

@@ -25,6 +25,7 @@ from nosology.encoders.state_cache import CachedStates, DeviceCachedStates, Enco
 from nosology.encoders.tokenizers import ReportTokenizer
 from nosology.encoders.transformer import WindowedTransformer, load_pretrained
 from nosology.evaluation import brief
+from nosology.models.coder_trainer import CoderTrainer, TrainedCoder
 from nosology.models.hmhan.categories import Categories
 from nosology.models.hmhan.columns import Columns
 from nosology.models.hmhan.combinations import Combinations
@@ -38,7 +39,6 @@ from nosology.models.hmhan.report_batches import Batches, Reports, parts_of
 from nosology.models.hmhan.word_scores import WordScores, fit_word_scores
 from nosology.models.hmhan.words import Words
 from nosology.models.neural import EXCLUDED_LOGIT
-from nosology.models.trainer import TrainedCoder, Trainer
 from nosology.training.examples import Examples, codes_in_systems, label_space, union
 from nosology.training.losses import class_weights
 from nosology.training.run_folder import REFIT, STATES, fingerprint
@@ -196,7 +196,7 @@ class Course:
         return made.among(rows)
 
 
-class HmhanTrainer(Trainer[HmhanRecipe]):
+class HmhanTrainer(CoderTrainer[HmhanRecipe]):
     """Trains an ensemble of nets over one encoder, with or without word features."""
 
     def train(self, train_notes: Examples, dev_notes: Examples, refit: bool) -> TrainedCoder:

@@ -21,6 +21,7 @@ from nosology.core.progress import progress
 from nosology.corpora.group_splits import group_folds
 from nosology.evaluation import tune_threshold
 from nosology.evaluation.decision import UNTUNED, Decision
+from nosology.models.coder_trainer import CoderTrainer, TrainedCoder
 from nosology.models.lexicon.adapted import Adapted
 from nosology.models.lexicon.associations import learn_associations
 from nosology.models.lexicon.code_features import code_table
@@ -32,7 +33,6 @@ from nosology.models.lexicon.lexicon_terms import Terms
 from nosology.models.lexicon.mention_features import Priors, Table, mention_table
 from nosology.models.lexicon.mentions import NoteMentions, find_mentions
 from nosology.models.lexicon.trees import Trees, Weigher
-from nosology.models.trainer import TrainedCoder, Trainer
 from nosology.text.context import CATEGORIES
 from nosology.training.examples import Examples, union
 
@@ -41,7 +41,7 @@ _LEAST_MENTIONS = 20  # in a context, to learn what it is worth
 _CUTS = np.arange(0.1, 0.75, 0.05)  # probabilities among which the least one of evidence is chosen
 
 
-class LexiconTrainer(Trainer[LexiconRecipe]):
+class LexiconTrainer(CoderTrainer[LexiconRecipe]):
     """Learns phrases and classifiers of mentions and codes from coded notes, by cross-validation."""
 
     def train(self, train_notes: Examples, dev_notes: Examples, refit: bool) -> TrainedCoder:

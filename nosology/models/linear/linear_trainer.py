@@ -11,10 +11,10 @@ from scipy import sparse
 from nosology.core import DataError
 from nosology.core.label_space import LabelSpace
 from nosology.core.progress import progress
+from nosology.models.coder_trainer import CalibratedTrainer, Fit
 from nosology.models.linear.linear_model import Linear
 from nosology.models.linear.linear_settings import FitSettings, LinearRecipe
 from nosology.models.linear.tfidf import Tfidf
-from nosology.models.trainer import CalibratedTrainer, Fit
 from nosology.training.examples import Examples, codes_in_labels, label_space
 
 _PART = 32  # codes that a process takes at a time

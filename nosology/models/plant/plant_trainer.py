@@ -21,6 +21,7 @@ from nosology.core.label_space import LabelSpace, label_versions, mask_other_ver
 from nosology.core.progress import progress
 from nosology.encoders.tokenizers import SPECIALS, Vocabulary, WordTokenizer
 from nosology.encoders.word_encoders import AwdLstm, DropoutRates
+from nosology.models.coder_trainer import CalibratedTrainer, Fit
 from nosology.models.neural import EXCLUDED_LOGIT
 from nosology.models.neural_trainer import Notes, Targets, fit_labels
 from nosology.models.plant.language_model import LanguageModel
@@ -32,7 +33,6 @@ from nosology.models.plant.relevance import Relevance
 from nosology.models.plant.stages import StageCache, file_hash
 from nosology.models.plant.text_streams import StreamPlan, TextStreams
 from nosology.models.published import load_language_model
-from nosology.models.trainer import CalibratedTrainer, Fit
 from nosology.training.examples import Examples, codes_in_systems, label_space
 from nosology.training.run_folder import REFIT, fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit

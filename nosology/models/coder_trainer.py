@@ -55,7 +55,7 @@ class TrainedCoder:
     report: dict[str, Any]
 
 
-class Trainer(ABC, Generic[R]):
+class CoderTrainer(ABC, Generic[R]):
     """Trains the models of one recipe."""
 
     def __init__(self, recipe: R, folder: Path):
@@ -67,7 +67,7 @@ class Trainer(ABC, Generic[R]):
         """The coder that is trained on train notes and tuned on dev notes; refit: finally trained on union."""
 
 
-class CalibratedTrainer(Trainer[R], Generic[R, M]):
+class CalibratedTrainer(CoderTrainer[R], Generic[R, M]):
     """A trainer of models with a calibration. A subclass says how to fit and how to fit again."""
 
     @abstractmethod
