@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nosology.attention import dual_attention as kernels
+from nosology.attention import dual_attention
 from nosology.attention.dual_attention import DualHead, dual_loss
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
@@ -134,9 +134,9 @@ def check(notes: int = 4, words: int = 700, labels: int = 500) -> dict[str, floa
         return [loss.detach(), *torch.autograd.grad(loss, given)]
 
     fused, exact = found(torch.bfloat16), found(torch.float64)
-    kept, kernels.fused = kernels.fused, None
+    kernels, dual_attention.fused = dual_attention.fused, None
     plain = found(torch.bfloat16)
-    kernels.fused = kept
+    dual_attention.fused = kernels
     gaps = {
         name: max(float((a.double() - b).norm() / b.norm()) for a, b in zip(rows, exact))
         for name, rows in (("fused", fused), ("plain", plain))

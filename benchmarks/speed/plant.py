@@ -28,8 +28,7 @@ import torch
 from scipy import sparse
 from torch.nn.functional import cross_entropy, linear
 
-from nosology.attention import planted_attention as pair_scores
-from nosology.attention import planted_attention as planted_loss
+from nosology.attention import planted_attention
 from nosology.encoders.tokenizers import PAD
 from nosology.encoders.word_encoders import AwdLstm, DropoutRates
 from nosology.models.plant import language_model, next_word
@@ -205,8 +204,9 @@ def agreement(told: dict, times: int) -> dict[str, float]:
     )
     found = []
     for plain in (False, True):
-        with mock.patch.object(planted_loss, "fused", None if plain else planted_loss.fused):
-            with mock.patch.object(pair_scores, "fused", None if plain else pair_scores.fused), autocast():
+        fused = None if plain else planted_attention.fused
+        with mock.patch.object(planted_attention, "fused", fused):
+            with autocast():
                 loss = net(batch)
             loss.backward()
         found.append(

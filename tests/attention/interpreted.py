@@ -67,7 +67,7 @@ def choice(seed: int) -> None:
     bounds, lasts = torch.empty(2, labels, notes, dtype=torch.int32)
     block = triton.next_power_of_2(wide)
     told = (words, lengths, scores, bounds, lasts, notes, wide, columns, k, block)
-    planted_kernels._choose[(labels * notes,)](*told)
+    planted_kernels._select[(labels * notes,)](*told)
     found, place = scores[:, words.long()], torch.arange(wide)
     inside = place < lengths[:, None]
     bits = found.view(torch.int32)

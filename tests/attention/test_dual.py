@@ -99,7 +99,7 @@ def test_single_precision_stays_near_double():
 def test_what_fits_is_scored_at_once_and_no_more(monkeypatch):
     states, lengths, queries, head = world([5, 9, 0, 3], d=3, m=2, p=2, labels=11)
     wanted, _ = reference(states, lengths, queries, head)
-    monkeypatch.setattr(dual, "_CELLS", 40)
+    monkeypatch.setattr(dual, "_MAX_CELLS", 40)
     with torch.no_grad():
         found = dual_logits(states, lengths, queries, detached(head))
     assert (found - wanted).abs().max() < 1e-10
