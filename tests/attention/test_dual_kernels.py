@@ -1,4 +1,4 @@
-"""The GPU kernels of dual attention give what plain torch gives."""
+"""The GPU kernels of dual attention return the same as plain torch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 
-def test_the_kernels_agree_with_torch():
+def test_kernels_agree_with_torch():
     env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.attention.interpreted_dual"]
+    command = [sys.executable, "-m", "tests.attention.interpreted_dual_kernels"]
     done = subprocess.run(command, env=env, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=100)
     assert "the kernels agree with torch" in done.stdout, done.stderr[-2000:]

@@ -36,13 +36,13 @@ def embedder() -> Embedder:
 
 def test_notes_are_embedded_once_and_reported(small_corpus, tmp_path, embedder):
     out = tmp_path / "cache"
-    said = run("--corpus", small_corpus.folder, "--out", out, "--device", "cpu", "--split", "dev")
-    assert "40 notes, 40 new, 384 dimensions, minilm on cpu" in said and "tokens/s" in said
+    output = run("--corpus", small_corpus.folder, "--out", out, "--device", "cpu", "--split", "dev")
+    assert "40 notes, 40 new, 384 dimensions, minilm on cpu" in output and "tokens/s" in output
     assert "160 notes, 120 new" in run("--corpus", small_corpus.folder, "--out", out, "--device", "cpu")
     assert "160 notes, 0 new" in run("--corpus", small_corpus.folder, "--out", out, "--device", "cpu")
     texts = [note.text for note in small_corpus.notes()]
-    found = EmbeddingCache.for_embedder(out, embedder).vectors(texts)
-    assert np.allclose(found, embedder.embed(texts), atol=1e-5)
+    vectors = EmbeddingCache.for_embedder(out, embedder).vectors(texts)
+    assert np.allclose(vectors, embedder.embed(texts), atol=1e-5)
     report = json.loads((out / embedder.key / "report.json").read_text())
     lengths = [len(embedder._tokenizer.token_ids([text])[0]) + 2 for text in texts]
     assert report["notes"] == 160 and report["over_limit"] == report["in_windows"] == 0
@@ -50,7 +50,7 @@ def test_notes_are_embedded_once_and_reported(small_corpus, tmp_path, embedder):
     assert report["tokens_median"] == np.median(lengths)
 
 
-def test_each_embedder_has_a_row_of_the_table(small_corpus, tmp_path):
+def test_report_has_one_row_per_embedder(small_corpus, tmp_path):
     out = tmp_path / "cache"
     common = ("--corpus", small_corpus.folder, "--out", out, "--split", "test", "--device", "cpu")
     run(*common)
@@ -69,16 +69,16 @@ def test_each_embedder_has_a_row_of_the_table(small_corpus, tmp_path):
     assert "personal data" in page and "anonym" not in page
 
 
-def test_several_corpora_are_one_run(small_corpus, tmp_path):
+def test_several_corpora_are_embedded_in_one_run(small_corpus, tmp_path):
     other = write_corpus(small_notes(8, seed=5), tmp_path / "other", source={}, filters=[], counts={})
-    said = run(
+    output = run(
         *("--corpus", small_corpus.folder, "--corpus", other.folder, "--split", "test"),
         *("--out", tmp_path / "cache", "--device", "cpu"),
     )
-    assert "42 notes, 42 new" in said
+    assert "42 notes, 42 new" in output
 
 
-def test_wrong_options_are_one_sentence(small_corpus, tmp_path):
+def test_wrong_options_raise_a_clear_error(small_corpus, tmp_path):
     common = ("--corpus", small_corpus.folder, "--out", tmp_path / "cache")
     with pytest.raises(DataError, match="split must be one of train, dev, test or all; got 'some'"):
         run(*common, "--split", "some")
@@ -89,22 +89,22 @@ def test_wrong_options_are_one_sentence(small_corpus, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_killed_run_goes_on_where_it_was(tmp_path):
+def test_killed_run_resumes(tmp_path):
     model = tiny_embedder(tmp_path / "model", "bert")
     embedder = Embedder.load(EmbedderSettings(model=str(model)), "cpu")
     notes = [Note(id=f"n{i}", text=f"{i} {note.text * 12}", split="train") for i, note in enumerate(small_notes(150))]
     corpus = write_corpus(notes, tmp_path / "corpus", source={}, filters=[], counts={})
     out = tmp_path / "cache"
-    given = ("--corpus", corpus.folder, "--out", out, "--device", "cpu", "--model", model)
-    command = [sys.executable, "-m", "nosology", "embed", *map(str, given)]
+    options = ("--corpus", corpus.folder, "--out", out, "--device", "cpu", "--model", model)
+    command = [sys.executable, "-m", "nosology", "embed", *map(str, options)]
     running = subprocess.Popen(command, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     index = out / embedder.key / "index.bin"
     while not (index.exists() and index.stat().st_size) and running.poll() is None:
         time.sleep(0.005)
     running.send_signal(signal.SIGKILL)
     running.wait()
-    kept = len(EmbeddingCache.for_embedder(out, embedder))
-    assert 0 < kept < 150
-    assert f"150 notes, {150 - kept} new" in run(*given)
-    some = [note.text for note in notes[::40]]
-    assert np.allclose(EmbeddingCache.for_embedder(out, embedder).vectors(some), embedder.embed(some), atol=1e-5)
+    cached = len(EmbeddingCache.for_embedder(out, embedder))
+    assert 0 < cached < 150
+    assert f"150 notes, {150 - cached} new" in run(*options)
+    sample = [note.text for note in notes[::40]]
+    assert np.allclose(EmbeddingCache.for_embedder(out, embedder).vectors(sample), embedder.embed(sample), atol=1e-5)

@@ -1,4 +1,4 @@
-"""Notes as vectors of a pretrained model."""
+"""The embedder: vectors of notes, compared with sentence-transformers."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def embedder() -> Embedder:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Folders of tiny embedders, each made once."""
-    made = {}
+    """A function that returns the folder of a tiny embedder; each is built once."""
+    built = {}
 
-    def get(kind, modes=("mean",), **wanted):
-        name = f"{kind}-{'-'.join(modes)}-{sorted(wanted.items())}"
-        if name not in made:
-            made[name] = tiny_embedder(tmp_path_factory.mktemp("tiny") / "model", kind, modes, **wanted)
-        return made[name]
+    def get(kind, modes=("mean",), **options):
+        name = f"{kind}-{'-'.join(modes)}-{sorted(options.items())}"
+        if name not in built:
+            built[name] = tiny_embedder(tmp_path_factory.mktemp("tiny") / "model", kind, modes, **options)
+        return built[name]
 
     return get
 
@@ -51,8 +51,8 @@ def folders(tmp_path_factory):
 LIMITS = "sentence_bert_config.json"
 
 
-def load(folder, **wanted) -> Embedder:
-    return Embedder.load(EmbedderSettings(model=str(folder), **wanted), "cpu")
+def load(folder, **options) -> Embedder:
+    return Embedder.load(EmbedderSettings(model=str(folder), **options), "cpu")
 
 
 def texts(n: int, seed: int = 0, longest: int = 50) -> list[str]:
@@ -60,26 +60,26 @@ def texts(n: int, seed: int = 0, longest: int = 50) -> list[str]:
     return [" ".join(rng.choice(WORDS, rng.integers(1, longest))) for _ in range(n)]
 
 
-def oracle(folder, given: list[str]) -> np.ndarray:
+def oracle(folder, inputs: list[str]) -> np.ndarray:
     from sentence_transformers import SentenceTransformer
 
-    return SentenceTransformer(str(folder), device="cpu").encode(given, show_progress_bar=False)
+    return SentenceTransformer(str(folder), device="cpu").encode(inputs, show_progress_bar=False)
 
 
-def test_short_texts_have_the_vectors_of_sentence_transformers(embedder):
+def test_short_texts_equal_sentence_transformers(embedder):
     assert np.allclose(embedder.embed(SHORT), oracle(minilm_folder(), SHORT), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("modes", [("mean",), ("cls",), ("lasttoken",)])
-def test_every_kind_and_pooling_has_the_vectors_of_sentence_transformers(folders, kind, modes):
+def test_every_architecture_and_pooling_equals_sentence_transformers(folders, kind, modes):
     folder = folders(kind, modes)
-    given = texts(9)
-    assert np.allclose(load(folder).embed(given), oracle(folder, given), atol=1e-5)
+    inputs = texts(9)
+    assert np.allclose(load(folder).embed(inputs), oracle(folder, inputs), atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "modes, wanted",
+    "modes, options",
     [
         *(((mode,), {"normalise": False}) for mode in POOLING_MODES),
         (("cls", "mean", "max"), {}),
@@ -87,114 +87,114 @@ def test_every_kind_and_pooling_has_the_vectors_of_sentence_transformers(folders
         (("mean", "lasttoken"), {"dense": 7, "normalise": False}),
     ],
 )
-def test_all_that_a_folder_may_say_of_pooling_is_done(folders, modes, wanted):
-    folder = folders("bert", modes, **wanted)
-    found, given = load(folder), texts(5)
-    vectors = found.embed(given)
-    assert vectors.shape == (5, found.dim)
-    assert np.allclose(vectors, oracle(folder, given), atol=1e-5)
+def test_pooling_dense_and_normalize_equal_sentence_transformers(folders, modes, options):
+    folder = folders("bert", modes, **options)
+    loaded, inputs = load(folder), texts(5)
+    vectors = loaded.embed(inputs)
+    assert vectors.shape == (5, loaded.dim)
+    assert np.allclose(vectors, oracle(folder, inputs), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_neither_batch_mates_nor_pads_nor_packs_change_a_vector(folders, kind):
-    found = load(folders(kind, ("mean",)), window=20)
-    given = texts(13, seed=1)
-    alone = np.concatenate([found.embed([text]) for text in given])
-    assert np.allclose(found.embed(given), alone, atol=1e-5)
-    assert np.allclose(found.embed(given[::-1])[::-1], alone, atol=1e-5)
-    for found.batch_tokens, found.pack_tokens in ((1, 1), (30, 7), (50, 500), (10_000, 64)):
-        assert np.allclose(found.embed(given), alone, atol=1e-5)
+def test_batches_padding_and_packs_do_not_change_a_vector(folders, kind):
+    loaded = load(folders(kind, ("mean",)), window=20)
+    inputs = texts(13, seed=1)
+    alone = np.concatenate([loaded.embed([text]) for text in inputs])
+    assert np.allclose(loaded.embed(inputs), alone, atol=1e-5)
+    assert np.allclose(loaded.embed(inputs[::-1])[::-1], alone, atol=1e-5)
+    for loaded.batch_tokens, loaded.pack_tokens in ((1, 1), (30, 7), (50, 500), (10_000, 64)):
+        assert np.allclose(loaded.embed(inputs), alone, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "modernbert"])
-def test_packed_texts_have_the_states_of_padded_ones(folders, kind):
+def test_packed_states_equal_padded_states(folders, kind):
     packed = load(folders(kind))._net
     assert isinstance(packed, PackedTransformer)
     ids = torch.randint(4, 60, (23,))
     lengths = [9, 5, 5, 3, 1]
     with torch.no_grad():
-        found = packed(ids, lengths)
+        loaded = packed(ids, lengths)
         packed.model.set_attn_implementation("eager")
         expected = PaddedTransformer(packed.model, 0)(ids, lengths)
-    assert torch.allclose(found, expected, atol=1e-5)
+    assert torch.allclose(loaded, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind, aligned", [("qwen3", False), ("qwen3", True), ("xlm-roberta", False)])
-def test_what_fills_compiled_packs_changes_no_state(folders, kind, aligned):
-    """With the compiler's first half, which decides what is compiled anew; the second makes programs for GPUs."""
+def test_filler_of_compiled_packs_does_not_change_states(folders, kind, aligned):
+    """With the backend `eager`: the tracer decides about recompilation; code for GPUs is not generated."""
     from transformers import AutoModel
 
     model = AutoModel.from_pretrained(folders(kind)).eval().requires_grad_(False)
     packed, ids = PackedTransformer(model, aligned), torch.randint(4, 60, (200,))
-    every = [[90, 50, 30, 20, 10], [100, 100], [200], [64, 64, 62, 10]]
+    packs = [[90, 50, 30, 20, 10], [100, 100], [200], [64, 64, 62, 10]]
     with torch.inference_mode():
-        expected = [packed(ids, lengths) for lengths in every]
+        expected = [packed(ids, lengths) for lengths in packs]
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         assert packed.compile_layers(320, backend="eager")
-        for lengths, states in zip(every, expected):
+        for lengths, states in zip(packs, expected):
             assert torch.allclose(packed(ids, lengths), states, atol=1e-5)
         assert torch.allclose(packed(ids[:40], [30, 10]), packed(ids, [30, 10, 160])[:40], atol=1e-5)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3
     torch._dynamo.reset()
 
 
-def test_a_model_that_cannot_be_compiled_goes_on_as_before(folders):
-    found = load(folders("bert"))
-    before = found.embed(["back pain"])
-    assert not found._net.compile_layers(320, backend="no such compiler")
-    assert np.array_equal(found.embed(["back pain"]), before)
-    assert not found.compile()  # no GPU here
+def test_failed_compilation_leaves_the_model_usable(folders):
+    loaded = load(folders("bert"))
+    before = loaded.embed(["back pain"])
+    assert not loaded._net.compile_layers(320, backend="no such compiler")
+    assert np.array_equal(loaded.embed(["back pain"]), before)
+    assert not loaded.compile()  # no GPU here
 
 
-def test_a_model_that_cannot_be_packed_is_padded(folders):
+def test_unsupported_architecture_is_padded(folders):
     assert isinstance(load(folders("modernbert"))._net, PaddedTransformer)
 
 
 @pytest.mark.parametrize("modes", [("mean",), ("cls",), ("lasttoken",)])
-def test_long_notes_are_the_mean_of_their_windows_by_tokens(folders, modes):
-    """Against the windows by hand, each run alone."""
-    found = load(folders("bert", modes, normalise=False, window=12))
+def test_long_note_is_the_token_weighted_mean_of_its_windows(folders, modes):
+    """Compared with windows that are run one by one."""
+    loaded = load(folders("bert", modes, normalise=False, window=12))
     text = " ".join(texts(3, seed=2, longest=20))
-    pieces = found._tokenizer.token_ids([text])[0]
-    assert found.window == 12 and len(pieces) > 20
-    total = np.zeros(found.dim)
+    pieces = loaded._tokenizer.token_ids([text])[0]
+    assert loaded.window == 12 and len(pieces) > 20
+    total = np.zeros(loaded.dim)
     for start in range(0, len(pieces), 10):
         window = pieces[start : start + 10]
-        ids = torch.tensor([*found._tokenizer.prefix_ids, *window.tolist(), *found._tokenizer.suffix_ids])
+        ids = torch.tensor([*loaded._tokenizer.prefix_ids, *window.tolist(), *loaded._tokenizer.suffix_ids])
         with torch.no_grad():
-            states = found._net(ids, [len(ids)])
+            states = loaded._net(ids, [len(ids)])
         vector = {"mean": states.mean(0), "cls": states[0], "lasttoken": states[-1]}[modes[0]]
         total += len(window) / len(pieces) * vector.numpy()
-    assert np.allclose(found.embed([text])[0], total, atol=1e-5)
+    assert np.allclose(loaded.embed([text])[0], total, atol=1e-5)
 
 
-def test_what_a_batch_says_of_its_notes(folders):
-    found = load(folders("bert", window=12), max_tokens=30)
-    given = ["", "pain", "pain " * 10, "pain " * 11, "pain " * 28, "pain " * 500, " \n "]
-    (part,) = found.embed_batches(given)
+def test_batch_reports_tokens_and_windows(folders):
+    loaded = load(folders("bert", window=12), max_tokens=30)
+    inputs = ["", "pain", "pain " * 10, "pain " * 11, "pain " * 28, "pain " * 500, " \n "]
+    (part,) = loaded.embed_batches(inputs)
     back = np.argsort(part.rows)
     assert part.tokens[back].tolist() == [0, 3, 12, 13, 30, 502, 0]
     assert part.windows[back].tolist() == [0, 1, 1, 2, 3, 3, 0]
     assert part.read[back].tolist() == [0, 3, 12, 15, 34, 34, 0]
-    vectors = found.embed(given)
+    vectors = loaded.embed(inputs)
     assert not vectors[[0, 6]].any() and vectors[1:6].any(axis=1).all()
     assert np.allclose(vectors[4], vectors[5], atol=1e-6)  # nothing behind max_tokens is read
-    assert found.embed([]).shape == (0, 16)
+    assert loaded.embed([]).shape == (0, 16)
 
 
 @pytest.mark.parametrize("kind", ["bert", "qwen3"])
-def test_blank_notes_have_zeros_whatever_the_prompt(folders, kind):
+def test_blank_notes_are_zero_with_any_prompt(folders, kind):
     assert not load(folders(kind), prompt="type 2: ").embed(["", " ", "\n\t", "\u00a0"]).any()
 
 
-def test_no_limit_reads_the_whole_note(folders):
-    found = load(folders("bert", window=12), max_tokens=0)
-    (part,) = found.embed_batches(["pain " * 500])
+def test_max_tokens_zero_reads_the_whole_note(folders):
+    loaded = load(folders("bert", window=12), max_tokens=0)
+    (part,) = loaded.embed_batches(["pain " * 500])
     assert part.tokens.tolist() == [502] and part.windows.tolist() == [50]
 
 
-def test_a_prompt_stands_before_each_window_and_counts_as_the_folder_says(folders):
+def test_prompt_precedes_each_window(folders):
     folder = folders("bert", ("mean",), normalise=False)
     plain, prompted = load(folder), load(folder, prompt="type 2: ")
     assert np.allclose(prompted.embed(["back pain"]), plain.embed(["type 2: back pain"]), atol=1e-6)
@@ -204,7 +204,7 @@ def test_a_prompt_stands_before_each_window_and_counts_as_the_folder_says(folder
     assert np.allclose(whole[0], halves.mean(0), atol=1e-5)
 
 
-def test_the_prompt_can_be_left_out_of_the_pooling(folders, tmp_path):
+def test_prompt_can_be_excluded_from_pooling(folders, tmp_path):
     folder = shutil.copytree(folders("bert", ("mean",), normalise=False), tmp_path / "model")
     about = {"embedding_dimension": 16, "pooling_mode": "mean", "include_prompt": False}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(about))
@@ -214,7 +214,7 @@ def test_the_prompt_can_be_left_out_of_the_pooling(folders, tmp_path):
     assert np.allclose(load(folder, prompt="type 2: ").embed(["back pain"]), expected, atol=1e-5)
 
 
-def test_the_folder_may_name_a_prompt(folders, tmp_path):
+def test_prompt_from_the_folder_is_used(folders, tmp_path):
     folder = shutil.copytree(folders("bert"), tmp_path / "model")
     about = {"prompts": {"document": "low back: "}, "default_prompt_name": "document"}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(about))
@@ -222,7 +222,7 @@ def test_the_folder_may_name_a_prompt(folders, tmp_path):
     assert load(folder).identity["prompt"] == "low back: "
 
 
-def test_the_key_is_of_content_and_settings_not_of_place(folders, tmp_path):
+def test_key_depends_on_content_and_settings_not_on_path(folders, tmp_path):
     folder = folders("bert")
     key = load(folder).key
     copy = shutil.copytree(folder, tmp_path / "elsewhere")
@@ -230,7 +230,7 @@ def test_the_key_is_of_content_and_settings_not_of_place(folders, tmp_path):
     assert json.loads(json.dumps(load(copy).identity)) == load(folder).identity
     assert "elsewhere" not in json.dumps(load(copy).identity)
     others = [
-        load(folder, **one).key for one in ({"max_tokens": 9}, {"window": 9}, {"prompt": "x"}, {"pooling": "cls"})
+        load(folder, **change).key for change in ({"max_tokens": 9}, {"window": 9}, {"prompt": "x"}, {"pooling": "cls"})
     ]
     assert load(folders("bert", ("cls",))).key == others[-1]
     others.append(load(folders("qwen3")).key)
@@ -240,21 +240,21 @@ def test_the_key_is_of_content_and_settings_not_of_place(folders, tmp_path):
     weights.write_bytes(raw)
     others.append(load(copy).key)
     for file, name, value in (("1_Pooling/config.json", "include_prompt", False), (LIMITS, "do_lower_case", True)):
-        place = copy / file
-        told = json.loads(place.read_text()) if place.exists() else {}
-        place.write_text(json.dumps(told | {name: value}))
+        path = copy / file
+        content = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(content | {name: value}))
         others.append(load(copy).key)
     assert len({key, *others}) == len(others) + 1
 
 
-def test_the_embedders_of_the_paper_have_their_widths():
+def test_known_embedders_have_the_dimensions_of_xu_and_dray():
     six = {name: known for name, known in KNOWN_EMBEDDERS.items() if name != "minilm"}
     assert [known.dim for known in six.values()] == [1024, 1536, 768, 1024, 768, 768]
     assert all(known.window == 8192 for known in six.values())
 
 
 @pytest.mark.parametrize(
-    "wanted, says",
+    "options, message",
     [
         ({"model": "no/such-model"}, "embedder.model must be one of minilm, qwen3"),
         ({"model": "qwen3-embedding-0.6b"}, "embedder.model must be one of"),
@@ -263,18 +263,18 @@ def test_the_embedders_of_the_paper_have_their_widths():
         ({"max_tokens": 2}, "max_tokens must be more than 2"),
     ],
 )
-def test_what_cannot_be_had_is_one_sentence(wanted, says, monkeypatch):
+def test_unusable_settings_raise_config_error(options, message, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match=says):
-        Embedder.load(EmbedderSettings(**wanted), "cpu")
+    with pytest.raises(ConfigError, match=message):
+        Embedder.load(EmbedderSettings(**options), "cpu")
 
 
-def test_a_device_that_is_not_there_is_one_sentence():
+def test_unknown_device_raises_config_error():
     with pytest.raises(ConfigError, match="device must be one that this machine has"):
         Embedder.load(EmbedderSettings(), "nonsense")
 
 
-def test_a_model_with_its_own_program_is_refused_unless_trusted(folders, tmp_path):
+def test_remote_code_is_refused_unless_trusted(folders, tmp_path):
     folder = shutil.copytree(folders("qwen2"), tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     config["auto_map"] = {"AutoModel": "modeling.Evil"}
@@ -285,7 +285,7 @@ def test_a_model_with_its_own_program_is_refused_unless_trusted(folders, tmp_pat
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_program_that_is_trusted_is_run_and_enters_the_key(folders, tmp_path, monkeypatch):
+def test_trusted_remote_code_is_run_and_part_of_the_key(folders, tmp_path, monkeypatch):
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "programs"))
     monkeypatch.setattr("sys.path", [*sys.path])
     plain = load(folders("qwen2"))
@@ -296,18 +296,18 @@ def test_a_program_that_is_trusted_is_run_and_enters_the_key(folders, tmp_path, 
     (folder / "modeling_mine.py").write_text(
         "from transformers import Qwen2Model\n\nclass Mine(Qwen2Model):\n    pass\n"
     )
-    found = load(folder, trust_remote_code=True)
+    loaded = load(folder, trust_remote_code=True)
     assert (
-        found.identity["architecture"] == "Mine"
-        and isinstance(found._net, PaddedTransformer)
-        and found.key != plain.key
+        loaded.identity["architecture"] == "Mine"
+        and isinstance(loaded._net, PaddedTransformer)
+        and loaded.key != plain.key
     )
-    assert np.allclose(found.embed(texts(4)), plain.embed(texts(4)), atol=1e-5)
+    assert np.allclose(loaded.embed(texts(4)), plain.embed(texts(4)), atol=1e-5)
 
 
-def test_short_names_bring_their_prompt_window_and_last_token(folders, monkeypatch):
-    places = {"nomic-v1.5": folders("nomic_bert"), "qwen3-embedding-0.6b": folders("qwen3", ("lasttoken",))}
-    monkeypatch.setattr("nosology.encoders.embedder.locate_model", lambda settings: places[settings.model])
+def test_short_names_set_prompt_window_and_end_token(folders, monkeypatch):
+    folders_by_name = {"nomic-v1.5": folders("nomic_bert"), "qwen3-embedding-0.6b": folders("qwen3", ("lasttoken",))}
+    monkeypatch.setattr("nosology.encoders.embedder.locate_model", lambda settings: folders_by_name[settings.model])
     nomic = Embedder.load(EmbedderSettings(model="nomic-v1.5"), "cpu")
     assert nomic.identity["prompt"] == "search_document: " and nomic.window == 8192 and nomic.name == "nomic-v1.5"
     bare = Embedder.load(EmbedderSettings(model="nomic-v1.5", prompt=" "), "cpu")
@@ -318,7 +318,7 @@ def test_short_names_bring_their_prompt_window_and_last_token(folders, monkeypat
 
 
 @pytest.mark.parametrize(
-    "file, says",
+    "file, message",
     [
         ("config.json", "is damaged"),
         ("tokenizer.json", "that transformers can load"),
@@ -327,10 +327,10 @@ def test_short_names_bring_their_prompt_window_and_last_token(folders, monkeypat
         ("2_Dense/model.safetensors", "must contain a layer"),
     ],
 )
-def test_damaged_folders_are_one_sentence(folders, tmp_path, file, says):
+def test_damaged_folders_raise_config_error(folders, tmp_path, file, message):
     folder = shutil.copytree(folders("bert", ("mean",), dense=5), tmp_path / "model")
     (folder / file).write_text("{")
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         load(folder)
 
 
@@ -350,24 +350,24 @@ def test_modules_outside_the_folder_are_refused(folders, tmp_path):
         load(folder)
 
 
-def test_numbers_that_are_not_finite_are_refused(folders):
-    found = load(folders("bert", ("mean",), normalise=False, window=30))
-    found._net.model.embeddings.word_embeddings.weight[5] = float("nan")
+def test_vectors_that_are_not_finite_raise(folders):
+    loaded = load(folders("bert", ("mean",), normalise=False, window=30))
+    loaded._net.model.embeddings.word_embeddings.weight[5] = float("nan")
     with pytest.raises(DataError, match="not finite"):
-        found.embed([" ".join(WORDS)])
+        loaded.embed([" ".join(WORDS)])
 
 
 def test_any_text_can_be_embedded(embedder):
-    found = embedder.embed(["a\ud800b", "\x00\x01", "\u202e\ufeff", "😀 " * 3])
-    assert np.isfinite(found).all()
+    loaded = embedder.embed(["a\ud800b", "\x00\x01", "\u202e\ufeff", "😀 " * 3])
+    assert np.isfinite(loaded).all()
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.sampled_from(POOLING_MODES), st.integers(0, 3))
-def test_pooling_is_that_of_each_text_alone(lengths, mode, seed):
+def test_pooling_of_packed_texts_equals_each_text_alone(lengths, mode, seed):
     torch.manual_seed(seed)
     states = torch.randn(sum(lengths), 3)
-    found = pool(states, torch.tensor(lengths), (mode,))
+    loaded = pool(states, torch.tensor(lengths), (mode,))
     parts = states.split(lengths)
     expected = {
         "cls": lambda x: x[0],
@@ -377,4 +377,4 @@ def test_pooling_is_that_of_each_text_alone(lengths, mode, seed):
         "mean_sqrt_len_tokens": lambda x: x.sum(0) / len(x) ** 0.5,
         "weightedmean": lambda x: (torch.arange(1, len(x) + 1.0) @ x) / (len(x) * (len(x) + 1) / 2),
     }[mode]
-    assert torch.allclose(found, torch.stack([expected(part) for part in parts]), atol=1e-5)
+    assert torch.allclose(loaded, torch.stack([expected(part) for part in parts]), atol=1e-5)

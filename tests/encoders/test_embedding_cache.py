@@ -26,7 +26,7 @@ KEY = "a" * 64
 
 
 class Counting:
-    """An embedder whose vector of a text can be told from the text, and which counts what it is asked for."""
+    """An embedder whose vectors are hashes of the texts, and which records the texts that it embeds."""
 
     key, dim, identity, name = KEY, DIM, {"model": "counting"}, "counting"
 
@@ -41,10 +41,10 @@ class Counting:
         for start in range(0, len(order), self.batch):
             time.sleep(self.pause)
             rows = np.array(order[start : start + self.batch])
-            asked = [texts[row] for row in rows]
-            self.asked += asked
-            sizes = np.array([len(text) for text in asked])
-            yield EmbeddedBatch(rows, self.expected(asked), sizes, sizes, sizes > 0, int(sizes.sum()), 0.1)
+            embedded = [texts[row] for row in rows]
+            self.asked += embedded
+            sizes = np.array([len(text) for text in embedded])
+            yield EmbeddedBatch(rows, self.expected(embedded), sizes, sizes, sizes > 0, int(sizes.sum()), 0.1)
 
     @staticmethod
     def expected(texts) -> np.ndarray:
@@ -61,12 +61,12 @@ def texts(n: int, start: int = 0) -> list[str]:
     return [f"note {i} {'x' * (i % 7)}" for i in range(start, start + n)]
 
 
-def test_each_text_is_embedded_once_and_order_is_kept(tmp_path):
+def test_each_text_is_embedded_once_in_order(tmp_path):
     model = Counting()
-    asked = [*texts(10), "", *texts(4)]
-    assert np.array_equal(opened(tmp_path).vectors(asked, model), Counting.expected(asked))
-    assert sorted(model.asked) == sorted({*asked})
-    again, more = Counting(), [*texts(3, 20), *asked[::-1]]
+    embedded = [*texts(10), "", *texts(4)]
+    assert np.array_equal(opened(tmp_path).vectors(embedded, model), Counting.expected(embedded))
+    assert sorted(model.asked) == sorted({*embedded})
+    again, more = Counting(), [*texts(3, 20), *embedded[::-1]]
     cache = opened(tmp_path)
     assert np.array_equal(cache.vectors(iter(more), again), Counting.expected(more))
     assert sorted(again.asked) == sorted(texts(3, 20))
@@ -74,7 +74,7 @@ def test_each_text_is_embedded_once_and_order_is_kept(tmp_path):
     assert cache.vectors([]).shape == (0, DIM)
 
 
-def test_nothing_is_loaded_where_nothing_is_missing(tmp_path):
+def test_embedder_is_loaded_only_if_a_text_is_missing(tmp_path):
     opened(tmp_path).vectors(texts(5), Counting())
 
     def never():
@@ -86,18 +86,18 @@ def test_nothing_is_loaded_where_nothing_is_missing(tmp_path):
         opened(tmp_path).vectors(texts(7))
 
 
-def test_texts_are_nowhere_in_the_files(tmp_path):
+def test_files_do_not_contain_texts(tmp_path):
     opened(tmp_path).vectors(["a very secret illness"], Counting())
     for file in tmp_path.rglob("*"):
         assert file.is_dir() or b"secret" not in file.read_bytes()
 
 
-def test_embedders_do_not_mix(tmp_path):
+def test_caches_of_different_embedders_are_separate(tmp_path):
     opened(tmp_path).vectors(texts(5), Counting())
-    other = EmbeddingCache(tmp_path, "b" * 64, DIM, {})
-    assert len(other) == 0 and len(opened(tmp_path)) == 5
+    untouched = EmbeddingCache(tmp_path, "b" * 64, DIM, {})
+    assert len(untouched) == 0 and len(opened(tmp_path)) == 5
     with pytest.raises(DataError, match="belongs to another embedder"):
-        other.vectors(texts(2), Counting())
+        untouched.vectors(texts(2), Counting())
     with pytest.raises(DataError, match=r"dim 6; got format 1, .*dim 5"):
         EmbeddingCache(tmp_path, KEY, 6, {})
     (tmp_path / KEY / MANIFEST).write_text("{}")
@@ -107,15 +107,15 @@ def test_embedders_do_not_mix(tmp_path):
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 60), st.integers(0, 100))
-def test_a_torn_tail_is_cut_off(tmp_path_factory, vectors_lost, index_lost):
+def test_incomplete_tail_is_truncated(tmp_path_factory, vectors_lost, index_lost):
     """Whatever a killed program left of its last batch."""
     folder = tmp_path_factory.mktemp("cache")
     opened(folder).vectors(texts(3), Counting())
     whole = (folder / KEY / LOCK_FILE).read_text()
     opened(folder).vectors(texts(6), Counting())
     (folder / KEY / LOCK_FILE).write_text(whole)  # it was killed before it could write down more
-    for place, lost in ((VECTORS, vectors_lost), (INDEX_FILE, index_lost)):
-        path = folder / KEY / place
+    for name, lost in ((VECTORS, vectors_lost), (INDEX_FILE, index_lost)):
+        path = folder / KEY / name
         os.truncate(path, path.stat().st_size - lost)
     cache, model = opened(folder), Counting()
     gone = max(-(-vectors_lost // (4 * DIM)), -(-index_lost // RECORD.itemsize))
@@ -124,34 +124,34 @@ def test_a_torn_tail_is_cut_off(tmp_path_factory, vectors_lost, index_lost):
     assert len(model.asked) == gone + 2
 
 
-@pytest.mark.parametrize("place", [VECTORS, INDEX_FILE])
+@pytest.mark.parametrize("name", [VECTORS, INDEX_FILE])
 @pytest.mark.parametrize("lost", [1, 1000, None])
-def test_what_was_whole_once_is_never_cut_off(tmp_path, place, lost):
+def test_committed_data_is_never_truncated(tmp_path, name, lost):
     """A file that has lost its end, or is gone, costs the other one nothing."""
     opened(tmp_path).vectors(texts(60), Counting())
-    path = tmp_path / KEY / place
-    [other] = {tmp_path / KEY / VECTORS, tmp_path / KEY / INDEX_FILE} - {path}
-    before = other.read_bytes()
+    path = tmp_path / KEY / name
+    [untouched] = {tmp_path / KEY / VECTORS, tmp_path / KEY / INDEX_FILE} - {path}
+    before = untouched.read_bytes()
     path.unlink() if lost is None else os.truncate(path, path.stat().st_size - lost)
     with pytest.raises(DataError, match=f"{KEY} is damaged"):
         opened(tmp_path)
-    assert other.read_bytes() == before
+    assert untouched.read_bytes() == before
 
 
-@pytest.mark.parametrize("told", ["", "17", "12 ab"])
-def test_a_cache_that_does_not_say_what_was_whole_is_opened(tmp_path, told):
+@pytest.mark.parametrize("content", ["", "17", "12 ab"])
+def test_cache_without_committed_sizes_is_opened(tmp_path, content):
     """Of an earlier version, or of a program killed while it wrote that down. A file that is gone is missed still."""
     opened(tmp_path).vectors(texts(6), Counting())
-    (tmp_path / KEY / LOCK_FILE).write_text(told)
+    (tmp_path / KEY / LOCK_FILE).write_text(content)
     assert np.array_equal(opened(tmp_path).vectors(texts(6)), Counting.expected(texts(6)))
-    (tmp_path / KEY / LOCK_FILE).write_text(told)
+    (tmp_path / KEY / LOCK_FILE).write_text(content)
     (tmp_path / KEY / INDEX_FILE).unlink()
     with pytest.raises(DataError, match=r"index\.bin is missing"):
         opened(tmp_path)
 
 
 @pytest.mark.parametrize("row", [[np.nan, 1, 1, 1, 1], [1, -np.inf, 1, 1, 1], [1, 1, 1e30, 1, 1], [0] * DIM])
-def test_damaged_vectors_are_not_used(tmp_path, row):
+def test_damaged_vectors_raise(tmp_path, row):
     opened(tmp_path).vectors(texts(6), Counting())
     with (tmp_path / KEY / VECTORS).open("r+b") as file:
         file.seek(2 * 4 * DIM)
@@ -160,7 +160,7 @@ def test_damaged_vectors_are_not_used(tmp_path, row):
         opened(tmp_path).vectors(texts(6))
 
 
-def test_a_note_of_which_nothing_was_read_may_be_zero(tmp_path):
+def test_empty_note_may_have_a_zero_vector(tmp_path):
     class Nothing(Counting):
         @staticmethod
         def expected(texts) -> np.ndarray:
@@ -169,7 +169,7 @@ def test_a_note_of_which_nothing_was_read_may_be_zero(tmp_path):
     assert not opened(tmp_path).vectors([""], Nothing()).any()
 
 
-def test_a_tail_torn_by_another_process_does_not_shift_rows(tmp_path):
+def test_incomplete_tail_of_another_process_does_not_shift_rows(tmp_path):
     """It died after this one had opened the cache."""
     cache = opened(tmp_path)
     cache.vectors(texts(3), Counting())
@@ -179,10 +179,10 @@ def test_a_tail_torn_by_another_process_does_not_shift_rows(tmp_path):
     assert np.array_equal(opened(tmp_path).vectors(texts(6)), Counting.expected(texts(6)))
 
 
-def test_caches_that_are_open_at_once_see_each_other(tmp_path):
-    one, two, model = opened(tmp_path), opened(tmp_path), Counting()
-    one.vectors(texts(5), Counting())
-    assert np.array_equal(two.vectors(texts(8), model), Counting.expected(texts(8)))
+def test_open_caches_see_rows_of_each_other(tmp_path):
+    first, second, model = opened(tmp_path), opened(tmp_path), Counting()
+    first.vectors(texts(5), Counting())
+    assert np.array_equal(second.vectors(texts(8), model), Counting.expected(texts(8)))
     assert sorted(model.asked) == texts(3, 5)
 
 
@@ -202,7 +202,7 @@ def program(folder: Path, start: int, n: int, pause: float) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root, env={**os.environ, "PYTHONPATH": "."})
 
 
-def test_kill_costs_at_most_one_batch(tmp_path):
+def test_killed_process_loses_at_most_one_batch(tmp_path):
     running = program(tmp_path, 0, 400, 0.05)
     for _ in range(5):
         assert running.stdout.readline() == "batch\n"
@@ -212,14 +212,14 @@ def test_kill_costs_at_most_one_batch(tmp_path):
     running.stdout.close()
     cache, model = opened(tmp_path), Counting()
     assert 4 * done <= len(cache) <= 4 * done + 4 < 400
-    kept = len(cache)
+    cached = len(cache)
     assert np.array_equal(cache.vectors(texts(400), model), Counting.expected(texts(400)))
-    assert len(model.asked) == 400 - kept
+    assert len(model.asked) == 400 - cached
 
 
-def test_processes_that_write_at_once_corrupt_nothing(tmp_path):
-    every = [program(tmp_path, start, 120, 0.002) for start in (0, 40, 80)]
-    for running in every:
+def test_concurrent_writers_corrupt_nothing(tmp_path):
+    processes = [program(tmp_path, start, 120, 0.002) for start in (0, 40, 80)]
+    for running in processes:
         running.communicate()
         assert running.returncode == 0
     cache = opened(tmp_path)
@@ -228,7 +228,7 @@ def test_processes_that_write_at_once_corrupt_nothing(tmp_path):
     assert (tmp_path / KEY / VECTORS).stat().st_size == 200 * 4 * DIM
 
 
-def test_records_say_how_long_a_note_is_and_what_it_took(tmp_path):
+def test_records_contain_tokens_and_milliseconds(tmp_path):
     cache = opened(tmp_path)
     cache.vectors(["ab", "abcd", ""], Counting())
     assert cache.records["tokens"].tolist() == [4, 2, 0]
@@ -236,26 +236,26 @@ def test_records_say_how_long_a_note_is_and_what_it_took(tmp_path):
     assert np.array_equal(cache.stored, Counting.expected(["abcd", "ab", ""]))
 
 
-def test_many_texts_are_held_a_part_at_a_time(tmp_path, monkeypatch):
+def test_texts_are_held_in_memory_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(embedding_cache, "_MAX_TEXTS", 4)
     held = []
 
     class Watching(Counting):
-        def embed_batches(self, given):
-            held.append(len(given))
-            return super().embed_batches(given)
+        def embed_batches(self, inputs):
+            held.append(len(inputs))
+            return super().embed_batches(inputs)
 
     assert np.array_equal(opened(tmp_path).vectors(iter(texts(10)), Watching()), Counting.expected(texts(10)))
     assert held == [4, 4, 2]
 
 
-def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path):
+def test_unwritable_folder_raises_output_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot use the cache"):
         opened(tmp_path / "file")
 
 
-def test_the_manifest_says_what_made_the_vectors(tmp_path):
+def test_manifest_describes_the_embedder(tmp_path):
     opened(tmp_path)
-    found = json.loads((tmp_path / KEY / MANIFEST).read_text())
-    assert found["identity"] == {"model": "counting"} and found["dim"] == DIM and found["key"] == KEY
+    manifest = json.loads((tmp_path / KEY / MANIFEST).read_text())
+    assert manifest["identity"] == {"model": "counting"} and manifest["dim"] == DIM and manifest["key"] == KEY

@@ -27,36 +27,40 @@ def folders(tmp_path_factory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ["minilm", "bert", "roberta"])
-def test_states_are_those_of_the_transformer_on_each_window_alone(folders, name):
-    reader, encoder = load_pretrained(folders[name], window=12, max_tokens=100)
+def test_states_equal_the_transformer_on_each_window_alone(folders, name):
+    tokenizer, encoder = load_pretrained(folders[name], window=12, max_tokens=100)
     encoder.eval()
     text = "Chronic low back pain and heart failure, pneumonia of the right lobe; type 2 diabetes. "
     notes = [
-        reader.tokenize(text).ids,
-        reader.tokenize(text * 3).ids[:20],
-        reader.tokenize("").ids,
-        reader.tokenize("pain").ids,
+        tokenizer.tokenize(text).ids,
+        tokenizer.tokenize(text * 3).ids[:20],
+        tokenizer.tokenize("").ids,
+        tokenizer.tokenize("pain").ids,
     ]
     tokens, lengths = pad_notes(notes)
     with torch.no_grad():
-        found = encoder(tokens, lengths)
-        assert found.shape == (*tokens.shape, encoder.width)
+        states = encoder(tokens, lengths)
+        assert states.shape == (*tokens.shape, encoder.width)
         for row, ids in enumerate(notes):
             for start in range(0, len(ids), 10):
                 piece = ids[start : start + 10] - ID_SHIFT
                 alone = torch.tensor([[*encoder.prefix_ids, *piece.tolist(), *encoder.suffix_ids]])
                 expected = encoder.model(input_ids=alone).last_hidden_state[0, 1:-1]
-                assert np.allclose(found[row, start : start + len(piece)], expected, atol=1e-5)
-            assert not found[row, len(ids) :].any()
+                assert np.allclose(states[row, start : start + len(piece)], expected, atol=1e-5)
+            assert not states[row, len(ids) :].any()
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])
-def test_a_mask_is_given_only_where_there_are_pads_and_states_are_the_same(folders, name):
-    reader, encoder = load_pretrained(folders[name], window=12, max_tokens=100)
+def test_mask_is_passed_only_with_padding(folders, name):
+    tokenizer, encoder = load_pretrained(folders[name], window=12, max_tokens=100)
     encoder.eval()
-    ids = reader.tokenize("Chronic low back pain and heart failure, pneumonia of the right lobe; type 2 diabetes. ").ids
+    ids = tokenizer.tokenize(
+        "Chronic low back pain and heart failure, pneumonia of the right lobe; type 2 diabetes. "
+    ).ids
     seen = []
-    encoder.model.register_forward_pre_hook(lambda *given: seen.append(given[-1]["attention_mask"]), with_kwargs=True)
+    encoder.model.register_forward_pre_hook(
+        lambda *arguments: seen.append(arguments[-1]["attention_mask"]), with_kwargs=True
+    )
     with torch.no_grad():
         full = encoder(*pad_notes([ids[:20], ids[5:15]]))
         assert seen.pop() is None
@@ -65,26 +69,26 @@ def test_a_mask_is_given_only_where_there_are_pads_and_states_are_the_same(folde
     assert np.allclose(full, beside[:2], atol=1e-5)
 
 
-def test_weights_of_half_precision_give_states_of_half_precision(folders):
+def test_half_precision_weights_give_half_precision_states(folders):
     _, encoder = load_pretrained(folders["bert"], window=12, max_tokens=100)
     tokens, lengths = pad_notes([np.arange(5, 30, dtype=np.int32)])
     encoder.eval()
     with torch.no_grad():
-        whole = encoder(tokens, lengths)
+        full = encoder(tokens, lengths)
         encoder.model.to(torch.bfloat16)
         alone = encoder(tokens, lengths)
         with torch.autocast("cpu", torch.bfloat16):
             half = encoder(tokens, lengths)
     assert half.dtype == torch.bfloat16 and torch.equal(half, alone)
-    assert np.allclose(half.float(), whole, atol=0.1)
+    assert np.allclose(half.float(), full, atol=0.1)
 
 
-def test_the_windows_begin_and_end_as_the_tokenizer_would_have_it(folders):
+def test_windows_have_the_special_tokens_of_the_tokenizer(folders):
     from transformers import AutoTokenizer
 
     for name in ("bert", "roberta"):
-        reader, encoder = load_pretrained(folders[name], window=12, max_tokens=100)
-        ids = (reader.tokenize("heart failure").ids - ID_SHIFT).tolist()
+        tokenizer, encoder = load_pretrained(folders[name], window=12, max_tokens=100)
+        ids = (tokenizer.tokenize("heart failure").ids - ID_SHIFT).tolist()
         assert AutoTokenizer.from_pretrained(folders[name])("heart failure")["input_ids"] == [
             *encoder.prefix_ids,
             *ids,
@@ -92,12 +96,12 @@ def test_the_windows_begin_and_end_as_the_tokenizer_would_have_it(folders):
         ]
 
 
-def test_no_note_has_a_token(folders):
+def test_batch_without_tokens_is_zero(folders):
     _, encoder = load_pretrained(folders["bert"], window=12, max_tokens=100)
     assert not encoder(*pad_notes([np.empty(0, np.int32)] * 2)).any()
 
 
-def test_a_transformer_is_built_again_from_json_without_a_file(folders):
+def test_transformer_round_trips_through_json(folders):
     for name in ("bert", "roberta"):
         _, encoder = load_pretrained(folders[name], window=12, max_tokens=100)
         described = json.loads(json.dumps(encoder.to_json()))
@@ -110,7 +114,7 @@ def test_a_transformer_is_built_again_from_json_without_a_file(folders):
             assert torch.equal(encoder(tokens, lengths), again(tokens, lengths))
 
 
-def test_a_frozen_transformer_neither_learns_nor_drops_out(folders):
+def test_frozen_transformer_has_no_gradients_and_no_dropout(folders):
     _, encoder = load_pretrained(folders["bert"], window=12, max_tokens=100)
     tokens, lengths = pad_notes([np.arange(5, 30, dtype=np.int32)])
     encoder.train()
@@ -120,7 +124,7 @@ def test_a_frozen_transformer_neither_learns_nor_drops_out(folders):
     assert not states.requires_grad and torch.equal(states, encoder(tokens, lengths))
 
 
-def test_what_a_frozen_transformer_remembers_is_what_it_would_say(folders, monkeypatch):
+def test_cached_states_equal_computed_states(folders, monkeypatch):
     _, encoder = load_pretrained(folders["bert"], window=12, max_tokens=100)
     encoder.requires_grad_(False).eval()
     rng = np.random.default_rng(0)
@@ -128,9 +132,9 @@ def test_what_a_frozen_transformer_remembers_is_what_it_would_say(folders, monke
     fresh = encoder(*pad_notes(notes))
     encoder.cache_states()
     assert np.allclose(encoder(*pad_notes(notes)), fresh, atol=1e-6)
-    read = len(encoder.cached)
-    assert read == 3 + 1 + 1 + 4
-    monkeypatch.setattr(encoder, "_states", lambda *_: pytest.fail("asked again"))
+    windows = len(encoder.cached)
+    assert windows == 3 + 1 + 1 + 4
+    monkeypatch.setattr(encoder, "_states", lambda *_: pytest.fail("computed again"))
     for part in (notes, notes[2:], notes[::-1]):
         again = encoder(*pad_notes(part))
         for note, row in zip(part, again):
@@ -138,7 +142,7 @@ def test_what_a_frozen_transformer_remembers_is_what_it_would_say(folders, monke
             assert np.allclose(row[: len(note)], fresh[known, : len(note)], atol=1e-6)
 
 
-def test_memory_has_an_end_and_a_transformer_that_learns_uses_none(folders, monkeypatch):
+def test_cache_is_limited_and_unused_while_training(folders, monkeypatch):
     _, encoder = load_pretrained(folders["bert"], window=12, max_tokens=100)
     tokens, lengths = pad_notes([np.arange(5, 45, dtype=np.int32)])
     encoder.cache_states()
@@ -146,8 +150,8 @@ def test_memory_has_an_end_and_a_transformer_that_learns_uses_none(folders, monk
     assert encoder(tokens, lengths).requires_grad and not encoder.cached
     monkeypatch.setattr(transformer, "_CACHE_BYTES", 2 * 12 * 16 * 4)
     encoder.requires_grad_(False)
-    found = encoder(tokens, lengths)
-    assert len(encoder.cached) == 2 and np.allclose(encoder(tokens, lengths), found, atol=1e-6)
+    states = encoder(tokens, lengths)
+    assert len(encoder.cached) == 2 and np.allclose(encoder(tokens, lengths), states, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -158,18 +162,18 @@ def test_memory_has_an_end_and_a_transformer_that_learns_uses_none(folders, monk
         ("bert", 2, "model.window must be more than 2 for this encoder; got 2"),
     ],
 )
-def test_a_window_that_the_transformer_cannot_read_is_refused(folders, name, window, sentence):
+def test_invalid_window_raises_config_error(folders, name, window, sentence):
     with pytest.raises(ConfigError, match=sentence):
         load_pretrained(folders[name], window, 100)
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])
-def test_the_widest_window_can_be_read(folders, name):
+def test_maximum_window_works(folders, name):
     _, encoder = load_pretrained(folders[name], 62, 200)
     assert torch.isfinite(encoder(*pad_notes([np.full(100, 7, np.int32)]))).all()
 
 
-def test_what_cannot_be_loaded_is_a_sentence(tmp_path, monkeypatch):
+def test_unloadable_model_raises_config_error(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # it would try again and again
     (tmp_path / "config.json").write_text("{}")
     for name in ("nobody/has-such-a-model", str(tmp_path), str(tmp_path / "absent")):
@@ -177,7 +181,7 @@ def test_what_cannot_be_loaded_is_a_sentence(tmp_path, monkeypatch):
             load_pretrained(name, 128, 100)
 
 
-def test_a_model_that_brings_its_own_program_is_refused(folders, tmp_path):
+def test_model_with_remote_code_is_refused(folders, tmp_path):
     from pathlib import Path
     from shutil import copytree
 
@@ -192,7 +196,7 @@ def test_a_model_that_brings_its_own_program_is_refused(folders, tmp_path):
     assert not marker.exists()
 
 
-def test_a_model_of_pictures_and_a_tokenizer_of_another_model_are_refused(folders, tmp_path):
+def test_image_model_and_foreign_tokenizer_are_refused(folders, tmp_path):
     from transformers import AutoTokenizer, BertConfig, BertModel, CLIPConfig, CLIPModel
 
     tokenizer = AutoTokenizer.from_pretrained(folders["bert"])
@@ -209,7 +213,7 @@ def test_a_model_of_pictures_and_a_tokenizer_of_another_model_are_refused(folder
             load_pretrained(str(tmp_path / name), 0, 512)
 
 
-def test_an_encoder_with_a_decoder_is_refused(tmp_path):
+def test_encoder_decoder_is_refused(tmp_path):
     from shutil import copy
 
     from transformers import T5Config, T5Model

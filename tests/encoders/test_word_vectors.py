@@ -20,20 +20,20 @@ def vectors(texts=SEEN, vocabulary=VOCABULARY, **settings):
     return train_word_vectors(lambda: iter(texts), vocabulary, **{"size": 12, "epochs": 3} | settings)
 
 
-def test_every_word_has_a_vector_of_length_one_and_the_pad_has_none():
-    found = vectors()
-    assert found.shape == (len(VOCABULARY), 12)
-    assert found.dtype == np.float32
-    assert not found[PAD].any()
-    np.testing.assert_allclose(np.linalg.norm(found[1:], axis=1), 1, atol=1e-6)
+def test_words_have_unit_vectors_and_padding_is_zero():
+    trained = vectors()
+    assert trained.shape == (len(VOCABULARY), 12)
+    assert trained.dtype == np.float32
+    assert not trained[PAD].any()
+    np.testing.assert_allclose(np.linalg.norm(trained[1:], axis=1), 1, atol=1e-6)
 
 
-def test_the_seed_decides():
+def test_same_seed_gives_same_vectors():
     np.testing.assert_array_equal(vectors(seed=3), vectors(seed=3))
     assert not np.allclose(vectors(seed=3), vectors(seed=4))
 
 
-def test_another_process_gives_the_same():
+def test_another_process_gives_the_same_vectors():
     program = (
         "import hashlib; from tests.encoders.test_word_vectors import vectors;"
         "print(hashlib.sha256(vectors().tobytes()).hexdigest())"
@@ -43,17 +43,17 @@ def test_another_process_gives_the_same():
     assert run.stdout.strip() == hashlib.sha256(vectors().tobytes()).hexdigest()
 
 
-def test_only_the_given_notes_are_learned_from():
+def test_words_outside_the_notes_keep_random_vectors():
     # A vocabulary may know more words than the notes have: these keep their random direction.
     wider = Vocabulary([*VOCABULARY.words, "dialysis"])
-    found, random = vectors(vocabulary=wider), vectors(vocabulary=wider, epochs=0)
+    trained, random = vectors(vocabulary=wider), vectors(vocabulary=wider, epochs=0)
     unseen = wider.ids(["appendectomy", "dialysis"])
-    np.testing.assert_array_equal(found[unseen], random[unseen])
+    np.testing.assert_array_equal(trained[unseen], random[unseen])
     seen = wider.ids(["fever", "heart"])
-    assert not np.allclose(found[seen], random[seen])
+    assert not np.allclose(trained[seen], random[seen])
 
 
-def test_words_after_the_cut_are_not_read():
+def test_words_after_max_words_are_ignored():
     tail = [text + " appendectomy" for text in SEEN]
     words = max(len(text.split()) for text in SEEN)
     column = VOCABULARY.ids(["appendectomy"])[0]
@@ -61,22 +61,22 @@ def test_words_after_the_cut_are_not_read():
     assert not np.allclose(vectors(tail)[column], vectors(epochs=0)[column])
 
 
-def test_words_of_like_use_come_to_lie_close():
+def test_words_of_similar_context_are_similar():
     rng = np.random.default_rng(0)
     groups = [[f"{letter}{i}" for i in range(8)] for letter in "ab"]
     texts = [" ".join(rng.choice(groups[i % 2], 12)) for i in range(600)]
     vocabulary = Vocabulary.build(texts, min_notes=1)
-    found = vectors(texts, vocabulary, epochs=10)
-    a, b = (found[vocabulary.ids(group)] for group in groups)
+    trained = vectors(texts, vocabulary, epochs=10)
+    a, b = (trained[vocabulary.ids(group)] for group in groups)
     assert (a @ a.T).mean() > (a @ b.T).mean() + 0.3
 
 
-def test_notes_without_a_known_word_leave_random_vectors():
+def test_notes_without_known_words_leave_random_vectors():
     np.testing.assert_array_equal(vectors(["zzz"]), vectors(epochs=0))
     np.testing.assert_array_equal(vectors([]), vectors(epochs=0))
 
 
-def test_a_missing_gensim_is_named(monkeypatch):
+def test_missing_gensim_raises_config_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "gensim.models", None)
     with pytest.raises(ConfigError, match=r"gensim.*pip install nosology\[train\]"):
         vectors()

@@ -57,57 +57,56 @@ def detached(head: DualHead) -> DualHead:
 
 @QUICK
 @given(LENGTHS, SIZES, st.integers(1, 7), st.integers(0, 99), st.integers(0, 3))
-def test_loss_and_every_derivative_are_those_of_autograd(lengths, sizes, chunk, seed, pads):
+def test_loss_and_gradients_equal_autograd(lengths, sizes, chunk, seed, pads):
     states, sizes_of, queries, head = world(lengths, **sizes, seed=seed, pads=pads)
     targets = (torch.rand(len(lengths), sizes["labels"], generator=torch.Generator().manual_seed(seed)) < 0.3).double()
     inputs = (states, queries, *head)
-    wanted = f.binary_cross_entropy_with_logits(reference(states, sizes_of, queries, head)[0], targets)
-    expected = torch.autograd.grad(3 * wanted, inputs)
+    expected_loss = f.binary_cross_entropy_with_logits(reference(states, sizes_of, queries, head)[0], targets)
+    expected = torch.autograd.grad(3 * expected_loss, inputs)
     loss = dual_loss(states, sizes_of, queries, targets, head, chunk)
-    assert loss.item() == pytest.approx(wanted.item(), abs=1e-10)
-    for name, got, want in zip(
-        ("states", "queries", *DualHead._fields), torch.autograd.grad(3 * loss, inputs), expected
-    ):
+    assert loss.item() == pytest.approx(expected_loss.item(), abs=1e-10)
+    names = ("states", "queries", *DualHead._fields)
+    for name, got, want in zip(names, torch.autograd.grad(3 * loss, inputs), expected):
         assert got.dtype == want.dtype and got.shape == want.shape, name
         assert (got - want).abs().max() < 1e-10, name
 
 
 @QUICK
 @given(LENGTHS, SIZES, st.integers(0, 4), st.integers(0, 5), st.integers(0, 99), st.sampled_from([0.3, 3.0, 30.0]))
-def test_logits_in_chunks_are_those_of_the_equations(lengths, sizes, notes, labels, seed, spread):
+def test_logits_in_chunks_equal_the_equations(lengths, sizes, notes, labels, seed, spread):
     states, sizes_of, queries, head = world(lengths, **sizes, seed=seed, spread=spread)
-    wanted, _ = reference(states, sizes_of, queries, head)
+    expected, _ = reference(states, sizes_of, queries, head)
     with torch.no_grad():
-        found = dual_logits(states, sizes_of, queries, detached(head), notes=notes, labels=labels)
-    assert found.shape == wanted.shape
-    assert (found - wanted).abs().max() < 1e-9 * max(1.0, wanted.abs().max().item())
+        actual = dual_logits(states, sizes_of, queries, detached(head), notes=notes, labels=labels)
+    assert actual.shape == expected.shape
+    assert (actual - expected).abs().max() < 1e-9 * max(1.0, expected.abs().max().item())
 
 
-def test_single_precision_stays_near_double():
+def test_float32_is_close_to_float64():
     states, lengths, queries, head = world([300, 0, 17], d=16, m=4, p=16, labels=700, spread=0.5)
     scale = 1 / 16
     head = DualHead(
         head.key * scale, head.key_bias, head.hidden * scale, head.hidden_bias, head.out * scale, head.out_bias
     )
-    wanted, _ = reference(states, lengths, queries, head)
+    expected, _ = reference(states, lengths, queries, head)
     with torch.no_grad():
-        found = dual_logits(states.float(), lengths, queries.float(), detached(head).to(torch.float32))
-    assert found.dtype == torch.float32
-    assert (found - wanted).abs().max() < 1e-5
+        actual = dual_logits(states.float(), lengths, queries.float(), detached(head).to(torch.float32))
+    assert actual.dtype == torch.float32
+    assert (actual - expected).abs().max() < 1e-5
 
 
-def test_what_fits_is_scored_at_once_and_no_more(monkeypatch):
+def test_logits_do_not_depend_on_the_memory_limit(monkeypatch):
     states, lengths, queries, head = world([5, 9, 0, 3], d=3, m=2, p=2, labels=11)
-    wanted, _ = reference(states, lengths, queries, head)
+    expected, _ = reference(states, lengths, queries, head)
     monkeypatch.setattr(dual, "_MAX_CELLS", 40)
     with torch.no_grad():
-        found = dual_logits(states, lengths, queries, detached(head))
-    assert (found - wanted).abs().max() < 1e-10
+        actual = dual_logits(states, lengths, queries, detached(head))
+    assert (actual - expected).abs().max() < 1e-10
 
 
 @QUICK
 @given(LENGTHS, st.integers(0, 99), st.integers(1, 80))
-def test_states_after_a_notes_end_never_matter(lengths, seed, pads):
+def test_padding_does_not_change_logits(lengths, seed, pads):
     states, sizes_of, queries, head = world(lengths, d=4, m=2, p=3, labels=5, seed=seed)
     with torch.no_grad():
         noise = 100 * torch.randn(len(lengths), pads, 4, dtype=torch.float64)
@@ -119,17 +118,17 @@ def test_states_after_a_notes_end_never_matter(lengths, seed, pads):
     assert (before - after).abs().max() < 1e-10
 
 
-def test_weights_are_those_of_the_equations_and_none_lies_beyond_the_end():
+def test_attention_weights_equal_the_equations_and_are_zero_at_padding():
     states, lengths, queries, head = world([6, 0, 3], d=4, m=3, p=2, labels=5, pads=2)
     with torch.no_grad():
-        found, _ = attention_weights(states, lengths.clamp(min=1), queries, detached(head))
-    assert found.shape == (5, 3, 3, 8)
-    for note, (length, wanted) in enumerate(zip((6, 1, 3), reference(states, lengths, queries, head)[1])):
-        assert (found[:, :, note, :length].transpose(0, 1) - wanted).abs().max() < 1e-12
-        assert not found[:, :, note, length:].any()
+        actual, _ = attention_weights(states, lengths.clamp(min=1), queries, detached(head))
+    assert actual.shape == (5, 3, 3, 8)
+    for note, (length, expected) in enumerate(zip((6, 1, 3), reference(states, lengths, queries, head)[1])):
+        assert (actual[:, :, note, :length].transpose(0, 1) - expected).abs().max() < 1e-12
+        assert not actual[:, :, note, length:].any()
 
 
-def test_loss_takes_as_little_memory_as_its_chunk(monkeypatch):
+def test_loss_processes_one_chunk_at_a_time(monkeypatch):
     states, lengths, queries, head = world([8] * 6, d=4, m=2, p=2, labels=5)
     widest = []
     forward = dual._forward

@@ -1,0 +1,197 @@
+"""Planted attention: the equations of the paper, windows, padding, the loss in chunks, the scores of the ranker."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from nosology.attention import planted_attention
+from nosology.attention.planted_attention import (
+    AttentionState,
+    LabelDecoder,
+    PlantedScores,
+    accumulate,
+    accumulated_logits,
+    pair_scores,
+    planted_loss,
+    top_k_mask,
+)
+
+
+def world(seed: int, notes: int = 3, tokens: int = 17, labels: int = 5, words: int = 6, size: int = 4):
+    """Notes of different lengths with few different words, so that ties are many."""
+    torch.manual_seed(seed)
+    states = torch.randn(notes, tokens, size, dtype=torch.float64).float()
+    lengths = torch.tensor([tokens, tokens // 2, 1][:notes])
+    mask = torch.arange(tokens) < lengths[:, None]
+    decoder = LabelDecoder(torch.randn(labels, size), torch.randn(labels, size), torch.randn(labels))
+    planted = PlantedScores(torch.rand(labels, words), torch.randn(labels, words).round(decimals=1), 4)
+    return states, mask, torch.randint(0, words, (notes, tokens)), decoder, planted
+
+
+def naive(states, mask, words, decoder, planted, zero: bool = False) -> torch.Tensor:
+    """Equations 5 to 8, note by note and label by label."""
+    actual = torch.zeros(len(states), len(decoder.bias))
+    for b in range(len(states)):
+        h = states[b, mask[b]]
+        for j in range(len(decoder.bias)):
+            weight = torch.softmax(h @ decoder.queries[j], 0)
+            if planted.static is not None:
+                weight = weight + planted.static[j, words[b, mask[b]]]
+            if planted.scores is not None:
+                score = planted.scores[j, words[b, mask[b]]]
+                k = planted.k or len(score)
+                fixed = score.detach().tolist()
+                first = sorted(range(len(score)), key=lambda t: (-fixed[t], t))[:k]
+                selected = torch.zeros(len(score), dtype=torch.bool)
+                selected[first] = True
+                rest = 0.0 if zero else -torch.inf
+                weight = weight + torch.softmax(torch.where(selected, score, torch.tensor(rest)), 0)
+            actual[b, j] = (weight @ h) @ decoder.weights[j] + decoder.bias[j]
+    return actual
+
+
+def run(states, mask, words, decoder, planted, zero: bool = False) -> torch.Tensor:
+    seen = AttentionState.empty(len(states), len(decoder.bias), 0, states)
+    return accumulated_logits(accumulate(states, mask, words, decoder, planted, seen), decoder, zero)
+
+
+@pytest.mark.parametrize("without", [(), ("static",), ("scores",), ("static", "scores"), ("k",)])
+def test_logits_equal_the_equations(without):
+    states, mask, words, decoder, planted = world(0)
+    planted = PlantedScores(**(vars(planted) | {name: 0 if name == "k" else None for name in without}))
+    torch.testing.assert_close(
+        run(states, mask, words, decoder, planted), naive(states, mask, words, decoder, planted), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_literal_zero_gives_weight_to_unselected_tokens():
+    inputs = world(5)
+    torch.testing.assert_close(run(*inputs, zero=True), naive(*inputs, zero=True), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(run(*inputs, zero=True), run(*inputs))
+
+
+@given(seed=st.integers(0, 500), width=st.integers(1, 20), k=st.sampled_from([0, 1, 4]), zero=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_logits_from_windows_equal_the_equations(seed, width, k, zero):
+    states, mask, words, decoder, planted = world(seed)
+    planted = PlantedScores(planted.static, planted.scores, k)
+    seen = AttentionState.empty(len(states), len(decoder.bias), 0, states)
+    for parts in zip(states.split(width, 1), mask.split(width, 1), words.split(width, 1)):
+        seen = accumulate(*parts, decoder, planted, seen)
+        assert seen.keys.shape[2] <= max(1, k)  # what is kept does not grow, also where all tokens count
+    expected = naive(states, mask, words, decoder, planted, zero)
+    torch.testing.assert_close(accumulated_logits(seen, decoder, zero), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_padding_and_batch_size_change_nothing():
+    states, mask, words, decoder, planted = world(1)
+    full = run(states, mask, words, decoder, planted)
+    noise = torch.where(mask[..., None], states, torch.full_like(states, 1e4))
+    torch.testing.assert_close(run(noise, mask, words, decoder, planted), full)
+    for b, n in enumerate(mask.sum(1).tolist()):
+        alone = run(states[b : b + 1, :n], mask[b : b + 1, :n], words[b : b + 1, :n], decoder, planted)
+        torch.testing.assert_close(alone, full[b : b + 1], atol=1e-5, rtol=1e-5)
+
+
+def test_exactly_k_tokens_are_selected():
+    states, mask, words, decoder, planted = world(2)
+    seen = accumulate(states, mask, words, decoder, planted, AttentionState.empty(3, 5, 0, states))
+    selected = (seen.keys > torch.iinfo(torch.int64).min).sum(2)
+    assert (selected == mask.sum(1).clamp(max=planted.k)[:, None]).all()
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_gradients_equal_the_naive_ones(k):
+    states, mask, words, decoder, planted = world(3)
+    grads = []
+    for score in (run, naive):
+        leaves = [x.clone().requires_grad_() for x in (states, *vars(decoder).values(), planted.static, planted.scores)]
+        outputs = score(leaves[0], mask, words, LabelDecoder(*leaves[1:4]), PlantedScores(leaves[4], leaves[5], k))
+        grads.append(torch.autograd.grad((outputs * torch.arange(15.0).view(3, 5)).sum(), leaves))
+    for a, b in zip(*grads):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+def test_logits_of_a_note_without_tokens_are_the_bias():
+    states, mask, words, decoder, planted = world(4)
+    actual = run(states, torch.zeros_like(mask), words, decoder, planted)
+    torch.testing.assert_close(actual, decoder.bias.expand(3, -1))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5])
+@pytest.mark.parametrize("without", [(), ("static",), ("scores",), ("static", "scores"), ("k",), ("zero",)])
+def test_loss_and_gradients_equal_the_equations(chunk, without):
+    states, mask, words, decoder, planted = world(7)
+    zero = "zero" in without
+    prior = vars(planted) | {name: 0 if name == "k" else None for name in without if name != "zero"}
+    targets = (torch.rand(3, 5) < 0.4).float()
+    grads, losses = [], []
+    for use_reference in (0, 1):
+        inputs = {name: prior[name] for name in ("static", "scores") if prior[name] is not None}
+        leaves = [x.clone().requires_grad_() for x in (states, *vars(decoder).values(), *inputs.values())]
+        parts, plan = LabelDecoder(*leaves[1:4]), PlantedScores(**(prior | dict(zip(inputs, leaves[4:]))))
+        if use_reference:
+            loss = binary_cross_entropy_with_logits(run(leaves[0], mask, words, parts, plan, zero), targets)
+        else:
+            loss = planted_loss(leaves[0], mask, words, parts, plan, targets, chunk=chunk, literal_zero=zero)
+        expected = [leaf for name, leaf in zip(("h", "u", "w", "b", *inputs), leaves) if name != "static"]
+        losses.append(loss.detach())
+        grads.append(torch.autograd.grad(2 * loss, expected))
+    torch.testing.assert_close(losses[0], losses[1], atol=1e-6, rtol=1e-5)
+    for a, b in zip(*grads):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
+def test_top_k_mask_prefers_the_first_of_equal_scores():
+    scores = torch.tensor([[1.0, 3.0, 3.0, 3.0, 0.0, 9.0]])
+    mask = torch.tensor([True, True, True, True, True, False])
+    assert top_k_mask(scores, mask, 2).tolist() == [[False, True, True, False, False, False]]
+    assert top_k_mask(scores, mask, 0).tolist() == [mask.tolist()]
+    assert top_k_mask(scores, mask, 5).tolist() == [mask.tolist()]
+
+
+def naive_pair_scores(labels: torch.Tensor, words: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The same with the features of every pair in memory, one behind the other."""
+    both = torch.cat([labels[:, None].expand(-1, len(words), -1), words[None].expand(len(labels), -1, -1)], dim=-1)
+    k = labels.shape[1]
+    first = torch.cat([torch.eye(k), torch.eye(k)], dim=1).to(both.dtype)
+    return (both @ first.T).relu() @ weights
+
+
+@pytest.mark.parametrize("tile", [1 << 24, 40, 7])
+def test_pair_scores_and_gradients_equal_the_naive_formula(monkeypatch, tile):
+    monkeypatch.setattr(planted_attention, "_TILE", tile)
+    torch.manual_seed(0)
+    inputs = [torch.randn(9, 5), torch.randn(13, 5), torch.randn(5)]
+    gradient = torch.randn(9, 13)
+    actual, expected = [], []
+    for scores, selected in ((pair_scores, actual), (naive_pair_scores, expected)):
+        inputs = [x.clone().requires_grad_() for x in inputs]
+        outputs = scores(*inputs)
+        selected += [outputs.detach(), *torch.autograd.grad((outputs * gradient).sum(), inputs)]
+    for a, b in zip(actual, expected):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_pair_scores_save_only_their_inputs(monkeypatch):
+    """Only the three inputs are saved for the backward pass, and no tile is larger than the limit."""
+    monkeypatch.setattr(planted_attention, "_TILE", 6000)
+    seen = []
+    real = planted_attention._tiles
+    monkeypatch.setattr(planted_attention, "_tiles", lambda a, b: (seen.append((a, b)), real(a, b))[1])
+    inputs = [torch.randn(200, 6, requires_grad=True), torch.randn(300, 6, requires_grad=True), torch.randn(6)]
+    outputs = pair_scores(*inputs)
+    assert sum(x.numel() for x in outputs.grad_fn.saved_tensors) == 200 * 6 + 300 * 6 + 6
+    for rows, columns in real(inputs[0], inputs[1]):
+        assert len(range(*rows.indices(200))) * len(range(*columns.indices(300))) * 6 <= 6000
+    outputs.sum().backward()
+    assert len(seen) == 2
+
+
+def test_pair_scores_of_no_labels_or_words_are_empty():
+    assert pair_scores(torch.randn(0, 3), torch.randn(4, 3), torch.randn(3)).shape == (0, 4)
+    assert pair_scores(torch.randn(2, 3), torch.randn(0, 3), torch.randn(3)).shape == (2, 0)

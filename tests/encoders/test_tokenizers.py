@@ -1,0 +1,220 @@
+"""Tokenizers: vocabulary and words, subwords of a transformer."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nosology.encoders.tokenizers import ID_SHIFT, PAD, UNKNOWN, SubwordTokenizer, Vocabulary, WordTokenizer
+from nosology.encoders.transformer import load_pretrained, minilm_folder
+from nosology.text.tokens import lower
+from tests.encoders.tiny import tiny_bert, tiny_roberta
+
+
+def test_special_ids_come_first():
+    vocabulary = Vocabulary(["heart", "failure"])
+    assert (PAD, UNKNOWN) == (0, 1)
+    assert len(vocabulary) == 4
+    assert vocabulary.ids(["failure", "heart", "lung"]).tolist() == [3, 2, 1]
+    assert vocabulary.ids([]).dtype == np.int32
+
+
+def test_a_word_counts_once_per_note():
+    vocabulary = Vocabulary.build(["fever fever fever", "cough", "cough", "Cough, type 2"], min_notes=3)
+    assert vocabulary.words == ("cough",)
+
+
+def test_words_are_sorted_by_notes_independent_of_their_order():
+    texts = ["a b c", "b c", "c", "d"]
+    built = Vocabulary.build(iter(texts), min_notes=1)
+    assert built.words == ("c", "b", "a", "d")
+    assert built == Vocabulary.build(reversed(texts), min_notes=1)
+
+
+def test_extra_words_are_included():
+    vocabulary = Vocabulary.build(["a a", "a b", "a"], min_notes=3, extra_words=iter(["diabetes", "b", "a", "b"]))
+    assert set(vocabulary.words) == {"a", "b", "diabetes"}
+
+
+def test_numbers_are_words():
+    vocabulary = Vocabulary.build(["type 1 diabetes", "type 2 diabetes"], min_notes=1)
+    assert vocabulary.tokenize("type 1 diabetes").ids.tolist() != vocabulary.tokenize("type 2 diabetes").ids.tolist()
+
+
+def test_duplicate_word_raises():
+    with pytest.raises(ValueError, match="twice"):
+        Vocabulary(["a", "a"])
+
+
+@given(st.text(max_size=80), st.integers(0, 12))
+def test_offsets_point_to_the_words(text, limit):
+    vocabulary = Vocabulary.build([text], min_notes=1)
+    full, cut = vocabulary.tokenize(text), vocabulary.tokenize(text, limit)
+    assert (full.ids > UNKNOWN).all()
+    for number, start, end in zip(full.ids, full.starts, full.ends):
+        assert lower(text[start:end]) == vocabulary.words[number - 2]
+    assert len(cut) == min(limit, len(full))
+    for part in ("ids", "starts", "ends"):
+        np.testing.assert_array_equal(getattr(cut, part), getattr(full, part)[:limit])
+
+
+@given(st.lists(st.text(max_size=30), max_size=5), st.text(max_size=30), st.booleans())
+def test_word_tokenizer_round_trips_through_json(texts, text, literal):
+    tokenizer = WordTokenizer(Vocabulary.build(texts, min_notes=1), 5, literal)
+    again = WordTokenizer.from_json(json.loads(json.dumps(tokenizer.to_json())))
+    assert again == tokenizer
+    assert again.tokenize(text).ids.tolist() == tokenizer.tokenize(text).ids.tolist()
+
+
+@given(st.text(alphabet="ab12 .,-_éK\n", max_size=40))
+def test_reference_padding_equals_the_authors_preparation(text):
+    # Their preparation, step by step: lower case, one blank for every run of others, lone numbers out.
+    plain = re.sub(r"[^A-Za-z0-9]+", " ", text.lower())
+    words = re.sub(r"(\s\d+)+\s", " ", plain).split()
+    vocabulary = Vocabulary(sorted(set(words)))
+    tokenized = WordTokenizer(vocabulary, 60, reference_padding=True).tokenize(text)
+    assert len(tokenized) == (60 if words else 0)
+    assert tokenized.ids[: len(words)].tolist() == vocabulary.ids(words).tolist()
+    assert (tokenized.ids[len(words) :] == PAD).all()
+    assert [text[a:b].lower() for a, b in zip(tokenized.starts, tokenized.ends)][: len(words)] == words
+    assert (tokenized.starts[len(words) :] == tokenized.ends[len(words) :]).all()
+
+
+def test_description_ids_keep_numbers():
+    words = ["type", "1", "2", "diabetes,", "diabetes"]
+    tokenizer = WordTokenizer(Vocabulary(words), 10)
+    assert tokenizer.description_ids("Type 2 diabetes, mild").tolist() == [2, 4, 6, 1]
+    assert tokenizer.description_ids("Type 2 diabetes, mild", 2).tolist() == [2, 4]
+    literal = WordTokenizer(Vocabulary(words), 10, reference_padding=True)
+    assert literal.description_ids("Type 2 diabetes, mild").tolist() == [2, 4, 5, 1]
+
+
+def test_texts_are_streamed():
+    held = 0
+
+    class Text(str):
+        __slots__ = ("__weakref__",)
+
+        def __del__(self):
+            nonlocal held
+            held -= 1
+
+    def texts():
+        nonlocal held
+        for i in range(50):
+            held += 1
+            assert held <= 2
+            yield Text(f"word{i} same")
+
+    assert len(Vocabulary.build(texts(), min_notes=2)) == 3
+
+
+def test_long_note_is_tokenized_in_two_milliseconds():
+    words = [f"word{i % 400}" for i in range(1500)]
+    text = " ".join(words)
+    vocabulary = Vocabulary.build([text], min_notes=1)
+    best = np.inf
+    for _ in range(20):
+        started = time.perf_counter()
+        assert len(vocabulary.tokenize(text)) == 1500
+        best = min(best, time.perf_counter() - started)
+    assert best < 2e-3  # a third of it on an idle machine
+
+
+def test_import_does_not_load_torch():
+    program = "import sys, nosology.encoders.tokenizers; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_unknown_numbers_of_descriptions_differ():
+    tokenizer = WordTokenizer(Vocabulary(["type", *"0123456789", "12"]), 100)
+    first, second = tokenizer.description_ids("Type 2031"), tokenizer.description_ids("type 2047")
+    assert first.tolist() != second.tolist()
+    assert tokenizer.description_ids("type 12").tolist() == tokenizer.vocabulary.ids(["type", "12"]).tolist()
+    assert tokenizer.description_ids("h5n1").tolist() == tokenizer.vocabulary.ids(["h", "5", "n", "1"]).tolist()
+    assert len(tokenizer.description_ids("type 2031", 3)) == 3
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory) -> dict[str, SubwordTokenizer]:
+    folder = tmp_path_factory.mktemp("tiny")
+    folders = {name: make(folder / name) for name, make in (("bert", tiny_bert), ("roberta", tiny_roberta))}
+    return {name: load_pretrained(str(path), 20, 50)[0] for name, path in folders.items()}
+
+
+def test_subwords_equal_the_tokenizer_and_have_word_offsets():
+    from pathlib import Path
+
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_file(str(Path(minilm_folder()) / "tokenizer.json"))
+    backend.no_padding()
+    backend.no_truncation()
+    tokenizer = SubwordTokenizer(backend.to_str(), 1000)
+    text = "Hyperkalaemia (5.9) in a patient\nwith pneumococcal pneumonia; Sjögren's."
+    tokenized = tokenizer.tokenize(text)
+    assert (tokenized.ids - ID_SHIFT).tolist() == backend.encode(text, add_special_tokens=False).ids
+    words = [text[start:end] for start, end in zip(tokenized.starts, tokenized.ends)]
+    distinct = [word for word, before in zip(words, [None, *words]) if word != before]
+    assert distinct == [
+        *("Hyperkalaemia", "(", "5", ".", "9", ")", "in", "a", "patient"),
+        *("with", "pneumococcal", "pneumonia", ";", "Sjögren", "'", "s", "."),
+    ]
+    assert words.count("Hyperkalaemia") > 1, "a long word is split into subwords"
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(alphabet=st.characters(), max_size=80) | st.text(alphabet="ab 1.\n\tÄé漢😀\ud800", max_size=80))
+def test_any_text_can_be_tokenized_with_valid_offsets(tokenizers, name, text):
+    tokenized = tokenizers[name].tokenize(text)
+    assert len(tokenized) == len(tokenized.starts) == len(tokenized.ends) <= 50
+    assert (tokenized.ids.dtype, tokenized.starts.dtype, tokenized.ends.dtype) == (np.int32, np.int64, np.int64)
+    assert (tokenized.ids >= ID_SHIFT).all(), "0 is padding"
+    assert (
+        (tokenized.starts >= 0).all()
+        and (tokenized.starts <= tokenized.ends).all()
+        and (tokenized.ends <= len(text)).all()
+    )
+    assert (np.diff(tokenized.starts) >= 0).all()
+    same = np.diff(tokenized.starts) == 0
+    assert (np.diff(tokenized.ends)[same] == 0).all() or (tokenized.starts == tokenized.ends).any(), (
+        "pieces of one word agree"
+    )
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_word_offsets_with_wordpiece_and_bpe(tokenizers, name):
+    text = "chronic pain,  heart failure"
+    tokenized = tokenizers[name].tokenize(text)
+    words = dict.fromkeys(text[start:end] for start, end in zip(tokenized.starts, tokenized.ends))
+    assert [word for word in words if word] == ["chronic", "pain", ",", "heart", "failure"]
+
+
+def test_note_is_truncated_at_the_limit(tokenizers):
+    assert len(tokenizers["bert"].tokenize("pain " * 200)) == 50
+
+
+def test_lower_case_lowers_capitals(tokenizers):
+    cased = tokenizers["roberta"]
+    lowered = SubwordTokenizer(cased.tokenizer_json, 50, lower_case=True)
+    assert lowered.tokenize("PAIN İ").ids.tolist() == lowered.tokenize("pain i").ids.tolist()
+    assert cased.tokenize("PAIN").ids.tolist() != cased.tokenize("pain").ids.tolist()
+
+
+def test_subword_tokenizer_round_trips_through_json(tokenizers):
+    for tokenizer in tokenizers.values():
+        again = SubwordTokenizer.from_json(json.loads(json.dumps(tokenizer.to_json())))
+        assert (
+            again.tokenize("heart failure, type 2").ids.tolist()
+            == tokenizer.tokenize("heart failure, type 2").ids.tolist()
+        )
+        assert again.limit == tokenizer.limit
