@@ -17,8 +17,9 @@ from nosology.workbench.cases import count_by_status, decision_history, load_cas
 from nosology.workbench.coding import batch_progress, cancel_batch, resume_batch
 from nosology.workbench.database import notes, read_transaction
 from nosology.workbench.security import MAX_ID, AddressDep, CurrentUser, RowId, ServicesDep
+from nosology.workbench.services import ImportedNotes
 from nosology.workbench.uploads import coder_columns, normalize_encounter, read_fhir
-from nosology.workbench.views import build_panel, code_book_page, search_codes
+from nosology.workbench.views import CodeLine, build_panel, code_book_page, search_codes
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     401: {"description": "nobody is signed in"},
@@ -58,9 +59,7 @@ def list_notes(
 
 
 @router.post("/notes", status_code=202)
-def add_notes(
-    services: ServicesDep, user: CurrentUser, address: AddressDep, body: schemas.NewBatch
-) -> schemas.ImportedNotes:
+def add_notes(services: ServicesDep, user: CurrentUser, address: AddressDep, body: schemas.NewBatch) -> ImportedNotes:
     """Imports notes and codes them in the background. Notes whose id exists already are skipped."""
     incoming = [
         normalize_encounter(
@@ -75,16 +74,14 @@ def add_notes(
         )
         for item in body.notes
     ]
-    return schemas.ImportedNotes.model_validate(services.import_notes(user, _clean(body.name), incoming, address))
+    return services.import_notes(user, _clean(body.name), incoming, address)
 
 
 @router.post("/fhir", status_code=202)
-def add_fhir(
-    services: ServicesDep, user: CurrentUser, address: AddressDep, body: dict[str, Any]
-) -> schemas.ImportedNotes:
+def add_fhir(services: ServicesDep, user: CurrentUser, address: AddressDep, body: dict[str, Any]) -> ImportedNotes:
     """Imports a FHIR DocumentReference, or a Bundle of them."""
     incoming = [normalize_encounter(note) for note in read_fhir(body, "the body")]
-    return schemas.ImportedNotes.model_validate(services.import_notes(user, "FHIR", incoming, address))
+    return services.import_notes(user, "FHIR", incoming, address)
 
 
 @router.get("/notes/{note_id}")
@@ -150,9 +147,9 @@ async def code_text(services: ServicesDep, user: CurrentUser, body: schemas.Text
 
 
 @router.post("/codes/search")
-def search(user: CurrentUser, body: schemas.CodeQuery) -> list[schemas.CodeMatch]:
+def search(user: CurrentUser, body: schemas.CodeQuery) -> list[CodeLine]:
     """Codes for words or a code. A POST, because the words may be those of a note."""
-    return [schemas.CodeMatch.model_validate(line) for line in search_codes(_clean(body.query), body.system)]
+    return search_codes(_clean(body.query), body.system)
 
 
 @router.get("/codes/{system}/{code}")

@@ -80,14 +80,6 @@ class ResponseBody(BaseModel):
     model_config = ConfigDict(extra="forbid", from_attributes=True)
 
 
-class ImportedNotes(ResponseBody):
-    """The batch of an import; known: notes whose id existed already."""
-
-    batch: int
-    added: int
-    known: int
-
-
 class QueuedNote(ResponseBody):
     """A note in the work queue, without its text."""
 
@@ -212,15 +204,6 @@ class PastDecision(ResponseBody):
     at: float
     action: str
     details: dict[str, Any]
-
-
-class CodeMatch(ResponseBody):
-    """A line of the tabular list that matches a query."""
-
-    code: str
-    description: str
-    billable: bool
-    matched: str
 
 
 class TabularNote(ResponseBody):

@@ -91,7 +91,6 @@ def create_app(settings: ServerSettings, services: Services | None = None) -> Fa
     for part in (router, api.router, pages_accounts.router, pages.router):
         app.include_router(part)
     app.mount(static_path(), CachedStaticFiles(directory=STATIC_FOLDER), name="static")
-    app.add_middleware(ErrorMiddleware)
     app.add_middleware(MetricsMiddleware)
     if settings.oidc is not None:
         from starlette.middleware.sessions import SessionMiddleware
@@ -116,31 +115,6 @@ def create_app(settings: ServerSettings, services: Services | None = None) -> Fa
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
     return app
-
-
-class ErrorMiddleware:
-    """ASGI middleware that responds to unexpected errors; the server's own log would show values, such as notes."""
-
-    def __init__(self, app: ASGIApp):
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one request."""
-        has_started = False
-
-        async def watch(message: Message) -> None:
-            nonlocal has_started
-            has_started = has_started or message["type"] == "http.response.start"
-            await send(message)
-
-        try:
-            await self.app(scope, receive, watch)
-        except Exception as error:
-            if scope["type"] != "http":
-                raise
-            response = _unexpected_error(Request(scope, receive), error)
-            if not has_started:
-                await response(scope, receive, send)
 
 
 def _is_api(request: Request) -> bool:
@@ -222,7 +196,11 @@ class ServerMetrics:
 
 
 class MetricsMiddleware:
-    """ASGI middleware that counts requests by route; paths are not used, because they contain ids of notes."""
+    """ASGI middleware that counts requests and responds to unexpected errors.
+
+    Requests are counted by route, because paths contain ids of notes. Errors end here, because the log of the ASGI
+    server would show their values, such as text of a note.
+    """
 
     def __init__(self, app: ASGIApp):
         self.app, self.metrics = app, ServerMetrics()
@@ -233,7 +211,7 @@ class MetricsMiddleware:
             await self.app(scope, receive, send)
             return
         scope["nosology.metrics"] = self.metrics
-        started, status = time.perf_counter(), 500
+        started, status = time.perf_counter(), 0
 
         async def watch(message: Message) -> None:
             nonlocal status
@@ -243,9 +221,13 @@ class MetricsMiddleware:
 
         try:
             await self.app(scope, receive, watch)
+        except Exception as error:
+            response = _unexpected_error(Request(scope, receive), error)
+            if not status:  # no response has started
+                await response(scope, receive, watch)
         finally:
             route = getattr(scope.get("route"), "path", "other")
-            self.metrics.requests.labels(route, scope["method"], str(status)).inc()
+            self.metrics.requests.labels(route, scope["method"], str(status or 500)).inc()
             self.metrics.seconds.labels(route).observe(time.perf_counter() - started)
 
 

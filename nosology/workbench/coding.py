@@ -18,7 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine, Row, bindparam, func, insert, select, update
 
@@ -172,18 +172,10 @@ class CoderPool:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-class NoteCoder(Protocol):
-    """What BackgroundCoder needs of a CoderPool."""
-
-    def code(self, notes: Sequence[Note], *, wait: bool = False) -> list[CodedNote]:
-        """One result per note."""
-        ...
-
-
 class BackgroundCoder:
     """A thread that codes waiting notes and stores the results."""
 
-    def __init__(self, engine: Engine, pool: NoteCoder, coder_id: int, *, concurrency: int):
+    def __init__(self, engine: Engine, pool: CoderPool, coder_id: int, *, concurrency: int):
         self.engine, self.pool, self.coder_id, self.concurrency = engine, pool, coder_id, concurrency
         self._urgent: dict[int, None] = {}
         self._stop, self._wake = threading.Event(), threading.Event()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
+    DDL,
     JSON,
     Boolean,
     Column,
@@ -35,9 +36,11 @@ from sqlalchemy import (
     create_engine,
     event,
     insert,
+    inspect,
     text,
 )
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
+from sqlalchemy.schema import SchemaItem
 
 from nosology.core import ConfigError, OutputError
 
@@ -50,10 +53,15 @@ metadata = MetaData(
     }
 )
 
-users = Table(
+
+def _table(name: str, *columns: SchemaItem) -> Table:
+    """A table; without a primary key among the columns it gets an integer id."""
+    has_key = any(isinstance(column, Column) and column.primary_key for column in columns)
+    return Table(name, metadata, *(() if has_key else (Column("id", Integer, primary_key=True),)), *columns)
+
+
+users = _table(
     "users",
-    metadata,
-    Column("id", Integer, primary_key=True),
     Column("name", String(80), nullable=False, unique=True),
     Column("role", String(10), nullable=False),
     Column("password", String(200)),  # an argon2 hash; None for users of OpenID Connect
@@ -65,9 +73,8 @@ users = Table(
     Column("created", Double, nullable=False),
 )
 
-sessions = Table(
+sessions = _table(
     "sessions",
-    metadata,
     Column("id", String(64), primary_key=True),  # SHA-256 of the cookie: a copy of the table gives no access
     Column("user_id", Integer, ForeignKey("users.id"), nullable=False),
     Column("csrf", String(64), nullable=False),
@@ -75,10 +82,8 @@ sessions = Table(
     Column("seen", Double, nullable=False),
 )
 
-tokens = Table(
+tokens = _table(
     "tokens",
-    metadata,
-    Column("id", Integer, primary_key=True),
     Column("user_id", Integer, ForeignKey("users.id"), nullable=False),
     Column("name", String(80), nullable=False),
     Column("hash", String(64), nullable=False, unique=True),
@@ -86,10 +91,8 @@ tokens = Table(
     Column("revoked", Boolean, nullable=False),
 )
 
-coders = Table(
+coders = _table(
     "coders",
-    metadata,
-    Column("id", Integer, primary_key=True),
     Column("digest", String(64), nullable=False, unique=True),  # SHA-256 of bundle.json, which lists every file
     Column("name", String(200), nullable=False),
     Column("kind", String(40), nullable=False),
@@ -98,10 +101,8 @@ coders = Table(
     Column("created", Double, nullable=False),
 )
 
-batches = Table(
+batches = _table(
     "batches",
-    metadata,
-    Column("id", Integer, primary_key=True),
     Column("name", String(200), nullable=False),
     Column("user_id", Integer, ForeignKey("users.id")),
     Column("created", Double, nullable=False),
@@ -110,10 +111,8 @@ batches = Table(
     Column("total", Integer, nullable=False),
 )
 
-notes = Table(
+notes = _table(
     "notes",
-    metadata,
-    Column("id", Integer, primary_key=True),
     Column("ref", String(200), nullable=False, unique=True),
     Column("patient", String(200)),
     Column("site", String(200)),
@@ -134,18 +133,16 @@ notes = Table(
     Index("ix_notes_site", "site"),
 )
 
-texts = Table(  # separate from the notes, so that queries of the queue do not read them
+# separate from the notes, so that queries of the queue do not read them
+texts = _table(
     "texts",
-    metadata,
     Column("note_id", Integer, ForeignKey("notes.id"), primary_key=True, autoincrement=False),
     Column("text", Text, nullable=False),
     Column("length", Integer, nullable=False),  # in characters
 )
 
-codings = Table(
+codings = _table(
     "codings",
-    metadata,
-    Column("id", Integer, primary_key=True),
     Column("note_id", Integer, ForeignKey("notes.id"), nullable=False, index=True),
     Column("coder_id", Integer, ForeignKey("coders.id"), nullable=False),
     Column("made", Double, nullable=False),
@@ -153,10 +150,8 @@ codings = Table(
     Column("profile", JSON, nullable=False),  # numbers for drift detection, no text: see coding.note_profile
 )
 
-decisions = Table(
+decisions = _table(
     "decisions",
-    metadata,
-    Column("id", Integer, primary_key=True),
     Column("note_id", Integer, ForeignKey("notes.id"), nullable=False),
     Column("version", Integer, nullable=False),
     Column("user_id", Integer, ForeignKey("users.id")),  # None: the triage rule
@@ -166,10 +161,8 @@ decisions = Table(
     UniqueConstraint("note_id", "version"),
 )
 
-audit = Table(
+audit = _table(
     "audit",
-    metadata,
-    Column("id", Integer, primary_key=True),
     Column("at", Double, nullable=False, index=True),
     Column("user_id", Integer, ForeignKey("users.id")),
     Column("what", String(40), nullable=False),
@@ -177,12 +170,34 @@ audit = Table(
     Column("address", String(60)),
 )
 
-settings = Table(
+settings = _table(
     "settings",
-    metadata,
     Column("name", String(40), primary_key=True),
     Column("value", JSON, nullable=False),
 )
+
+
+def _make_append_only(table: Table) -> None:
+    """Adds triggers by which the database refuses to change or delete a row."""
+    name = table.name
+    sqlite = [
+        f"CREATE TRIGGER {name}_no_{operation.lower()} BEFORE {operation} ON {name} "
+        f"BEGIN SELECT RAISE(ABORT, '{name} is append-only'); END"
+        for operation in ("UPDATE", "DELETE")
+    ]
+    postgresql = [
+        f"CREATE FUNCTION {name}_append_only() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN RAISE EXCEPTION '{name} is append-only'; END $$",
+        f"CREATE TRIGGER {name}_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON {name} "
+        f"FOR EACH STATEMENT EXECUTE FUNCTION {name}_append_only()",
+    ]
+    for dialect, statements in (("sqlite", sqlite), ("postgresql", postgresql)):
+        for statement in statements:
+            event.listen(table, "after_create", DDL(statement).execute_if(dialect=dialect))
+
+
+for _append_only in (decisions, audit, codings, texts):
+    _make_append_only(_append_only)
 
 _write_locks: dict[str, threading.RLock] = {}  # one per SQLite file
 _PRAGMAS = (
@@ -290,7 +305,10 @@ def insert_row(connection: Connection, table: Table, values: dict[str, Any]) -> 
 
 
 def migrate(engine: Engine) -> None:
-    """Migrates the tables to the version of this program, in one process at a time."""
+    """Creates the tables, or migrates them to the version of this program, in one process at a time.
+
+    A new database gets the tables of `metadata` and the newest revision; migrations are for existing databases.
+    """
     from alembic import command
     from alembic.config import Config
     from alembic.util import CommandError
@@ -301,6 +319,9 @@ def migrate(engine: Engine) -> None:
         if engine.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(7410)"))
         config.attributes["connection"] = connection
+        if not inspect(connection).has_table("alembic_version"):
+            metadata.create_all(connection)
+            command.stamp(config, "head")
         try:
             command.upgrade(config, "head")
         except CommandError as error:

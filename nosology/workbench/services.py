@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 from anyio import CapacityLimiter
@@ -112,8 +112,9 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class ImportResult(NamedTuple):
-    """The id of a batch, the number of its notes, and the number of notes that were known already."""
+@dataclass(frozen=True)
+class ImportedNotes:
+    """The id of a batch, the number of its notes, and the number of notes whose id existed already."""
 
     batch: int
     added: int
@@ -156,7 +157,7 @@ class Services:
         self.pool.close()
         self.engine.dispose()
 
-    def import_notes(self, user: User, name: str, notes: Sequence[Note], address: str) -> ImportResult:
+    def import_notes(self, user: User, name: str, notes: Sequence[Note], address: str) -> ImportedNotes:
         """Adds notes as one batch, which the background coder then starts."""
         with write_transaction(self.engine) as connection:
             batch = create_batch(connection, name, user.id)
@@ -164,7 +165,7 @@ class Services:
             connection.execute(update(batches).where(batches.c.id == batch).values(total=added))
             log_access_in(connection, user.id, "import", None, address)
         self.background.notify()
-        return ImportResult(batch, added, known)
+        return ImportedNotes(batch, added, known)
 
     def read_case(self, user: User, note_id: int, address: str, what: str = "note") -> Case:
         """The case of a note; the access is logged."""

@@ -1,6 +1,9 @@
 """Notes and decisions in SQLite and in PostgreSQL: append-only, one version once, nothing lost."""
 
+import sqlite3
 import threading
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -36,6 +39,18 @@ HEART = {"code": "icd10cm:I50.9"}
 def test_migrations_make_the_tables_that_the_program_knows(engine):
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_a_database_of_version_0_1_opens_and_has_the_present_tables(tmp_path):
+    path = tmp_path / "old.db"
+    with closing(sqlite3.connect(path)) as old:
+        old.executescript((Path(__file__).parent / "database_0_1.sql").read_text())
+    engine = open_database(str(path))
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    with write_transaction(engine) as connection:
+        assert add_notes(connection, [Note("a", "text")], None) == (1, 0)
+    engine.dispose()
 
 
 def test_a_store_is_opened_again_as_it_was(store, engine, note_id, people):
