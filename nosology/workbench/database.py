@@ -16,35 +16,14 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import (
-    DDL,
-    JSON,
-    Boolean,
-    Column,
-    Connection,
-    CursorResult,
-    Double,
-    Engine,
-    ForeignKey,
-    Index,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    Text,
-    UniqueConstraint,
-    create_engine,
-    event,
-    insert,
-    inspect,
-    text,
-)
+import sqlalchemy as sa
+from sqlalchemy import JSON, Boolean, Column, Connection, Double, Engine, ForeignKey, Integer, String, Table, event
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 from sqlalchemy.schema import SchemaItem
 
 from nosology.core import ConfigError, OutputError
 
-metadata = MetaData(
+metadata = sa.MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_name)s",
         "uq": "uq_%(table_name)s_%(column_0_name)s",
@@ -127,17 +106,17 @@ notes = _table(
     Column("confidence", Double),
     Column("codes", Integer, nullable=False),  # number of chosen codes
     Column("finished", Double),
-    Index("ix_notes_status_received", "status", "received"),
-    Index("ix_notes_coding", "coding"),
-    Index("ix_notes_confidence", "confidence"),
-    Index("ix_notes_site", "site"),
+    sa.Index("ix_notes_status_received", "status", "received"),
+    sa.Index("ix_notes_coding", "coding"),
+    sa.Index("ix_notes_confidence", "confidence"),
+    sa.Index("ix_notes_site", "site"),
 )
 
 # separate from the notes, so that queries of the queue do not read them
 texts = _table(
     "texts",
     Column("note_id", Integer, ForeignKey("notes.id"), primary_key=True, autoincrement=False),
-    Column("text", Text, nullable=False),
+    Column("text", sa.Text, nullable=False),
     Column("length", Integer, nullable=False),  # in characters
 )
 
@@ -158,7 +137,7 @@ decisions = _table(
     Column("at", Double, nullable=False),
     Column("action", String(12), nullable=False),
     Column("details", JSON, nullable=False),
-    UniqueConstraint("note_id", "version"),
+    sa.UniqueConstraint("note_id", "version"),
 )
 
 audit = _table(
@@ -193,7 +172,7 @@ def _make_append_only(table: Table) -> None:
     ]
     for dialect, statements in (("sqlite", sqlite), ("postgresql", postgresql)):
         for statement in statements:
-            event.listen(table, "after_create", DDL(statement).execute_if(dialect=dialect))
+            event.listen(table, "after_create", sa.DDL(statement).execute_if(dialect=dialect))
 
 
 for _append_only in (decisions, audit, codings, texts):
@@ -256,7 +235,7 @@ def open_database(store: str) -> Engine:
 
 def _sqlite_engine(url: str) -> Engine:
     Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(url, connect_args={"check_same_thread": False}, **_ENGINE_OPTIONS)
+    engine = sa.create_engine(url, connect_args={"check_same_thread": False}, **_ENGINE_OPTIONS)
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: Any) -> None:
@@ -276,7 +255,7 @@ def _sqlite_engine(url: str) -> Engine:
 def _postgres_engine(url: str) -> Engine:
     # No ping before each use, which costs a round trip: after a restart of the server one request gets status 503,
     # and SQLAlchemy then drops every old connection.
-    return create_engine(url, pool_use_lifo=True, pool_recycle=600, **_ENGINE_OPTIONS)
+    return sa.create_engine(url, pool_use_lifo=True, pool_recycle=600, **_ENGINE_OPTIONS)
 
 
 @contextmanager
@@ -298,7 +277,7 @@ def read_transaction(engine: Engine) -> Iterator[Connection]:
 
 def insert_row(connection: Connection, table: Table, values: dict[str, Any]) -> int:
     """The id of a new row."""
-    result: CursorResult[Any] = connection.execute(insert(table).values(**values))
+    result: sa.CursorResult[Any] = connection.execute(sa.insert(table).values(**values))
     key = result.inserted_primary_key
     assert key is not None  # a single row was inserted
     return int(key[0])
@@ -317,9 +296,9 @@ def migrate(engine: Engine) -> None:
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     with write_transaction(engine) as connection:
         if engine.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock(7410)"))
+            connection.execute(sa.text("SELECT pg_advisory_xact_lock(7410)"))
         config.attributes["connection"] = connection
-        if not inspect(connection).has_table("alembic_version"):
+        if not sa.inspect(connection).has_table("alembic_version"):
             metadata.create_all(connection)
             command.stamp(config, "head")
         try:
@@ -332,7 +311,7 @@ def is_alive(engine: Engine) -> bool:
     """Whether the database answers."""
     try:
         with read_transaction(engine) as connection:
-            connection.execute(text("SELECT 1"))
+            connection.execute(sa.text("SELECT 1"))
     except SQLAlchemyError:
         return False
     return True

@@ -18,8 +18,8 @@ from nosology.core.files import cache_folder
 from nosology.corpora.corpus import write_corpus
 from nosology.corpora.simulate.hospital import Hospital, subject_id
 from nosology.serving.coder import Coder
+from nosology.workbench import cases
 from nosology.workbench.accounts import create_user
-from nosology.workbench.cases import add_notes, create_batch, load_case, record_decision
 from nosology.workbench.coding import code_notes, save_codings
 from nosology.workbench.database import audit, notes, open_database, read_transaction, write_transaction
 from nosology.workbench.services import register_coder
@@ -101,10 +101,10 @@ def fill_demo(store: str, bundle: Path) -> None:
     past, queue = incoming[:REVIEWED_NOTES], incoming[REVIEWED_NOTES:]
     with write_transaction(engine) as connection:
         users = [create_user(connection, name, role, PASSWORD) for name, role in USERS]
-        batch = create_batch(connection, "simulated notes of last week", users[2], len(past))
-        add_notes(connection, past, batch, now=time.time() - 9 * 86_400)
-        today = create_batch(connection, "simulated notes of today", users[2], len(queue))
-        add_notes(connection, queue, today)
+        batch = cases.create_batch(connection, "simulated notes of last week", users[2], len(past))
+        cases.add_notes(connection, past, batch, now=time.time() - 9 * 86_400)
+        today = cases.create_batch(connection, "simulated notes of today", users[2], len(queue))
+        cases.add_notes(connection, queue, today)
     coder_id, coder = register_coder(engine, bundle, None), Coder.load(bundle)
     with read_transaction(engine) as connection:
         rows = connection.execute(select(notes.c.ref, notes.c.id).where(notes.c.batch_id == batch))
@@ -119,7 +119,7 @@ def _review_note(engine: Engine, note_id: int, note: Note, users: list[int]) -> 
     """Records the decisions of a coder who knows the note's codes, some days ago."""
     rng = Random(note.id)
     with read_transaction(engine) as connection:
-        suggested = load_case(connection, note_id).suggested
+        suggested = cases.load_case(connection, note_id).suggested
     user = rng.choice(users)
     at = time.time() - (1 + rng.randrange(7)) * 86_400 + rng.randrange(20_000)
     with write_transaction(engine) as connection:
@@ -136,4 +136,4 @@ def _review_note(engine: Engine, note_id: int, note: Note, users: list[int]) -> 
     actions += [("add", {"code": str(code)}) for code in note.codes if code not in accepted]
     for version, (action, details) in enumerate([*actions, ("finish", {})]):
         at += 4 + rng.expovariate(1 / 12)
-        record_decision(engine, note_id, action, details, user=user, version=version, at=at)
+        cases.record_decision(engine, note_id, action, details, user=user, version=version, at=at)

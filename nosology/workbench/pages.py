@@ -11,21 +11,9 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy import select
 
 from nosology.core import SYSTEMS, Code, ConflictError, NosologyError, Note, ReviewError
-from nosology.workbench import measures
+from nosology.workbench import cases, coding, measures, triage
 from nosology.workbench.accounts import User
 from nosology.workbench.audit_log import log_access, log_access_in
-from nosology.workbench.cases import (
-    ORDERS,
-    PAGE_SIZE,
-    Case,
-    count_by_status,
-    decision_history,
-    list_assignees,
-    list_sites,
-    next_note,
-    select_queue,
-)
-from nosology.workbench.coding import batch_progress, cancel_batch, resume_batch
 from nosology.workbench.database import notes, read_transaction, write_transaction
 from nosology.workbench.page_html import annotate_note, bar_chart, line_chart, queue_rows, render_page
 from nosology.workbench.review import STATUSES, NotFound
@@ -40,16 +28,6 @@ from nosology.workbench.security import (
     client_address,
 )
 from nosology.workbench.services import Services
-from nosology.workbench.triage import (
-    TriageRule,
-    code_f1,
-    load_calibration,
-    load_triage_rule,
-    raw_confidences,
-    save_calibration,
-    save_triage_rule,
-    threshold_effects,
-)
 from nosology.workbench.uploads import normalize_encounter, read_upload
 from nosology.workbench.views import build_panel, code_book_page, search_codes
 
@@ -63,7 +41,7 @@ def _number(text: str) -> int:
 
 
 def _valid_order(order: str) -> str:
-    return order if order in ORDERS else "oldest"
+    return order if order in cases.ORDERS else "oldest"
 
 
 @router.get("/")
@@ -103,7 +81,7 @@ def _render_queue(
     """The queue with filters; invalid filters are ignored."""
     status, order = filters["status"], _valid_order(filters["order"])
     with read_transaction(services.engine) as connection:
-        rows = select_queue(
+        rows = cases.select_queue(
             connection,
             statuses=[status] if status in STATUSES else () if status == "all" else TO_DO,
             assignee=user.id if filters["mine"] == "me" else None,
@@ -114,10 +92,10 @@ def _render_queue(
             order=order,
             page=number,
         )
-        counts, sites = count_by_status(connection), list_sites(connection)
+        counts, sites = cases.count_by_status(connection), cases.list_sites(connection)
     log_access(services.engine, user.id, "queue", None, client_address(request))
     values = {"body": queue_rows(rows), "counts": counts, "sites": sites, "number": number, "ref": ref}
-    values |= {"filters": {**filters, "order": order}, "more": len(rows) == PAGE_SIZE}
+    values |= {"filters": {**filters, "order": order}, "more": len(rows) == cases.PAGE_SIZE}
     return render_page(request, "queue.html", user, values)
 
 
@@ -126,7 +104,7 @@ def next_page(services: ServicesDep, user: CurrentUser, after: str = "", order: 
     """A redirect to the next note in the order of the queue."""
     order = _valid_order(order)
     with read_transaction(services.engine) as connection:
-        note_id = next_note(connection, user.id, after=_number(after), order=order)
+        note_id = cases.next_note(connection, user.id, after=_number(after), order=order)
     query = "" if order == "oldest" else f"?order={order}"
     return RedirectResponse(f"/notes/{note_id}{query}" if note_id else "/", status_code=303)
 
@@ -147,7 +125,7 @@ def _render_case(
     request: Request,
     services: Services,
     user: User,
-    case: Case,
+    case: cases.Case,
     template: str,
     *,
     order: str,
@@ -156,7 +134,7 @@ def _render_case(
     more: dict[str, Any] | None = None,
 ) -> HTMLResponse:
     with read_transaction(services.engine) as connection:
-        people = list_assignees(connection)
+        people = cases.list_assignees(connection)
     values = {"case": case, "panel": build_panel(case), "people": people, "order": _valid_order(order)}
     values |= {"message": message, "conflict": status == 409} | (more or {})
     return render_page(request, template, user, values, status=status)
@@ -219,8 +197,8 @@ def history_page(request: Request, services: ServicesDep, user: CurrentUser, not
     """The decisions on a note, and the coder's suggestions."""
     case = services.read_case(user, note_id, client_address(request), "history")
     with read_transaction(services.engine) as connection:
-        rows = decision_history(connection, note_id)
-        people = {row.id: row.name for row in list_assignees(connection)}
+        rows = cases.decision_history(connection, note_id)
+        people = {row.id: row.name for row in cases.list_assignees(connection)}
     return render_page(request, "history.html", user, {"case": case, "rows": rows, "people": people})
 
 
@@ -257,14 +235,14 @@ def batches_page(request: Request, services: ServicesDep, user: CurrentUser) -> 
 
 
 def _render_batches(request: Request, services: Services, user: User, error: str = "") -> HTMLResponse:
-    values = {"batches": batch_progress(services.engine), "error": error}
+    values = {"batches": coding.batch_progress(services.engine), "error": error}
     return render_page(request, "batches.html", user, values, status=422 if error else 200)
 
 
 @router.get("/batches/rows")
 def batch_rows(request: Request, services: ServicesDep, user: CurrentUser) -> HTMLResponse:
     """The table of batches, which the page polls."""
-    return render_page(request, "batch_rows.html", user, {"batches": batch_progress(services.engine)})
+    return render_page(request, "batch_rows.html", user, {"batches": coding.batch_progress(services.engine)})
 
 
 @router.post("/batches")
@@ -297,7 +275,7 @@ def change_batch(services: ServicesDep, user: CurrentUser, batch: RowId, act: st
     """Cancels or resumes a batch."""
     if act not in ("cancel", "resume"):
         raise NotFound("there is no such page")
-    (cancel_batch if act == "cancel" else resume_batch)(services.engine, batch)
+    (coding.cancel_batch if act == "cancel" else coding.resume_batch)(services.engine, batch)
     services.background.notify()
     return RedirectResponse("/batches", status_code=303)
 
@@ -337,17 +315,18 @@ def triage_page(request: Request, services: ServicesDep, user: ReviewerUser) -> 
 def _render_triage(request: Request, services: Services, user: User, error: str = "") -> HTMLResponse:
     with read_transaction(services.engine) as connection:
         reviewed = measures.load_reviewed_notes(connection)
-        rule, stored, raw = load_triage_rule(connection), load_calibration(connection), raw_confidences(connection)
+        rule, stored = triage.load_triage_rule(connection), triage.load_calibration(connection)
+        raw = triage.raw_confidences(connection)
     calibration = measures.fit_calibration(reviewed)
     if calibration != stored:
         with write_transaction(services.engine) as connection:
-            save_calibration(connection, calibration)
+            triage.save_calibration(connection, calibration)
     observed = [
-        (calibration.apply(note.raw_confidence), code_f1(note.suggested, note.final))
+        (calibration.apply(note.raw_confidence), triage.code_f1(note.suggested, note.final))
         for note in reviewed
         if note.by_person
     ]
-    effects = threshold_effects([calibration.apply(value) for value in raw], observed)
+    effects = triage.threshold_effects([calibration.apply(value) for value in raw], observed)
     errors = [(f"{row.threshold:.2f}", row.expected_error) for row in effects if row.expected_error is not None]
     values = {"effects": effects, "rule": rule, "calibration": calibration, "error": error, "coded": len(raw)}
     values["chart"] = line_chart(errors, "error")
@@ -365,10 +344,10 @@ def set_triage(
 ) -> Response:
     """Puts a rule in force for notes that are coded from now on."""
     try:
-        rule = TriageRule(on == "yes", threshold, sample)
+        rule = triage.TriageRule(on == "yes", threshold, sample)
     except NosologyError as error:
         return _render_triage(request, services, user, f"{error}.")
     with write_transaction(services.engine) as connection:
-        save_triage_rule(connection, rule)
+        triage.save_triage_rule(connection, rule)
         log_access_in(connection, user.id, "triage", None, client_address(request))
     return RedirectResponse("/triage", status_code=303)

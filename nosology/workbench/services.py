@@ -22,16 +22,9 @@ from nosology.claims.grouping import payment_groups
 from nosology.codes import releases, table
 from nosology.core import SYSTEMS, Code, ConfigError, NosologyError, Note, __version__
 from nosology.models.bundle import MANIFEST, Bundle, is_day_one, read_manifest
+from nosology.workbench import cases
 from nosology.workbench.accounts import ROLES, RateLimit, User
 from nosology.workbench.audit_log import log_access, log_access_in
-from nosology.workbench.cases import (
-    Case,
-    add_notes,
-    create_batch,
-    decision_history,
-    load_case,
-    record_decision,
-)
 from nosology.workbench.coding import BackgroundCoder, CoderPool
 from nosology.workbench.database import (
     batches,
@@ -160,33 +153,34 @@ class Services:
     def import_notes(self, user: User, name: str, notes: Sequence[Note], address: str) -> ImportedNotes:
         """Adds notes as one batch, which the background coder then starts."""
         with write_transaction(self.engine) as connection:
-            batch = create_batch(connection, name, user.id)
-            added, known = add_notes(connection, notes, batch)
+            batch = cases.create_batch(connection, name, user.id)
+            added, known = cases.add_notes(connection, notes, batch)
             connection.execute(update(batches).where(batches.c.id == batch).values(total=added))
             log_access_in(connection, user.id, "import", None, address)
         self.background.notify()
         return ImportedNotes(batch, added, known)
 
-    def read_case(self, user: User, note_id: int, address: str, what: str = "note") -> Case:
+    def read_case(self, user: User, note_id: int, address: str, what: str = "note") -> cases.Case:
         """The case of a note; the access is logged."""
         with read_transaction(self.engine) as connection:
-            case = load_case(connection, note_id)
+            case = cases.load_case(connection, note_id)
         log_access(self.engine, user.id, what, note_id, address)
         return case
 
-    def decide(self, user: User, note_id: int, action: str, values: Mapping[str, Any], version: int) -> Case:
+    def decide(self, user: User, note_id: int, action: str, values: Mapping[str, Any], version: int) -> cases.Case:
         """The case after a user's decision; of `values`, only the fields of the action are stored."""
         if action == "approve" and not user.has_role("reviewer"):
             raise Forbidden("a second review is for people with the role reviewer")
         if action == "preaccept":
             raise Forbidden("only the triage rule pre-accepts notes")
         details = {name: values[name] for name in FIELDS.get(action, ()) if name in values}
-        return record_decision(self.engine, note_id, action, details, user=user.id, version=version)
+        return cases.record_decision(self.engine, note_id, action, details, user=user.id, version=version)
 
     def export(self, user: User, note_id: int, form: str, address: str) -> ExportFile:
         """The coded encounter as a file; the export is logged."""
         with read_transaction(self.engine) as connection:
-            exported = export_case(load_case(connection, note_id), decision_history(connection, note_id), form)
+            case, history = cases.load_case(connection, note_id), cases.decision_history(connection, note_id)
+        exported = export_case(case, history, form)
         log_access(self.engine, user.id, f"export {form}", note_id, address)
         return exported
 
