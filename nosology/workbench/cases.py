@@ -24,7 +24,7 @@ from nosology.workbench.database import (
     users,
     write_transaction,
 )
-from nosology.workbench.review import NotFound, Review, apply_decision, parse_code, replay
+from nosology.workbench.review import Details, NotFound, Review, apply_decision, parse_code, replay
 
 ORDERS = ("oldest", "uncertain", "newest")
 PAGE_SIZE = 50
@@ -169,7 +169,7 @@ def record_decision(
     engine: Engine,
     note_id: int,
     action: str,
-    details: Mapping[str, Any],
+    details: Details,
     *,
     user: int | None,
     version: int,
@@ -192,7 +192,7 @@ def record_decision(
 
 
 def record_decision_in(
-    connection: Connection, note_id: int, action: str, details: Mapping[str, Any], *, user: int | None, version: int
+    connection: Connection, note_id: int, action: str, details: Details, *, user: int | None, version: int
 ) -> None:
     """Writes a decision within the caller's transaction."""
     _, after = _decide(connection, note_id, action, details, user=user, version=version)
@@ -200,7 +200,7 @@ def record_decision_in(
 
 
 def _decide(
-    connection: Connection, note_id: int, action: str, details: Mapping[str, Any], *, user: int | None, version: int
+    connection: Connection, note_id: int, action: str, details: Details, *, user: int | None, version: int
 ) -> tuple[Case, Review]:
     """The case before the decision, and the state after it."""
     case = load_case(connection, note_id)
@@ -220,7 +220,7 @@ def _write_decision(
     connection: Connection,
     note_id: int,
     action: str,
-    details: Mapping[str, Any],
+    details: Details,
     after: Review,
     *,
     user: int | None,

@@ -149,11 +149,7 @@ audit = _table(
     Column("address", String(60)),
 )
 
-settings = _table(
-    "settings",
-    Column("name", String(40), primary_key=True),
-    Column("value", JSON, nullable=False),
-)
+settings = _table("settings", Column("name", String(40), primary_key=True), Column("value", JSON, nullable=False))
 
 
 def _make_append_only(table: Table) -> None:

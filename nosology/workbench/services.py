@@ -26,14 +26,7 @@ from nosology.workbench import cases
 from nosology.workbench.accounts import ROLES, RateLimit, User
 from nosology.workbench.audit_log import log_access, log_access_in
 from nosology.workbench.coding import BackgroundCoder, CoderPool
-from nosology.workbench.database import (
-    batches,
-    coders,
-    insert_row,
-    open_database,
-    read_transaction,
-    write_transaction,
-)
+from nosology.workbench.database import batches, coders, insert_row, open_database, read_transaction, write_transaction
 from nosology.workbench.export import ExportFile, export_case
 from nosology.workbench.review import FIELDS
 
