@@ -1,4 +1,4 @@
-"""What the live checks say of codes, patients and days."""
+"""Checks of assigned codes, and payment groups."""
 
 import pytest
 from hypothesis import given
@@ -57,12 +57,12 @@ def test_references_of_tabular_notes(note, inside, outside):
 
 
 @given(st.sampled_from(table("icd10cm").codes()), st.sampled_from(table("icd10cm").codes()))
-def test_a_range_holds_what_stands_between_its_ends_in_the_book(one, other):
+def test_a_range_covers_the_codes_between_its_ends(one, other):
     first, last = sorted((one[:3], other[:3]))
     assert CodeReference(first, last).covers(one) and CodeReference(first, last).covers(other)
 
 
-def test_excludes1_is_an_error_told_once():
+def test_excludes1_is_reported_once():
     conflicts = found("E10.9", "E11.9")["excludes1"]
     assert len(conflicts) == 1 and conflicts[0].level == "error"
     assert "E10.9" in conflicts[0].message and "E11.9" in conflicts[0].message
@@ -77,13 +77,13 @@ def test_code_first_and_use_additional():
     assert not any("Z37.0" in item.message for item in found("O80", "Z37.0").get("use_additional", []))
 
 
-def test_what_cannot_be_billed_offers_its_children():
+def test_codes_that_are_not_billable_offer_their_children():
     item = found("M54.5")["not_billable"][0]
     assert [item.code for item in item.alternatives] == ["M54.50", "M54.51", "M54.59"]
     assert "unspecific" in found("I50.9") and "unspecific" not in found("I50.23")
 
 
-def test_sides():
+def test_laterality():
     open_side = found("H26.9")
     assert "laterality" not in open_side
     assert {item.code for item in found("H25.019")["laterality"][0].alternatives} >= {"H25.011", "H25.012"}
@@ -106,7 +106,7 @@ def test_sex_and_age():
     assert "age" not in found("O80", sex="F", age=30)
 
 
-def test_the_release_of_the_day():
+def test_release_of_the_encounter_date():
     old = found("M54.50", date="2020-03-01")["release"][0]
     assert old.level == "error" and [item.code for item in old.alternatives] == ["M54.5"]
     assert "release" not in found("M54.50", date="2023-03-01")
@@ -114,7 +114,7 @@ def test_the_release_of_the_day():
     assert any(item.kind == "release" and item.level == "error" for item in nine)
 
 
-def test_present_on_admission_is_asked_of_inpatients():
+def test_present_on_admission_is_checked_for_inpatients():
     assert "poa" in found("I10", kind="inpatient")
     assert "poa" not in found("I10")
     assert not [i for i in check_codes(reviewed("I10", poa="Y"), {"kind": "inpatient"}) if i.kind == "poa"]
@@ -125,7 +125,7 @@ def test_errors_come_first():
     assert levels == sorted(levels, key=("error", "warning", "hint").index)
 
 
-def test_groups():
+def test_payment_groups():
     made = payment_groups(
         reviewed("I50.23", "J96.01", "N17.9", "E11.65"), {"sex": "F", "age": 70, "date": "2025-11-01"}
     )
@@ -136,7 +136,7 @@ def test_groups():
     assert payment_groups(reviewed("I50.23"), {}).drg is None
 
 
-def test_the_grouper_of_the_day():
+def test_drg_version_of_a_date():
     versions = (400, 401, 410, 411, 420, 421, 430, 431)
     assert drg_version_on("2025-10-01", versions) == 430
     assert drg_version_on("2025-09-30", versions) == 421

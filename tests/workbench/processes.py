@@ -1,4 +1,4 @@
-"""A workbench in a process of its own, for tests and the load benchmark that kill it."""
+"""The workbench as a separate process, for tests and load benchmarks that kill it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class Server:
-    """`nosology serve` as somebody would start it."""
+    """A process of `nosology serve`."""
 
     def __init__(self, bundle: Path | str, store: str, *options: str, log: Path):
         with socket.socket() as free:
@@ -41,12 +41,12 @@ class Server:
         raise RuntimeError("the server did not get ready")
 
     def kill(self) -> None:
-        """kill -9, of its workers as well: the machine is gone."""
+        """Kills the server and its workers with SIGKILL."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def stop(self) -> int:
-        """Asks it to end, as an init system does; its exit status."""
+        """The exit status after SIGTERM."""
         self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(timeout=60)

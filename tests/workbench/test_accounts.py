@@ -1,4 +1,4 @@
-"""Who gets in: argon2, lock-out, sessions that end, tokens kept as hashes."""
+"""Accounts: argon2 hashes, locking, expiry of sessions, API tokens."""
 
 import time
 
@@ -11,7 +11,7 @@ from nosology.workbench.database import read_transaction, sessions, tokens, user
 from tests.workbench.conftest import PASSWORD
 
 
-def test_the_first_admin_has_a_one_time_password(engine):
+def test_create_admin_returns_a_one_time_password_once(engine):
     password = accounts.create_admin(engine)
     assert accounts.create_admin(engine) is None
     user = accounts.check_password(engine, "Admin", password)
@@ -23,7 +23,7 @@ def test_the_first_admin_has_a_one_time_password(engine):
     assert not accounts.session_user(engine, accounts.create_session(engine, user)).must_change
 
 
-def test_an_admin_who_lost_the_password_gets_another_from_whoever_starts_the_server(engine, people):
+def test_create_admin_with_reset_gives_admin_a_new_password(engine, people):
     password = accounts.create_admin(engine, reset=True)  # there were people, but no admin of that name
     admin = accounts.check_password(engine, "admin", password)
     with write_transaction(engine) as connection:
@@ -41,7 +41,7 @@ def test_passwords_are_argon2_hashes(engine, people):
     assert accounts.check_password(engine, "nobody", PASSWORD) is None
 
 
-def test_wrong_passwords_lock_the_account_even_for_the_right_one(engine, people):
+def test_wrong_passwords_lock_the_account(engine, people):
     for _ in range(accounts.MAX_FAILURES):
         assert accounts.check_password(engine, "ann", "wrong password") is None
     assert accounts.check_password(engine, "ann", PASSWORD) is None
@@ -51,7 +51,7 @@ def test_wrong_passwords_lock_the_account_even_for_the_right_one(engine, people)
     assert accounts.check_password(engine, "ann", PASSWORD) == people["ann"]
 
 
-def test_sessions_end(engine, people):
+def test_sessions_expire(engine, people):
     cookie = accounts.create_session(engine, people["ann"])
     assert accounts.session_user(engine, cookie).name == "ann"
     assert accounts.session_user(engine, cookie + "x") is None
@@ -67,7 +67,7 @@ def test_sessions_end(engine, people):
     assert accounts.session_user(engine, cookie) is None
 
 
-def test_tokens_open_the_door_until_they_are_revoked(engine, people):
+def test_tokens_are_valid_until_they_are_revoked(engine, people):
     with write_transaction(engine) as connection:
         token = accounts.create_token(connection, people["ann"], "my script")
     user = accounts.token_user(engine, token)
@@ -82,7 +82,7 @@ def test_tokens_open_the_door_until_they_are_revoked(engine, people):
     assert accounts.token_user(engine, token) is None
 
 
-def test_somebody_shut_out_is_out_at_once(engine, people):
+def test_a_disabled_user_is_signed_out_at_once(engine, people):
     cookie = accounts.create_session(engine, people["ann"])
     with write_transaction(engine) as connection:
         token = accounts.create_token(connection, people["ann"], "x")
@@ -92,13 +92,13 @@ def test_somebody_shut_out_is_out_at_once(engine, people):
     assert accounts.check_password(engine, "ann", PASSWORD) is None
 
 
-def test_the_last_admin_stays(engine, people):
+def test_the_last_admin_cannot_be_removed(engine, people):
     for change in ({"disabled": True}, {"role": "coder"}):
         with pytest.raises(ReviewError, match="the last admin"), write_transaction(engine) as connection:
             accounts.update_user(connection, people["adam"], **change)
 
 
-def test_names_and_passwords_have_rules(engine, people):
+def test_invalid_names_roles_and_passwords_are_refused(engine, people):
     for name, role, password in (
         ("ANN", "coder", PASSWORD),
         ("x", "boss", PASSWORD),
@@ -109,12 +109,12 @@ def test_names_and_passwords_have_rules(engine, people):
             accounts.create_user(connection, name, role, password)
 
 
-def test_roles_include_those_below():
+def test_roles_include_lower_roles():
     user = accounts.User(1, "x", "reviewer", False, None)
     assert user.has_role("coder") and user.has_role("reviewer") and not user.has_role("admin")
 
 
-def test_a_rate_limit_forgets():
+def test_rate_limit_allows_events_after_the_window():
     limit = accounts.RateLimit(2, 10.0)
     assert [limit.allows("a", now) for now in (0.0, 1.0, 2.0)] == [True, True, False]
     assert limit.allows("b", 2.0)

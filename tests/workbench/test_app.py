@@ -1,4 +1,4 @@
-"""The server as a program and a browser meet it, on both stores: API, forms, the door, what never leaks."""
+"""The whole application on SQLite and PostgreSQL: API, pages, security, error responses."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ HEART = "icd10cm:I50.9"
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
-def world(request, small_bundle, tmp_path_factory):
+def server(request, small_bundle, tmp_path_factory):
     """A running server and the API tokens of its people."""
-    address = new_store(request, tmp_path_factory.mktemp("world"), request.param)
+    address = new_store(request, tmp_path_factory.mktemp("server"), request.param)
     tokens = fill_people(address)
     app = create_app(ServerSettings(bundle=small_bundle, store=address))
     with TestClient(app, base_url="http://localhost") as client:
         yield client, tokens
 
 
-class Program:
-    """Somebody's program: the API with a token."""
+class ApiClient:
+    """A client of the API with a token."""
 
     def __init__(self, client, token):
         self.client, self.headers = client, {"authorization": f"Bearer {token}"}
@@ -47,7 +47,7 @@ class Program:
         return self.client.post(f"/api/v1{path}", headers=self.headers, json=value)
 
     def note(self, name: str, text: str = NOTE, **more) -> int:
-        """The number of a new note, once it is coded."""
+        """The id of a new note, once it is coded."""
         assert self.post("/notes", {"notes": [{"id": name, "text": text, **more}]}).status_code == 202
         patience = time.monotonic() + 100  # a long note on a busy machine
         while time.monotonic() < patience:
@@ -62,16 +62,16 @@ class Program:
 
 
 @pytest.fixture
-def ann(world):
-    return Program(world[0], world[1]["ann"])
+def ann(server):
+    return ApiClient(server[0], server[1]["ann"])
 
 
-def browser(world, name: str) -> TestClient:
+def browser(server, name: str) -> TestClient:
     """A client that has signed in as a browser does, with its own cookies."""
-    client = TestClient(world[0].app, base_url="http://localhost")
-    world[0].app.state.services.sign_in_limit._events.clear()  # tests come from one address, and quickly
-    answer = client.post("/login", data={"name": name, "password": PASSWORD}, follow_redirects=False)
-    assert answer.status_code == 303, answer.text
+    client = TestClient(server[0].app, base_url="http://localhost")
+    server[0].app.state.services.sign_in_limit._events.clear()  # tests come from one address, and quickly
+    response = client.post("/login", data={"name": name, "password": PASSWORD}, follow_redirects=False)
+    assert response.status_code == 303, response.text
     return client
 
 
@@ -79,7 +79,7 @@ def csrf(client: TestClient) -> str:
     return re.search(r'name="csrf" content="([^"]+)"', client.get("/").text)[1]
 
 
-def test_a_note_from_import_to_export(world, ann):
+def test_a_note_from_import_to_export(server, ann):
     note = ann.note("whole", patient="p1", sex="F", age=70, date="2025-11-03", kind="inpatient")
     shown = ann.get(f"/notes/{note}").json()
     assert shown["text"] == NOTE and shown["confidence"] > 0
@@ -102,17 +102,17 @@ def test_a_note_from_import_to_export(world, ann):
     assert measures["notes"] >= 1 and measures["kept"] is not None
 
 
-def test_a_conflict_says_who_was_faster(world, ann):
-    ben = Program(world[0], world[1]["ben"])
+def test_a_conflict_names_the_other_user(server, ann):
+    ben = ApiClient(server[0], server[1]["ben"])
     note = ann.note("conflict")
     assert ann.decide(note, "accept", 0, code=HEART).status_code == 200
-    answer = ben.decide(note, "reject", 0, code=HEART, reason="wrong")
-    assert answer.status_code == 409 and "ann changed this note" in answer.json()["detail"]
+    response = ben.decide(note, "reject", 0, code=HEART, reason="wrong")
+    assert response.status_code == 409 and "ann changed this note" in response.json()["detail"]
     assert ben.decide(note, "reject", 1, code=HEART, reason="wrong").status_code == 200
 
 
-def test_only_reviewers_approve_and_nobody_preaccepts(world, ann):
-    rita = Program(world[0], world[1]["rita"])
+def test_only_reviewers_approve_and_nobody_preaccepts(server, ann):
+    rita = ApiClient(server[0], server[1]["rita"])
     note = ann.note("second")
     assert ann.decide(note, "second", 0).status_code == 200
     assert ann.decide(note, "approve", 1).status_code == 403
@@ -120,27 +120,27 @@ def test_only_reviewers_approve_and_nobody_preaccepts(world, ann):
     assert rita.decide(note, "approve", 1).status_code == 200
 
 
-def test_the_door(world):
-    client, tokens = world
+def test_requests_without_sign_in_or_role_are_refused(server):
+    client, tokens = server
     for path in ("/api/v1/notes", "/api/v1/batches", "/api/v1/measures", "/api/v1/notes/1/export"):
         assert client.get(path).status_code == 401
         assert client.get(path, headers={"authorization": "Bearer nos_wrong"}).status_code == 401
     for path in ("/", "/notes/1", "/batches", "/measures", "/users", "/audit"):
-        answer = client.get(path, follow_redirects=False)
-        assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+        response = client.get(path, follow_redirects=False)
+        assert (response.status_code, response.headers["location"]) == (303, "/login")
     for path in ("/users", "/audit"):
         assert client.get(path, headers={"authorization": f"Bearer {tokens['ann']}"}).status_code == 403
     assert client.get("/triage", headers={"authorization": f"Bearer {tokens['ann']}"}).status_code == 403
     assert client.get("/health/live").status_code == client.get("/health/ready").status_code == 200
 
 
-def test_a_browser_needs_the_token_of_its_own_session(world):
-    client = browser(world, "ann")
+def test_forms_need_the_csrf_token_of_their_session(server):
+    client = browser(server, "ann")
     cookie = client.cookies.jar._cookies["localhost.local"]["/"]["nosology_session"]
     assert cookie.has_nonstandard_attr("HttpOnly") and cookie.get_nonstandard_attr("SameSite") == "lax"
     value = {"name": "mine"}
     assert client.post("/tokens", data=value).status_code == 403
-    other = csrf(browser(world, "ben"))
+    other = csrf(browser(server, "ben"))
     assert client.post("/tokens", data={**value, "csrf": other}).status_code == 403
     assert client.post("/api/v1/codes/search", json={"query": "heart"}).status_code == 403
     token = csrf(client)
@@ -152,32 +152,32 @@ def test_a_browser_needs_the_token_of_its_own_session(world):
     assert client.get("/", follow_redirects=False).status_code == 303
 
 
-def test_another_site_cannot_sign_somebody_in(world):
-    client, form = TestClient(world[0].app, base_url="http://localhost"), {"name": "ann", "password": PASSWORD}
-    world[0].app.state.services.sign_in_limit._events.clear()
+def test_another_site_cannot_sign_somebody_in(server):
+    client, form = TestClient(server[0].app, base_url="http://localhost"), {"name": "ann", "password": PASSWORD}
+    server[0].app.state.services.sign_in_limit._events.clear()
     for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 303)):
-        answer = client.post("/login", data=form, headers={"sec-fetch-site": site}, follow_redirects=False)
-        assert answer.status_code == status
+        response = client.post("/login", data=form, headers={"sec-fetch-site": site}, follow_redirects=False)
+        assert response.status_code == status
 
 
-def test_many_attempts_to_sign_in_are_slowed_down(small_bundle, world):
-    client = TestClient(world[0].app, base_url="http://localhost")
-    services = world[0].app.state.services
+def test_sign_in_attempts_are_rate_limited(small_bundle, server):
+    client = TestClient(server[0].app, base_url="http://localhost")
+    services = server[0].app.state.services
     services.sign_in_limit._events.clear()
-    answers = [client.post("/login", data={"name": f"x{i}", "password": "y"}).status_code for i in range(12)]
+    responses = [client.post("/login", data={"name": f"x{i}", "password": "y"}).status_code for i in range(12)]
     services.sign_in_limit._events.clear()
-    assert answers[0] == 401 and answers[-1] == 429
+    assert responses[0] == 401 and responses[-1] == 429
 
 
-def test_every_answer_has_the_security_headers(world):
+def test_every_response_has_the_security_headers(server):
     for path in ("/login", f"{static_path()}/style.css", "/nowhere", "/api/v1/notes", "/health/live"):
-        headers = world[0].get(path).headers
+        headers = server[0].get(path).headers
         assert (
             "default-src 'none'" in headers["content-security-policy"]
             and "unsafe" not in headers["content-security-policy"]
         )
         assert headers["x-content-type-options"] == "nosniff" and headers["x-frame-options"] == "DENY"
-    assert world[0].get("/login").headers["cache-control"] == "no-store"
+    assert server[0].get("/login").headers["cache-control"] == "no-store"
 
 
 EVIL = (
@@ -186,9 +186,9 @@ EVIL = (
 )
 
 
-def test_a_hostile_note_is_only_text(world, ann):
+def test_html_in_a_note_is_escaped(server, ann):
     note = ann.note("<b>evil</b>", EVIL, patient="<i>p</i>")
-    client = browser(world, "ann")
+    client = browser(server, "ann")
     page = client.get(f"/notes/{note}").text
     assert "<script>alert" not in page and "<img src=x" not in page and "\u202e" not in page and "<b>evil" not in page
     assert "&lt;script&gt;" in page and "{{ 7*7 }}" in page and "⇄" in page
@@ -197,56 +197,56 @@ def test_a_hostile_note_is_only_text(world, ann):
         assert client.get(path).status_code == 200
 
 
-def test_a_note_of_a_hundred_thousand_words(world, ann):
-    if world[0].app.state.services.engine.dialect.name != "sqlite":
+def test_a_note_of_100_000_words_is_shown(server, ann):
+    if server[0].app.state.services.engine.dialect.name != "sqlite":
         return  # the store has no part in this, and once is slow enough
     text = "Known congestive heart failure, feels well.\n" * 16_700
     note = ann.note("long", text)
-    client = browser(world, "ann")
-    begun = time.perf_counter()
+    client = browser(server, "ann")
+    started = time.perf_counter()
     page = client.get(f"/notes/{note}")
     assert page.status_code == 200 and re.sub("<[^>]+>", "", page.text).count("feels well") == 16_700
-    assert time.perf_counter() - begun < 20
+    assert time.perf_counter() - started < 20
 
 
-def test_no_text_of_a_note_in_logs_or_errors(world, ann, caplog):
+def test_no_text_of_a_note_in_logs_or_errors(server, ann, caplog):
     secret = "Xyzzyplugh the patient said"
     with caplog.at_level(logging.DEBUG):
         ann.note("secret", f"{secret}. congestive heart failure")
-        answers = [
+        responses = [
             ann.post("/notes", {"notes": [{"id": "s2", "text": [secret]}]}),
             ann.post("/code", {"text": {"x": secret}}),
             ann.post("/codes/search", {"query": secret, "system": secret}),
             ann.decide(1, secret[:20], 0, code=secret),
             ann.post("/fhir", {"resourceType": secret}),
         ]
-    assert all(answer.status_code == 422 and "Xyzzy" not in answer.text for answer in answers[:3])
-    assert all("the patient said" not in answer.text for answer in answers)
+    assert all(response.status_code == 422 and "Xyzzy" not in response.text for response in responses[:3])
+    assert all("the patient said" not in response.text for response in responses)
     assert "Xyzzy" not in caplog.text
 
 
-def test_a_failure_of_ours_shows_no_value_in_log_or_answer(world, ann, caplog, monkeypatch):
+def test_an_unexpected_error_shows_no_value_in_log_or_response(server, ann, caplog, monkeypatch):
     def fail(*_):
         raise ValueError("Xyzzyplugh the patient said")
 
-    monkeypatch.setattr("nosology.workbench.pages.list_assignees", fail)
+    monkeypatch.setattr("nosology.workbench.cases.list_assignees", fail)
     note = ann.note("fails")
-    answer = browser(world, "ann").get(f"/notes/{note}")  # raised here if it went on to the server's log
-    assert answer.status_code == 500 and "Xyzzy" not in answer.text + caplog.text
+    response = browser(server, "ann").get(f"/notes/{note}")  # raised here if it went on to the server's log
+    assert response.status_code == 500 and "Xyzzy" not in response.text + caplog.text
     assert re.search(r"request failed: ValueError at .*test_app.py:\d+", caplog.text)
-    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "default-src 'none'" in response.headers["content-security-policy"]
 
 
-def test_errors_of_the_store_name_no_values(world):
-    engine = world[0].app.state.services.engine
+def test_database_errors_show_no_values(server):
+    engine = server[0].app.state.services.engine
     with pytest.raises(SQLAlchemyError) as caught, read_transaction(engine) as connection:
         connection.execute(select(literal("Xyzzy"), column("nowhere")))
     assert "Xyzzy" not in str(caught.value)
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "99999999999", "9" * 30, "x"])
-def test_numbers_that_no_row_can_have_are_not_here(world, number):
-    client = browser(world, "adam")
+def test_invalid_ids_give_404(server, number):
+    client = browser(server, "adam")
     token = {"csrf": csrf(client)}
     for path in (f"/notes/{number}", f"/notes/{number}/history", f"/notes/{number}/export/csv", "/codes/icd10cm/ZZ"):
         assert client.get(path).status_code == 404
@@ -261,8 +261,8 @@ def test_numbers_that_no_row_can_have_are_not_here(world, number):
         assert client.get(path).status_code == 200
 
 
-def test_characters_that_no_store_keeps_are_no_failure(world):
-    client = browser(world, "adam")
+def test_nul_characters_give_no_server_error(server):
+    client = browser(server, "adam")
     token = {"csrf": csrf(client)}
     assert client.get("/?site=%00").status_code < 500
     forms = {"/tokens": "name", "/users": "name", "/find": "ref", "/codes/search": "query", "/login": "name"}
@@ -271,47 +271,47 @@ def test_characters_that_no_store_keeps_are_no_failure(world):
     assert client.post("/batches", data={**token, "ref": "a\x00b", "text": "x\x00y"}).status_code < 500
 
 
-def test_reads_are_in_the_audit_log(world, ann):
+def test_reads_are_in_the_audit_log(server, ann):
     note = ann.note("read me")
-    client = browser(world, "ben")
+    client = browser(server, "ben")
     client.get(f"/notes/{note}")
     client.get(f"/notes/{note}/export/csv")
     rows = re.findall(
-        r"<td>(ben)</td><td>([a-z ]+)</td><td><a href=\"/notes/(\d+)", browser(world, "adam").get("/audit").text
+        r"<td>(ben)</td><td>([a-z ]+)</td><td><a href=\"/notes/(\d+)", browser(server, "adam").get("/audit").text
     )
     assert ("ben", "note", str(note)) in rows and ("ben", "export csv", str(note)) in rows
 
 
-def test_a_refused_decision_shows_words_of_the_note_and_is_a_read(world, ann):
+def test_a_refused_decision_is_logged_as_access(server, ann):
     note = ann.note("refused")
-    client = browser(world, "ben")
+    client = browser(server, "ben")
     form = {"csrf": csrf(client), "action": "finish", "version": "7"}
     assert client.post(f"/notes/{note}/decide", data=form).status_code == 409
-    page = browser(world, "adam").get(f"/audit?note={note}").text
+    page = browser(server, "adam").get(f"/audit?note={note}").text
     assert "<td>ben</td><td>panel</td>" in page and "<td>queue</td>" not in page
 
 
-def test_only_suggestions_are_accepted_and_only_what_an_action_reads_is_kept(world, ann):
+def test_accept_needs_a_suggestion_and_stores_only_its_fields(server, ann):
     note = ann.note("strange")
-    answer = ann.decide(note, "accept", 0, code="icd10cm:Z99.2")
-    assert answer.status_code == 422 and "only what the coder has suggested" in answer.json()["detail"]
+    response = ann.decide(note, "accept", 0, code="icd10cm:Z99.2")
+    assert response.status_code == 422 and "only what the coder has suggested" in response.json()["detail"]
     assert ann.decide(note, "accept", 0, code=HEART, reason="x", codes=["y"]).status_code == 200
     assert ann.get(f"/notes/{note}/decisions").json()[0]["details"] == {"code": HEART}
 
 
-def test_two_people_who_ask_for_the_next_note_get_two(world, ann):
+def test_two_users_get_different_next_notes(server, ann):
     for i in range(2):
         ann.note(f"next {i}")
-    ann_, ben = browser(world, "ann"), browser(world, "ben")
+    ann_, ben = browser(server, "ann"), browser(server, "ben")
     first = ann_.get("/next?order=uncertain")
     second = ben.get("/next?order=uncertain")
     assert "/notes/" in first.url.path and "/notes/" in second.url.path and first.url.path != second.url.path
     assert 'data-order="uncertain"' in first.text
 
 
-def test_a_note_is_found_by_its_id(world, ann):
+def test_a_note_is_found_by_its_id(server, ann):
     note = ann.note("MRN-77-b")
-    client = browser(world, "ben")
+    client = browser(server, "ben")
     token = csrf(client)
     assert client.post("/find", data={"csrf": token, "ref": " MRN-77-b "}).url.path == f"/notes/{note}"
     page = client.post("/find", data={"csrf": token, "ref": "mrn-77"})
@@ -319,13 +319,13 @@ def test_a_note_is_found_by_its_id(world, ann):
     assert "Nothing here" in client.post("/find", data={"csrf": token, "ref": "100%_"}).text
 
 
-def test_the_queue_of_a_batch_stays_that_of_the_batch(world):
-    page = browser(world, "ann").get("/?status=all&batch=1&site=a%26b").text
+def test_queue_links_keep_the_batch_filter(server):
+    page = browser(server, "ann").get("/?status=all&batch=1&site=a%26b").text
     assert re.search(r'href="/\?status=done&amp;mine=&amp;site=a%26b&amp;order=oldest&amp;batch=1"', page)
     assert 'name="batch" value="1"' in page
 
 
-def test_columns_come_with_a_note_and_do_not_leave_the_house(ann):
+def test_columns_are_imported_and_not_exported(ann):
     note = ann.note("columns", sex="F", columns={"modality": "CT", "dose": 0.5})
     assert ann.get(f"/notes/{note}").json()["encounter"] == {"modality": "CT", "dose": 0.5, "sex": "F"}
     assert ann.get(f"/notes/{note}/export", params={"format": "json"}).json()["encounter"] == {"sex": "F"}
@@ -333,35 +333,35 @@ def test_columns_come_with_a_note_and_do_not_leave_the_house(ann):
     assert ann.post("/code", {"text": NOTE, "columns": {"modality": ["CT"]}}).status_code == 422
 
 
-def test_pages_do_not_wait_for_texts_that_programs_have_coded(world, ann, monkeypatch):
-    workers, goes_on = world[0].app.state.services.pool, threading.Event()
+def test_pages_do_not_wait_for_the_code_endpoint(server, ann, monkeypatch):
+    workers, goes_on = server[0].app.state.services.pool, threading.Event()
     real = workers.code
     monkeypatch.setattr(workers, "code", lambda texts, **how: goes_on.wait(30) and real(texts, **how))
     asking = [threading.Thread(target=ann.post, args=("/code", {"text": "x"})) for _ in range(THREADS + 2)]
     for thread in asking:
         thread.start()
     try:
-        begun = time.monotonic()
-        assert world[0].get("/login").status_code == 200 and time.monotonic() - begun < 15
+        started = time.monotonic()
+        assert server[0].get("/login").status_code == 200 and time.monotonic() - started < 15
     finally:
         goes_on.set()
         for thread in asking:
             thread.join()
 
 
-def test_scripts_may_be_kept_for_good_for_their_address_changes(world):
-    answer = world[0].get(f"{static_path()}/app.js")
-    assert "immutable" in answer.headers["cache-control"]
-    assert f'src="{static_path()}/app.js"' in world[0].get("/login").text
-    assert world[0].get("/static/app.js").status_code == 404
+def test_static_files_are_cached_forever_under_a_hashed_path(server):
+    response = server[0].get(f"{static_path()}/app.js")
+    assert "immutable" in response.headers["cache-control"]
+    assert f'src="{static_path()}/app.js"' in server[0].get("/login").text
+    assert server[0].get("/static/app.js").status_code == 404
 
 
-def test_a_request_that_is_too_large_is_told_so(world):
-    answer = world[0].post("/api/v1/notes", headers={"content-length": str(1 << 30)}, content=b"x")
-    assert answer.status_code == 413 and "64 MB" in answer.text
+def test_a_request_that_is_too_large_gives_413_with_the_limit(server):
+    response = server[0].post("/api/v1/notes", headers={"content-length": str(1 << 30)}, content=b"x")
+    assert response.status_code == 413 and "64 MB" in response.text
 
 
-def test_behind_a_proxy_the_address_is_the_one_the_proxy_has_seen():
+def test_behind_a_proxy_the_last_forwarded_address_counts():
     seen = []
 
     async def app(scope, receive, send):
@@ -374,9 +374,9 @@ def test_behind_a_proxy_the_address_is_the_one_the_proxy_has_seen():
     assert seen == [("https", "10.0.0.9"), ("http", "testclient")]
 
 
-def test_forms_decide_too_and_show_the_panel(world, ann):
+def test_decision_forms_return_the_panel(server, ann):
     note = ann.note("form", sex="M", age=50)
-    client = browser(world, "ann")
+    client = browser(server, "ann")
     token = {"x-csrf-token": csrf(client)}
 
     def decide(**values):
@@ -396,14 +396,14 @@ def test_forms_decide_too_and_show_the_panel(world, ann):
     assert client.get("/codes/icd10cm/nothing").status_code == 404
 
 
-def test_admins_add_people_who_must_choose_a_password(world):
-    admin = browser(world, "adam")
+def test_new_users_must_change_the_one_time_password(server):
+    admin = browser(server, "adam")
     token = csrf(admin)
     name = f"new {time.time_ns()}"
     page = admin.post("/users", data={"csrf": token, "name": name, "role": "reviewer"}).text
     secret = re.search(r'class="secret">([^<]+)<', page)[1]
-    client = TestClient(world[0].app, base_url="http://localhost")
-    world[0].app.state.services.sign_in_limit._events.clear()
+    client = TestClient(server[0].app, base_url="http://localhost")
+    server[0].app.state.services.sign_in_limit._events.clear()
     client.post("/login", data={"name": name, "password": secret})
     assert client.get("/", follow_redirects=False).headers["location"] == "/password"
     form = {"csrf": re.search(r'name="csrf" content="([^"]+)"', client.get("/password").text)[1], "old": secret}
@@ -412,8 +412,8 @@ def test_admins_add_people_who_must_choose_a_password(world):
     assert client.get("/triage").status_code == 200
 
 
-def test_files_come_in_by_a_form(world):
-    client = browser(world, "ann")
+def test_files_are_uploaded_by_a_form(server):
+    client = browser(server, "ann")
     token = csrf(client)
     files = [
         ("files", ("a.txt", b"heart failure", "text/plain")),
@@ -426,8 +426,8 @@ def test_files_come_in_by_a_form(world):
     assert client.post("/batches", data={"csrf": token, "text": "x", "ref": "typed"}).status_code == 200
 
 
-def test_triage_pre_accepts_and_people_may_reopen(world, ann):
-    admin = browser(world, "adam")
+def test_triage_preaccepts_and_users_may_reopen(server, ann):
+    admin = browser(server, "adam")
     token = csrf(admin)
     rule = {"csrf": token, "on": "yes", "threshold": "0.3", "sample": "0"}
     assert admin.post("/triage", data=rule).status_code == 200
@@ -442,20 +442,20 @@ def test_triage_pre_accepts_and_people_may_reopen(world, ann):
     assert admin.post("/triage", data={"csrf": token, "threshold": "7"}).status_code == 422
 
 
-def test_metrics_count_and_tell_nothing_about_patients(world, ann):
+def test_metrics_count_requests_and_contain_no_patient_data(server, ann):
     note = ann.note("counted")
     ann.get(f"/notes/{note}")
-    text = world[0].get("/metrics").text
+    text = server[0].get("/metrics").text
     assert 'nosology_requests_total{method="GET",route="/api/v1/notes/{note_id}",status="200"}' in text
     assert "nosology_notes_uncoded" in text and "counted" not in text and NOTE[:20] not in text
 
 
-def test_requests_that_are_too_large_are_refused_before_they_are_read(world):
-    answer = world[0].post("/login", content=b"", headers={"content-length": str(1 << 40)})
-    assert answer.status_code == 413
+def test_requests_that_are_too_large_are_refused_before_they_are_read(server):
+    response = server[0].post("/login", content=b"", headers={"content-length": str(1 << 40)})
+    assert response.status_code == 413
 
 
-def test_a_store_that_is_away_is_answered_with_503_and_comes_back(world, ann, monkeypatch):
+def test_a_database_failure_gives_503_until_it_is_back(server, ann, monkeypatch):
     from sqlalchemy.exc import OperationalError
 
     from nosology.workbench import api
@@ -464,7 +464,7 @@ def test_a_store_that_is_away_is_answered_with_503_and_comes_back(world, ann, mo
         raise OperationalError("SELECT text of a note", {}, Exception("gone"))
 
     monkeypatch.setattr(api, "count_by_status", away)
-    answer = ann.get("/notes")
-    assert answer.status_code == 503 and answer.headers["retry-after"] == "2" and "SELECT" not in answer.text
+    response = ann.get("/notes")
+    assert response.status_code == 503 and response.headers["retry-after"] == "2" and "SELECT" not in response.text
     monkeypatch.undo()
     assert ann.get("/notes").status_code == 200

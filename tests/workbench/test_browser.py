@@ -1,4 +1,4 @@
-"""The workbench as a person uses it: Chromium, keys only, two people on one note, and what a screen reader needs."""
+"""The pages in Chromium: keyboard, concurrent users, accessibility (axe-core)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 @pytest.fixture(scope="module")
 def address(small_bundle, tmp_path_factory):
-    """Where a server with a few notes answers."""
+    """The address of a server with a few notes."""
     store = str(tmp_path_factory.mktemp("browser") / "workbench.db")
     fill_people(store)
     engine = open_database(store)
@@ -61,14 +61,14 @@ def address(small_bundle, tmp_path_factory):
 
 
 def waiting(engine: Engine) -> int:
-    """How many notes the coder has not read yet."""
+    """The number of notes that are not coded yet."""
     with engine.connect() as connection:
         return connection.scalar(select(func.count()).select_from(notes).where(notes.c.coding == "waiting"))
 
 
 @pytest.fixture(scope="module")
 def chromium():
-    """Debian's Chromium (`make test` installs it), or another one that is here."""
+    """Debian's Chromium (`make test` installs it), or another installed one."""
     with sync_playwright() as playwright:
         path = next((found for name in NAMES if (found := shutil.which(name))), None)
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
@@ -77,7 +77,7 @@ def chromium():
 
 
 def signed_in(chromium: Browser, address: str, name: str, **options) -> Page:
-    """A window of somebody's own; anything asked of another place than the server fails the test."""
+    """A browser window of a user; a request to another server fails the test."""
     page = chromium.new_context(viewport={"width": 1280, "height": 800}, **options).new_page()
     page.on("request", lambda request: outside.append(request.url) if not request.url.startswith(address) else None)
     page.on("pageerror", lambda error: errors.append(str(error)))
@@ -141,7 +141,7 @@ def test_a_note_is_coded_with_keys_only(chromium, address):
     expect(page.locator(".rejected summary")).to_have_text("1 rejected")
     keys.press("/")
     keys.type("essential hypertension")
-    keys.press("Enter")  # before the answer is there
+    keys.press("Enter")  # before the response is there
     expect(page.locator("#hits .hit:focus")).to_contain_text("I10")
     keys.press("Enter")
     expect(page.locator(".chosen .card")).to_have_count(2)
@@ -170,7 +170,7 @@ SELECT = """(word) => {
 }"""
 
 
-def test_what_is_selected_is_kept_to_the_character(chromium, address):
+def test_selected_text_is_stored_to_the_character(chromium, address):
     page = signed_in(chromium, address, "ann")
     open_note(page, address, "note-4")
     page.keyboard.press("a")
@@ -186,7 +186,7 @@ def test_what_is_selected_is_kept_to_the_character(chromium, address):
     assert NOTE[marked["start"] : marked["end"]] == "Father" and marked["code"] == key
 
 
-def test_two_people_on_one_note(chromium, address):
+def test_two_users_on_one_note_get_a_conflict(chromium, address):
     ann, ben = signed_in(chromium, address, "ann"), signed_in(chromium, address, "ben")
     for page in (ann, ben):
         open_note(page, address, "note-1")
@@ -205,7 +205,7 @@ PRESS = """(keys) => {
 }"""
 
 
-def test_keys_pressed_while_a_decision_is_on_its_way(chromium, address):
+def test_keys_pressed_during_a_request_are_applied_after_it(chromium, address):
     page = signed_in(chromium, address, "ann")
     open_note(page, address, "note-5")
     second = page.locator(".open .card").nth(1).get_attribute("data-key")
@@ -249,7 +249,7 @@ def test_help_and_switching_keys_off(chromium, address):
     assert chosen(page) == []
 
 
-def test_a_hostile_note_runs_nothing(chromium, address):
+def test_scripts_in_a_note_do_not_run(chromium, address):
     page = signed_in(chromium, address, "ann")
     open_note(page, address, "evil")
     page.wait_for_timeout(200)
@@ -281,7 +281,7 @@ EVERYTHING = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-prac
         ("dark", {"type": "rule", "values": ["color-contrast"]}, ("/", "/notes/1", "/triage", "/login")),
     ],
 )
-def test_axe_finds_nothing(chromium, address, scheme, rules, paths):
+def test_axe_finds_no_violation(chromium, address, scheme, rules, paths):
     page = signed_in(chromium, address, "adam", color_scheme=scheme)
     found = {}
     for path in paths:
@@ -293,7 +293,7 @@ def test_axe_finds_nothing(chromium, address, scheme, rules, paths):
     assert found == {}
 
 
-def test_nothing_is_cut_off_on_a_small_laptop_or_a_large_screen(chromium, address):
+def test_pages_fit_small_and_large_screens(chromium, address):
     page = signed_in(chromium, address, "ann")
     for width, height in ((1280, 720), (3840, 2160)):
         page.set_viewport_size({"width": width, "height": height})

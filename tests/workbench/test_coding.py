@@ -1,4 +1,4 @@
-"""Notes coded in the background: progress, cancel, resume after a restart, workers that die."""
+"""Background coding: progress, cancel, resume after a restart, killed workers."""
 
 import os
 import signal
@@ -58,7 +58,7 @@ def coded(engine) -> int:
         return connection.scalar(select(func.count()).select_from(codings))
 
 
-def test_a_batch_runs_to_its_end_and_each_note_is_coded_once(engine, batch, pool, small_bundle):
+def test_every_note_of_a_batch_is_coded_once(engine, batch, pool, small_bundle):
     background = BackgroundCoder(engine, pool, register_coder(engine, small_bundle, None), concurrency=2)
     background.start()
     until(lambda: row(engine)["status"] == "done")
@@ -68,9 +68,7 @@ def test_a_batch_runs_to_its_end_and_each_note_is_coded_once(engine, batch, pool
         assert connection.scalar(select(func.count()).where(notes.c.confidence > 0)) == 40
 
 
-def test_a_note_of_a_small_batch_or_that_somebody_waits_for_does_not_wait_for_a_large_batch(
-    engine, batch, pool, small_bundle
-):
+def test_urgent_notes_and_small_batches_come_first(engine, batch, pool, small_bundle):
     with write_transaction(engine) as connection:
         add_notes(connection, [Note("single", "type 2 diabetes")], create_batch(connection, "one", None, 1))
     background = BackgroundCoder(engine, pool, register_coder(engine, small_bundle, None), concurrency=1)
@@ -81,7 +79,7 @@ def test_a_note_of_a_small_batch_or_that_somebody_waits_for_does_not_wait_for_a_
     assert list(background._urgent) == [30]
 
 
-def test_cancel_keeps_what_is_done_and_resume_goes_on_in_another_server(engine, batch, pool, small_bundle):
+def test_a_cancelled_batch_is_resumed_by_another_server(engine, batch, pool, small_bundle):
     coder = register_coder(engine, small_bundle, None)
     cancel_batch(engine, batch)
     with pytest.raises(ReviewError, match="no batch of that number that is waiting"):
@@ -102,14 +100,14 @@ def test_cancel_keeps_what_is_done_and_resume_goes_on_in_another_server(engine, 
     assert half <= 40 and coded(engine) == 40
 
 
-def test_what_was_cancelled_meanwhile_is_not_kept(engine, batch, small_bundle):
+def test_results_of_a_cancelled_batch_are_not_stored(engine, batch, small_bundle):
     cancel_batch(engine, batch)
     results = [CodedNote((), {})]
     save_codings(engine, register_coder(engine, small_bundle, None), [1], results)
     assert coded(engine) == 0
 
 
-def test_a_coder_that_cannot_read_a_note_stops_no_other(engine, batch, pool, small_bundle, monkeypatch):
+def test_a_failing_note_does_not_stop_the_others(engine, batch, pool, small_bundle, monkeypatch):
     real = pool.code
 
     def sometimes(given, *, wait=False):
@@ -125,7 +123,7 @@ def test_a_coder_that_cannot_read_a_note_stops_no_other(engine, batch, pool, sma
     assert (row(engine)["done"], row(engine)["failed"]) == (39, 1)
 
 
-def test_the_coder_is_given_what_stands_beside_a_note(engine, small_bundle):
+def test_the_coder_gets_the_columns_of_a_note(engine, small_bundle):
     seen = []
 
     class Watched:
@@ -153,7 +151,7 @@ def test_a_worker_that_is_killed_is_replaced(pool):
     assert pool.code([Note("", "type 2 diabetes")], wait=True)[0].suggestions
 
 
-def test_a_full_queue_says_so_at_once(pool):
+def test_a_full_queue_raises_coder_busy_error(pool):
     taken = [pool._slots.acquire(blocking=False) for _ in range(pool.max_pending)]
     with pytest.raises(CoderBusyError, match="queue of the coder is full"):
         pool.code([Note("", "x")])
@@ -162,13 +160,13 @@ def test_a_full_queue_says_so_at_once(pool):
     assert pool.code([Note("", "x")])
 
 
-def test_the_numbers_of_a_batch_are_those_of_its_notes(engine, batch):
+def test_batch_progress_counts_notes_per_state(engine, batch):
     with write_transaction(engine) as connection:
         connection.execute(update(notes).where(notes.c.id <= 7).values(coding="done"))
     assert (row(engine)["done"], row(engine)["waiting"], row(engine)["total"]) == (7, 33, 40)
 
 
-def test_notes_wait_where_the_bundle_cannot_be_loaded(engine, batch, tmp_path, small_bundle):
+def test_notes_stay_waiting_if_the_bundle_cannot_be_loaded(engine, batch, tmp_path, small_bundle):
     gone = CoderPool(tmp_path, processes=1)
     background = BackgroundCoder(engine, gone, register_coder(engine, small_bundle, None), concurrency=1)
     background.start()

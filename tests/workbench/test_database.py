@@ -1,4 +1,4 @@
-"""Notes and decisions in SQLite and in PostgreSQL: append-only, one version once, nothing lost."""
+"""Database, cases and audit log on SQLite and PostgreSQL: migrations, append-only tables, conflicts."""
 
 import sqlite3
 import threading
@@ -36,7 +36,7 @@ from nosology.workbench.database import (
 HEART = {"code": "icd10cm:I50.9"}
 
 
-def test_migrations_make_the_tables_that_the_program_knows(engine):
+def test_a_new_database_has_the_tables_of_the_metadata(engine):
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
 
@@ -53,7 +53,7 @@ def test_a_database_of_version_0_1_opens_and_has_the_present_tables(tmp_path):
     engine.dispose()
 
 
-def test_a_store_is_opened_again_as_it_was(store, engine, note_id, people):
+def test_a_database_is_reopened_unchanged(store, engine, note_id, people):
     record_decision(engine, note_id, "add", HEART, user=people["ann"], version=0)
     again = open_database(store)
     migrate(again)
@@ -62,14 +62,14 @@ def test_a_store_is_opened_again_as_it_was(store, engine, note_id, people):
     again.dispose()
 
 
-def test_a_store_of_a_newer_program_is_refused(store, engine):
+def test_a_database_of_a_newer_program_is_refused(store, engine):
     with write_transaction(engine) as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(ConfigError, match="made by a newer version"):
         open_database(store)
 
 
-def test_stores_that_cannot_be_are_answered(tmp_path):
+def test_invalid_stores_give_an_error_without_password(tmp_path):
     with pytest.raises(ConfigError, match="store must be a file for SQLite or a postgresql:// address"):
         open_database("mysql://somewhere/x")
     with pytest.raises(OutputError, match="cannot be opened") as caught:
@@ -80,7 +80,7 @@ def test_stores_that_cannot_be_are_answered(tmp_path):
         open_database(str(tmp_path / "file" / "below.db"))
 
 
-def test_decisions_are_kept_with_who_and_when(engine, note_id, people):
+def test_decisions_are_stored_with_user_and_summary(engine, note_id, people):
     review = record_decision(engine, note_id, "add", HEART, user=people["ann"], version=0).review
     review = record_decision(engine, note_id, "finish", {}, user=people["ann"], version=review.version)
     with read_transaction(engine) as connection:
@@ -95,7 +95,7 @@ def test_decisions_are_kept_with_who_and_when(engine, note_id, people):
 
 
 @pytest.mark.parametrize("table", [decisions, audit, codings])
-def test_the_database_itself_refuses_to_change_what_was_written(engine, note_id, people, table):
+def test_triggers_refuse_to_change_rows(engine, note_id, people, table):
     record_decision(engine, note_id, "add", HEART, user=people["ann"], version=0)
     log_access(engine, people["ann"], "note", note_id, "127.0.0.1")
     column = {"decisions": "action", "audit": "what", "codings": "note_id"}[table.name]
@@ -111,7 +111,7 @@ def test_the_database_itself_refuses_to_change_what_was_written(engine, note_id,
             connection.execute(statement)
 
 
-def test_who_comes_second_is_told_so_and_nothing_is_lost(engine, note_id, people):
+def test_the_second_decision_on_a_version_is_a_conflict(engine, note_id, people):
     record_decision(engine, note_id, "add", HEART, user=people["ann"], version=0)
     with pytest.raises(ConflictError, match=r"ann changed this note .* ago \(add\); your decision was not saved"):
         record_decision(engine, note_id, "reject", {**HEART, "reason": "wrong"}, user=people["ben"], version=0)
@@ -119,8 +119,8 @@ def test_who_comes_second_is_told_so_and_nothing_is_lost(engine, note_id, people
         assert load_case(connection, note_id).review.codes == (Code("icd10cm", "I50.9"),)
 
 
-def test_many_at_once_on_one_note_each_version_is_one_persons(engine, note_id, people):
-    """Eight threads push as hard as they can; every acknowledged decision is in the history, each version once."""
+def test_concurrent_decisions_get_distinct_versions(engine, note_id, people):
+    """Every acknowledged decision of eight threads is in the history, each version once."""
     wins, conflicts = [], []
 
     def push(user: int) -> None:
@@ -145,7 +145,7 @@ def test_many_at_once_on_one_note_each_version_is_one_persons(engine, note_id, p
     assert len(wins) + len(conflicts) == 48
 
 
-def test_notes_come_in_once(engine):
+def test_known_notes_are_skipped(engine):
     incoming = [Note("a", "one"), Note("b", "two"), Note("a", "three")]
     with write_transaction(engine) as connection:
         assert add_notes(connection, incoming, None) == (2, 1)
@@ -174,12 +174,12 @@ def test_the_queue_filters_and_orders(engine, people):
         assert count_by_status(connection) == {"new": 5, "held": 1}
 
 
-def test_only_people_who_can_sign_in_are_assigned(engine, note_id, people):
+def test_only_active_users_are_assigned(engine, note_id, people):
     with pytest.raises(ReviewError, match="somebody who can sign in"):
         record_decision(engine, note_id, "assign", {"user": 99}, user=people["ann"], version=0)
 
 
-def test_every_read_is_in_the_log(engine, note_id, people):
+def test_access_is_logged(engine, note_id, people):
     log_access(engine, people["ann"], "note", note_id, "10.0.0.7")
     with read_transaction(engine) as connection:
         row = read_log(connection)[0]
@@ -187,7 +187,7 @@ def test_every_read_is_in_the_log(engine, note_id, people):
     assert (row["user"], row["what"], row["ref"], row["address"]) == ("ann", "note", "n1", "10.0.0.7")
 
 
-def test_reads_of_many_at_once_are_all_in_the_log(engine, note_id, people):
+def test_concurrent_accesses_are_all_logged(engine, note_id, people):
     threads = [
         threading.Thread(target=lambda: [log_access(engine, people["ann"], "note", note_id, "x") for _ in range(5)])
         for _ in range(8)
@@ -200,7 +200,7 @@ def test_reads_of_many_at_once_are_all_in_the_log(engine, note_id, people):
         assert connection.scalar(select(func.count()).select_from(audit)) == 40
 
 
-def test_a_read_that_cannot_be_kept_is_an_error_of_its_own(engine, note_id, people):
+def test_an_invalid_log_entry_raises_and_spoils_no_other(engine, note_id, people):
     with pytest.raises(SQLAlchemyError):
         log_access(engine, 999, "note", note_id, "x")  # nobody has that number
     log_access(engine, people["ann"], "note", note_id, "x")

@@ -1,4 +1,4 @@
-"""What people decided becomes a corpus, and the demo shows itself."""
+"""Reviewed notes as a corpus, the demo, and the agreement between its coder and reviewers."""
 
 import pytest
 from sqlalchemy import func, select
@@ -36,7 +36,7 @@ def finished(engine, people):
     return engine
 
 
-def test_only_what_people_finished_is_learned_from(finished):
+def test_reviewed_notes_are_those_that_people_finished(finished):
     found = list(reviewed_notes(finished))
     assert [note.id for note in found] == ["n0", "n1"]
     assert found[0].codes == (HEART,) and found[0].evidence == (Evidence(HEART, 0, 5),)
@@ -45,7 +45,7 @@ def test_only_what_people_finished_is_learned_from(finished):
         assert [(row["what"], row["note_id"]) for row in read_log(connection)] == [("corpus", 2), ("corpus", 1)]
 
 
-def test_the_command_writes_a_corpus_without_the_address_of_the_store(finished, store, tmp_path):
+def test_corpus_prepare_reviews_hides_the_address_of_the_store(finished, store, tmp_path):
     from pathlib import Path
 
     prepare("reviews", [Path(store)], tmp_path / "corpus")
@@ -76,7 +76,7 @@ def shown(tmp_path_factory):
     engine.dispose()
 
 
-def test_the_demo_has_people_work_and_a_past(shown):
+def test_the_demo_has_users_a_queue_and_reviewed_notes(shown):
     with read_transaction(shown) as connection:
         assert connection.scalar(select(func.count()).select_from(users)) == 3
         by_status = dict(connection.execute(select(notes.c.status, func.count()).group_by(notes.c.status)).all())
@@ -85,7 +85,7 @@ def test_the_demo_has_people_work_and_a_past(shown):
     assert case.review.status == "done" and case.suggestions and case.note["encounter"]["sex"] in ("F", "M")
 
 
-def test_measures_of_the_demo_add_up(shown):
+def test_agreement_counts_of_the_demo_add_up(shown):
     with read_transaction(shown) as connection:
         found, changes = load_reviewed_notes(connection), measure_drift(connection)
     whole = total_agreement(found)

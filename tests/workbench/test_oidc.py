@@ -1,4 +1,4 @@
-"""Signing in with a real OpenID Connect provider: a small one that runs here and signs with RS256."""
+"""Sign-in with a small OpenID Connect provider that signs with RS256."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ CLIENT, SECRET = "workbench", "not so secret"
 
 
 class Provider:
-    """An OpenID Connect provider that knows one person; `lies` makes it answer wrongly."""
+    """An OpenID Connect provider with one user; `faults` makes its responses invalid."""
 
     def __init__(self, port: int):
         self.issuer = f"http://127.0.0.1:{port}"
         self.key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         self.other = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         self.codes: dict[str, dict] = {}
-        self.lies: dict = {}
+        self.faults: dict = {}
         self.app = FastAPI()
         self.app.get("/.well-known/openid-configuration")(self.about)
         self.app.get("/keys")(self.keys)
@@ -72,39 +72,39 @@ class Provider:
         assert (digest, client_id, client_secret) == (kept["challenge"], CLIENT, SECRET)
         now = int(time.time())
         claims = {"iss": self.issuer, "sub": "7", "aud": CLIENT, "iat": now, "exp": now + 60, "nonce": kept["nonce"]}
-        claims |= {"preferred_username": "olga"} | self.lies.get("claims", {})
-        key = self.other if self.lies.get("key") else self.key
-        if self.lies.get("none"):
+        claims |= {"preferred_username": "olga"} | self.faults.get("claims", {})
+        key = self.other if self.faults.get("key") else self.key
+        if self.faults.get("none"):
             return {"id_token": jwt.encode(claims, None, algorithm="none")}
         return {"id_token": jwt.encode(claims, key, algorithm="RS256", headers={"kid": "k1"})}
 
 
 @pytest.fixture(scope="module")
-def world(small_bundle, tmp_path_factory):
-    """A provider on a port of its own, and a workbench that trusts it."""
+def server(small_bundle, tmp_path_factory):
+    """A provider, and a workbench that uses it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     provider = Provider(port)
-    server = uvicorn.Server(uvicorn.Config(provider.app, port=port, log_level="error", ws="none"))
-    thread = threading.Thread(target=server.run)
+    uvicorn_server = uvicorn.Server(uvicorn.Config(provider.app, port=port, log_level="error", ws="none"))
+    thread = threading.Thread(target=uvicorn_server.run)
     thread.start()
     store = str(tmp_path_factory.mktemp("oidc") / "workbench.db")
     oidc = OidcSettings(provider.issuer, CLIENT, SECRET, "reviewer")
     with TestClient(
         create_app(ServerSettings(bundle=small_bundle, store=store, oidc=oidc)), base_url="http://localhost"
     ) as client:
-        while not server.started:
+        while not uvicorn_server.started:
             assert thread.is_alive()
             time.sleep(0.05)
         yield provider, client.app
-    server.should_exit = True
+    uvicorn_server.should_exit = True
     thread.join()
 
 
-def sign_in(world, *, state: str | None = None, forget: bool = False):
-    """What a browser meets that goes to the provider and comes back."""
-    provider, app = world
+def sign_in(server, *, state: str | None = None, forget: bool = False):
+    """The client and the last response of a sign-in by way of the provider."""
+    provider, app = server
     client = TestClient(app, base_url="http://localhost", follow_redirects=False)
     assert "/oidc/start" in client.get("/login").text
     away = client.get("/oidc/start").headers["location"]
@@ -121,17 +121,17 @@ def sign_in(world, *, state: str | None = None, forget: bool = False):
     return client, client.get(f"{parts.path}?{parts.query}")
 
 
-def test_a_person_signs_in_and_is_the_same_one_the_next_time(world):
+def test_a_subject_is_the_same_user_at_every_sign_in(server):
     for _ in range(2):
-        client, answer = sign_in(world)
-        assert (answer.status_code, answer.headers["location"]) == (303, "/")
+        client, response = sign_in(server)
+        assert (response.status_code, response.headers["location"]) == (303, "/")
         page = client.get("/users", follow_redirects=False)
         assert page.status_code == 403  # a reviewer, not an admin
         assert "olga" in client.get("/").text
 
 
 @pytest.mark.parametrize(
-    "lie",
+    "fault",
     [
         {"key": True},
         {"none": True},
@@ -141,15 +141,15 @@ def test_a_person_signs_in_and_is_the_same_one_the_next_time(world):
         {"claims": {"nonce": "another"}},
     ],
 )
-def test_an_answer_that_is_not_the_providers_own_is_refused(world, lie):
-    world[0].lies = lie
+def test_invalid_id_tokens_are_refused(server, fault):
+    server[0].faults = fault
     try:
-        client, answer = sign_in(world)
+        client, response = sign_in(server)
     finally:
-        world[0].lies = {}
-    assert answer.status_code == 401 and "nosology_session" not in client.cookies
+        server[0].faults = {}
+    assert response.status_code == 401 and "nosology_session" not in client.cookies
 
 
-def test_an_answer_for_another_browser_is_refused(world):
-    assert sign_in(world, state="forged")[1].status_code == 401
-    assert sign_in(world, forget=True)[1].status_code == 401
+def test_a_response_with_a_foreign_state_is_refused(server):
+    assert sign_in(server, state="forged")[1].status_code == 401
+    assert sign_in(server, forget=True)[1].status_code == 401

@@ -1,4 +1,4 @@
-"""A note's state is what its decisions say, and nothing else."""
+"""The state of a note after its decisions."""
 
 import pytest
 from hypothesis import given, settings
@@ -25,7 +25,7 @@ def test_accepting_chooses_in_order_and_the_first_diagnosis_is_principal():
     assert (review.status, review.version, review.assignee) == ("open", 3, 1)
 
 
-def test_a_rejection_has_a_reason_and_can_be_taken_back():
+def test_a_rejection_has_a_reason_and_can_be_cleared():
     review = after(("reject", {"code": str(HEART), "reason": "negated"}))
     assert review.rejected == {HEART: "negated"}
     assert apply_decision(review, "clear", {"code": str(HEART)}, 1, length=9).rejected == {}
@@ -33,7 +33,7 @@ def test_a_rejection_has_a_reason_and_can_be_taken_back():
         apply_decision(review, "reject", {"code": str(HEART), "reason": "because"}, 1, length=9)
 
 
-def test_a_change_keeps_place_and_remembers_what_was_there():
+def test_change_keeps_position_and_records_the_replaced_code():
     review = after(accept(HEART), accept(DIABETES), ("change", {"code": str(HEART), "to": "icd10cm:I50.23"}))
     assert [code.code for code in review.codes] == ["I50.23", "E11.9"]
     assert review.chosen[0].instead_of == HEART and review.chosen[0].origin == "changed"
@@ -57,7 +57,7 @@ def test_evidence_lies_within_the_note():
             apply_decision(review, "evidence", {"code": str(HEART), "start": start, "end": end}, 1, length=100)
 
 
-def test_what_is_done_must_be_reopened_before_it_changes():
+def test_a_finished_note_must_be_reopened_before_edits():
     review = after(accept(HEART), ("finish", {}))
     with pytest.raises(ReviewError, match="the note is done: reopen it"):
         apply_decision(review, *accept(DIABETES), 1, length=9)
@@ -67,7 +67,7 @@ def test_what_is_done_must_be_reopened_before_it_changes():
     )
 
 
-def test_a_second_review_is_another_persons():
+def test_a_second_review_needs_another_user():
     review = after(accept(HEART), ("second", {}))
     with pytest.raises(ReviewError, match="another person's"):
         apply_decision(review, "approve", {}, 1, length=9)
@@ -107,7 +107,7 @@ DETAILS = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from([*ACTIONS, "?"]), DETAILS, st.integers(1, 3)), max_size=12))
-def test_any_decisions_give_a_whole_state_or_a_sentence(acts):
+def test_any_decisions_give_a_valid_state_or_an_error(acts):
     review, kept = Review(), []
     for action, details, user in acts:
         try:

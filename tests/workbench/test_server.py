@@ -1,4 +1,4 @@
-"""The server as a process: a kill that loses nothing, an end that finishes what is in flight, a first start."""
+"""The server process: SIGKILL loses no decision, SIGTERM finishes running requests, the first start."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from http.client import HTTPException
 
 import pytest
 
+from nosology.cli.serve import serve as serve_command
 from nosology.core import ConfigError, Note
 from nosology.workbench.app import serve
 from nosology.workbench.cases import add_notes, decision_history
@@ -25,13 +26,13 @@ from tests.workbench.processes import Server
 
 
 def call(server: Server, token: str, path: str, value=None):
-    """(status, answer) of a request to the API."""
+    """(status, body) of a request to the API."""
     body = None if value is None else json.dumps(value).encode()
     headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
     request = urllib.request.Request(f"{server.address}/api/v1{path}", body, headers)
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.status, json.load(answer)
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         return error.code, None
 
@@ -50,7 +51,7 @@ def test_kill_9_loses_no_acknowledged_decision(small_bundle, store, tmp_path):
             action = {"action": "hold" if version % 2 == 0 else "resume", "version": version}
             try:
                 status, _ = call(server, token, f"/notes/{note}/decisions", action)
-            except (OSError, HTTPException):  # killed before its answer, or in the middle of it
+            except (OSError, HTTPException):  # killed before its response, or in the middle of it
                 return
             if status == 200:
                 version += 1
@@ -74,19 +75,19 @@ def test_kill_9_loses_no_acknowledged_decision(small_bundle, store, tmp_path):
         with read_transaction(engine) as connection:
             assert sum(len(decision_history(connection, note)) for note in range(1, 9)) >= len(acknowledged) >= 60
         # And it ends in peace: what is in flight is answered, the exit is clean.
-        answers = []
+        responses = []
         texts = {"text": "type 2 diabetes " * 3000}
-        asking = threading.Thread(target=lambda: answers.append(call(again, tokens["ann"], "/code", texts)[0]))
+        asking = threading.Thread(target=lambda: responses.append(call(again, tokens["ann"], "/code", texts)[0]))
         asking.start()
         time.sleep(0.15)
         assert again.stop() in (0, -15)
         asking.join()
-        assert answers == [200]
+        assert responses == [200]
     finally:
         engine.dispose()
 
 
-def test_the_first_start_shows_a_one_time_password_and_the_log_has_nothing_else(small_bundle, tmp_path):
+def test_the_first_start_prints_only_the_one_time_password_and_the_address(small_bundle, tmp_path):
     log = tmp_path / "log"
     server = Server(small_bundle, str(tmp_path / "w.db"), log=log).start()
     server.stop()
@@ -95,19 +96,18 @@ def test_the_first_start_shows_a_one_time_password_and_the_log_has_nothing_else(
     assert lines[1:] == [f"Workbench at {server.address}"]
 
 
-def test_what_the_command_refuses(small_bundle, tmp_path):
-    def says(*options: str) -> str:
-        command = [sys.executable, "-m", "nosology", "serve", *options]
-        run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
-        assert run.returncode == 1 and "Traceback" not in run.stderr
-        return run.stderr
+def test_serve_refuses_invalid_options(small_bundle, tmp_path):
+    with pytest.raises(ConfigError, match="--host must be a loopback address without TLS"):
+        serve_command(small_bundle, host="0.0.0.0")
+    with pytest.raises(ConfigError, match="give either a bundle folder or --demo"):
+        serve_command()
+    command = [sys.executable, "-m", "nosology", "serve", str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert "is no bundle" in run.stderr
 
-    assert "--host must be a loopback address without TLS" in says(str(small_bundle), "--host", "0.0.0.0")
-    assert "give either a bundle folder or --demo" in says()
-    assert "is no bundle" in says(str(tmp_path))
 
-
-def test_a_port_that_is_taken_is_refused_before_anything_is_loaded(tmp_path):
+def test_a_used_port_is_refused_before_anything_is_loaded(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"must be free to listen at; got 127.0.0.1:{port}"):

@@ -1,4 +1,4 @@
-"""What a server refuses to be."""
+"""Validation of server settings."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_tls_needs_both_files(tmp_path):
     assert make(tmp_path, host="0.0.0.0", tls_cert=cert, tls_key=cert).secure
 
 
-def test_a_provider_is_reached_by_https_and_gives_a_role_that_is_one():
+def test_oidc_settings_need_https_and_a_known_role():
     for issuer in ("http://idp.example.org", "idp.example.org", "ftp://x", ""):
         with pytest.raises(ConfigError, match="--oidc-issuer must be an https address"):
             OidcSettings(issuer, "us", "secret")

@@ -1,4 +1,4 @@
-"""Confidence, the error it leaves, and the rule."""
+"""Confidence, its calibration, and the triage rule."""
 
 import numpy as np
 import pytest
@@ -22,12 +22,12 @@ def suggestions(*pairs):
 def test_confidence_is_the_expected_f1():
     assert expected_f1(suggestions((1.0, True), (1.0, True))) == 1.0
     assert expected_f1([]) == 0.0 and expected_f1(suggestions((0.4, False))) == 0.0
-    # 0.8 hits expected, 0.2 too many, 0.2 missed: 1.6 / (1.6 + 0.4)
+    # expected: 0.8 true positives, 0.2 false positives, 0.2 false negatives: 1.6 / (1.6 + 0.4)
     assert expected_f1(suggestions((0.8, True), (0.2, False))) == pytest.approx(0.8)
 
 
-def test_expected_f1_is_what_draws_give_on_average():
-    """Codes that are true with exactly the stated probability: the mean F1 of many notes is near the confidence."""
+def test_expected_f1_is_the_mean_f1_of_random_draws():
+    """If codes are true with the stated probability, the mean F1 of many notes is near the confidence."""
     rng = np.random.default_rng(0)
     p = np.array([0.95, 0.9, 0.9, 0.8, 0.7, 0.3, 0.1, 0.05])
     accepted = p >= 0.5
@@ -37,15 +37,15 @@ def test_expected_f1_is_what_draws_give_on_average():
     assert expected_f1(suggestions(*zip(p, accepted))) == pytest.approx(f1.mean(), abs=0.02)
 
 
-def test_the_curve_waits_for_enough_reviews_then_says_what_people_found():
+def test_calibration_is_the_identity_until_enough_notes_are_reviewed():
     assert ConfidenceCalibration.fit([0.5] * 5, [1.0] * 5).apply(0.3) == 0.3
     raw = np.linspace(0.2, 1, 4 * MIN_REVIEWED)
-    curve = ConfidenceCalibration.fit(raw, raw / 2)  # the coder is twice too sure
+    curve = ConfidenceCalibration.fit(raw, raw / 2)  # the coder is overconfident by a factor of two
     assert curve.is_fitted and curve.apply(0.8) == pytest.approx(0.4, abs=0.02)
     assert np.all(np.diff([curve.apply(value) for value in np.linspace(0, 1, 50)]) >= 0)
 
 
-def test_the_rule_takes_sure_notes_and_leaves_a_sample():
+def test_the_rule_preaccepts_confident_notes_except_a_sample():
     rule = TriageRule(on=True, threshold=0.8, sample=0.25)
     taken = [rule.preaccepts(number, 0.9) for number in range(4000)]
     assert 0.70 < np.mean(taken) < 0.80
@@ -55,19 +55,19 @@ def test_the_rule_takes_sure_notes_and_leaves_a_sample():
         TriageRule(threshold=1.5)
 
 
-def test_the_outlook_shows_expected_and_found_error():
+def test_threshold_effects_have_expected_and_observed_error():
     rows = {row.threshold: row for row in threshold_effects([0.95, 0.85, 0.4], [(0.9, 0.7), (0.3, 0.1)])}
     assert rows[0.9].notes == 1 and rows[0.9].expected_error == pytest.approx(0.05)
     assert rows[0.8].share == pytest.approx(2 / 3) and rows[0.8].observed_error == pytest.approx(0.3)
     assert threshold_effects([], [])[0].expected_error is None
 
 
-def test_agreement():
+def test_code_f1():
     a, b = Code("icd10cm", "I10"), Code("icd10cm", "E11.9")
     assert code_f1([a], [a, b]) == pytest.approx(2 / 3) and code_f1([], []) == 1.0 and code_f1([a], [b]) == 0.0
 
 
-def test_stability_sees_a_shift_and_not_chance():
+def test_population_stability_index_detects_a_shift():
     rng = np.random.default_rng(1)
     then, same, moved = rng.normal(0, 1, 800), rng.normal(0, 1, 800), rng.normal(1, 1, 800)
     assert population_stability_index(then, same) < 0.1 < 0.25 < population_stability_index(then, moved)
