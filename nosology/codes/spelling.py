@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from nosology.core import SYSTEMS, Code, CodeError
@@ -28,13 +28,12 @@ def normalise(raw: str, system: str) -> Code:
 
     The code need not exist; see `is_known` and `is_valid`.
     """
-    return _parse(raw if isinstance(raw, str) else str(raw), system).code
+    return _parse(str(raw), system).code
 
 
 def parse(raw: str, system: str | None = None) -> ParsedCode:
     """The code in its standard spelling, with its repairs; without a system the most plausible one is taken."""
-    raw = raw if isinstance(raw, str) else str(raw)
-    return _parse_any_system(raw) if system is None else _parse(raw, system)
+    return _parse_any_system(str(raw)) if system is None else _parse(str(raw), system)
 
 
 @lru_cache(maxsize=1 << 17)
@@ -81,17 +80,10 @@ def _icd10pcs(text: str) -> tuple[str, list[str]]:
     return bare, fixes
 
 
-def _icd9cm(text: str) -> tuple[str, list[str]]:
-    letter = text[:1] if text[:1] in ("E", "V") else ""
-    return _icd9(text, "icd9cm", letter, 2 if letter == "V" else 3, _ICD9CM)
-
-
-def _icd9proc(text: str) -> tuple[str, list[str]]:
-    return _icd9(text, "icd9proc", "", 2, _ICD9PROC)
-
-
-def _icd9(text: str, system: str, letter: str, width: int, pattern: re.Pattern[str]) -> tuple[str, list[str]]:
-    """Puts the dot after `width` digits and restores leading zeros that a spreadsheet has removed."""
+def _icd9(text: str, system: str, pattern: re.Pattern[str]) -> tuple[str, list[str]]:
+    """Puts the dot after the category and restores leading zeros that a spreadsheet has removed."""
+    letter = text[:1] if system == "icd9cm" and text[:1] in ("E", "V") else ""
+    width = 2 if letter == "V" or system == "icd9proc" else 3
     if "." in text:
         if not pattern.fullmatch(text):
             return "", []
@@ -123,8 +115,8 @@ def _exists(system: str, code: str) -> bool:
 
 
 SPELLERS: dict[str, Callable[[str], tuple[str, list[str]]]] = {
-    "icd9cm": _icd9cm,
-    "icd9proc": _icd9proc,
+    "icd9cm": partial(_icd9, system="icd9cm", pattern=_ICD9CM),
+    "icd9proc": partial(_icd9, system="icd9proc", pattern=_ICD9PROC),
     "icd10cm": _icd10cm,
     "icd10pcs": _icd10pcs,
 }
