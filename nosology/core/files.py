@@ -99,7 +99,7 @@ def text_sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def fingerprint(value: Any) -> str:
+def json_sha256(value: Any) -> str:
     """The SHA-256 of a JSON value, in hexadecimal digits; the order of keys does not matter."""
     return text_sha256(json.dumps(value, sort_keys=True))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nosology.core import ConfigError, DataError
+from nosology.core.files import json_sha256
 from nosology.encoders.embedder_config import (
     KNOWN_EMBEDDERS,
     EmbedderConfig,
@@ -118,7 +117,7 @@ class Embedder:
     ):
         """layers: applied to the pooled vector. identity: everything that decides the vectors; its hash is the key."""
         self.settings, self.identity, self.device = settings, identity, device
-        self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        self.key = json_sha256(identity)
         self.dim, self.window = int(identity["dim"]), int(identity["window"])
         self._tokenizer, self._net, self._config, self._layers = tokenizer, net, config, layers
         self.batch_tokens, self.pack_tokens = _CPU_BATCH, _CPU_PACK

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from nosology.core import ConfigError
-from nosology.core.files import sha256
+from nosology.core.files import json_sha256, sha256
 from nosology.core.settings import Settings
 
 POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
@@ -185,7 +185,7 @@ def folder_fingerprint(settings: EmbedderSettings) -> str:
         return ""
     config = read_config(folder)
     content = [asdict(replace(config, dense=())), model_fingerprint(folder, config, code=settings.trust_remote_code)]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return json_sha256(content)
 
 
 def needs_remote_code(folder: Path) -> bool:

@@ -17,7 +17,6 @@ of an embedder that is a folder.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from nosology.core import SPLITS, ConfigError, DataError
+from nosology.core.files import json_sha256, text_sha256
 from nosology.corpora.corpus import Corpus
 from nosology.corpora.splits import site_corpus, split_corpus
 from nosology.encoders.embedder_config import EmbedderSettings, folder_fingerprint
@@ -59,7 +59,7 @@ class Run:
         told = json.dumps([self.notes.hash, self.setting, recipe, self.extra], sort_keys=True)
         number = [] if self.split is None else [f"{self.split:02d}"]
         parts = [self.corpus, self.embedder, self.head, self.setting, *number]
-        return "-".join([*map(_slug, parts), hashlib.sha256(told.encode()).hexdigest()[:8]])
+        return "-".join([*map(_slug, parts), text_sha256(told)[:8]])
 
     @property
     def title(self) -> str:
@@ -193,7 +193,7 @@ def _check_sites(grid: GridSettings, recipe: FederatedHeadsRecipe) -> None:
 
 
 def _digest(*parts: Any) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
+    return json_sha256(parts)[:8]
 
 
 def _slug(name: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from pathlib import Path
 
 from nosology.core import __version__
+from nosology.core.files import text_sha256
 from nosology.training.examples import Examples
 from nosology.training.recipe_settings import Recipe
 
@@ -55,4 +55,4 @@ def fingerprint(recipe: Recipe, *examples: Examples) -> str:
     """Hash of what decides the weights: recipe, corpora, selected notes and package version."""
     settings = recipe.model_dump(mode="json", exclude=_NOT_IN_FINGERPRINT)
     hashes = [[corpus.hash for corpus in part.corpora] + [len(part)] for part in examples]
-    return hashlib.sha256(json.dumps([settings, hashes, __version__]).encode()).hexdigest()
+    return text_sha256(json.dumps([settings, hashes, __version__]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import time
 from collections import deque
@@ -14,6 +13,7 @@ from sqlalchemy import Connection, Engine, RowMapping, delete, func, insert, sel
 from sqlalchemy.exc import IntegrityError
 
 from nosology.core import ConfigError, ReviewError
+from nosology.core.files import text_sha256
 from nosology.workbench.database import insert_row, read_transaction, sessions, tokens, users, write_transaction
 from nosology.workbench.review import NotFound
 
@@ -57,7 +57,7 @@ def _dummy_hash() -> str:
 
 def hash_secret(secret: str) -> str:
     """The SHA-256 of a cookie or token. These are long and random, so a fast hash is safe."""
-    return hashlib.sha256(secret.encode()).hexdigest()
+    return text_sha256(secret)
 
 
 def _hash_password(password: str) -> str:

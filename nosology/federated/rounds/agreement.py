@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from nosology.core import SYSTEMS, Code, DataError, __version__
+from nosology.core.files import json_sha256
 from nosology.core.label_space import LabelSpace
 from nosology.federated.federation_settings import FederationSettings
 
@@ -57,7 +56,7 @@ class Facts:
 
 def key_of(identity: dict[str, Any]) -> str:
     """The key of an embedder, as `Embedder` makes it of its identity."""
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return json_sha256(identity)
 
 
 def refusals(facts: Mapping[str, Facts]) -> dict[str, str]:

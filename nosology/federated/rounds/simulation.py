@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from nosology.core import DataError
+from nosology.core.files import text_sha256
 from nosology.core.progress import progress
 from nosology.corpora.corpus import Corpus
 from nosology.corpora.group_splits import summarize_notes
@@ -50,7 +50,7 @@ def dealt_sites(corpora: Sequence[Corpus], sites: int, skew: str, alpha: float, 
 def notes_hash(corpora: Sequence[Corpus], site_of: dict[str, str]) -> str:
     """A hash of the notes and of where each is."""
     told = json.dumps([[corpus.hash for corpus in corpora], sorted(site_of.items())])
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    return text_sha256(told)[:16]
 
 
 def simulated_sites(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from nosology.core import ConfigError, DataError
+from nosology.core.files import json_sha256, sha256
 from nosology.training.checkpoint import read_tensors, write_tensors
 from nosology.training.run_folder import BEST, CHECKPOINT
 
@@ -29,8 +28,7 @@ class StageCache:
         of the stage.
         """
         path = self.folder / f"{name}.safetensors"
-        text = json.dumps([self.fingerprint, inputs], sort_keys=True)
-        fingerprint = hashlib.sha256(text.encode()).hexdigest()
+        fingerprint = json_sha256([self.fingerprint, inputs])
         if (cached := _read_cached(path, fingerprint)) is not None:
             return cached
         tensors = compute(fingerprint)
@@ -46,8 +44,7 @@ def file_hash(path: str) -> str:
     if not path:
         return ""
     try:
-        with Path(path).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256(Path(path))
     except OSError as error:
         raise ConfigError(f"{path} must be a readable file: {error.strerror or error}") from error
 
