@@ -31,7 +31,8 @@ from torch.nn.functional import cross_entropy, linear
 from nosology.attention import planted_attention
 from nosology.encoders.tokenizers import PAD
 from nosology.encoders.word_encoders import AwdLstm, DropoutRates
-from nosology.models.plant import language_model, next_word
+from nosology.models.plant import language_model
+from nosology.models.plant import language_model as next_word
 from nosology.models.plant.language_model import LanguageModel
 from nosology.models.plant.plant_net import PlantNet, Ranker
 from nosology.models.plant.plant_settings import PlantShape, RankerSettings

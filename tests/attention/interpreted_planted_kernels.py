@@ -11,7 +11,7 @@ import triton
 from nosology.attention import planted_kernels
 from nosology.attention.planted_attention import _attend_, pair_scores, top_k_mask
 from nosology.models.plant import next_word_kernels
-from nosology.models.plant.next_word import cross_entropy_
+from nosology.models.plant.language_model import cross_entropy_
 from tests.attention.test_planted_attention import world
 
 SETTINGS = [

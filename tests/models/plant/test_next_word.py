@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from nosology.encoders.tokenizers import PAD
-from nosology.models.plant.next_word import next_word_loss
+from nosology.models.plant.language_model import next_word_loss
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 100])
