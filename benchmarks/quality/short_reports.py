@@ -1,6 +1,6 @@
 """Short radiology reports, coders under cross-validation: python benchmarks/quality/short_reports.py [--coders ...]
 
-978 reports of history and impression with the long tail of codes of `corpora/simulate/short_reports.py`, or those of a
+978 reports of history and impression with the long tail of codes of `nosology.reproduce.short_reports`, or those of a
 corpus folder (--corpus); reports that repeat each other stay in one fold. Coders:
 
 svm        TF-IDF of words, one linear support vector machine a code (scikit-learn), the likeliest code at least

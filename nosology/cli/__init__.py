@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from nosology.cli import coder_commands, codes, corpus, federate, import_checkpoint, plant
-from nosology.cli.compare_command import compare, leakage
+from nosology.cli.compare_command import compare
 from nosology.cli.embed import embed
 from nosology.cli.explain import explain
-from nosology.cli.grid import grid
 from nosology.cli.probe import probe
+from nosology.cli.reproduce import REMOVED, removed, reproduce
 from nosology.cli.serve import serve
 from nosology.cli.simulate import simulate
 from nosology.core import NosologyError, __version__
@@ -48,18 +48,20 @@ app.add_typer(codes.app, name="codes")
 app.add_typer(corpus.app, name="corpus")
 app.command()(simulate)
 app.command()(embed)
-app.command()(grid)
 app.command("train")(coder_commands.train)
 app.command("evaluate")(coder_commands.evaluate)
 app.command("code")(coder_commands.code)
 app.command()(compare)
-app.command()(leakage)
+app.command()(reproduce)
 app.command()(explain)
 app.add_typer(plant.app, name="plant")
 app.command()(probe)
 app.command()(serve)
 app.add_typer(federate.app, name="federate")
 app.add_typer(import_checkpoint.app, name="import")
+_any = {"allow_extra_args": True, "ignore_unknown_options": True}
+for _name in REMOVED:
+    app.command(_name, hidden=True, context_settings=_any)(removed)
 
 
 def main() -> None:

@@ -1,16 +1,18 @@
-"""What leaks make of a score, side by side with the honest protocol; nothing that is trained here is kept for use.
+"""Table 4 of Sasikala et al. (2025), what each part of HMHAN adds, and what a leaky protocol does to its score.
 
-honest      patients, and reports that repeat each other, stand on one side of the split; synthetic rows come from train
-reports     reports are dealt out one by one: a patient's reports, and copies of one report, are on both sides
-resampled   MLSMOTE runs over all reports before the split, as a table that is resampled and then divided: the test rows
-            are partly synthetic, and lie between reports that training has seen
+Protocols of table `leakage`:
 
-The last breaks on purpose what the types of `mlsmote.py` forbid: it has a measurement of its own, nowhere else.
+    by patient   patients, and reports that repeat each other, are in one split; synthetic rows come from train reports
+    by report    reports are split one by one: the reports of a patient, and copies of a report, are in several splits
+    resampled    MLSMOTE runs over all reports before the split: some test rows are synthetic, and lie between reports
+                 that training has seen
+
+The last breaks on purpose what the types of `mlsmote.py` forbid. No coder trained here is for use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from nosology.core import DataError, Note
-from nosology.core.files import write_json
+from nosology.config import check
+from nosology.core import ConfigError, DataError, Note
 from nosology.core.label_space import label_versions, mask_other_versions
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.group_splits import summarize_notes
-from nosology.corpora.splits import stratified_splits
+from nosology.corpora.prepare import CorpusRecipe, prepare
+from nosology.corpora.simulate import simulate as simulate_hospital
+from nosology.corpora.splits import split_corpus, stratified_splits
 from nosology.evaluation import Evaluation, examine, tune_threshold
-from nosology.models.compare import judged, over_seeds
+from nosology.models.compare import METRICS, judged
 from nosology.models.hmhan.hmhan_net import HmhanNet, HmhanNets, SyntheticBatch
 from nosology.models.hmhan.hmhan_settings import CombinationSettings, HmhanRecipe, SmoteSettings
 from nosology.models.hmhan.hmhan_trainer import Course, parameter_groups
@@ -33,113 +37,185 @@ from nosology.models.hmhan.mlsmote import Synthetic
 from nosology.models.hmhan.report_batches import Batches
 from nosology.models.neural import evaluating
 from nosology.models.train import train
+from nosology.reproduce import runner
+from nosology.reproduce.result_tables import Row, Table, paired_tests, rows_beside_paper
+from nosology.reproduce.runner import Run, Task, check_splits
 from nosology.training.examples import Examples
-from nosology.training.run_folder import clear_run_folder, fingerprint
+from nosology.training.run_folder import fingerprint
 from nosology.training.trainer import TrainingRun, fit, launch_fabric
 
-_SHARES = (0.7, 0.15, 0.15)
-_FULL = SmoteSettings(share=3.0)  # what all protocols make where the recipe makes nothing
+TITLE = "Sasikala et al. (2025), Automated ICD Medical Code Generation for Radiology Reports (HMHAN)"
+TABLES = {"4": "HMHAN and its baselines", "ablations": "Parts of HMHAN", "leakage": "Protocols that leak"}
+PLAIN_LOSS = ["smote.share=0.0", "loss.focal=0.0", "loss.weighted=false"]
+VARIANTS: dict[str, dict[str, list[str]]] = {
+    "4": {"HMHAN": [], "single attention": ["model.attention=single"], "no attention": ["model.attention=none"]},
+    "ablations": {
+        "HMHAN": [],
+        "without SMOTE": ["smote.share=0.0"],
+        "without focal loss": ["loss.focal=0.0"],
+        "plain cross entropy": PLAIN_LOSS,
+        "plain cross entropy, with words": [*PLAIN_LOSS, "words.features=30000"],
+        "linear": ["labels.top_k=10"],
+    },
+}
+PROTOCOLS = ("by patient", "by report", "resampled")
+COLUMNS = {
+    "micro_precision": "precision", "micro_recall": "recall", "micro_f1": "F1", "macro_f1": "macro F1",
+    "micro_auc": "ROC-AUC", "hamming_loss": "Hamming loss",
+}  # fmt: skip
+LEAK_COLUMNS = COLUMNS | {"density": "label density", "shared_patients": "test patients seen in training"}
+RATIOS = (0.7, 0.15, 0.15)
+SMALL: dict[str, Any] = {
+    "seeds": 1,
+    "patients": 60,
+    "recipe": {"hmhan": {"model": {"encoder": "minilm"}, "training": {"learning_rate": 5e-4, "epochs": 5}}},
+}
 
 
-def leakage(
-    recipe: HmhanRecipe,
-    corpus: Corpus,
-    out: str | Path,
-    *,
-    seeds: int = 3,
-    say: Callable[[str], None] = lambda _: None,
-) -> dict[str, dict[str, Any]]:
-    """For each protocol: mean and std of the metrics over seeds, label density of the test rows, and the share of test
-    patients that training has seen; written to leakage.json."""
+class Study(runner.Study):
+    """The recipe of all rows."""
+
+    base: str = "hmhan-paper"
+
+
+def simulate(study: Study, folder: Path) -> list[Corpus]:
+    """The radiology reports of a simulated hospital with their ICD-10 diagnoses, split by patient."""
+    out, hospital = folder / f"reports-{study.patients}", folder / f"hospital-{study.patients}"
+    if not out.exists():
+        simulate_hospital(study.patients, 11, hospital, years=(2016, 2019))
+        rules = CorpusRecipe(kind="mimic4-radiology", systems=["icd10cm"], drop_uncoded=True)
+        notes = prepare("mimic4-radiology", [hospital], folder / f"notes-{study.patients}", recipe=rules)
+        split_corpus(notes.folder, out)
+    return [Corpus.open(out)]
+
+
+def tables(study: Study, corpora: Sequence[Corpus], folder: Path, wanted: Sequence[str]) -> list[Table]:
+    """The wanted tables; row HMHAN of Table 4 and of `ablations` is the same."""
+    if len(corpora) != 1:
+        raise ConfigError(f"--corpus must be given once; got {len(corpora)} corpora")
+    [corpus] = corpora
+
+    def runs(row: str, function: str, settings: Sequence[str] = (), **options: Any) -> list[Run]:
+        """The runs of a row, one per seed; they share the states of the frozen encoder."""
+        base, function = "linear" if row == "linear" else study.base, f"{__name__}:{function}"
+        seeded = enumerate(study.load(base, f"seed={seed}", *settings) for seed in range(study.seeds))
+        return [Run((row,), function, recipe, (corpus,), seed, options, "states") for seed, recipe in seeded]
+
+    found = []
+    for name in wanted:
+        if name == "leakage":
+            rows = rows_beside_paper("hmhan", name, {p: runs(p, "run_protocol", protocol=p) for p in PROTOCOLS})
+            rows.insert(3, Row(("resampled, real test rows",), rows[2].runs, {}, "real."))
+            found.append(Table(name, TABLES[name], ("protocol",), LEAK_COLUMNS, rows))
+            continue
+        check_splits(corpus)
+        by_row = {row: runs(row, "run_variant", settings) for row, settings in VARIANTS[name].items()}
+        rows = rows_beside_paper("hmhan", name, by_row)
+        tests = lambda results, rows=rows: paired_tests(rows, "micro_f1", results)  # noqa: E731
+        found.append(Table(name, TABLES[name], ("model",), COLUMNS, rows, remarks=tests))
+    return found
+
+
+def run_variant(task: Task) -> dict[str, Any]:
+    """Trains a coder and measures it on the test notes; in a process of its own."""
+    recipe, [corpus] = check(task.recipe, task.function), map(Corpus.open, task.corpora)
+    bundle = train(_with_cache(recipe, task.cache), [corpus], Path(task.folder) / "bundle")
+    return {"metrics": _metrics(judged(bundle, list(corpus.notes("test"))))}
+
+
+def run_protocol(task: Task) -> dict[str, Any]:
+    """Trains and measures under one of PROTOCOLS; in a process of its own."""
+    recipe, [corpus], folder = check(task.recipe, task.function), map(Corpus.open, task.corpora), Path(task.folder)
+    if not isinstance(recipe, HmhanRecipe):
+        raise ConfigError(f"recipe must be of kind hmhan; got {recipe.kind}")
+    return {"metrics": protocol_metrics(_with_cache(recipe, task.cache), corpus, task.options["protocol"], folder)}
+
+
+def _with_cache(recipe: Any, cache: str) -> Any:
+    if not isinstance(recipe, HmhanRecipe):
+        return recipe
+    return recipe.model_copy(update={"states": recipe.states.model_copy(update={"cache": cache})})
+
+
+def _metrics(evaluation: Evaluation) -> dict[str, float | None]:
+    gold = evaluation.scored.gold
+    found: dict[str, Any] = {name: evaluation.metrics[name] for name in METRICS}
+    return found | {"density": float(gold.nnz / np.prod(gold.shape))}
+
+
+def protocol_metrics(recipe: HmhanRecipe, corpus: Corpus, protocol: str, folder: Path) -> dict[str, float | None]:
+    """The metrics of a protocol. `resampled` has those of the real test rows too, with the prefix `real.`.
+
+    All protocols train one net with synthetic rows, and nothing else that a recipe may add, so that only the protocol
+    differs.
+    """
+    recipe = recipe.model_copy(
+        update={
+            "words": recipe.words.model_copy(update={"features": 0}),
+            "model": recipe.model.model_copy(update={"ensemble_size": 1}),
+            "smote": recipe.smote if recipe.smote.share else SmoteSettings(share=3.0),
+            "combinations": CombinationSettings(prior="never"),
+            "decision": recipe.decision.model_copy(update={"at_least_one": False}),
+        }
+    )
     notes = [note for note in corpus.notes() if note.codes]
-    recipe = _plain(recipe)
-    runs: dict[str, list[tuple[Evaluation, float | None]]] = {}
-    for seed in range(recipe.seed, recipe.seed + seeds):
-        seeded = recipe.model_copy(update={"seed": seed})
-        for name, divided in (("honest", _by_patient), ("reports", _by_report)):
-            given = divided(notes, seed)
-            if missing := {"train", "dev", "test"} - {note.split for note in given}:
-                raise DataError(
-                    f"{corpus.folder} has too few coded notes ({len(notes)}): none is left for {missing.pop()}"
-                )
-            folder = Path(out) / f"{name}-{seed}"
-            split = write_corpus(given, folder / "corpus", source=corpus.manifest["source"], filters=[], counts={})
-            bundle = train(seeded, [split], folder / "bundle")
-            test = [note for note in given if note.split == "test"]
-            runs.setdefault(name, []).append((judged(bundle, test), _shared(given)))
-            say(f"{name}, seed {seed}: micro F1 {runs[name][-1][0].metrics['micro_f1']:.4f}")
-        told = fingerprint(seeded, Examples([corpus], lambda note: bool(note.codes)))
-        for name, found in _resampled(seeded, notes, Path(out) / f"resampled-{seed}", told).items():
-            runs.setdefault(name, []).append((found, None))
-            say(f"{name}, seed {seed}: micro F1 {found.metrics['micro_f1']:.4f}")
-    rows = {name: _row(found) for name, found in runs.items()}
-    write_json(Path(out) / "leakage.json", rows)
-    return rows
+    if protocol == "resampled":
+        examples = Examples([corpus], lambda note: bool(note.codes))
+        return _resampled(recipe, notes, folder / "resampled", fingerprint(recipe, examples))
+    if protocol == "by patient":
+        [split] = stratified_splits(summarize_notes(notes), RATIOS, seed=recipe.seed)
+    else:
+        names = zip(notes, _random_parts(len(notes), recipe.seed))
+        split = {note.id: ("train", "dev", "test")[part] for note, part in names}
+    notes = [replace(note, split=split[note.id]) for note in notes]
+    if missing := {"train", "dev", "test"} - {note.split for note in notes}:
+        raise DataError(f"{corpus.folder} has too few coded notes ({len(notes)}): none is left for {missing.pop()}")
+    divided = write_corpus(notes, folder / "corpus", source=corpus.manifest["source"], filters=[], counts={})
+    bundle = train(recipe, [divided], folder / "bundle")
+    metrics = _metrics(judged(bundle, [note for note in notes if note.split == "test"]))
+    return metrics | {"shared_patients": _shared_patients(notes)}
 
 
-def _plain(recipe: HmhanRecipe) -> HmhanRecipe:
-    """The recipe as all protocols have it, so that they differ in nothing else: one net with synthetic rows alone."""
-    same = {
-        "words": recipe.words.model_copy(update={"features": 0}),
-        "model": recipe.model.model_copy(update={"ensemble_size": 1}),
-        "smote": recipe.smote if recipe.smote.share else _FULL,
-        "combinations": CombinationSettings(prior="never"),
-        "decision": recipe.decision.model_copy(update={"at_least_one": False}),
-    }
-    return recipe.model_copy(update=same)
+def _random_parts(n: int, seed: int) -> np.ndarray:
+    """The part (n,) of each row, 0 to 2 in the shares of RATIOS, by chance."""
+    rank = np.random.default_rng([seed, 7]).permutation(n)
+    return np.searchsorted(np.cumsum(RATIOS)[:2] * n, rank, side="right")
 
 
-def _by_patient(notes: Sequence[Note], seed: int) -> list[Note]:
-    [split] = stratified_splits(summarize_notes(notes), _SHARES, seed=seed)
-    return [replace(note, split=split[note.id]) for note in notes]
-
-
-def _by_report(notes: Sequence[Note], seed: int) -> list[Note]:
-    part = _dealt(len(notes), seed)
-    return [replace(note, split=("train", "dev", "test")[i]) for note, i in zip(notes, part)]
-
-
-def _dealt(n: int, seed: int) -> np.ndarray:
-    """The part (n,) of each row, 0 to 2, by chance alone."""
-    bounds = np.cumsum(_SHARES)[:2] * n
-    place = np.random.default_rng([seed, 7]).permutation(n)
-    return np.searchsorted(bounds, place, side="right")
-
-
-def _shared(notes: Sequence[Note]) -> float:
-    """The share of test patients that are in train too."""
+def _shared_patients(notes: Sequence[Note]) -> float:
+    """The share of test patients who are in train too."""
     test, seen = ({note.patient or note.id for note in notes if note.split == split} for split in ("test", "train"))
     return len(test & seen) / max(1, len(test))
 
 
-def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path, told: str) -> dict[str, Evaluation]:
-    """Scores on the test rows of a table that was resampled before it was divided: on all, and on the real ones.
+def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path, identity: str) -> dict[str, float | None]:
+    """Metrics on the test rows of a table that was resampled before it was split.
 
-    told: the fingerprint of recipe and corpus.
+    identity: the fingerprint of recipe and corpus.
     """
-    course = Course.of(recipe, notes, folder, told)
-    gold, made = course.train.gold, course.synthetic(np.arange(len(notes)), recipe.seed)
-    if not len(made):
+    course = Course.of(recipe, notes, folder, identity)
+    train_reports, labels = course.train, course.model.labels
+    made = course.synthetic(np.arange(len(notes)), recipe.seed)
+    if made is None or not len(made):
         raise DataError("MLSMOTE makes no row of these notes, for no rare code has two: nothing can be resampled")
-    part = _dealt(len(notes) + len(made), recipe.seed)
+    part = _random_parts(len(notes) + len(made), recipe.seed)
     real, synthetic = part[: len(notes)], part[len(notes) :]
     rows = np.flatnonzero(real == 0)
     net = course.net(rows, recipe.seed)
     inside = made.part(np.flatnonzero(synthetic == 0))
-    anchors = _anchors(course.train.versions, rows, inside, recipe.seed)
     fabric = launch_fabric(recipe.training)
-    batches = Batches(course.train, rows, course.places_on(fabric.device), inside)
-    batches.synthetic_of = anchors
+    batches = Batches(train_reports, rows, course.places_on(fabric.device), inside)
+    batches.synthetic_of = _assign_to_reports(train_reports.versions, rows, inside, recipe.seed)
     fit(
         TrainingRun(
             net,
             recipe.training,
-            lengths=np.array([max(1, len(course.train.reports[row])) for row in rows]),
-            groups=course.train.versions[rows],
+            lengths=np.array([max(1, len(train_reports.reports[row])) for row in rows]),
+            groups=train_reports.versions[rows],
             make_batch=batches.make,
             parameter_groups=parameter_groups(net, recipe),
             run_folder=folder / "member_0",
-            fingerprint=told,
+            fingerprint=identity,
             seed=recipe.seed,
             fabric=fabric,
             title="resampled before the split",
@@ -147,56 +223,53 @@ def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path, told: str) 
     )
     model = replace(course.model, net=HmhanNets([net]))
 
-    versions, versioned = course.train.versions, label_versions(course.model.labels)
-
-    def scores(number: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Probabilities and gold of the rows of a part, real ones first, and how many of these there are."""
+    def scores(number: int) -> tuple[np.ndarray, list[list[Any]], int]:
+        """Probabilities and gold codes of the rows of a part, the real rows first, and the number of real rows."""
         chosen = np.flatnonzero(real == number)
-        logits = model.logits_of([course.train.reports[row] for row in chosen])
         more = made.part(np.flatnonzero(synthetic == number))
-        every = _sigmoid(np.concatenate([logits, _between(course, net, more)]))
-        mask_other_versions(every, np.concatenate([versions[chosen], versions[more.first]]), versioned)
-        return every, np.concatenate([gold[chosen].toarray(), more.targets]), len(chosen)
+        logits = model.logits_of([train_reports.reports[row] for row in chosen])
+        logits = np.concatenate([logits, _synthetic_logits(course, net, more)])
+        probabilities = (1 / (1 + np.exp(-np.clip(logits, -50, 50)))).astype(np.float32)
+        versions = np.concatenate([train_reports.versions[chosen], train_reports.versions[more.first]])
+        mask_other_versions(probabilities, versions, label_versions(labels))
+        gold = np.concatenate([train_reports.gold[chosen].toarray(), more.targets])
+        return probabilities, [[labels.codes[j] for j in np.flatnonzero(row)] for row in gold], len(chosen)
 
-    labels = course.model.labels
-    probabilities, true, _ = scores(1)
-    threshold = tune_threshold(labels, _codes(labels.codes, true), probabilities)
-    probabilities, true, count = scores(2)
-    found = {}
-    for name, kept in {"resampled": slice(None), "resampled, its real test rows": slice(count)}.items():
-        expected = _codes(labels.codes, true[kept])
-        found[name] = examine(labels, expected, probabilities[kept], threshold, replicates=0)
-    clear_run_folder(folder)
-    return found
+    probabilities, gold, _ = scores(1)
+    threshold = tune_threshold(labels, gold, probabilities)
+    probabilities, gold, count = scores(2)
+    metrics = _metrics(examine(labels, gold, probabilities, threshold, replicates=0))
+    only_real = _metrics(examine(labels, gold[:count], probabilities[:count], threshold, replicates=0))
+    return metrics | {f"real.{name}": value for name, value in only_real.items()}
 
 
-def _anchors(versions: np.ndarray, rows: np.ndarray, made: Synthetic, seed: int) -> dict[int, list[int]]:
-    """For train reports, by chance, the synthetic rows of their ICD version that are learned in their batch."""
+def _assign_to_reports(versions: np.ndarray, rows: np.ndarray, made: Synthetic, seed: int) -> dict[int, list[int]]:
+    """Train report -> synthetic rows that are learned in its batch: drawn at random from those of its ICD version."""
     random = np.random.default_rng([seed, 8])
-    every = rows[random.integers(0, len(rows), len(made))]
+    reports = rows[random.integers(0, len(rows), len(made))]
     for version in np.unique(versions[made.first]).tolist():
-        like, its = rows[versions[rows] == version], versions[made.first] == version
+        like, mine = rows[versions[rows] == version], versions[made.first] == version
         if len(like) < len(rows) and len(like):
-            every[its] = like[random.integers(0, len(like), int(its.sum()))]
+            reports[mine] = like[random.integers(0, len(like), int(mine.sum()))]
     found: dict[int, list[int]] = {}
-    for number, row in enumerate(every.tolist()):
-        found.setdefault(row, []).append(number)
+    for number, report in enumerate(reports.tolist()):
+        found.setdefault(report, []).append(number)
     return found
 
 
-def _between(course: Course, net: HmhanNet, made: Synthetic) -> np.ndarray:
-    """Logits (S, L) of synthetic rows: of what lies between the vectors, after attention, of two reports each."""
+def _synthetic_logits(course: Course, net: HmhanNet, made: Synthetic) -> np.ndarray:
+    """Logits (S, L) of synthetic rows: the head reads a vector between the vectors of two reports, after attention."""
     batches = Batches(course.train, np.arange(len(course.train)), course.places, made)
     parts = [np.zeros((0, course.train.gold.shape[1]), np.float32)]
     device = next(net.parameters()).device
     with evaluating(net):
         for start in range(0, len(made), 64):
-            every, some = batches.between(np.empty(0, np.int64), list(range(start, min(start + 64, len(made)))))
-            assert some is not None
-            batch, some = batches.batch(every).to(device), some.to(device)
-            vectors = _interpolated(net.look(*net.states(batch), None), some)
-            columns = None if batch.columns is None else _interpolated(batch.columns, some)
-            logits = net.share * net.head(vectors, columns, None) + _interpolated(net.wide(batch), some)
+            every, rows = batches.between(np.empty(0, np.int64), list(range(start, min(start + 64, len(made)))))
+            assert rows is not None
+            batch, rows = batches.batch(every).to(device), rows.to(device)
+            vectors = _interpolated(net.look(*net.states(batch), None), rows)
+            columns = None if batch.columns is None else _interpolated(batch.columns, rows)
+            logits = net.share * net.head(vectors, columns, None) + _interpolated(net.wide(batch), rows)
             parts.append(logits.float().cpu().numpy())
     return np.concatenate(parts)
 
@@ -205,19 +278,3 @@ def _interpolated(values: torch.Tensor, rows: SyntheticBatch) -> torch.Tensor:
     """The values (S, ...) between those (B, ...) of the two reports of each synthetic row."""
     first, second = values[rows.pairs[:, 0]], values[rows.pairs[:, 1]]
     return torch.lerp(first, second, rows.shares.to(values.dtype).view(-1, *[1] * (values.ndim - 1)))
-
-
-def _codes(codes: Sequence[Any], gold: np.ndarray) -> list[list[Any]]:
-    return [[codes[j] for j in np.flatnonzero(row)] for row in gold]
-
-
-def _sigmoid(logits: np.ndarray) -> np.ndarray:
-    return (1 / (1 + np.exp(-np.clip(logits, -50, 50)))).astype(np.float32)
-
-
-def _row(runs: Sequence[tuple[Evaluation, float | None]]) -> dict[str, Any]:
-    row = over_seeds([run for run, _ in runs])
-    row["density"] = float(np.mean([run.scored.gold.nnz / np.prod(run.scored.gold.shape) for run, _ in runs]))
-    shared = [value for _, value in runs if value is not None]
-    row["shared"] = float(np.mean(shared)) if shared else None
-    return row

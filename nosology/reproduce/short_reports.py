@@ -39,8 +39,7 @@ def _world() -> tuple[list[Condition], dict[str, list[str]]]:
     source = files("nosology.reproduce") / "data" / "short_reports.toml"
     read = tomllib.loads(source.read_text(encoding="utf-8"))
     conditions = [
-        Condition(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
-        for row in read["condition"]
+        Condition(**row | {key: tuple(row.get(key, ())) for key in ("names", "explains")}) for row in read["condition"]
     ]
     return conditions, read["phrases"]
 

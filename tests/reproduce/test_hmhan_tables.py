@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from nosology.cli import app
-from nosology.config import load_recipe
+from nosology.config import checked, load_recipe
 from nosology.core import Code, DataError
 from nosology.corpora.corpus import write_corpus
 from nosology.models.hmhan.report_batches import Batches
-from nosology.reproduce.hmhan_tables import leakage
+from nosology.reproduce import hmhan_tables as hmhan
+from nosology.reproduce.runner import Task
 from tests.conftest import small_notes
 from tests.encoders.tiny import tiny_bert
 
@@ -34,46 +32,66 @@ def tiny(tmp_path_factory) -> list[str]:
     ]
 
 
-def test_leakage_shows_the_protocols_side_by_side(tiny, tmp_path):
+def corpus_of(notes, folder):
+    return write_corpus(notes, folder, source={"kind": "test"}, filters=[], counts={})
+
+
+def protocols(tiny, corpus, folder, names=hmhan.PROTOCOLS):
+    recipe = load_recipe("hmhan", [*tiny, "training.epochs=1", "model.frozen=true", "smote.share=2.0"])
+    return {name: hmhan.protocol_metrics(recipe, corpus, name, folder / name) for name in names}
+
+
+def test_protocols_differ_in_the_patients_that_training_has_seen(tiny, tmp_path):
     notes = [replace(note, split=None, patient=f"p{i // 4}") for i, note in enumerate(small_notes(80))]
-    corpus = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
-    asked = ["leakage", "hmhan", "--corpus", str(corpus.folder), "--out", str(tmp_path / "out"), "--seeds", "1"]
-    settings = [*tiny, "training.epochs=1", "model.frozen=true", "smote.share=2.0"]
-    found = CliRunner().invoke(app, [*asked, *(part for setting in settings for part in ("--set", setting))])
-    assert found.exit_code == 0, found.output + repr(found.exception)
-    rows = json.loads((tmp_path / "out" / "leakage.json").read_text())
-    assert list(rows) == ["honest", "reports", "resampled", "resampled, its real test rows"]
-    assert rows["honest"]["shared"] == 0 < rows["reports"]["shared"]
-    assert not list((tmp_path / "out").rglob("checkpoint.safetensors")), "a later study starts from nothing"
+    found = protocols(tiny, corpus_of(notes, tmp_path / "corpus"), tmp_path)
+    assert found["by patient"]["shared_patients"] == 0 < found["by report"]["shared_patients"]
+    resampled = found["resampled"]
+    assert {name.removeprefix("real.") for name in resampled} == found["by patient"].keys() - {"shared_patients"}
+    assert resampled["density"] != resampled["real.density"]
 
 
-def test_leakage_of_both_icd_versions_holds_a_report_against_its_own(tiny, tmp_path):
+def test_batches_of_resampled_rows_are_of_one_icd_version(tiny, tmp_path, monkeypatch):
     notes = [replace(note, split=None) for note in small_notes(80)]  # coded in either version, or in both
-    corpus = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
-    settings = [*tiny, "training.epochs=1", "model.frozen=true", "smote.share=2.0"]
-    batches = []
+    versions = []
     make = Batches.make
 
     def watched(self, chosen, given):
-        batches.append(np.unique(self.train.versions[self.rows[chosen]]))
+        versions.append(np.unique(self.train.versions[self.rows[chosen]]))
         return make(self, chosen, given)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Batches, "make", watched)
-        leakage(load_recipe("hmhan", settings), corpus, tmp_path / "out", seeds=1)
-    assert {len(found) for found in batches} == {1}, "a batch is of one version"
+    monkeypatch.setattr(Batches, "make", watched)
+    protocols(tiny, corpus_of(notes, tmp_path / "corpus"), tmp_path, ["resampled"])
+    assert {len(found) for found in versions} == {1}
 
 
-def test_leakage_needs_a_note_for_every_part(tiny, tmp_path):
-    notes = [replace(note, split=None) for note in small_notes(4)]
-    corpus = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
+def test_protocols_need_a_note_for_every_split(tiny, tmp_path):
+    corpus = corpus_of([replace(note, split=None) for note in small_notes(4)], tmp_path / "corpus")
     with pytest.raises(DataError, match="too few coded notes"):
-        leakage(load_recipe("hmhan", tiny), corpus, tmp_path / "out", seeds=1)
+        protocols(tiny, corpus, tmp_path, ["by patient", "by report"])
 
 
-def test_resampling_that_makes_no_row_is_said(tiny, tmp_path):
+def test_resampling_without_a_synthetic_row_is_refused(tiny, tmp_path):
     codes = [Code("icd10cm", code) for code in ("J18.9", "I50.9", "J90", "N17.9")]
     single = [replace(n, codes=(codes[0],) if i > 2 else (codes[i + 1],)) for i, n in enumerate(small_notes(40))]
-    corpus = write_corpus(single, tmp_path / "notes", source={"kind": "test"}, filters=[], counts={})
     with pytest.raises(DataError, match="MLSMOTE makes no row"):
-        leakage(load_recipe("hmhan", [*tiny, "training.epochs=1"]), corpus, tmp_path / "out", seeds=1)
+        protocols(tiny, corpus_of(single, tmp_path / "corpus"), tmp_path, ["resampled"])
+
+
+def test_table_4_has_three_attentions_without_words_and_a_run_measures_one(tiny, small_corpus, tmp_path):
+    study = checked(hmhan.Study, hmhan.SMALL, "hmhan")
+    four, parts, leakage = hmhan.tables(study, [small_corpus], tmp_path, list(hmhan.TABLES))
+    recipes = [row.runs[0].recipe for row in four.rows]
+    assert [recipe.model.attention for recipe in recipes] == ["hierarchical", "single", "none"]
+    assert {recipe.words.features for recipe in recipes} == {0} and len(four.runs) == 3 * study.seeds
+    assert four.rows[0].runs[0].key == parts.rows[0].runs[0].key, "the same run in both tables"
+    assert [row.names[0] for row in leakage.rows][2:] == [
+        "resampled",
+        "resampled, real test rows",
+        "Table 4 (paper)",
+        "conclusion (paper)",
+    ]
+    recipe = load_recipe("hmhan", [*tiny, "training.epochs=1", "words.features=0"]).model_dump(mode="json")
+    folder, cache = str(tmp_path / "run"), str(tmp_path / "cache")
+    task = Task("m:f", recipe, [str(small_corpus.folder)], {"protocol": "by report"}, folder, cache, "", "")
+    for function in (hmhan.run_variant, hmhan.run_protocol):
+        assert 0 <= function(task)["metrics"]["micro_f1"] <= 1

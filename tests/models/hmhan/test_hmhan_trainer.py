@@ -266,7 +266,7 @@ def test_compare_prints_recipes_with_their_tests(small_corpus, tiny, tmp_path):
     rows = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert list(rows["rows"]) == ["hmhan", "hmhan-model.attention_single", "hmhan-model.attention_none"]
     assert len(rows["rows"]["hmhan"]["micro_f1"]["values"]) == 2
-    assert "patients drawn" in found.stdout and "paired t-test p" in found.stdout
+    assert "bootstrap over patients" in found.stdout and "paired t-test p" in found.stdout
     before = (tmp_path / "out" / "hmhan-0" / "bundle.json").stat().st_mtime
     assert CliRunner().invoke(app, [*asked, *settings]).exit_code == 0
     assert (tmp_path / "out" / "hmhan-0" / "bundle.json").stat().st_mtime == before, "what is there is taken"

@@ -1,0 +1,78 @@
+"""nosology reproduce: the tables of four papers, with the papers' numbers beside ours."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nosology.cli.coder_commands import Overrides
+
+REMOVED = {"grid": "nosology reproduce federated_heads", "leakage": "nosology reproduce hmhan leakage"}
+
+
+def reproduce(
+    paper: Annotated[str, typer.Argument(help="federated_heads, dual_laat, hmhan or plant.")],
+    table: Annotated[str | None, typer.Argument(help="A table of the paper; default: all tables.")] = None,
+    corpus: Annotated[list[Path], typer.Option(help="A corpus folder; may be given several times.")] = [],  # noqa: B006
+    out: Annotated[Path | None, typer.Option(help="The folder of results; what it has is not run again.")] = None,
+    small: Annotated[
+        bool, typer.Option("--small", help="Small settings and, without --corpus, a simulated hospital: minutes.")
+    ] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs per row; default: as in the paper.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
+    cache: Annotated[Path | None, typer.Option(help="A folder of embeddings and states; default: OUT/cache.")] = None,
+    keep_bundles: Annotated[bool, typer.Option("--keep-bundles", help="Keep every coder in OUT/work.")] = False,
+    settings: Overrides = [],  # noqa: B006
+) -> None:
+    """Train and measure all that a table of a paper compares; without options, list the tables.
+
+    A study that was stopped goes on when you give the same command again. The exit code is 1 while a run is missing.
+    """
+    from nosology.config import checked, override
+    from nosology.core import ConfigError
+    from nosology.corpora.corpus import Corpus
+    from nosology.federated.rounds.folder_lock import locked
+    from nosology.reproduce import PAPERS
+    from nosology.reproduce.result_tables import missing, write_tables
+    from nosology.reproduce.runner import Runner
+
+    if paper not in PAPERS:
+        raise ConfigError(f"PAPER must be one of {', '.join(PAPERS)}; got {paper!r}")
+    module: Any = import_module(PAPERS[paper])
+    if table is not None and table not in module.TABLES:
+        raise ConfigError(f"TABLE of {paper} must be one of {', '.join(module.TABLES)}; got {table!r}")
+    if not (table or corpus or small or out):
+        typer.echo("\n".join([module.TITLE, *(f"  {name:<10} {title}" for name, title in module.TABLES.items())]))
+        return
+    if out is None or not (corpus or small):
+        raise ConfigError("--out and --corpus must be given; with --small, a simulated hospital replaces the corpus")
+    values = override(deepcopy(module.SMALL) if small else {}, settings)
+    study = checked(module.Study, values | ({"seeds": seeds} if seeds else {}), paper)
+    corpora = [Corpus.open(folder) for folder in corpus]
+    if len({opened.hash for opened in corpora}) < len(corpora):
+        raise ConfigError("each corpus must be given once; two of them have the same notes")
+    with locked(out, "reproduction"):
+        corpora = corpora or module.simulate(study, out / "simulated")
+        tables = module.tables(study, corpora, out, [table] if table else list(module.TABLES))
+        runs = {key: run for each in tables for key, run in each.runs.items()}
+        runner = Runner(out, cache or out / "cache", jobs, keep_bundles)
+        try:
+            runner.work(list(runs.values()), typer.echo)
+        finally:  # the results so far are written, however it ended
+            results, failed = runner.results(runs.values()), runner.failures(runs.values())
+            written = write_tables(out, tables, results, failed)
+    for path in written:
+        typer.echo(f"\n{path.read_text(encoding='utf-8')}\nwritten: {path}")
+    if len(results) < len(runs):
+        typer.echo(f"{len(runs)} runs, {missing(runs, results, failed)}", err=True)
+        raise typer.Exit(1)
+
+
+def removed(context: typer.Context) -> None:
+    """Names the command that replaces a removed one."""
+    typer.echo(f"nosology: {context.info_name} is now: {REMOVED[str(context.info_name)]}", err=True)
+    raise typer.Exit(2)

@@ -1,0 +1,260 @@
+"""Tables 3 to 7 of Xu and Dray (2025): light heads on frozen embeddings, trained centrally and by a federation.
+
+A corpus needs 6 embedders x 3 heads x (1 central + 1 federated + 10 splits) = 216 runs, the two of the paper 432. The
+paper counts 252 and writes 6 x 3 x 2 + 6 x 3 x 10, which is 216. 252 would be the central and federated runs of both
+corpora (72) and the splits of one (180).
+
+Tables 5 and 6 are means over codes. In the paper they cannot be micro averages: its F1 is not the harmonic mean of its
+precision and recall.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from nosology.core import Code, ConfigError
+from nosology.core.settings import Settings
+from nosology.corpora.corpus import Corpus
+from nosology.corpora.splits import site_corpus, split_corpus
+from nosology.encoders.embedder_config import folder_fingerprint
+from nosology.evaluation import Evaluation
+from nosology.evaluation.counts import Counts
+from nosology.federated.federation_settings import FederatedHeadsRecipe
+from nosology.models.bundle import Bundle
+from nosology.reproduce import runner
+from nosology.reproduce.result_tables import Table, rows_beside_paper
+from nosology.reproduce.runner import Results, Run, Task, check_splits, digest, slug
+
+TITLE = "Xu and Dray (2025), Federated Learning for ICD Classification with Lightweight Models"
+TABLES = {
+    "3": "Central training",
+    "4": "Federated training",
+    "5": "Central training, the most frequent codes of train",
+    "6": "Federated training, the most frequent codes of train",
+    "7": "Central training on random splits",
+}
+HEADS = {"mlp": "MLP", "deep": "DeepMLP", "res": "DeepResMLP"}  # as in the paper
+METRICS = ("macro_precision", "macro_recall", "macro_f1", "micro_precision", "micro_recall", "micro_f1")
+TOP = (10, 50)  # codes of Tables 5 and 6
+COLUMNS = {name: name.replace("_", " ").replace("f1", "F1") for name in METRICS}
+TOP_COLUMNS = {f"top{k}.{name}": f"top {k} {COLUMNS[name].removeprefix('macro ')}" for k in TOP for name in METRICS[:3]}
+SETTING = {"3": "central", "4": "federated", "5": "central", "6": "federated", "7": "splits"}
+SMALL: dict[str, Any] = {
+    "embedders": ["minilm"],  # it comes with the package
+    "heads": ["mlp", "deep"],
+    "sites": {"count": 3, "notes": 2},
+    "seeds": 2,
+    "recipe": {
+        "heads": {
+            "embedder": {"max_tokens": 256},  # the start of a note: one window of the embedder
+            "training": {"epochs": 10, "batch": 32},
+            # few rounds, so more work in each
+            "federation": {"rounds": 3, "local_epochs": 3, "min_sites": 2, "quorum": 2, "evaluate_every": 3},
+        }
+    },
+}
+
+
+class PartitionSettings(Settings):
+    """The simulated hospitals of the federated runs, and the codes that all runs learn."""
+
+    count: int = Field(20, ge=1)
+    skew: Literal["iid", "size", "dirichlet"] = "iid"
+    alpha: float = Field(0.5, gt=0)  # dirichlet: sites differ more with a smaller one
+    exponent: float = Field(1.0, gt=0)  # size: site i has a share of (i + 1) ** -exponent
+    notes: int = Field(10, ge=0)  # a code is learned if each site can have so many notes of it; 0: every code is
+    stacked: bool = False  # all sites in one program without Flower: faster on a GPU, equal up to rounding
+
+
+class Study(runner.Study):
+    """The paper's settings; its section 2.5."""
+
+    seeds: int = Field(10, ge=1)  # random splits of Table 7
+    seed: int = Field(0, ge=0)  # of splits, sites and training
+    embedders: list[str] = Field(
+        ["qwen3-embedding-0.6b", "gte-qwen2-1.5b", "gte-multilingual-base", "arctic-l-v2", "arctic-m-v2", "nomic-v1.5"],
+        min_length=1,
+    )
+    heads: list[Literal["mlp", "deep", "res"]] = Field(["mlp", "deep", "res"], min_length=1)
+    ratios: tuple[float, float, float] = (0.7, 0.15, 0.15)  # of the random splits
+    sites: PartitionSettings = PartitionSettings()
+
+    @field_validator("embedders", "heads")
+    @classmethod
+    def _are_distinct(cls, values: list) -> list:
+        if len(set(values)) < len(values):
+            raise ValueError("must name each once")
+        return values
+
+
+def simulate(study: Study, folder: Path) -> list[Corpus]:
+    """The discharge notes of a simulated hospital with their ICD-10 diagnoses."""
+    return [runner.simulated_corpus(folder / "icd10", study.patients, seed=2, years=(2016, 2019), systems={"icd10cm"})]
+
+
+def tables(study: Study, corpora: Sequence[Corpus], folder: Path, wanted: Sequence[str]) -> list[Table]:
+    """The wanted tables, each once per corpus."""
+    settings = list(dict.fromkeys(SETTING[name] for name in wanted))
+    recipes = {(embedder, head): _recipe(study, embedder, head) for embedder in study.embedders for head in study.heads}
+    if "federated" in settings and (least := max(r.federation.min_sites for r in recipes.values())) > study.sites.count:
+        raise ConfigError(f"federation.min_sites must be at most sites.count, {study.sites.count}; got {least}")
+    files_of = {embedder: _files(recipes[embedder, study.heads[0]]) for embedder in study.embedders}
+    found = []
+    for name, corpus in prepared(study, corpora, folder, settings).items():
+        splits = split_corpora(study, corpus, folder, name) if "splits" in settings else []
+        runs: dict[tuple[str, str, str], list[Run]] = {}
+        for (embedder, head), recipe in recipes.items():
+            for setting in settings:
+                for repeat, notes in enumerate(splits if setting == "splits" else [corpus]):
+                    options = {"setting": setting, "files": files_of[embedder]}
+                    options |= {"stacked": study.sites.stacked} if setting == "federated" else {}
+                    names = (name, Path(embedder).name, head, setting)
+                    run = Run(names, f"{__name__}:run", recipe, (notes,), repeat, options, f"{name} {embedder}")
+                    runs.setdefault((embedder, head, setting), []).append(run)
+        found += [_table(number, study, name, _version(corpus), runs) for number in wanted]
+    return found
+
+
+def _recipe(study: Study, embedder: str, head: str) -> FederatedHeadsRecipe:
+    """The recipe of a run. The rule of `sites.notes` is applied to the corpus, so the federation drops no code."""
+    own = [f"seed={study.seed}", f"embedder.model={embedder!r}", f"model.head={head}"]
+    recipe = study.load(f"heads-{head}", *own, "federation.min_site_notes=1", "federation.min_notes=1")
+    assert isinstance(recipe, FederatedHeadsRecipe)
+    return recipe
+
+
+def _files(recipe: FederatedHeadsRecipe) -> str:
+    """A hash of the files of an embedder that is a folder; empty for a name."""
+    try:
+        return folder_fingerprint(recipe.embedder) or ""
+    except Exception:  # the files can be damaged in any way
+        return ""  # the runs will report what is wrong
+
+
+def prepared(study: Study, corpora: Sequence[Corpus], folder: Path, settings: Sequence[str]) -> dict[str, Corpus]:
+    """Each corpus by name with its notes at sites. All settings learn the same codes: those that each site can have."""
+    names = [slug(corpus.folder.resolve().name) for corpus in corpora]
+    found = {}
+    for corpus, name in zip(corpora, names):
+        if set(settings) - {"splits"}:
+            check_splits(corpus)
+        options = study.sites.model_dump(exclude={"stacked", "count", "notes"}) | {"seed": study.seed}
+        out = folder / "corpora" / f"{name}-sites-{digest(corpus.hash, study.sites.model_dump(), options)}"
+        if not out.exists():
+            site_corpus(corpus.folder, out, study.sites.count, min_notes=study.sites.notes, **options)
+        found[name if names.count(name) == 1 else f"{name}-{corpus.hash[:6]}"] = Corpus.open(out)
+    return found
+
+
+def split_corpora(study: Study, corpus: Corpus, folder: Path, name: str) -> list[Corpus]:
+    """The corpus with each of the random splits, by patient and stratified."""
+    out = folder / "corpora" / f"{name}-splits-{digest(corpus.hash, study.seed, study.seeds, study.ratios)}"
+    parts = [out / f"split-{number:02d}" for number in range(study.seeds)]
+    if not all(part.exists() for part in parts):
+        shutil.rmtree(out, ignore_errors=True)
+        split_corpus(corpus.folder, out, ratios=study.ratios, seed=study.seed, k=study.seeds)
+    return [Corpus.open(part) for part in parts]
+
+
+def _version(corpus: Corpus) -> str:
+    """icd9 or icd10; empty where the corpus has codes of both."""
+    versions = {
+        system.removesuffix("cm").removesuffix("proc").removesuffix("pcs")
+        for system in corpus.manifest["counts"]["systems"]
+    }
+    return versions.pop() if len(versions) == 1 else ""
+
+
+def _table(number: str, study: Study, corpus: str, version: str, runs: dict[tuple[str, str, str], list[Run]]) -> Table:
+    columns = TOP_COLUMNS if number in "56" else COLUMNS
+    pairs = [(embedder, head) for embedder in study.embedders for head in study.heads]
+    mine = {f"{Path(embedder).name} / {HEADS[head]}": runs[embedder, head, SETTING[number]] for embedder, head in pairs}
+    rows = rows_beside_paper("federated_heads", number, mine, within=f"{version} / ")
+    others = sorted(rows[len(mine) :], key=lambda row: -row.paper[list(columns)[-1]])
+    rows = rows[: len(mine)] + others[:1]  # of the paper's rows that we have no run for, the best
+
+    def remarks(results: Results) -> Iterator[str]:
+        """Federated minus central micro F1."""
+        keys = [[runs[*pair, setting][0].key for setting in ("federated", "central")] for pair in pairs]
+        f1 = [[results[key]["metrics"]["micro_f1"] for key in both] for both in keys if set(both) <= results.keys()]
+        gaps = [federated - central for federated, central in f1 if federated is not None and central is not None]
+        if gaps:
+            mean = f"mean {fmean(gaps):+.4f} of {len(gaps)} pairs, from {min(gaps):+.4f} to {max(gaps):+.4f}"
+            yield f"Federated minus central training, micro F1: {mean}."
+
+    both = number == "4" and any(setting == "central" for _, _, setting in runs)
+    title = TABLES[number]
+    return Table(number, title, ("embedder", "head"), columns, rows, corpus, remarks if both else lambda results: ())
+
+
+def run(task: Task) -> dict[str, Any]:
+    """Trains a coder and measures it on the test notes; in a process of its own."""
+    from nosology.evaluation.measure import measure
+    from nosology.models.train import train
+
+    recipe, [corpus] = FederatedHeadsRecipe.model_validate(task.recipe), [Corpus.open(path) for path in task.corpora]
+    recipe = recipe.model_copy(update={"vectors": recipe.vectors.model_copy(update={"cache": task.cache})})
+    folder = Path(task.folder)
+    bundle_folder = folder / "bundle"
+    if task.options["setting"] == "federated":
+        bundle = _federated(recipe, corpus, bundle_folder, Path(task.cache), task.options["stacked"])
+    else:
+        bundle = train(recipe, [corpus], bundle_folder)
+    _embed_from_cache(bundle, task.cache)
+    evaluation = measure(bundle, corpus, "test", folder / "report").evaluation
+    notes = Counter(code for note in corpus.notes("train", text=False) for code in set(note.codes))
+    metrics = {name: evaluation.metrics[name] for name in METRICS}
+    for k in TOP:
+        top = top_metrics(evaluation, notes, k)
+        metrics |= {f"top{k}.{name}": top[name] for name in METRICS[:3]}
+    return {
+        "metrics": metrics,
+        "codes": len(bundle.model.labels),
+        "notes": {name: bundle.provenance[name] for name in ("n_train", "n_dev")},
+        "threshold": bundle.decision.threshold,
+    }
+
+
+def _federated(recipe: FederatedHeadsRecipe, corpus: Corpus, out: Path, cache: Path, stacked: bool) -> Bundle:
+    """The coder that the sites of the corpus train together."""
+    from nosology.federated.rounds.federation_server import run_federation
+    from nosology.federated.rounds.simulation import grid_of, own_sites, simulated_sites
+    from nosology.federated.rounds.stacked import run_stacked
+
+    sites = simulated_sites([corpus], own_sites([corpus]), recipe, cache)
+    about: dict[str, Any] = {"corpora": [{"hash": corpus.hash, "source": corpus.manifest["source"]}]}
+    about["say"] = lambda line: print(line, file=sys.stderr)
+    if stacked:
+        return run_stacked(sites, recipe, out, **about)
+    return run_federation(grid_of(sites), recipe, out, **about).bundle
+
+
+def _embed_from_cache(bundle: Bundle, cache: str) -> None:
+    """Lets the coder take embeddings of notes from the cache, which has them from training or from another run."""
+    from nosology.encoders.embedding_cache import EmbeddingCache
+    from nosology.models.heads.heads_model import Heads
+
+    assert isinstance(bundle.model, Heads)
+    embedder = bundle.model.embedder
+    stored = EmbeddingCache.for_embedder(cache, embedder)
+    embedder.embed = lambda texts: stored.vectors(texts, lambda: embedder)
+
+
+def top_metrics(evaluation: Evaluation, notes: Counter[Code], k: int) -> dict[str, float | None]:
+    """The metrics over the k codes with most train notes; of equally frequent codes the first by name."""
+    from nosology.core.label_space import LabelSpace
+
+    counts = evaluation.counts
+    known = set(counts.space.codes)
+    chosen = [code for code in sorted(notes, key=lambda code: (-notes[code], code))[:k] if code in known]
+    columns = [counts.space.column(code) for code in chosen]
+    tp, fp, fn = (getattr(counts, name)[columns] for name in ("tp", "fp", "fn"))
+    return Counts(LabelSpace(chosen), len(chosen), tp, fp, fn, counts.n_notes, 0).metrics()

@@ -1,0 +1,312 @@
+"""Runs of a study, each in a process of its own.
+
+    OUT/runs/<key>.json      the result of a run, written atomically: a second call runs only what is missing
+    OUT/failed/<key>.json    why a run failed; the next call tries it again
+    OUT/logs/<key>.log       what a failed run printed
+    OUT/work/<key>/          checkpoints and bundle of a run until it ends, or for good with `keep_bundles`
+
+A key ends with a hash of all that decides the result: corpora, recipe, options. This module is also the program of such
+a process: its task is one line of JSON on standard input, and it ends when its standard input does, so also when the
+study is killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pydantic import Field
+
+from nosology.config import load_recipe
+from nosology.core import SPLITS, SYSTEMS, ConfigError, DataError, NosologyError, Note, __version__
+from nosology.core.files import write_json
+from nosology.core.settings import Settings
+from nosology.corpora.corpus import Corpus, write_corpus
+from nosology.corpora.simulate import simulate_notes
+from nosology.corpora.splits import split_corpus
+from nosology.training.recipe_settings import Recipe
+
+COMMAND = (sys.executable, "-m", "nosology.reproduce.runner")
+_POLL = 0.05  # seconds
+
+Results = Mapping[str, dict[str, Any]]  # by the key of the run
+
+
+class Study(Settings):
+    """Settings that the studies of all papers share."""
+
+    seeds: int = Field(5, ge=1)  # runs per row, each with the next seed
+    patients: int = Field(100, ge=1)  # of the simulated hospital
+    recipe: dict[str, dict[str, Any]] = Field(default_factory=dict)  # kind of model -> changes to its recipes
+
+    def load(self, name: str, *settings: str) -> Recipe:
+        """The recipe of a name with this study's changes and then the settings of a run."""
+        changes = list(_flat(self.recipe.get(load_recipe(name).kind, {})))
+        for key in {change.partition("=")[0] for change in changes} & {item.partition("=")[0] for item in settings}:
+            raise ConfigError(f"{key} must not be set: the table sets it")
+        return load_recipe(name, [*changes, *settings])
+
+
+def _flat(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
+    """`section.key=value` for each value of nested tables."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, (*path, key))
+        else:
+            yield f"{'.'.join((*path, key))}={json.dumps(value)}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One experiment: a function of a recipe, corpora and options that returns metrics."""
+
+    names: tuple[str, ...]  # for people and for the key, such as corpus, model and setting
+    function: str  # "module:function"; it is called with a Task and returns JSON values, "metrics" among them
+    recipe: Recipe
+    corpora: tuple[Corpus, ...]
+    repeat: int = 0  # number of the seed or of the split
+    options: Mapping[str, Any] = field(default_factory=dict)  # JSON; they decide the result too
+    shares: str = ""  # of the runs with the same value the first fills a cache, so it does not run beside the others
+
+    @cached_property
+    def key(self) -> str:
+        """The name of the run's files: the same as long as its result would be."""
+        decisive = [self.function, self.recipe.model_dump(mode="json"), [corpus.hash for corpus in self.corpora]]
+        return "-".join([*map(slug, self.names), f"{self.repeat:02d}", digest(*decisive, dict(self.options))])
+
+    @property
+    def title(self) -> str:
+        """The run in words."""
+        return f"{', '.join(self.names)}, run {self.repeat + 1}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run as its process receives it, in JSON."""
+
+    function: str
+    recipe: dict[str, Any]
+    corpora: list[str]  # folders
+    options: dict[str, Any]
+    folder: str  # for the files of this run
+    cache: str  # folder for what runs share: embeddings, encoder states, language models
+    result: str  # file to write
+    failure: str  # file to write instead
+    keep_bundles: bool = False
+
+
+def slug(name: str) -> str:
+    """A name as part of a file name."""
+    return re.sub(r"[^A-Za-z0-9._]+", "_", name).strip("._") or "x"
+
+
+def digest(*parts: Any) -> str:
+    """A short hash of JSON values."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None if the file is missing or damaged."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Does runs as processes. A run that crashes or is killed is noted, and the others go on."""
+
+    out: Path
+    cache: Path
+    jobs: int = 1
+    keep_bundles: bool = False
+    command: Sequence[str] = COMMAND
+
+    def results(self, runs: Iterable[Run]) -> dict[str, dict[str, Any]]:
+        """The results that exist, by key."""
+        return {run.key: found for run in runs if (found := read_json(self._path("runs", run.key))) is not None}
+
+    def failures(self, runs: Iterable[Run]) -> dict[str, str]:
+        """The reasons why runs without a result failed, by key."""
+        reasons = {run.key: read_json(self._path("failed", run.key)) for run in runs}
+        done = self.results(runs)
+        return {key: str(reason.get("why")) for key, reason in reasons.items() if reason and key not in done}
+
+    def work(self, runs: Sequence[Run], say: Callable[[str], None] = lambda line: None) -> dict[str, str]:
+        """Does the runs that have no result yet; returns `failures`."""
+        results = self.results(runs)
+        for key in results:  # of a run that ended after its study was killed
+            self._clear(key)
+        waiting = [run for run in runs if run.key not in results]
+        say(f"{len(runs)} runs: {len(results)} are done, {len(waiting)} to do")
+        seconds = [result.get("seconds", 0.0) for result in results.values()]
+        for number, run in enumerate(self._processes(waiting), 1):
+            if result := self.results([run]).get(run.key):
+                seconds.append(result["seconds"])
+                f1 = result["metrics"].get("micro_f1")
+                outcome = f"micro F1 {'undefined' if f1 is None else f'{f1:.4f}'}, {seconds[-1]:.0f} s"
+            else:
+                outcome = f"failed: {self.failures([run]).get(run.key)}"
+            left = (len(waiting) - number) * fmean(seconds) / self.jobs if seconds else 0
+            rest = f"; about {left / 60:.0f} min left" if left > 90 else f"; about {left:.0f} s left" if left else ""
+            say(f"[{number}/{len(waiting)}] {run.title}: {outcome}{rest}")
+        return self.failures(runs)
+
+    def _processes(self, runs: Iterable[Run]) -> Iterator[Run]:
+        """Each run when its process has ended."""
+        waiting, running = list(runs), dict[str, tuple[Run, subprocess.Popen[bytes]]]()
+        filled = {""}  # values of Run.shares whose first run has ended
+        try:
+            while waiting or running:
+                busy = {run.shares for run, _ in running.values()} - filled
+                ready = [run for run in waiting if run.shares not in busy]
+                if ready and len(running) < self.jobs:
+                    waiting.remove(ready[0])
+                    running[ready[0].key] = ready[0], self._start(ready[0])
+                    continue
+                ended = [key for key, (_, process) in running.items() if process.poll() is not None]
+                for key in ended:
+                    run, process = running.pop(key)
+                    self._end(key, process)
+                    filled.add(run.shares)
+                    yield run
+                if not ended:
+                    time.sleep(_POLL)
+        finally:
+            for _, process in running.values():
+                process.kill()
+                process.wait()
+                _close(process)
+
+    def _start(self, run: Run) -> subprocess.Popen[bytes]:
+        log, result, failure = (self._path(kind, run.key) for kind in ("logs", "runs", "failed"))
+        log.parent.mkdir(parents=True, exist_ok=True)
+        for stale in (result, failure):
+            stale.unlink(missing_ok=True)
+        recipe, corpora = run.recipe.model_dump(mode="json"), [str(corpus.folder.resolve()) for corpus in run.corpora]
+        paths = [str(path.resolve()) for path in (self.out / "work" / run.key, self.cache, result, failure)]
+        task = Task(run.function, recipe, corpora, dict(run.options), *paths, keep_bundles=self.keep_bundles)
+        threads = str(max(1, (os.cpu_count() or 1) // self.jobs))  # more threads than cores slow each other down
+        environment = {"OMP_NUM_THREADS": threads} | os.environ
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                self.command, stdin=subprocess.PIPE, stdout=out, stderr=out, env=environment, start_new_session=True
+            )
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # the process is gone already, as its exit code will tell
+            process.stdin.write(json.dumps(asdict(task)).encode() + b"\n")
+            process.stdin.flush()  # the pipe stays open: it ends with this process, and then the other one ends too
+        return process
+
+    def _end(self, key: str, process: subprocess.Popen[bytes]) -> None:
+        _close(process)
+        if read_json(self._path("runs", key)) is not None:
+            self._clear(key)
+        elif read_json(self._path("failed", key)) is None:
+            code = process.returncode
+            why = f"it ended with code {code} and no result"
+            if code < 0:
+                name = signal.Signals(-code).name
+                why = "it was killed: did memory run out?" if name == "SIGKILL" else f"it was ended by {name}"
+            write_json(self._path("failed", key), {"why": why})
+
+    def _clear(self, key: str) -> None:
+        for kind in ("failed", "logs"):
+            self._path(kind, key).unlink(missing_ok=True)
+
+    def _path(self, kind: str, key: str) -> Path:
+        return self.out / kind / f"{key}.{'log' if kind == 'logs' else 'json'}"
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+
+
+def simulated_corpus(
+    folder: Path, patients: int, *, seed: int, years: tuple[int, int], systems: Collection[str] = SYSTEMS
+) -> Corpus:
+    """The coded discharge notes of a simulated hospital, split by patient; written once."""
+    out, whole = folder.with_name(f"{folder.name}-{patients}"), folder.with_name(f"{folder.name}-{patients}-whole")
+    if not out.exists():
+        notes = (
+            replace(note, codes=tuple(code for code in note.codes if code.system in systems), evidence=())
+            for note in simulate_notes(patients, seed, years=years)
+        )
+        source = {"kind": "simulated", "patients": patients, "seed": seed, "years": list(years)}
+        write_corpus((note for note in notes if note.codes), whole, source=source, filters=[], counts={})
+        split_corpus(whole, out, ratios=(0.7, 0.1, 0.2))
+    return Corpus.open(out)
+
+
+def part_of(corpus: Corpus, out: Path, chosen: Callable[[Note], bool]) -> Corpus:
+    """The chosen notes of a corpus, written once; `out` gets a hash of the corpus in its name."""
+    out = out.with_name(f"{out.name}-{digest(corpus.hash)}")
+    if not out.exists():
+        notes = (note for note in corpus.notes() if chosen(note))
+        write_corpus(notes, out, source=corpus.manifest["source"], filters=corpus.manifest["filters"], counts={})
+    return Corpus.open(out)
+
+
+def check_splits(corpus: Corpus) -> None:
+    """Raises DataError if a corpus has no train, dev or test notes."""
+    for split in SPLITS:
+        if split not in corpus.manifest["counts"]["splits"]:
+            raise DataError(f"{corpus.folder} has no {split} notes: `nosology corpus split` makes them")
+
+
+def main() -> None:
+    """Does the task on standard input; exit code 1 if it failed."""
+    task = Task(**json.loads(sys.stdin.readline()))
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    started = time.monotonic()
+    module, _, name = task.function.partition(":")
+    try:
+        result = getattr(import_module(module), name)(task)
+    except NosologyError as error:
+        why = str(error)
+    except Exception as error:  # a message that is not ours may contain note text: only type and place are stored
+        print("".join(traceback.format_tb(error.__traceback__)), type(error).__name__, file=sys.stderr)
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        why = f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}"
+    else:
+        if not task.keep_bundles:
+            shutil.rmtree(task.folder, ignore_errors=True)
+        about = {"package": f"nosology {__version__}", "python": platform.python_version()}
+        about["machine"] = f"{platform.system()} {platform.machine()}"
+        seconds = round(time.monotonic() - started, 3)
+        write_json(task.result, result | {"recipe": task.recipe, "seconds": seconds} | about)
+        return
+    write_json(task.failure, {"why": why})
+    sys.exit(1)
+
+
+def _end_with_input() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

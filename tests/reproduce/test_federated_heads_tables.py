@@ -1,0 +1,148 @@
+"""Which runs the tables of the federated paper have, and the numbers they show."""
+
+from __future__ import annotations
+
+from collections import Counter
+from copy import deepcopy
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from sklearn.metrics import precision_recall_fscore_support
+
+from nosology.config import checked, override
+from nosology.core import Code, ConfigError, DataError
+from nosology.core.label_space import LabelSpace
+from nosology.corpora.splits import split_corpus
+from nosology.evaluation import examine
+from nosology.reproduce import federated_heads_tables as heads
+from nosology.reproduce.runner import Run
+from tests.encoders.tiny_embedders import tiny_embedder
+
+
+def small_study(*settings: str) -> heads.Study:
+    return checked(heads.Study, override(deepcopy(heads.SMALL), settings), "federated_heads")
+
+
+@pytest.fixture
+def small_runs(small_corpus, tmp_path, monkeypatch):
+    """The runs of the small tables, on sites and splits that need not be made: all on one corpus."""
+    monkeypatch.setattr(heads, "prepared", lambda study, corpora, folder, settings: {"one": small_corpus})
+    monkeypatch.setattr(heads, "split_corpora", lambda study, corpus, *rest: [corpus] * study.seeds)
+
+    def runs(*settings: str, wanted=tuple(heads.TABLES)) -> list[Run]:
+        tables = heads.tables(small_study(*settings), [small_corpus], tmp_path, wanted)
+        return list({key: run for table in tables for key, run in table.runs.items()}.values())
+
+    return runs
+
+
+def test_the_paper_has_216_runs_per_corpus(small_corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(heads, "prepared", lambda *rest: {"icd10": small_corpus, "icd9": small_corpus})
+    monkeypatch.setattr(heads, "split_corpora", lambda study, corpus, *rest: [corpus] * study.seeds)
+    tables = heads.tables(heads.Study(), [small_corpus], tmp_path, list(heads.TABLES))
+    assert [(table.name, table.corpus) for table in tables] == [(n, c) for c in ("icd10", "icd9") for n in "34567"]
+    runs = {key: run for table in tables for key, run in table.runs.items()}
+    assert Counter(run.names[0] for run in runs.values()) == {"icd10": 216, "icd9": 216}
+    assert Counter(run.names[3] for run in runs.values()) == {"central": 36, "federated": 36, "splits": 360}
+
+
+def test_keys_change_with_what_the_result_follows_from(small_runs):
+    before = {run.key for run in small_runs()}
+    assert before == {run.key for run in small_runs()} and len(before) == 8
+    assert not before & {run.key for run in small_runs("recipe.heads.training.epochs=4")}
+    assert {run.key for run in small_runs(wanted=["3"])} < before
+
+
+def test_keys_change_with_the_files_of_an_embedder_that_is_a_folder(small_runs, tmp_path):
+    folders = [tiny_embedder(tmp_path / name, "bert") for name in ("tuned", "still")]
+
+    def keys() -> dict[str, set[str]]:
+        runs = small_runs(f"embedders={[str(folder) for folder in folders]}")
+        return {name: {run.key for run in runs if run.names[1] == name} for name in ("tuned", "still")}
+
+    before = keys()
+    assert before == keys() and len(before["tuned"]) == 8
+    weights = load_file(folders[0] / "model.safetensors")
+    save_file({name: value + 1 for name, value in weights.items()}, folders[0] / "model.safetensors")
+    tuned = keys()
+    assert tuned["still"] == before["still"] and not tuned["tuned"] & before["tuned"]
+    (folders[0] / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
+    assert not keys()["tuned"] & (tuned["tuned"] | before["tuned"])
+    (folders[0] / "model.safetensors").unlink()
+    assert len(keys()["tuned"]) == 8, "its own runs report what is wrong"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["sites.hospitals=3"], "has no key 'hospitals'; allowed: count"),
+        (["heads=['lstm']"], "'mlp', 'deep' or 'res'"),
+        (["recipe.heads.model.head=mlp"], "model.head must not be set"),
+        (["recipe.heads.model.wide=3"], "has no key 'wide'; allowed: head"),
+        (["embedders=['minilm','minilm']"], "must name each once"),
+        (["sites.count=1"], "federation.min_sites must be at most sites.count, 1; got 2"),
+    ],
+)
+def test_wrong_settings_are_refused(small_runs, settings, sentence):
+    with pytest.raises(ConfigError) as refused:
+        small_runs(*settings)
+    assert sentence in str(refused.value)
+
+
+def test_corpora_are_prepared_once_and_keep_codes_that_sites_can_share(small_corpus, tmp_path):
+    study = small_study("sites.notes=18")
+    [(name, whole)] = heads.prepared(study, [small_corpus], tmp_path, ["central"]).items()
+    splits = heads.split_corpora(study, whole, tmp_path, name)
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("notes.parquet")}
+    assert name == "corpus" and len(written) == 3 and splits[0].hash != splits[1].hash
+    assert heads.prepared(study, [small_corpus], tmp_path, ["central"])["corpus"].hash == whole.hash
+    assert heads.split_corpora(study, whole, tmp_path, name)[0].hash == splits[0].hash
+    assert written == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("notes.parquet")}
+    counts = Counter(code for note in small_corpus.notes() for code in note.codes)
+    kept = {code for note in whole.notes() for code in note.codes}
+    assert kept == {code for code in counts if counts[code] >= 54} != set(counts)
+    assert {note.site for note in whole.notes()} == {"site-00", "site-01", "site-02"}
+
+
+def test_a_corpus_without_test_notes_is_refused(tmp_path, small_corpus):
+    [two] = split_corpus(small_corpus.folder, tmp_path / "two", ratios=(0.8, 0.2, 0.0))
+    with pytest.raises(DataError, match="has no test notes"):
+        heads.tables(small_study(), [two], tmp_path / "out", ["3"])
+
+
+def test_rows_of_the_papers_embedders_have_its_numbers(small_runs, small_corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(heads, "_version", lambda corpus: "icd9")
+    study = small_study("embedders=['nomic-v1.5']", "heads=['res']")
+    tables = {table.name: table for table in heads.tables(study, [small_corpus], tmp_path, list(heads.TABLES))}
+    own = {name: table.rows[0].paper for name, table in tables.items()}
+    assert own["3"]["micro_f1"] == 0.3776 and own["4"]["macro_f1"] == 0.1426 and own["7"]["macro_f1"] == 0.2534
+    assert own["5"]["top50.macro_f1"] == 0.4534 and own["6"]["top10.macro_precision"] == 0.4520
+    assert [row.names for row in tables["3"].rows[1:]] == [("gte-qwen2-1.5b", "DeepResMLP (paper)")], "its best"
+
+
+def test_the_remark_of_table_4_is_the_mean_difference(small_runs, small_corpus, tmp_path):
+    tables = heads.tables(small_study(), [small_corpus], tmp_path, ["3", "4"])
+    f1 = {("mlp", "central"): 0.5, ("mlp", "federated"): 0.4, ("deep", "central"): 0.3, ("deep", "federated"): 0.4}
+    runs = {key: run for table in tables for key, run in table.runs.items()}
+    results = {key: {"metrics": {"micro_f1": f1[run.names[2:]]}} for key, run in runs.items()}
+    [remark] = tables[1].remarks(results)
+    assert remark.endswith("mean +0.0000 of 2 pairs, from -0.1000 to +0.1000.") and not list(tables[1].remarks({}))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 12))
+def test_top_codes_score_as_in_scikit_learn(seed, k):
+    rng = np.random.default_rng(seed)
+    codes = [Code("icd10cm", f"A{i:02d}") for i in range(10)]
+    gold, predicted = (rng.random((30, 10)) < 0.4 for _ in range(2))
+    gold[0], predicted[0] = True, True  # every code is true in a note: then scikit-learn's mean is ours
+    notes = Counter(dict(zip(codes, rng.integers(1, 5, 10).tolist())))
+    true = [[codes[j] for j in np.flatnonzero(row)] for row in gold]
+    evaluation = examine(LabelSpace(codes), true, predicted.astype(np.float32), 0.5, replicates=0)
+    columns = sorted(range(10), key=lambda j: (-notes[codes[j]], codes[j]))[:k]
+    found = heads.top_metrics(evaluation, notes, k)
+    for average in ("macro", "micro"):
+        wanted = precision_recall_fscore_support(gold[:, columns], predicted[:, columns], average=average)[:3]
+        assert [found[f"{average}_{name}"] for name in ("precision", "recall", "f1")] == pytest.approx(wanted)

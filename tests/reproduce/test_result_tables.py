@@ -1,0 +1,77 @@
+"""Tables of results: what they show, and what they show where runs are missing."""
+
+from __future__ import annotations
+
+import csv
+from statistics import fmean
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nosology.config import load_recipe
+from nosology.reproduce.result_tables import Cell, Row, Table, missing, paired_tests, rows_beside_paper, write_tables
+from nosology.reproduce.runner import Run
+
+COLUMNS = {"micro_f1": "F1", "hamming_loss": "Hamming loss"}
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=12))
+def test_mean_and_std_are_those_of_a_sample(values):
+    cell = Cell(tuple(values), len(values))
+    assert cell.mean == pytest.approx(np.mean(values))
+    assert cell.std == pytest.approx(np.std(values, ddof=1), abs=1e-12)
+    assert str(cell) == f"{cell.mean:.4f} ± {cell.std:.4f}"
+
+
+def test_cells_show_what_is_missing_and_what_the_paper_has():
+    assert str(Cell((), 2)) == "-"
+    assert str(Cell((0.5,), 1)) == "0.5000"
+    assert str(Cell((0.25, 0.5), 3)) == "0.3750 ± 0.1768 (2 of 3)"
+    assert str(Cell((0.5,), 1, 0.91)) == "0.5000 [0.91]" and str(Cell((), 0, 0.4)) == "- [0.4]"
+
+
+def some_runs(corpus) -> dict[str, list[Run]]:
+    recipe = load_recipe("linear")
+    return {name: [Run((name,), "m:f", recipe, (corpus,), i) for i in range(2)] for name in ("HMHAN", "no attention")}
+
+
+def results_of(runs) -> dict[str, dict]:
+    rng = np.random.default_rng(0)
+    every = [run for mine in runs.values() for run in mine]
+    return {run.key: {"metrics": dict(zip(COLUMNS, rng.random(2).tolist()))} for run in every}
+
+
+def test_tables_show_the_means_of_their_runs_beside_the_paper(small_corpus, tmp_path):
+    runs = some_runs(small_corpus)
+    results = results_of(runs)
+    rows = rows_beside_paper("hmhan", "4", runs)
+    table = Table("4", "Models", ("model",), COLUMNS, rows, "reports", lambda r: paired_tests(rows, "micro_f1", r))
+    assert write_tables(tmp_path, [table], results, {}) == [tmp_path / "table_4.md"]
+    lines = list(csv.DictReader((tmp_path / "table_4.csv").read_text(encoding="utf-8").splitlines()))
+    assert len(lines) == 3 * 2, "two rows of ours, and one of the paper that we have no run for"
+    for line in lines[:4]:
+        values = [results[run.key]["metrics"][line["metric"]] for run in runs[line["row"]]]
+        assert float(line["mean"]) == fmean(values) and line["runs"] == line["of"] == "2"
+    assert [float(line["paper"]) for line in lines] == [0.91, 0.07, 0.42, 0.09, 0.37, 0.16]
+    page = (tmp_path / "table_4.md").read_text(encoding="utf-8")
+    assert page.startswith("4 runs, none missing.") and "## Table 4. Models, reports" in page
+    assert "single attention (paper) | - [0.37]" in page and "paired t-test p" in page
+    means = {(line["row"], line["metric"]): line["mean"] for line in lines[:4]}
+    best = {"micro_f1": max, "hamming_loss": min}
+    for metric, choose in best.items():
+        assert f"**{choose(float(v) for (_, m), v in means.items() if m == metric):.4f} ±" in page
+
+
+def test_missing_runs_are_dashes_and_are_counted(small_corpus, tmp_path):
+    runs = some_runs(small_corpus)
+    every = results_of(runs)
+    results = {runs["HMHAN"][0].key: every[runs["HMHAN"][0].key]}
+    failed = {runs["HMHAN"][1].key: "it was killed"}
+    table = Table("4", "Models", ("model",), COLUMNS, [Row((name,), tuple(mine)) for name, mine in runs.items()])
+    assert missing(table.runs, results, failed) == "3 missing (1 of them failed)"
+    write_tables(tmp_path, [table], results, failed)
+    page = (tmp_path / "table_4.md").read_text(encoding="utf-8")
+    assert page.count("(1 of 2)") == 2 and "| no attention | - | - |" in page
+    assert f"- {runs['HMHAN'][1].key} failed: it was killed" in page
