@@ -232,7 +232,7 @@ def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path, identity: s
         probabilities = (1 / (1 + np.exp(-np.clip(logits, -50, 50)))).astype(np.float32)
         versions = np.concatenate([train_reports.versions[chosen], train_reports.versions[more.first]])
         mask_other_versions(probabilities, versions, label_versions(labels))
-        gold = np.concatenate([train_reports.gold[chosen].toarray(), more.targets])
+        gold = np.concatenate([train_reports.gold.toarray()[chosen], more.targets])
         return probabilities, [[labels.codes[j] for j in np.flatnonzero(row)] for row in gold], len(chosen)
 
     probabilities, gold, _ = scores(1)

@@ -7,7 +7,7 @@ from copy import deepcopy
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from sklearn.metrics import precision_recall_fscore_support
@@ -132,6 +132,7 @@ def test_the_remark_of_table_4_is_the_mean_difference(small_runs, small_corpus, 
     assert remark.endswith("mean +0.0000 of 2 pairs, from -0.1000 to +0.1000.") and not list(tables[1].remarks({}))
 
 
+@settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2**32 - 1), st.integers(2, 12))
 def test_top_codes_score_as_in_scikit_learn(seed, k):
     rng = np.random.default_rng(seed)
