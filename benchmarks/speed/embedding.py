@@ -1,10 +1,9 @@
-"""Tokens a second of embedders: python benchmarks/speed/embedding.py [--part cpu|gpu] [--out FILE]
+"""Tokens per second of embedders: python benchmarks/speed/embedding.py [--part cpu|gpu] [--out FILE]
 
-cpu: the built-in model on made discharge summaries, against SentenceTransformer.encode on the same windows, in turns,
-in processor time. gpu: a Qwen3-0.6B and an encoder of 305 million parameters with random weights in bf16, on notes of
-8,192 tokens and on notes as long as MIMIC-IV's; beside tokens/s the share of the card's 790 TFLOP/s that the arithmetic
-of the model makes (matrices and attention of the notes' own tokens, nothing for pads). First every way is held against
-float32.
+cpu: the built-in model on simulated discharge summaries, compared with SentenceTransformer.encode on the same windows,
+in alternating runs, in processor time. gpu: a Qwen3-0.6B and an encoder of 305 million parameters with random weights
+in bf16, on notes of 8,192 tokens and on notes as long as MIMIC-IV's. Prints tokens/s and the share of the card's 790
+TFLOP/s (matrix products and attention of the notes' tokens, no padding). Every mode is first compared with float32.
 """
 
 from __future__ import annotations
@@ -23,16 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from nosology.encoders.packed import PackedTransformer, PaddedTransformer
+from nosology.encoders.packed import PackedTransformer, PaddedTransformer, transformer_layers
 from nosology.encoders.pooling import pool
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_embedding.json"
 PEAK = 790.0  # TFLOP/s of a large bf16 product, measured on an H200
-MEDIAN, SPREAD, LONGEST = (
-    3030,
-    0.386,
-    8192,
-)  # of MIMIC-IV's notes in tokens: 0.5% are longer than 8,192, as in the paper
+# Lengths of MIMIC-IV's notes in tokens: 0.5% are longer than 8,192, as in Xu and Dray (2025).
+MEDIAN, SPREAD, LONGEST = 3030, 0.386, 8192
 MODELS: dict[str, dict[str, Any]] = {
     "Qwen3-0.6B": {
         "model_type": "qwen3",
@@ -46,7 +42,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 32_768,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
         "tie_word_embeddings": True,
-        "initializer_range": 0.05,  # so large that what attention gives is seen in the vectors
+        "initializer_range": 0.05,  # large enough for attention to change the vectors
     },
     "encoder-305M": {  # gte-multilingual-base, arctic-m-v2
         "model_type": "gte",
@@ -59,9 +55,9 @@ MODELS: dict[str, dict[str, Any]] = {
         "initializer_range": 0.05,
     },
 }
-# Where transformers is older than gte: as wide and deep, with places that are learned.
-INSTEAD = {**MODELS["encoder-305M"], "model_type": "xlm-roberta", "max_position_embeddings": 8194, "pad_token_id": 1}
-WAYS = ("padded", "packed", "packed, compiled", "aligned, compiled")
+# If transformers does not know gte: the same width and depth, with learned positions.
+FALLBACK = {**MODELS["encoder-305M"], "model_type": "xlm-roberta", "max_position_embeddings": 8194, "pad_token_id": 1}
+RUN_MODES = ("padded", "packed", "packed, compiled", "aligned, compiled")
 
 
 def build(shape: dict[str, Any], device: str) -> Any:
@@ -72,7 +68,7 @@ def build(shape: dict[str, Any], device: str) -> Any:
     try:
         config = AutoConfig.for_model(shape.pop("model_type"), **shape)
     except ValueError:
-        config = AutoConfig.for_model(**INSTEAD)
+        config = AutoConfig.for_model(**FALLBACK)
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModel.from_config(config, dtype=torch.bfloat16)
@@ -82,9 +78,9 @@ def build(shape: dict[str, Any], device: str) -> Any:
 
 
 def operations(model: Any, lengths: list[int]) -> float:
-    """Floating-point operations of texts of these lengths: two a weight and token, and attention."""
+    """Floating-point operations for texts of these lengths: two per weight and token, and attention."""
     config = model.config
-    layers = getattr(model, "layers", None) or model.encoder.layer
+    layers = transformer_layers(model)
     weights = sum(part.weight.numel() for part in layers.modules() if isinstance(part, torch.nn.Linear))
     heads = config.num_attention_heads
     width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
@@ -93,48 +89,48 @@ def operations(model: Any, lengths: list[int]) -> float:
 
 
 def packs(lengths: list[int], size: int, net: torch.nn.Module) -> list[list[int]]:
-    """Texts, longest first, in parts that take at most `size` tokens."""
+    """Lengths of texts, longest first, in packs of at most `size` tokens."""
     parts: list[list[int]] = []
     total = 0
     for length in sorted(lengths, reverse=True):
-        if not parts or total + net.room(length, parts[-1][0]) > size:
+        if not parts or total + net.slot_tokens(length, parts[-1][0]) > size:
             parts.append([])
             total = 0
         parts[-1].append(length)
-        total += net.room(length, parts[-1][0])
+        total += net.slot_tokens(length, parts[-1][0])
     return parts
 
 
-def way(name: str, model: Any, size: int) -> torch.nn.Module:
-    """The net that runs the model this way."""
+def build_net(name: str, model: Any, size: int) -> torch.nn.Module:
+    """The net that runs the model in this mode."""
     torch._dynamo.reset()
-    for layer in getattr(model, "layers", None) or model.encoder.layer:
+    for layer in transformer_layers(model):
         layer._compiled_call_impl = None
     if name == "padded":
         model.set_attn_implementation("sdpa")
         return PaddedTransformer(model, 0)
     net = PackedTransformer(model, aligned=name.startswith("aligned"))
     if name.endswith("compiled") and not net.compile_layers(size):
-        raise RuntimeError("the layers could not be compiled") from net.failure
+        raise RuntimeError("the layers could not be compiled") from net.compile_error
     return net
 
 
-def measure(model: Any, net: torch.nn.Module, parts: list[list[int]], mode: str) -> dict[str, float]:
-    """One row of the table; the first pass over all parts warms up."""
+def measure(model: Any, net: torch.nn.Module, parts: list[list[int]], pooling: str) -> dict[str, float]:
+    """One row of the table; the first pass over all packs is a warm-up."""
     device = next(model.parameters()).device
-    most = max(map(sum, parts))
-    ids = torch.randint(4, model.config.vocab_size, (most,), device=device)
+    longest = max(map(sum, parts))
+    ids = torch.randint(4, model.config.vocab_size, (longest,), device=device)
 
-    def once() -> None:
+    def run_once() -> None:
         for part in parts:
-            pool(net(ids[: sum(part)], part), torch.tensor(part, device=device), (mode,))
+            pool(net(ids[: sum(part)], part), torch.tensor(part, device=device), (pooling,))
 
     wait = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
     with torch.inference_mode():
-        once()
+        run_once()
         wait()
         started = time.perf_counter()
-        once()
+        run_once()
         wait()
     seconds = time.perf_counter() - started
     lengths = [length for part in parts for length in part]
@@ -149,28 +145,28 @@ def measure(model: Any, net: torch.nn.Module, parts: list[list[int]], mode: str)
     }
 
 
-def distances(model: Any, ways: tuple[str, ...], size: int, mode: str) -> dict[str, float]:
-    """How far the vectors of each way lie from float32's, relative to their size."""
+def distances(model: Any, run_modes: tuple[str, ...], size: int, pooling: str) -> dict[str, float]:
+    """The relative distance of the vectors of each mode from those in float32."""
     device = next(model.parameters()).device
     lengths = [1800, 1500, 700, 350, 120, 33]
     ids = torch.randint(4, model.config.vocab_size, (sum(lengths) + size,), device=device)
 
     def vectors(net: torch.nn.Module, fill: int) -> torch.Tensor:
-        every = [*lengths, *[512] * fill]  # a pack more than half full, so that the compiled layers are run
+        filled = [*lengths, *[512] * fill]  # more than half a pack, so that the compiled layers run
         with torch.inference_mode():
-            return pool(net(ids[: sum(every)], every), torch.tensor(every, device=device), (mode,))[:6].double()
+            return pool(net(ids[: sum(filled)], filled), torch.tensor(filled, device=device), (pooling,))[:6].double()
 
-    exact = vectors(way("padded", model, size).float(), 0)
+    exact = vectors(build_net("padded", model, size).float(), 0)
     model.bfloat16()
     fills = {"padded": 0, "aligned, compiled": size // 1856 - 6}
-    found = {}
-    for name in ways:
+    results = {}
+    for name in run_modes:
         fill = fills.get(name, (size - sum(lengths)) // 512)
         try:
-            found[name] = float((vectors(way(name, model, size), fill) - exact).norm() / exact.norm())
-        except RuntimeError:  # one way that this machine does not have leaves the others
+            results[name] = float((vectors(build_net(name, model, size), fill) - exact).norm() / exact.norm())
+        except RuntimeError:  # a mode that this machine does not support
             traceback.print_exc(limit=-3)
-    return found
+    return results
 
 
 def gpu(size: int, tokens: int, only: list[str] | None) -> dict[str, Any]:
@@ -187,26 +183,26 @@ def gpu(size: int, tokens: int, only: list[str] | None) -> dict[str, Any]:
             continue
         model = build(shape, "cuda")
         causal = model.config.model_type.startswith("qwen")
-        mode = "lasttoken" if causal else "cls"
-        ways = WAYS if causal else WAYS[:3]
+        pooling = "lasttoken" if causal else "cls"
+        run_modes = RUN_MODES if causal else RUN_MODES[:3]
         parameters = sum(weight.numel() for weight in model.parameters())
         print(f"{name} ({model.config.model_type}): {parameters / 1e6:.0f}M parameters", flush=True)
-        checked = distances(model, ways, size, mode)
-        result["distance"][name] = checked
-        print("  relative distance from float32: " + ", ".join(f"{key} {value:.4f}" for key, value in checked.items()))
-        for kind in checked:
+        gaps = distances(model, run_modes, size, pooling)
+        result["distance"][name] = gaps
+        print("  relative distance from float32: " + ", ".join(f"{key} {value:.4f}" for key, value in gaps.items()))
+        for kind in gaps:
             started = time.perf_counter()
-            net = way(kind, model, size)
+            net = build_net(kind, model, size)
             ready = time.perf_counter() - started
             for shape_name, lengths in shapes.items():
-                row = measure(model, net, packs(lengths, size, net), mode)
+                row = measure(model, net, packs(lengths, size, net), pooling)
                 row["compile_seconds"] = ready
                 result["rows"][f"{name}, {shape_name}, {kind}"] = row
                 speed, flops = row["tokens_a_second"], row["tflops"]
                 print(f"  {shape_name:>6} {kind:20} {speed:>10,.0f} tokens/s {flops:>6.0f} TFLOP/s", end="")
                 print(f" {row['share']:>6.1%}", flush=True)
-        if any(value > 1.5 * checked["padded"] + 1e-3 for value in checked.values()):
-            raise SystemExit(f"the vectors of some way are wrong: {checked}")
+        if any(value > 1.5 * gaps["padded"] + 1e-3 for value in gaps.values()):
+            raise SystemExit(f"the vectors of a mode are wrong: {gaps}")
         del model, net
         gc.collect()
         torch.cuda.empty_cache()
@@ -214,7 +210,7 @@ def gpu(size: int, tokens: int, only: list[str] | None) -> dict[str, Any]:
 
 
 def cpu(notes: int, rounds: int) -> dict[str, Any]:
-    """The table of a CPU: the built-in model, ours against sentence-transformers."""
+    """The table of a CPU: the built-in model, nosology and sentence-transformers."""
     from sentence_transformers import SentenceTransformer
 
     from nosology.encoders.embedder import Embedder
@@ -228,26 +224,26 @@ def cpu(notes: int, rounds: int) -> dict[str, Any]:
     words = np.exp(rng.normal(np.log(1492), SPREAD, notes)).clip(50, 4000).astype(int)
     texts = [note(generator, int(n)) for n in words]
     embedder = Embedder.load(EmbedderSettings(), "cpu")
-    other = SentenceTransformer(minilm_folder(), device="cpu")
+    reference = SentenceTransformer(minilm_folder(), device="cpu")
     width = embedder.window - 2
     pieces = embedder._tokenizer.token_ids(texts)
-    windows = [other.tokenizer.decode(ids[i : i + width]) for ids in pieces for i in range(0, len(ids), width)]
-    theirs_tokens = sum(min(256, len(ids)) for ids in other.tokenizer(windows, verbose=False)["input_ids"])
+    windows = [reference.tokenizer.decode(ids[i : i + width]) for ids in pieces for i in range(0, len(ids), width)]
+    theirs_tokens = sum(min(256, len(ids)) for ids in reference.tokenizer(windows, verbose=False)["input_ids"])
     rates: dict[str, list[float]] = {"ours": [], "sentence_transformers": []}
     for _ in range(rounds):
         started = time.process_time()
         ours_tokens = sum(int(part.read.sum()) for part in embedder.embed_batches(texts))
         rates["ours"].append(ours_tokens / (time.process_time() - started))
         started = time.process_time()
-        other.encode(windows, show_progress_bar=False)
+        reference.encode(windows, show_progress_bar=False)
         rates["sentence_transformers"].append(theirs_tokens / (time.process_time() - started))
-    found = {name: statistics.median(values) for name, values in rates.items()}
+    results = {name: statistics.median(values) for name, values in rates.items()}
     ratio = statistics.median(a / b for a, b in zip(*rates.values()))
-    for name, value in found.items():
+    for name, value in results.items():
         print(f"minilm on a CPU, {name:22}{value:>8,.0f} tokens/s")
     print(f"ratio {ratio:.2f}")
     return {
-        "tokens_a_second": found,
+        "tokens_a_second": results,
         "ratio": ratio,
         "notes": notes,
         "tokens_a_note": float(np.mean([len(ids) for ids in pieces])),
@@ -257,22 +253,22 @@ def cpu(notes: int, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Prints the tables and writes them; a part that is not measured keeps its last result."""
+    """Prints and writes the tables; a part that is not measured keeps its last result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--part", choices=("cpu", "gpu"), help="default: gpu where there is one, else cpu")
-    parser.add_argument("--pack", type=int, default=65_536, help="tokens that a GPU runs at once")
-    parser.add_argument("--tokens", type=int, default=800_000, help="of each row on a GPU")
+    parser.add_argument("--part", choices=("cpu", "gpu"), help="default: gpu if there is one, else cpu")
+    parser.add_argument("--pack", type=int, default=65_536, help="tokens per forward pass on a GPU")
+    parser.add_argument("--tokens", type=int, default=800_000, help="per row on a GPU")
     parser.add_argument("--models", nargs="*", choices=list(MODELS))
     parser.add_argument("--notes", type=int, default=12, help="on a CPU")
     parser.add_argument("--rounds", type=int, default=3, help="on a CPU")
     parser.add_argument("--out", type=Path, default=RESULT)
-    asked = parser.parse_args()
-    part = asked.part or ("gpu" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_args()
+    part = args.part or ("gpu" if torch.cuda.is_available() else "cpu")
     if part == "gpu" and not torch.cuda.is_available():
         raise SystemExit("there is no GPU here")
-    found = gpu(asked.pack, asked.tokens, asked.models) if part == "gpu" else cpu(asked.notes, asked.rounds)
-    before = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    asked.out.write_text(json.dumps({**before, part: found}, indent=2) + "\n")
+    results = gpu(args.pack, args.tokens, args.models) if part == "gpu" else cpu(args.notes, args.rounds)
+    previous = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    args.out.write_text(json.dumps({**previous, part: results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

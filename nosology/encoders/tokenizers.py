@@ -90,17 +90,8 @@ class Vocabulary:
 
     def tokenize(self, text: str, limit: int | None = None) -> TokenizedNote:
         """The first `limit` words of a text. Numbers count as words."""
-        found = tokenize(text)
-        return TokenizedNote(self.ids(found.words[:limit]), found.starts[:limit], found.ends[:limit])
-
-    def to_json(self) -> list[str]:
-        """The words in order."""
-        return list(self.words)
-
-    @classmethod
-    def from_json(cls, value: list[str]) -> Vocabulary:
-        """The vocabulary that `to_json` described."""
-        return cls(value)
+        words = tokenize(text)
+        return TokenizedNote(self.ids(words.words[:limit]), words.starts[:limit], words.ends[:limit])
 
 
 @dataclass(frozen=True)
@@ -151,13 +142,13 @@ class WordTokenizer:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON description. The key `literal` (reference_padding) is part of the bundle format."""
-        words = self.vocabulary.to_json()
+        words = list(self.vocabulary.words)
         return {"kind": self.kind, "limit": self.limit, "literal": self.reference_padding, "words": words}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> WordTokenizer:
         """The tokenizer that `to_json` described."""
-        return cls(Vocabulary.from_json(value["words"]), value["limit"], value.get("literal", False))
+        return cls(Vocabulary(value["words"]), value["limit"], value.get("literal", False))
 
 
 def _reference_words(text: str) -> Iterator[re.Match[str]]:

@@ -40,6 +40,11 @@ def _rnn_precision(x: Tensor) -> Iterator[torch.dtype]:
         yield dtype
 
 
+def _rnn_options(training: bool) -> tuple[bool, int, float, bool, bool, bool]:
+    """The last arguments of torch.lstm and torch.gru, in their order, for one layer in one direction."""
+    return True, 1, 0.0, training, False, True
+
+
 class ConvEncoder(nn.Module):
     """State t = W x[t-(k-1)//2 .. t+k//2] + b, without a nonlinearity and with zeros outside of the note.
 
@@ -104,10 +109,9 @@ class RecurrentEncoder(nn.Module):
         return forward, backward, reversal, ends
 
     def _run_cell(self, x: Tensor, zero: Tensor, weights: list[Tensor]) -> Tensor:
-        options = (True, 1, 0.0, self.training, False, True)  # biases, 1 layer, no dropout, one direction, batch first
         if isinstance(self.cell, nn.GRU):
-            return torch.gru(x, zero, weights, *options)[0]
-        return torch.lstm(x, (zero, zero), weights, *options)[0]
+            return torch.gru(x, zero, weights, *_rnn_options(self.training))[0]
+        return torch.lstm(x, (zero, zero), weights, *_rnn_options(self.training))[0]
 
     def _run_packed(self, x: Tensor, lengths: Tensor) -> Tensor:
         """The states from a packed sequence, in which cuDNN runs both directions at once."""
@@ -193,21 +197,12 @@ class WeightDropLstm(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """States (B, T, D) and the last hidden and cell state (1, B, D) of inputs (B, T, E)."""
         recurrent = nn.functional.dropout(self.weight_hh_l0_raw, drop, self.training)
-        other = self.module.get_parameter
-        weights = [other("weight_ih_l0"), recurrent, other("bias_ih_l0"), other("bias_hh_l0")]
+        get = self.module.get_parameter
+        weights = [get("weight_ih_l0"), recurrent, get("bias_ih_l0"), get("bias_hh_l0")]
         with _rnn_precision(x) as dtype:
             start = state or 2 * (x.new_zeros(1, len(x), self.width, dtype=dtype),)
-            states, hidden, cell = torch.lstm(
-                x.to(dtype),
-                [tensor.to(dtype) for tensor in start],
-                [weight.to(dtype) for weight in weights],
-                True,  # biases
-                1,  # layer
-                0.0,  # dropout
-                self.training,
-                False,  # one direction
-                True,  # batch first
-            )
+            inputs = x.to(dtype), [tensor.to(dtype) for tensor in start], [weight.to(dtype) for weight in weights]
+            states, hidden, cell = torch.lstm(*inputs, *_rnn_options(self.training))
         return states, (hidden, cell)
 
 

@@ -11,7 +11,7 @@ from nosology.training.recipe_settings import Recipe, TrainerSettings
 
 
 class DropSettings(Settings):
-    """How much is dropped where (`encoders/awd_lstm.py`)."""
+    """How much is dropped where (`encoders/word_encoders.py`)."""
 
     embedding: float = Field(0.05, ge=0, lt=1)
     input: float = Field(0.4, ge=0, lt=1)
