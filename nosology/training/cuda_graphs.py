@@ -1,4 +1,7 @@
-"""CUDA graphs of training steps: captured once per shape and replayed, because launching small kernels is slow."""
+"""CUDA graphs of training steps: captured once per shape and replayed, because launching small kernels is slow.
+
+`run_epochs` is the training loop for data in memory; its steps may be such graphs.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from nosology.training.recipe_settings import TrainerSettings, resolve_schedule
 
 Shapes = tuple[torch.Size, ...]
 
@@ -111,3 +116,22 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
             group["lr"].fill_(value)
         else:
             group["lr"] = value
+
+
+def run_epochs(
+    optimizer: torch.optim.Optimizer,
+    settings: TrainerSettings,
+    epochs: range,
+    steps_per_epoch: int,
+    take_step: Callable[[int, int], None],
+) -> None:
+    """Calls take_step(epoch, step) for every step of the epochs, at the learning rate of the schedule.
+
+    The loop has no files, threads or processes: a federated round is a few steps over vectors in memory.
+    """
+    schedule = resolve_schedule(settings, steps_per_epoch)
+    for epoch in epochs:
+        for step in range(steps_per_epoch):
+            factor = schedule.factor(epoch * steps_per_epoch + step)
+            set_learning_rate(optimizer, settings.learning_rate * factor)
+            take_step(epoch, step)

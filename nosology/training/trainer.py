@@ -248,7 +248,7 @@ class Trainer:
     def _backward(self, batch: DeviceBatch, weight: float | Tensor) -> None:
         """Adds a micro-batch to the gradient and to the loss of the step."""
         assert self._module is not None, "_freeze builds it"
-        loss = self._module(_OpaqueBatch(batch))
+        loss = self._module(lambda: batch)
         # DDP averages the gradients of the processes; their sum is wanted.
         self.fabric.backward(loss * (weight * self.fabric.world_size))
         self._step_loss += loss.detach() * weight
@@ -269,7 +269,7 @@ class Trainer:
                 parameter.requires_grad_(trained)
         self._module = None
         gc.collect()  # the old DDP module must be gone: its hooks would count every gradient twice
-        self._module = self.fabric.setup_module(_OpaqueBatchModule(self.net))
+        self._module = self.fabric.setup_module(_LossModule(self.net))
         if self._use_cuda_graphs:
             self._graph_step = CudaGraphBatchStep(self._backward, self.last * len(self.plan), self.fabric.device)
 
@@ -372,23 +372,16 @@ class Trainer:
             self.curves.close()
 
 
-class _OpaqueBatchModule(nn.Module):
-    """Wrapper that stops DDP from moving the batch: lengths must stay on the CPU."""
+class _LossModule(nn.Module):
+    """Wrapper that stops DDP from moving the batch: it takes a function, and lengths stay on the CPU."""
 
     def __init__(self, net: nn.Module):
         super().__init__()
         self.net = net
 
-    def forward(self, opaque: _OpaqueBatch) -> Tensor:
+    def forward(self, get_batch: Callable[[], DeviceBatch]) -> Tensor:
         """The loss of the batch."""
-        return self.net(opaque.batch)
-
-
-class _OpaqueBatch:
-    """A batch that is no dataclass: Fabric and DDP would rebuild a dataclass and move all its tensors."""
-
-    def __init__(self, batch: DeviceBatch):
-        self.batch = batch
+        return self.net(get_batch())
 
 
 def launch_fabric(settings: TrainerSettings) -> Fabric:
