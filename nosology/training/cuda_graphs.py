@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from nosology.training.recipe_settings import TrainerSettings, resolve_schedule
 
 Shapes = tuple[torch.Size, ...]
+T = TypeVar("T")
 
 _WARMUP_CALLS = 3  # before the capture: memory is allocated and the optimizer has its state
 _MIN_CALLS = 12  # fewer calls do not repay a capture
@@ -123,15 +124,17 @@ def run_epochs(
     settings: TrainerSettings,
     epochs: range,
     steps_per_epoch: int,
-    take_step: Callable[[int, int], None],
+    load_epoch: Callable[[int], Iterable[T]],
+    take_step: Callable[[T], None],
 ) -> None:
-    """Calls take_step(epoch, step) for every step of the epochs, at the learning rate of the schedule.
+    """Takes the steps of the epochs, each at the learning rate of the schedule.
 
+    load_epoch: returns the batches of an epoch, one per step. take_step: takes a batch; steps the optimizer.
     The loop has no files, threads or processes: a federated round is a few steps over vectors in memory.
     """
     schedule = resolve_schedule(settings, steps_per_epoch)
     for epoch in epochs:
-        for step in range(steps_per_epoch):
+        for step, batch in enumerate(load_epoch(epoch)):
             factor = schedule.factor(epoch * steps_per_epoch + step)
             set_learning_rate(optimizer, settings.learning_rate * factor)
-            take_step(epoch, step)
+            take_step(batch)
