@@ -26,22 +26,22 @@ FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-ne
 PAGES = ("batches", "measures", "triage", "users", "audit", "tokens")
 
 
-def keep(page: Page, out: Path, name: str) -> None:
-    """Writes what the page shows, in few colours: a picture of text needs no more."""
+def save_screenshot(page: Page, out: Path, name: str) -> None:
+    """Writes a screenshot with few colours, which are enough for text."""
     page.wait_for_timeout(300)
     picture = Image.open(BytesIO(page.screenshot()))
     picture.convert("RGB").quantize(colors=96, dither=Image.Dither.NONE).save(out / f"{name}.png", optimize=True)
 
 
 def press(page: Page, keys: str) -> None:
-    """Presses keys, each once the one before has been answered."""
+    """Presses keys, each after the response to the one before."""
     for key in keys:
         page.keyboard.press(key)
         page.wait_for_timeout(900)
 
 
-def surest(page: Page) -> str:
-    """The address of the note in the queue that the coder is among the surest of."""
+def confident_note(page: Page) -> str:
+    """The URL of a note in the queue with high confidence."""
     return page.evaluate(
         "[...document.querySelectorAll('tbody tr')]"
         ".map((row) => [row.querySelector('meter')?.value ?? 0, row.querySelector('a').href])"
@@ -49,44 +49,44 @@ def surest(page: Page) -> str:
     )
 
 
-def take(page: Page, address: str, out: Path, scheme: str) -> None:
-    """All pictures."""
+def take_screenshots(page: Page, address: str, out: Path, scheme: str) -> None:
+    """Takes all screenshots."""
     page.emulate_media(color_scheme=scheme)
     page.goto(f"{address}/login")
-    keep(page, out, "login")
+    save_screenshot(page, out, "login")
     page.fill("[name=name]", "admin")
     page.fill("[name=password]", PASSWORD)
     page.click("button.primary")
     page.wait_for_url(f"{address}/")
-    page.wait_for_timeout(20_000)  # the coder reads the queue
+    page.wait_for_timeout(20_000)  # until the queue is coded
     page.goto(f"{address}/")
-    page.goto(surest(page))
+    page.goto(confident_note(page))
     press(page, "aaaa")
     press(page, "r")
-    keep(page, out, "reject")
+    save_screenshot(page, out, "reject")
     press(page, "1a")
     press(page, "kkkkkkkk")
-    keep(page, out, "note")
+    save_screenshot(page, out, "note")
     page.emulate_media(color_scheme="dark")
-    keep(page, out, "note_dark")
+    save_screenshot(page, out, "note_dark")
     page.emulate_media(color_scheme=scheme)
     press(page, "jd")
-    keep(page, out, "book")
+    save_screenshot(page, out, "book")
     press(page, ["Escape"])
     press(page, "?")
-    keep(page, out, "help")
+    save_screenshot(page, out, "help")
     press(page, ["Escape"])
     page.goto(f"{page.url}/history")
-    keep(page, out, "history")
+    save_screenshot(page, out, "history")
     page.goto(f"{address}/?order=uncertain")
-    keep(page, out, "queue")
+    save_screenshot(page, out, "queue")
     for name in PAGES:
         page.goto(f"{address}/{name}")
-        keep(page, out, name)
+        save_screenshot(page, out, name)
 
 
 def main() -> None:
-    """Starts the demo on a fresh store and takes the pictures."""
+    """Starts the demo on a new store and takes the screenshots."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--size", default="1280x800")
@@ -101,7 +101,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         try:
             page = browser.new_page(viewport={"width": width, "height": height})
-            take(page, server.address, options.out, "dark" if options.dark else "light")
+            take_screenshots(page, server.address, options.out, "dark" if options.dark else "light")
         finally:
             browser.close()
             server.stop()

@@ -1,9 +1,9 @@
-"""Ten thousand notes coded in the background while people work: how long a page takes, and what is lost on the way.
+"""Response times while 10,000 notes are coded in the background, with cancel, SIGKILL and resume.
 
     python benchmarks/load/batch.py [--batch 10000] [--coders 10] [--store sqlite | postgres]
 
-A fifth of the way the batch is cancelled, then the server is killed (kill -9), started again, and the batch resumed. At
-the end every note must have been coded once. Pages are measured all the time, by coders who work as in workbench.py.
+After a fifth of the notes the batch is cancelled, the server is killed (SIGKILL) and started again, and the batch is
+resumed. At the end every note must have been coded once. Response times are measured by coders as in workbench.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import httpx
 from sqlalchemy import func, select
-from workbench import RESULTS, Coder, add_batch, opened_store, prepare, quantile, store_of, wait_for_coding
+from workbench import RESULTS, Coder, add_batch, open_engine, prepare, quantile, temporary_store, wait_for_coding
 
 from nosology.core.files import write_json
 from nosology.workbench.database import codings, notes, read_transaction
@@ -30,8 +30,8 @@ from tests.workbench.processes import Server
 PAGES = ("queue", "note", "decision", "search")
 
 
-class Watcher:
-    """Somebody who looks at the batch: its numbers, as the API gives them."""
+class BatchClient:
+    """A client of the API that reads and changes a batch."""
 
     def __init__(self, address: str, cookie: str, csrf: str):
         self.client = httpx.Client(base_url=address, cookies={SESSION_COOKIE: cookie}, timeout=60)
@@ -46,60 +46,66 @@ class Watcher:
         self.client.post(f"/api/v1/batches/{number}/{act}", headers=self.headers).raise_for_status()
 
     def until(self, count: int) -> None:
-        """Waits until so many notes of the batch are coded."""
+        """Waits until `count` notes of the batch are coded."""
         while self.batch()["done"] < count:
             time.sleep(1)
 
 
-async def at_work(coders: list[Coder], own: list[list[int]], watch) -> None:
-    """The coders at work until what `watch` waits for, in a thread of its own, has happened."""
+async def run_coders(coders: list[Coder], notes_by_coder: list[list[int]], watch) -> None:
+    """Runs the coders until `watch`, which runs in a thread, returns."""
     watched = asyncio.create_task(asyncio.to_thread(watch))
 
-    async def one(coder: Coder, mine: list[int]) -> None:
-        while not watched.done():  # notes that are finished stay so, and are read all the same
-            await coder.work(mine, time.monotonic() + 5)
+    async def work(coder: Coder, coder_notes: list[int]) -> None:
+        while not watched.done():  # finished notes are only read
+            await coder.work(coder_notes, time.monotonic() + 5)
 
-    await asyncio.gather(*(one(coder, mine) for coder, mine in zip(coders, own)))
+    await asyncio.gather(*(work(coder, coder_notes) for coder, coder_notes in zip(coders, notes_by_coder)))
     await watched
     for coder in coders:
         await coder.client.aclose()
 
 
-def part(server: Server, keys: list, own: list, think: float, seed: int, watch) -> list[tuple[str, float, int]]:
-    """What pages took while people worked and `watch` waited."""
+def measure_requests(
+    server: Server, keys: list, notes_by_coder: list, think: float, seed: int, watch
+) -> list[tuple[str, float, int]]:
+    """The requests of the coders until `watch` returns."""
     coders = [Coder(server.address, *pair, think, seed + i) for i, pair in enumerate(keys)]
-    asyncio.run(at_work(coders, own, watch))
-    return [item for coder in coders for item in coder.taken]
+    asyncio.run(run_coders(coders, notes_by_coder, watch))
+    return [item for coder in coders for item in coder.requests]
 
 
 def measure(kind: str, store: str, options: argparse.Namespace, folder: Path) -> dict:
-    """The numbers of one run."""
-    keys, own = prepare(store, options.coders)
+    """The results of one run."""
+    keys, notes_by_coder = prepare(store, options.coders)
     bundle = demo_bundle()
     server = Server(bundle, store, log=folder / "server.log").start()
     wait_for_coding(store)
     add_batch(store, options.batch)
-    begun = time.monotonic()
-    watcher = Watcher(server.address, *keys[0])
-    number = watcher.batch()["id"]
-    taken = part(server, keys, own, options.think, 0, lambda: watcher.until(options.batch // 5))
-    watcher.change(number, "cancel")
-    time.sleep(3)  # pieces that were under way
-    stopped = watcher.batch()["done"]
+    started = time.monotonic()
+    client = BatchClient(server.address, *keys[0])
+    number = client.batch()["id"]
+    requests = measure_requests(
+        server, keys, notes_by_coder, options.think, 0, lambda: client.until(options.batch // 5)
+    )
+    client.change(number, "cancel")
+    time.sleep(3)  # for running tasks
+    stopped = client.batch()["done"]
     time.sleep(5)
-    after_cancel = watcher.batch()["done"] - stopped
+    after_cancel = client.batch()["done"] - stopped
     server.kill()
     server = Server(bundle, store, log=folder / "server.log").start()
-    watcher = Watcher(server.address, *keys[0])
-    watcher.change(number, "resume")
-    taken += part(server, keys, own, options.think, 1000, lambda: watcher.until(options.batch))
-    wall = time.monotonic() - begun
+    client = BatchClient(server.address, *keys[0])
+    client.change(number, "resume")
+    requests += measure_requests(server, keys, notes_by_coder, options.think, 1000, lambda: client.until(options.batch))
+    wall = time.monotonic() - started
     server.stop()
-    with opened_store(store) as engine, read_transaction(engine) as connection:
-        rows = connection.scalar(select(func.count()).select_from(codings).where(codings.c.note_id > _last(own)))
+    with open_engine(store) as engine, read_transaction(engine) as connection:
+        rows = connection.scalar(
+            select(func.count()).select_from(codings).where(codings.c.note_id > _last(notes_by_coder))
+        )
         uncoded = connection.scalar(select(func.count()).where(notes.c.coding != "done"))
-    every = [seconds for _, seconds, _ in taken]
-    by_page = {name: [seconds for page, seconds, _ in taken if page == name] for name in PAGES}
+    every = [seconds for _, seconds, _ in requests]
+    by_page = {name: [seconds for page, seconds, _ in requests if page == name] for name in PAGES}
     return {
         "store": kind,
         "batch": options.batch,
@@ -109,16 +115,16 @@ def measure(kind: str, store: str, options: argparse.Namespace, folder: Path) ->
         "coded_after_cancel": after_cancel,
         "codings": rows,
         "notes_not_coded": uncoded,
-        "requests": len(taken),
+        "requests": len(requests),
         "p50_ms": round(1000 * statistics.median(every)),
         "p95_ms": round(1000 * quantile(every, 0.95)),
         "p95_ms_by_page": {name: round(1000 * quantile(values, 0.95)) for name, values in by_page.items() if values},
-        "answers_5xx": sum(status >= 500 for _, _, status in taken),
+        "answers_5xx": sum(status >= 500 for _, _, status in requests),
     }
 
 
-def _last(own: list[list[int]]) -> int:
-    return max(note for mine in own for note in mine)
+def _last(notes_by_coder: list[list[int]]) -> int:
+    return max(note for coder_notes in notes_by_coder for note in coder_notes)
 
 
 def main() -> None:
@@ -129,14 +135,14 @@ def main() -> None:
     parser.add_argument("--think", type=float, default=1.0, help="mean pause before each step, in seconds")
     parser.add_argument("--store", choices=["sqlite", "postgres"], default="sqlite")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, store_of(options.store, Path(folder)) as store:
+    with tempfile.TemporaryDirectory() as folder, temporary_store(options.store, Path(folder)) as store:
         row = measure(options.store, store, options, Path(folder))
     for name, value in row.items():
         print(f"{name}: {value}", flush=True)
     machine = {"cores": os.cpu_count(), "load_average": os.getloadavg()}
     write_json(RESULTS / "load_batch.json", {"machine": machine, **row})
     if row["codings"] != row["batch"] or row["notes_not_coded"] or row["answers_5xx"] or row["coded_after_cancel"]:
-        sys.exit("the batch is not what it must be")
+        sys.exit("the batch was not coded as expected")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Fifty coders at once: how long a page takes, while a batch is coded in the background, and what a kill -9 loses.
+"""Response times with 50 concurrent coders and a background batch, and decisions lost by SIGKILL.
 
     python benchmarks/load/workbench.py [--coders 50] [--seconds 60] [--think 1.0] [--store sqlite --store postgres]
 
 Each coder opens the next note, decides on its suggestions one by one, finishes it, and goes back to the queue, with a
-pause before each step. Then the server is killed (kill -9) in the midst of it, started again, and every decision that
-was answered with 200 is looked for.
+pause before each step. Then the server is killed (SIGKILL) during the work and started again, and every decision that
+was confirmed with status 200 must be in the database.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ SEARCHES = (
 
 
 @contextmanager
-def opened_store(store: str) -> Iterator[Engine]:
-    """A store, for as long as the block lasts."""
+def open_engine(store: str) -> Iterator[Engine]:
+    """An open database, closed after the block."""
     engine = open_database(store)
     try:
         yield engine
@@ -59,8 +59,8 @@ def opened_store(store: str) -> Iterator[Engine]:
 
 
 @contextmanager
-def store_of(kind: str, folder: Path) -> Iterator[str]:
-    """The address of an empty store of a kind."""
+def temporary_store(kind: str, folder: Path) -> Iterator[str]:
+    """The address of an empty database: sqlite or postgres."""
     if kind == "sqlite":
         yield str(folder / "load.db")
         return
@@ -73,49 +73,51 @@ def store_of(kind: str, folder: Path) -> Iterator[str]:
 
 
 class Coder:
-    """Somebody at work; `taken` gets (kind of page, seconds, status), `acknowledged` (note, version)."""
+    """A simulated coder; `requests` gets (kind of page, seconds, status), `confirmed` gets (note, version)."""
 
     def __init__(self, address: str, cookie: str, csrf: str, think: float, seed: int):
         self.client = httpx.AsyncClient(base_url=address, cookies={SESSION_COOKIE: cookie}, timeout=60)
         self.headers = {"x-csrf-token": csrf}
         self.think, self.random = think, random.Random(seed)
-        self.taken: list[tuple[str, float, int]] = []
-        self.acknowledged: list[tuple[int, int]] = []
+        self.requests: list[tuple[str, float, int]] = []
+        self.confirmed: list[tuple[int, int]] = []
 
-    async def _ask(self, kind: str, method: str, path: str, **values) -> httpx.Response:
+    async def _request(self, kind: str, method: str, path: str, **values) -> httpx.Response:
         await asyncio.sleep(self.random.expovariate(1 / self.think) if self.think else 0)
-        begun = time.perf_counter()
-        answer = await self.client.request(method, path, headers=self.headers, **values)
-        self.taken.append((kind, time.perf_counter() - begun, answer.status_code))
-        return answer
+        started = time.perf_counter()
+        response = await self.client.request(method, path, headers=self.headers, **values)
+        self.requests.append((kind, time.perf_counter() - started, response.status_code))
+        return response
 
-    async def work(self, own: list[int], until: float) -> None:
-        """Codes one note after the other of those that are this coder's."""
-        for note in own:
+    async def work(self, note_ids: list[int], until: float) -> None:
+        """Reviews the coder's notes one after the other."""
+        for note in note_ids:
             if time.monotonic() > until:
                 return
-            await self._ask("queue", "GET", "/?order=uncertain")
-            page = await self._ask("note", "GET", f"/notes/{note}")
+            await self._request("queue", "GET", "/?order=uncertain")
+            page = await self._request("note", "GET", f"/notes/{note}")
             keys = re.findall(r'data-key="([^"]+)" data-state="open"', page.text)[:8]
             version = int(re.search(r'data-version="(\d+)"', page.text)[1])
             acts = [{"action": "accept", "code": key} if i % 3 else _rejection(key) for i, key in enumerate(keys)]
             for act in [*acts, {"action": "finish"}]:
                 if time.monotonic() > until:
                     return
-                answer = await self._ask("decision", "POST", f"/notes/{note}/decide", data={**act, "version": version})
-                if answer.status_code == 200:
+                response = await self._request(
+                    "decision", "POST", f"/notes/{note}/decide", data={**act, "version": version}
+                )
+                if response.status_code == 200:
                     version += 1
-                    self.acknowledged.append((note, version))
-            await self._ask("search", "POST", "/codes/search", data={"query": self.random.choice(SEARCHES)})
+                    self.confirmed.append((note, version))
+            await self._request("search", "POST", "/codes/search", data={"query": self.random.choice(SEARCHES)})
 
 
 def _rejection(key: str) -> dict[str, str]:
     return {"action": "reject", "code": key, "reason": "not_documented"}
 
 
-async def run(coders: list[Coder], own: list[list[int]], until: float, server: Server | None) -> None:
-    """All coders at work; with a server, it is killed in the midst of it."""
-    tasks = [asyncio.create_task(coder.work(mine, until)) for coder, mine in zip(coders, own)]
+async def run(coders: list[Coder], notes_by_coder: list[list[int]], until: float, server: Server | None) -> None:
+    """Runs all coders; with a server, it is killed during the work."""
+    tasks = [asyncio.create_task(coder.work(coder_notes, until)) for coder, coder_notes in zip(coders, notes_by_coder)]
     if server is not None:
         await asyncio.sleep(8)
         server.kill()
@@ -125,9 +127,9 @@ async def run(coders: list[Coder], own: list[list[int]], until: float, server: S
 
 
 def prepare(store: str, coders: int) -> tuple[list[tuple[str, str]], list[list[int]]]:
-    """(cookie, csrf) of each coder, and the notes of each."""
+    """(cookie, CSRF token) of each coder, and the ids of each coder's notes."""
     incoming = demo_notes(coders * 6, first=TRAINING_PATIENTS)
-    with opened_store(store) as engine:
+    with open_engine(store) as engine:
         with write_transaction(engine) as connection:
             people = [create_user(connection, f"coder {i}", "coder", PASSWORD) for i in range(coders)]
             add_notes(connection, incoming, create_batch(connection, "to review", None, len(incoming)))
@@ -138,8 +140,8 @@ def prepare(store: str, coders: int) -> tuple[list[tuple[str, str]], list[list[i
 
 
 def count(store: str, coding: str) -> int:
-    """How many notes the coder has left in a state."""
-    with opened_store(store) as engine, read_transaction(engine) as connection:
+    """The number of notes in a coding state."""
+    with open_engine(store) as engine, read_transaction(engine) as connection:
         return int(connection.scalar(select(func.count()).where(notes.c.coding == coding)) or 0)
 
 
@@ -150,18 +152,18 @@ def wait_for_coding(store: str) -> None:
 
 
 def add_batch(store: str, size: int) -> None:
-    """Many more notes for the coder to read in the background."""
-    some = demo_notes(40, first=TRAINING_PATIENTS)
-    with opened_store(store) as engine, write_transaction(engine) as connection:
+    """Adds a large batch for background coding."""
+    examples = demo_notes(40, first=TRAINING_PATIENTS)
+    with open_engine(store) as engine, write_transaction(engine) as connection:
         number = create_batch(connection, "background", None, size)
-        add_notes(connection, [replace(some[i % len(some)], id=f"bg-{i}") for i in range(size)], number)
+        add_notes(connection, [replace(examples[i % len(examples)], id=f"bg-{i}") for i in range(size)], number)
 
 
-def lost(store: str, acknowledged: list[tuple[int, int]]) -> int:
-    """How many acknowledged decisions a store does not have."""
-    with opened_store(store) as engine, read_transaction(engine) as connection:
-        kept = {tuple(row) for row in connection.execute(select(decisions.c.note_id, decisions.c.version))}
-    return len(set(acknowledged) - kept)
+def count_lost(store: str, confirmed: list[tuple[int, int]]) -> int:
+    """The number of confirmed decisions that the database does not have."""
+    with open_engine(store) as engine, read_transaction(engine) as connection:
+        stored = {tuple(row) for row in connection.execute(select(decisions.c.note_id, decisions.c.version))}
+    return len(set(confirmed) - stored)
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -170,48 +172,48 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def measure(kind: str, store: str, options: argparse.Namespace, folder: Path) -> dict:
-    """The numbers of one store."""
-    keys, own = prepare(store, options.coders)
+    """The results for one kind of database."""
+    credentials, notes_by_coder = prepare(store, options.coders)
     bundle = demo_bundle()
     server = Server(bundle, store, log=folder / "server.log").start()
     wait_for_coding(store)
 
-    def team(seed: int) -> list[Coder]:
-        return [Coder(server.address, *pair, options.think, seed + i) for i, pair in enumerate(keys)]
+    def create_coders(seed: int) -> list[Coder]:
+        return [Coder(server.address, *pair, options.think, seed + i) for i, pair in enumerate(credentials)]
 
     if options.batch:
         add_batch(store, options.batch)
-        time.sleep(10)  # ten thousand notes at once keep a disk busy for a while; the coder has begun with them
-    before, begun = count(store, "done"), time.monotonic()
-    coders = team(0)
-    half = [mine[: len(mine) // 2] for mine in own]
-    asyncio.run(run(coders, half, begun + options.seconds, None))
-    wall = time.monotonic() - begun
+        time.sleep(10)  # the import of 10,000 notes keeps the disk busy for a while
+    before, started = count(store, "done"), time.monotonic()
+    coders = create_coders(0)
+    half = [coder_notes[: len(coder_notes) // 2] for coder_notes in notes_by_coder]
+    asyncio.run(run(coders, half, started + options.seconds, None))
+    wall = time.monotonic() - started
     coded = count(store, "done") - before
-    taken = [item for coder in coders for item in coder.taken]
-    failures = sum(status >= 500 for _, _, status in taken)
-    rest = [mine[len(mine) // 2 :] for mine in own]
-    victims = team(1000)
-    asyncio.run(run(victims, rest, time.monotonic() + 60, server))
-    acknowledged = [item for coder in (*coders, *victims) for item in coder.acknowledged]
+    requests = [item for coder in coders for item in coder.requests]
+    failures = sum(status >= 500 for _, _, status in requests)
+    rest = [coder_notes[len(coder_notes) // 2 :] for coder_notes in notes_by_coder]
+    interrupted = create_coders(1000)
+    asyncio.run(run(interrupted, rest, time.monotonic() + 60, server))
+    confirmed = [item for coder in (*coders, *interrupted) for item in coder.confirmed]
     Server(bundle, store, log=folder / "server.log").start().stop()
     pages = ("queue", "note", "decision", "search")
-    by_kind = {name: [seconds for kind_, seconds, _ in taken if kind_ == name] for name in pages}
-    every = [seconds for _, seconds, _ in taken]
+    by_kind = {name: [seconds for kind_, seconds, _ in requests if kind_ == name] for name in pages}
+    every = [seconds for _, seconds, _ in requests]
     return {
         "store": kind,
         "coders": options.coders,
         "think_seconds": options.think,
-        "requests": len(taken),
-        "requests_a_second": round(len(taken) / wall, 1),
+        "requests": len(requests),
+        "requests_a_second": round(len(requests) / wall, 1),
         "p50_ms": round(1000 * statistics.median(every)),
         "p95_ms": round(1000 * quantile(every, 0.95)),
         "p99_ms": round(1000 * quantile(every, 0.99)),
         "p95_ms_by_page": {name: round(1000 * quantile(values, 0.95)) for name, values in by_kind.items() if values},
         "answers_5xx": failures,
         "background_notes_coded": coded,
-        "acknowledged_decisions": len(acknowledged),
-        "lost_after_kill_9": lost(store, acknowledged),
+        "acknowledged_decisions": len(confirmed),
+        "lost_after_kill_9": count_lost(store, confirmed),
     }
 
 
@@ -226,7 +228,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for kind in options.store or ["sqlite", "postgres"]:
-        with tempfile.TemporaryDirectory() as folder, store_of(kind, Path(folder)) as store:
+        with tempfile.TemporaryDirectory() as folder, temporary_store(kind, Path(folder)) as store:
             rows.append(measure(kind, store, options, Path(folder)))
         row = rows[-1]
         speed = f"p50 {row['p50_ms']} ms, p95 {row['p95_ms']} ms, p99 {row['p99_ms']} ms"

@@ -1,4 +1,4 @@
-// What every page shares: the CSRF token on htmx requests, the help sheet, keys that are not held by a field.
+// Code of every page: CSRF token of htmx requests, help dialog, keyboard shortcuts.
 
 const token = document.querySelector('meta[name="csrf"]')?.content;
 document.body.addEventListener("htmx:configRequest", (event) => {
@@ -8,11 +8,11 @@ document.body.addEventListener("htmx:responseError", (event) => {
   say(event.detail.xhr.status === 401 ? "You are signed out." : "That did not work. Load the page again.");
   if (event.detail.xhr.status === 401) location.assign("/login");
 });
-document.body.addEventListener("htmx:sendError", () => say("The server does not answer. Nothing was lost; try again."));
+document.body.addEventListener("htmx:sendError", () => say("The server does not respond. Nothing was lost; try again."));
 
-/** Says something to people who do not see it happen. */
-export function say(words) {
-  document.getElementById("say").textContent = words;
+/** Announces a message to screen readers. */
+export function say(message) {
+  document.getElementById("say").textContent = message;
 }
 
 const help = document.getElementById("help");
@@ -25,23 +25,23 @@ switchBox.addEventListener("change", () => {
 });
 document.getElementById("help-button").addEventListener("click", () => help.showModal());
 
-/** Whether a key is somebody's typing, or a shortcut of the browser, and not ours. */
-export function isOurs(event) {
+/** Whether a key event is a shortcut of the page: not typing in a field, not a shortcut of the browser. */
+export function isShortcut(event) {
   if (!keysOn || event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return false;
   return !event.target.closest("input:not([type=checkbox]), textarea, select");
 }
 
-/** Where the next note is: after this one, in the order that was chosen in the queue. */
-function next() {
+/** The URL of the next note in the order of the queue. */
+function nextUrl() {
   const note = document.getElementById("note");
   return note ? `/next?after=${note.dataset.note}&order=${note.dataset.order}` : document.getElementById("next")?.href ?? "/next";
 }
 
 document.addEventListener("keydown", (event) => {
-  if (!isOurs(event) || document.querySelector("dialog[open]")) return;
+  if (!isShortcut(event) || document.querySelector("dialog[open]")) return;
   if (event.key === "?") help.showModal();
   else if (event.key === "q") location.assign("/");
-  else if (event.key === "g") location.assign(next());
+  else if (event.key === "g") location.assign(nextUrl());
   else return;
   event.preventDefault();
 });

@@ -1,22 +1,22 @@
-// The screen a coder works on: which code is selected, where its evidence is, and what a key or a click decides.
-import { isOurs, say } from "./app.js";
+// The note page: selection of a code, its evidence, decisions by keys and clicks.
+import { isShortcut, say } from "./app.js";
 
 const note = document.getElementById("note");
 const reasons = document.getElementById("reasons");
 const book = document.getElementById("book");
 let now = null; // key of the selected code, such as icd10cm:I50.9
-let shown = -1; // which place of its evidence is in view
-let marked = null; // characters of the note that are selected, {start, end}
-let pending = Promise.resolve(); // decisions on their way, one after the other
-let under = 0; // how many of them are
-const pressed = []; // keys that came meanwhile: they are meant for the code that will be selected then
+let shown = -1; // index of the evidence in view
+let marked = null; // selected characters of the note, {start, end}
+let pending = Promise.resolve(); // decisions being sent, one after the other
+let sending = 0; // number of decisions being sent
+const pressed = []; // keys pressed meanwhile: they apply to the code that is selected afterwards
 
 const panel = () => document.getElementById("panel");
 const cards = () => [...panel().querySelectorAll(".card")].filter((card) => card.offsetParent !== null);
 const card = (key) => panel().querySelector(`.card[data-key="${CSS.escape(key)}"]`);
 const closed = () => ["done", "preaccepted"].includes(panel().dataset.status);
 
-/** Selects a code: its card, and the words of the note it rests on. */
+/** Selects a code: its card, and its evidence in the note. */
 function select(key, { focus = true, jump = true } = {}) {
   now = key;
   shown = -1;
@@ -31,14 +31,14 @@ function select(key, { focus = true, jump = true } = {}) {
   const chosen = key === null ? null : card(key);
   if (chosen && focus) chosen.focus({ preventScroll: true });
   if (chosen) chosen.scrollIntoView({ block: "nearest" });
-  if (chosen && chosen === cards()[0]) panel().scrollTop = 0; // what stands above the first code belongs to it
+  if (chosen && chosen === cards()[0]) panel().scrollTop = 0; // show the heading above the first code
   if (jump) place(1, false);
 }
 
-/** Brings the next or previous place of the selected code's evidence into view. */
+/** Scrolls to the next or previous evidence of the selected code. */
 function place(step, aloud = true) {
   const places = [...note.querySelectorAll("[data-k].on")];
-  if (!places.length) return aloud && say("No words of this note speak for the code.");
+  if (!places.length) return aloud && say("This note has no evidence for the code.");
   places.forEach((piece) => piece.classList.remove("at"));
   shown = (shown + step + places.length) % places.length;
   const at = places[shown];
@@ -54,11 +54,11 @@ function move(step) {
   select(all[at < 0 ? (step > 0 ? 0 : all.length - 1) : Math.min(all.length - 1, Math.max(0, at + step))].dataset.key);
 }
 
-/** Sends a decision after those before it; the panel that comes back takes the place of this one. */
+/** Sends a decision after the earlier ones; the response replaces the panel. */
 function decide(values, words) {
-  under += 1;
+  sending += 1;
   pending = pending.then(() => send(values, words)).catch(() => { pressed.length = 0; say("That did not work. Load the page again."); });
-  pending = pending.then(() => { under -= 1; while (!under && pressed.length) act(pressed.shift()); });
+  pending = pending.then(() => { sending -= 1; while (!sending && pressed.length) act(pressed.shift()); });
   return pending;
 }
 async function send(values, words) {
@@ -70,12 +70,12 @@ async function send(values, words) {
   const message = document.getElementById("message");
   say(message ? message.textContent : words);
   if (message) { message.scrollIntoView({ block: "nearest" }); pressed.length = 0; } // they were meant for another state
-  // On to the next code that is still open, or stay where the eyes are.
+  // Select the next open code, or stay at this one.
   const refused = message && card(now)?.dataset.state === "open";
   const stays = ["order", "poa", "evidence", "assign", "clear"].includes(values.action) || refused;
   const next = before.slice(at + 1).find((key) => card(key)?.dataset.state === "open");
   const target = stays ? now : values.to ?? (values.action === "add" ? values.code : next);
-  const focus = document.activeElement?.id !== "find"; // somebody types already
+  const focus = document.activeElement?.id !== "find"; // the user types already
   if (target && card(target)) select(target, { focus, jump: !stays });
   else if (cards().length) select(cards().find((item) => item.dataset.state === "open")?.dataset.key ?? cards()[0].dataset.key, { focus, jump: false });
 }
@@ -115,8 +115,8 @@ const ACTS = {
   swap: (key, from) => { book.close(); decide({ action: "change", code: from.dataset.code, to: from.dataset.to }, `changed to ${name(from.dataset.to)}`); },
   evidence: (key) => {
     remember();
-    if (!marked) return say("Select words of the note first: press m, or use the mouse.");
-    decide({ action: "evidence", code: key, ...marked }, `words marked as evidence of ${name(key)}`).then(() => paint(key));
+    if (!marked) return say("Select text of the note first: press m, or use the mouse.");
+    decide({ action: "evidence", code: key, ...marked }, `text marked as evidence of ${name(key)}`).then(() => paint(key));
   },
   poa: (key, from) => decide({ action: "poa", code: key, poa: from.value }, "present on admission set"),
   assign: (_, from) => decide({ action: "assign", assignee: from.value }, "assigned"),
@@ -131,7 +131,7 @@ function clearSearch() {
   if (find) { find.value = ""; document.getElementById("hits").replaceChildren(); }
 }
 
-/** Shows the words that were just marked as evidence, without loading the note again. */
+/** Highlights text that was just marked as evidence, without loading the note again. */
 function paint(key) {
   if (!marked || document.getElementById("message")) return;
   for (const piece of [...note.querySelectorAll("[data-s]")]) {
@@ -190,11 +190,11 @@ reasons.addEventListener("keydown", (event) => {
   if (/^[1-9]$/.test(event.key) && buttons[event.key - 1]) { event.preventDefault(); reject(buttons[event.key - 1].dataset.reason); }
 });
 
-/** Where in the note, in characters (not UTF-16 units), a point of the selection is; null outside of its text. */
+/** The position of a selection point in the note, in characters (not UTF-16 units); null outside of its text. */
 function character(node, offset) {
   const within = node.nodeType === 3 ? node.parentElement.closest("[data-s]") : null;
   if (within) return Number(within.dataset.s) + [...node.data.slice(0, offset)].length;
-  // A point between elements: it is where the next piece of text begins, or where the last one ends.
+  // A point between elements: the start of the next piece of text, or the end of the last one.
   const edge = document.createRange();
   edge.setStart(node, offset);
   const pieces = [...note.querySelectorAll("[data-s]")];
@@ -203,8 +203,8 @@ function character(node, offset) {
   const last = pieces.at(-1);
   return last ? Number(last.dataset.s) + [...last.textContent].length : null;
 }
-/** Keeps which characters of the note are selected; a selection elsewhere does not forget them. The browser tells of
- * a selection some time later, so whoever needs it asks again. */
+/** Remembers the selected characters of the note; a selection elsewhere does not clear them. The event of the browser
+ * comes late, so callers that need the selection call this again. */
 function remember() {
   const range = getSelection().rangeCount ? getSelection().getRangeAt(0) : null;
   if (!range || range.collapsed || !note.contains(range.startContainer) || !note.contains(range.endContainer)) {
@@ -220,7 +220,7 @@ function forget() {
   getSelection().removeAllRanges();
 }
 
-/** Selecting words by keys: the arrows move a mark through the note, Shift extends it. */
+/** Selection by keys: the arrows move the caret through the note, Shift extends the selection. */
 let marking = false;
 function mark(on) {
   marking = on;
@@ -256,24 +256,24 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
     return (hits[hits.indexOf(event.target) + (event.key === "ArrowDown" ? 1 : -1)] ?? document.getElementById("find")).focus();
   }
-  if (!isOurs(event) || document.querySelector("dialog[open]")) return;
+  if (!isShortcut(event) || document.querySelector("dialog[open]")) return;
   if (marking && markKey(event)) return;
-  if (under && (KEYS[event.key] || "jknbhstfo".includes(event.key))) pressed.push(event.key);
+  if (sending && (KEYS[event.key] || "jknbhstfo".includes(event.key))) pressed.push(event.key);
   else if (!act(event.key)) return;
   event.preventDefault();
 });
 
-/** From the search into what it found; not before the answer to all that was typed is there. */
+/** Moves the focus from the search field to the results, once they are those of the whole query. */
 let awaited = false;
 function enter() {
-  const found = document.querySelector("#hits [data-query]");
-  if (!awaited || found?.dataset.query !== document.getElementById("find")?.value) return;
+  const results = document.querySelector("#hits [data-query]");
+  if (!awaited || results?.dataset.query !== document.getElementById("find")?.value) return;
   awaited = false;
-  found.querySelector(".hit")?.focus();
+  results.querySelector(".hit")?.focus();
 }
 document.body.addEventListener("htmx:afterSettle", enter);
 
-/** Does what a key stands for; whether it stands for anything. */
+/** Runs the action of a key; returns whether it has one. */
 function act(key) {
   if (key === "j" || key === "k") move(key === "j" ? 1 : -1);
   else if (key === "n" || key === "b") place(key === "n" ? 1 : -1);
@@ -286,7 +286,7 @@ function act(key) {
   else if (key === "o") cyclePoa();
   else if (KEYS[key]) {
     const state = now && card(now)?.dataset.state;
-    if (!state || (WHERE[key] && (closed() || !WHERE[key].includes(state)))) say("Not for this code as it stands.");
+    if (!state || (WHERE[key] && (closed() || !WHERE[key].includes(state)))) say("Not possible in the present state of this code.");
     else ACTS[KEYS[key]](now);
   } else return false;
   return true;
