@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from nosology.cli import coder_commands, codes, corpus, federate, import_checkpoint, plant
+from nosology.cli import coder_commands, codes, corpus_commands, federate, import_checkpoint, plant
 from nosology.cli.compare_command import compare
 from nosology.cli.embed import embed
 from nosology.cli.explain import explain
@@ -45,7 +45,7 @@ def _options(
 
 
 app.add_typer(codes.app, name="codes")
-app.add_typer(corpus.app, name="corpus")
+app.add_typer(corpus_commands.app, name="corpus")
 app.command()(simulate)
 app.command()(embed)
 app.command("train")(coder_commands.train)

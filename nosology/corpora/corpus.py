@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ from nosology.corpora.notes_file import note_to_json
 MANIFEST, NOTES = "corpus.json", "notes.parquet"
 FORMAT = 1
 
+_STRINGS = ("id", "text", "patient", "site", "split", "lang")
 _CODE = [("system", pa.string()), ("code", pa.string())]
 _EVIDENCE = [*_CODE, ("start", pa.int64()), ("end", pa.int64()), ("extra", pa.string())]
 _SCHEMA = pa.schema(
-    [(name, pa.string()) for name in ("id", "text", "patient", "site", "split", "lang")]
+    [(name, pa.string()) for name in _STRINGS]
     + [("codes", pa.list_(pa.struct(_CODE))), ("evidence", pa.list_(pa.struct(_EVIDENCE))), ("extra", pa.string())]
 )
 # Limits of a row group, which is what reading and writing hold in memory.
@@ -173,13 +174,8 @@ def _row_groups(notes: Iterable[Note]) -> Iterator[list[Note]]:
 
 def _to_row(note: Note) -> dict[str, Any]:
     return {
-        "id": note.id,
-        "text": note.text,
-        "patient": note.patient,
-        "site": note.site,
-        "split": note.split,
-        "lang": note.lang,
-        "codes": [{"system": code.system, "code": code.code} for code in note.codes],
+        **{name: getattr(note, name) for name in _STRINGS},
+        "codes": [code._asdict() for code in note.codes],
         "evidence": [
             {**item.code._asdict(), "start": item.start, "end": item.end, "extra": _pack(item.extra)}
             for item in note.evidence
@@ -189,23 +185,19 @@ def _to_row(note: Note) -> dict[str, Any]:
 
 
 def _from_row(row: dict[str, Any]) -> Note:
+    evidence = [
+        Evidence(Code(item["system"], item["code"]), item["start"], item["end"], _unpack(item["extra"]))
+        for item in row["evidence"]
+    ]
     return Note(
-        id=row["id"],
-        text=row.get("text", ""),
-        patient=row["patient"],
-        site=row["site"],
-        split=row["split"],
-        lang=row["lang"],
+        **{"text": "", **{name: row[name] for name in _STRINGS if name in row}},
         codes=tuple(Code(item["system"], item["code"]) for item in row["codes"]),
-        evidence=tuple(
-            Evidence(Code(item["system"], item["code"]), item["start"], item["end"], _unpack(item["extra"]))
-            for item in row["evidence"]
-        ),
+        evidence=tuple(evidence),
         extra=_unpack(row["extra"]),
     )
 
 
-def _pack(extra: Any) -> str | None:
+def _pack(extra: Mapping[str, Any]) -> str | None:
     return json.dumps(dict(extra), default=str) if extra else None
 
 

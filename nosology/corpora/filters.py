@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from nosology.core import SPLITS, Code, DataError, Note
 from nosology.corpora.mimic import normalize_id
-from nosology.corpora.text_files import table_rows, text_lines
+from nosology.corpora.notes_file import json_records
+from nosology.corpora.text_files import table_rows
 from nosology.corpora.validation import RecordValidator, check_columns, location, parse_split
 
 _ID_COLUMNS = ("_id", "hadm_id", "note_id", "id")
@@ -75,27 +76,31 @@ def read_splits(paths: Sequence[Path]) -> dict[str, str]:
         if not path.is_file():
             raise DataError(f"{path}: no such split file")
         suffix = Path(path.name.lower().removesuffix(".gz")).suffix
-        for row, raw_id, raw_split in _READERS.get(suffix, _table_splits)(path):
+        records = {".feather": _arrow_records, ".parquet": _arrow_records, ".jsonl": _json_records}
+        for row, raw_id, raw_split in records.get(suffix, _table_records)(path):
             split = parse_split(raw_split, path, row)
-            if split is None or splits.setdefault(normalize_id(raw_id), split) != split:
+            if split is None or splits.setdefault(normalize_id(str(raw_id)), split) != split:
                 raise DataError(f"{location(path, row)}: an id must be in one split; got none or a second one")
     if not splits:
         raise DataError(f"{', '.join(map(str, paths))}: no id in the split file")
     return splits
 
 
+_SplitRecord = tuple[int, object, object]  # row, id, split
+
+
 def _find_columns(names: Sequence[str], path: Path) -> tuple[int, int]:
     """The positions of the id column and the split column."""
     lower = [name.lower() for name in names]
-    key = next((lower.index(name) for name in _ID_COLUMNS if name in lower), None)
+    key = next((name for name in _ID_COLUMNS if name in lower), None)
     if key is None:
         allowed = f"{', '.join(_ID_COLUMNS[:-1])} or {_ID_COLUMNS[-1]}"
         raise DataError(f"{location(path, 1)}: missing a column of ids, named {allowed}")
-    check_columns(path, lower, [lower[key], "split"])
-    return key, lower.index("split")
+    check_columns(path, lower, [key, "split"])
+    return lower.index(key), lower.index("split")
 
 
-def _arrow_splits(path: Path) -> Iterator[tuple[int, str, str]]:
+def _arrow_records(path: Path) -> Iterator[_SplitRecord]:
     import pyarrow as pa
     from pyarrow import feather, parquet
 
@@ -103,35 +108,26 @@ def _arrow_splits(path: Path) -> Iterator[tuple[int, str, str]]:
         table = feather.read_table(path) if path.suffix.lower() == ".feather" else parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as {path.suffix[1:]}") from error
-    key, split = _find_columns(table.column_names, path)
-    for row, values in enumerate(zip(table.column(key).to_pylist(), table.column(split).to_pylist()), start=1):
-        yield row, str(values[0]), values[1]
+    ids, splits = (table.column(position).to_pylist() for position in _find_columns(table.column_names, path))
+    yield from zip(range(1, len(ids) + 1), ids, splits)
 
 
-def _table_splits(path: Path) -> Iterator[tuple[int, str, str]]:
+def _table_records(path: Path) -> Iterator[_SplitRecord]:
     rows = table_rows(path, RecordValidator(strict=True))
     _, names = next(rows)
     if len(names) == 1 and names[0].lower() not in _ID_COLUMNS:
         split = next((split for split in SPLITS if path.name.lower().startswith(split)), None)
         if split is None:
             raise DataError(f"{path}: the name of a list of ids must start with {', '.join(SPLITS)}")
-        yield 1, names[0], split
-        yield from ((row, fields[0], split) for row, fields in rows)
+        yield from ((row, fields[0], split) for row, fields in chain([(1, names)], rows))
         return
     id_column, split_column = _find_columns(names, path)
     yield from ((row, fields[id_column], fields[split_column]) for row, fields in rows)
 
 
-def _json_splits(path: Path) -> Iterator[tuple[int, str, str]]:
-    for row, line in enumerate(text_lines(path, RecordValidator(strict=True)), start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            key = next(record[name] for name in _ID_COLUMNS if name in record)
-            yield row, str(key), record["split"]
-        except (ValueError, TypeError, KeyError, StopIteration) as error:
-            raise DataError(f"{location(path, row)}: must have split and one of {', '.join(_ID_COLUMNS)}") from error
-
-
-_READERS = {".feather": _arrow_splits, ".parquet": _arrow_splits, ".jsonl": _json_splits}
+def _json_records(path: Path) -> Iterator[_SplitRecord]:
+    for row, record in json_records(path, RecordValidator(strict=True)):
+        key = next((name for name in _ID_COLUMNS if name in record), None)
+        if key is None or "split" not in record:
+            raise DataError(f"{location(path, row)}: must have split and one of {', '.join(_ID_COLUMNS)}")
+        yield row, record[key], record["split"]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from nosology.cli.corpus import app
+from nosology.cli.corpus_commands import app
 from nosology.core import Code, ConfigError, Note
 from nosology.corpora.corpus import Corpus, write_corpus
 

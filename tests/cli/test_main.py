@@ -110,7 +110,7 @@ def test_settings_when_coding(run, small_bundle, tmp_path):
     ("words", "sentence"),
     [
         (["train", "liner", "--corpus", "{corpus}", "--out", "{out}"], "recipe must be a file or one of"),
-        (["train", "linear", "--corpus", "/no/where", "--out", "{out}"], "is no corpus: it holds no corpus.json"),
+        (["train", "linear", "--corpus", "/no/where", "--out", "{out}"], "is no corpus: it has no corpus.json"),
         (["train", "linear", "--corpus", "{corpus}", "--out", "{out}", "--set", "fit.k=1"], "[fit] has no key 'k'"),
         (["train", "linear", "--corpus", "{corpus}", "--out", "{corpus}"], "will not overwrite"),
         (["code", "/no/bundle", "{note}"], "is no bundle: it holds no bundle.json"),

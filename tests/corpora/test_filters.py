@@ -94,8 +94,16 @@ def test_a_missing_file_is_named(tmp_path):
         read_splits([tmp_path / "none.csv"])
 
 
-@pytest.mark.parametrize("line", ["not json", "[1]", '{"id": 1}', '{"split": "test"}'])
-def test_a_wrong_json_line_is_named(tmp_path, line):
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("not json", "not a line of JSON"),
+        ("[1]", "must be a JSON object"),
+        ('{"id": 1}', "must have split and one of _id"),
+        ('{"split": "test"}', "must have split and one of _id"),
+    ],
+)
+def test_invalid_json_line_is_an_error_with_its_row(tmp_path, line, message):
     (tmp_path / "a.jsonl").write_text('{"id": 1, "split": "train"}\n' + line)
-    with pytest.raises(DataError, match=r"a.jsonl row 2: must have split and one of _id"):
+    with pytest.raises(DataError, match=rf"a.jsonl row 2: {message}"):
         read_splits([tmp_path / "a.jsonl"])

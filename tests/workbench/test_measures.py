@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import func, select
 
-from nosology.cli.corpus import prepare
+from nosology.cli.corpus_commands import prepare
 from nosology.core import Code, DataError, Evidence, Note
 from nosology.corpora.corpus import Corpus
 from nosology.workbench import demo

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,50 +19,18 @@ from nosology.corpora.simulate.clinic import Admission, Clinic, Patient
 from nosology.corpora.simulate.concepts import RELEASE, MentionWriter
 from nosology.corpora.simulate.discharge import DischargeWriter
 from nosology.corpora.simulate.radiology import Exam, RadiologyWriter
+from nosology.corpora.simulate.wording import read_data
 
 YEARS = (2008, 2019)
 
-_NOTE_COLUMNS = "note_id,subject_id,hadm_id,note_type,note_seq,charttime,storetime,text"
-FILES = {  # name -> columns, as in MIMIC-IV 2.2
-    "note/discharge": _NOTE_COLUMNS,
-    "note/radiology": _NOTE_COLUMNS,
-    "note/radiology_detail": "note_id,subject_id,field_name,field_value,field_ordinal",
-    "hosp/diagnoses_icd": "subject_id,hadm_id,seq_num,icd_code,icd_version",
-    "hosp/procedures_icd": "subject_id,hadm_id,seq_num,chartdate,icd_code,icd_version",
-    "hosp/patients": "subject_id,gender,anchor_age,anchor_year,anchor_year_group,dod",
-    "hosp/admissions": "subject_id,hadm_id,admittime,dischtime,deathtime,admission_type,admit_provider_id,"
-    "admission_location,discharge_location,insurance,language,marital_status,race,edregtime,edouttime,"
-    "hospital_expire_flag",
-    "hosp/d_icd_diagnoses": "icd_code,icd_version,long_title",
-    "hosp/d_icd_procedures": "icd_code,icd_version,long_title",
-}
+_MIMIC4 = json.loads(read_data("mimic4.json"))
+FILES: dict[str, list[str]] = _MIMIC4["columns"]  # file -> columns, as in MIMIC-IV 2.2
+VALUES: dict[str, list[str]] = _MIMIC4["values"]  # column of hosp/admissions -> values; repeated ones are more frequent
+TRAITS = ("insurance", "language", "marital_status", "race")  # the same in all admissions of a patient
 # One line per summary, in the order of note/discharge: note_id, site, evidence (system, code, start, end, kind).
 EVIDENCE = "gold/evidence.jsonl.gz"
 TITLES = {"hosp/d_icd_diagnoses": ("icd9cm", "icd10cm"), "hosp/d_icd_procedures": ("icd9proc", "icd10pcs")}
 VERSION = {"icd9cm": 9, "icd9proc": 9, "icd10cm": 10, "icd10pcs": 10}
-
-# Values of columns of hosp/admissions; a repeated value is more frequent.
-ADMISSION_TYPES = (
-    *("EW EMER.",) * 3,
-    "OBSERVATION ADMIT",
-    "SURGICAL SAME DAY ADMISSION",
-    "URGENT",
-    "ELECTIVE",
-    "DIRECT EMER.",
-)
-ADMISSION_LOCATIONS = (
-    *("EMERGENCY ROOM",) * 2,
-    "PHYSICIAN REFERRAL",
-    "TRANSFER FROM HOSPITAL",
-    "WALK-IN/SELF REFERRAL",
-)
-DISCHARGE_LOCATIONS = ("HOME", "HOME", "HOME HEALTH CARE", "SKILLED NURSING FACILITY", "REHAB")
-TRAITS = (
-    ("Medicare", "Medicare", "Other", "Other", "Medicaid"),
-    (*("ENGLISH",) * 4, "?"),
-    ("MARRIED", "MARRIED", "SINGLE", "WIDOWED", "DIVORCED"),
-    (*("WHITE",) * 3, "BLACK/AFRICAN AMERICAN", "HISPANIC/LATINO", "ASIAN", "UNKNOWN"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +114,7 @@ class Mimic4Writer:
         self._files: dict[str, TextIOWrapper] = {}
         self._stack = ExitStack()
         for name, columns in FILES.items():
-            self._open(name, folder / f"{name}.csv.gz").write(columns + "\n")
+            self._open(name, folder / f"{name}.csv.gz").write(",".join(columns) + "\n")
         self._open("evidence", folder / EVIDENCE)
 
     def _open(self, name: str, path: Path) -> TextIOWrapper:
@@ -183,7 +152,7 @@ class Mimic4Writer:
         died = _shifted_date(patient, last.day + last.nights) if last.died else ""
         row = f"{subject_id(patient)},{patient.sex},{patient.age(first)},{anchor},{group} - {group + 2},{died}"
         self._write_row("hosp/patients", row)
-        traits = tuple(_choose(rng, values) for values in TRAITS)
+        traits = [_choose(rng, name) for name in TRAITS]
         reports = 0
         for record in records:
             self._write_admission(rng, record.admission, traits)
@@ -191,17 +160,17 @@ class Mimic4Writer:
             self._write_summary(record)
             reports = self._write_reports(rng, record, reports)
 
-    def _write_admission(self, rng: Random, admission: Admission, traits: tuple[str, ...]) -> None:
+    def _write_admission(self, rng: Random, admission: Admission, traits: list[str]) -> None:
         patient = admission.patient
         admitted = f"{_shifted_date(patient, admission.day)} {_random_time(rng)}"
         discharged = f"{_shifted_date(patient, admission.day + admission.nights)} {_random_time(rng)}"
-        death, location = (discharged, "DIED") if admission.died else ("", _choose(rng, DISCHARGE_LOCATIONS))
+        death, location = (discharged, "DIED") if admission.died else ("", _choose(rng, "discharge_location"))
         provider = f"P{int(rng.random() * 1e5):05d}"
         arrival = f"{_shifted_date(patient, admission.day)} 00:00:00"
         self._write_row(
             "hosp/admissions",
             f"{subject_id(patient)},{hadm_id(admission)},{admitted},{discharged},{death},"
-            f"{_choose(rng, ADMISSION_TYPES)},{provider},{_choose(rng, ADMISSION_LOCATIONS)},{location},"
+            f"{_choose(rng, 'admission_type')},{provider},{_choose(rng, 'admission_location')},{location},"
             f"{','.join(traits)},{arrival},{admitted},{int(admission.died)}",
         )
 
@@ -258,8 +227,8 @@ def _quoted(text: str) -> str:
     return '"' + text.replace('"', '""') + '"'
 
 
-def _choose(rng: Random, choices: tuple[str, ...]) -> str:
-    return choices[int(rng.random() * len(choices))]
+def _choose(rng: Random, column: str) -> str:
+    return VALUES[column][int(rng.random() * len(VALUES[column]))]
 
 
 def _shifted_date(patient: Patient, day: int) -> str:

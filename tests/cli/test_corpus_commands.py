@@ -3,7 +3,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from nosology.cli.corpus import app
+from nosology.cli.corpus_commands import app
 from nosology.core import ConfigError
 
 
