@@ -16,7 +16,7 @@ import pdoc.render
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "nosology"
-FOREIGN = ("workbench/store/migrations",)  # scripts that Alembic loads by path, not modules
+SCRIPTS = "migrations"  # a folder of scripts that Alembic loads by path, not of modules
 
 
 def public_modules() -> list[str]:
@@ -24,7 +24,7 @@ def public_modules() -> list[str]:
     names = []
     for path in sorted(PACKAGE.rglob("*.py")):
         relative = path.relative_to(PACKAGE)
-        if relative.as_posix().startswith(FOREIGN) or path.stem == "__main__":
+        if SCRIPTS in relative.parts or path.stem == "__main__":
             continue
         parts = relative.with_suffix("").parts
         if parts[-1] == "__init__":
