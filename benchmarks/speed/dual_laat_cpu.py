@@ -22,7 +22,7 @@ from scipy import sparse
 from nosology.core import Code
 from nosology.core.files import write_json
 from nosology.core.label_space import LabelSpace
-from nosology.encoders.tokenizers import TokenizedNote, Vocabulary, WordTokenizer
+from nosology.encoders.tokenizers import Encoding, Vocabulary, WordTokenizer
 from nosology.models.dual_laat.dual_laat_model import DualLaat
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
@@ -108,7 +108,7 @@ def main() -> None:
     torch.set_num_threads(asked.threads)
     rng, rows = np.random.default_rng(0), {}
     ids = usual_words(rng, NOTE)
-    read = TokenizedNote(ids, np.arange(NOTE), np.arange(NOTE) + 1)
+    read = Encoding(ids, np.arange(NOTE), np.arange(NOTE) + 1)
 
     def row(name: str, action: Callable[[], object], flop: float) -> None:
         found = rows[name] = measured(action, flop, asked.runs)

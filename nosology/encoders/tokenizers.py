@@ -1,6 +1,6 @@
 """Tokenizers of notes: words, subwords of a pretrained transformer, and subwords of a prepared radiology report.
 
-Each `tokenize(text)` returns a `TokenizedNote`: token ids with their character offsets in the original text. No module
+Each `tokenize(text)` returns a `Encoding`: token ids with their character offsets in the original text. No module
 here imports torch.
 """
 
@@ -37,7 +37,7 @@ def replace_surrogates(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizedNote:
+class Encoding:
     """Token ids (T,) of a note; token i is text[starts[i]:ends[i]] of the original text."""
 
     ids: np.ndarray  # int32
@@ -88,10 +88,10 @@ class Vocabulary:
         get = self._ids.get
         return np.fromiter((get(word, UNKNOWN) for word in words), dtype=np.int32, count=len(words))
 
-    def tokenize(self, text: str, limit: int | None = None) -> TokenizedNote:
+    def tokenize(self, text: str, limit: int | None = None) -> Encoding:
         """The first `limit` words of a text. Numbers count as words."""
         words = tokenize(text)
-        return TokenizedNote(self.ids(words.words[:limit]), words.starts[:limit], words.ends[:limit])
+        return Encoding(self.ids(words.words[:limit]), words.starts[:limit], words.ends[:limit])
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class WordTokenizer:
 
     kind = "words"
 
-    def tokenize(self, text: str) -> TokenizedNote:
+    def tokenize(self, text: str) -> Encoding:
         """The words of a note (T,); empty (also without padding) if the text contains no word."""
         if self.reference_padding:
             return self._tokenize_as_reference(text)
@@ -129,16 +129,16 @@ class WordTokenizer:
         """
         return [word] if word in self.vocabulary or word.isalpha() else _DIGIT_OR_REST.findall(word)
 
-    def _tokenize_as_reference(self, text: str) -> TokenizedNote:
+    def _tokenize_as_reference(self, text: str) -> Encoding:
         words = list(islice(_reference_words(lower(text)), self.limit))
         if not words:
-            return TokenizedNote(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
+            return Encoding(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
         ids = np.full(self.limit, PAD, dtype=np.int32)
         starts, ends = np.full((2, self.limit), len(text), dtype=np.int64)  # padding has an empty span at the end
         ids[: len(words)] = self.vocabulary.ids([match[0] for match in words])
         starts[: len(words)] = [match.start() for match in words]
         ends[: len(words)] = [match.end() for match in words]
-        return TokenizedNote(ids, starts, ends)
+        return Encoding(ids, starts, ends)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON description. The key `literal` (reference_padding) is part of the bundle format."""
@@ -169,12 +169,12 @@ class SubwordTokenizer:
 
     kind = "pieces"
 
-    def tokenize(self, text: str) -> TokenizedNote:
+    def tokenize(self, text: str) -> Encoding:
         """The subwords of a note (T,), without special tokens."""
         text = replace_surrogates(lower(text) if self.lower_case else text)
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         ids = np.array(encoding.ids[: self.limit], dtype=np.int32) + np.int32(ID_SHIFT)
-        return TokenizedNote(ids, *_word_offsets(text, encoding.offsets[: self.limit]))
+        return Encoding(ids, *_word_offsets(text, encoding.offsets[: self.limit]))
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -230,7 +230,7 @@ class ReportTokenizer:
 
     kind = "report"
 
-    def tokenize(self, text: str) -> TokenizedNote:
+    def tokenize(self, text: str) -> Encoding:
         """The subwords of a report (T,), without special tokens."""
         if self.cleaning == "plain" and not self.negation:
             return self._subwords.tokenize(text)
@@ -238,7 +238,7 @@ class ReportTokenizer:
         tokenized = self._subwords.tokenize(view.text)
         if not len(tokenized):
             return tokenized
-        return TokenizedNote(tokenized.ids, view.starts[tokenized.starts], view.ends[tokenized.ends - 1])
+        return Encoding(tokenized.ids, view.starts[tokenized.starts], view.ends[tokenized.ends - 1])
 
     @cached_property
     def _subwords(self) -> SubwordTokenizer:

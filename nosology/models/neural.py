@@ -24,7 +24,7 @@ from nosology.core import EvidenceSpan, Note
 from nosology.core.label_space import LabelSpace
 from nosology.core.model import WordWeights
 from nosology.core.settings import Settings
-from nosology.encoders.tokenizers import TokenizedNote
+from nosology.encoders.tokenizers import Encoding
 from nosology.models.lexicon.learned_phrases import Learned
 from nosology.models.spans import best_spans
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
@@ -37,7 +37,7 @@ _NOTES = 256
 class Reader(Protocol):
     """Anything that turns a note into tokens with their places."""
 
-    def tokenize(self, text: str) -> TokenizedNote:
+    def tokenize(self, text: str) -> Encoding:
         """The tokens of a note."""
 
     def to_json(self) -> dict[str, Any]:
@@ -147,11 +147,11 @@ class NeuralModel(Calibrated):
         """Probabilities (B, L); zeros for a note without a token."""
         return self.to_probabilities(self.logits_of([self.tokenize(note) for note in notes]))
 
-    def tokenize(self, note: Note) -> TokenizedNote:
+    def tokenize(self, note: Note) -> Encoding:
         """The tokens of a note, with all else that the net reads."""
         return self.reader.tokenize(note.text)
 
-    def logits_of(self, reads: Sequence[TokenizedNote], columns: Sequence[int] | None = None) -> np.ndarray:
+    def logits_of(self, reads: Sequence[Encoding], columns: Sequence[int] | None = None) -> np.ndarray:
         """Logits (B, L), float32, of notes that are read already, in their order; columns: of these labels alone.
 
         A note without a token has the logit `EXCLUDED_LOGIT` throughout.
@@ -221,7 +221,7 @@ class NeuralModel(Calibrated):
         return model.to(device or default_device())
 
 
-def by_word(read: TokenizedNote, weights: np.ndarray) -> WordWeights:
+def by_word(read: Encoding, weights: np.ndarray) -> WordWeights:
     """The weights (labels, T) of tokens, summed over the word pieces of each word."""
     first = np.flatnonzero(np.diff(read.starts, prepend=-1))
     words = np.add.reduceat(weights, first, axis=1)

@@ -20,7 +20,7 @@ from nosology.codes.lookup import label_description
 from nosology.core import Code, DataError
 from nosology.core.label_space import ICD9, ICD10, LabelSpace, label_versions, mask_other_versions, note_versions
 from nosology.core.progress import progress
-from nosology.encoders.tokenizers import TokenizedNote, Vocabulary, WordTokenizer
+from nosology.encoders.tokenizers import Encoding, Vocabulary, WordTokenizer
 from nosology.encoders.word_vectors import train_word_vectors
 from nosology.evaluation import brief
 from nosology.models.coder_trainer import CalibratedTrainer, Fit
@@ -45,7 +45,7 @@ from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRu
 class Notes:
     """Notes read once: tokens, labels and version of each."""
 
-    reads: list[TokenizedNote]
+    reads: list[Encoding]
     codes: list[tuple[Code, ...]]  # of the systems to learn
     gold: sparse.csr_matrix  # (B, L) of 0/1
     versions: np.ndarray  # (B,)

@@ -16,7 +16,7 @@ from torch import nn
 from nosology.core import Code
 from nosology.core.label_space import LabelSpace
 from nosology.core.settings import Settings
-from nosology.encoders.tokenizers import TokenizedNote, Vocabulary, WordTokenizer
+from nosology.encoders.tokenizers import Encoding, Vocabulary, WordTokenizer
 from nosology.explanation.attribution import top_words
 from nosology.models.neural import NeuralModel, by_length
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
@@ -148,7 +148,7 @@ def test_pieces_of_a_word_count_together(model):
     class Pieces:
         def tokenize(self, text):
             # "pneu" "mon" "ia" of one word, then a piece without a place, then "pain"
-            return TokenizedNote(
+            return Encoding(
                 np.array([2, 3, 4, 5, 5], np.int32), np.array([0, 0, 0, 9, 10]), np.array([9, 9, 9, 9, 14], np.int64)
             )
 

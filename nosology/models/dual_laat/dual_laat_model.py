@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nosology.core import Code
 from nosology.core.label_space import LabelSpace
-from nosology.encoders.tokenizers import UNKNOWN, TokenizedNote, WordTokenizer
+from nosology.encoders.tokenizers import UNKNOWN, Encoding, WordTokenizer
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
 from nosology.models.dual_laat.proposer import Proposer
@@ -78,7 +78,7 @@ class DualLaat(NeuralModel):
         model.candidates = candidates if self.proposer else 0
         return model
 
-    def logits_of(self, reads: Sequence[TokenizedNote], columns: Sequence[int] | None = None) -> np.ndarray:
+    def logits_of(self, reads: Sequence[Encoding], columns: Sequence[int] | None = None) -> np.ndarray:
         """Logits (B, L); in two stages, a code that is not among a note's candidates has the logit `EXCLUDED_LOGIT`."""
         if columns is not None or not 0 < self.candidates < len(self.labels):
             return super().logits_of(reads, columns)

@@ -14,7 +14,7 @@ from nosology.core import EvidenceSpan, Note
 from nosology.core.label_space import LabelSpace, label_versions
 from nosology.core.model import WordWeights
 from nosology.encoders.state_cache import CachedStates
-from nosology.encoders.tokenizers import ReportTokenizer, TokenizedNote
+from nosology.encoders.tokenizers import Encoding, ReportTokenizer
 from nosology.encoders.transformer import WindowedTransformer
 from nosology.models.hmhan.categories import Categories
 from nosology.models.hmhan.columns import Columns
@@ -33,7 +33,7 @@ _BARE = np.empty(0, np.float32), np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
-class Report(TokenizedNote):
+class Report(Encoding):
     """A report as the net is given it."""
 
     columns: np.ndarray  # (C,) float32
@@ -42,7 +42,7 @@ class Report(TokenizedNote):
 
 
 def report_batch(
-    reads: Sequence[TokenizedNote],
+    reads: Sequence[Encoding],
     labels: Tensor | None = None,
     targets: Tensor | None = None,
     synthetic: SyntheticBatch | None = None,
@@ -97,7 +97,7 @@ class Hmhan(NeuralModel):
         return sum(np.where(own, self.combinations(part), np.float32(0)) for own, part in parts)
 
     def logits_of(
-        self, reads: Sequence[TokenizedNote], columns: Sequence[int] | None = None, places: CachedStates | None = None
+        self, reads: Sequence[Encoding], columns: Sequence[int] | None = None, places: CachedStates | None = None
     ) -> np.ndarray:
         """Logits (B, L), float32, in the order of the reports; columns: of these labels alone.
 
