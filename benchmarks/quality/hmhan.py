@@ -5,8 +5,8 @@ frequent codes, divided by patient (70/15/15). All neural models have the same f
 states kept once), head, loss and data, and differ in what their names say; settings are those of hmhan-paper with a
 learning rate for so few reports. They are compared over seeds: paired t-tests, bootstrap over patients.
 
-table     HMHAN, single attention, no attention (paper 002, Table 4), HMHAN without SMOTE, without focal loss, with
-          neither; with the lexical branch; the linear coder
+table     HMHAN, single attention, no attention (Sasikala et al. 2025, Table 4), HMHAN without SMOTE, without focal
+          loss, with neither, with word features; the linear coder
 leakage   the protocols of `nosology reproduce hmhan leakage`
 """
 

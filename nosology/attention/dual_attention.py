@@ -1,4 +1,4 @@
-"""Dual label-wise attention of DualLAAT (Liu and Nguyen 2025, equations 3 to 6).
+"""Dual label-wise attention of DualLAAT (Liu and Nguyen 2026, equations 3 to 6).
 
 The queries are encoded code descriptions; they attend to the tokens of a note.
 Shapes: B notes, T tokens, D width of a state, M heads, P width of a projection, L labels, C hidden units.

@@ -1,4 +1,4 @@
-"""Tables 1, 2 and 4 of Liu and Nguyen (2025): what notes of another ICD version add to DualLAAT.
+"""Tables 1, 2 and 4 of Liu and Nguyen (2026): what notes of another ICD version add to DualLAAT.
 
 The first corpus is coded in ICD-10, and coders are measured on it. Rows "+ ICD-9" learn from the train notes of the
 other corpora too. The dev notes of the first corpus select checkpoints, and thresholds for each set of codes.
@@ -20,7 +20,7 @@ from nosology.reproduce import runner
 from nosology.reproduce.result_tables import Table, paired_tests, rows_beside_paper
 from nosology.reproduce.runner import Results, Run, Task, check_splits, part_of, slug
 
-TITLE = "Liu and Nguyen (2025), Bridging the Version Gap (DualLAAT)"
+TITLE = "Liu and Nguyen (2026), Bridging the Version Gap (DualLAAT)"
 TABLES = {"1": "Frequent codes", "2": "Rare codes", "4": "All codes"}
 SETS = {"1": "frequent", "2": "rare", "4": "full"}  # of codes
 COLUMNS = {

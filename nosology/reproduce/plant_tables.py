@@ -37,7 +37,7 @@ from nosology.reproduce.result_tables import Row, Table, paired_tests, rows_besi
 from nosology.reproduce.runner import Results, Run, Task, check_splits, part_of
 from nosology.training.examples import Examples, train_and_dev
 
-TITLE = "Don't Just Pay Attention, PLANT It"
+TITLE = "Saha Roy et al. (2024), Don't Just Pay Attention, PLANT It"
 TABLES = {
     "6": "Codes of 1 to 5 train notes",
     "7": "All codes",
