@@ -1,4 +1,4 @@
-"""Planted attention (PLANT, Saha Roy et al. 2024): learned attention plus attention from mutual information and a ranker.
+"""Planted attention (PLANT, Saha Roy et al. 2024): learned attention plus mutual information and a ranker.
 
 With states H (T, D), equations 7 and 8 are: logit_l = sum over tokens t of (A + S + P)_lt (h_t . w_l) + b_l, with
 A = softmax over t of h_t . u_l (learned), S = mutual information of the token's word with the label (static), and
