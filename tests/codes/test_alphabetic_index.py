@@ -18,7 +18,7 @@ SMALL_INDEX = """<?xml version="1.0"?><ICD10CM.index><letter><title>F</title><ma
 <term level="2"><title>with wobble</title><code>I50.1</code></term></term></mainTerm></letter></ICD10CM.index>"""
 
 
-def test_the_index(tmp_path):
+def test_read_index(tmp_path):
     path = tmp_path / "index.xml"
     path.write_text(INDEX)
     terms = {term.path: term for term in read_index(path)}
@@ -33,12 +33,12 @@ def test_the_index(tmp_path):
 
 
 @pytest.mark.parametrize("ending", [".xml", ".XML", ".txt", ""])
-def test_an_added_index_makes_terms(tmp_path, monkeypatch, ending):
+def test_add_index_adds_terms(tmp_path, monkeypatch, ending):
     monkeypatch.setenv("NOSOLOGY_CACHE", str(tmp_path / "cache"))
     path = tmp_path / f"icd10cm_index_2026{ending}"
     path.write_text(SMALL_INDEX)
-    kept, count = add_index(path)
-    assert kept.is_file() and count == 4
+    copied, count = add_index(path)
+    assert copied.is_file() and count == 4
     assert {(term.text, term.code) for term in user_index_terms()} == {
         ("Failure heart", "I50.9"),
         ("failed heart", "I50.9"),
@@ -47,7 +47,7 @@ def test_an_added_index_makes_terms(tmp_path, monkeypatch, ending):
     }
 
 
-def test_a_file_that_is_no_index_is_refused_and_not_kept(tmp_path, monkeypatch):
+def test_add_index_rejects_other_files(tmp_path, monkeypatch):
     monkeypatch.setenv("NOSOLOGY_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "other.xml"
     path.write_text("<a/>")

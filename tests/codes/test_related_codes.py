@@ -4,7 +4,7 @@ from nosology.codes import table
 from nosology.codes.related_codes import family_history, laterality_variants, personal_history
 
 
-def test_history_has_codes_of_its_own():
+def test_history_codes():
     assert family_history("C50.919") == "Z80.3" and personal_history("C50.919") == "Z85.3"
     assert family_history("E11.9") == "Z83.3" and personal_history("E11.9") is None
     assert personal_history("I63.9") == "Z86.73" and family_history("R50.9") is None
@@ -12,7 +12,7 @@ def test_history_has_codes_of_its_own():
     assert personal_history("I65.29") is None and personal_history("I60.9") == "Z86.79"
 
 
-def test_histories_are_those_that_the_classification_lists():
+def test_history_codes_agree_with_the_tabular_list():
     newest = table("icd10cm")
     categories = [code for code in newest.codes() if len(code) == 3]
     listed = 0

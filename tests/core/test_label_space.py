@@ -22,7 +22,7 @@ def test_hash_depends_on_order_and_content():
     assert LabelSpace([A, B]).hash == LabelSpace([A, B]).hash != LabelSpace([B, A]).hash
 
 
-def test_a_code_twice_is_refused():
+def test_duplicates_raise():
     with pytest.raises(ValueError, match="distinct"):
         LabelSpace([A, A])
 
@@ -30,16 +30,16 @@ def test_a_code_twice_is_refused():
 OLD, NEW, PCS = Code("icd9cm", "428.0"), Code("icd10cm", "I50.9"), Code("icd10pcs", "0DTJ4ZZ")
 
 
-def test_a_note_is_of_the_versions_of_its_codes():
+def test_note_versions_are_those_of_the_codes():
     assert note_versions([[OLD], [NEW, PCS], [OLD, NEW]]).tolist() == [ICD9, ICD10, ICD9 | ICD10]
 
 
-def test_a_note_without_codes_is_of_the_usual_version():
+def test_a_note_without_codes_has_the_most_frequent_version():
     assert note_versions([[], [NEW], [PCS], [OLD]]).tolist() == [ICD10, ICD10, ICD10, ICD9]
     assert note_versions([[], []]).tolist() == [0, 0]
 
 
-def test_codes_of_another_version_get_no_probability():
+def test_mask_other_versions():
     labels = LabelSpace([OLD, NEW, PCS])
-    found = mask_other_versions(np.ones((3, 3)), np.array([ICD9, ICD10, ICD9 | ICD10]), label_versions(labels))
-    assert found.tolist() == [[1, 0, 0], [0, 1, 1], [1, 1, 1]]
+    masked = mask_other_versions(np.ones((3, 3)), np.array([ICD9, ICD10, ICD9 | ICD10]), label_versions(labels))
+    assert masked.tolist() == [[1, 0, 0], [0, 1, 1], [1, 1, 1]]
