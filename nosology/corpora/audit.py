@@ -131,9 +131,9 @@ def _check_duplicates(notes: list[NoteSummary], threshold: float) -> Iterator[Au
     for (left, right), value in zip(near.tolist(), similarity):
         sides = [copies.get(position, {notes[position].split: position}) for position in (left, right)]
         pairs.append((_pair_across_splits(*sides), (left, right), f" ({value:.2f})"))
-    for check, what, found in (("duplicate notes", "texts", texts), ("near-duplicate notes", "pairs", pairs)):
-        across = [_ids(notes, leak) + suffix for leak, _, suffix in found if leak]
-        within = [_ids(notes, pair) + suffix for leak, pair, suffix in found if not leak]
+    for check, what, items in (("duplicate notes", "texts", texts), ("near-duplicate notes", "pairs", pairs)):
+        across = [_ids(notes, leak) + suffix for leak, _, suffix in items if leak]
+        within = [_ids(notes, pair) + suffix for leak, pair, suffix in items if not leak]
         yield _result(f"{check} across splits", True, across, len(notes), what)
         yield _result(f"{check} within a split", False, within, len(notes), what)
     all_pairs = [*exact.tolist(), *near.tolist()]

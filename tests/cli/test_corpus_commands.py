@@ -30,7 +30,7 @@ def test_prepare_then_stats(notes, tmp_path):
     assert (found["notes"], found["distinct_codes"]) == (3, 1)
 
 
-def test_a_recipe_shows_expected_and_got(notes, tmp_path):
+def test_recipe_prints_expected_and_actual_counts(notes, tmp_path):
     recipe = tmp_path / "r.toml"
     recipe.write_text('kind = "table"\n[expected]\nnotes = 3\ncodes = 7\n')
     result = run("prepare", "table", notes, "--out", tmp_path / "c", "--system", "icd10cm", "--recipe", recipe)
@@ -38,11 +38,11 @@ def test_a_recipe_shows_expected_and_got(notes, tmp_path):
     assert "expected codes         7, got         2: -5" in result.stdout
 
 
-def test_an_unknown_kind_is_answered_with_those_allowed(notes, tmp_path):
+def test_unknown_kind_lists_the_allowed_kinds(notes, tmp_path):
     with pytest.raises(ConfigError, match="KIND must be one of mimic4, mimic4-radiology, mimic3, codiesp"):
         run("prepare", "tables", notes, "--out", tmp_path / "c")
 
 
-def test_all_four_verbs_are_there():
+def test_all_four_commands_exist():
     shown = run("--help").stdout
     assert all(verb in shown for verb in ("prepare", "stats", "split", "audit"))

@@ -65,7 +65,7 @@ def test_k_sites_and_official_files(folder, tmp_path):
     assert "1 ids of the split file without a note" in shown
 
 
-def test_ratios_that_cannot_be_met_are_said(folder, tmp_path):
+def test_unmet_ratios_print_a_warning(folder, tmp_path):
     notes = [
         replace(note, patient="one" if n < 180 else note.patient) for n, note in enumerate(Corpus.open(folder).notes())
     ]
@@ -86,7 +86,7 @@ def test_ratios_that_cannot_be_met_are_said(folder, tmp_path):
         (["--similarity", "85"], "must lie in"),
     ],
 )
-def test_wrong_options_are_answered_in_a_sentence(folder, tmp_path, arguments, sentence):
+def test_invalid_options_raise_config_error(folder, tmp_path, arguments, sentence):
     with pytest.raises(ConfigError, match=sentence):
         run("split", folder, "--out", tmp_path / "out", *arguments)
     assert not (tmp_path / "out").exists()

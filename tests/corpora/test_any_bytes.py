@@ -1,4 +1,4 @@
-"""Whatever bytes a file holds, a reader yields notes or answers with a DataError; it never crashes."""
+"""A reader of any bytes returns notes or raises DataError; it never crashes."""
 
 import contextlib
 
@@ -30,7 +30,7 @@ XML = b'<docs><doc id="1"><texts><text type="IMPRESSION">word</text></texts></do
 
 @st.composite
 def damaged(draw, whole):
-    """The bytes with a piece of them replaced, or with others after them."""
+    """The bytes with a part replaced, or with other bytes appended."""
     start = draw(st.integers(0, len(whole)))
     end = draw(st.integers(start, len(whole)))
     pieces = st.sampled_from([b'"', b"\x00", b"\xff\xfe", b"\r", b"\n", b",", b"\t", b"[", b"{", b"NaN", b"\x1f\x8b"])

@@ -37,7 +37,7 @@ def of(result: Audit, check: str):
     return next(finding for finding in result.results if finding.check == check)
 
 
-def test_a_clean_corpus_has_no_finding(tmp_path):
+def test_clean_corpus_passes_all_checks(tmp_path):
     result = audited(tmp_path, clean())
     assert [finding.check for finding in result.results if finding.status != "ok"] == []
     assert result.splits == {"train": 54, "dev": 18, "test": 18}
@@ -52,7 +52,7 @@ def test_a_patient_in_two_splits_is_a_leak(tmp_path):
     assert result.leaks[0].examples == ("p0",)
 
 
-def test_patients_on_two_sides_of_corpora_that_were_split_apart(tmp_path):
+def test_count_leaked_patients_across_corpora(tmp_path):
     def corpus(name: str, *notes: tuple[str | None, str | None]):
         made = [Note(f"{name}{i}", "text", patient=patient, split=split) for i, (patient, split) in enumerate(notes)]
         return write_corpus(made, tmp_path / name, source={}, filters=[], counts={})
@@ -66,7 +66,7 @@ def test_patients_on_two_sides_of_corpora_that_were_split_apart(tmp_path):
     assert count_leaked_patients([first, second, third]) == 3
 
 
-def test_a_copy_in_another_split_is_a_leak(tmp_path):
+def test_duplicate_in_another_split_is_a_leak(tmp_path):
     notes = clean()
     notes[9] = replace(notes[9], text=notes[0].text.upper().replace(" ", "\n"))
     assert (notes[0].split, notes[9].split) == ("train", "dev")
@@ -107,7 +107,7 @@ def test_copies_in_one_split_and_of_one_patient_are_warnings(tmp_path):
     assert of(result, "(near-)duplicates of one patient").count == 2
 
 
-def test_notes_in_no_split_leak_nowhere(tmp_path):
+def test_notes_without_a_split_are_no_leak(tmp_path):
     notes = clean()
     notes[0] = replace(notes[0], split=None)
     notes.append(replace(notes[20], id="unsplit", split=None))
@@ -116,7 +116,7 @@ def test_notes_in_no_split_leak_nowhere(tmp_path):
     assert of(result, "notes without a split").count == 2
 
 
-def test_what_scores_hide_is_counted(tmp_path):
+def test_warnings_are_counted(tmp_path):
     unseen = Code("icd10cm", "Z99.81")
     notes = clean()
     notes[9] = replace(notes[9], codes=(CODES[0], unseen))
@@ -137,13 +137,13 @@ def test_what_scores_hide_is_counted(tmp_path):
     assert of(result, "codes no release has").examples == ("icd10cm:X99.ZZZ",)
 
 
-def test_no_word_of_a_note_is_in_the_result(tmp_path):
+def test_result_contains_no_note_text(tmp_path):
     notes = clean()
     notes[9] = replace(notes[9], text=notes[0].text)
     assert "template" not in json.dumps(audited(tmp_path, notes).to_json())
 
 
-def test_wrong_settings_are_answered_in_a_sentence(tmp_path):
+def test_invalid_settings_raise_config_error(tmp_path):
     with pytest.raises(ConfigError, match=r"similarity of near-duplicates must lie in \[0.5, 1\]; got 85"):
         audit(tmp_path, threshold=85)
     with pytest.raises(ConfigError, match="shingle must be 1 to 50 words; got 0"):

@@ -47,20 +47,20 @@ def test_history_then_impression_with_the_majority_codes(tmp_path):
     ],
 )
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
-def test_bad_files_are_answered_by_a_sentence(tmp_path, content, message, encoding):
+def test_invalid_files_raise_data_error(tmp_path, content, message, encoding):
     (tmp_path / "a.xml").write_bytes(content.encode(encoding))
     with pytest.raises(DataError, match=message):
         list(read_cmc2007([tmp_path / "a.xml"], RecordValidator()))
 
 
 @pytest.mark.parametrize("encoding", ["no-such", "shift_jis"])
-def test_an_encoding_that_cannot_be_read_is_answered_by_a_sentence(tmp_path, encoding):
+def test_unknown_encoding_is_an_error(tmp_path, encoding):
     (tmp_path / "a.xml").write_text(f'<?xml version="1.0" encoding="{encoding}"?>{TEST}')
     with pytest.raises(DataError, match="in an unknown encoding"):
         list(read_cmc2007([tmp_path / "a.xml"], RecordValidator()))
 
 
-def test_marked_words_inside_a_text_are_kept(tmp_path):
+def test_markup_inside_a_text_keeps_its_words(tmp_path):
     (tmp_path / "a.xml").write_text(TEST.replace("Fever.", "Fever <b>and</b> cough."))
     assert next(read_cmc2007([tmp_path / "a.xml"], RecordValidator())).text == "History: Fever and cough."
 

@@ -59,7 +59,7 @@ def test_english_without_evidence(dataset):
     assert len(train.codes) == 2
 
 
-def test_bad_input(dataset, tmp_path):
+def test_invalid_input_raises_an_error(dataset, tmp_path):
     with pytest.raises(ConfigError, match="--lang must be one of es, en for codiesp; got 'fr'"):
         list(read_codiesp([dataset], RecordValidator(), lang="fr"))
     with pytest.raises(DataError, match="no such folder"):

@@ -40,7 +40,7 @@ def write(notes, folder):
 
 @settings(max_examples=40, deadline=None)
 @given(NOTES_STRATEGY)
-def test_what_is_written_is_read(tmp_path_factory, notes):
+def test_written_notes_are_read_unchanged(tmp_path_factory, notes):
     folder = tmp_path_factory.mktemp("corpus") / "c"
     written = write(iter(notes), folder)
     corpus = Corpus.open(folder)
@@ -70,7 +70,7 @@ def test_counts(tmp_path):
     }
 
 
-def test_counts_may_be_filled_while_notes_are_drawn(tmp_path):
+def test_counts_are_read_after_the_last_note(tmp_path):
     counts = {}
 
     def notes():
@@ -81,7 +81,7 @@ def test_counts_may_be_filled_while_notes_are_drawn(tmp_path):
     assert corpus.manifest["counts"]["seen"] == 1
 
 
-def test_the_hash_is_of_content_and_order_alone(tmp_path, monkeypatch):
+def test_hash_depends_only_on_content_and_order(tmp_path, monkeypatch):
     notes = [note(number, extra={"b": 1, "a": 2}) for number in range(5)]
     first = write(notes, tmp_path / "a").hash
     monkeypatch.setattr(corpus_module, "_GROUP_NOTES", 2)
@@ -91,7 +91,7 @@ def test_the_hash_is_of_content_and_order_alone(tmp_path, monkeypatch):
     assert write([*notes[:4], note(4, split="dev")], tmp_path / "d").hash != first
 
 
-def test_a_failure_in_the_middle_leaves_the_old_corpus(tmp_path):
+def test_failed_write_leaves_the_old_corpus(tmp_path):
     old = write([note(1)], tmp_path / "c")
 
     def broken():
@@ -104,7 +104,7 @@ def test_a_failure_in_the_middle_leaves_the_old_corpus(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
-def test_an_id_twice_is_refused(tmp_path):
+def test_repeated_id_is_an_error(tmp_path):
     with pytest.raises(DataError, match="'n1' twice"):
         write([note(1), note(1)], tmp_path / "c")
 
@@ -115,7 +115,7 @@ def test_other_folders_are_not_overwritten(tmp_path):
         write([note(1)], tmp_path)
 
 
-def test_what_is_no_corpus_is_refused(tmp_path):
+def test_invalid_corpus_folders_raise_data_error(tmp_path):
     with pytest.raises(DataError, match="is no corpus"):
         Corpus.open(tmp_path)
     corpus = write([note(1), note(2)], tmp_path / "c")
@@ -141,7 +141,7 @@ def test_what_is_no_corpus_is_refused(tmp_path):
         Corpus.open(tmp_path / "c")
 
 
-def test_notes_with_flipped_bytes_are_read_or_refused_in_a_sentence(tmp_path):
+def test_damaged_notes_are_read_or_raise_data_error(tmp_path):
     write([note(number, codes=(Code("icd10cm", "I10"),), extra={"ward": "w"}) for number in range(30)], tmp_path / "c")
     whole = (tmp_path / "c" / NOTES).read_bytes()
     rng = random.Random(0)

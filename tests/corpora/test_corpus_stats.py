@@ -10,7 +10,7 @@ def corpus(folder, notes):
     return write_corpus(notes, folder, source={}, filters=[], counts={})
 
 
-def test_numbers_in_all_per_split_and_per_system(tmp_path):
+def test_statistics_in_total_per_split_and_per_system(tmp_path):
     common, rare = Code("icd10cm", "I10"), Code("icd9proc", "39.95")
     notes = [Note(f"n{i}", "word " * i, patient="p", split="train", codes=(common,)) for i in range(11)]
     notes.append(Note("last", "a\nb\tc", codes=(common, rare, Code("icd10cm", "Z99.77"))))

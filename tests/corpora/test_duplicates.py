@@ -34,7 +34,7 @@ def test_case_blanks_and_punctuation_do_not_count():
     assert exact_pairs(prints).tolist() == [[0, 1]]
 
 
-def test_notes_without_words_are_nobodys_duplicates():
+def test_notes_without_words_have_no_duplicates():
     prints = [fingerprint(""), fingerprint(" ... "), fingerprint("")]
     assert len(exact_pairs(prints)) == 0
     assert len(near_pairs(prints)[0]) == 0
@@ -64,14 +64,14 @@ def test_nearly_all_pairs_above_the_threshold_are_found_and_none_below(threshold
         assert value == pytest.approx(true_jaccard(notes[left], notes[right]))
 
 
-def test_a_shared_template_makes_no_near_duplicates():
+def test_notes_of_a_template_are_not_near_duplicates():
     rng = np.random.default_rng(2)
     template = text(rng, 150)
     prints = [fingerprint(" ".join(template + text(rng, 100))) for _ in range(300)]
     assert len(near_pairs(prints)[0]) == 0
 
 
-def test_a_crowd_of_look_alikes_is_one_connected_cluster():
+def test_many_near_duplicates_form_one_connected_cluster():
     from scipy import sparse
 
     rng = np.random.default_rng(3)

@@ -10,7 +10,7 @@ from nosology.corpora.filters import assign_splits, drop_uncoded, frequent_codes
 A, B, C = Code("icd10cm", "I10"), Code("icd10cm", "E11.9"), Code("icd10pcs", "02HV33Z")
 
 
-def test_codes_and_their_evidence_go_together_and_notes_left_bare_go_too():
+def test_keep_codes_drops_codes_with_their_evidence_and_notes_without_codes():
     notes = [
         Note("1", "x", codes=(A, B), evidence=(Evidence(A, 0, 1), Evidence(B, 0, 1))),
         Note("2", "x", codes=(B,)),
@@ -35,7 +35,7 @@ def test_frequent_codes_are_counted_by_note(lists, min_count):
     assert frequent_codes(notes, min_count) == expected
 
 
-def test_a_split_file_decides_by_admission_or_id():
+def test_assign_splits_matches_admission_or_id():
     notes = [
         Note("a", "x", extra={"hadm_id": "1"}),
         Note("a2", "x", extra={"hadm_id": 1}),  # as JSON has it
@@ -52,7 +52,7 @@ def test_a_split_file_decides_by_admission_or_id():
 EXPECTED = {"101": "train", "102": "dev", "103": "test"}
 
 
-def test_every_form_says_the_same(tmp_path):
+def test_all_formats_give_the_same_splits(tmp_path):
     table = pa.table({"index": [0, 1, 2], "_id": [101, 102, 103], "split": ["train", "val", "test"]})
     feather.write_feather(table, tmp_path / "a.feather")
     parquet.write_table(table, tmp_path / "a.parquet")
@@ -83,7 +83,7 @@ def test_every_form_says_the_same(tmp_path):
         ("a.feather", "no feather", "cannot be read as feather"),
     ],
 )
-def test_bad_files_are_answered_by_a_sentence(tmp_path, name, content, message):
+def test_invalid_files_raise_data_error(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=message):
         read_splits([tmp_path / name])

@@ -47,7 +47,7 @@ def test_labels_are_spread_at_least_as_evenly_as_by_the_oracle(notes, codes):
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(3, 60), st.integers(0, 8), st.integers(0, 10**6))
-def test_every_group_is_in_a_part_and_shares_are_kept_to_about_one_group(groups, codes, seed):
+def test_every_group_has_a_part_and_shares_are_met_up_to_one_group(groups, codes, seed):
     rng = np.random.default_rng(seed)
     sizes = rng.integers(1, 4, groups)
     matrix = sparse.csr_matrix(rng.integers(0, 2, (groups, codes)) * sizes[:, None])
@@ -58,7 +58,7 @@ def test_every_group_is_in_a_part_and_shares_are_kept_to_about_one_group(groups,
     assert np.abs(got - SHARES * sizes.sum()).max() <= 2 * sizes.max()
 
 
-def test_what_each_part_wants_is_met_where_it_can_be():
+def test_targets_are_met_where_possible():
     labels = sparse.csr_matrix(np.repeat(np.eye(2), 50, axis=0))
     targets = np.array([[50.0, 0], [0, 50]])
     part = stratify(labels, np.ones(100), np.array([0.5, 0.5]), np.random.default_rng(0), targets=targets)
@@ -70,7 +70,7 @@ def test_groups_without_labels_are_placed_by_size():
     assert np.bincount(part).tolist() == [70, 15, 15]
 
 
-def test_no_part_is_empty_if_there_are_groups_enough():
+def test_no_part_is_empty_with_enough_groups():
     for parts in range(1, 8):
         shares = np.full(parts, 1 / parts) if parts < 4 else np.array([0.97] + [0.03 / (parts - 1)] * (parts - 1))
         part = stratify(labels(7, 3, 0), np.ones(7), shares, np.random.default_rng(0))

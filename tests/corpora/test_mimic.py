@@ -77,7 +77,7 @@ def test_files_plain_or_gzipped_in_any_case_and_place(tmp_path):
         list(read_mimic4([tmp_path], RecordValidator()))
 
 
-def test_what_is_missing_is_named(tmp_path):
+def test_missing_tables_and_columns_are_named(tmp_path):
     with pytest.raises(DataError, match="no such file or folder"):
         list(read_mimic4([tmp_path / "none"], RecordValidator()))
     with pytest.raises(DataError, match=r"found no discharge\.csv or discharge\.csv\.gz"):
@@ -90,7 +90,7 @@ def test_what_is_missing_is_named(tmp_path):
         list(read_mimic4([tmp_path], RecordValidator()))
 
 
-def test_strict_stops_at_a_code_that_would_be_lost(tmp_path):
+def test_strict_raises_for_a_malformed_code(tmp_path):
     with pytest.raises(DataError, match=r"diagnoses_icd\.csv\.gz row 6: found codes that cannot be codes"):
         list(read_mimic4([write(tmp_path)], RecordValidator(strict=True)))
 
@@ -136,7 +136,7 @@ def test_reports_carry_exam_and_patient(tmp_path):
     assert validator.issues == {"no_admission": {"count": 1, "first": ["radiology.csv row 3"]}}
 
 
-def test_tables_that_may_be_missing(tmp_path):
+def test_optional_tables(tmp_path):
     first, _ = read_mimic4_radiology(
         [write_radiology(tmp_path, ["radiology", "diagnoses_icd", "procedures_icd"])], RecordValidator()
     )
@@ -204,7 +204,7 @@ def test_rows_of_an_admission_are_joined_report_first(tmp_path):
     assert validator.issues["no_admission"]["first"] == ["NOTEEVENTS.csv row 6"]
 
 
-def test_leading_zeros_that_were_lost_are_restored_and_counted(tmp_path):
+def test_missing_leading_zeros_are_repaired_and_counted(tmp_path):
     for name, content in (
         ("NOTEEVENTS", MIMIC3_NOTES),
         ("DIAGNOSES_ICD", MIMIC3_DIAGNOSES.replace("0389", "38.9")),
@@ -225,7 +225,7 @@ def line(note_id, start=0):
     }
 
 
-def test_lines_are_found_in_any_order_and_those_in_order_are_not_held(tmp_path):
+def test_gold_evidence_is_found_in_any_order_and_not_held_if_in_order(tmp_path):
     (tmp_path / "gold").mkdir()
     records = [line("a"), line("b", start=9), line("c", start=1)]
     (tmp_path / "gold" / "evidence.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -239,11 +239,11 @@ def test_lines_are_found_in_any_order_and_those_in_order_are_not_held(tmp_path):
     assert validator.issues == {"bad_evidence": {"count": 1, "first": ["evidence.jsonl row 2"]}}
 
 
-def test_without_a_file_nothing_is_known(tmp_path):
+def test_gold_evidence_without_a_file_is_empty(tmp_path):
     assert GoldEvidence([tmp_path], RecordValidator()).lookup("a", "word") == (None, ())
 
 
-def test_a_line_of_another_kind_is_refused(tmp_path):
+def test_invalid_evidence_line_is_an_error(tmp_path):
     (tmp_path / "evidence.jsonl").write_text('{"id": 1}\n')
     with pytest.raises(DataError, match=r"evidence\.jsonl row 1: note_id must be text"):
         GoldEvidence([tmp_path], RecordValidator()).lookup("a", "word")

@@ -61,7 +61,7 @@ def test_json_round_trip(text, extra):
     assert note_from_json(json.loads(json.dumps(note_to_json(note)))) == note
 
 
-def test_csv_parquet_and_gzip_say_the_same_as_json(tmp_path):
+def test_csv_parquet_and_gzip_give_the_notes_of_json(tmp_path):
     (expected,) = read_notes(lines(tmp_path / "a.jsonl", NOTE))
     columns = {key: json.dumps(value) if key in ("codes", "evidence") else value for key, value in NOTE.items()}
     columns["ward"] = "3"
@@ -108,7 +108,7 @@ def test_unicode_line_separators_do_not_end_a_line(tmp_path):
     assert [note.text for note in read_notes(tmp_path / "a.jsonl")] == ["a\u2028b\x85c"]
 
 
-def test_troubles_are_counted_and_named_by_file_and_row(tmp_path):
+def test_issues_are_counted_with_file_and_row(tmp_path):
     validator = RecordValidator(check_codes=True)
     path = lines(
         tmp_path / "a.jsonl",
@@ -132,12 +132,12 @@ def test_troubles_are_counted_and_named_by_file_and_row(tmp_path):
     }
 
 
-def test_without_an_intake_every_note_comes_in_order(tmp_path):
+def test_without_a_validator_every_note_is_returned_in_order(tmp_path):
     path = lines(tmp_path / "a.jsonl", {"id": 1, "text": ""}, {"id": 1, "text": "word"}, {"id": 2, "text": None})
     assert [(note.id, note.text) for note in read_notes(path)] == [("1", ""), ("1", "word"), ("2", "")]
 
 
-def test_codes_may_stay_unread(tmp_path):
+def test_coded_false_ignores_codes(tmp_path):
     path = lines(tmp_path / "a.jsonl", {"id": 1, "text": "word", "codes": ["???"], "evidence": 3, "ward": 2})
     assert list(read_notes(path, coded=False)) == [Note("1", "word", extra={"ward": 2})]
 
@@ -167,7 +167,7 @@ def test_codes_may_stay_unread(tmp_path):
         ('{"id": 1, "text": "secret", "evidence": [1]}\n', "evidence must be objects"),
     ],
 )
-def test_bad_json_lines_are_answered_by_a_sentence_without_text(tmp_path, content, message):
+def test_invalid_json_lines_raise_data_error_without_text(tmp_path, content, message):
     (tmp_path / "a.jsonl").write_text(content)
     with pytest.raises(DataError, match=r"a\.jsonl ") as caught:
         list(read_notes(tmp_path / "a.jsonl"))
@@ -175,7 +175,7 @@ def test_bad_json_lines_are_answered_by_a_sentence_without_text(tmp_path, conten
     assert "secret" not in str(caught.value)
 
 
-def test_bad_files_are_answered_by_a_sentence(tmp_path):
+def test_invalid_files_raise_data_error(tmp_path):
     with pytest.raises(DataError, match="no such notes file"):
         list(read_notes(tmp_path / "none.jsonl"))
     with pytest.raises(DataError, match=r"must end in \.jsonl"):

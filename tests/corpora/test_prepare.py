@@ -36,7 +36,7 @@ def notes(tmp_path):
     return path
 
 
-def test_without_a_recipe_all_is_kept_and_troubles_are_told(notes, tmp_path):
+def test_without_a_recipe_all_notes_are_kept_and_issues_counted(notes, tmp_path):
     corpus = prepare("table", [notes], tmp_path / "c")
     assert [note.id for note in corpus.notes()] == ["a", "b", "c", "d", "e"]
     counts = corpus.manifest["counts"]
@@ -49,7 +49,7 @@ def test_without_a_recipe_all_is_kept_and_troubles_are_told(notes, tmp_path):
     assert Corpus.open(tmp_path / "c").hash == prepare("table", [notes], tmp_path / "d").hash
 
 
-def test_a_recipe_counts_over_the_whole_before_it_filters(notes, tmp_path):
+def test_recipe_counts_codes_over_all_notes_before_filtering(notes, tmp_path):
     rules = CorpusRecipe(
         kind="table",
         systems=("icd10cm", "icd10pcs"),
@@ -73,7 +73,7 @@ def test_a_recipe_counts_over_the_whole_before_it_filters(notes, tmp_path):
     assert compare_with_expected(corpus) == [("notes", 3, 2), ("train", 2, 1), ("test", 7, 1), ("codes", 3, 2)]
 
 
-def test_strict_refuses_what_would_be_left_out(notes, tmp_path):
+def test_strict_raises_for_a_value_that_would_be_dropped(notes, tmp_path):
     with pytest.raises(DataError, match=r"notes\.jsonl row 6: found notes with the id of an earlier note"):
         prepare("table", [notes], tmp_path / "c", strict=True)
     assert not (tmp_path / "c").exists()
@@ -95,18 +95,18 @@ def test_a_corpus_without_notes_is_refused(notes, tmp_path):
         ("table", {"recipe": "mimic4-icd10"}, "the recipe is for kind mimic4; got kind table"),
     ],
 )
-def test_bad_arguments_are_answered_by_a_sentence(notes, tmp_path, kind, options, message):
+def test_invalid_arguments_raise_config_error(notes, tmp_path, kind, options, message):
     with pytest.raises(ConfigError, match=message):
         prepare(kind, [notes], tmp_path / "c", **options)
 
 
-def test_a_path_that_cannot_be_looked_at_is_no_fault_of_the_output(tmp_path):
+def test_unreadable_path_is_a_data_error(tmp_path):
     with pytest.raises(DataError, match=r"cannot read x+\.jsonl: File name too long"):
         prepare("table", [f"{'x' * 300}.jsonl"], tmp_path / "c")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_built_in_recipes_are_sound_and_their_splits_add_up():
+def test_built_in_recipes_are_valid_and_their_splits_add_up():
     assert {
         "mimic4-icd10",
         "mimic4-icd9",
@@ -122,7 +122,7 @@ def test_built_in_recipes_are_sound_and_their_splits_add_up():
             assert expected.train + expected.dev + expected.test == expected.notes
 
 
-def test_settings_replace_those_of_the_recipe_and_its_expected_counts():
+def test_settings_override_the_recipe_and_drop_its_expected_counts():
     recipe = override_recipe("mimic4-icd10", "mimic4", min_count=5)
     assert (recipe.min_count, recipe.systems, recipe.drop_uncoded) == (5, ("icd10cm", "icd10pcs"), True)
     assert recipe.expected.notes is None
@@ -141,12 +141,12 @@ def test_settings_replace_those_of_the_recipe_and_its_expected_counts():
         ('kind = "table"\nmin_count = 0', "min_count: Input should be greater than or equal to 1"),
     ],
 )
-def test_bad_recipes_are_answered_by_a_sentence(tmp_path, content, message):
+def test_invalid_recipes_raise_config_error(tmp_path, content, message):
     (tmp_path / "r.toml").write_text(content)
     with pytest.raises(ConfigError, match=message):
         load_corpus_recipe(tmp_path / "r.toml")
 
 
-def test_an_unknown_recipe_is_answered_with_those_there_are():
+def test_unknown_recipe_lists_the_built_in_recipes():
     with pytest.raises(ConfigError, match=r"recipe must be a file or one of .*mimic4-icd10.*; got 'mimic5'"):
         load_corpus_recipe("mimic5")

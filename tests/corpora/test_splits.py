@@ -29,81 +29,81 @@ def notes(count: int, seed: int = 0, patients: int = 0) -> list[Note]:
     ]
 
 
-def corpus(folder: Path, held: list[Note]) -> Path:
-    write_corpus(held, folder, source={"kind": "table"}, filters=[{"filter": "before"}], counts={})
+def corpus(folder: Path, all_notes: list[Note]) -> Path:
+    write_corpus(all_notes, folder, source={"kind": "table"}, filters=[{"filter": "before"}], counts={})
     return folder
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(10, 120), st.integers(5, 40), st.integers(0, 10**6))
-def test_no_patient_is_ever_in_two_splits(count, patients, seed):
-    held = notes(count, seed, patients)
-    roster = summarize_notes(held)
-    if len({note.patient for note in held}) < 3:
+def test_no_patient_is_in_two_splits(count, patients, seed):
+    all_notes = notes(count, seed, patients)
+    roster = summarize_notes(all_notes)
+    if len({note.patient for note in all_notes}) < 3:
         return
     split = stratified_splits(roster, seed=seed)[0]
-    of_patient = defaultdict(set)
-    for note in held:
-        of_patient[note.patient].add(split[note.id])
-    assert all(len(found) == 1 for found in of_patient.values())
-    assert split.keys() == {note.id for note in held}
+    splits_of_patient = defaultdict(set)
+    for note in all_notes:
+        splits_of_patient[note.patient].add(split[note.id])
+    assert all(len(found) == 1 for found in splits_of_patient.values())
+    assert split.keys() == {note.id for note in all_notes}
 
 
 def test_ratios_hold_with_patients_and_for_every_frequent_code():
-    held = notes(3000, patients=1200)
-    split = stratified_splits(summarize_notes(held), (0.6, 0.1, 0.3))[0]
+    all_notes = notes(3000, patients=1200)
+    split = stratified_splits(summarize_notes(all_notes), (0.6, 0.1, 0.3))[0]
     sizes = Counter(split.values())
     assert sizes["train"] / 3000 == pytest.approx(0.6, abs=0.005)
     assert sizes["dev"] / 3000 == pytest.approx(0.1, abs=0.005)
-    of_code = Counter(code for note in held for code in note.codes)
-    in_test = Counter(code for note in held if split[note.id] == "test" for code in note.codes)
+    of_code = Counter(code for note in all_notes for code in note.codes)
+    in_test = Counter(code for note in all_notes if split[note.id] == "test" for code in note.codes)
     for code, count in of_code.items():
         if count >= 50:
             assert in_test[code] / count == pytest.approx(0.3, abs=0.05)
 
 
-def test_the_split_hangs_on_the_seed_and_not_on_the_order_of_notes():
-    held = notes(300, patients=100)
-    first, second = stratified_splits(summarize_notes(held), seed=5, k=2)
-    assert stratified_splits(summarize_notes(held[::-1]), seed=5) == [first]
+def test_split_depends_on_the_seed_and_not_on_the_order_of_notes():
+    all_notes = notes(300, patients=100)
+    first, second = stratified_splits(summarize_notes(all_notes), seed=5, k=2)
+    assert stratified_splits(summarize_notes(all_notes[::-1]), seed=5) == [first]
     assert first != second
-    assert stratified_splits(summarize_notes(held), seed=6)[0] != first
+    assert stratified_splits(summarize_notes(all_notes), seed=6)[0] != first
 
 
 def test_duplicates_stay_together_across_patients():
-    held = notes(200, patients=200)
-    held += [
+    all_notes = notes(200, patients=200)
+    all_notes += [
         replace(note, id=f"copy{note.id}", patient=f"other{number}", text=note.text.upper())
-        for number, note in enumerate(held[:60])
+        for number, note in enumerate(all_notes[:60])
     ]
-    split = stratified_splits(summarize_notes(held))[0]
-    assert all(split[note.id] == split[f"copy{note.id}"] for note in held[:60])
-    apart = stratified_splits(summarize_notes(held, texts=False))[0]
-    assert any(apart[note.id] != apart[f"copy{note.id}"] for note in held[:60])
+    split = stratified_splits(summarize_notes(all_notes))[0]
+    assert all(split[note.id] == split[f"copy{note.id}"] for note in all_notes[:60])
+    apart = stratified_splits(summarize_notes(all_notes, texts=False))[0]
+    assert any(apart[note.id] != apart[f"copy{note.id}"] for note in all_notes[:60])
 
 
-def test_a_group_has_the_name_of_the_first_in_it():
-    held = [
+def test_group_names_are_the_first_key_of_the_group():
+    all_notes = [
         Note("n1", "one two three", patient="b"),
         Note("n2", "four five six", patient="b"),
         Note("n3", "ONE, two: three", patient="a"),
         Note("n4", "seven eight nine"),
         Note("n5", "four five six"),
     ]
-    assert group_names(held) == {"a": "a", "b": "a", "n5": "a", "n4": "n4"}
-    assert group_names(held[::-1]) == group_names(held)
+    assert group_names(all_notes) == {"a": "a", "b": "a", "n5": "a", "n4": "n4"}
+    assert group_names(all_notes[::-1]) == group_names(all_notes)
 
 
 def test_each_site_gets_its_share_of_every_split():
-    held = [replace(note, site=f"s{number % 4}") for number, note in enumerate(notes(1000, patients=600))]
-    split = stratified_splits(summarize_notes(held))[0]
+    all_notes = [replace(note, site=f"s{number % 4}") for number, note in enumerate(notes(1000, patients=600))]
+    split = stratified_splits(summarize_notes(all_notes))[0]
     for site in range(4):
-        found = Counter(split[note.id] for note in held if note.site == f"s{site}")
+        found = Counter(split[note.id] for note in all_notes if note.site == f"s{site}")
         assert found["test"] / 250 == pytest.approx(0.15, abs=0.02)
 
 
 @pytest.mark.parametrize("ratios", [(0.7, 0.2, 0.2), (0.5, 0.5), (1.2, -0.1, -0.1), (float("nan"), 0.5, 0.5)])
-def test_wrong_ratios_are_answered_in_a_sentence(ratios):
+def test_invalid_ratios_raise_config_error(ratios):
     with pytest.raises(ConfigError, match="ratios must be three numbers for train, dev and test that sum to 1; got"):
         stratified_splits(summarize_notes(notes(20)), ratios)
 
@@ -114,13 +114,13 @@ def test_a_split_without_dev_leaves_dev_empty():
     assert abs(Counter(split.values())["train"] - 80) <= 1
 
 
-def test_too_few_patients_are_answered_in_a_sentence():
-    held = [replace(note, patient="one") for note in notes(10)]
+def test_too_few_patients_raise_config_error():
+    all_notes = [replace(note, patient="one") for note in notes(10)]
     with pytest.raises(ConfigError, match=r"3 splits need as many patients .* got 1"):
-        stratified_splits(summarize_notes(held))
+        stratified_splits(summarize_notes(all_notes))
 
 
-def test_split_corpus_keeps_notes_and_says_what_was_done(tmp_path):
+def test_split_corpus_keeps_notes_and_records_the_step(tmp_path):
     folder = corpus(tmp_path / "in", notes(60))
     (written,) = split_corpus(folder, tmp_path / "out", seed=3)
     assert [replace(note, split=None) for note in written.notes()] == list(Corpus.open(folder).notes())
@@ -142,8 +142,8 @@ def test_k_splits_are_folders_and_a_corpus_may_be_split_in_place(tmp_path):
 
 
 def test_a_published_file_gives_the_splits_and_counts_what_does_not_match(tmp_path):
-    held = [replace(note, extra={"hadm_id": str(1000 + n)}) for n, note in enumerate(notes(6))]
-    folder = corpus(tmp_path / "in", held)
+    all_notes = [replace(note, extra={"hadm_id": str(1000 + n)}) for n, note in enumerate(notes(6))]
+    folder = corpus(tmp_path / "in", all_notes)
     table = pa.table({"_id": [1000, 1001, 1002, 1003, 7777], "split": ["train", "train", "val", "test", "test"]})
     feather.write_feather(table, tmp_path / "splits.feather")
     written = split_by_files(folder, tmp_path / "out", [tmp_path / "splits.feather"])
@@ -152,7 +152,7 @@ def test_a_published_file_gives_the_splits_and_counts_what_does_not_match(tmp_pa
     assert (step["notes_left_out"], step["entries_without_note"]) == (2, 1)
 
 
-def test_a_file_of_other_notes_is_answered_in_a_sentence(tmp_path):
+def test_split_file_without_matching_notes_is_an_error(tmp_path):
     folder = corpus(tmp_path / "in", notes(6))
     (tmp_path / "splits.csv").write_text("id,split\nelse,train\n")
     with pytest.raises(DataError, match=r"none of the 1 ids in splits.csv is a note or an admission of"):
@@ -160,7 +160,7 @@ def test_a_file_of_other_notes_is_answered_in_a_sentence(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unknown_split_name_is_answered_with_its_row(tmp_path):
+def test_unknown_split_name_is_an_error_with_its_row(tmp_path):
     folder = corpus(tmp_path / "in", notes(6))
     (tmp_path / "splits.csv").write_text("id,split\nnote00000,train\nnote00001,holdout\n")
     with pytest.raises(DataError, match=r"splits.csv row 3: split must be one of train, dev, test; got 'holdout'"):
@@ -171,16 +171,16 @@ CHAPTERS = "ACEFGIJKMNRSZ"
 
 
 def chapter_notes(count: int, seed: int = 0, patients: int = 0) -> list[Note]:
-    """Notes of patients who each have one chapter of their own and a few codes of all others."""
+    """Notes of patients with codes of one chapter each and a few codes of other chapters."""
     rng = np.random.default_rng(seed)
-    held = []
+    all_notes = []
     for number in range(count):
         patient = int(rng.integers(patients)) if patients else number
         letters = [CHAPTERS[patient % len(CHAPTERS)]] * 4 + list(rng.choice(list(CHAPTERS), 2))
         codes = {Code("icd10cm", f"{letter}{rng.integers(10, 20)}") for letter in letters}
         text = " ".join(map(str, rng.integers(0, 5000, 20)))
-        held.append(Note(f"note{number:05d}", text, patient=f"p{patient}", codes=tuple(sorted(codes))))
-    return held
+        all_notes.append(Note(f"note{number:05d}", text, patient=f"p{patient}", codes=tuple(sorted(codes))))
+    return all_notes
 
 
 def skewness(roster: list[NoteSummary], site: dict[str, str]) -> float:
@@ -197,17 +197,17 @@ def skewness(roster: list[NoteSummary], site: dict[str, str]) -> float:
 
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(["iid", "size", "dirichlet"]), st.integers(1, 6), st.integers(0, 10**6))
-def test_no_patient_is_ever_at_two_sites_and_no_site_is_empty(skew, sites, seed):
-    held = chapter_notes(120, seed, patients=60)
-    site = assign_sites(summarize_notes(held), sites, skew=skew, seed=seed)
-    of_patient = defaultdict(set)
-    for note in held:
-        of_patient[note.patient].add(site[note.id])
-    assert all(len(found) == 1 for found in of_patient.values())
+def test_no_patient_is_at_two_sites_and_no_site_is_empty(skew, sites, seed):
+    all_notes = chapter_notes(120, seed, patients=60)
+    site = assign_sites(summarize_notes(all_notes), sites, skew=skew, seed=seed)
+    splits_of_patient = defaultdict(set)
+    for note in all_notes:
+        splits_of_patient[note.patient].add(site[note.id])
+    assert all(len(found) == 1 for found in splits_of_patient.values())
     assert len(set(site.values())) == sites
 
 
-def test_equal_sites_have_one_size_and_one_mix():
+def test_iid_sites_have_equal_sizes_and_code_distributions():
     roster = summarize_notes(chapter_notes(2000, patients=900))
     site = assign_sites(roster, 5)
     assert all(abs(count - 400) <= 5 for count in Counter(site.values()).values())
@@ -234,31 +234,31 @@ def test_the_smaller_alpha_the_more_the_sites_differ_at_about_one_size():
     assert skewed[2] > 0.3
 
 
-def test_with_one_code_a_note_label_skew_is_the_usual_dirichlet_partition():
+def test_one_code_per_note_gives_the_usual_dirichlet_partition():
     codes = [Code("icd10cm", f"{letter}10") for letter in CHAPTERS[:10]]
-    held = [Note(f"n{n:04d}", f"{n}", codes=(codes[n % 10],)) for n in range(1000)]
-    site = assign_sites(summarize_notes(held), 5, skew="dirichlet", alpha=0.05, seed=2)
-    largest = [max(Counter(site[note.id] for note in held if note.codes[0] == code).values()) for code in codes]
+    all_notes = [Note(f"n{n:04d}", f"{n}", codes=(codes[n % 10],)) for n in range(1000)]
+    site = assign_sites(summarize_notes(all_notes), 5, skew="dirichlet", alpha=0.05, seed=2)
+    largest = [max(Counter(site[note.id] for note in all_notes if note.codes[0] == code).values()) for code in codes]
     assert np.mean(largest) > 70
 
 
 def test_existing_splits_keep_their_shares_at_each_site():
-    held = [
+    all_notes = [
         replace(note, split="test" if number % 5 == 0 else "train") for number, note in enumerate(chapter_notes(1000))
     ]
-    site = assign_sites(summarize_notes(held), 4)
+    site = assign_sites(summarize_notes(all_notes), 4)
     for number in range(4):
-        found = Counter(note.split for note in held if site[note.id] == f"site-0{number}")
+        found = Counter(note.split for note in all_notes if site[note.id] == f"site-0{number}")
         assert found["test"] / found.total() == pytest.approx(0.2, abs=0.02)
 
 
-def test_a_code_stays_only_if_each_site_can_get_enough_notes_of_it(tmp_path):
+def test_min_notes_keeps_only_codes_with_enough_notes_for_each_site(tmp_path):
     common, rare = Code("icd10cm", "I10"), Code("icd10cm", "A00.0")
     evidence = (Evidence(rare, 0, 1),)
-    held = [Note(f"n{n:03d}", f"text {n}", codes=(common, rare) if n < 19 else (common,)) for n in range(100)]
-    held[0] = replace(held[0], evidence=evidence)
-    held.append(Note("n999", "only the rare one", codes=(rare,)))
-    write_corpus(held, tmp_path / "in", source={}, filters=[], counts={})
+    all_notes = [Note(f"n{n:03d}", f"text {n}", codes=(common, rare) if n < 19 else (common,)) for n in range(100)]
+    all_notes[0] = replace(all_notes[0], evidence=evidence)
+    all_notes.append(Note("n999", "only the rare one", codes=(rare,)))
+    write_corpus(all_notes, tmp_path / "in", source={}, filters=[], counts={})
     written = site_corpus(tmp_path / "in", tmp_path / "out", 7, min_notes=3)
     assert {code for note in written.notes() for code in note.codes} == {common}
     assert next(written.notes()).evidence == ()
@@ -279,6 +279,13 @@ def test_a_code_stays_only_if_each_site_can_get_enough_notes_of_it(tmp_path):
         ({"sites": 2, "alpha": 0}, "alpha must be positive; got 0"),
     ],
 )
-def test_wrong_settings_are_answered_in_a_sentence(settings, sentence):
+def test_invalid_settings_raise_config_error(settings, sentence):
     with pytest.raises(ConfigError, match=sentence):
         assign_sites(summarize_notes(chapter_notes(30)), **settings)
+
+
+def test_old_name_of_iid_is_read_with_a_warning():
+    summaries = summarize_notes(chapter_notes(40))
+    with pytest.warns(FutureWarning, match="^the skew equal is now named iid$"):
+        sites = assign_sites(summaries, 3, skew="equal")
+    assert sites == assign_sites(summaries, 3, skew="iid")

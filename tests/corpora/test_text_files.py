@@ -31,7 +31,7 @@ def test_lines_do_not_depend_on_blocks(tmp_path, monkeypatch):
     assert blocks_validator.issues == whole_validator.issues == {"encoding": {"count": 1, "first": ["a.txt line 41"]}}
 
 
-def test_gzip_is_known_by_its_content(tmp_path):
+def test_gzip_is_detected_by_content(tmp_path):
     (tmp_path / "a.csv").write_bytes(gzip.compress(b"a\n1\n"))
     (tmp_path / "b.csv.gz").write_bytes(b"a\n1\n")
     for name in ("a.csv", "b.csv.gz"):
@@ -63,7 +63,7 @@ def test_a_note_of_a_hundred_thousand_words_passes(tmp_path):
         (b'a,b\n1,2\n1,"secret" 2\n', r"a\.csv row 3: not a well-formed row"),
     ],
 )
-def test_broken_tables_are_answered_by_a_sentence(tmp_path, content, message):
+def test_invalid_tables_raise_data_error(tmp_path, content, message):
     (tmp_path / "a.csv").write_bytes(content)
     with pytest.raises(DataError, match=message) as caught:
         list(table_rows(tmp_path / "a.csv", RecordValidator()))

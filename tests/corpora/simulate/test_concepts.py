@@ -1,4 +1,4 @@
-"""The vocabulary that lies in the package."""
+"""The hand-written concepts."""
 
 import pytest
 
@@ -48,5 +48,5 @@ def test_clusters_are_known():
 @pytest.mark.parametrize(
     ("name", "short"), [("CHF", True), ("heart failure", False), ("s/p PCI", True), ("R hip fx", True)]
 )
-def test_abbreviations_are_told_apart(name, short):
+def test_wording_separates_abbreviations(name, short):
     assert bool(Wording.of([name]).short) == short

@@ -27,7 +27,7 @@ def stays(people):
     return [stay for _, stays in people for stay in stays]
 
 
-def test_a_patient_hangs_on_seed_and_number_alone(hospital, people):
+def test_patient_depends_only_on_seed_and_number(hospital, people):
     again = Hospital().patient(4, 137)
     assert [(s.codes, s.text, s.evidence, s.reports) for s in again[1]] == [
         (s.codes, s.text, s.evidence, s.reports) for s in people[137][1]
@@ -47,8 +47,8 @@ def test_evidence_is_of_the_notes_codes_and_within_the_text(stays):
     assert spans > 15 * len(stays)
 
 
-def test_evidence_says_the_words_it_was_made_of(hospital, people):
-    """Each span of a hand-written condition is one of its wordings or signals, but for slips of the pen."""
+def test_evidence_spans_cover_the_wording_of_the_condition(hospital, people):
+    """Each span of a hand-written condition is one of its wordings or signals, except for typing errors."""
     exact = total = 0
     for _, stays in people:
         for stay in stays:
@@ -85,10 +85,14 @@ def test_early_admissions_have_icd9_and_late_ones_icd10(stays):
     assert 0.3 < fmean(stay.admission.icd10 for stay in stays) < 0.45
 
 
-def test_the_shape_is_that_of_mimic4():
-    notes = list(simulate_notes(700, 8, years=(2016, 2019)))
-    codes = [len(note.codes) for note in notes]
-    first, median, third = quantiles([len(note.text.split()) for note in notes], n=4)
+@pytest.fixture(scope="module")
+def icd10_notes():
+    return list(simulate_notes(700, 8, years=(2016, 2019)))
+
+
+def test_lengths_and_code_counts_match_mimic4(icd10_notes):
+    codes = [len(note.codes) for note in icd10_notes]
+    first, median, third = quantiles([len(note.text.split()) for note in icd10_notes], n=4)
     assert fmean(codes) == pytest.approx(15.7, abs=1.0)
     assert pstdev(codes) == pytest.approx(8.7, abs=0.8)
     assert first == pytest.approx(1147, rel=0.08)
@@ -96,8 +100,8 @@ def test_the_shape_is_that_of_mimic4():
     assert third == pytest.approx(1931, rel=0.08)
 
 
-def test_most_codes_are_rare():
-    counts = Counter(code for note in simulate_notes(700, 8, years=(2016, 2019)) for code in note.codes)
+def test_most_codes_are_rare(icd10_notes):
+    counts = Counter(code for note in icd10_notes for code in note.codes)
     assert sum(count < 10 for count in counts.values()) > 0.7 * len(counts)
     assert counts.most_common(1)[0][1] > 200
 
@@ -113,8 +117,8 @@ def test_sex_and_age_are_respected(people):
                 assert not any(code.code.startswith("O") and code.system == "icd10cm" for code in stay.codes)
 
 
-def test_diseases_come_together(stays):
-    """Who has end stage renal disease is dialysed; who has heart failure and hypertension gets the combined code."""
+def test_linked_diseases_occur_together(stays):
+    """End stage renal disease comes with dialysis, and heart failure with hypertension gets the combined code."""
     late = [{code.code for code in stay.codes} for stay in stays if stay.admission.icd10]
     dialysed = [bool(codes & {"Z99.2"}) for codes in late if "N18.6" in codes]
     assert fmean(dialysed) > 5 * fmean("Z99.2" in codes for codes in late)
@@ -134,14 +138,14 @@ def test_chronic_conditions_stay(people):
     assert 0.5 < kept / total < 0.9
 
 
-def test_some_codes_have_no_words_and_some_words_no_code(stays):
+def test_some_codes_have_no_evidence_and_some_mentions_no_code(stays):
     named = [bool(stay.evidence and {e.code for e in stay.evidence} >= set(stay.codes)) for stay in stays]
     assert fmean(named) < 0.6
     missed = [f for stay in stays for f in stay.admission.conditions if not f.codes and f.visibility == "named"]
     assert len(missed) > len(stays)
 
 
-def test_sites_write_and_treat_differently(stays):
+def test_sites_differ_in_headings(stays):
     by_site = {}
     for stay in stays:
         by_site.setdefault(stay.admission.site.name, []).append(stay)
@@ -156,7 +160,7 @@ def test_years_are_checked():
         Hospital((2019, 2016))
 
 
-def test_reports_follow_what_the_patient_has(hospital):
+def test_radiology_reports_show_the_conditions_of_the_patient(hospital):
     seen = Counter()
     for index in range(800):
         for stay in hospital.patient(2, index)[1]:

@@ -1,4 +1,4 @@
-"""The folder of files, and the way from it to a corpus."""
+"""The files of the simulated hospital, and the corpus prepared from them."""
 
 import csv
 import gzip
@@ -42,7 +42,7 @@ def test_the_same_seed_gives_the_same_bytes(folder, tmp_path):
     assert all((folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in names)
 
 
-def test_more_patients_keep_the_ones_before(folder, tmp_path):
+def test_larger_hospital_contains_the_patients_of_a_smaller_one(folder, tmp_path):
     simulate(PATIENTS + 5, 11, tmp_path / "more")
     for name in ("note/discharge", "hosp/diagnoses_icd", "note/radiology_detail"):
         few = rows(folder, name)
@@ -72,7 +72,7 @@ def test_tables_agree(folder):
     assert any(not row["hadm_id"] for row in rows(folder, "note/radiology"))
 
 
-def test_the_corpus_holds_what_the_stream_holds(folder, tmp_path):
+def test_corpus_of_the_files_equals_the_stream(folder, tmp_path):
     corpus = prepare("mimic4", [folder], tmp_path / "corpus")
     read = {note.id: note for note in corpus.notes()}
     made = list(simulate_notes(PATIENTS, 11))
@@ -85,7 +85,7 @@ def test_the_corpus_holds_what_the_stream_holds(folder, tmp_path):
         assert {(e.code, e.start, e.end) for e in other.evidence} == spans
 
 
-def test_wrong_wishes_are_answered(tmp_path):
+def test_invalid_arguments_raise_an_error(tmp_path):
     with pytest.raises(ConfigError, match="layout must be one of mimic4; got mimic3"):
         simulate(1, 0, tmp_path / "x", layout="mimic3")
     with pytest.raises(ConfigError, match="patients must be at least 1; got 0"):

@@ -1,4 +1,4 @@
-"""Descriptions in other words."""
+"""Sentence patterns and paraphrases of descriptions."""
 
 import re
 
@@ -14,7 +14,7 @@ def names(pair):
     return [name for part in pair for name in (*part.long, *part.short)]
 
 
-def test_a_diagnosis_is_turned_round_and_abbreviated():
+def test_diagnosis_wordings_reorder_and_abbreviate():
     exact, vague = wording.diagnosis_wordings("Malignant neoplasm of upper lobe, left bronchus or lung")
     assert "malignant neoplasm of upper lobe, left bronchus or lung" in exact.long
     assert any(name.startswith(("cancer of", "ca of", "malignancy of")) for name in names((exact,)))
@@ -27,7 +27,7 @@ def test_vague_words_and_encounters_are_dropped():
     assert "left femur fracture" in exact.long
 
 
-def test_a_procedure_is_said_by_its_operation():
+def test_procedure_wordings_use_the_operation():
     exact, vague = wording.procedure_wordings("Drainage of Left Pleural Cavity, Percutaneous Approach, Diagnostic")
     assert "percutaneous biopsy of left pleural cavity" in exact.long
     assert "pleural cavity biopsy" in vague.long
@@ -45,11 +45,11 @@ def test_every_description_has_words(data):
     assert all(name == name.strip() and "  " not in name and "\n" not in name for name in names((exact, vague)))
 
 
-def test_every_choice_of_a_small_pattern_is_found():
+def test_small_pattern_expands_to_every_choice():
     assert set(expand_pattern("{a|b} c{ d|}")) == {"a c d", "a c", "b c d", "b c"}
 
 
-def test_choices_nest_and_the_place_of_a_mention_stays():
+def test_nested_choices_expand_and_the_slot_stays():
     sentences = expand_pattern("no {} {seen|found{ on| by} CT}", 20)
     assert set(sentences) == {"no {} seen", "no {} found on CT", "no {} found by CT"}
 
