@@ -1,4 +1,4 @@
-"""HTML of the pages: templates, formats of times and shares, SVG charts, rows of the queue, the text of a note.
+"""HTML of the pages: templates, formats of times and shares, rows of the queue, the text of a note.
 
 Rows of the queue and text of a note are built without a template, which takes four to ten times as long.
 """
@@ -32,7 +32,6 @@ from nosology.workbench.views import visible_text
 
 STATIC_FOLDER = Path(__file__).parent / "static"
 CONTEXTS = ("negated", "historical", "family", "uncertain", "hypothetical")
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _BOTTOM, _TOP = 560, 200, 44, 12, 24, 12  # of a chart
 _CODING_LABELS = {
     "waiting": ' <span class="muted">being coded</span>',
     "cancelled": ' <span class="muted">not coded</span>',
@@ -88,6 +87,7 @@ def template_environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(time=format_time, age=format_age, percent=format_percent, duration=format_duration)
+    environment.filters["axis_end"] = axis_end
     shared: dict[str, Any] = environment.globals
     shared.update(STATUSES=STATUSES, REASONS=REASONS, POA=POA, static=static_path())
     shared["help_sheet"] = Markup(environment.get_template("help.html").render())  # the same on every page
@@ -106,74 +106,10 @@ def render_page(
     return HTMLResponse(html, status_code=status)
 
 
-def line_chart(points: Sequence[tuple[str, float]], title: str, *, top: float | None = 1.0, unit: str = "") -> Markup:
-    """An SVG line through (name, value) points; top: the largest value of the axis, None to fit the points."""
-    if len(points) < 2:
-        return Markup("")
-    largest = top or _round_up(max(value for _, value in points)) or 1.0
-    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _BOTTOM - _TOP
-    positions = [
-        (_LEFT + width * i / (len(points) - 1), _TOP + height * (1 - min(value, largest) / largest))
-        for i, (_, value) in enumerate(points)
-    ]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in positions)
-    dots = Markup("").join(
-        Markup('<circle class="dot" cx="{:.1f}" cy="{:.1f}" r="3"><title>{}: {:.3g}</title></circle>').format(
-            x, y, name, value
-        )
-        for (x, y), (name, value) in zip(positions, points)
-    )
-    ends = Markup('<text x="{}" y="{}">{}</text><text x="{}" y="{}" text-anchor="end">{}</text>').format(
-        _LEFT, _HEIGHT - 6, points[0][0], _WIDTH - _RIGHT, _HEIGHT - 6, points[-1][0]
-    )
-    curve = Markup('<polyline class="curve" points="{}"/>').format(path)
-    return _svg(_chart_axis(largest, height, unit) + curve + dots + ends, title, _HEIGHT)
-
-
-def _round_up(value: float) -> float:
-    """The next value at which an axis can end: 1, 2, 4, 6, 8 or 10 times a power of ten."""
+def axis_end(value: float) -> float:
+    """The next value at which the axis of a chart can end: 1, 2, 4, 6, 8 or 10 times a power of ten."""
     size = 10 ** math.floor(math.log10(value)) if value > 0 else 0
     return next((size * step for step in (1, 2, 4, 6, 8, 10) if value <= size * step), 0)
-
-
-def _chart_axis(largest: float, height: float, unit: str) -> Markup:
-    html = Markup("")
-    for share in (0, 0.5, 1):
-        y = _TOP + height * (1 - share)
-        label = f"{largest * share:.0%}" if largest == 1.0 else f"{largest * share:.3g}{unit}"
-        html += Markup('<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(
-            _LEFT, _WIDTH - _RIGHT, y, y
-        )
-        html += Markup('<text x="{}" y="{:.1f}" text-anchor="end">{}</text>').format(_LEFT - 6, y + 4, label)
-    return html
-
-
-def bar_chart(rows: Sequence[tuple[str, float | None, float | None]], names: tuple[str, str]) -> Markup:
-    """An SVG with two bars per row (title, first share, second share); None draws no bar."""
-    if not rows:
-        return Markup("")
-    y, left = 22.0, 250
-    html = Markup('<text class="first" x="{}" y="12">{}</text>').format(left, names[0])
-    html += Markup('<text class="second" x="{}" y="12">{}</text>').format(left + 60, names[1])
-    for title, first, second in rows:
-        plain = title.partition(" (")[0]
-        short = plain if len(plain) <= 36 else plain[:35] + "…"
-        html += Markup('<text x="{}" y="{:.0f}" text-anchor="end">{}<title>{}</title></text>').format(
-            left - 8, y + 12, short, title
-        )
-        for value, kind, shift in ((first, "first", 0), (second, "second", 8)):
-            if value is not None:
-                html += Markup('<rect class="{}" x="{}" y="{:.0f}" width="{:.1f}" height="7" rx="2"/>').format(
-                    kind, left, y + shift, max(1.0, (_WIDTH - left - _RIGHT) * value)
-                )
-        y += 24
-    return _svg(html, f"{names[0]} and {names[1]}", int(y + 4))
-
-
-def _svg(content: Markup, title: str, height: int) -> Markup:
-    return Markup('<svg class="plot" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        _WIDTH, height, title, content
-    )
 
 
 def queue_rows(rows: Sequence[Row]) -> Markup:

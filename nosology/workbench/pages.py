@@ -15,7 +15,7 @@ from nosology.workbench import cases, coding, measures, triage
 from nosology.workbench.accounts import User
 from nosology.workbench.audit_log import log_access, log_access_in
 from nosology.workbench.database import notes, read_transaction, write_transaction
-from nosology.workbench.page_html import annotate_note, bar_chart, line_chart, queue_rows, render_page
+from nosology.workbench.page_html import annotate_note, queue_rows, render_page
 from nosology.workbench.review import STATUSES, NotFound
 from nosology.workbench.security import (
     MAX_ID,
@@ -286,22 +286,17 @@ def measures_page(request: Request, services: ServicesDep, user: CurrentUser) ->
     with read_transaction(services.engine) as connection:
         reviewed = measures.load_reviewed_notes(connection)
         drift = measures.measure_drift(connection)
-    days = measures.agreement_by_day(reviewed)
-    chapters = measures.agreement_by_chapter(reviewed)
-    precision = [(day, value) for day, _, value, _ in days if value is not None]
-    seconds = [(day, value) for day, _, _, value in days]
+    days, chapters = measures.agreement_by_day(reviewed), measures.agreement_by_chapter(reviewed)
     values = {
         "notes": len(reviewed),
         "total": measures.total_agreement(reviewed),
         "seconds": measures.median([note.seconds for note in reviewed if note.seconds]),
         "codes": measures.agreement_by_code(reviewed),
         "chapters": chapters,
+        "chapter_bars": [(row.title, row.precision, row.recall) for row in chapters[:12]],
         "drift": drift,
-        "precision_chart": line_chart(precision, "share of codes kept"),
-        "time_chart": line_chart(seconds, "median seconds per note", top=None, unit=" s"),
-        "chapter_chart": bar_chart(
-            [(row.title, row.precision, row.recall) for row in chapters[:12]], ("kept", "found")
-        ),
+        "daily_precision": [(day, value) for day, _, value, _ in days if value is not None],
+        "daily_seconds": [(day, value) for day, _, _, value in days],
     }
     return render_page(request, "measures.html", user, values)
 
@@ -329,7 +324,7 @@ def _render_triage(request: Request, services: Services, user: User, error: str 
     effects = triage.threshold_effects([calibration.apply(value) for value in raw], observed)
     errors = [(f"{row.threshold:.2f}", row.expected_error) for row in effects if row.expected_error is not None]
     values = {"effects": effects, "rule": rule, "calibration": calibration, "error": error, "coded": len(raw)}
-    values["chart"] = line_chart(errors, "error")
+    values |= {"expected_errors": errors}
     return render_page(request, "triage.html", user, values, status=422 if error else 200)
 
 
