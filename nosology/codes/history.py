@@ -39,7 +39,7 @@ def successors(code: Code, release: str) -> list[Code]:
 
 
 def predecessors(code: Code, release: str) -> list[Code]:
-    """The code in an earlier release: itself, the codes it was made from, or [] if it is new."""
+    """The code in an earlier release: itself, the codes that it replaced, or [] if it is new."""
     return _trace(code, release, forward=False)
 
 

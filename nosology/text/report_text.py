@@ -131,8 +131,6 @@ def _context_prefixes(flags: np.ndarray) -> list[str]:
 
 def _section_kinds(text: str, starts: np.ndarray) -> list[str]:
     """The kind of the section of each word."""
-    found = sections(text)
-    if not found:
-        return []
-    at = np.searchsorted([section.span.start for section in found], starts, side="right") - 1
-    return [found[i].kind for i in at]
+    parts = sections(text)
+    indices = np.searchsorted([part.span.start for part in parts], starts, side="right") - 1
+    return [parts[i].kind for i in indices]
