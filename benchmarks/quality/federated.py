@@ -1,13 +1,13 @@
 """Central against federated training of a head: python benchmarks/quality/federated.py --codiesp FOLDER | --patients N
 
 CodiEsp English (train -> dev), or a simulated hospital of 2016 to 2019 divided by patient (70/10/20); the built-in
-embedder, one head, 20 sites, 100 rounds. Each row is a way to train: the linear coder on the pooled notes, the head on
-the pooled notes (`central`), and federations of sites that are alike, of unlike size, and skewed by Dirichlet(0.5) and
-(0.1), the last also with FedProx and FedAdam; `fedadam over sgd` has one plain step a site in the place of AdamW.
-All are measured on the same notes. On CodiEsp the threshold is found on the notes that are measured, as is usual there;
-on the simulated hospital on dev. --most keeps the codes of most train notes alone: paper 000 asks for ten notes of each
-code at each site, which rare codes cannot have. --seeds repeats all with other sites and weights; the table has means,
-and for each federation the difference from the central row, mean, least and most.
+embedder, one head, 20 sites, 100 rounds. The rows are: the linear coder and the head on the pooled notes (`linear`,
+`central`), and federations of sites that are iid, of different size, and skewed by Dirichlet(0.5) and (0.1), the last
+also with FedProx, FedAdam and FedSGD. All rows are evaluated on the same notes. On CodiEsp the threshold is tuned on
+the evaluated notes, as is usual there; on the simulated hospital it is tuned on dev. --most uses only the most frequent
+codes of train: Xu and Dray (2025) demand ten notes of each code at each site, which rare codes do not have. --seeds
+repeats all with other sites and weights; the table has means, and for each federation the difference from the central
+row (mean, least, most).
 """
 
 from __future__ import annotations
@@ -30,72 +30,74 @@ from nosology.corpora.notes_file import read_notes
 from nosology.corpora.simulate import simulate_notes
 from nosology.evaluation.measure import measure
 from nosology.federated.rounds.federation_server import run_federation
-from nosology.federated.rounds.simulation import dealt_sites, grid_of, simulated_sites
-from nosology.federated.rounds.stacked import run_stacked
+from nosology.federated.rounds.simulation import partition_sites, simulated_sites, simulation_grid
+from nosology.federated.rounds.vectorized import run_vectorized
 from nosology.models.bundle import Bundle
 from nosology.models.train import train
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_federated.json"
 SHOWN = ("micro_f1", "macro_f1", "map")
 ADAM = ["federation.strategy=fedadam", "federation.server_rate=0.005"]
-WAYS = {  # name: skew, alpha, settings
+PARTITIONS = {  # name: skew, alpha, settings
     "iid": ("iid", 1.0, []),
-    "unlike size": ("size", 1.0, []),
+    "size": ("size", 1.0, []),
     "dirichlet 0.5": ("dirichlet", 0.5, []),
     "dirichlet 0.1": ("dirichlet", 0.1, []),
     "dirichlet 0.1, fedprox": ("dirichlet", 0.1, ["federation.strategy=fedprox", "federation.mu=0.1"]),
     "dirichlet 0.1, fedadam": ("dirichlet", 0.1, ADAM),
-    "iid, fedadam over sgd": ("iid", 1.0, [*ADAM, "federation.optimizer=sgd"]),
-    "dirichlet 0.1, fedadam over sgd": ("dirichlet", 0.1, [*ADAM, "federation.optimizer=sgd"]),
+    "iid, fedsgd": ("iid", 1.0, [*ADAM, "federation.optimizer=fedsgd"]),
+    "dirichlet 0.1, fedsgd": ("dirichlet", 0.1, [*ADAM, "federation.optimizer=fedsgd"]),
 }
 
 
-def corpus_of(asked: argparse.Namespace, folder: Path) -> tuple[Corpus, str]:
-    """The notes, and the split that is measured."""
-    if asked.codiesp:
-        notes = [n for s in ("train", "dev") for n in read_notes(asked.codiesp / f"codiesp_en_{s}.jsonl")]
+def build_corpus(options: argparse.Namespace, folder: Path) -> tuple[Corpus, str]:
+    """The corpus and its evaluated split."""
+    if options.codiesp:
+        notes = [n for s in ("train", "dev") for n in read_notes(options.codiesp / f"codiesp_en_{s}.jsonl")]
         split = "dev"
     else:
-        made = [note for note in simulate_notes(asked.patients, 2, years=(2016, 2019)) if note.codes]
-        order = np.random.default_rng(2).permutation(sorted({note.patient for note in made})).tolist()
+        simulated = [note for note in simulate_notes(options.patients, 2, years=(2016, 2019)) if note.codes]
+        order = np.random.default_rng(2).permutation(sorted({note.patient for note in simulated})).tolist()
         rank = {patient: i / len(order) for i, patient in enumerate(order)}
-        place = {p: "train" if r < 0.7 else "dev" if r < 0.8 else "test" for p, r in rank.items()}
-        notes, split = [replace(note, split=place[note.patient]) for note in made], "test"
+        split_of = {p: "train" if r < 0.7 else "dev" if r < 0.8 else "test" for p, r in rank.items()}
+        notes, split = [replace(note, split=split_of[note.patient]) for note in simulated], "test"
     counts = Counter(c for n in notes if n.split == "train" for c in n.codes if c.system == "icd10cm")
-    kept = {code for code, _ in counts.most_common(asked.most)} if asked.most else None
-    chosen = [tuple(c for c in n.codes if (c in kept if kept else c.system == "icd10cm")) for n in notes]
+    frequent = {code for code, _ in counts.most_common(options.most)} if options.most else None
+    chosen = [tuple(c for c in n.codes if (c in frequent if frequent else c.system == "icd10cm")) for n in notes]
     diagnoses = [replace(note, codes=codes, evidence=()) for note, codes in zip(notes, chosen)]
     return write_corpus(diagnoses, folder, source={"kind": "benchmark"}, filters=[], counts={}), split
 
 
-def run_seed(corpus: Corpus, split: str, seed: int, asked: argparse.Namespace, folder: Path) -> dict[str, dict]:
-    """All ways with one seed."""
-    told = [f"seed={seed}", f"federation.rounds={asked.rounds}", *asked.settings]
-    found = {}
+def run_seed(corpus: Corpus, split: str, seed: int, options: argparse.Namespace, folder: Path) -> dict[str, dict]:
+    """All rows with one seed."""
+    settings = [f"seed={seed}", f"federation.rounds={options.rounds}", *options.settings]
+    rows = {}
 
     def row(name: str, bundle: Bundle, seconds: float) -> None:
         metrics = measure(bundle, corpus, split, folder / "report").evaluation.metrics
-        found[name] = {key: metrics[key] for key in SHOWN} | {"seconds": seconds}
-        print(f"seed {seed} {name:32}" + "".join(f"  {k} {v:.4f}" for k, v in found[name].items()), flush=True)
+        rows[name] = {key: metrics[key] for key in SHOWN} | {"seconds": seconds}
+        print(f"seed {seed} {name:32}" + "".join(f"  {k} {v:.4f}" for k, v in rows[name].items()), flush=True)
 
     for name in ("linear", "central"):
         started = time.monotonic()
-        recipe = load_recipe("linear", [f"seed={seed}"]) if name == "linear" else load_recipe(asked.recipe, told)
+        recipe = load_recipe("linear", [f"seed={seed}"]) if name == "linear" else load_recipe(options.recipe, settings)
         bundle = train(recipe, [corpus], folder / name)
         row(name, bundle, time.monotonic() - started)
-    for name in asked.ways:
-        skew, alpha, changed = WAYS[name]
+    for name in options.rows:
+        skew, alpha, changed = PARTITIONS[name]
         small = [f"federation.{key}=1" for key in ("min_site_notes", "min_notes")]
-        small += [f"federation.{key}={min(10, asked.sites)}" for key in ("min_sites", "quorum")]
-        recipe = load_recipe(asked.recipe, [*told, *small, *changed])
-        sites = simulated_sites([corpus], dealt_sites([corpus], asked.sites, skew, alpha, seed), recipe, asked.cache)
+        small += [f"federation.{key}={min(10, options.sites)}" for key in ("min_sites", "quorum")]
+        recipe = load_recipe(options.recipe, [*settings, *small, *changed])
+        sites = simulated_sites(
+            [corpus], partition_sites([corpus], options.sites, skew, alpha, seed), recipe, options.cache
+        )
         started = time.monotonic()
         if recipe.federation.strategy in ("fedavg", "fedprox") and torch.cuda.is_available():  # the same, faster
-            bundle = run_stacked(sites, recipe, folder / name)
+            bundle = run_vectorized(sites, recipe, folder / name)
         else:
-            bundle = run_federation(grid_of(sites), recipe, folder / name).bundle
+            bundle = run_federation(simulation_grid(sites), recipe, folder / name).bundle
         row(name, bundle, time.monotonic() - started)
-    return found
+    return rows
 
 
 def main() -> None:
@@ -109,35 +111,35 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
+    parser.add_argument("--rows", nargs="+", default=list(PARTITIONS), choices=list(PARTITIONS))
     parser.add_argument("--cache", type=Path, required=True, help="the folder of the vectors; kept")
     parser.add_argument("--set", dest="settings", action="append", default=[], help="as in nosology train")
     parser.add_argument("--out", type=Path, default=RESULT)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     seeds = []
-    changed = list(asked.settings)
-    asked.settings = [*changed, f"vectors.cache='{asked.cache}'"]
+    changed = list(options.settings)
+    options.settings = [*changed, f"vectors.cache='{options.cache}'"]
     with tempfile.TemporaryDirectory() as name:
-        corpus, split = corpus_of(asked, Path(name) / "corpus")
-        for seed in range(asked.seeds):
-            seeds.append(run_seed(corpus, split, seed, asked, Path(name) / str(seed)))
+        corpus, split = build_corpus(options, Path(name) / "corpus")
+        for seed in range(options.seeds):
+            seeds.append(run_seed(corpus, split, seed, options, Path(name) / str(seed)))
     table = {}
     for way in seeds[0]:
-        table[way] = {key: float(np.mean([found[way][key] for found in seeds])) for key in (*SHOWN, "seconds")}
-        gaps = [found[way]["micro_f1"] - found["central"]["micro_f1"] for found in seeds]
+        table[way] = {key: float(np.mean([rows[way][key] for rows in seeds])) for key in (*SHOWN, "seconds")}
+        gaps = [rows[way]["micro_f1"] - rows["central"]["micro_f1"] for rows in seeds]
         table[way]["micro F1 against central"] = [float(np.mean(gaps)), min(gaps), max(gaps)]
     print(json.dumps(table, indent=2))
-    results = json.loads(asked.out.read_text()) if asked.out.exists() else {}
-    key = "codiesp" if asked.codiesp else f"simulated hospital, {asked.patients} patients"
-    key += f", {asked.most} codes" if asked.most else ""
-    told = {
-        "recipe": asked.recipe,
+    results = json.loads(options.out.read_text()) if options.out.exists() else {}
+    key = "codiesp" if options.codiesp else f"simulated hospital, {options.patients} patients"
+    key += f", {options.most} codes" if options.most else ""
+    about = {
+        "recipe": options.recipe,
         "settings": changed,
-        "sites": asked.sites,
-        "rounds": asked.rounds,
+        "sites": options.sites,
+        "rounds": options.rounds,
         "notes": len(corpus),
     }
-    write_json(asked.out, results | {key: told | {"seeds": asked.seeds, "rows": table}})
+    write_json(options.out, results | {key: about | {"seeds": options.seeds, "rows": table}})
 
 
 if __name__ == "__main__":

@@ -1,96 +1,286 @@
-"""nosology federate: hospitals train one coder together; `simulate` has all of them on this machine."""
+"""nosology federate: several hospitals train one coder. `simulate` runs on one machine, the others between machines."""
 
 from __future__ import annotations
 
+import logging
+import os
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from nosology.cli.coder_commands import Overrides
-from nosology.cli.federate_deploy import add_to
-from nosology.core import ConfigError
+from nosology.core import ConfigError, FederationError
 
 if TYPE_CHECKING:
+    from nosology.federated.federation_settings import FederatedHeadsRecipe
     from nosology.models.bundle import Bundle
 
-app = typer.Typer(help="Train one coder at several hospitals while no note leaves home.", no_args_is_help=True)
-add_to(app)
+app = typer.Typer(help="Train one coder at several hospitals; no note leaves its hospital.", no_args_is_help=True)
+
+Recipe = Annotated[str, typer.Argument(help="A recipe of kind heads: a built-in name or a TOML file.")]
+Root = Annotated[Path, typer.Option(help="The certificate of the authority, root.pem of `nosology federate keys`.")]
+Server = Annotated[str, typer.Option(metavar="HOST:PORT", help="The address of the server.")]
 
 _SHOWN = ("micro_f1", "micro_precision", "micro_recall", "macro_f1", "exact_match", "map")
 
 
 @app.command()
 def simulate(
-    recipe: Annotated[str, typer.Argument(help="A recipe of kind heads: a built-in one's name or a TOML file.")],
+    recipe: Recipe,
     corpus: Annotated[list[Path], typer.Option(help="A corpus folder; may be given several times.")],
-    out: Annotated[Path, typer.Option(help="The bundle folder to write; a run that was stopped goes on.")],
+    out: Annotated[Path, typer.Option(help="The bundle folder to write; an interrupted run is continued.")],
     sites: Annotated[
-        int | None, typer.Option(min=1, help="Deal the notes out to so many sites; default: the sites they have.")
+        int | None, typer.Option(min=1, help="Partition the notes into so many sites; default: the sites of the notes.")
     ] = None,
     skew: Annotated[str | None, typer.Option(help="How sites differ: iid, size or dirichlet; default: iid.")] = None,
     alpha: Annotated[
-        float | None, typer.Option(help="dirichlet: the smaller, the fewer sites see a family of codes; default: 0.5.")
+        float | None, typer.Option(help="dirichlet: smaller values make sites less alike; default: 0.5.")
     ] = None,
-    stacked: Annotated[
-        bool, typer.Option("--stacked", help="All sites in one program, without Flower; much faster on a GPU.")
-    ] = False,
+    engine: Annotated[
+        Literal["flower", "vectorized"],
+        typer.Option(help="flower: site after site. vectorized: all sites at once, faster on a GPU, without privacy."),
+    ] = "flower",
+    stacked: Annotated[bool, typer.Option("--stacked", hidden=True)] = False,
     settings: Overrides = [],  # noqa: B006 (typer copies it)
 ) -> None:
-    """Simulate a federation on this machine, one process, site after site."""
-    from nosology.config import load_recipe
+    """Simulate a federation in one process on this machine."""
+    checked = _load_heads(recipe, settings)
     from nosology.corpora.corpus import Corpus
-    from nosology.federated.federation_settings import FederatedHeadsRecipe, FederationSettings
+    from nosology.federated.federation_settings import FederationSettings
     from nosology.training.run_folder import VECTORS, clear_run_folder, run_folder
 
-    checked = load_recipe(recipe, settings)
-    if not isinstance(checked, FederatedHeadsRecipe):
-        raise ConfigError(f"recipe must be of kind heads, such as heads-mlp; got {checked.kind}")
+    if stacked:
+        typer.echo("the option --stacked is now named --engine vectorized", err=True)
+        engine = "vectorized"
     if sites is None and (skew is not None or alpha is not None):
         raise ConfigError("--skew and --alpha need --sites")
     if alpha is not None and skew != "dirichlet":
         raise ConfigError(f"--alpha needs --skew dirichlet; got {skew or 'iid'}")
     federation = checked.federation
-    if stacked and federation.fraction_evaluate not in (FederationSettings().fraction_evaluate, 1.0):
-        raise ConfigError("federation.fraction_evaluate must be as it comes with --stacked: every site is evaluated")
-    try:
-        from nosology.federated.rounds.federation_server import run_federation
-        from nosology.federated.rounds.simulation import dealt_sites, grid_of, notes_hash, own_sites, simulated_sites
-    except ImportError as error:
-        raise ConfigError(f"a federation needs {error.name}: pip install nosology[federated,embed]") from error
+    if engine == "vectorized" and federation.fraction_evaluate not in (FederationSettings().fraction_evaluate, 1.0):
+        raise ConfigError("federation.fraction_evaluate must not be set with --engine vectorized: all sites are used")
+    _check_installed()
+    from nosology.federated.rounds.federation_server import run_federation
+    from nosology.federated.rounds.simulation import (
+        corpus_sites,
+        notes_hash,
+        partition_sites,
+        simulated_sites,
+        simulation_grid,
+    )
+    from nosology.federated.rounds.vectorized import run_vectorized
+
     corpora = [Corpus.open(folder) for folder in corpus]
     if sites:
-        site_of = dealt_sites(corpora, sites, skew or "iid", 0.5 if alpha is None else alpha, checked.seed)
+        site_of = partition_sites(corpora, sites, skew or "iid", 0.5 if alpha is None else alpha, checked.seed)
     else:
-        site_of = own_sites(corpora)
+        site_of = corpus_sites(corpora)
     cache = Path(checked.vectors.cache or run_folder(out) / VECTORS)
     hospitals = simulated_sites(corpora, site_of, checked, cache)
-    most = max(1, sum(len(each.notes["train"].codes) >= federation.min_site_notes for each in hospitals))
-    fitting = {"min_sites": min(federation.min_sites, most), "quorum": min(federation.quorum, most)}
-    checked = checked.model_copy(update={"federation": federation.model_copy(update=fitting)})
-    about = [{"hash": each.hash, "source": each.manifest["source"]} for each in corpora]
-    told = {"corpora": about, "notes": notes_hash(corpora, site_of), "say": typer.echo}
-    if stacked:
-        from nosology.federated.rounds.stacked import run_stacked
-
-        bundle = run_stacked(hospitals, checked, out, **told)
+    most = max(1, sum(len(hospital.notes["train"].codes) >= federation.min_site_notes for hospital in hospitals))
+    limits = {"min_sites": min(federation.min_sites, most), "quorum": min(federation.quorum, most)}
+    checked = checked.model_copy(update={"federation": federation.model_copy(update=limits)})
+    sources = [{"hash": item.hash, "source": item.manifest["source"]} for item in corpora]
+    notes = notes_hash(corpora, site_of)
+    if engine == "vectorized":
+        bundle = run_vectorized(hospitals, checked, out, corpora=sources, notes=notes, report=typer.echo)
     else:
-        bundle = run_federation(grid_of(hospitals), checked, out, **told).bundle
+        grid = simulation_grid(hospitals)
+        bundle = run_federation(grid, checked, out, corpora=sources, notes=notes, report=typer.echo).bundle
     clear_run_folder(run_folder(out))
-    show(out, bundle)
+    show_bundle(out, bundle)
 
 
-def show(out: Path, bundle: Bundle) -> None:
-    """Prints what a federation has made, and how it does on the sites' test notes."""
-    made: dict[str, Any] = bundle.provenance
+def show_bundle(out: Path, bundle: Bundle) -> None:
+    """Prints a bundle of a federation and its metrics on the test notes of the sites."""
+    provenance: dict[str, Any] = bundle.provenance
+    report = provenance["found"]
     typer.echo(
-        f"{out}: {bundle.model.kind} coder, {len(bundle.model.labels):,} codes, trained on {made['n_train']:,} notes"
-        f" at {len(made['federation']['sites'])} sites, threshold {bundle.decision.threshold:.3f}"
+        f"{out}: {bundle.model.kind} coder, {len(bundle.model.labels):,} codes, trained on {provenance['n_train']:,}"
+        f" notes at {len(provenance['federation']['sites'])} sites, threshold {bundle.decision.threshold:.3f}"
     )
-    for site, why in sorted(made["federation"]["refused"].items()):
-        typer.echo(f"caution: {site} was left out: {why}", err=True)
-    if not made["found"]["dev_codes"]:
-        typer.echo("caution: the sites have no coded dev notes: probabilities and threshold are guesses", err=True)
-    for name in _SHOWN if "test" in made["found"] else ():
-        value = made["found"]["test"][name]
+    for site, reason in sorted(provenance["federation"]["refused"].items()):
+        typer.echo(f"caution: {site} was excluded: {reason}", err=True)
+    if not report["dev_codes"]:
+        typer.echo("caution: no coded dev notes: probabilities and threshold are not tuned", err=True)
+    for name in _SHOWN if "test" in report else ():
+        value = report["test"][name]
         typer.echo(f"{name + ' (test)':<28}{'undefined' if value is None else f'{value:.4f}':>10}")
+
+
+@app.command()
+def keys(
+    out: Annotated[Path, typer.Option(help="The folder to write into.")],
+    host: Annotated[list[str], typer.Option(help="A name or address of the server; may be given several times.")] = [],  # noqa: B006 (typer copies it)
+    site: Annotated[list[str], typer.Option(help="A site that needs a key pair; may be given several times.")] = [],  # noqa: B006
+    days: Annotated[int, typer.Option(min=1, help="How long the certificate of the server is valid.")] = 730,
+) -> None:
+    """Create the certificate of a server (--host) or key pairs of sites (--site); private keys are never replaced."""
+    _check_installed()
+    from nosology.federated.deploy.credentials import (
+        certificate_fingerprint,
+        create_server_credentials,
+        create_site_key,
+        key_fingerprint,
+        public_bytes,
+        read_site_key,
+    )
+
+    if not host and not site:
+        raise ConfigError("give --host for the certificate of a server, or --site for the key pair of a site")
+    if host:
+        files = create_server_credentials(out, host, days=days)
+        typer.echo(f"{files.root}: for every site, fingerprint {certificate_fingerprint(files.root)}")
+        typer.echo(f"{files.certificate}, {files.key}: for `nosology federate server`, valid for {', '.join(host)}")
+        typer.echo(f"{files.authority_key}: signs the next certificate; store it separately")
+    for name in site:
+        private, public = create_site_key(out, name)
+        fingerprint = key_fingerprint(public_bytes(read_site_key(private).public_key()))
+        typer.echo(f"{public}: for the server, fingerprint {fingerprint}; {private} stays at {name}")
+
+
+@app.command()
+def server(
+    certificates: Annotated[Path, typer.Option(help="The folder of `nosology federate keys --host`.")],
+    sites: Annotated[Path, typer.Option(help="A folder with the public key NAME.pub of each site.")],
+    out: Annotated[Path, typer.Option(help="The folder for the state and the log of the server.")],
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8443,
+    listen: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0",
+) -> None:
+    """Accept sites with a known key until Ctrl-C; start runs with `nosology federate run` on this machine."""
+    _check_installed()
+    from nosology.federated.deploy.credentials import ServerCredentials, certificate_fingerprint, read_public_keys
+    from nosology.federated.deploy.flower_process import interrupt_on_signals
+    from nosology.federated.deploy.superlink import SuperLinkServer
+
+    credentials, known = ServerCredentials(certificates).check(), read_public_keys(sites)
+    with interrupt_on_signals():
+        try:
+            with SuperLinkServer(credentials, out, port, listen) as started:
+                started.register_sites(known, typer.echo)
+                root = certificate_fingerprint(credentials.root)
+                typer.echo(f"listening on {listen}:{port} for {len(known)} sites; root certificate {root}")
+                while not started.ended:
+                    time.sleep(0.2)
+                raise FederationError(f"the SuperLink has ended; its log is {out / 'superlink.log'}")
+        except KeyboardInterrupt:
+            typer.echo("the server has ended")
+
+
+@app.command()
+def site(
+    name: Annotated[str, typer.Argument(help="The name of the site.")],
+    server: Server,
+    root: Root,
+    key: Annotated[Path, typer.Option(help="The private key of the site, NAME.key of `nosology federate keys`.")],
+    corpus: Annotated[list[Path], typer.Option(help="A corpus folder with splits; may be given several times.")],
+    cache: Annotated[Path, typer.Option(help="The folder of vectors of `nosology embed`.")],
+    recipe: Annotated[str, typer.Option(help="The recipe of the run: its embedder is loaded now.")] = "heads-mlp",
+    settings: Overrides = [],  # noqa: B006
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Allow an embedder with its own code.")
+    ] = False,
+    secure_only: Annotated[
+        bool, typer.Option("--secure-only", help="Send updates only with secure aggregation, whatever the recipe says.")
+    ] = False,
+    record_noise: Annotated[
+        float, typer.Option(min=0, help="Refuse recipes with less federation.privacy.record_noise.")
+    ] = 0.0,
+    min_notes: Annotated[int, typer.Option(min=1, help="Refuse recipes with less federation.min_site_notes.")] = 10,
+    codes: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file with the codes that this site uses, as for `nosology code --codes`; default: all codes of the "
+            "code systems of its notes."
+        ),
+    ] = None,
+    peers: Annotated[
+        Path | None,
+        typer.Option(help="A folder with NAME.pub of all sites: refuse keys of secure aggregation without signature."),
+    ] = None,
+) -> None:
+    """Take part in the runs of a server until Ctrl-C; notes and vectors stay here. The log is next to the key."""
+    _check_installed()
+    checked = _load_heads(recipe, settings)
+    from flwr.app import Context, RecordDict
+
+    from nosology.federated.deploy.deploy_site import NodeActivation, SiteCredentials, serve_site
+    from nosology.federated.deploy.flower_process import interrupt_on_signals
+    from nosology.federated.rounds.client_app import app as client_app
+    from nosology.federated.rounds.client_app import open_site
+
+    credentials = SiteCredentials(name, server, root, key)
+    NodeActivation(credentials)  # checks the files before notes are embedded
+    if any("," in str(folder.resolve()) for folder in corpus):
+        raise ConfigError(f"--corpus must be a folder without a comma in its name; got {', '.join(map(str, corpus))}")
+    node_config = {
+        "site-name": name,
+        "corpus": ",".join(str(folder.resolve()) for folder in corpus),
+        "cache": str(cache.resolve()),
+        "codes": str(codes.resolve()) if codes else "",
+        "trust-remote-code": "yes" if trust_remote_code else "",
+        "secure-only": "yes" if secure_only else "",
+        "record-noise": str(record_noise),
+        "min-notes": str(min_notes),
+        "secure-key": str(key.resolve()) if peers else "",
+        "secure-peers": str(peers.resolve()) if peers else "",
+    }
+    opened = open_site(Context(0, 0, {**node_config}, RecordDict(), {}), checked)
+    counts = ", ".join(f"{len(part.codes):,} {split}" for split, part in opened.notes.items())
+    typer.echo(f"{name}: {counts} notes, vectors of {checked.embedder.model}")
+    log = key.with_suffix(".log")
+    logging.getLogger("nosology").addHandler(logging.FileHandler(log))
+    with interrupt_on_signals():
+        try:
+            serve_site(credentials, client_app, node_config, log, typer.echo)
+        except KeyboardInterrupt:
+            typer.echo(f"{name} has disconnected")
+
+
+@app.command()
+def run(
+    recipe: Recipe,
+    root: Root,
+    out: Annotated[Path, typer.Option(help="The bundle folder to write, on the server's machine.")],
+    server: Server = "localhost:8443",
+    settings: Overrides = [],  # noqa: B006
+) -> None:
+    """Train a coder with the sites of a server, on the server's machine; Ctrl-C stops it, a new start continues it."""
+    _check_installed()
+    checked = _load_heads(recipe, settings)
+    from nosology.core.files import check_output_folder
+    from nosology.federated.deploy.flower_process import interrupt_on_signals
+    from nosology.federated.deploy.superlink import follow_run
+    from nosology.models.bundle import MANIFEST, Bundle
+
+    check_output_folder(out, marker=MANIFEST)
+    with interrupt_on_signals():
+        follow_run(server, root, {"recipe": checked.model_dump_json(), "out": str(out.resolve())}, typer.echo)
+    bundle = Bundle.load(out)
+    sites = bundle.provenance.get("federation", {}).get("sites", {})
+    typer.echo(
+        f"{out}: {bundle.model.kind} coder, {len(bundle.model.labels):,} codes, {len(sites)} sites,"
+        f" threshold {bundle.decision.threshold:.3f}"
+    )
+
+
+def _load_heads(recipe: str, settings: list[str]) -> FederatedHeadsRecipe:
+    from nosology.config import load_recipe
+    from nosology.federated.federation_settings import FederatedHeadsRecipe
+
+    checked = load_recipe(recipe, settings)
+    if not isinstance(checked, FederatedHeadsRecipe):
+        raise ConfigError(f"recipe must be of kind heads, such as heads-mlp; got {checked.kind}")
+    return checked
+
+
+def _check_installed() -> None:
+    """Raises ConfigError with the packages to install; switches Flower's telemetry off."""
+    os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    try:
+        import cryptography  # noqa: F401
+        import flwr  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"a federation needs {error.name}: pip install 'nosology[federated,embed]'") from error

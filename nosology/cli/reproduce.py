@@ -35,7 +35,7 @@ def reproduce(
     from nosology.config import checked, override
     from nosology.core import ConfigError
     from nosology.corpora.corpus import Corpus
-    from nosology.federated.rounds.folder_lock import locked
+    from nosology.federated.rounds.federation_setup import lock_folder
     from nosology.reproduce import PAPERS
     from nosology.reproduce.result_tables import missing, write_tables
     from nosology.reproduce.runner import Runner
@@ -55,7 +55,7 @@ def reproduce(
     corpora = [Corpus.open(folder) for folder in corpus]
     if len({opened.hash for opened in corpora}) < len(corpora):
         raise ConfigError("each corpus must be given once; two of them have the same notes")
-    with locked(out, "reproduction"):
+    with lock_folder(out, "reproduction"):
         corpora = corpora or module.simulate(study, out / "simulated")
         tables = module.tables(study, corpora, out, [table] if table else list(module.TABLES))
         runs = {key: run for each in tables for key, run in each.runs.items()}

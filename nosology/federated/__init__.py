@@ -1,1 +1,1 @@
-"""Hospitals that train one coder while no note leaves home."""
+"""Federated training of heads: rounds on Flower, privacy, deployment between hospitals."""

@@ -1,69 +1,82 @@
-"""Settings of a federation and of its privacy."""
+"""Settings of a federation and of its privacy: the tables [federation] and [federation.privacy] of a recipe."""
 
 from __future__ import annotations
 
-from typing import Literal
+import warnings
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from nosology.core.settings import Settings
 from nosology.models.heads.heads_settings import HeadsRecipe
 
-_HIDES = 0.5  # of record_noise, times the largest slope of a note: less would tell counts of notes
+_MIN_RECORD_NOISE = 0.5  # for FedSGD: less noise would reveal how many notes have a code
+_RENAMED_VALUES = {"sgd": "fedsgd", "fresh": "reset", "kept": "keep"}  # of optimizer and optimizer_state
 
 
 class PrivacySettings(Settings):
-    """What a federation does so that its weights say less about single patients or hospitals."""
+    """Differential privacy and secure aggregation."""
 
-    record_noise: float = Field(0.0, ge=0)  # DP-SGD at the sites: noise, in units of record_clip; 0: none
-    record_clip: float = Field(1.0, gt=0)  # largest norm of one note's gradient
+    record_noise: float = Field(0.0, ge=0)  # DP-SGD at the sites: noise multiplier, in units of record_clip; 0: none
+    record_clip: float = Field(1.0, gt=0)  # largest norm of the gradient of one note
     delta: float = Field(1e-5, gt=0, lt=1)  # of both epsilons
-    site_noise: float = Field(0.0, ge=0)  # central noise on the sum of updates, in units of site_clip; 0: none
-    site_clip: float = Field(0.0, ge=0)  # largest norm of one site's update; 0: any
-    secure: bool = False  # the server sees only the sum of the sites' updates
+    site_noise: float = Field(0.0, ge=0)  # noise multiplier on the sum of updates, in units of site_clip; 0: none
+    site_clip: float = Field(0.0, ge=0)  # largest norm of the update of one site; 0: no limit
+    secure: bool = False  # secure aggregation: the server sees only the sum of the updates
 
 
 class FederationSettings(Settings):
-    """A federation: paper 000, section 2.5."""
+    """A federation. The defaults are those of Xu and Dray (2025), section 2.5."""
+
+    renamed: ClassVar[dict[str, str]] = {"moments": "optimizer_state"}
 
     rounds: int = Field(100, ge=1)
-    local_epochs: int = Field(1, ge=1)  # at a site in a round
+    local_epochs: int = Field(1, ge=1)  # per site and round
     strategy: Literal["fedavg", "fedprox", "fedadam", "fedyogi", "trimmed_mean", "median", "krum"] = "fedavg"
-    mu: float = Field(0.01, ge=0)  # fedprox: pull towards the round's first weights
-    server_rate: float = Field(0.01, gt=0)  # fedadam, fedyogi
-    trim: float = Field(0.2, ge=0, lt=0.5)  # trimmed_mean: share of sites left out at each end
-    malicious: int = Field(1, ge=0)  # krum: sites that may lie
-    optimizer: Literal["adamw", "sgd"] = "adamw"  # at the sites; sgd: one plain step a round, over all their notes
-    moments: Literal["fresh", "kept"] = "fresh"  # AdamW's at the sites, from round to round
+    mu: float = Field(0.01, ge=0)  # fedprox: weight of the proximal term
+    server_rate: float = Field(0.01, gt=0)  # fedadam, fedyogi: learning rate of the server
+    trim: float = Field(0.2, ge=0, lt=0.5)  # trimmed_mean: fraction of sites cut off at each end
+    malicious: int = Field(1, ge=0)  # krum: number of sites that may send false updates
+    optimizer: Literal["adamw", "fedsgd"] = "adamw"  # of the sites; fedsgd: one gradient over all notes per round
+    optimizer_state: Literal["reset", "keep"] = "reset"  # AdamW state of the sites between rounds
     fraction_train: float = Field(1.0, gt=0, le=1)
     fraction_evaluate: float = Field(0.5, ge=0, le=1)
-    min_sites: int = Field(10, ge=1)  # that must be there to begin; never more than are asked for
-    quorum: int = Field(10, ge=1)  # good replies without which a round is repeated
+    min_sites: int = Field(10, ge=1)  # sites that must be online at the start
+    quorum: int = Field(10, ge=1)  # valid replies that a round needs, else it is repeated
     repeats: int = Field(3, ge=0)  # of one round, before the run stops
-    wait: float = Field(300.0, gt=0)  # seconds for sites to come, and for replies of a round
-    min_site_notes: int = Field(10, ge=1)  # a site names only codes, and gives statistics only over notes, so many
-    min_notes: int = Field(200, ge=1)  # a code is learned if the sites that name it have so many notes of it in all
-    evaluate_every: int = Field(10, ge=1)  # rounds; after the last in any case
+    wait: float = Field(300.0, gt=0)  # timeout in seconds, for sites to connect and for the replies of a round
+    min_site_notes: int = Field(10, ge=1)  # a site reports only codes and statistics of at least so many notes
+    min_notes: int = Field(200, ge=1)  # a code is trained if the sites that report it have so many notes in all
+    evaluate_every: int = Field(10, ge=1)  # rounds; the last round is always evaluated
     privacy: PrivacySettings = PrivacySettings()
 
+    @field_validator("optimizer", "optimizer_state", mode="before")
+    @classmethod
+    def _read_old_values(cls, value: Any, info: ValidationInfo) -> Any:
+        """The value; an old name is replaced by the new one, with a warning."""
+        if isinstance(value, str) and value in _RENAMED_VALUES:
+            old, value = value, _RENAMED_VALUES[value]
+            warnings.warn(f'{info.field_name} = "{old}" is now named "{value}"', FutureWarning, stacklevel=2)
+        return value
+
     @model_validator(mode="after")
-    def _slopes(self) -> FederationSettings:
-        """With plain steps the sites send slopes, whose size says nothing: the server must weigh them."""
-        if self.optimizer == "sgd":
+    def _check_fedsgd(self) -> FederationSettings:
+        """FedSGD sends gradients: the server must have an optimizer, and must not read note counts from them."""
+        if self.optimizer == "fedsgd":
             if self.strategy not in ("fedadam", "fedyogi"):
-                raise ValueError(f"strategy must be fedadam or fedyogi where optimizer is sgd; got {self.strategy}")
-            if self.local_epochs != 1 or self.moments != "fresh":
-                raise ValueError("local_epochs must be 1 and moments fresh where optimizer is sgd")
-            hidden = self.privacy.secure or self.privacy.record_noise >= _HIDES
-            if self.min_site_notes > 1 and not hidden:  # the slope of a code's bias is its share of the notes
+                raise ValueError(f"strategy must be fedadam or fedyogi where optimizer is fedsgd; got {self.strategy}")
+            if self.local_epochs != 1 or self.optimizer_state != "reset":
+                raise ValueError("local_epochs must be 1 and optimizer_state reset where optimizer is fedsgd")
+            protected = self.privacy.secure or self.privacy.record_noise >= _MIN_RECORD_NOISE
+            if self.min_site_notes > 1 and not protected:  # the gradient of a bias gives the number of notes of a code
                 raise ValueError(
-                    f"privacy.secure must be true, or privacy.record_noise {_HIDES} at least, where optimizer is sgd "
-                    "and min_site_notes more than 1"
+                    f"privacy.secure must be true, or privacy.record_noise at least {_MIN_RECORD_NOISE}, where "
+                    "optimizer is fedsgd and min_site_notes is more than 1"
                 )
         return self
 
 
 class FederatedHeadsRecipe(HeadsRecipe):
-    """What a recipe of kind `heads` may say, with the table [federation] for `nosology federate`."""
+    """A recipe of kind `heads`, with the table [federation] for `nosology federate`."""
 
     federation: FederationSettings = FederationSettings()

@@ -226,15 +226,15 @@ def run(task: Task) -> dict[str, Any]:
 def _federated(recipe: FederatedHeadsRecipe, corpus: Corpus, out: Path, cache: Path, stacked: bool) -> Bundle:
     """The coder that the sites of the corpus train together."""
     from nosology.federated.rounds.federation_server import run_federation
-    from nosology.federated.rounds.simulation import grid_of, own_sites, simulated_sites
-    from nosology.federated.rounds.stacked import run_stacked
+    from nosology.federated.rounds.simulation import corpus_sites, simulated_sites, simulation_grid
+    from nosology.federated.rounds.vectorized import run_vectorized
 
-    sites = simulated_sites([corpus], own_sites([corpus]), recipe, cache)
+    sites = simulated_sites([corpus], corpus_sites([corpus]), recipe, cache)
     about: dict[str, Any] = {"corpora": [{"hash": corpus.hash, "source": corpus.manifest["source"]}]}
     about["say"] = lambda line: print(line, file=sys.stderr)
     if stacked:
-        return run_stacked(sites, recipe, out, **about)
-    return run_federation(grid_of(sites), recipe, out, **about).bundle
+        return run_vectorized(sites, recipe, out, **about)
+    return run_federation(simulation_grid(sites), recipe, out, **about).bundle
 
 
 def _embed_from_cache(bundle: Bundle, cache: str) -> None:

@@ -1,4 +1,4 @@
-"""`nosology federate simulate` from a corpus to a bundle that codes notes."""
+"""Tests of `nosology federate simulate`, from a corpus to a bundle that codes notes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.conftest import as_notes, small_notes
 SMALL = ["federation.rounds=2", "federation.min_site_notes=1", "federation.min_notes=2", "model.widths=[16]"]
 
 
-def simulate(corpus, out, *words: str, settings=()):
+def simulate(corpus, out, *options: str, settings=()):
     sets = [part for setting in (*SMALL, *settings) for part in ("--set", setting)]
-    command = ["federate", "simulate", "heads-mlp", "--corpus", str(corpus.folder), "--out", str(out), *words, *sets]
+    command = ["federate", "simulate", "heads-mlp", "--corpus", str(corpus.folder), "--out", str(out), *options, *sets]
     return CliRunner().invoke(app, command, catch_exceptions=True)
 
 
@@ -28,15 +28,15 @@ def cache(tmp_path_factory) -> str:
     return f"vectors.cache={tmp_path_factory.mktemp('vectors')}"
 
 
-@pytest.mark.parametrize("way", [[], ["--stacked"], ["--skew", "dirichlet", "--alpha", "0.1"]])
-def test_a_federation_is_simulated_and_its_bundle_can_be_used(small_corpus, tmp_path, monkeypatch, cache, way):
+@pytest.mark.parametrize("engine", [[], ["--engine", "vectorized"], ["--skew", "dirichlet", "--alpha", "0.1"]])
+def test_simulated_federation_writes_a_usable_bundle(small_corpus, tmp_path, monkeypatch, cache, engine):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    found = simulate(small_corpus, tmp_path / "bundle", "--sites", "4", *way, settings=[cache])
-    assert found.exit_code == 0, found.output
-    assert "4 sites, 6 codes" in found.output and "round 2/2  loss " in found.output
-    assert "micro_f1 (test)" in found.output
+    result = simulate(small_corpus, tmp_path / "bundle", "--sites", "4", *engine, settings=[cache])
+    assert result.exit_code == 0, result.output
+    assert "4 sites, 6 codes" in result.output and "round 2/2  loss " in result.output
+    assert "micro_f1 (test)" in result.output
     bundle = Bundle.load(tmp_path / "bundle")
-    assert bundle.recipe["federation"]["min_sites"] == 4  # never more than there are
+    assert bundle.recipe["federation"]["min_sites"] == 4  # limited to the number of sites
     assert bundle.provenance["corpora"][0]["hash"] == small_corpus.hash
     assert bundle.model.probabilities(as_notes(["congestive heart failure", ""])).shape == (2, 6)
     note = tmp_path / "note.txt"
@@ -48,10 +48,10 @@ def test_a_federation_is_simulated_and_its_bundle_can_be_used(small_corpus, tmp_
     assert not (tmp_path / "bundle.run").exists()
 
 
-def test_what_cannot_be_simulated_is_said(small_corpus, tmp_path, cache):
+def test_impossible_simulations_raise(small_corpus, tmp_path, cache):
     no_sites = simulate(small_corpus, tmp_path / "a", settings=[cache])
     assert isinstance(no_sites.exception, DataError)
-    assert "160 notes are at no site: `nosology corpus split --sites`" in str(no_sites.exception)
+    assert "160 notes have no site: use `nosology corpus split --sites`" in str(no_sites.exception)
     wrong = CliRunner().invoke(
         app, ["federate", "simulate", "linear", "--corpus", str(small_corpus.folder), "--out", str(tmp_path / "b")]
     )
@@ -60,53 +60,68 @@ def test_what_cannot_be_simulated_is_said(small_corpus, tmp_path, cache):
     assert isinstance(few.exception, FederationError) and "1000 are needed" in str(few.exception)
 
 
-@pytest.mark.parametrize("words", [["--skew", "size"], ["--alpha", "0.1"]])
-def test_how_notes_are_dealt_needs_sites_to_deal_them_to(small_corpus, tmp_path, cache, words):
-    found = simulate(small_corpus, tmp_path / "a", *words, settings=[cache])
-    assert isinstance(found.exception, ConfigError) and str(found.exception) == "--skew and --alpha need --sites"
+def test_old_option_stacked_is_the_vectorized_engine(small_corpus, tmp_path, cache):
+    result = simulate(small_corpus, tmp_path / "a", "--sites", "4", "--stacked", settings=[cache])
+    assert result.exit_code == 0 and "is now named --engine vectorized" in result.output
 
 
-@pytest.mark.parametrize("words", [[], ["--skew", "size"]])
-def test_alpha_is_of_dirichlet_alone(small_corpus, tmp_path, cache, words):
-    found = simulate(small_corpus, tmp_path / "a", "--sites", "4", "--alpha", "0.1", *words, settings=[cache])
-    assert isinstance(found.exception, ConfigError) and "--alpha needs --skew dirichlet" in str(found.exception)
+@pytest.mark.parametrize("setting", ["record_noise=1.0", "site_clip=1.0", "secure=true"])
+def test_vectorized_engine_refuses_privacy(small_corpus, tmp_path, cache, setting):
+    settings = [cache, f"federation.privacy.{setting}"]
+    result = simulate(small_corpus, tmp_path / "a", "--sites", "4", "--engine", "vectorized", settings=settings)
+    name = setting.partition("=")[0]
+    assert isinstance(result.exception, ConfigError)
+    assert f"federation.privacy.{name} must not be set with the vectorized engine" in str(result.exception)
+    assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("words", [[], ["--sites", "4"]])
-def test_hospitals_whose_notes_have_the_same_ids_are_not_made_one(small_corpus, tmp_path, cache, words):
+@pytest.mark.parametrize("options", [["--skew", "size"], ["--alpha", "0.1"]])
+def test_skew_and_alpha_need_sites(small_corpus, tmp_path, cache, options):
+    result = simulate(small_corpus, tmp_path / "a", *options, settings=[cache])
+    assert isinstance(result.exception, ConfigError) and str(result.exception) == "--skew and --alpha need --sites"
+
+
+@pytest.mark.parametrize("options", [[], ["--skew", "size"]])
+def test_alpha_needs_dirichlet(small_corpus, tmp_path, cache, options):
+    result = simulate(small_corpus, tmp_path / "a", "--sites", "4", "--alpha", "0.1", *options, settings=[cache])
+    assert isinstance(result.exception, ConfigError) and "--alpha needs --skew dirichlet" in str(result.exception)
+
+
+@pytest.mark.parametrize("options", [[], ["--sites", "4"]])
+def test_note_ids_in_two_corpora_are_refused(small_corpus, tmp_path, cache, options):
     notes = [replace(note, site="b", text=f"{note.text} More.") for note in small_corpus.notes()]
     other = write_corpus(notes, tmp_path / "other", source={"kind": "test"}, filters=[], counts={})
-    found = simulate(small_corpus, tmp_path / "a", "--corpus", str(other.folder), *words, settings=[cache])
-    assert isinstance(found.exception, DataError) and "160 are in two of them" in str(found.exception)
+    result = simulate(small_corpus, tmp_path / "a", "--corpus", str(other.folder), *options, settings=[cache])
+    assert isinstance(result.exception, DataError) and "160 occur in two of them" in str(result.exception)
 
 
-def test_a_share_of_evaluated_sites_needs_flower(small_corpus, tmp_path, cache):
+def test_vectorized_engine_refuses_fraction_evaluate(small_corpus, tmp_path, cache):
     settings = [cache, "federation.fraction_evaluate=0.1"]
-    found = simulate(small_corpus, tmp_path / "a", "--sites", "4", "--stacked", settings=settings)
-    assert isinstance(found.exception, ConfigError) and "federation.fraction_evaluate" in str(found.exception)
+    result = simulate(small_corpus, tmp_path / "a", "--sites", "4", "--engine", "vectorized", settings=settings)
+    assert isinstance(result.exception, ConfigError) and "federation.fraction_evaluate" in str(result.exception)
 
 
-@pytest.mark.parametrize("way", [[], ["--stacked"]])
-def test_a_run_with_other_sites_is_not_gone_on_with(small_corpus, tmp_path, monkeypatch, cache, way):
+@pytest.mark.parametrize("engine", [[], ["--engine", "vectorized"]])
+def test_run_with_other_sites_is_not_resumed(small_corpus, tmp_path, monkeypatch, cache, engine):
     def stop(line="", **more):
         if line.startswith("round 1/"):
             raise RuntimeError("stopped")
 
-    words = ["--sites", "4", *way]
+    options = ["--sites", "4", *engine]
     with monkeypatch.context() as patched:
         patched.setattr("typer.echo", stop)
-        assert str(simulate(small_corpus, tmp_path / "a", *words, settings=[cache]).exception) == "stopped"
-    other = simulate(small_corpus, tmp_path / "a", *words, "--skew", "size", settings=[cache])
+        assert str(simulate(small_corpus, tmp_path / "a", *options, settings=[cache]).exception) == "stopped"
+    other = simulate(small_corpus, tmp_path / "a", *options, "--skew", "size", settings=[cache])
     assert isinstance(other.exception, ConfigError) and "holds a run with other notes" in str(other.exception)
-    same = simulate(small_corpus, tmp_path / "a", *words, "--skew", "iid", settings=[cache])
-    assert same.exit_code == 0 and "goes on after round 1" in same.output
+    same = simulate(small_corpus, tmp_path / "a", *options, "--skew", "iid", settings=[cache])
+    assert same.exit_code == 0 and "continues after round 1" in same.output
 
 
-@pytest.mark.parametrize("way", [[], ["--stacked"]])
-def test_a_site_that_is_too_small_does_not_end_a_simulation(tmp_path, cache, way):
+@pytest.mark.parametrize("engine", [[], ["--engine", "vectorized"]])
+def test_small_site_is_excluded_from_a_simulation(tmp_path, cache, engine):
     notes = [replace(note, site="tiny" if i < 4 else f"site-{i % 2}") for i, note in enumerate(small_notes(160))]
     corpus = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
-    found = simulate(corpus, tmp_path / "a", *way, settings=[cache, "federation.min_site_notes=3"])
-    assert found.exit_code == 0, found.exception
-    assert "caution: tiny was left out: it has 2 train notes; 3 are needed" in found.output
+    result = simulate(corpus, tmp_path / "a", *engine, settings=[cache, "federation.min_site_notes=3"])
+    assert result.exit_code == 0, result.exception
+    assert "caution: tiny was excluded: it has 2 train notes; 3 are needed" in result.output
     assert list(Bundle.load(tmp_path / "a").provenance["federation"]["sites"]) == ["site-0", "site-1"]

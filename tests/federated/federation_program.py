@@ -9,8 +9,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from nosology.federated.rounds.federation_server import run_federation
-from nosology.federated.rounds.in_process import SITE_NAME
-from tests.federated.worlds import grid_of, recipe, sites
+from nosology.federated.rounds.simulation import simulation_grid
+from tests.federated.small_hospitals import recipe, sites
 
 ROUNDS = 6
 
@@ -20,14 +20,13 @@ def settings(strategy: str):
 
 
 def slow_grid():
-    """The sites of the test, each of which takes its time."""
-    grid = grid_of(sites(4))
+    """Four sites that train slowly."""
+    grid = simulation_grid(sites(4))
     app = grid.app
 
     def slow(message, context):
         if message.metadata.message_type == "train":
             time.sleep(0.1)
-        assert context.node_config[SITE_NAME]
         return app(message, context)
 
     grid.app = slow
@@ -35,4 +34,4 @@ def slow_grid():
 
 
 if __name__ == "__main__":
-    run_federation(slow_grid(), settings(sys.argv[2]), sys.argv[1], say=lambda line: print(line, flush=True))
+    run_federation(slow_grid(), settings(sys.argv[2]), sys.argv[1], report=lambda line: print(line, flush=True))

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from sqlalchemy import Engine, func, select
 
 from nosology.core import Note
-from nosology.federated.deploy.processes import wait_until
+from nosology.federated.deploy.flower_process import wait_until
 from nosology.workbench.app import create_app
 from nosology.workbench.cases import add_notes
 from nosology.workbench.database import notes, open_database, write_transaction

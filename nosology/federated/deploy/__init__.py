@@ -1,1 +1,1 @@
-"""A federation between machines: TLS, keys, processes."""
+"""Deployment of a federation between machines: TLS, keys, processes."""

@@ -1,6 +1,6 @@
-"""The papers of a federation: an authority, the server's certificate, and a key pair a site.
+"""The credentials of a federation: a certificate authority, the certificate of the server, a key pair per site.
 
-A private key is written once, readable by its owner alone, and never replaced. Certificates are public and made anew.
+A private key is written once, readable only by its owner, and never replaced. Certificates are public and renewed.
 """
 
 from __future__ import annotations
@@ -31,57 +31,57 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from nosology.core import ConfigError, DataError
 from nosology.core.files import atomic_file
 
-HERE = ("localhost", "127.0.0.1")  # the server's own programs reach it by these
+LOCAL_HOSTS = ("localhost", "127.0.0.1")  # how programs on the server's machine reach it
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
-class ServerPapers:
+class ServerCredentials:
     """The files of a server, in one folder."""
 
     folder: Path
 
     @property
     def root(self) -> Path:
-        """The authority's certificate: what every site must have."""
+        """The certificate of the authority; every site needs it."""
         return self.folder / "root.pem"
 
     @property
     def authority_key(self) -> Path:
-        """The authority's private key; only `nosology federate keys` needs it."""
+        """The private key of the authority; only `nosology federate keys` needs it."""
         return self.folder / "root.key"
 
     @property
     def certificate(self) -> Path:
-        """The server's certificate."""
+        """The certificate of the server."""
         return self.folder / "server.pem"
 
     @property
     def key(self) -> Path:
-        """The server's private key."""
+        """The private key of the server."""
         return self.folder / "server.key"
 
-    def check(self) -> ServerPapers:
-        """Itself, if the server's files are all there and its certificates still valid."""
+    def check(self) -> ServerCredentials:
+        """These credentials; DataError if a file is missing or a certificate has expired."""
         for path in (self.root, self.certificate, self.key):
             if not path.is_file():
-                raise DataError(f"no {path.name} in {self.folder}: make it with `nosology federate keys`")
+                raise DataError(f"no {path.name} in {self.folder}: create it with `nosology federate keys`")
         for path in (self.root, self.certificate):
-            if (end := _certificate(path).not_valid_after_utc) <= datetime.datetime.now(datetime.UTC):
-                raise DataError(f"{path} ran out on {end:%Y-%m-%d}: delete it and run `nosology federate keys` again")
+            if (end := _read_certificate(path).not_valid_after_utc) <= datetime.datetime.now(datetime.UTC):
+                raise DataError(f"{path} expired on {end:%Y-%m-%d}: delete it and run `nosology federate keys` again")
         return self
 
 
-def make_server_papers(folder: Path, hosts: list[str], *, days: int = 730) -> ServerPapers:
-    """A server's papers, valid for hosts (names or addresses) and for this machine; keys that are there are kept."""
-    names = [_general_name(host) for host in dict.fromkeys([*hosts, *HERE])]
-    papers = ServerPapers(folder)
+def create_server_credentials(folder: Path, hosts: list[str], *, days: int = 730) -> ServerCredentials:
+    """The credentials of a server, valid for hosts (names or addresses) and for this machine; keeps existing keys."""
+    names = [_general_name(host) for host in dict.fromkeys([*hosts, *LOCAL_HOSTS])]
+    credentials = ServerCredentials(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    authority_key = _tls_key(papers.authority_key)
+    authority_key = _tls_key(credentials.authority_key)
     authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Nosology federation authority")])
-    if not papers.root.exists():
-        _write_certificate(papers.root, _authority(authority, authority_key))
-    server_key = _tls_key(papers.key)
+    if not credentials.root.exists():
+        _write_certificate(credentials.root, _authority_certificate(authority, authority_key))
+    server_key = _tls_key(credentials.key)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, (hosts or ["localhost"])[0][:64])])
     builder = (
         _builder(subject, authority, server_key.public_key(), days)
@@ -91,19 +91,19 @@ def make_server_papers(folder: Path, hosts: list[str], *, days: int = 730) -> Se
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
     )
-    _write_certificate(papers.certificate, builder.sign(authority_key, hashes.SHA256()))
-    return papers
+    _write_certificate(credentials.certificate, builder.sign(authority_key, hashes.SHA256()))
+    return credentials
 
 
-def make_site_key(folder: Path, site: str) -> tuple[Path, Path]:
-    """The private and the public key file of a site; a key that is there is kept."""
+def create_site_key(folder: Path, site: str) -> tuple[Path, Path]:
+    """The private and the public key file of a site; keeps an existing key."""
     if not SITE_NAME.fullmatch(site):
-        raise ConfigError(f"a site's name must be 1 to 64 letters, digits, '.', '_' or '-'; got {site!r}")
+        raise ConfigError(f"the name of a site must be 1 to 64 letters, digits, '.', '_' or '-'; got {site!r}")
     folder.mkdir(parents=True, exist_ok=True)
     private, public = folder / f"{site}.key", folder / f"{site}.pub"
     if not private.exists():
-        made = ec.generate_private_key(ec.SECP384R1())
-        _write_private(private, made.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+        new_key = ec.generate_private_key(ec.SECP384R1())
+        _write_private(private, new_key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     key = read_site_key(private)
     with atomic_file(public) as path:
         path.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {site}\n".encode())
@@ -115,50 +115,50 @@ def read_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except OSError as error:
-        raise DataError(f"cannot read the site's key {path}: {error.strerror}") from error
+        raise DataError(f"cannot read the key of the site {path}: {error.strerror}") from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise DataError(f"{path} is not a site's private key, as `nosology federate keys` writes it") from error
+        raise DataError(f"{path} is not a private key of `nosology federate keys`") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise DataError(f"{path} must hold an elliptic curve key, as `nosology federate keys` writes it")
+        raise DataError(f"{path} must be an elliptic curve key of `nosology federate keys`")
     return key
 
 
 def read_public_keys(folder: Path) -> dict[str, bytes]:
-    """The public keys of the sites in a folder of NAME.pub files, PEM, by site."""
+    """The public keys (PEM) in a folder of NAME.pub files, by site."""
     if not folder.is_dir():
-        raise DataError(f"no folder with the sites' public keys: {folder}")
-    found: dict[str, bytes] = {}
+        raise DataError(f"no folder with the public keys of sites: {folder}")
+    keys: dict[str, bytes] = {}
     for path in sorted(folder.glob("*.pub")):
         try:
             key = load_ssh_public_key(path.read_bytes())
         except (ValueError, UnsupportedAlgorithm) as error:
             raise DataError(f"{path} is not a public key of a site") from error
         if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise DataError(f"{path} must hold an elliptic curve key, as `nosology federate keys` writes it")
-        found[path.stem] = public_bytes(key)
-    if len(set(found.values())) < len(found):
+            raise DataError(f"{path} must be an elliptic curve key of `nosology federate keys`")
+        keys[path.stem] = public_bytes(key)
+    if len(set(keys.values())) < len(keys):
         raise DataError(f"two sites in {folder} have the same public key")
-    if not found:
+    if not keys:
         raise DataError(f"no public key (NAME.pub) in {folder}")
-    return found
+    return keys
 
 
 def public_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
-    """A public key as PEM, the form in which the server keeps it."""
+    """A public key as PEM."""
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def key_fingerprint(pem: bytes) -> str:
-    """A short name for a public key that two people can compare over the telephone."""
+    """A short fingerprint of a public key, to compare by telephone."""
     return _grouped(hashlib.sha256(pem).hexdigest())
 
 
 def certificate_fingerprint(path: Path) -> str:
-    """The same for a certificate file."""
-    return _grouped(_certificate(path).fingerprint(hashes.SHA256()).hex())
+    """A short fingerprint of a certificate file."""
+    return _grouped(_read_certificate(path).fingerprint(hashes.SHA256()).hex())
 
 
-def _certificate(path: Path) -> x509.Certificate:
+def _read_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
@@ -181,7 +181,7 @@ def _general_name(host: str) -> x509.GeneralName:
     return x509.DNSName(host)
 
 
-def _authority(name: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+def _authority_certificate(name: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     builder = (
         _builder(name, name, key.public_key(), 3650)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -190,7 +190,9 @@ def _authority(name: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.Certifi
     return builder.sign(key, hashes.SHA256())
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int):
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -219,25 +221,25 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
 
 
 def _tls_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """The private key in a file, made if it is not there."""
+    """The private key in a file, which is created if it is missing."""
     if not path.exists():
-        made = ec.generate_private_key(ec.SECP256R1())
-        _write_private(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        new_key = ec.generate_private_key(ec.SECP256R1())
+        _write_private(path, new_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     try:
         key = load_pem_private_key(path.read_bytes(), None)
     except (ValueError, TypeError) as error:
-        raise DataError(f"{path} is not a private key; it is left as it is") from error
+        raise DataError(f"{path} is not a private key; it is not replaced") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise DataError(f"{path} must hold an elliptic curve key; it is left as it is")
+        raise DataError(f"{path} must be an elliptic curve key; it is not replaced")
     return key
 
 
 def _write_private(path: Path, content: bytes) -> None:
-    """Writes a new file that only its owner can read; the file must not be there yet."""
+    """Writes a new file that only its owner can read; the file must not exist."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
 
 
 def _write_certificate(path: Path, certificate: x509.Certificate) -> None:
-    with atomic_file(path) as aside:
-        aside.write_bytes(certificate.public_bytes(Encoding.PEM))
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(certificate.public_bytes(Encoding.PEM))

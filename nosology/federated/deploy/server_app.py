@@ -1,31 +1,89 @@
-"""The ServerApp of a deployed federation; its run's config names the recipe (JSON) and the bundle folder to write."""
+"""The ServerApp of a deployed federation. Its run config has the recipe (JSON), the bundle folder and site names."""
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Iterable
 from logging import INFO
 
-from flwr.app import Context
+from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 from pydantic import ValidationError
 
 from nosology.core import ConfigError
+from nosology.federated.deploy.flower_process import PAUSE, end_with_parent
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.rounds.federation_server import run_federation
+from nosology.federated.rounds.messages import pack_message, unpack_message
+from nosology.federated.rounds.simulation import BasicGrid
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Runs the federation; an exception is what tells Flower that the run has failed."""
+    """Runs the federation. An exception tells Flower that the run has failed.
+
+    If the SuperLink is killed, this process ends at once: every round is saved, and another process may continue.
+    """
+    end_with_parent(grace=0)
     recipe, out = (str(context.run_config.get(key) or "") for key in ("recipe", "out"))
     if not recipe or not out:
-        raise ConfigError("the run's config must name recipe (JSON) and out (the bundle folder)")
+        raise ConfigError("the run config must have recipe (JSON) and out (the bundle folder)")
     try:
         checked = FederatedHeadsRecipe.model_validate_json(recipe)
     except ValidationError as error:
-        raise ConfigError(f"the run's recipe is not one of kind heads: {error.errors()[0]['msg']}") from error
-    found = run_federation(grid, checked, out, say=lambda line: log(INFO, "%s", line))
-    labels = len(found.bundle.model.labels)
-    log(INFO, "%s: heads coder, %d codes, threshold %.3f", out, labels, found.bundle.decision.threshold)
+        raise ConfigError(f"the recipe of the run must be of kind heads: {error.errors()[0]['msg']}") from error
+    names = {int(node): name for node, name in json.loads(str(context.run_config["sites"])).items()}
+    bundle = run_federation(DeployedGrid(grid, names), checked, out, report=lambda line: log(INFO, "%s", line)).bundle
+    labels = len(bundle.model.labels)
+    log(INFO, "%s: heads coder, %d codes, threshold %.3f", out, labels, bundle.decision.threshold)
+
+
+class DeployedGrid(BasicGrid):
+    """The grid of a SuperLink, with packed messages. Lists of messages may be empty, which Flower's grid refuses.
+
+    names: site name of each node, by its key.
+    """
+
+    def __init__(self, grid: Grid, names: dict[int, str]):
+        self._grid, self._run, self.names = grid, grid.run, names
+
+    def get_node_ids(self) -> list[int]:
+        """The ids of the nodes that are online."""
+        return list(self._grid.get_node_ids())
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """The ids of the messages."""
+        messages = list(messages)
+        contents = {id(message.content): message.content for message in messages}  # many sites get the same content
+        packed = {key: pack_message(content) for key, content in contents.items()}
+        sent = []
+        for message in messages:
+            meta, content = message.metadata, packed[id(message.content)]
+            sent.append(Message(content, meta.dst_node_id, meta.message_type, ttl=meta.ttl, group_id=meta.group_id))
+        return list(self._grid.push_messages(sent)) if sent else []
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """The replies that have come."""
+        replies = list(self._grid.pull_messages(list(message_ids)))
+        for reply in replies:
+            if reply.has_content():
+                reply.content = unpack_message(reply.content)
+        return replies
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """The replies that come within the timeout."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        waiting, replies = set(self.push_messages(messages)), []
+        while waiting:
+            new = self.pull_messages(waiting)
+            replies += new
+            waiting -= {reply.metadata.reply_to_message_id for reply in new}
+            if waiting and deadline is not None and time.monotonic() > deadline:
+                break
+            if waiting:
+                time.sleep(PAUSE)
+        return replies

@@ -1,1 +1,1 @@
-"""Rounds of a federation: site, server, strategies, on any Flower grid."""
+"""The rounds of a federation: sites, server, strategies, checkpoints, simulation."""

@@ -1,13 +1,11 @@
-"""The ClientApp of a site, the same in a simulation and in a deployment. It owns no loop: `Site` does the work.
+"""The ClientApp of a site, the same in a simulation and in a deployment.
 
-In a deployment every message may meet a fresh process. What a site needs from one message to the next is in the
-Context's state: labels and scaler since `query.prepare`, AdamW's moments where they are kept. A message that trains or
-evaluates names, by a hash, what the site must have been told; a site that was told something else, or nothing, answers
-`UNPREPARED`, and the server tells it again. Moments are the site's own: lost with the state, they begin anew.
+In a deployment every message may be processed by a new process. What a site needs from one message to the next is in
+the state of the Context: labels and scaler of `query.prepare`, the AdamW state with `optimizer_state = "keep"`, the
+secrets of secure aggregation. Messages that train or evaluate carry the hash of labels and scaler. A site with another
+hash, or none, replies `UNPREPARED`, and the server sends `query.prepare` again. Optimizer state that is lost is reset.
 
-A reply never quotes an exception that is not ours: it might hold data.
-
-Other kinds of message (a secure round's) are added to the app in `make_app`; `_Handlers.trained` gives them the update.
+Replies never quote exceptions of other libraries, because these may contain data.
 """
 
 from __future__ import annotations
@@ -20,185 +18,263 @@ from pathlib import Path
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from pydantic import ValidationError
 
 from nosology.codes.code_list import read_code_list
-from nosology.core import ConfigError, FederationError, NosologyError
+from nosology.core import ConfigError, FederationError, NosologyError, __version__
 from nosology.core.label_space import LabelSpace
 from nosology.encoders.embedder_config import EmbedderSettings
-from nosology.federated.federation_settings import FederatedHeadsRecipe
-from nosology.federated.privacy.secure_round import SecureHandlers
-from nosology.federated.privacy.site_policy import recipe_of, refuse_plain
-from nosology.federated.rounds.agreement import BASIS
-from nosology.federated.rounds.hospital_site import Site, Update
-from nosology.federated.rounds.records import (
+from nosology.federated.federation_settings import FederatedHeadsRecipe, PrivacySettings
+from nosology.federated.privacy.masking import to_fixed_point
+from nosology.federated.privacy.secure_aggregation import SecureSite, SiteSignatures
+from nosology.federated.privacy.secure_round import MASKED, SECURE, to_vector
+from nosology.federated.rounds.federation_setup import COMPATIBILITY
+from nosology.federated.rounds.hospital_site import HospitalSite, LocalUpdate
+from nosology.federated.rounds.messages import (
     ARRAYS,
     CONFIG,
     FAILED,
+    LABEL_MASK,
+    LOSS,
     METRICS,
+    NOTES,
     REFUSED,
     UNPREPARED,
-    content,
-    failed,
+    error_reply,
     from_record,
+    get_arrays,
+    get_value,
+    make_content,
     to_record,
-    value,
 )
-from nosology.federated.rounds.replies import KNOWN, LOSS, NOTES
-from nosology.models.heads.coded_vectors import CodedVectors
-from nosology.models.heads.feature_statistics import Scaler
+from nosology.models.heads.vector_training import CodedVectors, Scaler
 from nosology.training.calibration import PlattScaling
 from nosology.training.examples import codes_in_systems
 from nosology.training.recipe_settings import LabelSettings
 
-_AGREED, _SCALER = "agreed", "scaler"  # in a context's state
-_MOMENTS, _ROUND, _EARLIER = "moments", "round", "earlier"  # the same: after the newest round, its number, before it
+SECURE_ONLY, RECORD_NOISE, MIN_NOTES = "secure-only", "record-noise", "min-notes"  # site policy in the node config
+SECURE_KEY, SECURE_PEERS = "secure-key", "secure-peers"  # signatures in the node config
 
-FindSite = Callable[[Context, FederatedHeadsRecipe], Site]
-Handler = Callable[[Message, Context], Message]
+_SETUP, _SCALER, _SECURE = "setup", "scaler", "secure"  # in the state of a context
+_OPTIMIZER, _ROUND, _PREVIOUS = "optimizer", "round", "previous-optimizer"  # optimizer state, its round, the one before
+
+FindSite = Callable[[Context, FederatedHeadsRecipe], HospitalSite]
 
 
 class UnpreparedError(Exception):
-    """The site has not been told the labels and the scaler that a message goes by."""
+    """The site does not have the labels and the scaler of a message."""
 
 
-def open_site(context: Context, recipe: FederatedHeadsRecipe) -> Site:
-    """The site that a node's config names; opened once a process.
+def read_recipe(message: Message, context: Context) -> FederatedHeadsRecipe:
+    """The recipe of a message.
 
-    The config holds site-name, corpus (a folder, or several with commas between them), cache (a folder) and, if the
-    site codes with some codes alone, codes (a file that names them). The recipe is the server's, so an embedder that
-    brings programs of its own runs only where the config has trust-remote-code.
+    FederationError if it protects less than the site policy in the node config demands, or if it is invalid here.
     """
-    named = {key: str(context.node_config.get(key) or "") for key in ("site-name", "corpus", "cache", "codes")}
+    try:
+        recipe = FederatedHeadsRecipe.model_validate(get_value(message.content, "recipe"))
+    except ValidationError as error:
+        names = sorted({".".join(map(str, part["loc"])) for part in error.errors()})
+        raise FederationError(
+            f"nosology {__version__} does not accept {', '.join(names)[:200]} of the recipe"
+        ) from error
+    values = {
+        MIN_NOTES: ("federation.min_site_notes", recipe.federation.min_site_notes),
+        RECORD_NOISE: ("federation.privacy.record_noise", recipe.federation.privacy.record_noise),
+    }
+    for option, (name, value) in values.items():
+        if value < (minimum := float(context.node_config.get(option) or 0)):
+            raise FederationError(f"the site policy demands {name} of at least {minimum:g}; got {value:g}")
+    return recipe
+
+
+def check_plain_allowed(recipe: FederatedHeadsRecipe, context: Context) -> None:
+    """Raises FederationError if updates must be masked, by the recipe or by the site policy."""
+    if recipe.federation.privacy.secure or context.node_config.get(SECURE_ONLY):
+        raise FederationError("the site sends updates only with secure aggregation (federation.privacy.secure)")
+
+
+def open_site(context: Context, recipe: FederatedHeadsRecipe) -> HospitalSite:
+    """The site of a node config, opened once per process.
+
+    The config has site-name, corpus (folders, separated by commas), cache (a folder) and optionally codes (a file with
+    the codes that the site uses). The recipe comes from the server, so an embedder with its own code runs only if the
+    config has trust-remote-code.
+    """
+    config = {key: str(context.node_config.get(key) or "") for key in ("site-name", "corpus", "cache", "codes")}
     for key in ("site-name", "corpus"):
-        if not named[key]:
-            raise ConfigError(f"the node's config must name {key}")
+        if not config[key]:
+            raise ConfigError(f"the node config must have {key}")
     if recipe.embedder.trust_remote_code and not context.node_config.get("trust-remote-code"):
-        raise ConfigError("the embedder brings programs of its own, and the node's config has no trust-remote-code")
-    return _opened(*named.values(), recipe.embedder.model_dump_json(), recipe.labels.model_dump_json())
+        raise ConfigError("the embedder needs its own code, and the node config has no trust-remote-code")
+    return _open_cached(*config.values(), recipe.embedder.model_dump_json(), recipe.labels.model_dump_json())
 
 
 @cache
-def _opened(name: str, corpus: str, cache_folder: str, codes: str, embedder: str, labels: str) -> Site:
+def _open_cached(name: str, corpus: str, cache_folder: str, codes: str, embedder: str, labels: str) -> HospitalSite:
     folders = [Path(folder.strip()) for folder in corpus.split(",")]
-    cached = Path(cache_folder) if cache_folder else None
-    only = frozenset(code for code, _ in read_code_list(codes)) if codes else None
-    site = Site.open(name, folders, cached, EmbedderSettings.model_validate_json(embedder), only=only)
-    wanted = LabelSettings.model_validate_json(labels)
+    vectors = Path(cache_folder) if cache_folder else None
+    code_list = frozenset(code for code, _ in read_code_list(codes)) if codes else None
+    settings = EmbedderSettings.model_validate_json(embedder)
+    site = HospitalSite.open(name, folders, vectors, settings, code_list=code_list)
+    systems = LabelSettings.model_validate_json(labels)
     site.notes = {
-        split: CodedVectors(part.vectors, codes_in_systems(wanted, part.codes)) for split, part in site.notes.items()
+        split: CodedVectors(part.vectors, codes_in_systems(systems, part.codes)) for split, part in site.notes.items()
     }
     return site
 
 
 def make_app(find_site: FindSite) -> ClientApp:
-    """The ClientApp of sites that are found by a node's context and the recipe."""
+    """The ClientApp of the sites that `find_site` returns."""
     app = ClientApp()
     handlers = _Handlers(find_site)
-    app.query("facts")(answering(handlers.facts))
-    app.query("statistics")(answering(handlers.statistics))
-    app.query("prepare")(answering(handlers.prepare))
-    app.train()(answering(handlers.train))
-    app.evaluate()(answering(handlers.evaluate))
-    secure = SecureHandlers(find_site, handlers.trained)
-    app.query("secure_keys")(answering(secure.keys))
-    app.query("secure_shares")(answering(secure.shares))
-    app.train("secure")(answering(secure.mask))
-    app.query("secure_unmask")(answering(secure.unmask))
+    app.query("metadata")(replying(handlers.metadata))
+    app.query("statistics")(replying(handlers.statistics))
+    app.query("prepare")(replying(handlers.prepare))
+    app.train()(replying(handlers.train))
+    app.evaluate()(replying(handlers.evaluate))
+    app.query("secure_keys")(replying(handlers.secure_keys))
+    app.query("secure_shares")(replying(handlers.secure_shares))
+    app.train("secure")(replying(handlers.train_secure))
+    app.query("secure_unmask")(replying(handlers.secure_unmask))
     return app
 
 
-def answering(handler: Callable[[Message, Context], RecordDict]) -> Handler:
-    """A handler whose failures are replies: our own sentences, and of other exceptions only the kind."""
+def replying(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Message, Context], Message]:
+    """A handler that turns exceptions into error replies; of foreign exceptions only the class is sent."""
 
     def handle(message: Message, context: Context) -> Message:
         try:
             return Message(handler(message, context), reply_to=message)
         except UnpreparedError:
-            return failed(UNPREPARED, "it has not been told labels and scaler", message)
+            return error_reply(UNPREPARED, "it has no labels and no scaler", message)
         except NosologyError as error:
-            return failed(REFUSED, str(error), message)
+            return error_reply(REFUSED, str(error), message)
         except Exception as error:
-            return failed(FAILED, f"it failed with {type(error).__name__}", message)
+            return error_reply(FAILED, f"it failed with {type(error).__name__}", message)
 
     return handle
 
 
 class _Handlers:
-    """What a site does with each kind of message."""
+    """One method per message type."""
 
     def __init__(self, find_site: FindSite):
         self.find_site = find_site
-        self.told: dict[str, str] = {}  # by site: the hash of what the Site object in this process was told
+        self.configured: dict[str, str] = {}  # by site: hash of the setup of its object in this process
 
-    def facts(self, message: Message, context: Context) -> RecordDict:
-        recipe = recipe_of(message, context)
+    def metadata(self, message: Message, context: Context) -> RecordDict:
+        recipe = read_recipe(message, context)
         site = self.find_site(context, recipe)
-        return content(site=site.name, facts=site.facts(recipe.federation.min_site_notes).to_json())
+        return make_content(site=site.name, metadata=site.metadata(recipe.federation.min_site_notes).to_json())
 
     def statistics(self, message: Message, context: Context) -> RecordDict:
-        recipe = recipe_of(message, context)
-        found = self.find_site(context, recipe).statistics(recipe.federation.min_site_notes)
-        return content({"total": found.total, "squares": found.squares}, count=found.count)
+        recipe = read_recipe(message, context)
+        statistics = self.find_site(context, recipe).statistics(recipe.federation.min_site_notes)
+        return make_content({"total": statistics.total, "squares": statistics.squares}, count=statistics.count)
 
     def prepare(self, message: Message, context: Context) -> RecordDict:
-        recipe = recipe_of(message, context)
-        facts = self.find_site(context, recipe).facts(recipe.federation.min_site_notes)
-        agreed = value(message.content, "basis")
-        if facts.basis != agreed:  # it was restarted with other settings
-            pairs = [each for each in zip(BASIS, agreed, facts.basis) if each[1] != each[2]]
-            differences = "; ".join(f"{name} must be {wanted}; got {given}" for name, wanted, given in pairs)
-            raise ConfigError(f"it is not as was agreed on: {differences}")
+        recipe = read_recipe(message, context)
+        values = self.find_site(context, recipe).metadata(recipe.federation.min_site_notes).compatibility
+        expected = get_value(message.content, "compatibility")
+        if values != expected:  # the site was restarted with other settings
+            triples = [triple for triple in zip(COMPATIBILITY, expected, values) if triple[1] != triple[2]]
+            differences = "; ".join(f"{name} must be {wanted}; got {value}" for name, wanted, value in triples)
+            raise ConfigError(f"the site has changed since the setup: {differences}")
+        config = message.content.config_records[CONFIG]
         context.state[_SCALER] = message.content[ARRAYS]
-        context.state[_AGREED] = ConfigRecord(
-            {name: message.content[CONFIG][name] for name in ("agreed", "labels")}  # as they came, in JSON
-        )
-        return content()
-
-    def trained(self, message: Message, context: Context) -> Update:
-        """What the site has learned in a round; what it must remember of it is in the context."""
-        recipe = recipe_of(message, context)
-        site = self.prepared(message, context, recipe)
-        number, state = value(message.content, "round"), context.state
-        if _MOMENTS in state and state[_ROUND]["round"] != number:  # a round that is repeated begins where it began
-            state[_EARLIER] = state[_MOMENTS]
-        moments = from_record(state[_EARLIER]) if _EARLIER in state else None
-        update = site.train(from_record(message.content[ARRAYS]), recipe, number, moments)
-        if update.moments:
-            state[_MOMENTS], state[_ROUND] = to_record(update.moments), ConfigRecord({"round": number})
-        return update
+        context.state[_SETUP] = ConfigRecord({name: str(config[name]) for name in ("setup", "labels")})  # JSON
+        return make_content()
 
     def train(self, message: Message, context: Context) -> RecordDict:
-        refuse_plain(recipe_of(message, context), context)
-        update = self.trained(message, context)
+        check_plain_allowed(read_recipe(message, context), context)
+        update = self._update(message, context)
         return RecordDict(
             {
                 ARRAYS: to_record(update.weights),
                 METRICS: MetricRecord({NOTES: update.notes, LOSS: float(update.loss)}),
-                CONFIG: ConfigRecord({KNOWN: np.packbits(update.known).tobytes()}),
+                CONFIG: ConfigRecord({LABEL_MASK: np.packbits(update.label_mask).tobytes()}),
             }
         )
 
     def evaluate(self, message: Message, context: Context) -> RecordDict:
-        recipe = recipe_of(message, context)
-        site = self.prepared(message, context, recipe)
-        split, threshold, platt = (value(message.content, name) for name in ("split", "threshold", "calibration"))
+        recipe = read_recipe(message, context)
+        site = self._prepared_site(message, context, recipe)
+        split, threshold, platt = (get_value(message.content, name) for name in ("split", "threshold", "calibration"))
         if split not in ("dev", "test"):
-            raise FederationError("it counts over dev and test notes only")
-        weights = from_record(message.content[ARRAYS])
-        counts = site.evaluate(weights, recipe, split, PlattScaling(**platt) if platt else None, threshold)
-        return content(counts.arrays())
+            raise FederationError(f"split must be dev or test; got {split!r}")
+        counts = site.evaluate(
+            get_arrays(message.content), recipe, split, PlattScaling(**platt) if platt else None, threshold
+        )
+        return make_content(counts.arrays())
 
-    def prepared(self, message: Message, context: Context, recipe: FederatedHeadsRecipe) -> Site:
-        """The site, told what the message goes by."""
-        wanted, state = value(message.content, "agreed"), context.state.get(_AGREED)
-        if state is None or json.loads(state["agreed"]) != wanted:
+    def secure_keys(self, message: Message, context: Context) -> RecordDict:
+        site, _ = self._secure_site(message, context)
+        return self._secure_reply(site, site.keys(get_value(message.content, SECURE)), context)
+
+    def secure_shares(self, message: Message, context: Context) -> RecordDict:
+        site, _ = self._secure_site(message, context)
+        return self._secure_reply(site, site.shares(get_value(message.content, SECURE)), context)
+
+    def train_secure(self, message: Message, context: Context) -> RecordDict:
+        site, privacy = self._secure_site(message, context)
+        update = self._update(message, context)
+        vector = to_vector(update, get_arrays(message.content), privacy, site.state.threshold)
+        masked = site.mask(get_value(message.content, SECURE), to_fixed_point(vector, len(site.state.keys)))
+        self._secure_reply(site, {}, context)
+        return make_content({MASKED: masked})
+
+    def secure_unmask(self, message: Message, context: Context) -> RecordDict:
+        site, _ = self._secure_site(message, context)
+        return self._secure_reply(site, site.unmask(get_value(message.content, SECURE)), context)
+
+    def _secure_site(self, message: Message, context: Context) -> tuple[SecureSite, PrivacySettings]:
+        recipe = read_recipe(message, context)
+        name, saved = self.find_site(context, recipe).name, context.state.config_records.get(_SECURE)
+        state = json.loads(str(saved["state"])) if saved is not None else None
+        return SecureSite(name, state, read_signatures(context)), recipe.federation.privacy
+
+    @staticmethod
+    def _secure_reply(site: SecureSite, reply: dict, context: Context) -> RecordDict:
+        """The reply as content; saves the state of the site in the context."""
+        context.state[_SECURE] = ConfigRecord({"state": json.dumps(site.to_json())})
+        return make_content(secure=reply)
+
+    def _update(self, message: Message, context: Context) -> LocalUpdate:
+        """The update of the site; saves its optimizer state in the context."""
+        recipe = read_recipe(message, context)
+        site = self._prepared_site(message, context, recipe)
+        number, state = get_value(message.content, "round"), context.state
+        if _OPTIMIZER in state and state.config_records[_ROUND]["round"] != number:
+            state[_PREVIOUS] = state[_OPTIMIZER]  # a repeated round starts from the state before it
+        previous = from_record(state.array_records[_PREVIOUS]) if _PREVIOUS in state else None
+        update = site.train(get_arrays(message.content), recipe, number, previous)
+        if update.optimizer_state:
+            state[_OPTIMIZER], state[_ROUND] = to_record(update.optimizer_state), ConfigRecord({"round": number})
+        return update
+
+    def _prepared_site(self, message: Message, context: Context, recipe: FederatedHeadsRecipe) -> HospitalSite:
+        """The site, configured with the labels and the scaler of the message."""
+        expected, setup = get_value(message.content, "setup"), context.state.config_records.get(_SETUP)
+        if setup is None or json.loads(str(setup["setup"])) != expected:
             raise UnpreparedError
         site = self.find_site(context, recipe)
-        if self.told.get(site.name) != wanted or site.labels is None:
-            scaler = from_record(context.state[_SCALER])
-            site.prepare(LabelSpace(json.loads(state["labels"])), Scaler(scaler["mean"], scaler["scale"]))
-            self.told[site.name] = wanted
+        if self.configured.get(site.name) != expected or site.labels is None:
+            scaler = from_record(context.state.array_records[_SCALER])
+            site.configure(LabelSpace(json.loads(str(setup["labels"]))), Scaler(scaler["mean"], scaler["scale"]))
+            self.configured[site.name] = expected
         return site
+
+
+def read_signatures(context: Context) -> SiteSignatures | None:
+    """The key of the site and the public keys of the other sites, if the node config names them."""
+    key, peers = (str(context.node_config.get(name) or "") for name in (SECURE_KEY, SECURE_PEERS))
+    if not peers:
+        return None
+    if not key:
+        raise ConfigError(f"the node config must have {SECURE_KEY} if it has {SECURE_PEERS}")
+    from nosology.federated.deploy.credentials import read_public_keys, read_site_key
+
+    return SiteSignatures(read_site_key(Path(key)), read_public_keys(Path(peers)))
 
 
 app = make_app(open_site)

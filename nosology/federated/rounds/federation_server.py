@@ -1,20 +1,20 @@
-"""The rounds of a federation, on any of Flower's grids: in this process, or a SuperLink's.
+"""The rounds of a federation: the loop with checkpoints, and the server that runs it on a Flower grid.
 
-Privacy comes in at two places. Central noise is the strategy's `reduce` (`privacy.CentralNoise`). A secure round
-(`SecureRounds`) stands in for `_Federation._updates`: it gets the messages of the round (all have the same content:
-weights, recipe, round, agreed), asks the sites itself, sets the strategy's `accepted` and `refused`, and gives the one
-update that it could see. What privacy has cost is booked by `Privacy` and saved with every round.
+Privacy is added in two places. Central noise is the `reduce` of the strategy. Secure aggregation (`SecureRounds`)
+replaces the exchange of training messages in `_updates`. `PrivacyBudget` accounts for both and is saved with every
+round.
 """
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, Message
+from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 
@@ -22,41 +22,158 @@ from nosology.core import FederationError
 from nosology.core.files import check_output_folder
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.privacy.secure_round import SecureRounds
-from nosology.federated.privacy.site_noise import Privacy, check_privacy
-from nosology.federated.rounds import saved_rounds as saved
-from nosology.federated.rounds.agreement import agreed_labels
-from nosology.federated.rounds.outcome import Row, add_test, bundle_of, check_recipe, line_of, write_history
-from nosology.federated.rounds.participants import Roster, listed
-from nosology.federated.rounds.records import (
+from nosology.federated.privacy.site_noise import PrivacyBudget, check_privacy
+from nosology.federated.rounds.federation_setup import (
+    Arrays,
+    FederationSetup,
+    RoundCheckpoint,
+    clear,
+    run_lock,
+    shared_labels,
+)
+from nosology.federated.rounds.hospital_site import SiteCounts
+from nosology.federated.rounds.messages import (
     CONFIG,
     EVALUATE,
+    LOSS,
     PREPARE,
     STATISTICS,
-    Arrays,
-    content,
+    SiteUpdate,
+    error_reason,
     from_record,
-    reason_of,
+    make_content,
+    read_counts,
+    read_statistics,
     to_record,
 )
-from nosology.federated.rounds.replies import LOSS, SiteUpdate, read_counts, read_moments
-from nosology.federated.rounds.saved_rounds import Agreement, SavedRound
-from nosology.federated.rounds.site_counts import SiteCounts
-from nosology.federated.rounds.strategy import GuardedStrategy
+from nosology.federated.rounds.outcome import (
+    HistoryRow,
+    add_test_metrics,
+    build_bundle,
+    check_recipe,
+    format_round,
+    write_history,
+)
+from nosology.federated.rounds.participants import Participants, format_reasons
+from nosology.federated.rounds.strategy import ValidatingStrategy
 from nosology.models.bundle import MANIFEST, Bundle
-from nosology.models.heads.feature_statistics import Moments
+from nosology.models.heads.heads_model import Heads
+from nosology.models.heads.vector_training import FeatureStatistics
 from nosology.training.calibration import PlattScaling
 from nosology.training.run_folder import run_folder
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]  # is called with one line per round
 
 
 @dataclass(frozen=True)
-class Federated:
-    """A federation that has ended well."""
+class FederationResult:
+    """A completed federation."""
 
     bundle: Bundle
-    history: list[Row]
-    refused: dict[str, str]  # sites that were left out, and why
+    history: list[HistoryRow]
+    refused: dict[str, str]  # sites that were excluded, and why
+
+
+class FederationLoop(ABC):
+    """Setup, rounds, evaluation and bundle of a federation; subclasses communicate with the sites.
+
+    A run that was killed continues after its last checkpoint.
+    """
+
+    setup: FederationSetup
+    checkpoint: RoundCheckpoint
+
+    def __init__(self, recipe: FederatedHeadsRecipe, report: Report):
+        self.recipe, self.settings, self.report = recipe, recipe.federation, report
+        self.refused: dict[str, str] = {}  # sites that do not take part, and why
+        self._dev: SiteCounts | None = None  # of all sites, after the last round
+
+    @abstractmethod
+    def make_setup(self, resumed: FederationSetup | None, notes: str) -> FederationSetup:
+        """The setup, made with the sites unless the run is resumed."""
+
+    @abstractmethod
+    def prepare(self) -> int:
+        """The number of sites; prepares the training from `setup` and `checkpoint`."""
+
+    @abstractmethod
+    def train(self, number: int) -> tuple[Arrays, HistoryRow]:
+        """The new weights of a round, and loss, sites and refused sites for its history."""
+
+    @abstractmethod
+    def evaluate(
+        self,
+        number: int,
+        weights: Arrays,
+        split: str,
+        fraction: float,
+        calibration: PlattScaling | None = None,
+        threshold: float | None = None,
+    ) -> SiteCounts | None:
+        """The summed counts of a fraction of the sites; None without any."""
+
+    def state(self) -> dict[str, Any]:
+        """Further values of the checkpoint."""
+        return {}
+
+    def run(self, out: str | Path, corpora: list[dict[str, Any]], notes: str) -> FederationResult:
+        """The result of all rounds; writes the bundle to `out`."""
+        check_recipe(self.recipe)
+        check_privacy(self.recipe)
+        check_output_folder(out, marker=MANIFEST)
+        self.folder = run_folder(out)
+        with run_lock(self.folder):
+            self._start(notes)
+            while self.checkpoint.number < self.settings.rounds:
+                self._run_round(self.checkpoint.number + 1)
+            bundle, history = self.finish(corpora), self.checkpoint.history
+            bundle.save(out, also=write_history(history, self.folder))
+            clear(self.folder)
+        return FederationResult(bundle, history, self.refused)
+
+    def _start(self, notes: str) -> None:
+        resumed = FederationSetup.resume(self.folder, self.recipe, notes)
+        self.setup = self.make_setup(resumed, notes)
+        if resumed is None:
+            self.setup.save(self.folder)
+        saved = RoundCheckpoint.load(self.folder, self.setup.hash)
+        self.checkpoint = saved or RoundCheckpoint(self.setup.hash, 0, self.setup.initial_weights())
+        sites = self.prepare()
+        for site, reason in sorted(self.refused.items()):
+            self.report(f"{site} is excluded: {reason}")
+        continued = f", continues after round {saved.number}" if saved else ""
+        self.report(f"{sites} sites, {len(self.setup.labels)} codes{continued}")
+
+    def _run_round(self, number: int) -> None:
+        """Trains, evaluates if it is due, and saves the checkpoint."""
+        started = time.monotonic()
+        weights, row = self.train(number)
+        row = {"round": number, "micro_f1": None, "epsilon": None} | row
+        last = number == self.settings.rounds
+        if last or number % self.settings.evaluate_every == 0:
+            counts = self.evaluate(number, weights, "dev", 1.0 if last else self.settings.fraction_evaluate)
+            self._dev = counts if last else None
+            row["micro_f1"] = counts.best_f1 if counts is not None else None
+        row["seconds"] = round(time.monotonic() - started, 3)
+        history = [*self.checkpoint.history, row]
+        self.checkpoint = replace(self.checkpoint, number=number, weights=weights, history=history, **self.state())
+        self.checkpoint.save(self.folder)
+        self.report(format_round(row, self.settings.rounds) + format_reasons(self.checkpoint.refused))
+
+    def finish(self, corpora: list[dict[str, Any]]) -> Bundle:
+        """The bundle: calibration and threshold from the dev notes of all sites, metrics from their test notes."""
+        number, weights = self.checkpoint.number, self.checkpoint.weights
+        dev = self._dev or self.evaluate(number, weights, "dev", 1.0)
+        if dev is None:
+            raise FederationError(
+                f"no site has replied to the evaluation after round {number}; the rounds are saved in {self.folder}: "
+                f"start the run again to continue{format_reasons(self.refused)}"
+            )
+        bundle = build_bundle(self.setup, self.checkpoint, dev, corpora, self.refused)
+        assert isinstance(bundle.model, Heads)
+        threshold = bundle.decision.threshold
+        add_test_metrics(bundle, self.evaluate(number, weights, "test", 1.0, bundle.model.calibration, threshold))
+        return bundle
 
 
 def run_federation(
@@ -66,192 +183,156 @@ def run_federation(
     *,
     corpora: list[dict[str, Any]] | None = None,
     notes: str = "",
-    say: Say = lambda line: None,
-) -> Federated:
-    """The coder that the sites of a grid train, saved in `out`; FederationError if it cannot be had.
+    report: Report = lambda line: None,
+) -> FederationResult:
+    """The coder that the sites of a Flower grid train, saved in `out`; FederationError if the run fails.
 
-    Started again with the same recipe, a run that was killed goes on after its last round. corpora: for the bundle's
-    provenance, where the server knows them. notes: a hash of the sites' notes, where it is known; a run with others
-    does not go on. say: is given a line a round.
+    corpora: for the provenance of the bundle, if the server knows them. notes: hash of the notes of the sites, if it is
+    known; a run with other notes is not continued.
     """
-    _check(recipe)
-    check_output_folder(out, marker=MANIFEST)
-    folder = run_folder(out)
-    with saved.locked(folder):
-        federation = _Federation(grid, recipe, folder, say, notes)
-        federation.begin()
-        while federation.state.number < recipe.federation.rounds:
-            federation.round(federation.state.number + 1)
-        bundle, state = federation.end(corpora or []), federation.state
-        bundle.save(out, also=write_history(state.history, folder))
-        saved.clear(folder)
-    return Federated(bundle, state.history, federation.roster.refused)
+    return FlowerFederation(grid, recipe, report).run(out, corpora or [], notes)
 
 
-def _check(recipe: FederatedHeadsRecipe) -> None:
-    check_recipe(recipe)
-    check_privacy(recipe)
+class FlowerFederation(FederationLoop):
+    """A federation on a Flower grid."""
 
+    def __init__(self, grid: Grid, recipe: FederatedHeadsRecipe, report: Report):
+        super().__init__(recipe, report)
+        self.grid, self.participants = grid, Participants(grid, recipe)
+        self.refused = self.participants.refused
+        self.strategy = ValidatingStrategy(self.settings, recipe.seed)
 
-class _Federation:
-    """A federation under way."""
+    def make_setup(self, resumed: FederationSetup | None, notes: str) -> FederationSetup:
+        """The setup with all sites that send valid statistics."""
+        participants = self.participants
+        participants.setup = resumed
+        participants.wait_for_start()
+        if resumed is not None:
+            return resumed
+        statistics = self._sum_statistics()
+        metadata = dict(sorted(participants.metadata.items()))
+        labels = shared_labels(metadata, self.settings)
+        setup = participants.setup = FederationSetup(self.recipe, labels, statistics.scaler(), metadata, notes)
+        contents = dict.fromkeys(metadata, participants.setup_content(setup))
+        for site, reply in participants.request(PREPARE, contents).items():
+            if reply.has_error():  # it gets the setup again when it trains
+                self.refused[site] = error_reason(reply.error)
+        return setup
 
-    def __init__(self, grid: Grid, recipe: FederatedHeadsRecipe, folder: Path, say: Say, notes: str):
-        self.recipe, self.settings, self.folder, self.say = recipe, recipe.federation, folder, say
-        self.grid, self.roster, self.notes = grid, Roster(grid, recipe), notes
-        self.strategy = GuardedStrategy(self.settings, recipe.seed)
-        self.state: SavedRound
-        self._dev: SiteCounts | None = None  # of all sites, after the last round
-
-    def begin(self) -> None:
-        """Agrees with the sites, or goes on where a run of the same recipe ended."""
-        agreement = Agreement.of_run(self.folder, self.recipe, self.notes)
-        self.roster.agreement = agreement
-        self.roster.gather()
-        if agreement is None:
-            agreement = self.roster.agreement = self._agree()
-            self.roster.refused |= self._prepare()
-            agreement.save(self.folder)
-        found = SavedRound.load(self.folder, agreement.hash)
-        self.state = found or SavedRound(agreement.hash, 0, agreement.first_weights())
-        self.strategy.put_moments(self.state.moments)
-        self.privacy = Privacy(self.recipe, self.state.privacy)
-        self.strategy.reduce = self.privacy.reduce
-        self.secure = SecureRounds(self.roster, self.strategy, self.privacy) if self.settings.privacy.secure else None
-        for site, why in sorted(self.roster.refused.items()):
-            self.say(f"{site} is left out: {why}")
-        where = f", goes on after round {found.number}" if found else ""
-        self.say(f"{len(self.roster.facts)} sites, {len(agreement.labels)} codes{where}")
-
-    def _agree(self) -> Agreement:
-        """Codes and scaler of the sites that can tell their statistics; the others are left out."""
-        roster = self.roster
-        asked = content(recipe=self.recipe.model_dump(mode="json"))
-        replies = roster.ask(STATISTICS, dict.fromkeys(roster.facts, asked))
-        total: Moments | None = None
-        for site in sorted(roster.facts):
-            found = read_moments(replies.get(site), roster.facts[site].dim)
-            if isinstance(found, str):
-                roster.leave_out(site, found)
+    def _sum_statistics(self) -> FeatureStatistics:
+        """The summed statistics of the sites; sites without valid statistics are excluded."""
+        participants = self.participants
+        content = make_content(recipe=self.recipe.model_dump(mode="json"))
+        replies = participants.request(STATISTICS, dict.fromkeys(participants.metadata, content))
+        total: FeatureStatistics | None = None
+        for site, metadata in sorted(participants.metadata.items()):
+            statistics = read_statistics(replies.get(site), metadata.dim)
+            if isinstance(statistics, str):
+                participants.exclude(site, statistics)
             else:
-                total = found if total is None else total + found
-        if total is None or len(roster.facts) < self.settings.min_sites:
+                total = statistics if total is None else total + statistics
+        count = len(participants.metadata)
+        if total is None or count < self.settings.min_sites:
             raise FederationError(
-                f"{len(roster.facts)} sites told their statistics; federation.min_sites = {self.settings.min_sites}"
-                f"{listed(roster.refused)}"
+                f"{count} sites sent statistics; federation.min_sites = {self.settings.min_sites}"
+                f"{format_reasons(self.refused)}"
             )
-        asked = len(self.strategy.sampled("train", 0, self.settings.fraction_train, roster.facts))
-        if asked < self.strategy.least:
+        sampled = len(self.strategy.sample_sites("train", 0, self.settings.fraction_train, participants.metadata))
+        if sampled < self.strategy.min_replies:
             raise FederationError(
-                f"federation.strategy = {self.settings.strategy} needs {self.strategy.least} sites in a round; there "
-                f"are {asked}{listed(roster.refused)}"
+                f"federation.strategy = {self.settings.strategy} needs {self.strategy.min_replies} sites in a round; "
+                f"there are {sampled}{format_reasons(self.refused)}"
             )
-        facts = dict(sorted(roster.facts.items()))
-        return Agreement(self.recipe, agreed_labels(facts, self.settings), total.scaler(), facts, self.notes)
+        return total
 
-    def _prepare(self) -> dict[str, str]:
-        """Tells all sites what was agreed; why some have not taken it (they are told again when they train)."""
-        replies = self.roster.ask(PREPARE, dict.fromkeys(self.roster.facts, self.roster.told()))
-        return {site: reason_of(reply.error) for site, reply in replies.items() if reply.has_error()}
+    def prepare(self) -> int:
+        """The number of sites; loads the state of strategy and privacy budget."""
+        self.strategy.load_optimizer_state(self.checkpoint.optimizer_state)
+        self.privacy = PrivacyBudget(self.recipe, self.checkpoint.privacy)
+        self.strategy.reduce = self.privacy.reduce
+        secure = self.settings.privacy.secure
+        self.secure = SecureRounds(self.participants, self.strategy, self.privacy) if secure else None
+        return len(self.participants.metadata)
 
-    def round(self, number: int) -> None:
-        """One round: training, evaluation where it is due, and both on disk."""
-        started = time.monotonic()
-        weights, loss = self._train(number)
-        row: Row = {"round": number, "loss": loss, "sites": len(self.strategy.accepted)}
-        row |= {"refused": len(self.strategy.refused), "micro_f1": None} | self.privacy.row()
-        last = number == self.settings.rounds
-        if last or number % self.settings.evaluate_every == 0:
-            counts = self._evaluate(number, weights, "dev", 1.0 if last else self.settings.fraction_evaluate)
-            self._dev = counts if last else None
-            row["micro_f1"] = counts.best[1] if counts is not None and counts.true.any() else None
-        row["seconds"] = round(time.monotonic() - started, 3)
-        self.state = replace(
-            self.state,
-            number=number,
-            weights=weights,
-            moments=self.strategy.moments(),
-            history=[*self.state.history, row],
-            refused=self.strategy.refused,
-            privacy=self.privacy.to_json(),
-        )
-        self.state.save(self.folder)
-        self.say(line_of(row, self.settings.rounds) + listed(self.strategy.refused))
+    def state(self) -> dict[str, Any]:
+        """Server optimizer, refused sites and privacy budget."""
+        state = self.strategy.optimizer_state()
+        return {"optimizer_state": state, "refused": self.strategy.refused, "privacy": self.privacy.to_json()}
 
-    def _train(self, number: int) -> tuple[Arrays, float]:
-        """New weights and the mean loss; a round with too few sound replies is repeated, and then the run stops."""
-        record = to_record(self.state.weights)
-        config = content(recipe=self.recipe.model_dump(mode="json"), round=number, agreed=self.state.agreed)[CONFIG]
+    def train(self, number: int) -> tuple[Arrays, HistoryRow]:
+        """New weights and history of a round. A round with too few valid replies is repeated; then the run stops."""
+        record, strategy = to_record(self.checkpoint.weights), self.strategy
+        content = make_content(recipe=self.recipe.model_dump(mode="json"), round=number, setup=self.setup.hash)
+        config, reason = content.config_records[CONFIG], ""
         for attempt in range(self.settings.repeats + 1):
             needed = self._wait_for_sites(number)
-            messages = list(self.strategy.configure_train(number, record, config, self.grid))
-            made, failure = self._asked(number, messages)
-            self._book()
-            sound = len(self.strategy.accepted)
-            if made is not None and sound >= needed:
-                weights, metrics = made
-                return from_record(weights), float(metrics[LOSS])
-            why = failure or f"{sound} of {len(messages)} replies were sound, {needed} are needed"
+            messages = list(strategy.configure_train(number, record, config, self.grid))
+            weights = metrics = None
+            reason = ""
+            try:
+                updates = self._updates(messages)
+                if len(strategy.accepted) >= self._needed():
+                    weights, metrics = strategy.reduce_and_aggregate(number, updates)
+            except AggregationError as error:
+                reason = str(error)
+            self._save_privacy()
+            valid = len(strategy.accepted)
+            if weights is not None and metrics is not None and valid >= needed:
+                row: HistoryRow = {"loss": metrics[LOSS], "sites": valid, "refused": len(strategy.refused)}
+                return from_record(weights), row | self.privacy.epsilons()
+            reason = reason or f"{valid} of {len(messages)} replies were valid, {needed} are needed"
             if attempt < self.settings.repeats:
-                self.say(f"round {number} is repeated: {why}{listed(self.strategy.refused)}")
+                self.report(f"round {number} is repeated: {reason}{format_reasons(strategy.refused)}")
         raise FederationError(
-            f"round {number} failed {self.settings.repeats + 1} times and the run stops; its {number - 1} rounds are "
-            f"kept in {self.folder}: {why}{listed(self.strategy.refused)}"
+            f"round {number} failed {self.settings.repeats + 1} times and the run stops; {number - 1} rounds are saved "
+            f"in {self.folder}: {reason}{format_reasons(strategy.refused)}"
         )
 
-    def _asked(self, number: int, messages: list[Message]) -> tuple[tuple[ArrayRecord, dict] | None, str]:
-        """What the strategy makes of the sites' replies, or why it makes nothing of them."""
-        try:
-            updates = self._updates(messages)
-            if len(self.strategy.accepted) < self._needed():
-                return None, ""
-            return self.strategy.applied(number, updates), ""
-        except AggregationError as error:
-            return None, str(error)
-
     def _updates(self, messages: list[Message]) -> list[SiteUpdate]:
-        """The sound updates of the sites that were sent messages; all others are named in the strategy's `refused`."""
+        """The valid updates of a round; the strategy's `refused` names all other sites."""
         sites = [self.strategy.sites[message.metadata.dst_node_id] for message in messages]
-        self.strategy.notes = {site: self.roster.facts[site].notes for site in sites}
-        self.privacy.asked(self.strategy.notes)
-        self._book()
+        self.strategy.notes = {site: self.participants.metadata[site].notes for site in sites}
+        self.privacy.record_training(self.strategy.notes)
+        self._save_privacy()
         if self.secure:
             return self.secure(messages, self._needed()) if messages else []
-        replies = self.roster.exchange(messages)
-        updates = self.strategy.judged(replies.items())
+        replies = self.participants.send(messages)
+        updates = self.strategy.validate(replies.items())
         for site in sites:
             if site not in replies:
-                self.strategy.refused[site] = f"no answer in {self.settings.wait:g} s"
+                self.strategy.refused[site] = f"no reply within {self.settings.wait:g} s"
         return updates
 
-    def _book(self) -> None:
-        """Writes the accounts down before what was paid for is seen: a server that is killed forgets nothing."""
-        if self.privacy.noisy:
-            self.state = replace(self.state, privacy=self.privacy.to_json())
-            self.state.save(self.folder)
+    def _save_privacy(self) -> None:
+        """Saves the privacy budget before the server sees what was paid for, so that a kill does not lose it."""
+        if self.privacy.has_noise:
+            self.checkpoint = replace(self.checkpoint, privacy=self.privacy.to_json())
+            self.checkpoint.save(self.folder)
 
     def _needed(self) -> int:
-        """Sound replies that a round needs: the quorum, but never more than would be asked of all sites.
+        """The number of valid replies that a round needs: the quorum, but not more than the sites of a round.
 
-        Those that have agreed count, be they back or not: a run that goes on with few of them needs no fewer.
+        All sites of the setup count, also those that are offline: a resumed run does not need fewer.
         """
-        names = self.roster.facts.keys() | (self.roster.agreement.facts.keys() - self.roster.refused.keys())
-        every = len(self.strategy.sampled("train", 0, self.settings.fraction_train, names))
-        return max(self.strategy.least, min(self.settings.quorum, every))
+        participants = self.participants
+        names = participants.metadata.keys() | (self.setup.metadata.keys() - self.refused.keys())
+        sampled = len(self.strategy.sample_sites("train", 0, self.settings.fraction_train, names))
+        return max(self.strategy.min_replies, min(self.settings.quorum, sampled))
 
     def _wait_for_sites(self, number: int) -> int:
-        """Waits, not for ever, until a round can have the replies that it needs, and says how many that are."""
-        until = time.monotonic() + self.roster.patience
+        """The number of replies that a round needs; waits, with a timeout, until so many sites are online."""
+        participants, fraction = self.participants, self.settings.fraction_train
+        deadline = time.monotonic() + participants.timeout
         while True:
-            self.roster.look()
-            present, needed = self.roster.present(), self._needed()
-            asked = self.strategy.sampled("train", number, self.settings.fraction_train, present.values())
-            if len(asked) >= needed or time.monotonic() >= until:
-                self.strategy.sites = present
+            participants.poll()
+            online, needed = participants.online(), self._needed()
+            sampled = self.strategy.sample_sites("train", number, fraction, online.values())
+            if len(sampled) >= needed or time.monotonic() >= deadline:
+                self.strategy.sites = online
                 return needed
-            time.sleep(min(0.5, self.roster.patience / 10))
+            time.sleep(min(0.5, participants.timeout / 10))
 
-    def _evaluate(
+    def evaluate(
         self,
         number: int,
         weights: Arrays,
@@ -260,38 +341,27 @@ class _Federation:
         calibration: PlattScaling | None = None,
         threshold: float | None = None,
     ) -> SiteCounts | None:
-        """The summed counts of a sample of the sites, None if none has told any."""
-        sites = self.strategy.sampled(EVALUATE, number, fraction, self.roster.present().values())
-        asked = content(
+        """The summed counts of a sample of the online sites; None without any."""
+        sites = self.strategy.sample_sites(EVALUATE, number, fraction, self.participants.online().values())
+        content = make_content(
             weights,
             recipe=self.recipe.model_dump(mode="json"),
-            agreed=self.state.agreed,
+            setup=self.setup.hash,
             split=split,
             threshold=threshold,
             calibration=calibration.to_json() if calibration else None,
         )
         total: SiteCounts | None = None
-        for site, reply in sorted(self.roster.ask(EVALUATE, dict.fromkeys(sites, asked)).items()):
-            counts = read_counts(reply, self.roster.agreement.labels)
+        for site, reply in sorted(self.participants.request(EVALUATE, dict.fromkeys(sites, content)).items()):
+            counts = read_counts(reply, self.setup.labels)
             if isinstance(counts, str):
-                self.say(f"{site} is not counted: {counts}")
+                self.report(f"{site} is not counted: {counts}")
             else:
                 total = counts if total is None else total + counts
         return total
 
-    def end(self, corpora: list[dict[str, Any]]) -> Bundle:
-        """The bundle: calibration and threshold from all sites' dev notes, scores from their test notes."""
-        number, weights = self.state.number, self.state.weights
+    def finish(self, corpora: list[dict[str, Any]]) -> Bundle:
+        """The bundle, see `FederationLoop.finish`; waits for the sites of a resumed run."""
         if self._dev is None:
-            self._wait_for_sites(number)
-            self._dev = self._evaluate(number, weights, "dev", 1.0)
-        if (dev := self._dev) is None:
-            raise FederationError(
-                f"no site has answered the evaluation after round {number}; all rounds are kept in {self.folder}: "
-                f"started again, the run goes on from there{listed(self.roster.refused)}"
-            )
-        bundle = bundle_of(self.roster.agreement, self.state, dev, corpora, self.roster.refused)
-        model, threshold = bundle.model, bundle.decision.threshold
-        test = self._evaluate(number, weights, "test", 1.0, model.calibration, threshold)
-        add_test(bundle, test)
-        return bundle
+            self._wait_for_sites(self.checkpoint.number)
+        return super().finish(corpora)

@@ -1,4 +1,4 @@
-"""What a federation leaves behind: a bundle, the same kind as central training's, and its history as table and plot."""
+"""The result of a federation: a bundle, as of central training, and the history of the rounds as table and plot."""
 
 from __future__ import annotations
 
@@ -15,66 +15,19 @@ from nosology.core import ConfigError, __version__
 from nosology.core.files import atomic_file
 from nosology.evaluation.decision import UNTUNED, Decision
 from nosology.federated.federation_settings import FederatedHeadsRecipe
-from nosology.federated.rounds.saved_rounds import HISTORY, PLOT, Agreement, SavedRound
-from nosology.federated.rounds.site_counts import SiteCounts
+from nosology.federated.rounds.federation_setup import HISTORY, PLOT, FederationSetup, RoundCheckpoint
+from nosology.federated.rounds.hospital_site import SiteCounts
 from nosology.models.bundle import Bundle
 from nosology.models.heads.heads_model import Heads
 from nosology.training.calibration import PlattScaling
 from nosology.training.recipe_settings import LabelSettings
 
-Row = dict[str, Any]  # of a history: what COLUMNS names
+HistoryRow = dict[str, Any]  # one round, keys as in COLUMNS
 COLUMNS = ("round", "loss", "sites", "refused", "micro_f1", "epsilon", "record_epsilon", "seconds")
 
 
-def bundle_of(
-    agreement: Agreement,
-    state: SavedRound,
-    dev: SiteCounts | None,
-    corpora: list[dict[str, Any]],
-    refused: Mapping[str, str],
-) -> Bundle:
-    """The bundle of a federation's last weights; calibration and threshold from the sites' summed dev counts.
-
-    Without a true code on dev, the logits are believed as they are and the threshold is `UNTUNED`.
-    """
-    recipe, labels, facts = agreement.recipe, agreement.labels, agreement.facts.values()
-    net = agreement.head()
-    net.load_state_dict({name: torch.from_numpy(array) for name, array in state.weights.items()})
-    notes = np.array([sum(told.codes.get(code, 0) for told in facts) for code in labels.codes], dtype=np.int64)
-    tuned = dev is not None and bool(dev.true.any())
-    calibration, threshold = (dev.calibration, dev.threshold) if tuned else (PlattScaling(), UNTUNED)
-    if isinstance(recipe.decision.threshold, float):
-        threshold = recipe.decision.threshold
-    identity = next(iter(facts)).identity
-    model = Heads(labels, notes, recipe.embedder, identity, agreement.scaler, net.eval(), calibration)
-    found: dict[str, Any] = {"dev_codes": int(dev.true.sum()) if tuned else 0, "shape": net.shape.model_dump()}
-    if tuned:
-        found |= {"dev_micro_f1": dev.best[1], "dev_map": dev.map}
-    provenance = {
-        "corpora": corpora,
-        "trained_on": ["train"],
-        "tuned_on": "dev",
-        "n_train": sum(told.notes for told in facts),
-        "n_dev": int(dev.notes[0]) if dev is not None else 0,
-        "refit": False,
-        "found": found,
-        "federation": {
-            "sites": {site: told.notes for site, told in agreement.facts.items()},
-            "rounds": state.number,
-            "refused": dict(refused),
-            "epsilon": state.history[-1]["epsilon"] if state.history else None,
-            "record_epsilon": state.history[-1].get("record_epsilon") if state.history else None,
-        },
-        "seed": recipe.seed,
-        "package": f"nosology {__version__}",
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}",
-    }
-    return Bundle(model, Decision(threshold), recipe.model_dump(mode="json"), provenance)
-
-
 def check_recipe(recipe: FederatedHeadsRecipe) -> None:
-    """Raises if the recipe asks for labels, a decision or numbers that a federation does not make."""
+    """Raises ConfigError for labels, decision or precision that a federation does not support."""
     if recipe.training.precision == "bf16":
         raise ConfigError('training.precision must be "fp32" or "fp64" in a federation; got "bf16"')
     if recipe.decision.threshold == "per_code":
@@ -82,39 +35,94 @@ def check_recipe(recipe: FederatedHeadsRecipe) -> None:
     if recipe.decision.at_least_one:
         raise ConfigError(f"decision.at_least_one must be false in a federation; got {recipe.decision.at_least_one}")
     for name in ("min_notes", "max_notes", "top_k"):
-        if (given := getattr(recipe.labels, name)) != LabelSettings.model_fields[name].default:
-            raise ConfigError(f"labels.{name} must not be set in a federation (federation.min_notes); got {given}")
+        if (value := getattr(recipe.labels, name)) != LabelSettings.model_fields[name].default:
+            raise ConfigError(f"labels.{name} must not be set in a federation (federation.min_notes); got {value}")
 
 
-def add_test(bundle: Bundle, test: SiteCounts | None) -> None:
-    """Writes down how the bundle does on the sites' test notes, where they have any."""
+def build_model(setup: FederationSetup, weights: Mapping[str, np.ndarray], calibration: PlattScaling) -> Heads:
+    """The model with these weights."""
+    net = setup.head()
+    net.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+    sites = setup.metadata.values()
+    counts = [sum(site.codes.get(code, 0) for site in sites) for code in setup.labels.codes]
+    identity = next(iter(sites)).identity
+    notes = np.array(counts, dtype=np.int64)
+    return Heads(setup.labels, notes, setup.recipe.embedder, identity, setup.scaler, net.eval(), calibration)
+
+
+def build_bundle(
+    setup: FederationSetup,
+    checkpoint: RoundCheckpoint,
+    dev: SiteCounts | None,
+    corpora: list[dict[str, Any]],
+    refused: Mapping[str, str],
+) -> Bundle:
+    """The bundle of the last checkpoint, with calibration and threshold from the summed dev counts.
+
+    Without true codes on dev there is no calibration and the threshold is `UNTUNED`.
+    """
+    recipe, calibration, threshold = setup.recipe, PlattScaling(), UNTUNED
+    report: dict[str, Any] = {"dev_codes": 0, "shape": recipe.model.model_dump()}
+    if dev is not None and dev.true.any():
+        calibration, threshold = dev.calibration, dev.threshold
+        report |= {"dev_codes": int(dev.true.sum()), "dev_micro_f1": dev.best[1], "dev_map": dev.map}
+    if isinstance(recipe.decision.threshold, float):
+        threshold = recipe.decision.threshold
+    sites = {name: site.notes for name, site in setup.metadata.items()}
+    last = checkpoint.history[-1] if checkpoint.history else {}
+    provenance = {
+        "corpora": corpora,
+        "trained_on": ["train"],
+        "tuned_on": "dev",
+        "n_train": sum(sites.values()),
+        "n_dev": int(dev.notes[0]) if dev is not None else 0,
+        "refit": False,
+        "found": report,
+        "federation": {
+            "sites": sites,
+            "rounds": checkpoint.number,
+            "refused": dict(refused),
+            "epsilon": last.get("epsilon"),
+            "record_epsilon": last.get("record_epsilon"),
+        },
+        "seed": recipe.seed,
+        "package": f"nosology {__version__}",
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+    }
+    model = build_model(setup, checkpoint.weights, calibration)
+    return Bundle(model, Decision(threshold), recipe.model_dump(mode="json"), provenance)
+
+
+def add_test_metrics(bundle: Bundle, test: SiteCounts | None) -> None:
+    """Adds the metrics on the test notes of the sites to the provenance, if there are any."""
     if test is not None and test.notes[0]:
         bundle.provenance["found"]["test"] = test.metrics(bundle.model.labels)
         bundle.provenance["n_test"] = int(test.notes[0])
 
 
-def line_of(row: Row, rounds: int) -> str:
-    """A row of the history as a line."""
+def format_round(row: HistoryRow, rounds: int) -> str:
+    """A row of the history as a line of text."""
     parts = [f"round {row['round']}/{rounds}", f"loss {row['loss']:.4f}", f"{row['sites']} sites"]
     parts += [f"{row['refused']} refused"] if row["refused"] else []
     parts += [f"micro F1 {row['micro_f1']:.4f}"] if row["micro_f1"] is not None else []
-    parts += [f"epsilon of a site {row['epsilon']:.2f}"] if row["epsilon"] is not None else []
-    parts += [f"epsilon of a note {row['record_epsilon']:.2f}"] if row.get("record_epsilon") is not None else []
+    parts += [f"site epsilon {row['epsilon']:.2f}"] if row["epsilon"] is not None else []
+    parts += [f"note epsilon {row['record_epsilon']:.2f}"] if row.get("record_epsilon") is not None else []
     return "  ".join([*parts, f"{row['seconds']:.1f} s"])
 
 
-def write_history(history: list[dict[str, Any]], folder: Path) -> dict[str, Path]:
-    """The paths by name of the table and the plot of a history, written into a folder."""
-    with atomic_file(folder / HISTORY) as aside, aside.open("w", encoding="utf-8", newline="") as file:
+def write_history(history: list[HistoryRow], folder: Path) -> dict[str, Path]:
+    """The paths of the table and the plot of a history, written into a folder, by file name."""
+    with atomic_file(folder / HISTORY) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
         table.writeheader()
         table.writerows(history)
-    with atomic_file(folder / PLOT) as aside:
-        _plot(history, aside)
+    with atomic_file(folder / PLOT) as temporary:
+        _plot(history, temporary)
     return {name: folder / name for name in (HISTORY, PLOT)}
 
 
-def _plot(history: list[dict[str, Any]], path: Path) -> None:
+def _plot(history: list[HistoryRow], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -123,7 +131,7 @@ def _plot(history: list[dict[str, Any]], path: Path) -> None:
     figure.subplots_adjust(left=0.1, right=0.9, bottom=0.13, top=0.96)
     left = figure.subplots()
     left.plot([row["round"] for row in history], [row["loss"] for row in history], color="tab:blue")
-    left.set(xlabel="round", ylabel="training loss, mean of a note", ylim=(0, None))
+    left.set(xlabel="round", ylabel="training loss, mean per note", ylim=(0, None))
     right = left.twinx()
     measured = [row for row in history if row["micro_f1"] is not None]
     right.plot([row["round"] for row in measured], [row["micro_f1"] for row in measured], "o-", color="tab:orange")

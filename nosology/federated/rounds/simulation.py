@@ -1,12 +1,19 @@
-"""The hospitals of a simulation: the notes of one corpus, each at its site, embedded once."""
+"""A federation in one process: the hospitals of a simulation, and a Flower grid without Ray and network."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import count
 from pathlib import Path
 
 import numpy as np
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
 
 from nosology.core import DataError
 from nosology.core.files import text_sha256
@@ -18,61 +25,151 @@ from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedding_cache import EmbeddingCache
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.rounds.client_app import make_app
-from nosology.federated.rounds.hospital_site import SPLITS, Site
-from nosology.federated.rounds.in_process import SITE_NAME, InProcessGrid
-from nosology.models.heads.coded_vectors import CodedVectors
+from nosology.federated.rounds.hospital_site import SPLITS, HospitalSite
+from nosology.models.heads.vector_training import CodedVectors
 from nosology.training.examples import codes_in_systems
 
-
-def _check_ids(corpora: Sequence[Corpus]) -> None:
-    """Raises where a note's site could not be told by its id."""
-    ids = [note.id for corpus in corpora for note in corpus.notes(text=False)]
-    if again := len(ids) - len(set(ids)):
-        raise DataError(f"ids of notes must differ from corpus to corpus; {again} are in two of them")
+SITE_NAME = "site-name"  # in the node config
+_FIRST_NODE = 100  # the server has node id 1
 
 
-def own_sites(corpora: Sequence[Corpus]) -> dict[str, str]:
-    """The site of every note id, as the corpora have it."""
+class BasicGrid(Grid):
+    """The parts of a Flower grid that the simulation and the deployment share."""
+
+    _run: Run
+
+    def set_run(self, run: Run) -> None:
+        """Sets the run."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """A message to a node."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+
+class InProcessGrid(BasicGrid):
+    """A grid of nodes in this process, all with the same ClientApp.
+
+    Nodes process messages one after the other, in the order of the messages. Each has a Context that lives as long as
+    the grid. Node ids are counted, so two runs are identical.
+    """
+
+    timeout = 0.0  # seconds to wait for nodes: all are online from the start
+
+    def __init__(self, app: ClientApp, sites: Iterable[str], run_id: int = 1):
+        self.app, self._run = app, Run.create_empty(run_id)
+        self._contexts: dict[int, Context] = {}
+        self._replies: dict[str, Message] = {}
+        self._ids, self._nodes = count(1), count(_FIRST_NODE)
+        # Message() takes run and sender from this class; Flower's own programs set it in the same way
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SUPERLINK_NODE_ID, 0
+        for site in sites:
+            self.add(site)
+
+    def add(self, site: str) -> int:
+        """The id of a new node of a site; an existing node of the site is removed with its state."""
+        self.remove(site)
+        node_id = next(self._nodes)
+        self._contexts[node_id] = Context(self._run.run_id, node_id, {SITE_NAME: site}, RecordDict(), {})
+        return node_id
+
+    def remove(self, site: str) -> None:
+        """Removes the node of a site, as if it were switched off."""
+        self._contexts = {
+            node: context for node, context in self._contexts.items() if context.node_config[SITE_NAME] != site
+        }
+
+    def get_node_ids(self) -> list[int]:
+        """The ids of the nodes."""
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """The ids of the messages; their replies are ready when this returns."""
+        return [self._push(message) for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """The replies to messages, in their order. Each reply is returned once."""
+        return [self._replies.pop(message_id) for message_id in message_ids if message_id in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """The replies to messages, in their order."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def _push(self, message: Message) -> str:
+        # a message has no public setter for its id
+        message.metadata.__dict__["_message_id"] = name = f"message-{next(self._ids)}"
+        reply = self._process(message)
+        reply.metadata.__dict__["_message_id"] = f"reply-{name}"
+        self._replies[name] = reply
+        return name
+
+    def _process(self, message: Message) -> Message:
+        context = self._contexts.get(message.metadata.dst_node_id)
+        if context is None:
+            return Message(Error(ErrorCode.NODE_UNAVAILABLE, "no such node"), reply_to=message)
+        try:
+            return self.app(message, context)
+        except Exception as error:  # an exception of the app is a failure of its node, not of the run
+            reason = f"{type(error)}:<'{error}'>"
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+
+
+def simulation_grid(sites: Sequence[HospitalSite]) -> InProcessGrid:
+    """A grid with one node per site."""
+    by_name = {site.name: site for site in sites}
+    return InProcessGrid(make_app(lambda context, _: by_name[str(context.node_config[SITE_NAME])]), by_name)
+
+
+def corpus_sites(corpora: Sequence[Corpus]) -> dict[str, str]:
+    """The site of every note id, as given in the corpora."""
     _check_ids(corpora)
-    found = {note.id: note.site for corpus in corpora for note in corpus.notes(text=False)}
-    if without := sum(not site for site in found.values()):
-        raise DataError(f"{without} notes are at no site: `nosology corpus split --sites`, or --sites here, deals them")
-    return found
+    sites = {note.id: note.site or "" for corpus in corpora for note in corpus.notes(text=False)}
+    if without := sum(not site for site in sites.values()):
+        raise DataError(f"{without} notes have no site: use `nosology corpus split --sites`, or --sites here")
+    return sites
 
 
-def dealt_sites(corpora: Sequence[Corpus], sites: int, skew: str, alpha: float, seed: int) -> dict[str, str]:
-    """The site of every note id, dealt out anew; no patient and no repeated note is at two sites."""
+def partition_sites(corpora: Sequence[Corpus], sites: int, skew: str, alpha: float, seed: int) -> dict[str, str]:
+    """A new partition: the site of every note id. No patient and no duplicate note is at two sites."""
     _check_ids(corpora)
     notes = (note for corpus in corpora for note in progress(corpus.notes(), "sites"))
     return assign_sites(summarize_notes(notes), sites, skew=skew, alpha=alpha, seed=seed)
 
 
+def _check_ids(corpora: Sequence[Corpus]) -> None:
+    """Raises DataError if a note id occurs in two corpora."""
+    ids = [note.id for corpus in corpora for note in corpus.notes(text=False)]
+    if duplicates := len(ids) - len(set(ids)):
+        raise DataError(f"note ids must differ between corpora; {duplicates} occur in two of them")
+
+
 def notes_hash(corpora: Sequence[Corpus], site_of: dict[str, str]) -> str:
-    """A hash of the notes and of where each is."""
-    told = json.dumps([[corpus.hash for corpus in corpora], sorted(site_of.items())])
-    return text_sha256(told)[:16]
+    """A hash of the notes and of the site of each."""
+    content = json.dumps([[corpus.hash for corpus in corpora], sorted(site_of.items())])
+    return text_sha256(content)[:16]
 
 
 def simulated_sites(
     corpora: Sequence[Corpus], site_of: dict[str, str], recipe: FederatedHeadsRecipe, cache: Path
-) -> list[Site]:
-    """A hospital for each site that has notes; vectors that the cache does not have are made and kept there."""
+) -> list[HospitalSite]:
+    """One hospital per site. Embeddings that are not in the cache are computed and cached."""
     embedder = Embedder.load(recipe.embedder)
-    kept = EmbeddingCache.for_embedder(cache, embedder)
+    embeddings = EmbeddingCache.for_embedder(cache, embedder)
     parts: dict[str, dict[str, CodedVectors]] = {name: {} for name in sorted(set(site_of.values()))}
     for split in SPLITS:
         notes = [note for corpus in corpora for note in corpus.notes(split, text=False)]
         texts = (note.text for corpus in corpora for note in corpus.notes(split))
-        vectors = kept.vectors(progress(texts, f"vectors, {split}", total=len(notes)), lambda: embedder)
+        vectors = embeddings.vectors(progress(texts, f"vectors, {split}", total=len(notes)), lambda: embedder)
         codes = codes_in_systems(recipe.labels, [note.codes for note in notes])
         names = np.array([site_of[note.id] for note in notes], dtype=object)
-        for name, own in parts.items():
+        for name, part in parts.items():
             rows = np.flatnonzero(names == name)
-            own[split] = CodedVectors(vectors[rows], [codes[row] for row in rows])
-    return [Site(name, embedder.identity, embedder.key, own) for name, own in parts.items()]
-
-
-def grid_of(sites: Sequence[Site]) -> InProcessGrid:
-    """A grid whose nodes are these sites."""
-    by_name = {site.name: site for site in sites}
-    return InProcessGrid(make_app(lambda context, _: by_name[str(context.node_config[SITE_NAME])]), by_name)
+            part[split] = CodedVectors(vectors[rows], [codes[row] for row in rows])
+    return [HospitalSite(name, embedder.identity, embedder.key, part) for name, part in parts.items()]

@@ -1,4 +1,4 @@
-"""Heads: a frozen embedder reads the note, a light head names its codes (paper 000)."""
+"""Heads: a frozen embedder makes a vector of the note, a light head predicts its codes (Xu and Dray, 2025)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from nosology.core import BundleError, EvidenceSpan, Note
 from nosology.core.label_space import LabelSpace
 from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedder_config import EmbedderSettings
-from nosology.models.heads.feature_statistics import Scaler
 from nosology.models.heads.heads_net import HeadNet
 from nosology.models.heads.heads_settings import HeadShape
+from nosology.models.heads.vector_training import Scaler
 from nosology.models.neural import Calibrated, default_device, evaluating
 from nosology.models.occlusion import occlusion
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
 
-_ROWS = 4096  # notes whose logits are computed at once
+_ROWS = 4096  # notes per forward pass
 
 
 @dataclass
@@ -32,9 +32,9 @@ class Heads(Calibrated):
     """P(code | note) = calibration(head(scaler(embedder(note))))."""
 
     labels: LabelSpace
-    train_counts: np.ndarray  # (L,) training notes of each code
+    train_counts: np.ndarray  # (L,) training notes per code
     settings: EmbedderSettings
-    identity: dict[str, Any]  # of the embedder: its vectors are what the head was trained on
+    identity: dict[str, Any]  # of the embedder that the head was trained with
     scaler: Scaler
     net: HeadNet
     calibration: PlattScaling = field(default_factory=PlattScaling)
@@ -44,18 +44,18 @@ class Heads(Calibrated):
 
     @cached_property
     def embedder(self) -> Embedder:
-        """The embedder, loaded at the first use; BundleError if its vectors are not those that were trained on."""
-        found = Embedder.load(self.settings)
-        if found.identity != self.identity:
-            differ = sorted(name for name in self.identity if found.identity.get(name) != self.identity[name])
+        """The embedder, loaded at first use; BundleError if it is not the one that the head was trained with."""
+        embedder = Embedder.load(self.settings)
+        if embedder.identity != self.identity:
+            differ = sorted(name for name in self.identity if embedder.identity.get(name) != self.identity[name])
             raise BundleError(
-                f"the coder was trained on vectors of another embedder than {self.settings.model} is here: "
+                f"the coder was trained with another version of the embedder {self.settings.model}: "
                 f"{', '.join(differ)} differ"
             )
-        return found
+        return embedder
 
     def probabilities(self, notes: Sequence[Note]) -> np.ndarray:
-        """Probabilities (B, L); zeros for a note without a word."""
+        """Probabilities (B, L); zeros for an empty note."""
         return self.to_probabilities(self.logits([note.text for note in notes]))
 
     def embeddings(self, notes: Sequence[Note]) -> np.ndarray:
@@ -63,22 +63,22 @@ class Heads(Calibrated):
         return self.embedder.embed([note.text for note in notes])
 
     def logits(self, texts: Sequence[str]) -> np.ndarray:
-        """Logits (B, L) of notes; `EXCLUDED_LOGIT` throughout for a note without a word."""
-        found = self.logits_of(self.embedder.embed(texts)) if len(texts) else np.empty((0, len(self.labels)), "f4")
-        found[[not text.strip() for text in texts]] = EXCLUDED_LOGIT
-        return found
+        """Logits (B, L) of notes; all `EXCLUDED_LOGIT` for an empty note."""
+        logits = self.logits_of(self.embedder.embed(texts)) if len(texts) else np.empty((0, len(self.labels)), "f4")
+        logits[[not text.strip() for text in texts]] = EXCLUDED_LOGIT
+        return logits
 
     def logits_of(self, vectors: np.ndarray) -> np.ndarray:
-        """Logits (B, L), float32, of vectors (B, D) as the embedder gives them."""
-        found = np.empty((len(vectors), len(self.labels)), dtype=np.float32)
+        """Logits (B, L), float32, of vectors (B, D) of the embedder."""
+        logits = np.empty((len(vectors), len(self.labels)), dtype=np.float32)
         with evaluating(self.net):
             for start in range(0, len(vectors), _ROWS):
                 rows = torch.from_numpy(self.scaler(vectors[start : start + _ROWS])).to(self.device)
-                found[start : start + _ROWS] = self.net.logits(rows).cpu().numpy()
-        return found
+                logits[start : start + _ROWS] = self.net.logits(rows).cpu().numpy()
+        return logits
 
     def evidence(self, note: Note, labels: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
-        """For each label, the sentences of the note without which its code is less probable, strongest first."""
+        """For each label, the sentences whose removal lowers the probability of its code most, strongest first."""
         return occlusion(note.text, self.logits, labels, limit)
 
     def save(self, folder: Path) -> None:
@@ -95,11 +95,11 @@ class Heads(Calibrated):
         tensors = {f"net.{name}": value.detach().cpu().contiguous() for name, value in self.net.state_dict().items()}
         arrays = {"notes": self.train_counts.astype(np.int64), "mean": self.scaler.mean, "scale": self.scaler.scale}
         tensors |= {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
-        (folder / "model.safetensors").write_bytes(save(tensors))  # save_file would not say OSError on a full disk
+        (folder / "model.safetensors").write_bytes(save(tensors))  # save_file does not raise OSError on a full disk
 
     @classmethod
     def load(cls, folder: Path, device: str | None = None) -> Self:
-        """The model that `save` wrote, its head on a device: a GPU where there is one and nothing else is said."""
+        """The model that `save` wrote. device: default is a GPU if there is one."""
         described = json.loads((Path(folder) / "model.json").read_text(encoding="utf-8"))
         tensors = load_file(Path(folder) / "model.safetensors")
         labels = LabelSpace(described["codes"])

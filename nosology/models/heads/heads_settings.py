@@ -1,4 +1,4 @@
-"""What the recipes of heads on frozen embeddings may say, ."""
+"""Settings of recipes of kind `heads`: a light classifier (head) on frozen embeddings of notes."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from nosology.core.settings import Settings
 from nosology.encoders.embedder_config import EmbedderSettings
 from nosology.training.recipe_settings import Recipe, TrainerSettings
 
-WIDTHS = {"mlp": [896], "deep": [1024, 512, 512], "res": [1600, 384, 384]}  # within 6% of paper 000's Table 2
+# Numbers of weights are within 6% of Xu and Dray (2025), Table 2.
+WIDTHS = {"mlp": [896], "deep": [1024, 512, 512], "res": [1600, 384, 384]}
+# numbers of weights within 6% of Xu and Dray (2025), Table 2
 
 
 class HeadShape(Settings):
-    """A head: what is between a note's vector and the logits of its codes."""
+    """A head: the layers between the vector of a note and the logits of its codes, and the loss."""
 
     head: Literal["mlp", "deep", "res"] = "mlp"
-    widths: list[int] = Field(default_factory=list)  # of the hidden layers; empty: the paper's
+    widths: list[int] = Field(default_factory=list)  # of the hidden layers; empty: `WIDTHS`
     dropout: float = Field(0.1, ge=0, lt=1)
-    norm: Literal["batch", "layer"] = "batch"  # of deep and res; differential privacy needs layer
-    bce: float = Field(0.5, ge=0, le=1)  # the share of binary cross entropy in the loss; the rest is focal
-    alpha: float = Field(0.35, ge=0, le=1)  # focal: the weight of true codes
-    gamma: float = Field(2.0, ge=0)  # focal: how much less a cell counts that is right already
+    norm: Literal["batch", "layer"] = "batch"  # of deep and res; differential privacy needs "layer"
+    bce: float = Field(0.5, ge=0, le=1)  # weight of binary cross-entropy in the loss; the rest is focal loss
+    alpha: float = Field(0.35, ge=0, le=1)  # focal loss: weight of true codes
+    gamma: float = Field(2.0, ge=0)  # focal loss: exponent that lowers the weight of correct predictions
 
     @model_validator(mode="after")
     def _widths(self) -> HeadShape:
-        wanted = len(WIDTHS[self.head])
-        if self.widths and (len(self.widths) != wanted or min(self.widths) < 1):
-            raise ValueError(f"widths must be {wanted} positive numbers for {self.head}")
+        count = len(WIDTHS[self.head])
+        if self.widths and (len(self.widths) != count or min(self.widths) < 1):
+            raise ValueError(f"widths must be {count} positive numbers for {self.head}; got {self.widths}")
         return self
 
     @property
@@ -38,13 +40,13 @@ class HeadShape(Settings):
 
 
 class CacheSettings(Settings):
-    """Where the vectors of notes are kept."""
+    """Where embeddings are cached."""
 
-    cache: str = ""  # a folder, as `nosology embed` writes it; empty: beside the bundle, for the time of the training
+    cache: str = ""  # a folder of `nosology embed`; empty: a temporary folder next to the bundle
 
 
 class HeadsRecipe(Recipe):
-    """What a recipe of kind `heads` may say."""
+    """A recipe of kind `heads`."""
 
     kind: Literal["heads"] = "heads"
     embedder: EmbedderSettings = EmbedderSettings()
@@ -58,5 +60,5 @@ class HeadsRecipe(Recipe):
         warmup=0,
         schedule="cosine",
         precision="fp32",
-        micro_batches=1,  # batch normalisation looks at the whole batch
+        micro_batches=1,  # batch normalization needs the whole batch
     )

@@ -1,4 +1,4 @@
-"""Central training of a head on frozen embeddings: vectors, scaler, the loop, calibration, threshold."""
+"""Central training of a head on frozen embeddings."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from nosology.core.progress import progress
 from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedding_cache import EmbeddingCache
 from nosology.evaluation import brief
 from nosology.models.coder_trainer import CalibratedTrainer, Fit
-from nosology.models.heads.coded_vectors import CodedVectors, new_head, vector_notes
-from nosology.models.heads.feature_statistics import Moments
 from nosology.models.heads.heads_model import Heads
-from nosology.models.heads.heads_net import HeadNet, VectorBatch
 from nosology.models.heads.heads_settings import HeadsRecipe
-from nosology.models.heads.vector_loop import draw_seed
+from nosology.models.heads.vector_training import (
+    CodedVectors,
+    FeatureStatistics,
+    build_head,
+    draw_dropout_seed,
+    make_vector_notes,
+)
 from nosology.training.examples import Examples, codes_in_systems, label_space
 from nosology.training.run_folder import REFIT, VECTORS, fingerprint
 from nosology.training.trainer import TrainingResult, TrainingRun, fit
@@ -56,38 +60,31 @@ class HeadsTrainer(CalibratedTrainer[HeadsRecipe, Heads]):
 
 
 def _fitted(
-    recipe: HeadsRecipe, embedder: Embedder, train: CodedVectors, dev: CodedVectors | None, folder: Path, told: str
+    recipe: HeadsRecipe, embedder: Embedder, train: CodedVectors, dev: CodedVectors | None, folder: Path, key: str
 ) -> tuple[Heads, TrainingResult]:
-    """The model of a recipe for these notes, trained."""
+    """The model trained on these notes, and the result of the training loop. key: fingerprint of the run."""
     labels = label_space(recipe.labels, train.codes)
-    scaler = Moments.of(train.vectors).scaler()
-    net = new_head(recipe.model, embedder.dim, len(labels), recipe.seed)
+    scaler = FeatureStatistics.of(train.vectors).scaler()
+    net = build_head(recipe.model, embedder.dim, len(labels), recipe.seed)
     counts = np.asarray(labels.encode(train.codes).sum(0)).ravel()
     model = Heads(labels, counts, recipe.embedder, embedder.identity, scaler, net)
-    notes = vector_notes(train.vectors, train.codes, scaler, labels)
+    notes = make_vector_notes(train.vectors, train.codes, scaler, labels)
 
-    def prepare(rows: np.ndarray, rng: np.random.Generator) -> int:
-        return draw_seed(rng)
-
-    def make_batch(rows: np.ndarray, seed: int) -> VectorBatch:
-        return notes.batch(torch.from_numpy(rows), torch.tensor(seed))
-
-    def validate(_: HeadNet) -> dict[str, float]:
+    def validate(_: nn.Module) -> dict[str, float]:
+        assert dev is not None
         return brief(labels, dev.codes, model.to_probabilities(model.logits_of(dev.vectors)))
 
-    fitted = fit(
-        TrainingRun(
-            net,
-            recipe.training,
-            lengths=np.ones(len(notes), np.int64),
-            groups=np.zeros(len(notes), np.int64),
-            make_batch=make_batch,
-            prepare_step=prepare,
-            validate=validate if dev is not None else None,
-            run_folder=folder,
-            fingerprint=told,
-            seed=recipe.seed,
-            title=recipe.kind,
-        )
+    run = TrainingRun(
+        net,
+        recipe.training,
+        lengths=np.ones(len(notes), np.int64),
+        groups=np.zeros(len(notes), np.int64),
+        make_batch=lambda rows, seed: notes.batch(torch.from_numpy(rows), torch.tensor(seed)),
+        prepare_step=lambda rows, rng: draw_dropout_seed(rng),
+        validate=validate if dev is not None else None,
+        run_folder=folder,
+        fingerprint=key,
+        seed=recipe.seed,
+        title=recipe.kind,
     )
-    return model, fitted
+    return model, fit(run)

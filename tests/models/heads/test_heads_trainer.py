@@ -16,9 +16,14 @@ from nosology.encoders.embedder_config import EmbedderSettings
 from nosology.evaluation.measure import measure
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.models.bundle import Bundle
-from nosology.models.heads.coded_vectors import new_head
-from nosology.models.heads.feature_statistics import Moments
-from nosology.models.heads.vector_loop import VectorNotes, draw_seed, train_epochs, working_type
+from nosology.models.heads.vector_training import (
+    FeatureStatistics,
+    VectorNotes,
+    build_head,
+    compute_dtype,
+    draw_dropout_seed,
+    train_epochs,
+)
 from nosology.models.train import train
 from nosology.serving.coder import Coder
 from nosology.training.trainer import TrainingRun, fit
@@ -39,7 +44,7 @@ def bundle(small_corpus, cache, tmp_path_factory):
     return folder
 
 
-def test_a_head_learns_and_codes(bundle, small_corpus, tmp_path):
+def test_trained_head_codes_a_note(bundle, small_corpus, tmp_path):
     found = measure(Bundle.load(bundle), small_corpus, "test", tmp_path / "report").evaluation.metrics
     assert found["micro_f1"] > 0.75
     text = "The weather was fine. Known congestive heart failure. He likes to read. Seen in clinic."
@@ -49,33 +54,33 @@ def test_a_head_learns_and_codes(bundle, small_corpus, tmp_path):
     assert all(span.text == text[span.start : span.end] for span in top.evidence)
 
 
-def test_a_note_without_a_word_has_no_code(bundle):
+def test_empty_note_has_no_code(bundle):
     assert Coder.load(bundle).code(" \n ") == []
 
 
-def test_the_same_seed_gives_the_same_bundle(bundle, small_corpus, cache, tmp_path):
+def test_same_seed_gives_same_bundle(bundle, small_corpus, cache, tmp_path):
     again = tmp_path / "again"
     train(load_recipe("heads-mlp", [*SMALL, f"vectors.cache='{cache}'"]), [small_corpus], again)
     assert (again / "model.safetensors").read_bytes() == (bundle / "model.safetensors").read_bytes()
 
 
-def test_vectors_beside_the_bundle_go_when_it_is_written(tmp_path):
+def test_temporary_vectors_are_deleted_after_training(tmp_path):
     corpus = write_corpus(small_notes(24), tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
     train(load_recipe("heads-res", ["training.epochs=1"]), [corpus], tmp_path / "bundle", refit=True)
     assert not (tmp_path / "bundle.run").exists()
     assert Bundle.load(tmp_path / "bundle").provenance["refit"]
 
 
-def test_another_embedder_is_refused(bundle, tmp_path):
+def test_other_embedder_is_refused(bundle, tmp_path):
     model = Bundle.load(bundle).model
     model.identity = model.identity | {"weights": "other"}
-    with pytest.raises(BundleError, match="trained on vectors of another embedder"):
+    with pytest.raises(BundleError, match="trained with another version of the embedder"):
         model.probabilities(as_notes(["chest pain"]))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
-def test_the_light_loop_learns_what_the_loop_learns(tmp_path, precision):
-    """`train_epochs` over all epochs gives the weights of `fit`, for a head with batch normalisation."""
+def test_train_epochs_gives_the_weights_of_fit(tmp_path, precision):
+    """`train_epochs` over all epochs gives the weights of `fit`, for a head with batch normalization."""
     rng = np.random.default_rng(0)
     notes = VectorNotes(
         torch.from_numpy(rng.normal(size=(70, 5)).astype(np.float32)),
@@ -83,38 +88,38 @@ def test_the_light_loop_learns_what_the_loop_learns(tmp_path, precision):
     )
     recipe = FederatedHeadsRecipe.model_validate({"model": {"head": "deep", "widths": [8, 8, 8]}})
     settings = recipe.training.model_copy(update={"batch": 16, "epochs": 4, "precision": precision})
-    whole, light = (new_head(recipe.model, 5, 4, 1).to(working_type(settings)) for _ in range(2))
+    full, light = (build_head(recipe.model, 5, 4, 1).to(compute_dtype(settings)) for _ in range(2))
     fit(
         TrainingRun(
-            whole,
+            full,
             settings,
             lengths=np.ones(70, np.int64),
             groups=np.zeros(70, np.int64),
             make_batch=lambda rows, seed: notes.batch(torch.from_numpy(rows), torch.tensor(seed)),
-            prepare_step=lambda rows, rng: draw_seed(rng),
+            prepare_step=lambda rows, rng: draw_dropout_seed(rng),
             run_folder=tmp_path,
             fingerprint="x",
             seed=9,
         )
     )
     train_epochs(light, notes, settings, range(4), seed=9)
-    for name, value in whole.state_dict().items():
+    for name, value in full.state_dict().items():
         torch.testing.assert_close(light.state_dict()[name], value, atol=1e-6, rtol=1e-6)
 
 
-def test_the_scaler_of_summed_moments_is_scikit_learns():
+def test_scaler_of_summed_statistics_equals_standard_scaler():
     from sklearn.preprocessing import StandardScaler
 
     rng = np.random.default_rng(1)
     vectors = rng.normal(0.3, 0.05, size=(400, 7)).astype(np.float32)
-    vectors[:, 3] = 0.25  # never changes
-    parts = [Moments.of(part) for part in np.array_split(vectors, 6)]
+    vectors[:, 3] = 0.25  # constant
+    parts = [FeatureStatistics.of(part) for part in np.array_split(vectors, 6)]
     found = sum(parts[1:], parts[0]).scaler()
-    wanted = StandardScaler().fit(vectors.astype(np.float64))
-    np.testing.assert_allclose(found.mean, wanted.mean_, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(found.scale, wanted.scale_, rtol=1e-9)
+    expected = StandardScaler().fit(vectors.astype(np.float64))
+    np.testing.assert_allclose(found.mean, expected.mean_, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found.scale, expected.scale_, rtol=1e-9)
 
 
-def test_the_bundle_names_its_embedder(bundle):
+def test_bundle_contains_embedder_identity(bundle):
     described = json.loads((bundle / "model.json").read_text())
     assert described["identity"] == Embedder.load(EmbedderSettings()).identity

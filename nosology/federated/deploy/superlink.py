@@ -1,0 +1,287 @@
+"""The server's machine: a SuperLink over TLS that accepts only known keys, and a client to control its runs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+    StreamLogsRequest,
+    UnregisterNodeRequest,
+)
+from flwr.supercore.constant import NodeStatus
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.error import FlowerError
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+from nosology.core import ConfigError, DataError, FederationError
+from nosology.federated.deploy.credentials import ServerCredentials, key_fingerprint
+from nosology.federated.deploy.flower_process import FlowerProcess, wait_until
+
+APP = Path(__file__).parent / "flower_app"
+START_TIMEOUT = 60.0  # seconds for the SuperLink to start
+RECONNECT_TIMEOUT = 5.0  # seconds for a server to answer again
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+HIDDEN_LINES = ("Start `flwr-serverapp` process", "Successfully installed ")  # of Flower, of no use to a user
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """The status of a run."""
+
+    status: str  # pending, starting, running, finished
+    end: str  # of a finished run: completed, failed, stopped
+    details: str  # why it failed
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended, with or without success."""
+        return self.status == "finished"
+
+    @property
+    def completed(self) -> bool:
+        """Whether the run has ended with success."""
+        return self.finished and self.end == "completed"
+
+
+def check_address(address: str) -> str:
+    """The address, if it is HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536 or "/" in host:
+        raise ConfigError(f"--server must be HOST:PORT; got {address!r}")
+    return address
+
+
+def read_root(path: Path) -> bytes:
+    """The certificate of the authority."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read the root certificate {path}: {error.strerror}") from error
+
+
+class ControlClient:
+    """A client of the control API of a SuperLink."""
+
+    def __init__(self, address: str, root: Path):
+        self.address = check_address(address)
+        try:
+            self._client = ControlHttpClient.from_server_address(
+                address, False, read_root(root), [RuntimeVersionHttpInterceptor("nosology")]
+            )
+        except (OSError, ValueError) as error:
+            raise DataError(f"{root} is not a certificate") from error
+
+    def __enter__(self) -> ControlClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the SuperLink answers."""
+        try:
+            self._client.ListRuns(ListRunsRequest(limit=1))
+        except (httpx.TransportError, httpx.HTTPStatusError):
+            return False
+        return True
+
+    def register(self, sites: dict[str, bytes]) -> dict[str, int]:
+        """The node of each site; registers these public keys and unregisters all others."""
+        with self._errors("register the sites"):
+            known = {bytes(node.public_key): node for node in self._client.ListNodes(ListNodesRequest()).nodes_info}
+            nodes = {}
+            for site, key in sites.items():
+                node = known.pop(key, None)
+                if node is None:
+                    nodes[site] = self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=site)).node_id
+                elif node.status == NodeStatus.UNREGISTERED:  # Flower registers a key only once
+                    raise FederationError(f"the key of {site} was removed before: the site needs a new one")
+                elif node.name != site:
+                    raise FederationError(f"the key of {site} is registered for {node.name}: a key keeps its name")
+                else:
+                    nodes[site] = node.node_id
+            for node in known.values():
+                if node.status != NodeStatus.UNREGISTERED:
+                    self._client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+            return nodes
+
+    def names(self) -> dict[int, str]:
+        """The site of each registered node."""
+        with self._errors("list its sites"):
+            nodes = self._client.ListNodes(ListNodesRequest()).nodes_info
+            return {node.node_id: node.name for node in nodes if node.status != NodeStatus.UNREGISTERED}
+
+    def start(self, config: Mapping[str, str], app: Path = APP) -> int:
+        """The id of a new run of an app folder."""
+        packed = build_fab_from_disk(app)
+        fab = Fab(hashlib.sha256(packed).hexdigest(), packed, {})
+        request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto({**config}))
+        with self._errors("start a run"):
+            return self._client.StartRun(request).run_id
+
+    def status(self, run: int) -> RunStatus:
+        """The status of a run."""
+        with self._errors("return the status of the run"):
+            status = self._client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
+            return RunStatus(status.status, status.sub_status, status.details)
+
+    def logs(self, run: int) -> Iterator[str]:
+        """The lines of the log of a run, until it ends; reconnects if the connection breaks."""
+        rest, seen = "", 0.0
+        while True:
+            try:
+                for part in self._client.StreamLogs(StreamLogsRequest(run_id=run, after_timestamp=seen)):
+                    *lines, rest = (rest + part.log_output).split("\n")
+                    seen = max(seen, part.latest_timestamp)
+                    yield from lines
+                break
+            except (httpx.HTTPError, ValueError) as error:  # ValueError: the stream broke within a message
+                if not wait_until(lambda: self.is_up, RECONNECT_TIMEOUT, pause=1.0):
+                    raise FederationError(
+                        f"the connection to {self.address} was lost in run {run}: start the run again when the server"
+                        " is back, and it continues after its last saved round"
+                    ) from error
+                if self.status(run).finished:
+                    break
+        if rest:
+            yield rest
+
+    def stop(self, run: int) -> None:
+        """Stops a run."""
+        with self._errors("stop the run"):
+            self._client.StopRun(StopRunRequest(run_id=run))
+
+    def stop_unfinished(self) -> int:
+        """The number of unfinished runs, all of which are stopped."""
+        with self._errors("list its runs"):
+            runs = self._client.ListRuns(ListRunsRequest()).run_dict
+        unfinished = [run for run, info in runs.items() if info.status.status != "finished"]
+        for run in unfinished:
+            self.stop(run)
+        return len(unfinished)
+
+    @contextlib.contextmanager
+    def _errors(self, action: str) -> Iterator[None]:
+        """Turns HTTP errors into a FederationError of one sentence."""
+        try:
+            yield
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code == httpx.codes.NOT_FOUND and not error.response.content:
+                raise FederationError(
+                    f"{self.address} does not {action} over the network: run the command on the server's machine, with"
+                    " --server localhost:PORT"
+                ) from error
+            flower_error = FlowerError.from_json(error.response.text)
+            reason = flower_error.message if flower_error else f"HTTP status {error.response.status_code}"
+            raise FederationError(f"{self.address} did not {action}: {reason}") from error
+        except httpx.HTTPError as error:
+            raise FederationError(f"{self.address} did not {action}: {connection_error(error)}") from error
+
+
+def connection_error(error: httpx.HTTPError) -> str:
+    """Why a connection failed, in a few words."""
+    text = str(error)
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        reason = text.split("certificate verify failed:")[-1].split("(_ssl")[0].strip()
+        return f"its certificate is not signed by the root certificate ({reason})"
+    return "nothing answers at this address" if isinstance(error, httpx.ConnectError) else type(error).__name__
+
+
+@dataclass
+class SuperLinkServer:
+    """A SuperLink in a child process. Its state is in a folder and survives restarts."""
+
+    credentials: ServerCredentials
+    state: Path
+    port: int
+    listen: str = "0.0.0.0"
+
+    def __enter__(self) -> SuperLinkServer:
+        self.state.mkdir(parents=True, exist_ok=True)
+        files = self.credentials.check()
+        arguments = ["--ssl-ca-certfile", str(files.root.resolve()), "--ssl-keyfile", str(files.key.resolve())]
+        arguments += ["--ssl-certfile", str(files.certificate.resolve()), "--enable-supernode-auth"]
+        arguments += ["--host", self.listen, "--port", str(self.port), "--isolation", "subprocess"]
+        arguments += ["--database", str((self.state / "superlink.db").resolve())]
+        arguments += ["--disable-runtime-dependency-installation"]
+        home, log = self.state.resolve() / "flower", self.state / "superlink.log"
+        self._process = FlowerProcess("superlink", arguments, home=home, log=log)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.stop()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the SuperLink has ended by itself."""
+        return self._process.ended
+
+    @property
+    def local_address(self) -> str:
+        """The address of the SuperLink on this machine."""
+        return f"127.0.0.1:{self.port}"
+
+    def register_sites(self, sites: dict[str, bytes], report: Report) -> None:
+        """Accepts the sites with these public keys (PEM, by name) and no others, once the SuperLink is up."""
+        with ControlClient(self.local_address, self.credentials.root) as control:
+            wait_until(lambda: control.is_up or self.ended, START_TIMEOUT)
+            if self.ended or not control.is_up:
+                raise FederationError(
+                    f"the SuperLink did not start on port {self.port}; its log, {self._process.log}, ends with:"
+                    f" {self._process.log_tail()}"
+                )
+            if stopped := control.stop_unfinished():
+                report(f"{stopped} run(s) were active when the server ended: start them again to continue")
+            control.register(sites)
+        for site, key in sites.items():
+            report(f"site {site}: key {key_fingerprint(key)}")
+
+
+def follow_run(server: str, root: Path, config: Mapping[str, str], report: Report) -> None:
+    """Starts a run on a server, reports its log, and returns when it has completed; Ctrl-C stops the run.
+
+    config: the run config of the ServerApp. Flower also calls a failed run finished, so the end is checked.
+    """
+    with ControlClient(server, root) as control:
+        run = control.start({**config, "sites": json.dumps(control.names())})
+        report(f"run {run} on {server}")
+        try:
+            for line in _clean_log(control.logs(run)):
+                report(line)
+            wait_until(lambda: control.status(run).finished, 30.0, pause=0.5)
+        except KeyboardInterrupt:
+            control.stop(run)
+            raise
+        status = control.status(run)
+        if not status.completed:
+            details = " ".join(status.details.removeprefix("ServerApp failed with exception: ").split())
+            end = status.end or status.status
+            raise FederationError(f"run {run} did not complete ({end}): {details or 'no reason was given'}")
+
+
+def _clean_log(lines: Iterable[str]) -> Iterator[str]:
+    """The log without Flower's colors, prefixes and tracebacks."""
+    for line in lines:
+        text = re.sub(r"^\s*(INFO|WARNING|ERROR|DEBUG)\s*:\s*", "", ANSI.sub("", line)).rstrip()
+        if text == "ServerApp raised an exception":  # a traceback follows; the status of the run has the reason
+            break
+        if text and not text.startswith(HIDDEN_LINES):
+            yield text

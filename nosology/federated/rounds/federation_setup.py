@@ -1,0 +1,289 @@
+"""What server and sites fix before the first round, and the checkpoint after each round.
+
+setup.safetensors is written once, round.safetensors after each round, both atomically. Everything but arrays is JSON in
+the header of the file. A server that was killed continues after the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from nosology.core import SYSTEMS, BundleError, Code, ConfigError, DataError, OutputError, __version__
+from nosology.core.files import atomic_file, json_sha256
+from nosology.core.label_space import LabelSpace
+from nosology.federated.federation_settings import FederatedHeadsRecipe, FederationSettings
+from nosology.models.heads.heads_net import HeadNet
+from nosology.models.heads.vector_training import Scaler, build_head, compute_dtype
+
+PREPROCESSING = "text as given, standardised vectors"  # change it when notes are processed differently before the head
+COMPATIBILITY = ("package", "embedder", "dim", "preprocessing")  # must be equal at all sites
+SETUP_FILE, ROUND_FILE = "setup.safetensors", "round.safetensors"
+HISTORY, PLOT = "history.csv", "history.png"  # written at the end and moved into the bundle
+LOCK = "lock"
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class SiteMetadata:
+    """What a site reports before the first round."""
+
+    package: str  # version of nosology
+    embedder: str  # hash of the embedder's identity
+    identity: dict[str, Any]  # of the embedder
+    dim: int
+    preprocessing: str
+    notes: int  # for training
+    codes: dict[Code, int]  # training notes per code, of codes with at least min_site_notes notes
+
+    @property
+    def compatibility(self) -> list[str]:
+        """The values of `COMPATIBILITY`."""
+        return [self.package, self.embedder, str(self.dim), self.preprocessing]
+
+    def to_json(self) -> dict[str, Any]:
+        """The metadata as JSON."""
+        return asdict(self) | {"codes": [[*code, count] for code, count in sorted(self.codes.items())]}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> SiteMetadata:
+        """The metadata of `to_json`; ValueError, KeyError or TypeError for anything else."""
+        codes = {Code(system, code): int(count) for system, code, count in value["codes"]}
+        metadata = cls(**(value | {"codes": codes}))
+        texts = [
+            metadata.package,
+            metadata.embedder,
+            metadata.preprocessing,
+            *(part for code in codes for part in code),
+        ]
+        valid = all(isinstance(text, str) and text.isprintable() for text in texts)
+        valid = valid and isinstance(metadata.identity, dict) and min(codes.values(), default=1) > 0
+        if not valid or type(metadata.dim) is not int or type(metadata.notes) is not int or metadata.dim < 1:
+            raise ValueError("site metadata must be texts, a dict and whole numbers")
+        if metadata.embedder != embedder_key(metadata.identity) or metadata.identity.get("dim") != metadata.dim:
+            raise ValueError("key and dim must be those of the embedder's identity")
+        if max(codes.values(), default=0) > metadata.notes or {code.system for code in codes} - set(SYSTEMS):
+            raise ValueError("codes must be of known systems and of no more notes than the site has")
+        return metadata
+
+
+def embedder_key(identity: dict[str, Any]) -> str:
+    """The key of an embedder, the same as `Embedder.key`."""
+    return json_sha256(identity)
+
+
+def incompatible_sites(metadata: Mapping[str, SiteMetadata]) -> dict[str, str]:
+    """Why sites cannot take part, by site.
+
+    The package must be the server's. Embedder and preprocessing must be those of most sites; in a tie, those of the
+    first site by name.
+    """
+    in_order = [metadata[site] for site in sorted(metadata)]
+    if not in_order:
+        return {}
+    most_common = Counter(site.embedder for site in in_order).most_common(1)[0][0]  # in a tie: the first one
+    reference = next(site for site in in_order if site.embedder == most_common)
+    reasons = {site: _differences(site_metadata, reference) for site, site_metadata in sorted(metadata.items())}
+    return {site: "; ".join(differences) for site, differences in reasons.items() if differences}
+
+
+def _differences(site: SiteMetadata, reference: SiteMetadata) -> list[str]:
+    """Why a site is incompatible with the reference site."""
+    reasons = []
+    if site.package != __version__:
+        reasons.append(f"package must be nosology {__version__}; got {site.package}")
+    if site.embedder != reference.embedder or site.dim != reference.dim:
+        parts = [
+            f"{name} must be {reference.identity.get(name)!r}; got {site.identity.get(name)!r}"
+            for name in sorted(reference.identity.keys() | site.identity.keys())
+            if reference.identity.get(name) != site.identity.get(name)
+        ]
+        reasons.append(f"embedder: {', '.join(parts or [f'dim must be {reference.dim}; got {site.dim}'])}")
+    if site.preprocessing != PREPROCESSING:
+        reasons.append(f"preprocessing must be {PREPROCESSING!r}; got {site.preprocessing!r}")
+    if site.notes < 1:
+        reasons.append("it has no training notes")
+    return reasons
+
+
+def shared_labels(metadata: Mapping[str, SiteMetadata], settings: FederationSettings) -> LabelSpace:
+    """The codes to train: those with at least `min_notes` notes at the sites that report them."""
+    counts: Counter[Code] = Counter()
+    for site in metadata.values():
+        counts.update(site.codes)
+    codes = sorted(code for code, count in counts.items() if count >= settings.min_notes)
+    if not codes:
+        raise DataError(
+            "no code has enough notes: federation.min_site_notes = "
+            f"{settings.min_site_notes}, federation.min_notes = {settings.min_notes}"
+        )
+    return LabelSpace(codes)
+
+
+@dataclass(frozen=True, eq=False)
+class FederationSetup:
+    """Recipe, labels and scaler of a federation, fixed before the first round."""
+
+    recipe: FederatedHeadsRecipe
+    labels: LabelSpace
+    scaler: Scaler
+    metadata: dict[str, SiteMetadata]  # of the sites that took part in the setup
+    notes: str = ""  # hash of the notes of each site; empty where the server does not know them
+
+    @property
+    def hash(self) -> str:
+        """A hash of labels and scaler."""
+        parts = (self.labels.hash.encode(), self.scaler.mean.tobytes(), self.scaler.scale.tobytes())
+        return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+
+    def head(self) -> HeadNet:
+        """A head with the initial weights."""
+        return build_head(self.recipe.model, len(self.scaler.mean), len(self.labels), self.recipe.seed)
+
+    def initial_weights(self) -> Arrays:
+        """The initial weights, in the dtype of the training."""
+        dtype = compute_dtype(self.recipe.training)
+        return {name: tensor.to(dtype).numpy() for name, tensor in self.head().state_dict().items()}
+
+    def save(self, folder: Path) -> None:
+        """Writes setup.safetensors."""
+        header = {
+            "recipe": self.recipe.model_dump(mode="json"),
+            "labels": self.labels.to_json(),
+            "metadata": {site: metadata.to_json() for site, metadata in self.metadata.items()},
+            "notes": self.notes,
+        }
+        _write(folder / SETUP_FILE, {"mean": self.scaler.mean, "scale": self.scaler.scale}, header)
+
+    @classmethod
+    def resume(cls, folder: Path, recipe: FederatedHeadsRecipe, notes: str) -> FederationSetup | None:
+        """The setup of a run that can be continued; None if no round was saved; ConfigError if it is another run."""
+        saved = cls.load(folder)
+        if saved is None or RoundCheckpoint.load(folder, saved.hash) is None:
+            return None
+        for same, what in ((saved.recipe == recipe, "of another recipe"), (saved.notes == notes, "with other notes")):
+            if not same:
+                raise ConfigError(f"{folder} holds a run {what}: finish that run or delete the folder")
+        return saved
+
+    @classmethod
+    def load(cls, folder: Path) -> FederationSetup | None:
+        """The setup in a folder; None if there is none."""
+        if (content := _read(folder / SETUP_FILE)) is None:
+            return None
+        arrays, header = content
+        return cls(
+            FederatedHeadsRecipe.model_validate(header["recipe"]),
+            LabelSpace(header["labels"]),
+            Scaler(arrays["mean"], arrays["scale"]),
+            {site: SiteMetadata.from_json(metadata) for site, metadata in header["metadata"].items()},
+            header["notes"],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class RoundCheckpoint:
+    """The state of a federation after a round."""
+
+    setup_hash: str
+    number: int  # of rounds done
+    weights: Arrays
+    optimizer_state: Arrays = field(default_factory=dict)  # of the server
+    history: list[dict[str, Any]] = field(default_factory=list)  # one row per round
+    refused: dict[str, str] = field(default_factory=dict)  # sites refused in the last round, and why
+    privacy: dict[str, Any] = field(default_factory=dict)  # state of the privacy accountants
+
+    def save(self, folder: Path) -> None:
+        """Replaces round.safetensors."""
+        arrays = {f"weights/{name}": array for name, array in self.weights.items()}
+        arrays |= {f"optimizer/{name}": array for name, array in self.optimizer_state.items()}
+        names = ("setup_hash", "number", "history", "refused", "privacy")
+        header = {name: getattr(self, name) for name in names}
+        _write(folder / ROUND_FILE, arrays, header | {"order": list(self.weights)})
+
+    @classmethod
+    def load(cls, folder: Path, setup_hash: str) -> RoundCheckpoint | None:
+        """The last checkpoint of a setup in a folder; None if there is none."""
+        content = _read(folder / ROUND_FILE)
+        if content is None or content[1]["setup_hash"] != setup_hash:
+            return None
+        arrays, header = content
+        weights = {name: arrays[f"weights/{name}"] for name in header.pop("order")}  # safetensors sorts by name
+        state = {name.removeprefix("optimizer/"): array for name, array in arrays.items() if name[:10] == "optimizer/"}
+        return cls(weights=weights, optimizer_state=state, **header)
+
+
+def clear(folder: Path) -> None:
+    """Removes the files of a federation, and the folder if it is empty then."""
+    for name in (ROUND_FILE, SETUP_FILE, HISTORY, PLOT):
+        (folder / name).unlink(missing_ok=True)
+    _remove_empty(folder)
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Locks the folder of a federation; removes the folder afterwards if it is empty."""
+    with lock_folder(folder, "federation"):
+        try:
+            yield
+        finally:
+            (folder / LOCK).unlink(missing_ok=True)
+            _remove_empty(folder)
+
+
+@contextmanager
+def lock_folder(folder: Path, program: str) -> Iterator[None]:
+    """Locks a folder against other processes; OutputError if it is locked. The lock ends with the process."""
+    with lock_file(folder / LOCK, f"another {program} is running in {folder}"):
+        yield
+
+
+@contextmanager
+def lock_file(path: Path, message: str) -> Iterator[None]:
+    """Locks a file, which is created if it is missing; OutputError with this message if another process has it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    except OSError as error:
+        raise OutputError(f"cannot write {path.parent}: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(message) from error
+        yield
+
+
+def _remove_empty(folder: Path) -> None:
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _write(path: Path, arrays: Mapping[str, np.ndarray], header: dict[str, Any]) -> None:
+    metadata = {"state": json.dumps(header, allow_nan=False)}
+    content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata=metadata)
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def _read(path: Path) -> tuple[Arrays, dict[str, Any]] | None:
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = json.loads(file.metadata()["state"])
+            return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise BundleError(f"{path} is damaged: delete {path.parent} to start again") from error

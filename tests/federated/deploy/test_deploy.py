@@ -1,0 +1,252 @@
+"""Tests of a federation over TLS on this machine, with real processes that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import uvicorn
+
+from nosology.config import load_recipe
+from nosology.core import ConfigError, DataError, FederationError
+from nosology.encoders.embedder_config import EmbedderSettings
+from nosology.federated.deploy.credentials import (
+    create_server_credentials,
+    create_site_key,
+    read_public_keys,
+    read_site_key,
+)
+from nosology.federated.deploy.flower_process import LocalhostMiddleware, _run_uvicorn, free_port, wait_until
+from nosology.federated.deploy.superlink import ControlClient, SuperLinkServer, check_address
+from nosology.federated.rounds.federation_server import run_federation
+from nosology.federated.rounds.federation_setup import ROUND_FILE
+from nosology.federated.rounds.hospital_site import HospitalSite
+from nosology.federated.rounds.simulation import simulation_grid
+from nosology.models.bundle import Bundle
+from nosology.training.run_folder import run_folder
+from tests.federated.deployed_federation import NOTES, ODD, TIMEOUT, Federation, descendants, wait_for_file
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """A server and four sites, one of which has another embedder."""
+    started = Federation(tmp_path_factory.mktemp("federation"))
+    try:
+        started.start_server()
+        for name in [*NOTES, ODD]:
+            started.start_site(name)
+        started.server.wait_for("listening on")
+        for name in [*NOTES, ODD]:
+            started.sites[name].wait_for(f"{name}: connected to")
+        yield started
+    finally:
+        started.stop()
+
+
+def train_in_one_process(federation: Federation, out: Path, rounds: int = 4) -> Bundle:
+    """The bundle of the same sites in a simulation."""
+    torch.set_num_threads(1)
+    embedder = EmbedderSettings(model=str(federation.folder / "embedder"))
+    sites = [
+        HospitalSite.open(name, [federation.folder / name / "corpus"], federation.folder / name / "cache", embedder)
+        for name in NOTES
+    ]
+    settings = ["embedder.model=embedder", "model.widths=[16]", "training.batch=8", f"federation.rounds={rounds}"]
+    settings += [f"federation.{name}=2" for name in ("quorum", "min_site_notes", "min_notes")]
+    recipe = load_recipe("heads-mlp", [*settings, "federation.min_sites=3"])
+    return run_federation(simulation_grid(sites), recipe, out).bundle
+
+
+def assert_same(result: Bundle, expected: Bundle) -> None:
+    state, expected_state = result.model.net.state_dict(), expected.model.net.state_dict()
+    assert state.keys() == expected_state.keys()
+    for name, tensor in state.items():
+        np.testing.assert_allclose(tensor.numpy(), expected_state[name].numpy(), rtol=0, atol=1e-5)
+    assert result.model.labels.codes == expected.model.labels.codes
+    assert result.decision.threshold == pytest.approx(expected.decision.threshold, abs=1e-4)
+
+
+@pytest.mark.timeout(900)  # one test, because the five processes take long to start
+def test_hospitals_over_tls(federation, tmp_path):
+    check_same_weights_as_simulation(federation, tmp_path)
+    check_run_refused_by_all_sites(federation)
+    check_killed_site_and_interrupted_run(federation)
+    check_killed_server_resumes(federation, tmp_path)
+    check_children_of_a_killed_site_end(federation)
+
+
+def check_same_weights_as_simulation(federation, folder):
+    run = federation.run("together")
+    stranger, _ = create_site_key(federation.folder / "stranger", "anna")
+    refused = federation.start_site("anna", key=stranger)
+    assert run.exit_code() == 0, run.text
+    expected = train_in_one_process(federation, folder / "together")
+    assert_same(Bundle.load(federation.folder / "run" / "together"), expected)
+    assert "3 sites" in run.wait_for("round 4/4")
+    assert f"{ODD} is excluded: embedder: " in run.text and "must be" in run.text  # the reason is named
+    assert refused.exit_code() == 1
+    assert "refuses the key of anna" in refused.text.splitlines()[-1]
+
+
+def check_run_refused_by_all_sites(federation):
+    run = federation.run("none", min_site_notes=1000, wait=15)
+    assert run.exit_code() == 1
+    last = run.text.splitlines()[-1]
+    assert "did not complete (failed): 0 sites were online" in last
+    assert "train notes; 1000 are needed" in last
+    assert not (federation.folder / "run" / "none").exists()
+
+
+def check_killed_site_and_interrupted_run(federation):
+    run = federation.run("missed", rounds=1000, wait=10)
+    wait_for_file(run_folder(federation.folder / "run" / "missed") / ROUND_FILE)
+    federation.sites["clara"].kill()
+    run.wait_for(" 2 sites")
+    federation.start_site("clara").wait_for("clara: connected to")
+    assert wait_until(lambda: " 3 sites" in run.text.rpartition(" 2 sites")[2], TIMEOUT), run.text
+    rounds = [line for line in run.text.splitlines() if line.startswith("round ") and "loss" in line]
+    assert " 3 sites" in rounds[0]
+    assert "; clara: " in next(line for line in rounds if " 2 sites" in line), run.text  # the reason is named
+    run.process.send_signal(signal.SIGINT)
+    assert run.exit_code() == 130
+    number = int(run.text.split()[1])
+    with ControlClient(f"localhost:{federation.port}", federation.credentials.root) as control:
+        assert wait_until(lambda: control.status(number).finished, TIMEOUT)
+        assert control.status(number).end == "stopped"
+
+
+def check_killed_server_resumes(federation, folder):
+    out, rounds = federation.folder / "run" / "resumed", 8  # enough to be killed before the end
+    run = federation.run("resumed", rounds=rounds, wait=TIMEOUT)
+    wait_for_file(run_folder(out) / ROUND_FILE)
+    federation.server.kill()
+    assert not out.exists()
+    assert run.exit_code() == 1, run.text
+    assert "start the run again" in run.text.splitlines()[-1]
+    federation.start_server()
+    federation.server.wait_for("1 run(s) were active")
+    federation.server.wait_for("listening on")
+    again = federation.run("resumed", rounds=rounds, wait=TIMEOUT)
+    assert again.exit_code(2 * TIMEOUT) == 0, again.text
+    assert "continues after round" in again.text and f"round 1/{rounds}" not in again.text
+    assert_same(Bundle.load(out), train_in_one_process(federation, folder / "resumed", rounds))
+
+
+def check_children_of_a_killed_site_end(federation):
+    site = federation.sites["berta"].process
+    children = descendants(site.pid)
+    assert children
+    site.kill()
+    site.wait()
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), 30)
+
+
+@pytest.mark.timeout(120)
+def test_removed_key_stays_refused(tmp_path):
+    credentials = create_server_credentials(tmp_path / "credentials", ["localhost"])
+    for name in ("anna", "berta", "clara"):
+        create_site_key(tmp_path / "keys", name)
+    keys = read_public_keys(tmp_path / "keys")
+    without = {name: keys[name] for name in ("anna", "clara")}
+    with SuperLinkServer(credentials, tmp_path / "state", free_port(), "127.0.0.1") as server:
+        server.register_sites(keys, lambda line: None)
+        for _ in range(2):  # once per start of the server
+            server.register_sites(without, lambda line: None)
+        with ControlClient(server.local_address, credentials.root) as control:
+            assert sorted(control.names().values()) == ["anna", "clara"]
+        with pytest.raises(FederationError, match="the key of berta was removed before: the site needs a new one"):
+            server.register_sites(keys, lambda line: None)
+        with pytest.raises(FederationError, match="the key of dora is registered for anna: a key keeps its name"):
+            server.register_sites({"dora": keys["anna"], "clara": keys["clara"]}, lambda line: None)
+
+
+def test_private_keys_are_private_and_never_replaced(tmp_path):
+    credentials = create_server_credentials(tmp_path, ["federation.example.org"])
+    private, public = create_site_key(tmp_path, "anna")
+    secrets = [credentials.key, credentials.authority_key, private]
+    before = [path.read_bytes() for path in secrets]
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in secrets)
+    certificate, root = credentials.certificate.read_bytes(), credentials.root.read_bytes()
+    create_server_credentials(tmp_path, ["10.1.2.3"])
+    public.unlink()
+    create_site_key(tmp_path, "anna")
+    assert [path.read_bytes() for path in secrets] == before and credentials.root.read_bytes() == root
+    assert credentials.certificate.read_bytes() != certificate and public.exists()
+
+
+def test_expired_certificate_raises(tmp_path):
+    assert create_server_credentials(tmp_path, ["localhost"]).check()
+    credentials = create_server_credentials(tmp_path, ["localhost"], days=0)
+    with pytest.raises(DataError, match=r"server\.pem expired on \d{4}-\d\d-\d\d: delete it"):
+        credentials.check()
+
+
+def test_invalid_credentials_raise(tmp_path):
+    (tmp_path / "a.key").write_text("not a key")
+    (tmp_path / "b.pub").write_text("not a key")
+    with pytest.raises(DataError, match=r"a\.key is not a private key of"):
+        read_site_key(tmp_path / "a.key")
+    with pytest.raises(DataError, match=r"b\.pub is not a public key"):
+        read_public_keys(tmp_path)
+    with pytest.raises(ConfigError, match="the name of a site must be"):
+        create_site_key(tmp_path, "../anna")
+    with pytest.raises(ConfigError, match="a host must be"):
+        create_server_credentials(tmp_path, ["https://here"])
+    with pytest.raises(ConfigError, match="--server must be HOST:PORT"):
+        check_address("localhost")
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_forwarded_header_does_not_make_a_client_local(monkeypatch, trusted):
+    """Also if the environment tells uvicorn to trust X-Forwarded-For."""
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    reached, sent = [], []
+
+    async def app(scope, receive, send):
+        reached.append(scope["path"])
+
+    async def send(message):
+        sent.append(message["type"])
+
+    configs = []
+    run = configs.append if trusted else lambda settings: _run_uvicorn(lambda **all: configs.append(all), **settings)
+    run({"app": LocalhostMiddleware(app), "interface": "asgi3", "lifespan": "off", "ws": "none"})
+    config = uvicorn.Config(**configs[0])
+    config.load()
+    headers = [(b"x-forwarded-for", b"127.0.0.1")]
+    scope = {"type": "http", "path": "/v1/control/start-run", "client": ("10.0.0.5", 1), "headers": headers}
+    asyncio.run(config.loaded_app(scope, None, send))
+    assert bool(reached) == trusted, "uvicorn trusts the header by default, so the test can fail"
+
+
+@pytest.mark.parametrize(
+    ("path", "client", "passes"),
+    [
+        ("/v1/fleet/pull-messages", "10.0.0.5", True),
+        ("/v1/control/start-run", "10.0.0.5", False),
+        ("/v1/runtime/acquire-task", "10.0.0.5", False),
+        ("/docs", "10.0.0.5", False),
+        ("/v1/fleetx", "10.0.0.5", False),
+        ("/v1/control/start-run", "127.0.0.1", True),
+        ("/v1/control/start-run", "::1", True),
+        ("/v1/control/start-run", "testclient", False),
+        ("/v1/control/start-run", None, False),
+    ],
+)
+def test_middleware_allows_only_public_paths_over_the_network(path, client, passes):
+    reached, sent = [], []
+
+    async def app(scope, receive, send):
+        reached.append(scope["path"])
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "path": path, "client": (client, 1) if client else None}
+    asyncio.run(LocalhostMiddleware(app)(scope, None, send))
+    assert bool(reached) == passes
+    assert (sent[0]["status"] if sent else None) == (None if passes else 404)

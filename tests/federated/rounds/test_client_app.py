@@ -1,0 +1,102 @@
+"""Tests of the ClientApp: node config and site policy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message, RecordDict
+
+from nosology.core import ConfigError
+from nosology.federated.federation_settings import FederatedHeadsRecipe
+from nosology.federated.privacy.secure_round import KEYS
+from nosology.federated.rounds.client_app import open_site
+from nosology.federated.rounds.federation_server import run_federation
+from nosology.federated.rounds.messages import EVALUATE, METADATA, STATISTICS, TRAIN, make_content
+from nosology.federated.rounds.simulation import simulation_grid
+from tests.federated.small_hospitals import recipe, sites
+
+
+def context(**config: str) -> Context:
+    return Context(1, 1, {name.replace("_", "-"): value for name, value in config.items()}, RecordDict(), {})
+
+
+def test_site_with_code_list_reports_only_its_codes(small_corpus, tmp_path):
+    (tmp_path / "codes.csv").write_text("code,system\nI50.9,icd10cm\nJ18.9,icd10cm\n")
+    config = {"site_name": "a", "corpus": str(small_corpus.folder), "cache": str(tmp_path / "vectors")}
+    all_codes = open_site(context(**config), FederatedHeadsRecipe())
+    listed = open_site(context(**config, codes=str(tmp_path / "codes.csv")), FederatedHeadsRecipe())
+    assert {code.code for code in listed.metadata(1).codes} == {"I50.9", "J18.9"}
+    assert len(all_codes.metadata(1).codes) == 6
+    labels = FederatedHeadsRecipe().labels.model_copy(update={"systems": ["icd10pcs"]})
+    procedures = open_site(context(**config), FederatedHeadsRecipe(labels=labels))
+    assert {code.system for code in procedures.metadata(1).codes} == {"icd10pcs"}
+
+
+def test_code_of_an_embedder_runs_only_with_trust_remote_code(small_corpus, tmp_path):
+    trusting = FederatedHeadsRecipe.model_validate({"embedder": {"trust_remote_code": True}})
+    config = {"site_name": "a", "corpus": str(small_corpus.folder), "cache": str(tmp_path / "vectors")}
+    with pytest.raises(ConfigError, match="has no trust-remote-code"):
+        open_site(context(**config), trusting)
+    with pytest.raises(ConfigError, match="must have corpus"):
+        open_site(context(site_name="a"), FederatedHeadsRecipe())
+
+
+def send(grid, kind, recipe_json):
+    """The reply of the first node to a message."""
+    content = make_content({"a": np.zeros(1)}, recipe=recipe_json, round=1, setup="", secure={"session": {}})
+    return grid.send_and_receive([Message(content, grid.get_node_ids()[0], kind)])[0]
+
+
+def set_policy(grid, **options):
+    """Sets the site policy of the first node."""
+    grid._contexts[grid.get_node_ids()[0]].node_config |= {k.replace("_", "-"): v for k, v in options.items()}
+
+
+@pytest.mark.parametrize("kind", [METADATA, STATISTICS, TRAIN, EVALUATE, KEYS])
+@pytest.mark.parametrize(
+    ("policy", "federation", "sentence"),
+    [
+        ({"min_notes": "10"}, {"min_site_notes": 9}, "federation.min_site_notes of at least 10; got 9"),
+        ({"record_noise": "1.5"}, {}, "federation.privacy.record_noise of at least 1.5; got 0"),
+    ],
+)
+def test_every_message_of_a_recipe_below_the_site_policy_is_refused(kind, policy, federation, sentence):
+    grid = simulation_grid(sites(2))
+    set_policy(grid, **policy)
+    assert sentence in send(grid, kind, recipe("mlp", **federation).model_dump(mode="json")).error.reason
+
+
+def test_site_that_refuses_by_policy_is_named_and_the_others_continue(tmp_path):
+    grid = simulation_grid(sites(3))
+    set_policy(grid, min_notes="10")
+    result = run_federation(grid, recipe("mlp", rounds=1), tmp_path / "bundle")
+    assert result.history[0]["sites"] == 2
+    reason = "the site policy demands federation.min_site_notes of at least 10; got 1"
+    assert list(result.refused.values()) == [reason]
+
+
+def test_recipe_with_unknown_settings_is_refused_with_their_names():
+    newer = recipe("mlp").model_dump(mode="json")
+    newer["federation"]["later"] = 1
+    reply = send(simulation_grid(sites(2)), TRAIN, newer)
+    assert reply.error.reason.endswith("does not accept federation.later of the recipe")
+
+
+def test_evaluation_on_train_notes_is_refused(tmp_path):
+    grid = simulation_grid(sites(2))
+    messages = []
+    grid.app, inner = (lambda message, context: messages.append(message) or inner(message, context)), grid.app
+    run_federation(grid, recipe("mlp", rounds=1), tmp_path / "bundle")
+    message = next(message for message in messages if message.metadata.message_type == EVALUATE)
+    node = message.metadata.dst_node_id
+    assert grid.send_and_receive([Message(message.content, node, EVALUATE)])[0].has_content()
+    message.content["config"]["split"] = '"train"'
+    reply = grid.send_and_receive([Message(message.content, node, EVALUATE)])[0]
+    assert reply.error.reason == "split must be dev or test; got 'train'"
+
+
+def test_recipe_that_meets_the_site_policy_is_accepted():
+    grid = simulation_grid(sites(2))
+    set_policy(grid, min_notes="10", record_noise="1.0")
+    accepted = recipe("mlp", min_site_notes=10, privacy={"record_noise": 1.0})
+    assert send(grid, METADATA, accepted.model_dump(mode="json")).has_content()
