@@ -231,7 +231,7 @@ def _federated(recipe: FederatedHeadsRecipe, corpus: Corpus, out: Path, cache: P
 
     sites = simulated_sites([corpus], corpus_sites([corpus]), recipe, cache)
     about: dict[str, Any] = {"corpora": [{"hash": corpus.hash, "source": corpus.manifest["source"]}]}
-    about["say"] = lambda line: print(line, file=sys.stderr)
+    about["report"] = lambda line: print(line, file=sys.stderr)
     if stacked:
         return run_vectorized(sites, recipe, out, **about)
     return run_federation(simulation_grid(sites), recipe, out, **about).bundle
