@@ -1,4 +1,4 @@
-"""Tables 6, 7 and 8 and Figure 4 of the PLANT paper (see REFERENCES.md), and the effect of the leak in its program.
+"""Tables 6, 7 and 8 and Figure 4 of Saha Roy et al. (2024), PLANT, and the effect of the leak in its program.
 
 All coders learn from the same train notes, are selected on dev and measured on test. Table 6 is about the codes of 1 to
 5 train notes; the threshold is tuned for them on dev.

@@ -12,7 +12,6 @@ study is killed.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -37,7 +36,7 @@ from pydantic import Field
 
 from nosology.config import load_recipe
 from nosology.core import SPLITS, SYSTEMS, ConfigError, DataError, NosologyError, Note, __version__
-from nosology.core.files import write_json
+from nosology.core.files import json_sha256, write_json
 from nosology.core.settings import Settings
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.simulate import simulate_notes
@@ -120,7 +119,7 @@ def slug(name: str) -> str:
 
 def digest(*parts: Any) -> str:
     """A short hash of JSON values."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
+    return json_sha256(parts)[:8]
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -10,9 +10,8 @@ from nosology.core.settings import Settings
 from nosology.encoders.embedder_config import EmbedderSettings
 from nosology.training.recipe_settings import Recipe, TrainerSettings
 
-# Numbers of weights are within 6% of Xu and Dray (2025), Table 2.
+# Numbers of weights are within 6% of those of Xu and Dray (2025).
 WIDTHS = {"mlp": [896], "deep": [1024, 512, 512], "res": [1600, 384, 384]}
-# numbers of weights within 6% of Xu and Dray (2025), Table 2
 
 
 class HeadShape(Settings):
