@@ -25,7 +25,7 @@ from nosology.corpora.notes_file import read_notes
 from nosology.evaluation.measure import measure
 from nosology.models.bundle import Bundle
 from nosology.models.lexicon.day_one import day_one
-from nosology.models.lexicon.learned_phrases import near
+from nosology.models.lexicon.learned_phrases import is_same_span
 from nosology.models.train import train
 
 RESULTS = Path(__file__).parents[1] / "results" / "quality_day_one.json"
@@ -144,7 +144,9 @@ def spans(bundle: Bundle, notes: Sequence[Note], system: str) -> dict:
         for code, own in zip(codes, found):
             for span in own:
                 given += 1
-                hit = next((item for item in left if item.code == code and near(span.start, span.end, item)), None)
+                hit = next(
+                    (item for item in left if item.code == code and is_same_span(span.start, span.end, item)), None
+                )
                 if hit is not None:
                     hits += 1
                     left.remove(hit)

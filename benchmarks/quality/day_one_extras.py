@@ -21,9 +21,9 @@ from nosology.core import Code, Note
 from nosology.core.label_space import LabelSpace
 from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedder_config import EmbedderSettings
-from nosology.models.lexicon.code_features import code_table
 from nosology.models.lexicon.lexicon_terms import Terms
-from nosology.models.lexicon.lexicon_trainer import _Seen, _Work, parts
+from nosology.models.lexicon.lexicon_trainer import CrossValidation, MentionExamples
+from nosology.models.lexicon.mention_features import code_table
 from nosology.models.linear.linear_trainer import Choice, fit_linear
 from nosology.models.linear.tfidf import Tfidf
 
@@ -41,15 +41,14 @@ def main() -> None:
     notes = _notes(words.folder, words.lang, "train", words.lang == "es")[: words.notes]
     recipe = load_recipe("lexicon", ["labels.systems=['icd10cm']", *EDITION])
     codes = recipe.codes
-    work = _Work(recipe, ["icd10cm"], Terms.open(codes.release, seventh=codes.seventh))
-    part = parts(notes, recipe.learn.folds, recipe.seed)
-    seen = work.unseen_mentions(notes, part)
-    votes = work.unseen_votes(seen, part)
-    plain = [code_table(item.found, item.table, vote) for item, vote in zip(seen, votes)]
+    validation = CrossValidation(recipe, ["icd10cm"], Terms.open(codes.release, seventh=codes.seventh), notes)
+    seen = validation.mentions()
+    votes = validation.mention_scores(seen)
+    plain = [code_table(item.mentions, item.table, vote) for item, vote in zip(seen, votes)]
     gold = [{code for code in note.codes if code.system == "icd10cm"} for note in notes]
     columns = {
         "as it is": None,
-        "with the linear coder": _linear(notes, gold, part, plain),
+        "with the linear coder": _linear(notes, gold, validation.folds, plain),
         "with the sentence encoder": _similar(seen, votes, plain) if words.lang == "en" else None,
     }
     rows = {}
@@ -57,7 +56,7 @@ def main() -> None:
         if column is None and rows:
             continue
         told = plain if column is None else [(c, np.column_stack([x, own])) for (c, x), own in zip(plain, column)]
-        rows[name] = _quality(gold, told, work.unseen_codes(told, gold, part))
+        rows[name] = _quality(gold, told, validation.code_scores(told, gold))
         print(f"{words.lang} {name:28}", *(f"{key} {value:.4f}" for key, value in rows[name].items()), flush=True)
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     RESULTS.write_text(json.dumps(known | {f"{words.lang}, {len(notes)} notes": rows}, indent=2) + "\n")
@@ -77,13 +76,13 @@ def _linear(notes: Sequence[Note], gold: list[set[Code]], part: np.ndarray, told
     return found
 
 
-def _similar(seen: Sequence[_Seen], votes: Sequence[np.ndarray], told: Told) -> list[np.ndarray]:
+def _similar(seen: Sequence[MentionExamples], votes: Sequence[np.ndarray], told: Told) -> list[np.ndarray]:
     """The cosine of each code's description and the words of the mention that speaks loudest for it."""
     pairs = []
     for item, vote, (codes, _) in zip(seen, votes, told):
         best: dict[Code, tuple[float, str]] = {}
         for (number, code), value in zip(item.table.pairs, vote.tolist()):
-            mention = item.found.mentions[number]
+            mention = item.mentions.mentions[number]
             if value > best.get(code, (-1.0, ""))[0]:
                 best[code] = value, item.note.text[mention.start : mention.end]
         pairs.append([(describe(code, "2019") or code.code, best[code][1]) for code in codes])

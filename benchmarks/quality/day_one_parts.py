@@ -84,7 +84,7 @@ def _untrained(notes: Sequence[Note], settings: Sequence[str], left_out: set[str
         codes = bundle.model.recipe.codes
         every = terms(table("icd10cm", codes.release), seventh=codes.seventh)
         kept = Terms.of((term for term in every if term.source not in left_out), codes.release)
-        bundle = replace(bundle, model=replace(bundle.model, terms=kept, _seen={}))
+        bundle = replace(bundle, model=replace(bundle.model, terms=kept, _cache={}))
     with tempfile.TemporaryDirectory() as name:
         asked = [replace(note, split="test") for note in notes]
         corpus = write_corpus(asked, Path(name) / "corpus", source={}, filters=[], counts={})

@@ -20,12 +20,12 @@ from scipy import sparse
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from nosology.attention.label_attention import LabelAttention
 from nosology.core import EvidenceSpan, Note
 from nosology.core.label_space import LabelSpace
 from nosology.core.model import WordWeights
 from nosology.core.settings import Settings
 from nosology.encoders.tokenizers import Encoding
-from nosology.models.lexicon.learned_phrases import Learned
 from nosology.models.spans import best_spans
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
 from nosology.training.data_loader import Batch, pad_notes, token_mask
@@ -47,7 +47,7 @@ class Reader(Protocol):
 class LabelNet(nn.Module):
     """A net of states, one a token, and a learned attention over them."""
 
-    learned: Learned
+    learned: LabelAttention
 
     def states(self, batch: Batch) -> Tensor:
         """The states (B, T, D) of a batch's tokens."""

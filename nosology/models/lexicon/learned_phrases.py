@@ -1,4 +1,8 @@
-"""What coded notes teach a lexicon: phrases, how often each was seen, and how often it was coded as what."""
+"""Phrases learned from coded notes: how often each occurs, and how often it was coded with which code.
+
+Notes with evidence spans give their spans. Notes without evidence give phrases that are associated with a code by the
+log-likelihood ratio (G2, Dunning 1993).
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,10 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import sparse
 
 from nosology.core import Code, Evidence, Note
+from nosology.models.lexicon.lexicon_terms import Terms
 from nosology.models.lexicon.mentions import surface
 from nosology.models.lexicon.tagger import Tagger
 from nosology.text.data import function_words
@@ -22,7 +28,7 @@ _CODES_A_PHRASE = 6
 
 
 class KeyCounts(NamedTuple):
-    """How often a word was seen, how often inside evidence, and inside that of which categories."""
+    """Occurrences of a word: all, inside evidence, and inside evidence by ICD category."""
 
     seen: int
     inside: int
@@ -30,7 +36,7 @@ class KeyCounts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnedPhrases:
     """P phrases over C codes: phrase p was seen seen[p] times, coded[e] times as entry_code[e] for its entries e.
 
     surfaces: the same for phrases as they were written: seen, and the codes with their counts.
@@ -66,7 +72,9 @@ class Learned:
         return list(zip(self.entry_code[own].tolist(), self.coded[own].tolist()))
 
 
-def learn_evidence(notes: Sequence[Note], systems: Iterable[str], gap: int, *, tagger: bool = True) -> Learned:
+def learn_from_evidence(
+    notes: Sequence[Note], systems: Iterable[str], gap: int, *, tagger: bool = True
+) -> LearnedPhrases:
     """What notes with evidence teach: every phrase that is evidence somewhere, counted over all notes; and a tagger."""
     wanted = set(systems)
     spans = [[item for item in note.evidence if item.code.system in wanted] for note in notes]
@@ -87,13 +95,13 @@ def learn_evidence(notes: Sequence[Note], systems: Iterable[str], gap: int, *, t
             row = surfaces.setdefault(surface(reading, hit.places), [0, Counter()])
             row[0] += 1
             start, end = int(reading.starts[hit.places[0]]), int(reading.ends[hit.places[-1]])
-            for code in {item.code for item in items if near(start, end, item)}:
+            for code in {item.code for item in items if is_same_span(start, end, item)}:
                 counts[hit.phrase][code] += 1
                 row[1][code] += 1
     for keys, own in zip(ordered, counts):
         for code in phrases[keys]:
-            own[code] = max(own[code], 1)  # evidence in pieces that lie too far apart for the index
-    found = packed(index, counts, seen, surfaces, _key_counts(notes, spans), notes, wanted)
+            own[code] = max(own[code], 1)  # evidence in pieces that lie too far is_separate for the index
+    found = pack_counts(index, counts, seen, surfaces, _key_counts(notes, spans), notes, wanted)
     return replace(found, tagger=Tagger.fit(notes, spans)) if tagger else found
 
 
@@ -125,12 +133,12 @@ def _key_counts(notes: Sequence[Note], spans: Sequence[Sequence[Evidence]]) -> d
     }
 
 
-def near(start: int, end: int, item: Evidence) -> bool:
+def is_same_span(start: int, end: int, item: Evidence) -> bool:
     """Whether a span is that of the evidence, up to a few characters at either end."""
     return abs(start - item.start) <= NEAR and abs(end - item.end) <= NEAR
 
 
-def apart(start: int, end: int, others: Iterable[tuple[int, int]]) -> bool:
+def is_separate(start: int, end: int, others: Iterable[tuple[int, int]]) -> bool:
     """Whether a span overlaps none of others and is not nearly at the place of one: it says something of its own."""
     return all(
         (end <= first or last <= start) and max(abs(start - first), abs(end - last)) > NEAR for first, last in others
@@ -143,7 +151,7 @@ def evidence_text(text: str, item: Evidence) -> str:
     return " ".join(text[start:end] for start, end in pieces)
 
 
-def packed(
+def pack_counts(
     index: PhraseIndex,
     counts: Sequence[Counter[Code]],
     seen: np.ndarray,
@@ -151,7 +159,7 @@ def packed(
     keys: dict[str, KeyCounts],
     notes: Sequence[Note],
     systems: set[str],
-) -> Learned:
+) -> LearnedPhrases:
     """What was counted, in flat arrays; counts: for each phrase how often it was coded as what."""
     often = Counter(code for note in notes for code in set(note.codes) if code.system in systems)
     codes = sorted(often.keys() | {code for own in counts for code in own})
@@ -159,7 +167,7 @@ def packed(
     # Sorted, since sets and counters keep an order that is not the same in every process.
     rows = [sorted(own.items(), key=lambda item: (-item[1], item[0]))[:_CODES_A_PHRASE] for own in counts]
     bounds = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int32)
-    return Learned(
+    return LearnedPhrases(
         index,
         codes,
         bounds,
@@ -171,3 +179,91 @@ def packed(
         np.array([often[code] for code in codes], dtype=np.int64),
         len(notes),
     )
+
+
+_MIN_NOTES = 2  # notes with phrase and code
+_MIN_SHARE = 0.15  # of the notes with the phrase, those with the code
+_MIN_G2 = 12.0  # log-likelihood ratio (Dunning) of phrase and code
+_PHRASES_A_CODE = 30
+
+
+def learn_associations(
+    notes: Sequence[Note], systems: Iterable[str], terms: Terms | None, gap: int, longest: int
+) -> LearnedPhrases:
+    """Phrases of up to `longest` neighbouring content words, and terms of the classification, with the codes they tell.
+
+    A phrase is counted once a note, and so is its code.
+    """
+    wanted = set(systems)
+    found = [_phrases(note.text, terms, gap, longest) for note in notes]
+    often = Counter(phrase for phrases in found for phrase in phrases)
+    phrases = sorted(phrase for phrase, count in often.items() if count >= _MIN_NOTES)
+    codes = sorted({code for note in notes for code in note.codes if code.system in wanted})
+    has_phrase = _matrix([sorted(own & often.keys()) for own in found], phrases)
+    has_code = _matrix([[code for code in note.codes if code.system in wanted] for note in notes], codes)
+    together = (has_phrase.T @ has_code).tocoo()
+    kept = _associated(together, has_phrase, has_code)
+    counts: dict[tuple[str, ...], Counter] = {}
+    for phrase, code, count in kept:
+        counts.setdefault(phrases[phrase], Counter())[codes[code]] = count
+    ordered = sorted(counts)
+    seen = np.array([often[phrase] for phrase in ordered], dtype=np.int64)
+    return pack_counts(PhraseIndex.build(ordered), [counts[phrase] for phrase in ordered], seen, {}, {}, notes, wanted)
+
+
+def _phrases(text: str, terms: Terms | None, gap: int, longest: int) -> set[tuple[str, ...]]:
+    reading, empty = TokenizedNote.from_text(text), function_words()
+    found: set[tuple[str, ...]] = set()
+    run: list[str] = []
+    sentence = -1
+    for word, here in zip(reading.words, reading.sentence):
+        if here != sentence:
+            run, sentence = [], here
+        if word in empty:
+            continue
+        run = [*run[-(longest - 1) :], word_keys(word)[0]] if longest > 1 else [word_keys(word)[0]]
+        found.update(tuple(sorted(set(run[start:]))) for start in range(len(run)))
+    if terms is not None:
+        found.update(terms.index.phrase(hit.phrase) for hit in terms.index.find(reading, gap))
+    return found
+
+
+def _matrix(lists: Sequence[Sequence], columns: Sequence) -> sparse.csr_matrix:
+    """0/1 (notes, columns)."""
+    number = {column: i for i, column in enumerate(columns)}
+    indices = [sorted({number[item] for item in items if item in number}) for items in lists]
+    bounds = np.concatenate([[0], np.cumsum([len(row) for row in indices])])
+    flat = np.array([column for row in indices for column in row], dtype=np.int64)
+    return sparse.csr_matrix((np.ones(len(flat)), flat, bounds), shape=(len(lists), len(columns)))
+
+
+def _associated(
+    together: sparse.coo_matrix, has_phrase: sparse.csr_matrix, has_code: sparse.csr_matrix
+) -> list[tuple[int, int, int]]:
+    """Phrase, code and notes with both, for the pairs that say something; at most some phrases a code, the best."""
+    n = has_phrase.shape[0]
+    both = together.data
+    phrase_notes = np.asarray(has_phrase.sum(axis=0)).ravel()[together.row]
+    code_notes = np.asarray(has_code.sum(axis=0)).ravel()[together.col]
+    g2 = _log_likelihood(both, phrase_notes, code_notes, n)
+    positive = both * n > phrase_notes * code_notes
+    good = positive & (both >= _MIN_NOTES) & (both >= _MIN_SHARE * phrase_notes) & (g2 >= _MIN_G2)
+    rows = np.flatnonzero(good)
+    order = rows[np.lexsort((together.row[rows], -g2[rows], together.col[rows]))]
+    taken: Counter[int] = Counter()
+    kept = []
+    for row in order.tolist():
+        code = int(together.col[row])
+        if taken[code] < _PHRASES_A_CODE:
+            taken[code] += 1
+            kept.append((int(together.row[row]), code, int(both[row])))
+    return kept
+
+
+def _log_likelihood(both: np.ndarray, first: np.ndarray, second: np.ndarray, n: int) -> np.ndarray:
+    """Twice the log-likelihood ratio of dependence against independence for 2 x 2 tables."""
+    cells = (both, first - both, second - both, n - first - second + both)
+    expected = (first * second / n, first * (n - second) / n, (n - first) * second / n, (n - first) * (n - second) / n)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = [np.where(cell > 0, cell * np.log(cell / mean), 0.0) for cell, mean in zip(cells, expected)]
+    return 2 * np.sum(terms, axis=0)

@@ -38,6 +38,11 @@ class CodeSetSettings(Settings):
     seventh: bool | Literal["corpus"] = True  # injuries have their seventh character; some editions leave it out
     vague: Literal["keep", "drop"] = "drop"  # codes that say no more than pain, illness, injury, infection or bleeding
 
+    @property
+    def has_seventh(self) -> bool:
+        """Whether injuries have their seventh character; True where the corpus decides and there is none yet."""
+        return self.seventh is not False
+
 
 class MatchSettings(Settings):
     """How far a mention may stray from its term."""

@@ -1,9 +1,9 @@
-"""A lexicon adapted to coded notes.
+"""Training of the lexicon coder on coded notes, by cross-validation.
 
-What a phrase is worth cannot be seen on the notes it was learned from, where it is always right. So the notes are dealt
-into parts; for each part the phrases are learned from the others, and the weighers learn from mentions in notes that
-taught no phrase. In the same way the weigher of codes learns from what a weigher of mentions says of notes it has not
-seen, and the threshold is found on what a weigher of codes says of such notes. Dev notes are not looked at.
+A phrase is always right on the notes from which it was learned. Therefore the notes are divided into folds. The
+mentions of a fold are found with phrases of the other folds; the mention classifier is trained on these held-out
+mentions. In the same way the code classifier is trained on held-out scores of mentions, and the threshold is tuned on
+held-out scores of codes. Dev notes are not used.
 """
 
 from __future__ import annotations
@@ -11,170 +11,212 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from scipy import sparse
 
-from nosology.core import Code, ConfigError, Note
+from nosology.codes.history import is_valid
+from nosology.codes.lookup import table
+from nosology.codes.releases import releases
+from nosology.core import Code, ConfigError, Evidence, Note
 from nosology.core.label_space import LabelSpace
 from nosology.core.progress import progress
 from nosology.corpora.group_splits import group_folds
 from nosology.evaluation import tune_threshold
 from nosology.evaluation.decision import UNTUNED, Decision
 from nosology.models.coder_trainer import CoderTrainer, TrainedCoder
-from nosology.models.lexicon.adapted import Adapted
-from nosology.models.lexicon.associations import learn_associations
-from nosology.models.lexicon.code_features import code_table
-from nosology.models.lexicon.edition import edition
-from nosology.models.lexicon.learned_phrases import Learned, apart, learn_evidence, near
+from nosology.models.lexicon.learned_phrases import (
+    LearnedPhrases,
+    is_same_span,
+    is_separate,
+    learn_associations,
+    learn_from_evidence,
+)
 from nosology.models.lexicon.lexicon_model import Lexicon
-from nosology.models.lexicon.lexicon_settings import ContextSettings, LexiconRecipe
+from nosology.models.lexicon.lexicon_settings import CORPUS, CodeSetSettings, ContextSettings, LexiconRecipe
 from nosology.models.lexicon.lexicon_terms import Terms
-from nosology.models.lexicon.mention_features import Priors, Table, mention_table
+from nosology.models.lexicon.mention_features import MentionTable, Priors, code_table, mention_table
 from nosology.models.lexicon.mentions import NoteMentions, find_mentions
-from nosology.models.lexicon.trees import Trees, Weigher
+from nosology.models.lexicon.trained_scorer import TrainedScorer
+from nosology.models.lexicon.trees import TreeEnsemble, Trees
 from nosology.text.context import CATEGORIES
 from nosology.training.examples import Examples, union
+from nosology.training.recipe_settings import LabelSettings
 
-_MOST_NOTES = 4000  # that the weighers learn from; phrases are learned from all
-_LEAST_MENTIONS = 20  # in a context, to learn what it is worth
-_CUTS = np.arange(0.1, 0.75, 0.05)  # probabilities among which the least one of evidence is chosen
+_MAX_NOTES = 4000  # for the classifiers; phrases are learned from all notes
+_MIN_MENTIONS = 20  # in a context, to learn how it changes the probability
+_CUTS = np.arange(0.1, 0.75, 0.05)  # candidates for the least probability of evidence
+
+CodeTable = tuple[list[Code], np.ndarray]  # the codes of a note and their features
 
 
 class LexiconTrainer(CoderTrainer[LexiconRecipe]):
-    """Learns phrases and classifiers of mentions and codes from coded notes, by cross-validation."""
+    """Learns phrases, a mention classifier and a code classifier from coded notes."""
 
     def train(self, train_notes: Examples, dev_notes: Examples, refit: bool) -> TrainedCoder:
         """The trained lexicon and its threshold; refit: dev notes are train notes too."""
         recipe = self.recipe
         _check(recipe)
         notes = list((union(train_notes, dev_notes) if refit else train_notes).notes())
-        recipe = recipe.model_copy(update={"codes": edition(recipe.codes, notes)})
+        recipe = recipe.model_copy(update={"codes": resolve_code_set(recipe.codes, notes)})
         systems = recipe.labels.systems or sorted({code.system for note in notes for code in note.codes})
-        work = _Work(recipe, systems, Terms.open(recipe.codes.release, seventh=recipe.codes.seventh))
-        part = parts(notes, recipe.learn.folds, recipe.seed)
-        seen = work.unseen_mentions(notes, part)
-        votes = work.unseen_votes(seen, part)
-        tables = [code_table(item.found, item.table, vote) for item, vote in zip(seen, votes)]
-        gold = [{code for code in item.note.codes if code.system in systems} for item in seen]
-        told = work.unseen_codes(tables, gold, part[: len(seen)])
-        threshold = _threshold(recipe, gold, tables, told)
-        adapted = Adapted(
-            work.learn(notes),
-            work.fit_mentions([item.table.rows for item in seen], [item.target for item in seen]),
-            work.fit_codes([rows for _, rows in tables], [_has(codes, true) for (codes, _), true in zip(tables, gold)]),
-            _evidence_from(seen, votes, tables, told, threshold, systems) if work.with_evidence(notes) else 0.0,
+        validation = CrossValidation(
+            recipe, systems, Terms.open(recipe.codes.release, seventh=recipe.codes.has_seventh), notes
         )
-        strange = _too_seldom(recipe.context, seen)
-        recipe = recipe.model_copy(update={"context": recipe.context.model_copy(update=strange)})
-        found = {
-            "tuned_on": f"{recipe.learn.folds} parts of the notes it learned from, crosswise",
-            "contexts_as_on_day_one": sorted(strange),
-            "evidence": work.with_evidence(notes),
-            "phrases": len(adapted.learned.index),
+        examples = validation.mentions()
+        mention_scores = validation.mention_scores(examples)
+        tables = [code_table(item.mentions, item.table, scores) for item, scores in zip(examples, mention_scores)]
+        gold = [{code for code in item.note.codes if code.system in systems} for item in examples]
+        code_scores = validation.code_scores(tables, gold)
+        threshold = _threshold(recipe, gold, tables, code_scores)
+        evidence_from = 0.0
+        if validation.has_evidence:
+            evidence_from = _evidence_threshold(examples, mention_scores, tables, code_scores, threshold, systems)
+        scorer = TrainedScorer(
+            validation.learn(notes),
+            validation.fit_mentions([item.table.rows for item in examples], [item.target for item in examples]),
+            validation.fit_codes([rows for _, rows in tables], _code_targets(tables, gold)),
+            evidence_from,
+        )
+        rare = _rare_contexts(recipe.context, examples)
+        recipe = recipe.model_copy(update={"context": recipe.context.model_copy(update=rare)})
+        report = {
+            "tuned_on": f"{recipe.learn.folds} held-out folds of the train notes",
+            "contexts_as_on_day_one": sorted(rare),
+            "evidence": validation.has_evidence,
+            "phrases": len(scorer.learned.index),
             "folds": recipe.learn.folds,
             "edition": recipe.codes.model_dump(mode="json", include={"release", "seventh"}),
         }
-        return TrainedCoder(Lexicon.trained(recipe, adapted), Decision(threshold), found)
+        return TrainedCoder(Lexicon.trained(recipe, scorer), Decision(threshold), report)
 
 
 def _check(recipe: LexiconRecipe) -> None:
-    """Refuses what a lexicon would not heed."""
-    plain = LexiconRecipe(labels={"systems": recipe.labels.systems})
-    if recipe.labels != plain.labels:
+    """Refuses settings that a lexicon does not use."""
+    default = LexiconRecipe(labels=LabelSettings(systems=recipe.labels.systems))
+    if recipe.labels != default.labels:
         raise ConfigError("a lexicon knows every code: of labels only systems can be set")
-    told = recipe.decision.threshold
-    if (told != "global" and not isinstance(told, float)) or recipe.decision.at_least_one:
+    threshold = recipe.decision.threshold
+    if (threshold != "global" and not isinstance(threshold, float)) or recipe.decision.at_least_one:
         raise ConfigError(
-            f"a lexicon's decision.threshold must be global or a number, without at_least_one; got {told}"
+            f"a lexicon's decision.threshold must be global or a number, without at_least_one; got {threshold}"
         )
 
 
-def parts(notes: Sequence[Note], folds: int, seed: int) -> np.ndarray:
-    """The part of each note; those of one patient, or of one source where ids are SOURCE-NUMBER, stay together."""
+def note_folds(notes: Sequence[Note], folds: int, seed: int) -> np.ndarray:
+    """The fold of each note; notes of one patient, or of one source where ids are SOURCE-NUMBER, stay together."""
     names = [note.patient or note.id.rpartition("-")[0] or note.id for note in notes]
     return group_folds(names, folds, seed, balanced=False)
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """A note, the mentions that others' phrases find in it, their features, and which of them are coded so."""
+class MentionExamples:
+    """The held-out mentions of a note, their features, and which (mention, code) pairs are true."""
 
     note: Note
-    found: NoteMentions
-    table: Table
+    mentions: NoteMentions
+    table: MentionTable
     target: np.ndarray
 
 
 @dataclass(frozen=True)
-class _Work:
+class CrossValidation:
+    """Held-out mentions and scores of the train notes of a lexicon."""
+
     recipe: LexiconRecipe
     systems: Sequence[str]
-    every_term: Terms
+    all_terms: Terms
+    notes: Sequence[Note]
 
     @property
     def terms(self) -> Terms | None:
-        return self.every_term if self.recipe.learn.terms and "icd10cm" in self.systems else None
+        """The terms of ICD-10-CM, where they are used."""
+        return self.all_terms if self.recipe.learn.terms and "icd10cm" in self.systems else None
 
-    def with_evidence(self, notes: Sequence[Note]) -> bool:
-        """Whether most coded notes say which words their codes rest on."""
+    @cached_property
+    def folds(self) -> np.ndarray:
+        """The fold of each note."""
+        return note_folds(self.notes, self.recipe.learn.folds, self.recipe.seed)
+
+    @cached_property
+    def has_evidence(self) -> bool:
+        """Whether most coded notes have evidence spans."""
+        return self._most_have_evidence(self.notes)
+
+    def _most_have_evidence(self, notes: Sequence[Note]) -> bool:
         coded = [note for note in notes if any(code.system in self.systems for code in note.codes)]
         return 2 * sum(any(item.code.system in self.systems for item in note.evidence) for note in coded) > len(coded)
 
-    def learn(self, notes: Sequence[Note]) -> Learned:
-        """The phrases that notes teach."""
+    def learn(self, notes: Sequence[Note]) -> LearnedPhrases:
+        """The phrases of some notes."""
         match = self.recipe.match
-        if self.with_evidence(notes):
-            return learn_evidence(notes, self.systems, match.learned_gap, tagger=self.recipe.learn.tagger)
+        if self._most_have_evidence(notes):
+            return learn_from_evidence(notes, self.systems, match.learned_gap, tagger=self.recipe.learn.tagger)
         return learn_associations(notes, self.systems, self.terms, match.gap, self.recipe.learn.longest)
 
-    def unseen_mentions(self, notes: Sequence[Note], part: np.ndarray) -> list[_Seen]:
-        """The mentions of each note, found and described by what the other parts teach."""
-        found: dict[int, _Seen] = {}
-        match, evidence = self.recipe.match, self.with_evidence(notes)
+    def mentions(self) -> list[MentionExamples]:
+        """The mentions of each note, found with phrases of the other folds."""
+        examples: dict[int, MentionExamples] = {}
+        match = self.recipe.match
         for fold in progress(range(self.recipe.learn.folds), "learning phrases"):
-            learned = self.learn([note for note, own in zip(notes, part) if own != fold])
+            learned = self.learn([note for note, its_fold in zip(self.notes, self.folds) if its_fold != fold])
             priors = Priors(learned)
-            for number in np.flatnonzero(part[:_MOST_NOTES] == fold).tolist():
-                note = notes[number]
+            for number in np.flatnonzero(self.folds[:_MAX_NOTES] == fold).tolist():
+                note = self.notes[number]
                 mentions = find_mentions(note.text, self.terms, learned.index, match.gap, match.learned_gap)
                 table = mention_table(mentions, learned, priors, note.text, self.terms)
-                found[number] = _Seen(note, mentions, table, _target(note, mentions, table, evidence))
-        return [found[number] for number in sorted(found)]
+                examples[number] = MentionExamples(note, mentions, table, self._target(note, mentions, table))
+        return [examples[number] for number in sorted(examples)]
 
-    def unseen_votes(self, seen: Sequence[_Seen], part: np.ndarray) -> list[np.ndarray]:
-        """What weighers of mentions say, each of the part that it has not learned from."""
-        rows, targets = [item.table.rows for item in seen], [item.target for item in seen]
-        return self._crossed(self.fit_mentions, rows, targets, part[: len(seen)], "weighing mentions")
+    def _target(self, note: Note, mentions: NoteMentions, table: MentionTable) -> np.ndarray:
+        """Which pairs are true: the mention is evidence of the code; without evidence, the note has the code."""
+        if not self.has_evidence:
+            true = set(note.codes)
+            return np.array([pair.code in true for pair in table.pairs], dtype=bool)
+        spans: dict[Code, list[Evidence]] = {}
+        for item in note.evidence:
+            spans.setdefault(item.code, []).append(item)
+        target = np.zeros(len(table.pairs), dtype=bool)
+        for row, pair in enumerate(table.pairs):
+            mention = mentions.mentions[pair.mention]
+            target[row] = any(is_same_span(mention.start, mention.end, item) for item in spans.get(pair.code, ()))
+        return target
 
-    def unseen_codes(self, tables: Sequence[tuple[list[Code], np.ndarray]], gold: list[set[Code]], part: np.ndarray):
-        """What weighers of codes say, each of the part that it has not learned from: one array a note."""
-        rows, targets = [rows for _, rows in tables], [_has(codes, true) for (codes, _), true in zip(tables, gold)]
-        return self._crossed(self.fit_codes, rows, targets, part, "weighing codes")
+    def mention_scores(self, examples: Sequence[MentionExamples]) -> list[np.ndarray]:
+        """Held-out probabilities of the mention classifier, one array per note."""
+        rows, targets = [item.table.rows for item in examples], [item.target for item in examples]
+        return self._held_out(self.fit_mentions, rows, targets, "scoring mentions")
 
-    def _crossed(
+    def code_scores(self, tables: Sequence[CodeTable], gold: list[set[Code]]) -> list[np.ndarray]:
+        """Held-out probabilities of the code classifier, one array per note."""
+        return self._held_out(
+            self.fit_codes, [rows for _, rows in tables], _code_targets(tables, gold), "scoring codes"
+        )
+
+    def _held_out(
         self,
-        fit: Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], Weigher | Trees],
+        fit: Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], TreeEnsemble | Trees],
         rows: list[np.ndarray],
         targets: list[np.ndarray],
-        part: np.ndarray,
         title: str,
     ) -> list[np.ndarray]:
-        found: list[np.ndarray] = [np.zeros(0)] * len(rows)
+        scores: list[np.ndarray] = [np.zeros(0)] * len(rows)
+        folds = self.folds[: len(rows)]
         for fold in progress(range(self.recipe.learn.folds), title):
-            others = np.flatnonzero(part != fold).tolist()
-            weigher = fit([rows[i] for i in others], [targets[i] for i in others])
-            for i in np.flatnonzero(part == fold).tolist():
-                found[i] = weigher.probabilities(rows[i])
-        return found
+            train = np.flatnonzero(folds != fold).tolist()
+            classifier = fit([rows[i] for i in train], [targets[i] for i in train])
+            for i in np.flatnonzero(folds == fold).tolist():
+                scores[i] = classifier.probabilities(rows[i])
+        return scores
 
-    def fit_mentions(self, rows: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> Weigher:
-        """A weigher of mentions."""
+    def fit_mentions(self, rows: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> TreeEnsemble:
+        """A mention classifier: boosted trees and a random forest."""
         learn, seed = self.recipe.learn, self.recipe.seed
         if not sum(map(len, targets)):
-            return Weigher.constant(0.01)
+            return TreeEnsemble.constant(0.01)
         x, y = np.concatenate(rows), np.concatenate(targets)
-        return Weigher(
+        return TreeEnsemble(
             Trees.boost(
                 x, y, rounds=learn.rounds, leaves=learn.leaves, rate=learn.rate, min_leaf=learn.min_leaf, seed=seed
             ),
@@ -184,7 +226,7 @@ class _Work:
         )
 
     def fit_codes(self, rows: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> Trees:
-        """A weigher of codes: it has little to learn, and learns it with half the trees, each half as large."""
+        """A code classifier. It has few examples, hence half the trees with half the leaves."""
         learn = self.recipe.learn
         if not sum(map(len, targets)):
             return Trees.constant(0.01)
@@ -199,83 +241,96 @@ class _Work:
         )
 
 
-def _too_seldom(context: ContextSettings, seen: Sequence[_Seen]) -> dict[str, str]:
-    """Contexts that were to be learned and have too few mentions for it, with what day one makes of them."""
-    marks = (mention.marks for item in seen for mention in item.found.mentions)
-    counts = Counter(name for own in marks for name, marked in zip(CATEGORIES, own) if marked)
-    plain = ContextSettings()
-    return {name: getattr(plain, name) for name, told in context if told == "learn" and counts[name] < _LEAST_MENTIONS}
+def _code_targets(tables: Sequence[CodeTable], gold: list[set[Code]]) -> list[np.ndarray]:
+    return [np.array([code in true for code in codes], dtype=bool) for (codes, _), true in zip(tables, gold)]
 
 
-def _target(note: Note, found: NoteMentions, table: Table, evidence: bool) -> np.ndarray:
-    """Which pairs are true: the mention is evidence of the code, or, where there is none, the note has the code."""
-    if not evidence:
-        true = set(note.codes)
-        return np.array([pair.code in true for pair in table.pairs], dtype=bool)
-    spans: dict[Code, list] = {}
-    for item in note.evidence:
-        spans.setdefault(item.code, []).append(item)
-    places = [(found.mentions[pair.mention].start, found.mentions[pair.mention].end) for pair in table.pairs]
-    hits = (any(near(*place, item) for item in spans.get(pair.code, ())) for place, pair in zip(places, table.pairs))
-    return np.fromiter(hits, dtype=bool, count=len(places))
-
-
-def _has(codes: Sequence[Code], true: set[Code]) -> np.ndarray:
-    return np.array([code in true for code in codes], dtype=bool)
+def _rare_contexts(context: ContextSettings, examples: Sequence[MentionExamples]) -> dict[str, str]:
+    """Contexts that were to be learned but have too few mentions, with their default policy."""
+    marks = (mention.marks for item in examples for mention in item.mentions.mentions)
+    counts = Counter(name for flags in marks for name, marked in zip(CATEGORIES, flags) if marked)
+    default = ContextSettings()
+    return {
+        name: getattr(default, name) for name, policy in context if policy == "learn" and counts[name] < _MIN_MENTIONS
+    }
 
 
 def _threshold(
-    recipe: LexiconRecipe,
-    gold: list[set[Code]],
-    tables: Sequence[tuple[list[Code], np.ndarray]],
-    told: Sequence[np.ndarray],
+    recipe: LexiconRecipe, gold: list[set[Code]], tables: Sequence[CodeTable], code_scores: Sequence[np.ndarray]
 ) -> float:
-    """The threshold of the recipe, else the best one on notes that the weighers have not seen."""
+    """The threshold of the recipe, else the best one on held-out scores."""
     if isinstance(recipe.decision.threshold, float):
         return recipe.decision.threshold
     labels = LabelSpace(sorted({code for codes, _ in tables for code in codes} | set().union(*gold)))
     bounds = np.concatenate([[0], np.cumsum([len(codes) for codes, _ in tables])])
     columns = [labels.column(code) for codes, _ in tables for code in codes]
-    values = np.concatenate([*told, np.zeros(0)]).astype(np.float32)
+    values = np.concatenate([*code_scores, np.zeros(0)]).astype(np.float32)
     scores = sparse.csr_matrix((values, columns, bounds), shape=(len(tables), len(labels)))
     if not labels.encode(gold).multiply(scores).count_nonzero():
         return UNTUNED
     return max(0.05, tune_threshold(labels, gold, scores))
 
 
-def _evidence_from(
-    seen: Sequence[_Seen],
-    votes: Sequence[np.ndarray],
-    tables: Sequence[tuple[list[Code], np.ndarray]],
-    told: Sequence[np.ndarray],
+def _evidence_threshold(
+    examples: Sequence[MentionExamples],
+    mention_scores: Sequence[np.ndarray],
+    tables: Sequence[CodeTable],
+    code_scores: Sequence[np.ndarray],
     threshold: float,
     systems: Sequence[str],
 ) -> float:
-    """The least probability of a mention that makes the evidence of accepted codes most like that of the notes."""
-    hits, given = np.zeros(len(_CUTS)), np.zeros(len(_CUTS))
-    for item, vote, (codes, _), own in zip(seen, votes, tables, told):
-        accepted = {code for code, probability in zip(codes, own) if probability >= threshold}
-        for probability, true, first in _given(item, vote, accepted):
+    """The least probability of a shown mention that maximises the F1 of evidence spans over accepted codes."""
+    hits, shown_total = np.zeros(len(_CUTS)), np.zeros(len(_CUTS))
+    for item, scores, (codes, _), probabilities in zip(examples, mention_scores, tables, code_scores):
+        accepted = {code for code, probability in zip(codes, probabilities) if probability >= threshold}
+        for probability, true, first in _shown_mentions(item, scores, accepted):
             shown = (probability >= _CUTS) | first
-            given += shown
+            shown_total += shown
             hits += true * shown
-    total = sum(
-        len({(one.code, one.start, one.end) for one in item.note.evidence if one.code.system in systems})
-        for item in seen
+    gold_total = sum(
+        len({(span.code, span.start, span.end) for span in item.note.evidence if span.code.system in systems})
+        for item in examples
     )
-    return float(_CUTS[np.argmax(2 * hits / np.maximum(given + total, 1))])
+    return float(_CUTS[np.argmax(2 * hits / np.maximum(shown_total + gold_total, 1))])
 
 
-def _given(item: _Seen, votes: np.ndarray, accepted: set[Code]) -> list[tuple[float, bool, bool]]:
-    """The votes that may be shown for accepted codes, as `Lexicon.evidence` picks them: probability, whether it is
-    true, and whether it is the best of its code, which is shown in any case."""
+def _shown_mentions(item: MentionExamples, scores: np.ndarray, accepted: set[Code]) -> list[tuple[float, bool, bool]]:
+    """The mentions that `Lexicon.evidence` could show for accepted codes: probability, whether the pair is true, and
+    whether it is the best of its code, which is always shown."""
     taken: dict[Code, list[tuple[int, int]]] = {}
-    kept = []
-    for row in np.argsort(-votes, kind="stable").tolist():
+    shown = []
+    for row in np.argsort(-scores, kind="stable").tolist():
         pair = item.table.pairs[row]
-        mention = item.found.mentions[pair.mention]
-        here = taken.setdefault(pair.code, [])
-        if pair.code in accepted and apart(mention.start, mention.end, here):
-            kept.append((float(votes[row]), bool(item.target[row]), not here))
-            here.append((mention.start, mention.end))
-    return kept
+        mention = item.mentions.mentions[pair.mention]
+        spans = taken.setdefault(pair.code, [])
+        if pair.code in accepted and is_separate(mention.start, mention.end, spans):
+            shown.append((float(scores[row]), bool(item.target[row]), not spans))
+            spans.append((mention.start, mention.end))
+    return shown
+
+
+def resolve_code_set(settings: CodeSetSettings, notes: Sequence[Note]) -> CodeSetSettings:
+    """The settings, with `corpus` replaced by the release and the seventh characters that the notes use."""
+    counts = Counter(code for note in notes for code in note.codes if code.system == "icd10cm")
+    release = _release(counts) if settings.release == CORPUS else settings.release
+    seventh = _seventh(counts, release) if settings.seventh == CORPUS else settings.seventh
+    return settings.model_copy(update={"release": release, "seventh": seventh})
+
+
+def _release(counts: Counter[Code]) -> str:
+    """The release in which most codes are valid; the newest on ties."""
+    all_releases = releases("icd10cm")
+    valid_codes = {release: sum(n for code, n in counts.items() if is_valid(code, release)) for release in all_releases}
+    return max(all_releases, key=lambda release: (valid_codes[release], release))
+
+
+def _seventh(counts: Counter[Code], release: str | None) -> bool:
+    """Whether most codes that require a seventh character have one; True without such codes."""
+    whole = cut = 0
+    lines = table("icd10cm", release)
+    for code, n in counts.items():
+        if len(code.code) == len("S72.001A") and code.code in lines:
+            whole += n
+        elif code.code[0] in "STVWXY" and not lines.billable(code.code):
+            cut += n
+    return whole >= cut

@@ -11,7 +11,7 @@ import numpy as np
 from nosology.codes.related_codes import family_history, personal_history
 from nosology.codes.terms import SOURCES
 from nosology.core import Code
-from nosology.models.lexicon.learned_phrases import KeyCounts, Learned
+from nosology.models.lexicon.learned_phrases import KeyCounts, LearnedPhrases
 from nosology.models.lexicon.lexicon_terms import Terms
 from nosology.models.lexicon.mentions import Mention, NoteMentions, surface
 from nosology.text.context import CATEGORIES
@@ -42,14 +42,16 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Table:
+class MentionTable:
     """N pairs and their features (N, F)."""
 
     pairs: list[Pair]
     rows: np.ndarray
 
 
-def mention_table(note: NoteMentions, learned: Learned, priors: Priors, text: str, terms: Terms | None) -> Table:
+def mention_table(
+    note: NoteMentions, learned: LearnedPhrases, priors: Priors, text: str, terms: Terms | None
+) -> MentionTable:
     """The pairs of a note's mentions and the codes that terms or learned phrases give them, with their features."""
     found, pairs, rows = note.mentions, [], []
     candidates = [_candidates(mention, learned, terms) for mention in found]
@@ -73,7 +75,7 @@ def mention_table(note: NoteMentions, learned: Learned, priors: Priors, text: st
             mention.places[0] / n_words, n_words,
         )  # fmt: skip
         words = [learned.keys.get(word_keys(note.words.words[place])[0]) for place in mention.places]
-        told = _told(note, mention, words, learned)
+        told = _evidence_rates(note, mention, words, learned)
         occurrence[written] += 1
         edges = _edges(mention, tags, note.words.sentence)
         capitals = text[mention.start : mention.end].isupper()
@@ -91,20 +93,21 @@ def mention_table(note: NoteMentions, learned: Learned, priors: Priors, text: st
                 bool(mention.side), code.code[:2] in ("Z8", "I2"), *edges, mention.guessed,
             ))  # fmt: skip
             pairs.append(Pair(number, code))
-    return Table(pairs, np.array(rows, dtype=np.float32).reshape(-1, len(FEATURES)))
+    return MentionTable(pairs, np.array(rows, dtype=np.float32).reshape(-1, len(FEATURES)))
 
 
-def _candidates(mention: Mention, learned: Learned, terms: Terms | None) -> dict[Code, tuple[int, int]]:
+def _candidates(mention: Mention, learned: LearnedPhrases, terms: Terms | None) -> dict[Code, tuple[int, int]]:
     """The codes of a mention, each with how often its phrase was coded so and its place in the list."""
     found: dict[Code, tuple[int, int]] = {}
     if mention.learned >= 0:
         for order, (column, coded) in enumerate(learned.entries(mention.learned)):
-            code: Code | None = learned.codes[column]
+            code = learned.codes[column]
             if mention.side:
-                own = terms.sides.get(code.code, {}).get(mention.side) if terms else None
-                code = Code(code.system, own) if own else None
-            if code is not None:
-                found.setdefault(code, (coded, order))
+                sided = terms.sides.get(code.code, {}).get(mention.side) if terms else None
+                if not sided:
+                    continue
+                code = Code(code.system, sided)
+            found.setdefault(code, (coded, order))
     for code, (_, order) in mention.named.items():
         if order < _LIKELIEST:
             found.setdefault(code, (0, len(found)))
@@ -136,7 +139,7 @@ def _history(code: Code, mention: Mention) -> Code | None:
     return Code("icd10cm", own) if own else None
 
 
-def _any_share(phrase: int, learned: Learned) -> float:
+def _any_share(phrase: int, learned: LearnedPhrases) -> float:
     if phrase < 0:
         return 0.0
     return _share(sum(coded for _, coded in learned.entries(phrase)), int(learned.seen[phrase]))
@@ -147,8 +150,8 @@ def _share(coded: float, seen: float) -> float:
     return coded / (seen + 0.5)
 
 
-def _told(
-    note: NoteMentions, mention: Mention, words: list[KeyCounts | None], learned: Learned
+def _evidence_rates(
+    note: NoteMentions, mention: Mention, words: list[KeyCounts | None], learned: LearnedPhrases
 ) -> tuple[float, float, float, float, float]:
     """How often a mention's words stand inside evidence: least, most, mean; and the words before and after it."""
     rates = [_rate(counts) for counts in words]
@@ -162,7 +165,7 @@ def _rate(counts: KeyCounts | None) -> float:
     return 0.0 if counts is None else counts.inside / (counts.seen + 1)
 
 
-def _rate_at(note: NoteMentions, place: int, sentence: int, learned: Learned) -> float:
+def _rate_at(note: NoteMentions, place: int, sentence: int, learned: LearnedPhrases) -> float:
     """The same of the word at a place; -1 for a function word and outside the sentence."""
     words = note.words
     if not 0 <= place < len(words.words) or words.sentence[place] != sentence or words.words[place] in function_words():
@@ -201,7 +204,7 @@ def _affinity(words: list[KeyCounts | None], code: Code) -> tuple[float, float]:
 class Priors:
     """How often codes and categories are given at all."""
 
-    def __init__(self, learned: Learned):
+    def __init__(self, learned: LearnedPhrases):
         self.learned = learned
         self._category: Counter[str] = Counter()
         for code, notes in zip(learned.codes, learned.notes.tolist()):
@@ -215,3 +218,57 @@ class Priors:
     def category(self, code: Code) -> int:
         """Training notes with a code of its category."""
         return self._category[code.code[:3]]
+
+
+CODE_FEATURES = (
+    "best", "second", "sum", "none", "votes", "rank", "same_category", "overlapping", "elsewhere",
+    "share", "surface_share", "source", "order", "keys", "inside", "prior", "category_prior", "words", "chapter",
+    "coded",
+)  # fmt: skip
+_OF_BEST = [FEATURES.index(name) for name in CODE_FEATURES[9:]]
+
+
+def code_table(note: NoteMentions, table: MentionTable, votes: np.ndarray) -> tuple[list[Code], np.ndarray]:
+    """The codes that mentions of a note speak for, and their features (codes, F); votes: (N,) of the table's pairs."""
+    rows_of: dict[Code, list[int]] = {}
+    for row, pair in enumerate(table.pairs):
+        rows_of.setdefault(pair.code, []).append(row)
+    best = {code: float(votes[rows].max()) for code, rows in rows_of.items()}
+    ranked = np.sort(list(best.values()))
+    at_word = _strongest(note, table, votes)
+    in_category: dict[str, list[tuple[float, Code]]] = {}
+    for code, value in best.items():
+        in_category.setdefault(code.code[:3], []).append((value, code))
+    features = []
+    for code, rows in rows_of.items():
+        own = np.sort(votes[rows])[::-1]
+        strongest = rows[int(np.argmax(votes[rows]))]
+        mention = note.mentions[table.pairs[strongest].mention]
+        features.append((
+            own[0], own[1] if len(own) > 1 else 0.0, own.sum(), np.prod(1 - own), len(own),
+            len(ranked) - np.searchsorted(ranked, own[0], "right"),
+            max((value for value, other in in_category[code.code[:3]] if other != code), default=0.0),
+            max(_other(at_word[place], code) for place in mention.places),
+            min(_apart(note, table, rows), 5),
+            *table.rows[strongest, _OF_BEST],
+        ))  # fmt: skip
+    return list(rows_of), np.array(features, dtype=np.float32).reshape(-1, len(CODE_FEATURES))
+
+
+def _strongest(note: NoteMentions, table: MentionTable, votes: np.ndarray) -> dict[int, list[tuple[float, Code]]]:
+    """At each word the two strongest votes of different codes."""
+    found: dict[int, dict[Code, float]] = {}
+    for pair, vote in zip(table.pairs, votes.tolist()):
+        for place in note.mentions[pair.mention].places:
+            here = found.setdefault(place, {})
+            here[pair.code] = max(vote, here.get(pair.code, 0.0))
+    return {place: sorted(((v, c) for c, v in here.items()), reverse=True)[:2] for place, here in found.items()}
+
+
+def _other(strongest: list[tuple[float, Code]], code: Code) -> float:
+    return next((value for value, other in strongest if other != code), 0.0)
+
+
+def _apart(note: NoteMentions, table: MentionTable, rows: list[int]) -> int:
+    """In how many sentences a code is mentioned."""
+    return len({note.words.sentence[note.mentions[table.pairs[row].mention].places[0]] for row in rows})

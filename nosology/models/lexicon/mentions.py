@@ -80,12 +80,13 @@ def find_mentions(
             found[places] = _mention(text, reading, marks, places, between)
         return found.get(places)
 
-    for hit in terms.index.find(reading, gap) if terms else ():
-        if mention := mention_at(hit.places, hit.gap):
-            for order, (code, source) in enumerate(terms.entries(hit.phrase)):
-                known = Code("icd10cm", code)
-                if known not in mention.named or mention.named[known].order > order:
-                    mention.named[known] = Named(source, order)
+    if terms is not None:
+        for hit in terms.index.find(reading, gap):
+            if mention := mention_at(hit.places, hit.gap):
+                for order, (name, source) in enumerate(terms.entries(hit.phrase)):
+                    code = Code("icd10cm", name)
+                    if code not in mention.named or mention.named[code].order > order:
+                        mention.named[code] = Named(source, order)
     for hit in learned.find(reading, gap if learned_gap is None else learned_gap) if learned else ():
         if mention := mention_at(hit.places, hit.gap):
             mention.learned = hit.phrase
@@ -142,7 +143,7 @@ def _written_out(text: str, reading: TokenizedNote, places: tuple[int, ...]) -> 
 
 
 def _mention(text: str, reading: TokenizedNote, marks: np.ndarray, places: tuple[int, ...], gap: int) -> Mention:
-    flags = marks[:, list(places)].any(axis=1)
+    flags: list[bool] = marks[:, list(places)].any(axis=1).tolist()
     start, end = int(reading.starts[places[0]]), int(reading.ends[places[-1]])
     if text[max(0, start - 1) : start] == "?":  # ?pneumonia
         flags[CATEGORIES.index("uncertain")] = True
@@ -158,7 +159,7 @@ def _mention(text: str, reading: TokenizedNote, marks: np.ndarray, places: tuple
         )
     ):
         flags[CATEGORIES.index("negated")] = True
-    return Mention(places, start, end, gap, len(places), tuple(flags.tolist()))
+    return Mention(places, start, end, gap, len(places), tuple(flags))
 
 
 def _count_guesses(

@@ -1,4 +1,4 @@
-"""Boosted trees and forests as plain arrays: fitted by scikit-learn, kept and read without it."""
+"""Boosted trees and random forests as plain arrays: fitted by scikit-learn, stored and evaluated without it."""
 
 from __future__ import annotations
 
@@ -127,14 +127,14 @@ class Trees:
 
 
 @dataclass(frozen=True)
-class Weigher:
+class TreeEnsemble:
     """The mean of boosted trees and a forest."""
 
     boosted: Trees
     forest: Trees
 
     @classmethod
-    def constant(cls, share: float) -> Weigher:
+    def constant(cls, share: float) -> TreeEnsemble:
         """The same probability for every row."""
         return cls(Trees.constant(share), Trees.constant(share))
 
@@ -147,6 +147,6 @@ class Weigher:
         return self.boosted.arrays(f"{name}.boosted") | self.forest.arrays(f"{name}.forest")
 
     @classmethod
-    def from_arrays(cls, stored: Mapping[str, np.ndarray], name: str) -> Weigher:
+    def from_arrays(cls, stored: Mapping[str, np.ndarray], name: str) -> TreeEnsemble:
         """What `arrays` gave."""
         return cls(*(Trees.from_arrays(stored, f"{name}.{part}") for part in ("boosted", "forest")))

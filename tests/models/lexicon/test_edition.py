@@ -5,9 +5,8 @@ import pytest
 from nosology.config import load_recipe
 from nosology.core import Code, ConfigError, Note
 from nosology.models.lexicon.day_one import day_one
-from nosology.models.lexicon.edition import edition
 from nosology.models.lexicon.lexicon_settings import CodeSetSettings
-from nosology.models.lexicon.lexicon_trainer import LexiconTrainer
+from nosology.models.lexicon.lexicon_trainer import LexiconTrainer, resolve_code_set
 
 CORPUS = CodeSetSettings(release="corpus", seventh="corpus")
 
@@ -26,13 +25,13 @@ def notes(*codes):
     ],
 )
 def test_the_codes_of_the_notes_tell_release_and_seventh_character(codes, release, seventh):
-    found = edition(CORPUS, notes(*codes))
+    found = resolve_code_set(CORPUS, notes(*codes))
     assert (found.release, found.seventh) == (release, seventh)
 
 
 def test_what_is_set_is_not_overruled():
-    assert edition(CodeSetSettings(release="2024", seventh=True), notes("R51", "S72.001")).release == "2024"
-    assert edition(CodeSetSettings(release="2024", seventh=True), notes("R51", "S72.001")).seventh is True
+    assert resolve_code_set(CodeSetSettings(release="2024", seventh=True), notes("R51", "S72.001")).release == "2024"
+    assert resolve_code_set(CodeSetSettings(release="2024", seventh=True), notes("R51", "S72.001")).seventh is True
 
 
 def test_a_release_may_be_written_as_a_number():

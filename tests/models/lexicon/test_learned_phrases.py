@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nosology.core import Code, Evidence, Note
-from nosology.models.lexicon.learned_phrases import NEAR, apart, learn_evidence, near
+from nosology.models.lexicon.learned_phrases import NEAR, is_same_span, is_separate, learn_from_evidence
 
 CODE, OTHER = Code("icd10cm", "R05"), Code("icd10cm", "R50.9")
 SPAN = st.tuples(st.integers(0, 60), st.integers(1, 30)).map(lambda pair: (pair[0], pair[0] + pair[1]))
@@ -12,10 +12,10 @@ SPAN = st.tuples(st.integers(0, 60), st.integers(1, 30)).map(lambda pair: (pair[
 
 @given(SPAN, st.lists(SPAN, max_size=4))
 def test_spans_apart_neither_overlap_nor_could_be_the_same_evidence(span, others):
-    same = any(near(*span, Evidence(CODE, *other)) for other in others)
+    same = any(is_same_span(*span, Evidence(CODE, *other)) for other in others)
     overlap = any(span[0] < end and start < span[1] for start, end in others)
-    assert apart(*span, others) == (not same and not overlap)
-    assert apart(*span, [(span[1] + NEAR + 1, span[1] + NEAR + 5)])
+    assert is_separate(*span, others) == (not same and not overlap)
+    assert is_separate(*span, [(span[1] + NEAR + 1, span[1] + NEAR + 5)])
 
 
 def test_a_phrase_is_counted_wherever_it_stands_and_coded_where_it_is_evidence():
@@ -25,7 +25,7 @@ def test_a_phrase_is_counted_wherever_it_stands_and_coded_where_it_is_evidence()
         Note("b", texts[1], codes=(OTHER,), evidence=(Evidence(OTHER, 16, 21),)),
         Note("c", texts[2]),
     ]
-    learned = learn_evidence(notes, ["icd10cm"], 2)
+    learned = learn_from_evidence(notes, ["icd10cm"], 2)
     phrase = next(i for i in range(len(learned.index)) if learned.index.phrase(i) == ("coug",))
     assert learned.seen[phrase] == 3
     assert [(learned.codes[code], n) for code, n in learned.entries(phrase)] == [(CODE, 1)]

@@ -60,7 +60,7 @@ def test_every_suggested_code_rests_on_words_of_the_note(lexicon, text):
 @given(NOTE)
 def test_the_same_note_gets_the_same_codes_whatever_came_before(lexicon, text):
     first = lexicon.probabilities(as_notes([text]))
-    lexicon._seen.clear()
+    lexicon._cache.clear()
     np.testing.assert_array_equal(first, lexicon.probabilities(as_notes(["Fever and cough.", text]))[1:])
 
 

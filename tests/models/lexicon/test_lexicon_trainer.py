@@ -7,7 +7,7 @@ from nosology.config import load_recipe
 from nosology.core import Code, Evidence, Note
 from nosology.corpora.corpus import write_corpus
 from nosology.models.bundle import Bundle
-from nosology.models.lexicon.lexicon_trainer import _Work, parts
+from nosology.models.lexicon.lexicon_trainer import CrossValidation, note_folds
 from nosology.models.train import train
 from tests.conftest import as_notes
 
@@ -138,9 +138,9 @@ def test_procedures_alone_need_no_terms(tmp_path):
     assert codes_of(coder, "Has snark removal. Seen today.") == {OWN["snark removal"]}
 
 
-def test_notes_of_one_patient_are_dealt_into_one_part():
+def test_notes_of_one_patient_are_in_one_fold():
     same = [Note(f"a{i}", "", patient="p") for i in range(5)] + [Note(f"s12-{i}", "") for i in range(5)]
-    found = parts(same, 4, 0)
+    found = note_folds(same, 4, 0)
     assert len(set(found[:5])) == len(set(found[5:])) == 1
 
 
@@ -159,8 +159,9 @@ def test_injuries_may_be_written_with_the_x_that_holds_places(tmp_path):
 
 
 def test_evidence_counts_only_for_the_codes_that_are_learned():
-    work = _Work(load_recipe("lexicon", FAST), ["icd10cm"], None)
     cough, scan = Code("icd10cm", "R05"), Code("icd10pcs", "BW03ZZZ")
-    asked = Note("a", "Cough, chest film.", codes=(cough, scan), evidence=(Evidence(scan, 7, 17),))
-    assert not work.with_evidence([asked])
-    assert work.with_evidence([Note("b", asked.text, codes=(cough,), evidence=(Evidence(cough, 0, 5),))])
+    recipe = load_recipe("lexicon", FAST)
+    note = Note("a", "Cough, chest film.", codes=(cough, scan), evidence=(Evidence(scan, 7, 17),))
+    assert not CrossValidation(recipe, ["icd10cm"], None, [note]).has_evidence
+    evidence = Note("b", note.text, codes=(cough,), evidence=(Evidence(cough, 0, 5),))
+    assert CrossValidation(recipe, ["icd10cm"], None, [evidence]).has_evidence

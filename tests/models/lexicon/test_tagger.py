@@ -3,10 +3,10 @@
 import numpy as np
 
 from nosology.core import Code, Evidence, Note
-from nosology.models.lexicon.adapted import Adapted
-from nosology.models.lexicon.learned_phrases import learn_evidence
+from nosology.models.lexicon.learned_phrases import learn_from_evidence
 from nosology.models.lexicon.tagger import TAGS, Tagger
-from nosology.models.lexicon.trees import Trees, Weigher
+from nosology.models.lexicon.trained_scorer import TrainedScorer
+from nosology.models.lexicon.trees import TreeEnsemble, Trees
 from nosology.text.phrases import TokenizedNote
 
 CODE = Code("icd10cm", "R69")
@@ -60,8 +60,8 @@ def test_evidence_in_pieces_leaves_out_what_lies_between():
 
 
 def test_what_is_stored_tells_the_same():
-    learned = learn_evidence(NOTES, ["icd10cm"], 2)
-    kept = Adapted(learned, Weigher.constant(0.5), Trees.constant(0.5), 0.1)
-    again = Adapted.from_stored(kept.arrays(), kept.to_json()).learned
+    learned = learn_from_evidence(NOTES, ["icd10cm"], 2)
+    kept = TrainedScorer(learned, TreeEnsemble.constant(0.5), Trees.constant(0.5), 0.1)
+    again = TrainedScorer.from_stored(kept.arrays(), kept.to_json()).learned
     np.testing.assert_array_equal(again.tagger.weights, learned.tagger.weights)
     assert told(again.tagger, NOTES[0].text)[0] == told(learned.tagger, NOTES[0].text)[0]

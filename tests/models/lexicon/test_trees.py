@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 
-from nosology.models.lexicon.trees import Trees, Weigher
+from nosology.models.lexicon.trees import TreeEnsemble, Trees
 
 SETTINGS = {"rounds": 30, "leaves": 8, "rate": 0.2, "min_leaf": 5, "seed": 0}
 
@@ -53,6 +53,6 @@ def test_a_forest_in_arrays_predicts_what_scikit_learn_predicts(data):
     expected = fitted.fit(rows, target).predict_proba(rows)[:, 1]
     found = Trees.forest(rows, target, trees=20, leaves=50, min_leaf=3, seed=0)
     np.testing.assert_allclose(found.probabilities(rows), expected, atol=1e-9)
-    again = Weigher.from_arrays(Weigher(Trees.boost(rows, target, **SETTINGS), found).arrays("w"), "w")
+    again = TreeEnsemble.from_arrays(TreeEnsemble(Trees.boost(rows, target, **SETTINGS), found).arrays("w"), "w")
     both = (expected + Trees.boost(rows, target, **SETTINGS).probabilities(rows)) / 2
     np.testing.assert_allclose(again.probabilities(rows), both, atol=1e-9)

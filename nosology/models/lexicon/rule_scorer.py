@@ -1,4 +1,4 @@
-"""From mentions to probabilities where nothing was learned: by the kind of term, its place in the list, and context."""
+"""The scorer of an untrained lexicon: rules on the source of a term, its rank among the codes, and its context."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ _LATER = {
 }
 
 
-class Vote(NamedTuple):
-    """A mention (its number) that speaks for a code, and how likely it is meant."""
+class ScoredMention(NamedTuple):
+    """A mention (its index), a code, and the probability that the mention is coded with it."""
 
     mention: int
     code: Code
@@ -59,16 +59,16 @@ class Vote(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Weighed:
-    """What the mentions of a note say, each and together."""
+class MentionScores:
+    """Probabilities of the (mention, code) pairs of a note, and of its codes."""
 
-    votes: list[Vote]
+    votes: list[ScoredMention]
     codes: dict[Code, float]
 
 
 @dataclass(frozen=True)
 class ContextPolicy:
-    """What becomes of a code whose mention is denied, doubted, another person's, past or not yet real."""
+    """What happens to a code whose mention is negated, uncertain, historical, hypothetical or about a relative."""
 
     settings: ContextSettings
     codes: CodeSetSettings
@@ -84,9 +84,10 @@ class ContextPolicy:
                 continue
             if policy == "drop":
                 return None
-            code = self._history(code, category)
-            if code is None:
+            history = self._history(code, category)
+            if history is None:
                 return None
+            code = history
         return code
 
     def at_encounter(self, code: Code, character: str) -> Code:
@@ -110,7 +111,7 @@ class ContextPolicy:
         return Code("icd10cm", found) if found else None
 
 
-def weigh(note: NoteMentions, policy: ContextPolicy) -> Weighed:
+def score_mentions(note: NoteMentions, policy: ContextPolicy) -> MentionScores:
     """The votes of a note's mentions, and each code's probability: its best vote's, raised by further mentions.
 
     A longer mention that the policy drops takes nothing from those inside it: in "type 2 diabetes, no neuropathy" the
@@ -125,11 +126,11 @@ def weigh(note: NoteMentions, policy: ContextPolicy) -> Weighed:
         inside = any(given[holder] for holder in mention.holders)
         for code, (source, order) in given[number]:
             probability = _probability(mention, source, order, inside)
-            votes.append(Vote(number, code, probability))
+            votes.append(ScoredMention(number, code, probability))
             best[code] = max(best.get(code, 0.0), probability)
             mentions[code] += order == 0 and not inside
     codes = {code: 1 - (1 - p) * math.pow(_AGAIN, max(0, mentions[code] - 1)) for code, p in best.items()}
-    return Weighed(votes, codes)
+    return MentionScores(votes, codes)
 
 
 def _given(mention: Mention, character: str | None, policy: ContextPolicy) -> list[tuple[Code, Named]]:

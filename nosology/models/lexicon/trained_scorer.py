@@ -1,4 +1,4 @@
-"""What training adds to a lexicon: learned phrases, and two weighers, one for mentions and one for codes."""
+"""The scorer of a trained lexicon: learned phrases, a mention classifier and a code classifier."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from nosology.core import Code
-from nosology.models.lexicon.code_features import code_table
-from nosology.models.lexicon.learned_phrases import KeyCounts, Learned
+from nosology.models.lexicon.learned_phrases import KeyCounts, LearnedPhrases
 from nosology.models.lexicon.lexicon_terms import Terms
-from nosology.models.lexicon.mention_features import Priors, Table, mention_table
+from nosology.models.lexicon.mention_features import MentionTable, Priors, code_table, mention_table
 from nosology.models.lexicon.mentions import NoteMentions
+from nosology.models.lexicon.rule_scorer import MentionScores, ScoredMention
 from nosology.models.lexicon.tagger import Tagger
-from nosology.models.lexicon.trees import Trees, Weigher
-from nosology.models.lexicon.weighing import Vote, Weighed
+from nosology.models.lexicon.trees import TreeEnsemble, Trees
 from nosology.text.phrases import PhraseIndex
 
 UNMENTIONED = 1e-3  # the probability of a code that every training note has and this note does not mention
@@ -27,11 +26,11 @@ Context = Callable[[Code, tuple[bool, ...]], Code | None]
 
 
 @dataclass(frozen=True)
-class Adapted:
+class TrainedScorer:
     """P(mention is coded so) = mentions(its features); P(note has the code) = codes(what its mentions say)."""
 
-    learned: Learned
-    mentions: Weigher
+    learned: LearnedPhrases
+    mentions: TreeEnsemble
     codes: Trees
     evidence_from: float  # mentions of a lower probability are no evidence
 
@@ -45,16 +44,16 @@ class Adapted:
         shares = (self.learned.notes / max(1, self.learned.n_notes)).tolist()
         return {code: UNMENTIONED * share for code, share in zip(self.learned.codes, shares)}
 
-    def weigh(self, note: NoteMentions, text: str, terms: Terms | None, context: Context) -> Weighed:
+    def score(self, note: NoteMentions, text: str, terms: Terms | None, context: Context) -> MentionScores:
         """The votes of a note's mentions, each code's probability, and, far below, the codes that have no mention."""
         table = allowed(mention_table(note, self.learned, self._priors, text, terms), note, context)
         if not table.pairs:
-            return Weighed([], dict(self._unmentioned))
+            return MentionScores([], dict(self._unmentioned))
         votes = self.mentions.probabilities(table.rows)
         codes, rows = code_table(note, table, votes)
         found = zip(codes, np.maximum(self.codes.probabilities(rows), UNMENTIONED).tolist())
-        listed = [Vote(pair.mention, pair.code, vote) for pair, vote in zip(table.pairs, votes.tolist())]
-        return Weighed(listed, self._unmentioned | dict(found))
+        listed = [ScoredMention(pair.mention, pair.code, vote) for pair, vote in zip(table.pairs, votes.tolist())]
+        return MentionScores(listed, self._unmentioned | dict(found))
 
     def arrays(self) -> dict[str, np.ndarray]:
         """What goes into a safetensors file."""
@@ -76,12 +75,12 @@ class Adapted:
         }
 
     @classmethod
-    def from_stored(cls, stored: Mapping[str, np.ndarray], rest: dict[str, Any]) -> Adapted:
+    def from_stored(cls, stored: Mapping[str, np.ndarray], rest: dict[str, Any]) -> TrainedScorer:
         """What `arrays` and `to_json` gave."""
         index = PhraseIndex(rest["vocabulary"], stored["phrases.bounds"], stored["phrases.keys"])
         arrays = {name: stored[f"learned.{name}"] for name in _ARRAYS}
         surfaces = {text: (n, dict(own)) for text, (n, own) in rest["surfaces"].items()}
-        learned = Learned(
+        learned = LearnedPhrases(
             index=index,
             codes=[Code(*code) for code in rest["codes"]],
             surfaces=surfaces,
@@ -90,12 +89,14 @@ class Adapted:
             tagger=Tagger(stored["tagger.weights"], stored["tagger.bias"]) if "tagger.weights" in stored else None,
             **arrays,
         )
-        mentions, codes = Weigher.from_arrays(stored, "mentions"), Trees.from_arrays(stored, "codes")
+        mentions, codes = TreeEnsemble.from_arrays(stored, "mentions"), Trees.from_arrays(stored, "codes")
         return cls(learned, mentions, codes, rest["evidence_from"])
 
 
-def allowed(table: Table, note: NoteMentions, context: Context) -> Table:
+def allowed(table: MentionTable, note: NoteMentions, context: Context) -> MentionTable:
     """The pairs whose code stays what it is in the context of their mention."""
     marks = (note.mentions[pair.mention].marks for pair in table.pairs)
     kept = [row for row, (pair, own) in enumerate(zip(table.pairs, marks)) if context(pair.code, own) == pair.code]
-    return table if len(kept) == len(table.pairs) else Table([table.pairs[row] for row in kept], table.rows[kept])
+    return (
+        table if len(kept) == len(table.pairs) else MentionTable([table.pairs[row] for row in kept], table.rows[kept])
+    )
