@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable
+from copy import deepcopy
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,20 +45,35 @@ def read_values(name: str, kind: str = "") -> dict[str, Any]:
 
 
 def override(values: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """A copy of recipe values with each `section.key=value` set; a value is TOML, or a plain word."""
-    changed = {key: dict(value) if isinstance(value, dict) else value for key, value in values.items()}
+    """A copy of recipe values with each `section.key=value` set; a value is TOML or a plain word."""
+    changed = _with_current_names(values, deepcopy(values))
     for setting in settings:
         path, equals, raw = setting.partition("=")
         keys = path.strip().split(".")
         if not equals or not all(keys):
             raise ConfigError(f"--set takes section.key=value; got {setting!r}")
-        table = changed
-        for key in keys[:-1]:
-            table = table.setdefault(key, {})
-            if not isinstance(table, dict):
-                raise ConfigError(f"--set {path}: {key} is a value, not a section")
-        table[keys[-1]] = _value(raw.strip())
+        nested = _value(raw.strip())
+        for key in reversed(keys):
+            nested = {key: nested}
+        _merge(changed, _with_current_names(values, nested), path)
     return changed
+
+
+def _with_current_names(recipe: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Values of a recipe with old setting names replaced by new ones."""
+    kind = recipe.get("kind")
+    return load_class(kind, "recipe").with_current_names(values) if kind in REGISTRY else values
+
+
+def _merge(table: dict[str, Any], changes: dict[str, Any], path: str) -> None:
+    for key, value in changes.items():
+        if not isinstance(value, dict):
+            table[key] = value
+            continue
+        section = table.setdefault(key, {})
+        if not isinstance(section, dict):
+            raise ConfigError(f"--set {path}: {key} is a value, not a section")
+        _merge(section, value, path)
 
 
 def check(values: dict[str, Any], source: str) -> Recipe:

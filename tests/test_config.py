@@ -55,3 +55,28 @@ def test_unknown_recipe_and_broken_file(tmp_path):
         load_recipe(str(path))
     path.write_text('kind = "linear"\n[fit]\nc = [0.5]\n')
     assert load_recipe(str(path)).fit.c == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "old", "read"),
+    [
+        ("hmhan", "model.members=2", lambda recipe: recipe.model.ensemble_size == 2),
+        ("linear", "labels.most=7", lambda recipe: recipe.labels.top_k == 7),
+        ("laat", "training.choose_by=micro_f1", lambda recipe: recipe.training.monitor == "micro_f1"),
+        ("dual_laat", "model.alike=false", lambda recipe: recipe.model.tie_initialization is False),
+        ("plant", "language.training.choose_by=map", lambda recipe: recipe.language.training.monitor == "map"),
+    ],
+)
+def test_old_setting_names_are_read_with_one_line(recipe, old, read):
+    with pytest.warns(FutureWarning, match="is now named") as lines:
+        assert read(load_recipe(recipe, [old]))
+    assert len(lines) == 1
+
+
+def test_an_old_name_in_a_recipe_file_and_a_new_one_in_set(tmp_path):
+    path = tmp_path / "old.toml"
+    path.write_text('kind = "linear"\n[labels]\nmost = 5\n')
+    with pytest.warns(FutureWarning, match="the setting most is now named top_k"):
+        assert load_recipe(str(path)).labels.top_k == 5
+    with pytest.warns(FutureWarning, match="the setting most is now named top_k"):
+        assert load_recipe(str(path), ["labels.top_k=3"]).labels.top_k == 3

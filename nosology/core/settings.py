@@ -21,17 +21,21 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_old_names(cls, values: Any) -> Any:
-        """The values with old names replaced by new ones; one warning per old name."""
-        if not isinstance(values, dict):
-            return values
-        old = [name for name in cls.renamed if name in values]
-        if not old:
-            return values
-        values = dict(values)
-        for name in old:
-            new = cls.renamed[name]
-            if new in values:
-                raise ValueError(f"{name} is the old name of {new}; give only {new}")
-            warnings.warn(f"the setting {name} is now named {new}", FutureWarning, stacklevel=2)
-            values[new] = values.pop(name)
-        return values
+        return cls.with_current_names(values) if isinstance(values, dict) else values
+
+    @classmethod
+    def with_current_names(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """The values with old names replaced, also in nested tables; one warning per old name."""
+        current: dict[str, Any] = {}
+        for name, value in values.items():
+            new = cls.renamed.get(name, name)
+            if new != name:
+                if new in values:
+                    raise ValueError(f"{name} is the old name of {new}; give only {new}")
+                warnings.warn(f"the setting {name} is now named {new}", FutureWarning, stacklevel=2)
+            field = cls.model_fields.get(new)
+            nested = field.annotation if field is not None else None
+            if isinstance(value, dict) and isinstance(nested, type) and issubclass(nested, Settings):
+                value = nested.with_current_names(value)
+            current[new] = value
+        return current
