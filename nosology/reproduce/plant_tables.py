@@ -68,12 +68,12 @@ SHORT_COLUMNS = {name: COLUMNS[name] for name in ("p@15", "micro_f1", "macro_f1"
 }
 SMALL: dict[str, Any] = {
     "seeds": 1,
-    "patients": 100,
+    "patients": 60,
     "coders": {"PLANT": "plant", "LAAT": "laat", "linear": "linear"},
     "fractions": [1.0, 0.3],
     "recipe": {
-        "plant": {"language": {"training": {"epochs": 2}}, "training": {"epochs": 6}, "ranker": {"epochs": 20}},
-        "laat": {"training": {"epochs": 6}, "vectors": {"epochs": 5}},
+        "plant": {"language": {"training": {"epochs": 2}}, "training": {"epochs": 5}, "ranker": {"epochs": 20}},
+        "laat": {"training": {"epochs": 4}, "vectors": {"epochs": 5}},
     },
 }
 

@@ -1,8 +1,8 @@
 """Short radiology reports, history and impression in about twenty words, coded as people code them.
 
-A coder takes what is certain, leaves out what is denied, doubted or over, and gives a symptom its code only where no
-certain diagnosis explains it. The coders of this hospital keep to these rules most of the time; the wording has a long
-tail, and so have the codes. It stands in for reports that cannot be shipped, and knows nothing of any model.
+A coder codes what is certain, not what is denied, uncertain or resolved, and codes a symptom only where no certain
+diagnosis explains it. The coders of this hospital follow these rules most of the time. Wording and codes have a long
+tail. The reports replace a data set that cannot be distributed.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from random import Random
 from nosology.core import Code, Note
 
 _TAIL = 1.1  # a condition's name of rank r is drawn with weight r^-tail
-_STRICT = 0.9  # how often a coder keeps to a rule
-_SLIP = 0.03  # a code is forgotten, or a symptom's added, so often
+_STRICT = 0.9  # how often a coder follows a rule
+_SLIP = 0.03  # how often a code is forgotten
 _TYPO = 0.012  # of words
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Something that a report may speak of."""
+    """A symptom, a status or a finding that a report may name."""
 
     code: str
-    role: str  # symptom or status, told in the history; finding, seen in the image
+    role: str  # symptom or status, in the history; finding, in the image
     area: str  # chest or renal
     weight: float
     names: tuple[str, ...]
@@ -35,7 +35,7 @@ class Condition:
 
 
 @lru_cache(maxsize=1)
-def _world() -> tuple[list[Condition], dict[str, list[str]]]:
+def _conditions_and_phrases() -> tuple[list[Condition], dict[str, list[str]]]:
     source = files("nosology.reproduce") / "data" / "short_reports.toml"
     read = tomllib.loads(source.read_text(encoding="utf-8"))
     conditions = [
@@ -45,7 +45,7 @@ def _world() -> tuple[list[Condition], dict[str, list[str]]]:
 
 
 def short_reports(n: int, seed: int = 0) -> Iterator[Note]:
-    """n reports; the i-th hangs on seed and i alone, so that more reports keep the ones before."""
+    """n reports. Report i depends on seed and i only, so a larger n does not change the first reports."""
     for i in range(n):
         text, codes = _Writer(Random(f"{seed}/{i}/short")).report()
         yield Note(f"r{i:05d}", text, lang="en", codes=tuple(Code("icd9cm", code) for code in sorted(codes)))
@@ -56,56 +56,56 @@ class _Writer:
 
     def __init__(self, rng: Random):
         self.rng = rng
-        self.conditions, self.phrases = _world()
+        self.conditions, self.phrases = _conditions_and_phrases()
 
     def report(self) -> tuple[str, set[str]]:
         """Text and codes."""
         rng = self.rng
         area = "chest" if rng.random() < 0.58 else "renal"
-        told = self._some(area, ("symptom", "status"), rng.choices((1, 2, 3), (72, 24, 4))[0])
-        reasons = rng.choice(self.phrases["link"]).join(self._name(condition) for condition in told)
-        history = self._fill("history", reasons=reasons, days=str(rng.randint(2, 9)))
+        reasons = self._draw(area, ("symptom", "status"), rng.choices((1, 2, 3), (72, 24, 4))[0])
+        names = rng.choice(self.phrases["link"]).join(self._name(condition) for condition in reasons)
+        history = self._fill("history", reasons=names, days=str(rng.randint(2, 9)))
         if rng.random() < 0.25:
-            [doubt] = self._some(area, ("finding",), 1)
-            history += " " + self._fill("asked", doubt=self._name(doubt))
-        sentences, certain, doubted = self._impression(area)
+            [doubt] = self._draw(area, ("finding",), 1)
+            history += " " + self._fill("question", doubt=self._name(doubt))
+        sentences, certain, uncertain = self._impression(area)
         text = f"History: {self._typos(history)}\nImpression: {self._typos(' '.join(sentences))}"
-        return text, self._codes(told, certain, doubted)
+        return text, self._codes(reasons, certain, uncertain)
 
     def _impression(self, area: str) -> tuple[list[str], list[Condition], list[Condition]]:
         rng = self.rng
-        seen = self._some(area, ("finding",), rng.choices((0, 1, 2), (55, 40, 5))[0])
-        sentences, certain, doubted = [], [], []
+        seen = self._draw(area, ("finding",), rng.choices((0, 1, 2), (55, 40, 5))[0])
+        sentences, certain, uncertain = [], [], []
         for finding in seen:
             kind = rng.choices(("certain", "unsure", "resolved"), (76, 16, 8))[0]
-            [other] = self._some(area, ("finding",), 1)
+            [other] = self._draw(area, ("finding",), 1)
             sentences.append(self._fill(kind, finding=self._name(finding), other=self._name(other)).capitalize())
-            (certain if kind == "certain" else doubted if kind == "unsure" else []).append(finding)
+            (certain if kind == "certain" else uncertain if kind == "unsure" else []).append(finding)
         if not seen or (not certain and rng.random() < 0.6):
             sentences.append(rng.choice(self.phrases[f"normal_{area}"]))
         if rng.random() < 0.4:
-            first, second = self._some(area, ("finding",), 2)
+            first, second = self._draw(area, ("finding",), 2)
             if first not in seen and second not in seen:
                 sentences.append(self._fill("absent", finding=self._name(first), other=self._name(second)).capitalize())
-        sentences += rng.sample(self.phrases[f"aside_{area}"], rng.choices((0, 1, 2), (45, 40, 15))[0])
-        return sentences, certain, doubted
+        sentences += rng.sample(self.phrases[f"incidental_{area}"], rng.choices((0, 1, 2), (45, 40, 15))[0])
+        return sentences, certain, uncertain
 
-    def _codes(self, told: list[Condition], certain: list[Condition], doubted: list[Condition]) -> set[str]:
+    def _codes(self, history: list[Condition], certain: list[Condition], uncertain: list[Condition]) -> set[str]:
         rng = self.rng
 
         def strict() -> bool:
             return rng.random() < _STRICT
 
         found = {c.code for c in certain if rng.random() > _SLIP}
-        found |= {c.code for c in told if c.role == "status" and rng.random() > _SLIP}
-        found |= {c.code for c in doubted if not strict()}
-        firm = [*certain, *(c for c in told if c.role == "status")]
+        found |= {c.code for c in history if c.role == "status" and rng.random() > _SLIP}
+        found |= {c.code for c in uncertain if not strict()}
+        firm = [*certain, *(c for c in history if c.role == "status")]
         explained = {code for c in firm for code in c.explains}
         found -= {code for code in explained if strict()}
-        found |= {c.code for c in told if c.role == "symptom" and (c.code not in explained) == strict()}
-        return found or {told[0].code}
+        found |= {c.code for c in history if c.role == "symptom" and (c.code not in explained) == strict()}
+        return found or {history[0].code}
 
-    def _some(self, area: str, roles: Sequence[str], n: int) -> list[Condition]:
+    def _draw(self, area: str, roles: Sequence[str], n: int) -> list[Condition]:
         pool = [c for c in self.conditions if c.area == area and c.role in roles]
         found: list[Condition] = []
         while len(found) < n:
@@ -118,10 +118,10 @@ class _Writer:
         weights = [(rank + 1) ** -_TAIL for rank in range(len(condition.names))]
         return self.rng.choices(condition.names, weights)[0]
 
-    def _fill(self, kind: str, **given: str) -> str:
+    def _fill(self, kind: str, **values: str) -> str:
         pattern = self.rng.choice(self.phrases[kind])
         drawn = {slot: self.rng.choice(self.phrases[slot]) for slot in ("age", "side", "course")}
-        return pattern.format(**(drawn | given))
+        return pattern.format(**(drawn | values))
 
     def _typos(self, text: str) -> str:
         words = text.split(" ")
