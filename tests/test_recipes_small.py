@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from nosology.config import load_recipe
 from nosology.encoders.word_vectors import random_vectors
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
-from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
+from nosology.models.dual_laat.dual_laat_settings import DualLaatSettings
 from nosology.training.data_loader import Batch, pad_notes
 from nosology.training.recipe_settings import WordVectorSettings
 
@@ -17,7 +17,7 @@ WORDS = 60
 
 def untrained(encoder: str, alike: bool, seed: int = 0) -> DualLaatNet:
     """A net over 60 words that is asked for 60 codes, each described by one of them."""
-    shape = DualLaatShape(encoder=encoder, width=64, kernel=3, heads=2, tie_initialization=alike)
+    shape = DualLaatSettings(encoder=encoder, width=64, kernel=3, heads=2, tie_initialization=alike)
     torch.manual_seed(seed)
     net = DualLaatNet(shape, WORDS + 2, 50, torch.from_numpy(random_vectors(WORDS + 2, 50, seed))).eval()
     net.descriptions = torch.arange(2, WORDS + 2)[:, None]

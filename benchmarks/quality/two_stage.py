@@ -65,7 +65,7 @@ def proposed(bundle: Bundle, notes: list[Note], k: int) -> dict[str, float]:
     accepted = model.two_stage(0).probabilities(list(notes)) >= bundle.decision.thresholds(model.labels)
     named = np.zeros(gold.shape, dtype=bool)
     for mine, note in zip(named, notes):
-        mine[model.proposer.best(model.reader.tokenize(note.text).ids, k or gold.shape[1])] = True
+        mine[model.proposer.best(model.tokenizer.tokenize(note.text).ids, k or gold.shape[1])] = True
     true = gold.toarray()
     return {"proposed": float(named[true].mean()), "found_and_proposed": float(named[true & accepted].mean())}
 

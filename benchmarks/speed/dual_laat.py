@@ -19,14 +19,14 @@ import torch
 from nosology.attention import dual_attention
 from nosology.attention.dual_attention import DualHead, dual_loss
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
-from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
+from nosology.models.dual_laat.dual_laat_settings import DualLaatSettings
 from nosology.training.data_loader import Batch, pad_notes
 
 LABELS, WORDS, SIZE = 8192, 125_762, 100
 MEDIAN, SPREAD, LONGEST = 1492, 0.386, 4000
 SHAPES = {
-    "gru": DualLaatShape(encoder="gru", width=512, dropout=0.3),
-    "conv": DualLaatShape(encoder="conv", width=256, dropout=0.2),
+    "gru": DualLaatSettings(encoder="gru", width=512, dropout=0.3),
+    "conv": DualLaatSettings(encoder="conv", width=256, dropout=0.2),
 }
 RUNS = (  # encoder, notes a step, tokens in memory at once, notes whose attention is in memory at once
     ("gru", 512, 620_000, 8),
@@ -45,7 +45,7 @@ def lengths(batch: int, batches: int, rng: np.random.Generator) -> list[np.ndarr
     return list(every[((np.arange(batches) + 0.5) * 50 / batches).astype(int)])  # evenly over the lengths
 
 
-def operations(shape: DualLaatShape, words: np.ndarray) -> float:
+def operations(shape: DualLaatSettings, words: np.ndarray) -> float:
     """Floating-point operations of a forward pass over notes of these lengths, attention and classifier alone."""
     states = shape.width * (2 if shape.encoder == "gru" else 1)
     joined = shape.heads * states

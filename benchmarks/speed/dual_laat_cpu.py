@@ -25,16 +25,16 @@ from nosology.core.label_space import LabelSpace
 from nosology.encoders.tokenizers import Encoding, Vocabulary, WordTokenizer
 from nosology.models.dual_laat.dual_laat_model import DualLaat
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
-from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
+from nosology.models.dual_laat.dual_laat_settings import DualLaatSettings
 from nosology.models.dual_laat.proposer import Proposer
 from nosology.training.data_loader import pad_notes
 
 CODES, WORDS, SIZE, NOTE = 26_000, 125_762, 100, 1500
-SHAPES = {"conv": DualLaatShape(encoder="conv", width=256), "gru": DualLaatShape(encoder="gru", width=512)}
+SHAPES = {"conv": DualLaatSettings(encoder="conv", width=256), "gru": DualLaatSettings(encoder="gru", width=512)}
 RESULT = Path(__file__).parents[1] / "results" / "speed_dual_laat_cpu.json"
 
 
-def operations(shape: DualLaatShape, words: int, codes: int) -> float:
+def operations(shape: DualLaatSettings, words: int, codes: int) -> float:
     """Floating-point operations for one note: encoder, keys, attention, classifier."""
     states = shape.width * (2 if shape.encoder == "gru" else 1)
     joined = shape.heads * states

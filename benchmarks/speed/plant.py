@@ -35,7 +35,7 @@ from nosology.models.plant import language_model
 from nosology.models.plant import language_model as next_word
 from nosology.models.plant.language_model import LanguageModel
 from nosology.models.plant.plant_net import PlantNet, Ranker
-from nosology.models.plant.plant_settings import PlantShape, RankerSettings
+from nosology.models.plant.plant_settings import PlantSettings, RankerSettings
 from nosology.models.plant.ranker import Lists, RankerNet, draw_lists
 from nosology.models.plant.relevance import Relevance
 from nosology.models.plant.text_streams import StreamBatch
@@ -138,7 +138,7 @@ def small_plant(told: dict, **shape) -> tuple[PlantNet, Batch, np.ndarray]:
     torch.manual_seed(0)
     sizes = {name: told[name] for name in ("size", "hidden", "layers", "chunk")}
     relevance = telling(told)
-    made = PlantShape(**(sizes | {"inattention": 56, "cache_gb": 64.0} | shape))
+    made = PlantSettings(**(sizes | {"inattention": 56, "cache_gb": 64.0} | shape))
     net = PlantNet(made, RankerSettings(), told["words"], told["codes"], relevance, False).to(device()).train()
     lengths = np.sort(np.exp(rng.normal(np.log(told["mean"]), 0.05, told["batch"])).astype(int))[::-1]
     if told.get("longest"):
@@ -201,7 +201,7 @@ def large(told: dict, times: int, **how) -> dict[str, float]:
 def agreement(told: dict, times: int) -> dict[str, float]:
     """How far kernels and plain torch are apart, over the largest number of each result; nothing on a CPU."""
     net, batch, _ = small_plant(
-        told | {"batch": 8, "chunk": 4}, drop=dict.fromkeys(type(PlantShape().drop).model_fields, 0.0)
+        told | {"batch": 8, "chunk": 4}, drop=dict.fromkeys(type(PlantSettings().drop).model_fields, 0.0)
     )
     found = []
     for plain in (False, True):

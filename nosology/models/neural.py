@@ -1,6 +1,6 @@
 """What all neural coders have in common: notes into batches, logits into probabilities, attention into evidence.
 
-A kind of coder is a subclass: it names its reader and its settings and says how an empty net is made of them.
+A kind of coder is a subclass: it names its tokenizer and its settings and says how an empty net is made of them.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _TOKENS = {"cpu": 16_384, "cuda": 131_072}  # of a batch, pads included
 _NOTES = 256
 
 
-class Reader(Protocol):
+class Tokenizer(Protocol):
     """Anything that turns a note into tokens with their places."""
 
     def tokenize(self, text: str) -> Encoding:
         """The tokens of a note."""
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` of the same class makes the reader of."""
+        """What `from_json` of the same class makes the tokenizer of."""
 
 
 class LabelNet(nn.Module):
@@ -95,40 +95,42 @@ class Calibrated:
 
 @dataclass
 class NeuralModel(Calibrated):
-    """P(code | note) = calibration(net(reader(note)))."""
+    """P(code | note) = calibration(net(tokenizer(note)))."""
 
     labels: LabelSpace
     train_counts: np.ndarray  # (L,) training notes of each code
-    reader: Reader
+    tokenizer: Tokenizer
     net: nn.Module
-    shape: Settings  # the recipe's table [model], with every size a number
+    settings: Settings  # the recipe's table [model], with every size a number
     calibration: PlattScaling = field(default_factory=PlattScaling)
 
     kind: ClassVar[str]
     within_versions: ClassVar[bool] = True
-    reader_type: ClassVar[type]  # with from_json
-    shape_type: ClassVar[type[Settings]]
+    tokenizer_class: ClassVar[type]  # with from_json
+    settings_class: ClassVar[type[Settings]]
 
     # What a kind says about itself.
 
     @classmethod
-    def empty_net(cls, shape: Settings, labels: LabelSpace, reader: Reader, more: dict[str, Any]) -> nn.Module:
-        """A net of the right sizes, whose weights are then read from the bundle; more: what `more` gave."""
+    def build_net(
+        cls, settings: Settings, labels: LabelSpace, tokenizer: Tokenizer, config: dict[str, Any]
+    ) -> nn.Module:
+        """A net of the right sizes, whose weights are then read from the bundle; more: what `extra_config` returned."""
         raise NotImplementedError
 
-    def more(self) -> dict[str, Any]:
+    def extra_config(self) -> dict[str, Any]:
         """Anything else that has to stand in model.json."""
         return {}
 
-    def take(self, more: dict[str, Any]) -> None:
-        """Takes over what `more` gave when the model was saved; the weights are there already."""
+    def load_extra_config(self, config: dict[str, Any]) -> None:
+        """Takes over what `extra_config` returned when the model was saved; the weights are there already."""
 
-    def more_tensors(self) -> dict[str, Tensor]:
+    def extra_tensors(self) -> dict[str, Tensor]:
         """Anything else that has to stand in model.safetensors, under names of its own."""
         return {}
 
-    def take_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Takes over what `more_tensors` gave; the other tensors of the file are among them."""
+    def load_extra_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Takes over what `extra_tensors` returned; the other tensors of the file are among them."""
 
     def weights_changed(self) -> None:
         """Drops whatever is cached of the net's weights; called after each change of them."""
@@ -149,7 +151,7 @@ class NeuralModel(Calibrated):
 
     def tokenize(self, note: Note) -> Encoding:
         """The tokens of a note, with all else that the net reads."""
-        return self.reader.tokenize(note.text)
+        return self.tokenizer.tokenize(note.text)
 
     def logits_of(self, reads: Sequence[Encoding], columns: Sequence[int] | None = None) -> np.ndarray:
         """Logits (B, L), float32, of notes that are read already, in their order; columns: of these labels alone.
@@ -173,7 +175,7 @@ class NeuralModel(Calibrated):
 
     def attention_weights(self, note: Note, labels: Sequence[int]) -> WordWeights:
         """The attention of each label over the words of a note."""
-        read = self.reader.tokenize(note.text)
+        read = self.tokenizer.tokenize(note.text)
         if not len(read.ids) or not len(labels):
             return WordWeights(np.empty(0, np.int64), np.empty(0, np.int64), np.zeros((len(labels), 0), np.float32))
         wanted = torch.tensor(labels, dtype=torch.int64)
@@ -188,15 +190,19 @@ class NeuralModel(Calibrated):
         described = {
             "kind": self.kind,
             "codes": self.labels.to_json(),
-            "reader": self.reader.to_json(),
-            "shape": self.shape.model_dump(mode="json"),
+            "reader": self.tokenizer.to_json(),
+            "shape": self.settings.model_dump(mode="json"),
             "calibration": self.calibration.to_json(),
             "tied": tied,
-            "more": self.more(),
+            "more": self.extra_config(),
         }
         (folder / "model.json").write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
         packed = save(
-            {"notes": torch.from_numpy(np.asarray(self.train_counts, dtype=np.int64)), **tensors, **self.more_tensors()}
+            {
+                "notes": torch.from_numpy(np.asarray(self.train_counts, dtype=np.int64)),
+                **tensors,
+                **self.extra_tensors(),
+            }
         )
         (folder / "model.safetensors").write_bytes(packed)  # save_file would not say OSError when the disk is full
 
@@ -207,17 +213,17 @@ class NeuralModel(Calibrated):
         described = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         tensors = load_file(folder / "model.safetensors")
         labels = LabelSpace(described["codes"])
-        reader = cls.reader_type.from_json(described["reader"])
-        shape = cls.shape_type.model_validate(described["shape"])
-        net = cls.empty_net(shape, labels, reader, described["more"])
+        tokenizer = cls.tokenizer_class.from_json(described["reader"])
+        settings = cls.settings_class.model_validate(described["shape"])
+        net = cls.build_net(settings, labels, tokenizer, described["more"])
         weights = {name.removeprefix(_NET): tensor for name, tensor in tensors.items() if name.startswith(_NET)}
         weights |= {name: weights[kept] for name, kept in described["tied"].items()}
         net.load_state_dict(weights)
         model = cls(
-            labels, tensors["notes"].numpy(), reader, net.eval(), shape, PlattScaling(**described["calibration"])
+            labels, tensors["notes"].numpy(), tokenizer, net.eval(), settings, PlattScaling(**described["calibration"])
         )
-        model.take(described["more"])
-        model.take_tensors(tensors)
+        model.load_extra_config(described["more"])
+        model.load_extra_tensors(tensors)
         return model.to(device or default_device())
 
 

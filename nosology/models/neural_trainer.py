@@ -24,7 +24,7 @@ from nosology.encoders.tokenizers import Encoding, Vocabulary, WordTokenizer
 from nosology.encoders.word_vectors import train_word_vectors
 from nosology.evaluation import brief
 from nosology.models.coder_trainer import CalibratedTrainer, Fit
-from nosology.models.neural import NeuralModel, Reader
+from nosology.models.neural import NeuralModel, Tokenizer
 from nosology.text.tokens import words_of
 from nosology.training.calibration import EXCLUDED_LOGIT
 from nosology.training.data_loader import Batch, pad_notes
@@ -51,9 +51,9 @@ class Notes:
     versions: np.ndarray  # (B,)
 
     @staticmethod
-    def of(examples: Examples, settings: LabelSettings, reader: Reader, labels: LabelSpace) -> Notes:
+    def of(examples: Examples, settings: LabelSettings, tokenizer: Tokenizer, labels: LabelSpace) -> Notes:
         """The notes of examples; a note's versions are those of all its codes, also of those that are not learned."""
-        reads = [reader.tokenize(text) for text in progress(examples.texts(), "reading", total=len(examples))]
+        reads = [tokenizer.tokenize(text) for text in progress(examples.texts(), "reading", total=len(examples))]
         codes = codes_in_labels(settings, labels, examples.codes)
         return Notes(reads, codes, labels.encode(codes), note_versions(examples.codes))
 
@@ -103,13 +103,13 @@ class NeuralTrainer(CalibratedTrainer[R, NeuralModel]):
     def fit(self, train_notes: Examples, dev_notes: Examples) -> Fit[NeuralModel]:
         """A model trained on train notes; the best epoch is chosen on dev notes."""
         model, targets, notes = self._build(train_notes)
-        dev = Notes.of(dev_notes, self.recipe.labels, model.reader, model.labels)
+        dev = Notes.of(dev_notes, self.recipe.labels, model.tokenizer, model.labels)
         key = fingerprint(self.recipe, train_notes, dev_notes)
         fitted = fit_labels(self.recipe, model, targets, notes, dev, self.folder, key)
         logits = mask_other_versions(
             model.logits_of(dev.reads), dev.versions, label_versions(model.labels), EXCLUDED_LOGIT
         )
-        report = asdict(fitted) | {"shape": model.shape.model_dump()}
+        report = asdict(fitted) | {"shape": model.settings.model_dump()}
         return Fit(model, logits, dev.gold, dev.codes, report, choice=fitted.best_epoch)
 
     def refit(self, notes: Examples, fitted: Fit[NeuralModel]) -> NeuralModel:
@@ -129,7 +129,7 @@ class NeuralTrainer(CalibratedTrainer[R, NeuralModel]):
         """The untrained model, its targets, and the notes as it reads them."""
         labels = label_space(self.recipe.labels, codes_in_systems(self.recipe.labels, examples.codes))
         model, targets = self.build_model(labels, examples)
-        notes = Notes.of(examples, self.recipe.labels, model.reader, labels)
+        notes = Notes.of(examples, self.recipe.labels, model.tokenizer, labels)
         model.train_counts = np.asarray(notes.gold.sum(0)).ravel().astype(np.int64)
         self.notes = notes
         return model, targets, notes
@@ -197,8 +197,8 @@ def _validate(model: NeuralModel, dev: Notes, net: torch.nn.Module) -> dict[str,
     return brief(model.labels, dev.codes, probabilities)
 
 
-def word_reader(recipe: Any, labels: LabelSpace, examples: Examples) -> tuple[WordTokenizer, torch.Tensor]:
-    """The reader of word models and their first word vectors (V, E), from the examples alone.
+def build_word_tokenizer(recipe: Any, labels: LabelSpace, examples: Examples) -> tuple[WordTokenizer, torch.Tensor]:
+    """The tokenizer of word models and their first word vectors (V, E), from the examples alone.
 
     Every word of the code tables is in the vocabulary, so that a code never seen is read in its own words.
     """

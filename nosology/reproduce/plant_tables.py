@@ -230,8 +230,10 @@ def train_on_all_notes(recipe: PlantRecipe, corpus: Corpus, folder: Path) -> Bun
     learn, dev, _ = train_and_dev([corpus], recipe.holdout.share, recipe.seed)
     chain = Chain.of(recipe, learn, folder)
     every = Examples([corpus], lambda note: True)
-    notes = Notes.of(every, recipe.labels, chain.reader, chain.labels)
-    whole = replace(Chain.of(recipe, every, folder / "all"), notes=notes, reader=chain.reader, labels=chain.labels)
+    notes = Notes.of(every, recipe.labels, chain.tokenizer, chain.labels)
+    whole = replace(
+        Chain.of(recipe, every, folder / "all"), notes=notes, tokenizer=chain.tokenizer, labels=chain.labels
+    )
     stages = StagesOfAllNotes(whole.stages.folder, whole.stages.fingerprint, whole)
     trained = PlantTrainer(recipe, folder, stages).train(learn, dev, False)
     model, decision, found = trained.model, trained.decision, trained.report

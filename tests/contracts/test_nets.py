@@ -20,20 +20,20 @@ from nosology.core.label_space import LabelSpace
 from nosology.encoders.tokenizers import PAD, ReportTokenizer, Vocabulary, WordTokenizer
 from nosology.encoders.transformer import load_pretrained
 from nosology.models.caml_laat.caml_laat_model import Caml, CamlNet, Laat, LaatNet
-from nosology.models.caml_laat.caml_laat_settings import CamlShape, LaatShape
+from nosology.models.caml_laat.caml_laat_settings import CamlSettings, LaatSettings
 from nosology.models.dual_laat.dual_laat_model import DualLaat
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
-from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
+from nosology.models.dual_laat.dual_laat_settings import DualLaatSettings
 from nosology.models.hmhan.categories import Categories
 from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.hmhan.hmhan_net import HmhanNet, HmhanNets
 from nosology.models.hmhan.hmhan_settings import HmhanShape, LossSettings
 from nosology.models.neural import NeuralModel
 from nosology.models.plant.plant_model import Plant
-from nosology.models.plant.plant_settings import PlantShape, RankerSettings
+from nosology.models.plant.plant_settings import PlantSettings, RankerSettings
 from nosology.models.plant.relevance import Relevance
 from nosology.models.plm_icd.plm_icd_model import PlmIcd, PlmIcdNet
-from nosology.models.plm_icd.plm_icd_settings import PlmIcdShape
+from nosology.models.plm_icd.plm_icd_settings import PlmIcdSettings
 from nosology.text.tokens import words_of
 from nosology.training.data_loader import Batch, pad_notes, token_mask
 from tests.conftest import as_notes
@@ -46,23 +46,23 @@ READER = WordTokenizer(Vocabulary(WORDS), 40)
 
 
 def _caml(_: Path) -> Caml:
-    shape = CamlShape(filters=12, kernel=4)
+    shape = CamlSettings(filters=12, kernel=4)
     return Caml(CODES, NOTES, READER, CamlNet(shape, len(READER.vocabulary), 8, len(CODES)), shape)
 
 
 def _laat(_: Path) -> Laat:
-    shape = LaatShape(hidden=6, projection=10)
+    shape = LaatSettings(hidden=6, projection=10)
     return Laat(CODES, NOTES, READER, LaatNet(shape, len(READER.vocabulary), 8, len(CODES)), shape)
 
 
 def _plm_icd(folder: Path) -> PlmIcd:
-    shape = PlmIcdShape(encoder="tiny", window=10, max_tokens=40)
+    shape = PlmIcdSettings(encoder="tiny", window=10, max_tokens=40)
     reader, encoder = load_pretrained(str(tiny_bert(folder / "encoder")), shape.window, shape.max_tokens)
     return PlmIcd(CODES, NOTES, reader, PlmIcdNet(shape, encoder, len(CODES)), shape)
 
 
 def _dual_laat(_: Path, encoder: str = "gru") -> DualLaat:
-    shape = DualLaatShape(encoder=encoder, width=6, heads=2, max_description=5).resolved(100)
+    shape = DualLaatSettings(encoder=encoder, width=6, heads=2, max_description=5).resolved(100)
     words = ["heart failure", "pneumonia", "low back pain", "type 1", "type 2", "pain of the heart", "chronic"]
     net = DualLaatNet(shape, len(READER.vocabulary), 8)
     model = DualLaat(CODES, NOTES, READER, net, shape, descriptions=words)
@@ -71,7 +71,7 @@ def _dual_laat(_: Path, encoder: str = "gru") -> DualLaat:
 
 
 def _plant(_: Path, direction: str = "forward") -> Plant:
-    shape = PlantShape(size=8, hidden=10, layers=2, inattention=3, window=5, direction=direction)
+    shape = PlantSettings(size=8, hidden=10, layers=2, inattention=3, window=5, direction=direction)
     rng = np.random.default_rng(0)
     presence, gold = rng.random((40, len(READER.vocabulary))) < 0.4, rng.random((40, len(CODES))) < 0.4
     relevance = Relevance.of(*(sparse.csr_matrix(part.astype(np.int8)) for part in (presence, gold)))
@@ -214,7 +214,7 @@ def test_a_step_lowers_the_loss(model):
 
 
 def test_evaluation_is_the_same_each_time_and_training_has_dropout(model):
-    reads = [model.reader.tokenize("chronic low back pain, heart failure"), model.reader.tokenize("pneumonia")]
+    reads = [model.tokenizer.tokenize("chronic low back pain, heart failure"), model.tokenizer.tokenize("pneumonia")]
     assert np.array_equal(model.logits_of(reads), model.logits_of(reads))
     model.net.train()
     batch = _batch(_notes([20, 30]), labels=torch.arange(len(CODES)), targets=torch.zeros(2, len(CODES)))

@@ -27,7 +27,7 @@ LABELS = LabelSpace([Code("icd10cm", "I50.9"), Code("icd10cm", "J18.9"), Code("i
 WORDS = ["heart", "failure", "pneumonia", "pain"]
 
 
-class CountShape(Settings):
+class CountSettings(Settings):
     """Nothing to set."""
 
     labels: int = 3
@@ -55,26 +55,26 @@ class CountNet(nn.Module):
 
 
 class Count(NeuralModel):
-    kind, reader_type, shape_type = "count", WordTokenizer, CountShape
+    kind, tokenizer_class, settings_class = "count", WordTokenizer, CountSettings
 
-    def more(self):
+    def extra_config(self):
         return {"words": self.net.table.num_embeddings}
 
     @classmethod
-    def empty_net(cls, shape, labels, reader, more):
-        return CountNet(more["words"], shape.labels)
+    def build_net(cls, settings, labels, tokenizer, config):
+        return CountNet(config["words"], settings.labels)
 
 
 @pytest.fixture
 def model() -> Count:
     reader = WordTokenizer(Vocabulary(WORDS), 100)
     torch.manual_seed(0)
-    return Count(LABELS, np.array([3, 2, 1]), reader, CountNet(len(reader.vocabulary), 3), CountShape())
+    return Count(LABELS, np.array([3, 2, 1]), reader, CountNet(len(reader.vocabulary), 3), CountSettings())
 
 
 def by_hand(model: Count, text: str) -> np.ndarray:
     table = model.net.table.weight.detach().numpy()
-    return table[model.reader.tokenize(text).ids].sum(0)
+    return table[model.tokenizer.tokenize(text).ids].sum(0)
 
 
 def test_probabilities_come_in_the_order_of_the_notes_and_do_not_need_a_list(model):
@@ -87,7 +87,7 @@ def test_probabilities_come_in_the_order_of_the_notes_and_do_not_need_a_list(mod
 
 
 def test_logits_of_some_columns_and_of_empty_notes(model):
-    reads = [model.reader.tokenize(text) for text in ("pneumonia", "", "pain pain")]
+    reads = [model.tokenizer.tokenize(text) for text in ("pneumonia", "", "pain pain")]
     every = model.logits_of(reads)
     assert (every[1] == EXCLUDED_LOGIT).all()
     assert np.array_equal(model.logits_of(reads, [2, 0]), every[:, [2, 0]])
@@ -124,8 +124,8 @@ def test_batches_hold_every_note_once_and_keep_their_bounds(lengths, tokens, not
 def test_evidence_is_the_words_with_the_largest_attention(model):
     with torch.no_grad():
         model.net.table.weight.fill_(-9.0)
-        model.net.table.weight[model.reader.vocabulary.ids(["pneumonia"])[0], 1] = 5.0
-        model.net.table.weight[model.reader.vocabulary.ids(["heart", "failure"]), 0] = 4.0
+        model.net.table.weight[model.tokenizer.vocabulary.ids(["pneumonia"])[0], 1] = 5.0
+        model.net.table.weight[model.tokenizer.vocabulary.ids(["heart", "failure"]), 0] = 4.0
     text = "No pain.\nHeart  failure and (pneumonia)"
     (second,), (first,) = model.evidence(as_notes([text])[0], [1, 0])
     assert second.text == "pneumonia" and (second.start, second.end) == (29, 38)
@@ -135,8 +135,8 @@ def test_evidence_is_the_words_with_the_largest_attention(model):
 def test_top_words_are_distinct_and_sum_over_their_places(model):
     with torch.no_grad():
         model.net.table.weight.fill_(-9.0)
-        model.net.table.weight[model.reader.vocabulary.ids(["pneumonia"])[0], 0] = np.log(3)
-        model.net.table.weight[model.reader.vocabulary.ids(["heart"])[0], 0] = np.log(2)
+        model.net.table.weight[model.tokenizer.vocabulary.ids(["pneumonia"])[0], 0] = np.log(3)
+        model.net.table.weight[model.tokenizer.vocabulary.ids(["heart"])[0], 0] = np.log(2)
     found = top_words(model, as_notes(["heart pneumonia Heart"])[0], [0], limit=2)[0]
     assert [(item.text, item.start, pytest.approx(item.score, abs=1e-3)) for item in found] == [
         ("heart", 0, 4 / 7),
@@ -152,7 +152,7 @@ def test_pieces_of_a_word_count_together(model):
                 np.array([2, 3, 4, 5, 5], np.int32), np.array([0, 0, 0, 9, 10]), np.array([9, 9, 9, 9, 14], np.int64)
             )
 
-    model.reader = Pieces()
+    model.tokenizer = Pieces()
     with torch.no_grad():
         model.net.table.weight.zero_()
     (spans,) = model.evidence(as_notes(["pneumonia pain"])[0], [0])

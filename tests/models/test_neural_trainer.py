@@ -148,7 +148,9 @@ def test_only_train_notes_teach_words(small_corpus, tmp_path):
     ]
     other = write_corpus(changed, tmp_path / "corpus", source={}, filters=[], counts={})
     made = [
-        neural.word_reader(recipe("caml"), LabelSpace(PHRASES), Examples([corpus], lambda note: note.split == "train"))
+        neural.build_word_tokenizer(
+            recipe("caml"), LabelSpace(PHRASES), Examples([corpus], lambda note: note.split == "train")
+        )
         for corpus in (small_corpus, other)
     ]
     assert "zebrafish" not in made[1][0].vocabulary
@@ -219,7 +221,7 @@ def test_what_is_saved_is_what_was_tuned(larger, tmp_path, monkeypatch):
         made.model.probabilities(as_notes(texts)), loaded.model.probabilities(as_notes(texts)), atol=1e-6
     )
     dev = Examples([larger], lambda note: note.split == "dev")
-    tuned = neural.Notes.of(dev, recipe("dual_laat").labels, made.model.reader, made.model.labels)
+    tuned = neural.Notes.of(dev, recipe("dual_laat").labels, made.model.tokenizer, made.model.labels)
     logits = loaded.model.logits_of(tuned.reads)
     neural.mask_other_versions(logits, tuned.versions, neural.label_versions(made.model.labels), neural.EXCLUDED_LOGIT)
     assert made.model.calibration == pytest.approx(loaded.model.calibrated(logits, tuned.gold).calibration)

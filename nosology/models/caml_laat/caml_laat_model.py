@@ -16,7 +16,7 @@ from nosology.core.label_space import LabelSpace
 from nosology.core.settings import Settings
 from nosology.encoders.tokenizers import WordTokenizer
 from nosology.encoders.word_encoders import ConvEncoder, RecurrentEncoder, word_embedding
-from nosology.models.caml_laat.caml_laat_settings import CamlShape, LaatShape
+from nosology.models.caml_laat.caml_laat_settings import CamlSettings, LaatSettings
 from nosology.models.neural import LabelNet, NeuralModel
 from nosology.training.data_loader import Batch
 
@@ -28,7 +28,7 @@ class WordEncoderNet(LabelNet):
 
     def __init__(
         self,
-        shape: CamlShape | LaatShape,
+        settings: CamlSettings | LaatSettings,
         words: int,
         size: int,
         labels: int,
@@ -38,14 +38,14 @@ class WordEncoderNet(LabelNet):
         """words: V. size: E. vectors: (V, E) word vectors to begin with. rates: (L,) share of notes with each label."""
         super().__init__()
         self.embedding = word_embedding(words, size, vectors)
-        self.dropout = nn.Dropout(shape.dropout)
-        self.encoder, projection = self.parts(shape, size)
+        self.dropout = nn.Dropout(settings.dropout)
+        self.encoder, projection = self.parts(settings, size)
         self.learned = LabelAttention(
-            self.encoder.width, labels, projection, rates, tie_initialization=shape.tie_initialization
+            self.encoder.width, labels, projection, rates, tie_initialization=settings.tie_initialization
         )
 
     @staticmethod
-    def parts(shape: Any, size: int) -> tuple[ConvEncoder | RecurrentEncoder, int]:
+    def parts(settings: Any, size: int) -> tuple[ConvEncoder | RecurrentEncoder, int]:
         """The encoder of vectors of a size, and the width of the projection; 0: none."""
         raise NotImplementedError
 
@@ -58,9 +58,9 @@ class CamlNet(WordEncoderNet):
     """CAML: H = tanh(conv(x)), attention without a projection."""
 
     @staticmethod
-    def parts(shape: CamlShape, size: int) -> tuple[ConvEncoder, int]:
+    def parts(settings: CamlSettings, size: int) -> tuple[ConvEncoder, int]:
         """A convolution, and no projection."""
-        return ConvEncoder(size, shape.filters, shape.kernel), 0
+        return ConvEncoder(size, settings.filters, settings.kernel), 0
 
     def states(self, batch: Batch) -> Tensor:
         """The states (B, T, filters)."""
@@ -71,39 +71,41 @@ class LaatNet(WordEncoderNet):
     """LAAT: H = BiLSTM(x), attention with a projection."""
 
     @staticmethod
-    def parts(shape: LaatShape, size: int) -> tuple[RecurrentEncoder, int]:
+    def parts(settings: LaatSettings, size: int) -> tuple[RecurrentEncoder, int]:
         """An LSTM, and the projection's width."""
-        encoder = RecurrentEncoder(size, shape.hidden, "lstm")
-        if shape.tie_initialization:
+        encoder = RecurrentEncoder(size, settings.hidden, "lstm")
+        if settings.tie_initialization:
             with torch.no_grad():
                 for weight in (w for name, w in encoder.named_parameters() if "weight_ih" in name):
                     weight.mul_(_LOUD)
-        return encoder, shape.projection
+        return encoder, settings.projection
 
 
 class WordModel(NeuralModel):
-    """A coder that reads words; its net is made of shape, vocabulary, vector size and number of labels."""
+    """A coder that reads words; its net is made of settings, vocabulary, vector size and number of labels."""
 
-    reader_type = WordTokenizer
+    tokenizer_class = WordTokenizer
     net_type: ClassVar[type[CamlNet] | type[LaatNet]]
 
-    def more(self) -> dict[str, Any]:
+    def extra_config(self) -> dict[str, Any]:
         """The size of the word vectors."""
         return {"size": self.net.embedding.embedding_dim}
 
     @classmethod
-    def empty_net(cls, shape: Settings, labels: LabelSpace, reader: WordTokenizer, more: dict[str, Any]) -> LabelNet:
+    def build_net(
+        cls, settings: Settings, labels: LabelSpace, tokenizer: WordTokenizer, config: dict[str, Any]
+    ) -> LabelNet:
         """A net without learned weights."""
-        return cls.net_type(shape, len(reader.vocabulary), more["size"], len(labels))
+        return cls.net_type(settings, len(tokenizer.vocabulary), config["size"], len(labels))
 
 
 class Caml(WordModel):
     """A coder of kind `caml`."""
 
-    kind, shape_type, net_type = "caml", CamlShape, CamlNet
+    kind, settings_class, net_type = "caml", CamlSettings, CamlNet
 
 
 class Laat(WordModel):
     """A coder of kind `laat`."""
 
-    kind, shape_type, net_type = "laat", LaatShape, LaatNet
+    kind, settings_class, net_type = "laat", LaatSettings, LaatNet

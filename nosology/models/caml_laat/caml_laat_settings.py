@@ -12,7 +12,7 @@ from nosology.training.recipe_settings import Recipe, TrainerSettings, WordVecto
 _MANY = 5000  # train notes from which on a model of full size pays
 
 
-class CamlShape(Settings):
+class CamlSettings(Settings):
     """CAML: a convolution, tanh, one attention vector a code."""
 
     renamed: ClassVar[dict[str, str]] = {"alike": "tie_initialization"}
@@ -22,12 +22,12 @@ class CamlShape(Settings):
     dropout: float = Field(0.2, ge=0, lt=1)  # of word vectors
     tie_initialization: bool = True  # a code's attention and its classifier begin alike; False: apart, as in the papers
 
-    def resolved(self, notes: int) -> CamlShape:
-        """This shape with every size a number, for so many train notes."""
+    def resolved(self, notes: int) -> CamlSettings:
+        """These settings with the sizes for this number of train notes in place of 0."""
         return self.model_copy(update={"filters": self.filters or (64 if notes < _MANY else 256)})
 
 
-class LaatShape(Settings):
+class LaatSettings(Settings):
     """LAAT: a bidirectional LSTM, a projection and one attention vector a code."""
 
     renamed: ClassVar[dict[str, str]] = {"alike": "tie_initialization"}
@@ -37,8 +37,8 @@ class LaatShape(Settings):
     dropout: float = Field(0.2, ge=0, lt=1)  # of word vectors
     tie_initialization: bool = True  # as above
 
-    def resolved(self, notes: int) -> LaatShape:
-        """This shape with every size a number, for so many train notes."""
+    def resolved(self, notes: int) -> LaatSettings:
+        """These settings with the sizes for this number of train notes in place of 0."""
         hidden = self.hidden or (64 if notes < _MANY else 512)
         return self.model_copy(update={"hidden": hidden, "projection": self.projection or 2 * hidden})
 
@@ -48,7 +48,7 @@ class CamlRecipe(Recipe):
 
     kind: Literal["caml"] = "caml"
     vectors: WordVectorSettings = WordVectorSettings()
-    model: CamlShape = CamlShape()
+    model: CamlSettings = CamlSettings()
     training: TrainerSettings = TrainerSettings()
 
 
@@ -57,5 +57,5 @@ class LaatRecipe(Recipe):
 
     kind: Literal["laat"] = "laat"
     vectors: WordVectorSettings = WordVectorSettings()
-    model: LaatShape = LaatShape()
+    model: LaatSettings = LaatSettings()
     training: TrainerSettings = TrainerSettings()

@@ -10,7 +10,7 @@ import torch
 from nosology.core.label_space import LabelSpace
 from nosology.models.caml_laat.caml_laat_model import Caml, CamlNet, Laat, LaatNet
 from nosology.models.caml_laat.caml_laat_settings import CamlRecipe, LaatRecipe
-from nosology.models.neural_trainer import NeuralTrainer, Targets, label_rates, word_reader
+from nosology.models.neural_trainer import NeuralTrainer, Targets, build_word_tokenizer, label_rates
 from nosology.training.examples import Examples
 
 
@@ -23,12 +23,12 @@ class WordModelTrainer(NeuralTrainer[CamlRecipe | LaatRecipe]):
     def build_model(self, labels: LabelSpace, examples: Examples) -> tuple[Caml | Laat, Targets]:
         """An untrained model for these labels and notes, and what it is trained to predict."""
         recipe = self.recipe
-        reader, vectors = word_reader(recipe, labels, examples)
-        shape = recipe.model.resolved(len(examples))
+        tokenizer, vectors = build_word_tokenizer(recipe, labels, examples)
+        settings = recipe.model.resolved(len(examples))
         torch.manual_seed(recipe.seed)
         rates = label_rates(labels, examples)
-        net = self.net_class(shape, len(reader.vocabulary), recipe.vectors.size, len(labels), vectors, rates)
-        model = self.model_class(labels, np.zeros(len(labels), np.int64), reader, net, shape)
+        net = self.net_class(settings, len(tokenizer.vocabulary), recipe.vectors.size, len(labels), vectors, rates)
+        model = self.model_class(labels, np.zeros(len(labels), np.int64), tokenizer, net, settings)
         return model, Targets.of(labels)
 
 

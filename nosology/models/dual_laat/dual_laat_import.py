@@ -22,7 +22,7 @@ from nosology.core.files import sha256
 from nosology.core.label_space import LabelSpace
 from nosology.encoders.tokenizers import Vocabulary, WordTokenizer
 from nosology.evaluation.decision import UNTUNED, Decision, DecisionSettings
-from nosology.models.dual_laat.dual_laat_settings import DualLaatRecipe, DualLaatShape
+from nosology.models.dual_laat.dual_laat_settings import DualLaatRecipe, DualLaatSettings
 from nosology.models.published import tensors_of
 from nosology.training.recipe_settings import WordVectorSettings
 
@@ -46,7 +46,7 @@ class Details:
     config: dict[str, Any]  # config.json as it is
 
 
-def import_checkpoint(folder: str | Path) -> tuple[DualLaatShape, Vocabulary, dict[str, Tensor], Details]:
+def import_checkpoint(folder: str | Path) -> tuple[DualLaatSettings, Vocabulary, dict[str, Tensor], Details]:
     """The shape, vocabulary and weights of a checkpoint, the weights by the names that `DualLaatNet` gives them.
 
     Sizes are read from the weights and must be those of config.json. Nothing in the folder is run: weights that are
@@ -79,8 +79,8 @@ def import_bundle(folder: str | Path, codes: Sequence[tuple[Code, str]], thresho
 
     net = DualLaatNet(shape, len(vocabulary), details.size)
     net.load_state_dict(state)
-    reader = WordTokenizer(vocabulary, details.max_note_length, reference_padding=True)
-    empty = dual_laat.DualLaat(LabelSpace(()), np.zeros(0, dtype=np.int64), reader, net.eval(), shape)
+    tokenizer = WordTokenizer(vocabulary, details.max_note_length, reference_padding=True)
+    empty = dual_laat.DualLaat(LabelSpace(()), np.zeros(0, dtype=np.int64), tokenizer, net.eval(), shape)
     recipe = DualLaatRecipe(
         model=shape,
         vectors=WordVectorSettings(size=details.size, max_words=details.max_note_length),
@@ -114,7 +114,7 @@ def _object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _shape(path: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> DualLaatShape:
+def _shape(path: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> DualLaatSettings:
     """The shape of the net by its weights, as far as they and config.json agree."""
     kind = config.get("encoder_type", "rnn")
     if kind not in ("rnn", "cnn"):
@@ -148,7 +148,7 @@ def _shape(path: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> Du
         "reference_padding": True,
     }
     try:
-        return DualLaatShape.model_validate(values)
+        return DualLaatSettings.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         raise BundleError(f"{path}: {'.'.join(map(str, first['loc']))} {first['msg'].lower()}") from error
@@ -164,7 +164,7 @@ def _matrix(path: Path, weights: dict[str, Tensor], name: str, sides: int) -> tu
     return sizes
 
 
-def _check_shapes(path: Path, weights: dict[str, Tensor], shape: DualLaatShape) -> None:
+def _check_shapes(path: Path, weights: dict[str, Tensor], shape: DualLaatSettings) -> None:
     """Refuses weights that the net does not have, lacks or has in another size."""
     size = weights["embedding.weight"].shape[1]
     states = shape.width * (2 if shape.encoder == "gru" else 1)

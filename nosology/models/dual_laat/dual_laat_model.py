@@ -15,7 +15,7 @@ from nosology.core import Code
 from nosology.core.label_space import LabelSpace
 from nosology.encoders.tokenizers import UNKNOWN, Encoding, WordTokenizer
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
-from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
+from nosology.models.dual_laat.dual_laat_settings import DualLaatSettings
 from nosology.models.dual_laat.proposer import Proposer
 from nosology.models.neural import EXCLUDED_LOGIT, NeuralModel, evaluating
 from nosology.training.data_loader import Batch, pad_notes
@@ -31,7 +31,7 @@ class DualLaat(NeuralModel):
     proposer: Proposer | None = None  # names the codes worth a full score, where that is asked for
     candidates: int = 0  # so many of them; 0: all codes are scored
 
-    kind, reader_type, shape_type = "dual_laat", WordTokenizer, DualLaatShape
+    kind, tokenizer_class, settings_class = "dual_laat", WordTokenizer, DualLaatSettings
     _queries: Tensor | None = None
 
     @property
@@ -48,9 +48,9 @@ class DualLaat(NeuralModel):
 
     def description_ids(self, descriptions: Sequence[str]) -> Tensor:
         """The tokens (L, words) of descriptions; one without a word is read as one unknown word."""
-        limit = self.shape.max_description
-        read = [self.reader.description_ids(text, limit) for text in descriptions]
-        tokens, lengths = pad_notes([ids if len(ids) else self.reader.vocabulary.ids([""]) for ids in read])
+        limit = self.settings.max_description
+        read = [self.tokenizer.description_ids(text, limit) for text in descriptions]
+        tokens, lengths = pad_notes([ids if len(ids) else self.tokenizer.vocabulary.ids([""]) for ids in read])
         return tokens[:, : int(lengths.max())]
 
     def unreadable_codes(self) -> list[Code]:
@@ -100,7 +100,7 @@ class DualLaat(NeuralModel):
     def _chosen(self, batch: Batch) -> Tensor:
         return self.queries if batch.labels is None else self.queries[:, batch.labels.to(self.device)]
 
-    def more(self) -> dict[str, Any]:
+    def extra_config(self) -> dict[str, Any]:
         """What model.json holds besides."""
         return {
             "size": self.net.embedding.embedding_dim,
@@ -108,24 +108,26 @@ class DualLaat(NeuralModel):
             "candidates": self.candidates,
         }
 
-    def take(self, more: dict[str, Any]) -> None:
-        """Takes over what `more` gave."""
-        self.descriptions = more["descriptions"]
-        self.candidates = more["candidates"]
+    def load_extra_config(self, config: dict[str, Any]) -> None:
+        """Takes over what `extra_config` returned."""
+        self.descriptions = config["descriptions"]
+        self.candidates = config["candidates"]
 
-    def more_tensors(self) -> dict[str, Tensor]:
+    def extra_tensors(self) -> dict[str, Tensor]:
         """What model.safetensors holds besides: the proposer."""
         arrays = self.proposer.arrays() if self.proposer else {}
         return {_PROPOSER + name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
-    def take_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Takes over what `more_tensors` gave."""
+    def load_extra_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Takes over what `extra_tensors` returned."""
         found = {n.removeprefix(_PROPOSER): t.numpy() for n, t in tensors.items() if n.startswith(_PROPOSER)}
         self.proposer = Proposer.from_arrays(found) if found else None
 
     @classmethod
-    def empty_net(cls, shape: DualLaatShape, labels: LabelSpace, reader: WordTokenizer, more: dict) -> DualLaatNet:
+    def build_net(
+        cls, settings: DualLaatSettings, labels: LabelSpace, tokenizer: WordTokenizer, config: dict
+    ) -> DualLaatNet:
         """A net without learned weights."""
         with torch.device("meta"):
-            net = DualLaatNet(shape, len(reader.vocabulary), more["size"])
+            net = DualLaatNet(settings, len(tokenizer.vocabulary), config["size"])
         return net.to_empty(device="cpu")

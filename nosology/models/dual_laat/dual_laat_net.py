@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from nosology.attention.dual_attention import DualHead, attention_weights, dual_logits, dual_loss
 from nosology.encoders.tokenizers import PAD
 from nosology.encoders.word_encoders import ConvEncoder, RecurrentEncoder, word_embedding
-from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
+from nosology.models.dual_laat.dual_laat_settings import DualLaatSettings
 from nosology.training.data_loader import Batch, token_mask
 
 _CODES = 4096  # descriptions encoded at a time
@@ -24,19 +24,19 @@ class DualLaatNet(nn.Module):
     `descriptions` (codes, words) are the token ids by which the codes of a batch's `labels` are read, PAD at the end.
     """
 
-    def __init__(self, shape: DualLaatShape, words: int, size: int, vectors: Tensor | None = None):
+    def __init__(self, settings: DualLaatSettings, words: int, size: int, vectors: Tensor | None = None):
         super().__init__()
-        self.shape = shape
+        self.settings = settings
         self.embedding = word_embedding(words, size, vectors)
-        self.dropout = nn.Dropout(shape.dropout)
-        self.text_encoder = _encoder(shape, size)
-        self.code_encoder = _encoder(shape, size)
-        states, projected = self.text_encoder.width, shape.width
-        self.text_projections = nn.ModuleList(nn.Linear(states, projected) for _ in range(shape.heads))
-        self.code_projections = nn.ModuleList(nn.Linear(states, projected) for _ in range(shape.heads))
-        joined = shape.heads * states
+        self.dropout = nn.Dropout(settings.dropout)
+        self.text_encoder = _encoder(settings, size)
+        self.code_encoder = _encoder(settings, size)
+        states, projected = self.text_encoder.width, settings.width
+        self.text_projections = nn.ModuleList(nn.Linear(states, projected) for _ in range(settings.heads))
+        self.code_projections = nn.ModuleList(nn.Linear(states, projected) for _ in range(settings.heads))
+        joined = settings.heads * states
         self.classifier = nn.Sequential(nn.Linear(joined, joined), nn.ReLU(), nn.Linear(joined, 1))
-        if shape.tie_initialization:
+        if settings.tie_initialization:
             self._begin_alike()
         self.descriptions = torch.zeros(0, 1, dtype=torch.int64)  # on the CPU: a GPU asked for lengths has to stop
 
@@ -69,7 +69,9 @@ class DualLaatNet(nn.Module):
         """The mean binary cross entropy over the batch's notes x labels."""
         states = self.states(batch)
         queries = self.queries(self.descriptions[batch.labels])
-        return dual_loss(states, self._attended(batch, states), queries, batch.targets, self._head(), self.shape.chunk)
+        return dual_loss(
+            states, self._attended(batch, states), queries, batch.targets, self._head(), self.settings.chunk
+        )
 
     @torch.no_grad()
     def logits(self, batch: Batch, queries: Tensor | None = None) -> Tensor:
@@ -97,8 +99,8 @@ class DualLaatNet(nn.Module):
         """Equation 1: the states (B, T, D) of the notes' tokens."""
         tokens, lengths = batch.tokens, batch.lengths
         if (
-            self.shape.reference_padding
-        ):  # the reader has laid out all pads that count; those of the batch's rectangle do not
+            self.settings.reference_padding
+        ):  # the tokenizer has laid out all pads that count; those of the batch's rectangle do not
             tokens = tokens[:, : max(1, int(lengths.max()))]
             lengths = torch.full_like(lengths, tokens.shape[1])
         return self.text_encoder(self.dropout(self.embedding(tokens)), lengths)
@@ -106,9 +108,9 @@ class DualLaatNet(nn.Module):
     def queries(self, descriptions: Tensor) -> Tensor:
         """Equation 2 and the code's half of equation 3: queries (M, L, P) of descriptions (L, words) on the CPU."""
         lengths = (descriptions != PAD).sum(1)
-        width = max(1, int(lengths.max())) if not self.shape.reference_padding else descriptions.shape[1]
+        width = max(1, int(lengths.max())) if not self.settings.reference_padding else descriptions.shape[1]
         descriptions = descriptions[:, :width]
-        if self.shape.reference_padding:
+        if self.settings.reference_padding:
             lengths = torch.full_like(lengths, width)
         x = self.dropout(self.embedding(descriptions.to(self.embedding.weight.device, non_blocking=True)))
         codes = _pooled(self.code_encoder, x, lengths)
@@ -122,7 +124,7 @@ class DualLaatNet(nn.Module):
 
     def _attended(self, batch: Batch, states: Tensor) -> Tensor:
         """How many of the states of each note (B,) a code may look at."""
-        return torch.full_like(batch.lengths, states.shape[1]) if self.shape.reference_padding else batch.lengths
+        return torch.full_like(batch.lengths, states.shape[1]) if self.settings.reference_padding else batch.lengths
 
     def _head(self) -> DualHead:
         first, _, last = self.classifier
@@ -136,10 +138,10 @@ class DualLaatNet(nn.Module):
         )
 
 
-def _encoder(shape: DualLaatShape, size: int) -> ConvEncoder | RecurrentEncoder:
-    if shape.encoder == "conv":
-        return ConvEncoder(size, shape.width, shape.kernel, symmetric_padding=shape.reference_padding)
-    return RecurrentEncoder(size, shape.width, "gru")
+def _encoder(settings: DualLaatSettings, size: int) -> ConvEncoder | RecurrentEncoder:
+    if settings.encoder == "conv":
+        return ConvEncoder(size, settings.width, settings.kernel, symmetric_padding=settings.reference_padding)
+    return RecurrentEncoder(size, settings.width, "gru")
 
 
 def _pooled(encoder: ConvEncoder | RecurrentEncoder, x: Tensor, lengths: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from nosology.training.recipe_settings import Recipe, TrainerSettings, WordVecto
 _MANY = 5000  # train notes from which on a model of full size pays
 
 
-class DualLaatShape(Settings):
+class DualLaatSettings(Settings):
     """DualLAAT: notes and code descriptions are both read; each code attends with several heads."""
 
     renamed: ClassVar[dict[str, str]] = {"alike": "tie_initialization", "literal": "reference_padding"}
@@ -30,8 +30,8 @@ class DualLaatShape(Settings):
     )
     reference_padding: bool = False  # as the authors' program: pads take part
 
-    def resolved(self, notes: int) -> DualLaatShape:
-        """This shape with every size a number, for so many train notes."""
+    def resolved(self, notes: int) -> DualLaatSettings:
+        """These settings with the sizes for this number of train notes in place of 0."""
         full = 512 if self.encoder == "gru" else 256
         small = notes < _MANY
         sizes = {"width": self.width or (64 if small else full), "labels": self.labels or (512 if small else 8192)}
@@ -49,6 +49,6 @@ class DualLaatRecipe(Recipe):
 
     kind: Literal["dual_laat"] = "dual_laat"
     vectors: WordVectorSettings = WordVectorSettings()
-    model: DualLaatShape = DualLaatShape()
+    model: DualLaatSettings = DualLaatSettings()
     training: TrainerSettings = TrainerSettings()
     two_stage: TwoStageSettings = TwoStageSettings()

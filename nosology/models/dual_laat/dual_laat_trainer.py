@@ -13,7 +13,7 @@ from nosology.models.dual_laat.dual_laat_model import DualLaat
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatRecipe
 from nosology.models.dual_laat.proposer import Proposer
-from nosology.models.neural_trainer import NeuralTrainer, Targets, word_reader
+from nosology.models.neural_trainer import NeuralTrainer, Targets, build_word_tokenizer
 from nosology.training.examples import Examples
 
 
@@ -35,17 +35,17 @@ class DualLaatTrainer(NeuralTrainer[DualLaatRecipe]):
         recipe = self.recipe
         if recipe.model.reference_padding:
             raise ConfigError("model.reference_padding is only for imported weights (nosology import)")
-        reader, vectors = word_reader(recipe, labels, examples)
-        shape = recipe.model.resolved(len(examples))
+        tokenizer, vectors = build_word_tokenizer(recipe, labels, examples)
+        settings = recipe.model.resolved(len(examples))
         torch.manual_seed(recipe.seed)
-        net = DualLaatNet(shape, len(reader.vocabulary), recipe.vectors.size, vectors)
+        net = DualLaatNet(settings, len(tokenizer.vocabulary), recipe.vectors.size, vectors)
         descriptions = [label_description(code) for code in labels.codes]
-        model = DualLaat(labels, np.zeros(len(labels), np.int64), reader, net, shape, descriptions=descriptions)
+        model = DualLaat(labels, np.zeros(len(labels), np.int64), tokenizer, net, settings, descriptions=descriptions)
         texts, of_label = np.unique(_description_ids(model), axis=0, return_inverse=True)
         net.descriptions = torch.from_numpy(texts)
-        targets = Targets.of(labels, of_label.ravel(), shape.labels)
+        targets = Targets.of(labels, of_label.ravel(), settings.labels)
         positives = labels.encode(examples.codes).nnz / max(1, len(examples))
-        competing = min(shape.labels, max(map(len, targets.pools.values())))
+        competing = min(settings.labels, max(map(len, targets.pools.values())))
         net.expect(min(max(positives / competing, 1e-6), 0.5))
         return model, targets
 

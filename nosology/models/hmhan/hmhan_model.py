@@ -71,11 +71,11 @@ class Hmhan(NeuralModel):
     words: Words | None = None
     combinations: Combinations | None = None
 
-    kind, reader_type, shape_type = "hmhan", ReportTokenizer, HmhanShape
+    kind, tokenizer_class, settings_class = "hmhan", ReportTokenizer, HmhanShape
 
     def tokenize(self, note: Note) -> Report:
         """The tokens of a report, with its metadata columns (`note.extra`) and its word features."""
-        found = self.reader.tokenize(note.text)
+        found = self.tokenizer.tokenize(note.text)
         columns = self.columns.vector(note.extra)
         features, values = self.words.vector(note.text) if self.words else _BARE[1:]
         return Report(found.ids, found.starts, found.ends, columns, features, values)
@@ -120,11 +120,11 @@ class Hmhan(NeuralModel):
     @property
     def has_category_attention(self) -> bool:
         """Whether the attention is hierarchical."""
-        return self.shape.attention == "hierarchical"
+        return self.settings.attention == "hierarchical"
 
     def category_attention(self, note: Note, labels: Sequence[int]) -> WordWeights:
         """The attention of each label's category over the words of a report."""
-        read = self.reader.tokenize(note.text)
+        read = self.tokenizer.tokenize(note.text)
         if not len(read) or not self.has_category_attention:
             return WordWeights(np.empty(0, np.int64), np.empty(0, np.int64), np.zeros((len(labels), 0), np.float32))
         with evaluating(self.net):
@@ -143,7 +143,7 @@ class Hmhan(NeuralModel):
 
     # What model.json and model.safetensors hold besides.
 
-    def more(self) -> dict[str, Any]:
+    def extra_config(self) -> dict[str, Any]:
         """How the encoder is built, the columns, the words, the sets of codes."""
         first: HmhanNet = self.net.nets[0]
         return {
@@ -156,29 +156,30 @@ class Hmhan(NeuralModel):
             "nets": len(self.net.nets),
         }
 
-    def take(self, more: dict[str, Any]) -> None:
-        """Takes over what `more` gave."""
-        self.columns = Columns.from_json(more["columns"])
-        self.words = Words.from_json(more["words"]) if more["words"] else None
-        kept = more["combinations"]
+    def load_extra_config(self, config: dict[str, Any]) -> None:
+        """Takes over what `extra_config` returned."""
+        self.columns = Columns.from_json(config["columns"])
+        self.words = Words.from_json(config["words"]) if config["words"] else None
+        kept = config["combinations"]
         self.combinations = Combinations.from_json(kept, len(self.labels)) if kept else None
-        self.categories = Categories.at(self.labels, self.shape.level)
+        self.categories = Categories.at(self.labels, self.settings.level)
 
     @classmethod
-    def empty_net(
-        cls, shape: HmhanShape, labels: LabelSpace, reader: ReportTokenizer, more: dict[str, Any]
+    def build_net(
+        cls, settings: HmhanShape, labels: LabelSpace, tokenizer: ReportTokenizer, config: dict[str, Any]
     ) -> nn.Module:
         """Nets without learned weights."""
-        words = len(more["words"]["names"]) if more["words"] else 0
-        loss = LossSettings.model_validate(more["loss"])
-        columns = len(Columns.from_json(more["columns"]))
-        of = torch.from_numpy(Categories.at(labels, shape.level).of)
+        words = len(config["words"]["names"]) if config["words"] else 0
+        loss = LossSettings.model_validate(config["loss"])
+        columns = len(Columns.from_json(config["columns"]))
+        of = torch.from_numpy(Categories.at(labels, settings.level).of)
         encoders = [
-            WindowedTransformer.from_json(more["transformer"]) for _ in range(1 if shape.frozen else more["nets"])
+            WindowedTransformer.from_json(config["transformer"])
+            for _ in range(1 if settings.frozen else config["nets"])
         ]
         return HmhanNets(
             [
-                HmhanNet(shape, loss, encoders[i % len(encoders)], of, columns, more["projected"], words)
-                for i in range(more["nets"])
+                HmhanNet(settings, loss, encoders[i % len(encoders)], of, columns, config["projected"], words)
+                for i in range(config["nets"])
             ]
         )

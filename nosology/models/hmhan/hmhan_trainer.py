@@ -77,9 +77,9 @@ class Course:
         if not any(len(report) for report in train.reports):
             raise DataError("the training notes have no word: nothing can be learned from them")
         model.train_counts = np.asarray(train.gold.sum(0)).ravel().astype(np.int64)
-        model.shape = recipe.model.resolved(sum(len(report) for report in train.reports))
+        model.settings = recipe.model.resolved(sum(len(report) for report in train.reports))
         course = Course(recipe, model, train, folder, told)
-        if model.shape.frozen:
+        if model.settings.frozen:
             course.encoder = encoder.requires_grad_(False).eval()
             course.places = course.states(train)
         return course
@@ -102,7 +102,7 @@ class Course:
         recipe, model = self.recipe, self.model
         encoder = self.encoder or _pretrained(recipe)[1]
         net = HmhanNet(
-            model.shape, recipe.loss, encoder, torch.from_numpy(model.categories.of), len(model.columns),
+            model.settings, recipe.loss, encoder, torch.from_numpy(model.categories.of), len(model.columns),
             recipe.columns.width, len(model.words) if model.words else 0,
         )  # fmt: skip
         if self.scores is not None:
@@ -117,7 +117,7 @@ class Course:
             net.head.columns.weight.data[:, torch.from_numpy(~seen)] = 0
         if recipe.loss.weighted:
             net.weights.copy_(class_weights(counts, len(rows), recipe.loss.max_class_weight))
-        if model.shape.described and model.shape.attention == "hierarchical":
+        if model.settings.described and model.settings.attention == "hierarchical":
             descriptions = [label_description(code, expand_headers=True) for code in model.labels.codes]
             net.look.initialize_queries(
                 *(self._described(encoder, texts) for texts in (descriptions, model.categories.descriptions))
@@ -126,7 +126,7 @@ class Course:
 
     def _described(self, encoder: WindowedTransformer, texts: list[str]) -> torch.Tensor:
         """The mean (N, D) of the states of each text; of one without a piece, 0."""
-        pieces = [self.model.reader.tokenize(text).ids for text in texts]
+        pieces = [self.model.tokenizer.tokenize(text).ids for text in texts]
         found = torch.zeros(len(texts), encoder.width)
         for rows, states in encoded(encoder, pieces):
             for row, state in zip(rows, states):
@@ -165,7 +165,7 @@ class Course:
                 fingerprint=f"{self.told} {number} {hashlib.sha256(rows.tobytes()).hexdigest()}",
                 seed=seed,
                 fabric=fabric,
-                title=f"hmhan, {number + 1} of {self.model.shape.ensemble_size}",
+                title=f"hmhan, {number + 1} of {self.model.settings.ensemble_size}",
             )
         )
         return net, fitted
@@ -298,7 +298,7 @@ def _pretrained(recipe: HmhanRecipe) -> tuple[ReportTokenizer, WindowedTransform
 
 def _found(course: Course, fits: list[TrainingResult], held: Reports) -> dict[str, Any]:
     """What the training has found out, for the bundle's provenance."""
-    shape = course.model.shape.model_dump(mode="json")
+    shape = course.model.settings.model_dump(mode="json")
     share = float(course.model.net.nets[0].share)  # of what the net adds to what words say
     members = [asdict(fitted) for fitted in fits]
     return {"members": members, "dev_codes": int(held.gold.nnz), "shape": shape, "net_share": share}

@@ -13,7 +13,7 @@ from nosology.core.label_space import LabelSpace
 from nosology.encoders.tokenizers import WordTokenizer
 from nosology.models.neural import NeuralModel
 from nosology.models.plant.plant_net import PlantNet
-from nosology.models.plant.plant_settings import PlantShape, RankerSettings
+from nosology.models.plant.plant_settings import PlantSettings, RankerSettings
 from nosology.models.plant.relevance import Relevance
 from nosology.training.data_loader import Batch
 
@@ -53,58 +53,60 @@ class Plant(NeuralModel):
     relevance: Relevance | None = None
     ranker: RankerSettings = field(default_factory=RankerSettings)
 
-    kind, reader_type, shape_type = "plant", WordTokenizer, PlantShape
+    kind, tokenizer_class, settings_class = "plant", WordTokenizer, PlantSettings
 
     @classmethod
     def of(
         cls,
         labels: LabelSpace,
         notes: np.ndarray,
-        reader: WordTokenizer,
-        shape: PlantShape,
+        tokenizer: WordTokenizer,
+        settings: PlantSettings,
         ranker: RankerSettings,
         relevance: Relevance,
     ) -> Plant:
         """A coder whose weights are still to be learned."""
         nets = [
-            PlantNet(shape, ranker, len(reader.vocabulary), len(labels), relevance, backward)
-            for backward in backwards(shape)
+            PlantNet(settings, ranker, len(tokenizer.vocabulary), len(labels), relevance, backward)
+            for backward in backwards(settings)
         ]
-        return cls(labels, notes, reader, PlantNets(nets), shape, relevance=relevance, ranker=ranker)
+        return cls(labels, notes, tokenizer, PlantNets(nets), settings, relevance=relevance, ranker=ranker)
 
     def relevant_words(self, label: int, limit: int = 10) -> list[tuple[str, float]]:
         """The most informative words of a label with their scores, highest first."""
         numbers, scores = self.relevance.best(label, limit)
-        names = ("", "", *self.reader.vocabulary.words)
+        names = ("", "", *self.tokenizer.vocabulary.words)
         return [(names[number], float(score)) for number, score in zip(numbers, scores)]
 
     @classmethod
-    def empty_net(cls, shape: PlantShape, labels: LabelSpace, reader: WordTokenizer, more: dict[str, Any]) -> PlantNets:
+    def build_net(
+        cls, settings: PlantSettings, labels: LabelSpace, tokenizer: WordTokenizer, config: dict[str, Any]
+    ) -> PlantNets:
         """Nets without learned weights."""
-        ranker = RankerSettings.model_validate(more["ranker"])
-        words = len(reader.vocabulary)
-        return PlantNets([PlantNet(shape, ranker, words, len(labels), None, back) for back in backwards(shape)])
+        ranker = RankerSettings.model_validate(config["ranker"])
+        words = len(tokenizer.vocabulary)
+        return PlantNets([PlantNet(settings, ranker, words, len(labels), None, back) for back in backwards(settings)])
 
-    def more(self) -> dict[str, Any]:
+    def extra_config(self) -> dict[str, Any]:
         """What model.json holds besides."""
         return {"ranker": self.ranker.model_dump(mode="json")}
 
-    def take(self, more: dict[str, Any]) -> None:
-        """Takes over what `more` gave."""
-        self.ranker = RankerSettings.model_validate(more["ranker"])
+    def load_extra_config(self, config: dict[str, Any]) -> None:
+        """Takes over what `extra_config` returned."""
+        self.ranker = RankerSettings.model_validate(config["ranker"])
 
-    def more_tensors(self) -> dict[str, Tensor]:
+    def extra_tensors(self) -> dict[str, Tensor]:
         """What model.safetensors holds besides: the relevance of words."""
         return {_RELEVANCE + name: torch.from_numpy(array) for name, array in self.relevance.arrays().items()}
 
-    def take_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Takes over what `more_tensors` gave."""
+    def load_extra_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Takes over what `extra_tensors` returned."""
         found = {n.removeprefix(_RELEVANCE): t.numpy() for n, t in tensors.items() if n.startswith(_RELEVANCE)}
         self.relevance = Relevance.from_arrays(found)
         for net in self.net.nets:
             net.tell(self.relevance)
 
 
-def backwards(shape: PlantShape) -> list[bool]:
+def backwards(settings: PlantSettings) -> list[bool]:
     """Whether each net of a coder reads from the end."""
-    return {"forward": [False], "backward": [True], "both": [False, True]}[shape.direction]
+    return {"forward": [False], "backward": [True], "both": [False, True]}[settings.direction]

@@ -20,7 +20,7 @@ from nosology.attention.planted_attention import (
     top_k_mask,
 )
 from nosology.encoders.word_encoders import AwdLstm, DropoutRates, locked_dropout
-from nosology.models.plant.plant_settings import PlantShape, RankerSettings
+from nosology.models.plant.plant_settings import PlantSettings, RankerSettings
 from nosology.models.plant.relevance import Relevance
 from nosology.training.data_loader import Batch, token_mask
 
@@ -91,7 +91,7 @@ class PlantNet(nn.Module):
 
     def __init__(
         self,
-        shape: PlantShape,
+        settings: PlantSettings,
         ranker: RankerSettings,
         words: int,
         labels: int,
@@ -99,21 +99,23 @@ class PlantNet(nn.Module):
         backward: bool,
     ):
         super().__init__()
-        self.shape, self.backward_reading = shape, backward
-        self.encoder = AwdLstm(words, shape.size, shape.hidden, shape.layers, DropoutRates(**shape.drop.model_dump()))
-        self.ranker = Ranker(ranker, shape.size, words, labels) if shape.planted else None
-        self.queries = nn.Parameter(0.1 * torch.randn(labels, shape.size))  # U
-        drawn = 0.1 * torch.randn(labels, shape.size)
-        self.weights = nn.Parameter(self.queries.detach().clone() if shape.tie_initialization else drawn)  # W
+        self.settings, self.backward_reading = settings, backward
+        self.encoder = AwdLstm(
+            words, settings.size, settings.hidden, settings.layers, DropoutRates(**settings.drop.model_dump())
+        )
+        self.ranker = Ranker(ranker, settings.size, words, labels) if settings.planted else None
+        self.queries = nn.Parameter(0.1 * torch.randn(labels, settings.size))  # U
+        drawn = 0.1 * torch.randn(labels, settings.size)
+        self.weights = nn.Parameter(self.queries.detach().clone() if settings.tie_initialization else drawn)  # W
         self.bias = nn.Parameter(torch.zeros(labels))
         self.telling: Telling | None = None
-        self.cache = NoteStates(shape.cache_gb)
+        self.cache = NoteStates(settings.cache_gb)
         if relevance is not None:
             self.tell(relevance)
 
     def tell(self, relevance: Relevance) -> None:
         """Takes over which words tell the labels."""
-        self.telling = Telling(relevance).to(self.bias.device) if self.shape.static else None
+        self.telling = Telling(relevance).to(self.bias.device) if self.settings.static else None
 
     def groups(self) -> list[tuple[str, list[nn.Parameter]]]:
         """The parts of the net, the last first: the order in which they begin to learn."""
@@ -137,8 +139,8 @@ class PlantNet(nn.Module):
             self._decoder(labels),
             planted,
             batch.targets,
-            chunk=max(1, self.shape.chunk * _LONG // tokens.shape[1]),
-            literal_zero=self.shape.literal_zero,
+            chunk=max(1, self.settings.chunk * _LONG // tokens.shape[1]),
+            literal_zero=self.settings.literal_zero,
         )
 
     def _states(self, tokens: Tensor, batch: Batch) -> Tensor:
@@ -165,7 +167,7 @@ class PlantNet(nn.Module):
     def logits(self, batch: Batch) -> Tensor:
         """Logits (B, L), window by window: what is in memory does not grow with the notes' lengths."""
         chosen = batch.labels if batch.labels is not None else torch.arange(len(self.bias))
-        wide = max(_INSIDE, _KEPT // (len(batch.tokens) * max(1, self.shape.inattention)))
+        wide = max(_INSIDE, _KEPT // (len(batch.tokens) * max(1, self.settings.inattention)))
         return torch.cat([self._read(batch, labels.split(_INSIDE)) for labels in chosen.split(wide)], dim=1)
 
     def _read(self, batch: Batch, parts: Sequence[Tensor]) -> Tensor:
@@ -173,7 +175,7 @@ class PlantNet(nn.Module):
         tokens, state = self._turned(batch.tokens, batch.lengths), None
         decoders = [self._decoder(labels) for labels in parts]
         seen = [AttentionState.empty(len(tokens), len(labels), 0, self.bias) for labels in parts]
-        window = max(self.shape.window, _POSITIONS // len(tokens) if tokens.is_cuda else 0)
+        window = max(self.settings.window, _POSITIONS // len(tokens) if tokens.is_cuda else 0)
         for first in range(0, tokens.shape[1], window):
             part = tokens[:, first : first + window]
             states, state = self.encoder(part, state)
@@ -182,7 +184,9 @@ class PlantNet(nn.Module):
                 planted, places = self._planted(part, labels)
                 seen[number] = accumulate(states, inside, places, decoders[number], planted, seen[number])
         made = zip(seen, decoders)
-        return torch.cat([accumulated_logits(left, decoder, self.shape.literal_zero) for left, decoder in made], dim=1)
+        return torch.cat(
+            [accumulated_logits(left, decoder, self.settings.literal_zero) for left, decoder in made], dim=1
+        )
 
     def attention(self, batch: Batch) -> Tensor:
         """The weights (B, L, T) of each label over the tokens: learned, static and planted, made to sum to 1."""
@@ -201,8 +205,8 @@ class PlantNet(nn.Module):
 
     def _kept(self, scores: Tensor, inside: Tensor) -> Tensor:
         """The softmax over the tokens that the ranker's attention keeps, as the net has it."""
-        kept = top_k_mask(scores, inside, self.shape.inattention)
-        others = 0.0 if self.shape.literal_zero else -torch.inf
+        kept = top_k_mask(scores, inside, self.settings.inattention)
+        others = 0.0 if self.settings.literal_zero else -torch.inf
         scores = scores.masked_fill(~kept, others).masked_fill(~inside, -torch.inf)
         return torch.softmax(scores, dim=2).nan_to_num()
 
@@ -218,7 +222,7 @@ class PlantNet(nn.Module):
         chosen = None if labels is None else labels.to(tokens.device)
         static = self.telling(words, chosen) if self.telling is not None else None
         scores = self.ranker(words, self.encoder.encoder(words), chosen) if self.ranker is not None else None
-        return PlantedScores(static, scores, self.shape.inattention), places
+        return PlantedScores(static, scores, self.settings.inattention), places
 
     def _turned(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """The notes, read from their ends where this is the backward direction."""

@@ -85,7 +85,7 @@ class RankerSettings(Settings):
     vectors: float = Field(10.0, gt=0)  # times it: of a label's and a word's own vector, which few lists have
 
 
-class PlantShape(Settings):
+class PlantSettings(Settings):
     """PLANT: an AWD-LSTM below learned, static and planted attention."""
 
     renamed: ClassVar[dict[str, str]] = {"alike": "tie_initialization"}
@@ -125,6 +125,6 @@ class PlantRecipe(Recipe):
     language: LanguageSettings = LanguageSettings()
     relevance: RelevanceSettings = RelevanceSettings()
     ranker: RankerSettings = RankerSettings()
-    model: PlantShape = PlantShape()
+    model: PlantSettings = PlantSettings()
     rates: RateSettings = RateSettings()
     training: TrainerSettings = TrainerSettings(epochs=15, batch=16, weight_decay=0.01, beta=0.99, schedule="cosine")

@@ -27,7 +27,7 @@ from nosology.models.neural_trainer import Notes, Targets, fit_labels
 from nosology.models.plant.language_model import LanguageModel
 from nosology.models.plant.plant_model import Plant, PlantNets, backwards
 from nosology.models.plant.plant_net import PlantNet
-from nosology.models.plant.plant_settings import LanguageSettings, PlantRecipe, PlantShape, RateSettings
+from nosology.models.plant.plant_settings import LanguageSettings, PlantRecipe, PlantSettings, RateSettings
 from nosology.models.plant.ranker import train_ranker
 from nosology.models.plant.relevance import Relevance
 from nosology.models.plant.stages import StageCache, file_hash
@@ -52,7 +52,7 @@ class Chain:
     recipe: PlantRecipe
     notes: Notes
     labels: LabelSpace
-    reader: WordTokenizer
+    tokenizer: WordTokenizer
     folder: Path  # of the classifier's loop
     stages: StageCache  # before it
 
@@ -69,9 +69,9 @@ class Chain:
             labels = label_space(recipe.labels, codes_in_systems(recipe.labels, examples.codes))
         texts = progress(examples.texts(), "counting words", total=len(examples))
         vocabulary = Vocabulary.build(texts, recipe.words.min_notes, max_words=recipe.words.max_words)
-        reader = WordTokenizer(vocabulary, recipe.model.max_words)
-        notes = Notes.of(examples, recipe.labels, reader, labels)
-        return Chain(recipe, notes, labels, reader, folder, stages or _stages(recipe, examples, folder))
+        tokenizer = WordTokenizer(vocabulary, recipe.model.max_words)
+        notes = Notes.of(examples, recipe.labels, tokenizer, labels)
+        return Chain(recipe, notes, labels, tokenizer, folder, stages or _stages(recipe, examples, folder))
 
     def language(self, backward: bool) -> AwdLstm:
         """The encoder that has learned to say the next word of the train notes."""
@@ -80,11 +80,11 @@ class Chain:
         torch.manual_seed(recipe.seed)
         drop = DropoutRates(**settings.drop.model_dump())
         shape = recipe.model
-        encoder = AwdLstm(len(self.reader.vocabulary), shape.size, shape.hidden, shape.layers, drop)
+        encoder = AwdLstm(len(self.tokenizer.vocabulary), shape.size, shape.hidden, shape.layers, drop)
 
         def compute(fingerprint: str) -> dict[str, Tensor]:
             if weights := _published(settings, backward):
-                load_language_model(encoder, self.reader.vocabulary, Path(weights), Path(settings.words))
+                load_language_model(encoder, self.tokenizer.vocabulary, Path(weights), Path(settings.words))
             texts = [read.ids for read in self.notes.reads if len(read.ids)]
             plan = StreamPlan.of(texts, settings.training.batch, settings.window, recipe.seed)
             streams, net = TextStreams(texts, plan, backward), LanguageModel(encoder, plan.streams)
@@ -103,7 +103,7 @@ class Chain:
                 )
             )
             with atomic_file(self.stages.folder / WORDS) as aside:  # for a `language.words` of other notes
-                lines = "".join(f"{word}\n" for word in ("xxpad", "xxunk", *self.reader.vocabulary.words))
+                lines = "".join(f"{word}\n" for word in ("xxpad", "xxunk", *self.tokenizer.vocabulary.words))
                 aside.write_text(lines, encoding="utf-8")
             return {key: value.detach().cpu() for key, value in net.encoder.state_dict().items()}
 
@@ -137,7 +137,7 @@ class Chain:
         rows = [np.unique(read.ids[read.ids >= SPECIALS]) for read in self.notes.reads]
         bounds = np.cumsum([0, *map(len, rows)])
         columns = np.concatenate(rows) if rows else np.empty(0, np.int32)
-        shape = (len(rows), len(self.reader.vocabulary))
+        shape = (len(rows), len(self.tokenizer.vocabulary))
         return sparse.csr_matrix((np.ones(len(columns), np.int8), columns, bounds), shape=shape)
 
     def net(self, backward: bool) -> PlantNet:
@@ -145,7 +145,9 @@ class Chain:
         recipe, relevance = self.recipe, self.relevance()
         encoder = self.language(backward)
         torch.manual_seed(recipe.seed + 1)
-        net = PlantNet(recipe.model, recipe.ranker, len(self.reader.vocabulary), len(self.labels), relevance, backward)
+        net = PlantNet(
+            recipe.model, recipe.ranker, len(self.tokenizer.vocabulary), len(self.labels), relevance, backward
+        )
         net.encoder.load_state_dict(encoder.state_dict())
         rates = np.asarray(self.notes.gold.mean(0)).ravel()
         with torch.no_grad():
@@ -188,7 +190,7 @@ class Chain:
         """The first vectors (L, E) of labels: the means of their descriptions' words."""
         rows = []
         for code in self.labels.codes:
-            ids = self.reader.description_ids(label_description(code))
+            ids = self.tokenizer.description_ids(label_description(code))
             ids = torch.from_numpy(ids[ids >= SPECIALS].astype(np.int64))
             rows.append(vectors[ids].mean(0) if len(ids) else torch.zeros(vectors.shape[1]))
         return torch.stack(rows)
@@ -197,7 +199,7 @@ class Chain:
 def _stages(recipe: PlantRecipe, examples: Examples, folder: Path) -> StageCache:
     """The stages of examples: in the run folder, or where the recipe says, apart from those of other notes."""
     parts = {"seed": recipe.seed, "holdout": recipe.holdout, "words": recipe.words}
-    common = fingerprint(PlantRecipe(**parts, model=PlantShape(max_words=recipe.model.max_words)), examples)
+    common = fingerprint(PlantRecipe(**parts, model=PlantSettings(max_words=recipe.model.max_words)), examples)
     return StageCache(Path(recipe.stages) / common[:16] if recipe.stages else folder, common)
 
 
@@ -223,12 +225,12 @@ class PlantTrainer(CalibratedTrainer[PlantRecipe, Plant]):
         """A model trained on train notes; the best epoch of each direction is chosen on dev notes."""
         recipe = self.recipe
         chain = Chain.of(recipe, train_notes, self.folder, self.stages)
-        dev = Notes.of(dev_notes, recipe.labels, chain.reader, chain.labels)
+        dev = Notes.of(dev_notes, recipe.labels, chain.tokenizer, chain.labels)
         model, fitted = _classifiers(chain, dev, _classifier_fingerprint(recipe, train_notes, dev_notes), {})
         logits = mask_other_versions(
             model.logits_of(dev.reads), dev.versions, label_versions(chain.labels), EXCLUDED_LOGIT
         )
-        report = {name: asdict(result) for name, result in fitted.items()} | {"shape": model.shape.model_dump()}
+        report = {name: asdict(result) for name, result in fitted.items()} | {"shape": model.settings.model_dump()}
         return Fit(model, logits, dev.gold, dev.codes, report, choice=fitted)
 
     def refit(self, notes: Examples, fitted: Fit[Plant]) -> Plant:
@@ -242,7 +244,7 @@ def train_classifiers(
 ) -> dict[str, TrainingResult]:
     """How the classifier of each direction went; `PlantTrainer` finds them in the folder."""
     chain = Chain.of(recipe, train_notes, folder)
-    dev = Notes.of(dev_notes, recipe.labels, chain.reader, chain.labels)
+    dev = Notes.of(dev_notes, recipe.labels, chain.tokenizer, chain.labels)
     return _classifiers(chain, dev, _classifier_fingerprint(recipe, train_notes, dev_notes), {})[1]
 
 
@@ -261,12 +263,14 @@ def _classifiers(
     """The coder with all its directions trained; before: how each went before, where it is trained anew."""
     recipe, fitted = chain.recipe, {}
     counts = np.asarray(chain.notes.gold.sum(0)).ravel().astype(np.int64)
-    model = Plant.of(chain.labels, counts, chain.reader, recipe.model, recipe.ranker, chain.relevance())
+    model = Plant.of(chain.labels, counts, chain.tokenizer, recipe.model, recipe.ranker, chain.relevance())
     targets = Targets.of(chain.labels)
     for number, backward in enumerate(backwards(recipe.model)):
         name = "backward" if backward else "forward"
         net = chain.net(backward)
-        single = Plant(model.labels, counts, chain.reader, PlantNets([net]), model.shape, relevance=model.relevance)
+        single = Plant(
+            model.labels, counts, chain.tokenizer, PlantNets([net]), model.settings, relevance=model.relevance
+        )
         settings = recipe.training
         if name in before:
             settings = settings.model_copy(update={"stop_epoch": before[name].best_epoch})

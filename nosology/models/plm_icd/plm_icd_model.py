@@ -14,23 +14,30 @@ from nosology.core.label_space import LabelSpace
 from nosology.encoders.tokenizers import SubwordTokenizer
 from nosology.encoders.transformer import WindowedTransformer, load_pretrained
 from nosology.models.neural import LabelNet, NeuralModel
-from nosology.models.plm_icd.plm_icd_settings import PlmIcdShape
+from nosology.models.plm_icd.plm_icd_settings import PlmIcdSettings
 from nosology.training.data_loader import Batch
 
 
 class PlmIcdNet(LabelNet):
     """PLM-ICD: H = the states of all windows of a note one after the other, attention with a projection."""
 
-    def __init__(self, shape: PlmIcdShape, encoder: WindowedTransformer, labels: int, rates: Tensor | None = None):
+    def __init__(
+        self, settings: PlmIcdSettings, encoder: WindowedTransformer, labels: int, rates: Tensor | None = None
+    ):
         """rates: (L,) share of notes with each label."""
         super().__init__()
         self.encoder = encoder
-        self.encoder.requires_grad_(not shape.frozen)
-        self.dropout = nn.Dropout(shape.dropout)
+        self.encoder.requires_grad_(not settings.frozen)
+        self.dropout = nn.Dropout(settings.dropout)
         width = encoder.width
         # A transformer's states are normed to numbers about 1, ten times as large as those of the other encoders.
         self.learned = LabelAttention(
-            width, labels, shape.projection or width, rates, tie_initialization=shape.tie_initialization, spread=0.05
+            width,
+            labels,
+            settings.projection or width,
+            rates,
+            tie_initialization=settings.tie_initialization,
+            spread=0.05,
         )
 
     def states(self, batch: Batch) -> Tensor:
@@ -41,23 +48,23 @@ class PlmIcdNet(LabelNet):
 class PlmIcd(NeuralModel):
     """A coder of kind `plm_icd`."""
 
-    kind, reader_type, shape_type = "plm_icd", SubwordTokenizer, PlmIcdShape
+    kind, tokenizer_class, settings_class = "plm_icd", SubwordTokenizer, PlmIcdSettings
 
-    def more(self) -> dict[str, Any]:
+    def extra_config(self) -> dict[str, Any]:
         """How the transformer is built."""
         return {"transformer": self.net.encoder.to_json()}
 
     @classmethod
-    def empty_net(
-        cls, shape: PlmIcdShape, labels: LabelSpace, reader: SubwordTokenizer, more: dict[str, Any]
+    def build_net(
+        cls, settings: PlmIcdSettings, labels: LabelSpace, tokenizer: SubwordTokenizer, config: dict[str, Any]
     ) -> PlmIcdNet:
         """A net without learned weights."""
-        return PlmIcdNet(shape, WindowedTransformer.from_json(more["transformer"]), len(labels))
+        return PlmIcdNet(settings, WindowedTransformer.from_json(config["transformer"]), len(labels))
 
 
-def pretrained(shape: PlmIcdShape) -> tuple[SubwordTokenizer, WindowedTransformer]:
-    """The reader and the encoder that a coder of kind `plm_icd` begins with."""
-    reader, encoder = load_pretrained(shape.encoder, shape.window, shape.max_tokens, shape.lower_case)
-    if shape.frozen:
+def pretrained(settings: PlmIcdSettings) -> tuple[SubwordTokenizer, WindowedTransformer]:
+    """The tokenizer and the encoder that a coder of kind `plm_icd` begins with."""
+    tokenizer, encoder = load_pretrained(settings.encoder, settings.window, settings.max_tokens, settings.lower_case)
+    if settings.frozen:
         encoder.cache_states()  # each epoch asks for the same states
-    return reader, encoder
+    return tokenizer, encoder

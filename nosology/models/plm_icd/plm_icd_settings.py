@@ -10,7 +10,7 @@ from nosology.core.settings import Settings
 from nosology.training.recipe_settings import Recipe, TrainerSettings
 
 
-class PlmIcdShape(Settings):
+class PlmIcdSettings(Settings):
     """PLM-ICD: a pretrained transformer over windows of a note, with LAAT's attention over all of them."""
 
     renamed: ClassVar[dict[str, str]] = {"alike": "tie_initialization"}
@@ -24,8 +24,8 @@ class PlmIcdShape(Settings):
     frozen: bool = False  # whether the encoder stays as it came
     tie_initialization: bool = True  # as above
 
-    def resolved(self, notes: int) -> PlmIcdShape:
-        """This shape: the encoder decides its sizes."""
+    def resolved(self, notes: int) -> PlmIcdSettings:
+        """These settings: the encoder determines all sizes."""
         return self
 
 
@@ -33,5 +33,5 @@ class PlmIcdRecipe(Recipe):
     """What a recipe of kind `plm_icd` may say."""
 
     kind: Literal["plm_icd"] = "plm_icd"
-    model: PlmIcdShape = PlmIcdShape()
+    model: PlmIcdSettings = PlmIcdSettings()
     training: TrainerSettings = TrainerSettings(learning_rate=5e-5, batch=16)

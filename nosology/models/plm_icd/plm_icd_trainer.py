@@ -18,7 +18,7 @@ class PlmIcdTrainer(NeuralTrainer[PlmIcdRecipe]):
     def build_model(self, labels: LabelSpace, examples: Examples) -> tuple[PlmIcd, Targets]:
         """A model with pretrained weights, and what it is trained to predict."""
         torch.manual_seed(self.recipe.seed)
-        reader, encoder = pretrained(self.recipe.model)
+        tokenizer, encoder = pretrained(self.recipe.model)
         net = PlmIcdNet(self.recipe.model, encoder, len(labels), label_rates(labels, examples))
-        model = PlmIcd(labels, np.zeros(len(labels), np.int64), reader, net, self.recipe.model)
+        model = PlmIcd(labels, np.zeros(len(labels), np.int64), tokenizer, net, self.recipe.model)
         return model, Targets.of(labels)

@@ -8,9 +8,9 @@ import torch
 
 from nosology.encoders.transformer import load_pretrained
 from nosology.models.caml_laat.caml_laat_model import CamlNet, LaatNet
-from nosology.models.caml_laat.caml_laat_settings import CamlShape, LaatShape
+from nosology.models.caml_laat.caml_laat_settings import CamlSettings, LaatSettings
 from nosology.models.plm_icd.plm_icd_model import PlmIcdNet
-from nosology.models.plm_icd.plm_icd_settings import PlmIcdShape
+from nosology.models.plm_icd.plm_icd_settings import PlmIcdSettings
 from nosology.training.data_loader import PAD, Batch, pad_notes
 from tests.encoders.tiny import tiny_bert
 
@@ -24,7 +24,7 @@ def weights(net: torch.nn.Module) -> int:
 def test_caml_is_its_equations():
     """H = tanh(conv(x)); alpha = softmax(H u_l); logit = beta_l . sum_t alpha_t h_t + b_l, one number at a time."""
     torch.manual_seed(0)
-    net = CamlNet(CamlShape(filters=4, kernel=3), 9, 5, 6).eval()
+    net = CamlNet(CamlSettings(filters=4, kernel=3), 9, 5, 6).eval()
     with torch.no_grad():
         for weight in net.parameters():
             weight.copy_(torch.randn_like(weight))
@@ -44,7 +44,7 @@ def test_caml_is_its_equations():
 def test_laat_is_its_equations():
     """H = BiLSTM(x); Z = tanh(W H); A = softmax(U Z); v_l = H a_l; logit = beta_l . v_l + b_l."""
     torch.manual_seed(0)
-    net = LaatNet(LaatShape(hidden=3, projection=5), 9, 4, 6).eval()
+    net = LaatNet(LaatSettings(hidden=3, projection=5), 9, 4, 6).eval()
     with torch.no_grad():
         for weight in net.parameters():
             weight.copy_(torch.randn_like(weight))
@@ -62,16 +62,16 @@ def test_laat_is_its_equations():
 
 def test_sizes_are_those_of_the_papers():
     """Counted by hand for 1,000 words of 100 numbers and 50 codes."""
-    caml = CamlNet(CamlShape(filters=50, kernel=10), 1000, 100, 50)
+    caml = CamlNet(CamlSettings(filters=50, kernel=10), 1000, 100, 50)
     assert weights(caml) == 1000 * 100 + (100 * 10 + 1) * 50 + 50 * (50 + 50 + 1)
-    laat = LaatNet(LaatShape(hidden=512, projection=512), 1000, 100, 50)
+    laat = LaatNet(LaatSettings(hidden=512, projection=512), 1000, 100, 50)
     lstm = 2 * 4 * 512 * (100 + 512 + 2)
     assert weights(laat) == 1000 * 100 + lstm + 1024 * 512 + 50 * (512 + 1024 + 1)
 
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_plm_icd_learns_its_encoder_unless_it_is_frozen(tmp_path, frozen):
-    shape = PlmIcdShape(encoder="tiny", window=8, max_tokens=100, frozen=frozen)
+    shape = PlmIcdSettings(encoder="tiny", window=8, max_tokens=100, frozen=frozen)
     reader, encoder = load_pretrained(str(tiny_bert(tmp_path)), shape.window, shape.max_tokens)
     net = PlmIcdNet(shape, encoder, 3)
     assert net.learned.queries.shape == (3, encoder.width)
@@ -83,7 +83,7 @@ def test_plm_icd_learns_its_encoder_unless_it_is_frozen(tmp_path, frozen):
 
 
 @pytest.mark.parametrize(
-    ("net_type", "shape"), [(CamlNet, CamlShape(filters=4)), (LaatNet, LaatShape(hidden=3, projection=4))]
+    ("net_type", "shape"), [(CamlNet, CamlSettings(filters=4)), (LaatNet, LaatSettings(hidden=3, projection=4))]
 )
 def test_word_vectors_are_taken_over_and_the_pad_stays_zero(net_type, shape):
     vectors = torch.randn(9, 5, generator=torch.Generator().manual_seed(1))
@@ -99,9 +99,9 @@ def test_a_net_learns_which_word_stands_for_which_code(kind):
     """Notes of 20 words, of which one says the code; attention has to find it."""
     torch.manual_seed(0)
     shape = (
-        CamlShape(filters=24, kernel=3, dropout=0.0)
+        CamlSettings(filters=24, kernel=3, dropout=0.0)
         if kind == "caml"
-        else LaatShape(hidden=12, projection=24, dropout=0.0)
+        else LaatSettings(hidden=12, projection=24, dropout=0.0)
     )
     net = {"caml": CamlNet, "laat": LaatNet}[kind](shape, 40, 16, 4)
     rng = np.random.default_rng(0)

@@ -18,7 +18,7 @@ from nosology.evaluation.decision import Decision
 from nosology.models.bundle import Bundle
 from nosology.models.dual_laat.dual_laat_model import DualLaat
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
-from nosology.models.dual_laat.dual_laat_settings import DualLaatShape
+from nosology.models.dual_laat.dual_laat_settings import DualLaatSettings
 from nosology.models.dual_laat.proposer import Proposer
 from nosology.models.neural import EXCLUDED_LOGIT
 from nosology.text.tokens import words_of
@@ -41,7 +41,7 @@ ENCODERS = st.sampled_from(["gru", "conv"])
 
 
 def coder(encoder: str, seed: int = 0) -> DualLaat:
-    shape = DualLaatShape(encoder=encoder, width=6, heads=3, kernel=4, labels=4)
+    shape = DualLaatSettings(encoder=encoder, width=6, heads=3, kernel=4, labels=4)
     reader = WordTokenizer(Vocabulary(WORDS), 200)
     torch.manual_seed(seed)
     net = DualLaatNet(shape, len(reader.vocabulary), 5)
@@ -70,7 +70,7 @@ def close(found: torch.Tensor, wanted: torch.Tensor, scale: torch.Tensor) -> boo
 @pytest.mark.parametrize("encoder, width, size", [("gru", 512, 37_332_425), ("conv", 256, 14_665_673)])
 def test_as_many_parameters_as_in_the_paper(encoder, width, size):
     with torch.device("meta"):
-        net = DualLaatNet(DualLaatShape(encoder=encoder, width=width), 125_762, 100)
+        net = DualLaatNet(DualLaatSettings(encoder=encoder, width=width), 125_762, 100)
     assert sum(weight.numel() for weight in net.parameters()) == size
 
 
@@ -123,7 +123,7 @@ def test_loss_is_the_cross_entropy_of_the_logits_and_reaches_every_weight(encode
 @pytest.mark.parametrize("encoder", CODERS)
 def test_a_number_makes_a_difference(encoder):
     made = CODERS[encoder]
-    first, second = made.logits_of([made.reader.tokenize(TEXT)], [0, 1])[0]
+    first, second = made.logits_of([made.tokenizer.tokenize(TEXT)], [0, 1])[0]
     assert abs(first - second) > 1e-3
     assert not np.array_equal(*made.description_ids([text for _, text in CODES[:2]]))
 
@@ -135,7 +135,7 @@ def test_descriptions_are_encoded_once(monkeypatch):
     for _ in range(3):
         made.probabilities(as_notes([TEXT, "pain"]))
         made.evidence(as_notes([TEXT])[0], [0, 2])
-        made.logits_of([made.reader.tokenize(TEXT)], [1, 3])
+        made.logits_of([made.tokenizer.tokenize(TEXT)], [1, 3])
     assert calls == [5]
     made.weights_changed()
     made.probabilities(as_notes([TEXT]))
@@ -174,7 +174,7 @@ def test_notes_and_descriptions_without_a_word():
     found = made.probabilities(as_notes(["", "...", "pain"]))
     assert not found[:2].any() and found[2].all()
     assert made.evidence(as_notes(["?!"])[0], [0, 4]) == [[], []]
-    assert np.isfinite(made.logits_of([made.reader.tokenize("pain")])).all()
+    assert np.isfinite(made.logits_of([made.tokenizer.tokenize("pain")])).all()
 
 
 def test_codes_that_no_known_word_describes_are_named():
@@ -207,7 +207,7 @@ def with_proposer(made: DualLaat) -> DualLaat:
 
 def test_in_two_stages_the_candidates_have_their_full_scores_and_the_others_none():
     made = with_proposer(coder("gru"))
-    reads = [made.reader.tokenize(text) for text in (TEXT, "", "pain 2")]
+    reads = [made.tokenizer.tokenize(text) for text in (TEXT, "", "pain 2")]
     full, some = made.logits_of(reads), made.two_stage(2).logits_of(reads)
     for row, read in enumerate(reads):
         kept = made.proposer.best(read.ids, 2) if len(read.ids) else []

@@ -143,7 +143,7 @@ def test_logits_are_those_of_the_original(publish, kind, specials):
 
 
 def logits_of(model) -> np.ndarray:
-    return model.logits_of([model.reader.tokenize(text) for text in NOTES])
+    return model.logits_of([model.tokenizer.tokenize(text) for text in NOTES])
 
 
 LISTED = [(Code("icd10cm", f"X{i:02}"), text) for i, text in enumerate(CODES)]

@@ -9,7 +9,7 @@ from scipy import sparse
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nosology.models.plant.plant_net import PlantNet, Ranker
-from nosology.models.plant.plant_settings import PlantShape, RankerSettings
+from nosology.models.plant.plant_settings import PlantSettings, RankerSettings
 from nosology.models.plant.relevance import Relevance
 from nosology.training.data_loader import Batch, pad_notes
 
@@ -21,7 +21,7 @@ def net(backward: bool = False, **shape) -> PlantNet:
     rng = np.random.default_rng(0)
     matrices = (rng.random((60, WORDS)) < 0.3, rng.random((60, LABELS)) < 0.3)
     relevance = Relevance.of(*(sparse.csr_matrix(m.astype(np.int8)) for m in matrices))
-    told = PlantShape(size=8, hidden=10, layers=2, **({"inattention": 5, "window": 72} | shape))
+    told = PlantSettings(size=8, hidden=10, layers=2, **({"inattention": 5, "window": 72} | shape))
     made = PlantNet(told, RankerSettings(hidden=6), WORDS, LABELS, relevance, backward)
     with torch.no_grad():
         for parameter in made.parameters():
@@ -136,6 +136,6 @@ def test_nothing_of_labels_x_tokens_x_features_is_in_memory(monkeypatch, chunk):
     with Largest() as largest:
         model(batch).backward()
     tokens = batch.tokens.shape[1]
-    assert largest.size < LABELS * tokens * model.shape.size  # what the features of one note would be
+    assert largest.size < LABELS * tokens * model.settings.size  # what the features of one note would be
     assert largest.size == max(2 * chunk * LABELS * tokens, states.numel())
     assert states.grad is not None and model.ranker.labels.grad is not None

@@ -95,7 +95,7 @@ def test_only_train_notes_enter_the_stages(small_corpus, tmp_path):
     for name, corpus in (("a", small_corpus), ("b", changed)):
         learn, dev, _ = train_and_dev([corpus], 0.15, 0)
         made.append(PlantTrainer(recipe, tmp_path / name).train(learn, dev, False).model)
-    assert made[0].reader == made[1].reader and made[0].labels == made[1].labels
+    assert made[0].tokenizer == made[1].tokenizer and made[0].labels == made[1].labels
     assert (made[0].train_counts == made[1].train_counts).all()
     stages = [f"{stage}_{way}" for stage in ("language", "ranker") for way in ("forward", "backward")]
     for stage in ("relevance", *stages):
@@ -206,7 +206,7 @@ def test_published_weights_of_each_direction(small_corpus, tmp_path):
     for backward, source in ((False, sources[0]), (True, sources[1])):
         found = chain.language(backward)
         torch.testing.assert_close(found.rnns[1].weight_hh_l0_raw, source.rnns[1].weight_hh_l0_raw, atol=1e-6, rtol=0)
-        heart = 2 + chain.reader.vocabulary.words.index("heart")
+        heart = 2 + chain.tokenizer.vocabulary.words.index("heart")
         torch.testing.assert_close(found.encoder.weight[heart], source.encoder.weight[1], atol=1e-6, rtol=0)
     (tmp_path / "later.pth").replace(tmp_path / "forward.pth")
     found = chain.language(False).rnns[1].weight_hh_l0_raw
@@ -252,7 +252,7 @@ def test_an_encoder_that_does_not_learn_reads_each_note_once(small_corpus, tmp_p
         chain = Chain.of(recipe, examples, tmp_path / str(kept))
         net = chain.net(False)
         before = {name: value.clone() for name, value in net.encoder.state_dict().items()}
-        model = Plant(chain.labels, np.ones(6), chain.reader, PlantNets([net]), recipe.model)
+        model = Plant(chain.labels, np.ones(6), chain.tokenizer, PlantNets([net]), recipe.model)
         targets = Targets.of(chain.labels)
         monkeypatch.setattr(NoteStates, "states", _counting(reads, NoteStates.states))
         reads.append(0)
