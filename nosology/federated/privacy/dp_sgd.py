@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from nosology.core import ConfigError
 from nosology.models.heads.heads_net import BatchNorm, HeadNet, VectorBatch, hybrid_loss
 from nosology.models.heads.vector_training import Penalty, VectorNotes, make_optimizer, make_plan
-from nosology.training.cuda_graphs import set_learning_rate
-from nosology.training.recipe_settings import TrainerSettings, resolve_schedule
+from nosology.training.cuda_graphs import run_epochs
+from nosology.training.recipe_settings import TrainerSettings
 
 _ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64)) + [64, 128, 256, 512]
 
@@ -174,14 +174,19 @@ def train_epochs_private(
     device = notes.vectors.device
     generator = secure_generator() if seed is None else np.random.default_rng(seed)
     steps = len(make_plan(len(notes), settings, 0))
-    schedule = resolve_schedule(settings, steps)
     optimizer = optimizer or make_optimizer(net, settings)
     parameters = list(net.parameters())
     total, drawn = 0.0, 0
     net.train()
-    for step in range(epochs.start * steps, epochs.stop * steps):
-        rows = torch.from_numpy(np.flatnonzero(generator.random(len(notes)) < 1 / steps)).to(device)
-        dropout = torch.tensor(int(generator.integers(2**62)), device=device)
+
+    def sample_epoch(_: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for _ in range(steps):
+            rows = torch.from_numpy(np.flatnonzero(generator.random(len(notes)) < 1 / steps)).to(device)
+            yield rows, torch.tensor(int(generator.integers(2**62)), device=device)
+
+    def step(batch: tuple[Tensor, Tensor]) -> None:
+        nonlocal total, drawn
+        rows, dropout = batch
         optimizer.zero_grad(set_to_none=True)
         if len(rows):
             losses, _ = clipped_gradient(net, notes.batch(rows, dropout), clip)
@@ -189,7 +194,8 @@ def train_epochs_private(
         add_noise(parameters, noise_multiplier * clip, steps / len(notes), generator)
         if penalty is not None:
             penalty(net).backward()
-        set_learning_rate(optimizer, settings.learning_rate * schedule.factor(step))
         accountant.add(noise_multiplier, 1 / steps)
         optimizer.step()
+
+    run_epochs(optimizer, settings, epochs, steps, sample_epoch, step)
     return total / max(1, drawn)

@@ -7,7 +7,7 @@ FedAvg and FedProx with every site in every round. It has no privacy mechanism a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,8 @@ from nosology.models.heads.heads_net import HeadNet, VectorBatch
 from nosology.models.heads.vector_training import VectorNotes, dropout_seed, make_plan
 from nosology.training.batch_plan import BatchPlan
 from nosology.training.calibration import PlattScaling
-from nosology.training.cuda_graphs import CudaGraphStep, adamw, set_learning_rate
-from nosology.training.recipe_settings import TrainerSettings, resolve_schedule
+from nosology.training.cuda_graphs import CudaGraphStep, adamw, run_epochs
+from nosology.training.recipe_settings import TrainerSettings
 
 Stack = dict[str, Tensor]  # weights of S sites (S, ...), by name
 
@@ -170,7 +170,6 @@ class VectorizedSites:
             raise ValueError("sites must have equally many steps per epoch")
         self.settings, self.seed = settings, seed
         self.steps = len(self.plans[0])
-        self.schedule = resolve_schedule(settings, self.steps)
         self.first_row = np.cumsum([0, *map(len, sites)])[:-1]  # of each site
         self.vectors = torch.cat([notes.vectors for notes in sites])
         self.targets = torch.cat([notes.targets for notes in sites])
@@ -187,8 +186,8 @@ class VectorizedSites:
         parameters = {name: nn.Parameter(stack[name]) for name, _ in net.named_parameters()}
         buffers = {name: value for name, value in stack.items() if name not in parameters}
         initial = {name: stack[name].clone() for name in parameters} if mu else {}
-        device, rate = self.vectors.device, self.settings.learning_rate
-        optimizer = adamw([*parameters.values()], rate, self.settings.weight_decay)
+        device = self.vectors.device
+        optimizer = adamw([*parameters.values()], self.settings.learning_rate, self.settings.weight_decay)
         net.train()
         total = torch.zeros(len(self.plans), device=device, dtype=stack["out.weight"].dtype)
 
@@ -212,17 +211,22 @@ class VectorizedSites:
             update()
 
         graphed_step = CudaGraphStep(step, self.steps * len(epochs), device)
-        for epoch in epochs:
+
+        def load_epoch(epoch: int) -> Iterator[tuple[list[tuple[Tensor | slice, Tensor]], Tensor]]:
             seeds = torch.tensor([dropout_seed(self.seed, epoch, index) for index in range(self.steps)], device=device)
-            for index, batches in enumerate(self._batches(epoch)):
-                set_learning_rate(optimizer, rate * self.schedule.factor(epoch * self.steps + index))
-                if len(batches) == 1:
-                    graphed_step(batches[0][1], seeds[index])
-                    continue
-                optimizer.zero_grad(set_to_none=True)
-                for sites, rows in batches:
-                    add_gradients(sites, rows, seeds[index])
-                update()
+            return zip(self._batches(epoch), seeds)
+
+        def take_step(step_batches: tuple[list[tuple[Tensor | slice, Tensor]], Tensor]) -> None:
+            batches, seed = step_batches
+            if len(batches) == 1:
+                graphed_step(batches[0][1], seed)
+                return
+            optimizer.zero_grad(set_to_none=True)
+            for sites, rows in batches:
+                add_gradients(sites, rows, seed)
+            update()
+
+        run_epochs(optimizer, self.settings, epochs, self.steps, load_epoch, take_step)
         return total / torch.tensor([len(plan.lengths) * len(epochs) for plan in self.plans], device=device)
 
     def _batches(self, epoch: int) -> list[list[tuple[Tensor | slice, Tensor]]]:

@@ -1,12 +1,12 @@
 """Notes as embedding vectors: standardization, and the training loop of heads over vectors in memory.
 
-A site of a federation trains with `train_epochs`. It uses the batches and learning rates of `training.loop.fit`, but no
-files, threads or processes, because a round takes seconds and a federation has thousands of them.
+A site of a federation trains with `train_epochs`. It uses the batches and learning rates of `training.trainer.fit`, but
+no files, threads or processes, because a round takes seconds and a federation has thousands of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +18,8 @@ from nosology.core.label_space import LabelSpace
 from nosology.models.heads.heads_net import HeadNet, VectorBatch
 from nosology.models.heads.heads_settings import HeadShape
 from nosology.training.batch_plan import BatchPlan, derive_seed
-from nosology.training.cuda_graphs import CudaGraphStep, adamw, set_learning_rate, sgd
-from nosology.training.recipe_settings import LearningRateSchedule, TrainerSettings, resolve_schedule
+from nosology.training.cuda_graphs import CudaGraphStep, adamw, run_epochs, sgd
+from nosology.training.recipe_settings import TrainerSettings
 
 Penalty = Callable[[nn.Module], Tensor]  # added to the loss of every batch
 
@@ -126,7 +126,7 @@ def draw_dropout_seed(rng: np.random.Generator) -> int:
 
 
 def dropout_seed(seed: int, epoch: int, step: int) -> int:
-    """The dropout seed of a step, the same as in `training.loop.fit`."""
+    """The dropout seed of a step, the same as in `training.trainer.fit`."""
     return draw_dropout_seed(np.random.default_rng(derive_seed("step", seed, epoch, step)))
 
 
@@ -155,7 +155,6 @@ def train_epochs(
     """
     device = notes.vectors.device
     plan = make_plan(len(notes), settings, seed)
-    schedule: LearningRateSchedule = resolve_schedule(settings, len(plan))
     optimizer = optimizer or make_optimizer(net, settings)
     total = torch.zeros((), device=device)
     net.train()
@@ -170,12 +169,14 @@ def train_epochs(
         total.add_(loss.detach() * len(rows))
 
     graphed_step = CudaGraphStep(step, len(plan) * len(epochs), device)
-    for epoch in epochs:
+
+    def load_epoch(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         planned = plan.epoch(epoch)
         order = torch.from_numpy(planned.notes).to(device)
         seeds = torch.tensor([dropout_seed(seed, epoch, number) for number in range(len(plan))], device=device)
         for number in range(len(plan)):
-            set_learning_rate(optimizer, settings.learning_rate * schedule.factor(epoch * len(plan) + number))
             first, last = planned.bounds[planned.order[number] : planned.order[number] + 2]
-            graphed_step(order[first:last], seeds[number])
+            yield order[first:last], seeds[number]
+
+    run_epochs(optimizer, settings, epochs, len(plan), load_epoch, lambda batch: graphed_step(*batch))
     return float(total) / max(1, len(notes) * len(epochs))
