@@ -51,7 +51,7 @@ def reproduce(
     if out is None or not (corpus or small):
         raise ConfigError("--out and --corpus must be given; with --small, a simulated hospital replaces the corpus")
     values = override(deepcopy(module.SMALL) if small else {}, settings)
-    study = checked(module.Study, values | ({"seeds": seeds} if seeds else {}), paper)
+    study = checked(module.STUDY, values | ({"seeds": seeds} if seeds else {}), paper)
     corpora = [Corpus.open(folder) for folder in corpus]
     if len({opened.hash for opened in corpora}) < len(corpora):
         raise ConfigError("each corpus must be given once; two of them have the same notes")

@@ -1,6 +1,6 @@
 """Tables and figures of four papers, computed with the public parts of the package (docs/reproduce.md)."""
 
-PAPERS = {  # name -> module, which has TITLE, TABLES, SMALL, Study, simulate and tables
+PAPERS = {  # name -> module, which has TITLE, TABLES, SMALL, STUDY, simulate and tables
     "federated_heads": "nosology.reproduce.federated_heads_tables",
     "dual_laat": "nosology.reproduce.dual_laat_tables",
     "hmhan": "nosology.reproduce.hmhan_tables",

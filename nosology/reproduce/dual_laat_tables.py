@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-class Study(runner.Study):
+class DualLaatStudy(runner.StudySettings):
     """Which models are compared, and the recipe of each."""
 
     seeds: int = Field(3, ge=1)
@@ -49,7 +49,10 @@ class Study(runner.Study):
     )  # fmt: skip
 
 
-def simulate(study: Study, folder: Path) -> list[Corpus]:
+STUDY = DualLaatStudy
+
+
+def simulate(study: DualLaatStudy, folder: Path) -> list[Corpus]:
     """The notes of a simulated hospital of 2008 to 2019: those coded in ICD-10, and those coded in ICD-9."""
     whole = runner.simulated_corpus(folder / "both", study.patients, seed=0, years=(2008, 2019))
     return [part_of(whole, folder / version, partial(_is_coded_in, version)) for version in ("icd10", "icd9")]
@@ -59,7 +62,7 @@ def _is_coded_in(version: str, note: Note) -> bool:
     return note.codes[0].system.startswith(version)
 
 
-def tables(study: Study, corpora: Sequence[Corpus], folder: Path, wanted: Sequence[str]) -> list[Table]:
+def tables(study: DualLaatStudy, corpora: Sequence[Corpus], folder: Path, wanted: Sequence[str]) -> list[Table]:
     """The wanted tables; they share their runs."""
     if len(corpora) < 2:
         raise ConfigError("--corpus must name the ICD-10 corpus and then one ICD-9 corpus or more; got one corpus")

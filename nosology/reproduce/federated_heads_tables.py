@@ -74,7 +74,7 @@ class PartitionSettings(Settings):
     stacked: bool = False  # all sites in one program without Flower: faster on a GPU, equal up to rounding
 
 
-class Study(runner.Study):
+class FederatedHeadsStudy(runner.StudySettings):
     """The paper's settings; its section 2.5."""
 
     seeds: int = Field(10, ge=1)  # random splits of Table 7
@@ -95,12 +95,15 @@ class Study(runner.Study):
         return values
 
 
-def simulate(study: Study, folder: Path) -> list[Corpus]:
+STUDY = FederatedHeadsStudy
+
+
+def simulate(study: FederatedHeadsStudy, folder: Path) -> list[Corpus]:
     """The discharge notes of a simulated hospital with their ICD-10 diagnoses."""
     return [runner.simulated_corpus(folder / "icd10", study.patients, seed=2, years=(2016, 2019), systems={"icd10cm"})]
 
 
-def tables(study: Study, corpora: Sequence[Corpus], folder: Path, wanted: Sequence[str]) -> list[Table]:
+def tables(study: FederatedHeadsStudy, corpora: Sequence[Corpus], folder: Path, wanted: Sequence[str]) -> list[Table]:
     """The wanted tables, each once per corpus."""
     settings = list(dict.fromkeys(SETTING[name] for name in wanted))
     recipes = {(embedder, head): _recipe(study, embedder, head) for embedder in study.embedders for head in study.heads}
@@ -123,7 +126,7 @@ def tables(study: Study, corpora: Sequence[Corpus], folder: Path, wanted: Sequen
     return found
 
 
-def _recipe(study: Study, embedder: str, head: str) -> FederatedHeadsRecipe:
+def _recipe(study: FederatedHeadsStudy, embedder: str, head: str) -> FederatedHeadsRecipe:
     """The recipe of a run. The rule of `sites.notes` is applied to the corpus, so the federation drops no code."""
     own = [f"seed={study.seed}", f"embedder.model={embedder!r}", f"model.head={head}"]
     recipe = study.load(f"heads-{head}", *own, "federation.min_site_notes=1", "federation.min_notes=1")
@@ -139,7 +142,9 @@ def _files(recipe: FederatedHeadsRecipe) -> str:
         return ""  # the runs will report what is wrong
 
 
-def prepared(study: Study, corpora: Sequence[Corpus], folder: Path, settings: Sequence[str]) -> dict[str, Corpus]:
+def prepared(
+    study: FederatedHeadsStudy, corpora: Sequence[Corpus], folder: Path, settings: Sequence[str]
+) -> dict[str, Corpus]:
     """Each corpus by name with its notes at sites. All settings learn the same codes: those that each site can have."""
     names = [slug(corpus.folder.resolve().name) for corpus in corpora]
     found = {}
@@ -154,7 +159,7 @@ def prepared(study: Study, corpora: Sequence[Corpus], folder: Path, settings: Se
     return found
 
 
-def split_corpora(study: Study, corpus: Corpus, folder: Path, name: str) -> list[Corpus]:
+def split_corpora(study: FederatedHeadsStudy, corpus: Corpus, folder: Path, name: str) -> list[Corpus]:
     """The corpus with each of the random splits, by patient and stratified."""
     out = folder / "corpora" / f"{name}-splits-{digest(corpus.hash, study.seed, study.seeds, study.ratios)}"
     parts = [out / f"split-{number:02d}" for number in range(study.seeds)]
@@ -173,7 +178,9 @@ def _version(corpus: Corpus) -> str:
     return versions.pop() if len(versions) == 1 else ""
 
 
-def _table(number: str, study: Study, corpus: str, version: str, runs: dict[tuple[str, str, str], list[Run]]) -> Table:
+def _table(
+    number: str, study: FederatedHeadsStudy, corpus: str, version: str, runs: dict[tuple[str, str, str], list[Run]]
+) -> Table:
     columns = TOP_COLUMNS if number in "56" else COLUMNS
     pairs = [(embedder, head) for embedder in study.embedders for head in study.heads]
     mine = {f"{Path(embedder).name} / {HEADS[head]}": runs[embedder, head, SETTING[number]] for embedder, head in pairs}

@@ -72,13 +72,16 @@ SMALL: dict[str, Any] = {
 }
 
 
-class Study(runner.Study):
+class HmhanStudy(runner.StudySettings):
     """The recipe of all rows."""
 
     base: str = "hmhan-paper"
 
 
-def simulate(study: Study, folder: Path) -> list[Corpus]:
+STUDY = HmhanStudy
+
+
+def simulate(study: HmhanStudy, folder: Path) -> list[Corpus]:
     """The radiology reports of a simulated hospital with their ICD-10 diagnoses, split by patient."""
     out, hospital = folder / f"reports-{study.patients}", folder / f"hospital-{study.patients}"
     if not out.exists():
@@ -89,7 +92,7 @@ def simulate(study: Study, folder: Path) -> list[Corpus]:
     return [Corpus.open(out)]
 
 
-def tables(study: Study, corpora: Sequence[Corpus], folder: Path, wanted: Sequence[str]) -> list[Table]:
+def tables(study: HmhanStudy, corpora: Sequence[Corpus], folder: Path, wanted: Sequence[str]) -> list[Table]:
     """The wanted tables; row HMHAN of Table 4 and of `ablations` is the same."""
     if len(corpora) != 1:
         raise ConfigError(f"--corpus must be given once; got {len(corpora)} corpora")

@@ -78,19 +78,22 @@ SMALL: dict[str, Any] = {
 }
 
 
-class Study(runner.Study):
+class PlantStudy(runner.StudySettings):
     """The coders with their recipes, and the shares of train notes in Figure 4."""
 
     coders: dict[str, str] = Field({"PLANT": "plant-paper", "LAAT": "laat-paper", "linear": "linear"})
     fractions: list[float] = Field([1.0, 0.5, 0.2, 0.1, 0.05], min_length=1)
 
 
-def simulate(study: Study, folder: Path) -> list[Corpus]:
+STUDY = PlantStudy
+
+
+def simulate(study: PlantStudy, folder: Path) -> list[Corpus]:
     """The discharge notes of a simulated hospital with their ICD-10 diagnoses."""
     return [runner.simulated_corpus(folder / "icd10", study.patients, seed=3, years=(2016, 2019), systems={"icd10cm"})]
 
 
-def tables(study: Study, corpora: Sequence[Corpus], folder: Path, wanted: Sequence[str]) -> list[Table]:
+def tables(study: PlantStudy, corpora: Sequence[Corpus], folder: Path, wanted: Sequence[str]) -> list[Table]:
     """The wanted tables; they share the runs with all train notes."""
     if len(corpora) != 1 or "PLANT" not in study.coders:
         raise ConfigError(

@@ -49,7 +49,7 @@ _POLL = 0.05  # seconds
 Results = Mapping[str, dict[str, Any]]  # by the key of the run
 
 
-class Study(Settings):
+class StudySettings(Settings):
     """Settings that the studies of all papers share."""
 
     seeds: int = Field(5, ge=1)  # runs per row, each with the next seed

@@ -17,7 +17,7 @@ from tests.conftest import small_notes
 
 @pytest.fixture(scope="module")
 def study():
-    return checked(dual.Study, override(deepcopy(dual.SMALL), ["patients=12"]), "dual_laat")
+    return checked(dual.STUDY, override(deepcopy(dual.SMALL), ["patients=12"]), "dual_laat")
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ from nosology.reproduce.runner import Run
 from tests.encoders.tiny_embedders import tiny_embedder
 
 
-def small_study(*settings: str) -> heads.Study:
-    return checked(heads.Study, override(deepcopy(heads.SMALL), settings), "federated_heads")
+def small_study(*settings: str) -> heads.STUDY:
+    return checked(heads.STUDY, override(deepcopy(heads.SMALL), settings), "federated_heads")
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def small_runs(small_corpus, tmp_path, monkeypatch):
 def test_the_paper_has_216_runs_per_corpus(small_corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(heads, "prepared", lambda *rest: {"icd10": small_corpus, "icd9": small_corpus})
     monkeypatch.setattr(heads, "split_corpora", lambda study, corpus, *rest: [corpus] * study.seeds)
-    tables = heads.tables(heads.Study(), [small_corpus], tmp_path, list(heads.TABLES))
+    tables = heads.tables(heads.STUDY(), [small_corpus], tmp_path, list(heads.TABLES))
     assert [(table.name, table.corpus) for table in tables] == [(n, c) for c in ("icd10", "icd9") for n in "34567"]
     runs = {key: run for table in tables for key, run in table.runs.items()}
     assert Counter(run.names[0] for run in runs.values()) == {"icd10": 216, "icd9": 216}

@@ -78,7 +78,7 @@ def test_resampling_without_a_synthetic_row_is_refused(tiny, tmp_path):
 
 
 def test_table_4_has_three_attentions_without_words_and_a_run_measures_one(tiny, small_corpus, tmp_path):
-    study = checked(hmhan.Study, hmhan.SMALL, "hmhan")
+    study = checked(hmhan.STUDY, hmhan.SMALL, "hmhan")
     four, parts, leakage = hmhan.tables(study, [small_corpus], tmp_path, list(hmhan.TABLES))
     recipes = [row.runs[0].recipe for row in four.rows]
     assert [recipe.model.attention for recipe in recipes] == ["hierarchical", "single", "none"]

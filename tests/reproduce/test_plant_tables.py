@@ -14,7 +14,7 @@ from tests.models.plant.test_plant_trainer import SMALL
 
 @pytest.fixture
 def tables(small_corpus, tmp_path):
-    study = checked(plant.Study, plant.SMALL, "plant")
+    study = checked(plant.STUDY, plant.SMALL, "plant")
     return {table.name: table for table in plant.tables(study, [small_corpus], tmp_path, list(plant.TABLES))}
 
 

@@ -11,7 +11,7 @@ import pytest
 from nosology.config import load_recipe
 from nosology.core import ConfigError
 from nosology.corpora.corpus import Corpus
-from nosology.reproduce.runner import Run, Runner, Study
+from nosology.reproduce.runner import Run, Runner, StudySettings
 
 # A process that does no work: it notes which run it was, and ends as the run's option says.
 FAKE = """
@@ -118,11 +118,11 @@ def test_keys_change_with_what_decides_the_result(small_corpus):
 
 
 def test_settings_of_a_study_change_recipes_but_not_what_a_table_sets():
-    study = Study(recipe={"laat": {"training": {"epochs": 3}, "labels": {"systems": ["icd10cm"]}}})
+    study = StudySettings(recipe={"laat": {"training": {"epochs": 3}, "labels": {"systems": ["icd10cm"]}}})
     recipe = study.load("laat", "seed=4")
     assert (recipe.training.epochs, recipe.seed, recipe.labels.systems) == (3, 4, ["icd10cm"])
     assert study.load("linear").labels.systems == []
     with pytest.raises(ConfigError, match=r"training\.epochs must not be set"):
         study.load("laat", "training.epochs=2")
     with pytest.raises(ConfigError, match="has no key 'wide'"):
-        Study(recipe={"laat": {"model": {"wide": 3}}}).load("laat")
+        StudySettings(recipe={"laat": {"model": {"wide": 3}}}).load("laat")
