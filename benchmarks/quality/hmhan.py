@@ -1,9 +1,9 @@
 """HMHAN on simulated radiology: python benchmarks/quality/hmhan.py [--patients 500] [--seeds 5] [--part table|leakage]
 
 A simulated hospital of 2016 to 2019, its radiology reports with the ICD-10 diagnoses of their admissions, the ten most
-frequent codes, divided by patient (70/15/15). All neural models have the same frozen encoder (the built-in MiniLM, its
-states kept once), head, loss and data, and differ in what their names say; settings are those of hmhan-paper with a
-learning rate for so few reports. They are compared over seeds: paired t-tests, bootstrap over patients.
+frequent codes, split by patient (70/15/15). All neural models have the same frozen encoder (the built-in MiniLM,
+with cached states), head, loss and data; they differ only in what their names say. Settings are those of hmhan-paper
+with a higher learning rate for few reports. They are compared over seeds: paired t-tests, bootstrap over patients.
 
 table     HMHAN, single attention, no attention (Sasikala et al. 2025, Table 4), HMHAN without SMOTE, without focal
           loss, with neither, with word features; the linear coder
@@ -44,42 +44,42 @@ VARIANTS: dict[str, list[str]] = {
 
 
 def reports(patients: int, folder: Path) -> Corpus:
-    """The radiology reports of a simulated hospital, not divided yet."""
+    """The radiology reports of a simulated hospital, without splits."""
     simulate(patients, 11, folder / "hospital", years=(2016, 2019))
     rules = CorpusRecipe(kind="mimic4-radiology", systems=["icd10cm"], drop_uncoded=True)
     return prepare("mimic4-radiology", [folder / "hospital"], folder / "notes", recipe=rules)
 
 
-def train_beside_each_other(variants: list[Variant], corpus: Corpus, out: Path, seeds: int, jobs: int) -> None:
-    """Makes the bundles that `compare` then finds; the first run alone, for it fills the cache of states."""
+def train_in_parallel(variants: list[Variant], corpus: Corpus, out: Path, seeds: int, jobs: int) -> None:
+    """Trains the bundles that `compare` then reads; the first run is alone, because it fills the cache of states."""
     runs = [
         (variant.seeded(number), out / f"{variant.name}-{number}") for variant in variants for number in range(seeds)
     ]
     train(runs[0][0], [corpus], runs[0][1])
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for made in [pool.submit(train, recipe, [corpus], folder) for recipe, folder in runs[1:]]:
-            made.result()
+        for future in [pool.submit(train, recipe, [corpus], folder) for recipe, folder in runs[1:]]:
+            future.result()
 
 
 def table(corpus: Corpus, folder: Path, seeds: int, encoder: str, jobs: int) -> dict:
-    """Every variant over seeds, on the corpus divided by patient."""
-    [divided] = split_corpus(corpus.folder, folder / "corpus")
+    """Every variant over seeds, on the corpus split by patient."""
+    [split] = split_corpus(corpus.folder, folder / "corpus")
     shared = [*SMALL, f"model.encoder='{encoder}'", f"states.cache='{folder / 'states'}'"]
     variants = [Variant(n, load_recipe("hmhan-paper", [*shared, *own])) for n, own in VARIANTS.items()]
     variants.append(Variant("linear", load_recipe("linear", ["labels.top_k=10"])))
     if jobs > 1:
-        train_beside_each_other(variants, divided, folder / "compared", seeds, jobs)
-    found = compare(variants, divided, folder / "compared", seeds=seeds, say=lambda line: print(line, flush=True))
+        train_in_parallel(variants, split, folder / "compared", seeds, jobs)
+    found = compare(variants, split, folder / "compared", seeds=seeds, say=lambda line: print(line, flush=True))
     print(f"\n{'':<28}" + "".join(f"{name:>18}" for name in METRICS))
     for name, row in found.rows.items():
         cells = [f"{row[m]['mean']:.3f} ({row[m]['std'] or 0:.3f})" for m in METRICS]
         print(f"{name:<28}" + "".join(f"{cell:>18}" for cell in cells))
     for name, tests in found.tests.items():
-        told = f"HMHAN - {name}: first seeds {tests['bootstrap']['value']:+.4f}, p {tests['bootstrap']['p']:.3f}"
+        line = f"HMHAN - {name}: first seeds {tests['bootstrap']['value']:+.4f}, p {tests['bootstrap']['p']:.3f}"
         if tests["t_test"]:
-            told += f"; over seeds {tests['t_test']['value']:+.4f}, p {tests['t_test']['p']}"
-        print(told)
-    return found.to_json() | {"notes": divided.manifest["counts"]["splits"]}
+            line += f"; over seeds {tests['t_test']['value']:+.4f}, p {tests['t_test']['p']}"
+        print(line)
+    return found.to_json() | {"notes": split.manifest["counts"]["splits"]}
 
 
 def leaks(corpus: Corpus, folder: Path, seeds: int, encoder: str, _: int) -> dict:
@@ -88,8 +88,8 @@ def leaks(corpus: Corpus, folder: Path, seeds: int, encoder: str, _: int) -> dic
     rows = {}
     for protocol in PROTOCOLS:
         recipes = [load_recipe("hmhan-paper", [*shared, "smote.share=3.0", f"seed={seed}"]) for seed in range(seeds)]
-        places = [folder / "leaks" / f"{protocol}-{seed}" for seed in range(seeds)]
-        runs = [protocol_metrics(recipe, corpus, protocol, place) for recipe, place in zip(recipes, places)]
+        folders = [folder / "leaks" / f"{protocol}-{seed}" for seed in range(seeds)]
+        runs = [protocol_metrics(recipe, corpus, protocol, run_folder) for recipe, run_folder in zip(recipes, folders)]
         rows[protocol] = {
             name: {"mean": fmean(run[name] for run in runs), "values": [r[name] for r in runs]} for name in runs[0]
         }
@@ -104,15 +104,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--patients", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--jobs", type=int, default=1, help="models of the table that are trained at the same time")
+    parser.add_argument("--jobs", type=int, default=1, help="number of models to train in parallel")
     parser.add_argument("--part", choices=("table", "leakage", "both"), default="both")
     parser.add_argument("--encoder", default="minilm", help="a folder or a Hugging Face name in its place")
-    parser.add_argument("--folder", type=Path, help="keep corpora, states and bundles here, and go on from them")
+    parser.add_argument("--folder", type=Path, help="keep corpora, states and bundles here, and resume from them")
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
     results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    with tempfile.TemporaryDirectory() as made:
-        folder = arguments.folder or Path(made)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.folder or Path(temporary)
         corpus = reports(arguments.patients, folder)
         for part, run in (("table", table), ("leakage", leaks)):
             if arguments.part in (part, "both"):

@@ -1,15 +1,15 @@
 """Short radiology reports, coders under cross-validation: python benchmarks/quality/short_reports.py [--coders ...]
 
 978 reports of history and impression with the long tail of codes of `nosology.reproduce.short_reports`, or those of a
-corpus folder (--corpus); reports that repeat each other stay in one fold. Coders:
+corpus folder (--corpus); near-duplicate reports stay in one fold. Coders:
 
-svm        TF-IDF of words, one linear support vector machine a code (scikit-learn), the likeliest code at least
-boosting   gradient boosting of a code a time over words and pairs (scikit-learn), the likeliest code at least
-words      svm over HMHAN's lexical features alone: words with what the report says of them
-NAME       a recipe, with the settings of --set; at least one code a report
+svm        TF-IDF of words, one linear SVM per code (scikit-learn); at least the code with the highest score
+boosting   gradient boosting per code over words and pairs (scikit-learn); at least the code with the highest score
+words      linear SVM per code over the word features of HMHAN: words marked with their context
+NAME       a recipe, with the settings of --set; at least one code per report
 
-Each recipe is trained on nine folds and nothing else (it holds out what it tunes on by itself) and codes the tenth.
-Folds that --out has already are not run again: a change to a coder wants a new file.
+Each recipe is trained on nine folds (it holds out notes for tuning itself) and codes the tenth.
+Folds that are already in --out are not run again: after a change to a coder, use a new file.
 """
 
 from __future__ import annotations
@@ -33,42 +33,44 @@ from nosology.core.files import write_json
 from nosology.core.label_space import LabelSpace
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.group_splits import group_numbers, summarize_notes
-from nosology.models.hmhan.words import Words
+from nosology.models.hmhan.report_features import WordFeatures
 from nosology.models.train import train
 from nosology.reproduce.short_reports import short_reports
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_short_reports.json"
-_NEVER = -9.0  # the score of a code that the train folds do not have
+_ABSENT_SCORE = -9.0  # the score of a code that the train folds do not have
 
 
-def one_by_one(fitted: Callable, labels: LabelSpace, x, gold: np.ndarray, z) -> np.ndarray:
-    """Scores (B, L) of one classifier a code, fitted on x and gold and asked about z."""
-    found = np.full((z.shape[0], len(labels)), _NEVER)
+def scores_per_code(fit_and_score: Callable, labels: LabelSpace, x, gold: np.ndarray, z) -> np.ndarray:
+    """Scores (B, L) for z of one classifier per code, fitted on x and gold."""
+    found = np.full((z.shape[0], len(labels)), _ABSENT_SCORE)
     for column in range(len(labels)):
         if 0 < gold[:, column].sum() < len(gold):
-            found[:, column] = fitted(x, gold[:, column], z)
+            found[:, column] = fit_and_score(x, gold[:, column], z)
     return found
 
 
-def machine(x, y: np.ndarray, z) -> np.ndarray:
+def svm_scores(x, y: np.ndarray, z) -> np.ndarray:
+    """Scores for z of a linear SVM fitted on x and y."""
     return LinearSVC(C=3.0).fit(x, y).decision_function(z)
 
 
-def boosted(x, y: np.ndarray, z) -> np.ndarray:
+def boosting_scores(x, y: np.ndarray, z) -> np.ndarray:
+    """Scores for z of gradient boosting fitted on x and y."""
     if y.sum() < 5:
-        return np.full(z.shape[0], _NEVER)
+        return np.full(z.shape[0], _ABSENT_SCORE)
     fitted = HistGradientBoostingClassifier(max_iter=60, min_samples_leaf=5, learning_rate=0.15).fit(x, y)
     return fitted.decision_function(z)
 
 
 def at_least_one(scores: np.ndarray) -> np.ndarray:
-    """Accepted codes (B, L): those above 0, and the best."""
+    """Accepted codes (B, L): those above 0, and the one with the highest score."""
     found = scores > 0
     found[np.arange(len(found)), scores.argmax(1)] = True
     return found
 
 
-def vectors(words: Words, notes: Sequence[Note]) -> sparse.csr_matrix:
+def vectors(words: WordFeatures, notes: Sequence[Note]) -> sparse.csr_matrix:
     rows = [words.vector(note.text) for note in notes]
     indptr = np.cumsum([0, *(len(numbers) for numbers, _ in rows)])
     numbers, values = (np.concatenate(part) for part in zip(*rows))
@@ -76,33 +78,37 @@ def vectors(words: Words, notes: Sequence[Note]) -> sparse.csr_matrix:
 
 
 def accepted(coder: str, known: list[Note], new: list[Note], settings: list[str]) -> list[set]:
-    """The codes that a coder trained on some notes gives to others."""
+    """The codes that a coder, trained on known notes, assigns to new notes."""
     labels = LabelSpace(sorted({code for note in known for code in note.codes}))
     gold = labels.encode([note.codes for note in known]).toarray()
-    texts, asked = [note.text for note in known], [note.text for note in new]
+    texts, new_texts = [note.text for note in known], [note.text for note in new]
     if coder == "svm":
-        made = TfidfVectorizer(sublinear_tf=True).fit(texts)
-        found = at_least_one(one_by_one(machine, labels, made.transform(texts), gold, made.transform(asked)))
+        vectorizer = TfidfVectorizer(sublinear_tf=True).fit(texts)
+        found = at_least_one(
+            scores_per_code(svm_scores, labels, vectorizer.transform(texts), gold, vectorizer.transform(new_texts))
+        )
     elif coder == "boosting":
-        made = CountVectorizer(binary=True, ngram_range=(1, 2), min_df=3).fit(texts)
-        dense = [made.transform(part).toarray().astype(np.float32) for part in (texts, asked)]
-        found = at_least_one(one_by_one(boosted, labels, dense[0], gold, dense[1]))
+        vectorizer = CountVectorizer(binary=True, ngram_range=(1, 2), min_df=3).fit(texts)
+        dense = [vectorizer.transform(part).toarray().astype(np.float32) for part in (texts, new_texts)]
+        found = at_least_one(scores_per_code(boosting_scores, labels, dense[0], gold, dense[1]))
     elif coder == "words":
-        made = Words.fit(texts, 1, 40_000)
-        found = at_least_one(one_by_one(machine, labels, vectors(made, known), gold, vectors(made, new)))
+        vectorizer = WordFeatures.fit(texts, 1, 40_000)
+        found = at_least_one(
+            scores_per_code(svm_scores, labels, vectors(vectorizer, known), gold, vectors(vectorizer, new))
+        )
     else:
         with tempfile.TemporaryDirectory() as folder:
             corpus = write_corpus(known, Path(folder) / "corpus", source={"kind": "folds"}, filters=[], counts={})
-            told = [*settings, "decision.at_least_one=true"]
-            bundle = train(load_recipe(coder, told), [corpus], Path(folder) / "bundle")
+            recipe = load_recipe(coder, [*settings, "decision.at_least_one=true"])
+            bundle = train(recipe, [corpus], Path(folder) / "bundle")
         labels = bundle.model.labels
-        rows = bundle.model.probabilities([Note("", text) for text in asked])
+        rows = bundle.model.probabilities([Note("", text) for text in new_texts])
         found = np.stack([bundle.decision.accepted(labels, row) for row in rows])
     return [{labels.codes[j] for j in np.flatnonzero(row)} for row in found]
 
 
 def folds_of(notes: list[Note], folds: int) -> np.ndarray:
-    """The fold (B,) of each note; notes of one patient, and notes that repeat each other, are in one."""
+    """The fold (B,) of each note; notes of one patient, and near-duplicates, are in one fold."""
     summaries = summarize_notes(notes)
     group = dict(zip((note.id for note in summaries), group_numbers(summaries)))
     number = np.array([group[note.id] for note in notes])
@@ -110,7 +116,7 @@ def folds_of(notes: list[Note], folds: int) -> np.ndarray:
 
 
 def measure(coder: str, notes: list[Note], fold: np.ndarray, number: int, settings: list[str]) -> dict:
-    """What a coder gives to the notes of one fold: codes that are right, given, true; CPU seconds."""
+    """Counts of a coder on one fold: right codes, assigned codes, gold codes; CPU seconds."""
     known = [note for note, f in zip(notes, fold) if f != number]
     new = [note for note, f in zip(notes, fold) if f == number]
     started = time.process_time()
@@ -159,7 +165,7 @@ def main() -> None:
                 folds[str(number)] = measure(coder, notes, fold, number, settings)
                 results[" ".join([coder, *settings])] = summary(folds) | {"folds": folds}
                 write_json(arguments.out, results)
-    print(f"\n{'':<50}{'micro F1':>10}{'precision':>11}{'recall':>9}{'folds':>7}{'CPU s a fold':>14}")
+    print(f"\n{'':<50}{'micro F1':>10}{'precision':>11}{'recall':>9}{'folds':>7}{'CPU s per fold':>14}")
     for name, row in results.items():
         print(
             f"{name[:49]:<50}{row['micro_f1']:>10.4f}{row['precision']:>11.4f}{row['recall']:>9.4f}"

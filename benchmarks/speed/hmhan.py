@@ -38,10 +38,10 @@ from nosology.attention.hierarchical_attention import HierarchicalAttention
 from nosology.core.files import write_json
 from nosology.encoders.state_cache import CachedStates, DeviceCachedStates, EncoderStateCache
 from nosology.encoders.transformer import WindowedTransformer
-from nosology.models.hmhan.hmhan_model import Report
+from nosology.models.hmhan.hmhan_model import EncodedReport
 from nosology.models.hmhan.hmhan_net import HmhanNet, ReportBatch
-from nosology.models.hmhan.hmhan_settings import HmhanShape, LossSettings
-from nosology.models.hmhan.report_batches import Batches, Reports
+from nosology.models.hmhan.hmhan_settings import HmhanSettings, LossSettings
+from nosology.models.hmhan.report_batches import ReportBatchBuilder, ReportDataset
 from nosology.models.neural import evaluating
 from nosology.training.batch_plan import BatchPlan
 from nosology.training.cuda_graphs import CudaGraphBatchStep
@@ -58,7 +58,7 @@ LENGTH = 170.0  # mean pieces of a report after cleaning where no tokenizer is a
 
 def net_of(encoder: WindowedTransformer) -> HmhanNet:
     """HMHAN above an encoder, for the paper's ten codes."""
-    return HmhanNet(HmhanShape(frozen=True), LossSettings(), encoder, torch.arange(CODES) % CATEGORIES)
+    return HmhanNet(HmhanSettings(frozen=True), LossSettings(), encoder, torch.arange(CODES) % CATEGORIES)
 
 
 def random_bert(layers: int = 12) -> WindowedTransformer:
@@ -72,7 +72,7 @@ def random_bert(layers: int = 12) -> WindowedTransformer:
 
 
 def batch_of(lengths: list[int]) -> ReportBatch:
-    """Reports of random pieces."""
+    """ReportDataset of random pieces."""
     rng = np.random.default_rng(0)
     tokens, sizes = pad_notes([rng.integers(1000, 20_000, n) for n in lengths])
     return ReportBatch(tokens, sizes)
@@ -145,8 +145,8 @@ class Training:
         noise = rng.normal(size=(512, WIDTH)).astype(np.float16)
         nothing = np.empty(0, np.float32), np.empty(0, np.int64), np.empty(0, np.float32)
         gold = sparse.csr_matrix((rng.random((reports, CODES)) < 0.1).astype(np.int8))
-        read = [Report(ids, ids, ids, *nothing) for ids in texts]
-        self.reports = Reports(read, [()] * reports, gold, np.ones(reports, np.int64), [""] * reports)
+        read = [EncodedReport(ids, ids, ids, *nothing) for ids in texts]
+        self.reports = ReportDataset(read, [()] * reports, gold, np.ones(reports, np.int64), [""] * reports)
 
         def encode(missing: list[np.ndarray]) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
             for start in range(0, len(missing), 500):
@@ -161,12 +161,12 @@ class Training:
         return net_of(random_bert(1))
 
     def measured(self, places: CachedStates | DeviceCachedStates, size: int, recorded: bool = True) -> dict[str, float]:
-        """Reports a second and the GPU's busy share; the steps of the training loop without its files."""
+        """ReportDataset a second and the GPU's busy share; the steps of the training loop without its files."""
         net = self._net().to(self.device).train()
         learned = [p for n, p in net.named_parameters() if not n.startswith("encoder")]
         optimizer = torch.optim.AdamW(learned, 1e-3, fused=True)
         plan = BatchPlan(self.lengths, self.reports.versions, size, 1 << 20, 0)
-        batches = Batches(self.reports, np.arange(len(self.reports)), places, None)
+        batches = ReportBatchBuilder(self.reports, np.arange(len(self.reports)), places, None)
 
         def learn(batch: ReportBatch, share: torch.Tensor | float) -> None:
             with torch.autocast(self.device, torch.bfloat16):
@@ -186,7 +186,7 @@ class Training:
                 reports += work.notes
             return reports
 
-        feed = BatchLoader(plan, batches.make, pin_memory=self.device == "cuda")
+        feed = BatchLoader(plan, batches.build, pin_memory=self.device == "cuda")
         kind = ProfilerActivity.CUDA if self.device == "cuda" else ProfilerActivity.CPU
         with closing(feed.steps(0, 0)) as made:
             for _ in range(3):  # by then the usual shapes are recorded
@@ -210,13 +210,13 @@ class Training:
     ) -> dict[str, float]:
         """Two epochs of the loop itself with recorded steps and with plain ones: seconds, and how far weights part."""
         rows, settings = np.arange(reports), TrainerSettings(epochs=2, batch=size, warmup=0)
-        batches, found, nets = Batches(self.reports, rows, places, None), {}, {}
+        batches, found, nets = ReportBatchBuilder(self.reports, rows, places, None), {}, {}
         for name, repeated in {"plain": False, "recorded": True}.items():
             net = nets[name] = self._net()
             started = time.perf_counter()
             fit(TrainingRun(
                 net, settings, lengths=self.lengths[rows], groups=self.reports.versions[rows],
-                make_batch=batches.make, use_cuda_graphs=repeated, run_folder=folder / name, fingerprint=name, seed=0,
+                make_batch=batches.build, use_cuda_graphs=repeated, run_folder=folder / name, fingerprint=name, seed=0,
             ))  # fmt: skip
             found[f"{name}_seconds"] = time.perf_counter() - started
         pairs = zip(nets["plain"].state_dict().values(), nets["recorded"].state_dict().values())
@@ -275,21 +275,21 @@ def on_cpu() -> dict[str, Any]:
     from nosology.encoders.tokenizers import ReportTokenizer
     from nosology.encoders.transformer import load_pretrained
     from nosology.explanation.attribution import attribute
-    from nosology.models.hmhan.categories import Categories
+    from nosology.models.hmhan.code_groups import CodeCategories
     from nosology.models.hmhan.hmhan_model import Hmhan
-    from nosology.models.hmhan.hmhan_net import HmhanNets
-    from nosology.models.hmhan.words import Words
+    from nosology.models.hmhan.hmhan_net import HmhanEnsemble
+    from nosology.models.hmhan.report_features import WordFeatures
 
     reader, encoder = load_pretrained("minilm", 0, 512)
     texts = simulated_reports(300)
     reports = ReportTokenizer(reader.tokenizer_json, 512)
     labels = LabelSpace([Code("icd10cm", code) for code in ("J18.9", "I50.9", "J90", "N17.9", "I10", "J96.01")])
-    words, categories = Words.fit(texts, 2, 30_000), Categories.at(labels, "chapter")
-    shape = HmhanShape(encoder="minilm", frozen=True)
-    net = HmhanNet(shape, LossSettings(), encoder, torch.from_numpy(categories.of), words=len(words))
-    model = Hmhan(labels, np.ones(6, int), reports, HmhanNets([net]), shape, categories=categories, words=words)
+    words, categories = WordFeatures.fit(texts, 2, 30_000), CodeCategories.at_level(labels, "chapter")
+    shape = HmhanSettings(encoder="minilm", frozen=True)
+    net = HmhanNet(shape, LossSettings(), encoder, torch.from_numpy(categories.of_label), words=len(words))
+    model = Hmhan(labels, np.ones(6, int), reports, HmhanEnsemble([net]), shape, categories=categories, words=words)
     lengths = np.array([len(reports.tokenize(text)) for text in texts])
-    bare = HmhanNets([net_of(encoder)])
+    bare = HmhanEnsemble([net_of(encoder)])
     batch = batch_of([510])
     with evaluating(bare):
         seconds = median(lambda: bare.logits(batch), 7, "cpu")

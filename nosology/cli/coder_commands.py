@@ -52,7 +52,7 @@ def train(
     if not made["found"].get("dev_codes", 1):
         typer.echo("caution: no code of the tuning notes is in the training notes: probabilities are guesses", err=True)
     if made["found"].get("net_share", 1.0) < 1:
-        typer.echo(f"of what the net adds to words, held-out notes bear a share of {made['found']['net_share']:g}")
+        typer.echo(f"net weight chosen on held-out notes: {made['found']['net_share']:g}")
     if strange := made["found"].get("contexts_as_on_day_one"):
         told = f"caution: too few mentions are {', '.join(strange)} to learn what that is worth: as on day one"
         typer.echo(told, err=True)

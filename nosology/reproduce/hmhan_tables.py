@@ -7,7 +7,7 @@ Protocols of table `leakage`:
     resampled    MLSMOTE runs over all reports before the split: some test rows are synthetic, and lie between reports
                  that training has seen
 
-The last breaks on purpose what the types of `mlsmote.py` forbid. No coder trained here is for use.
+The last breaks on purpose what the types of `report_batches.py` forbid. No coder trained here is for use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from nosology.config import check
 from nosology.core import ConfigError, DataError, Note
@@ -30,11 +29,10 @@ from nosology.corpora.simulate import simulate as simulate_hospital
 from nosology.corpora.splits import split_corpus, stratified_splits
 from nosology.evaluation import Evaluation, examine, tune_threshold
 from nosology.models.compare import METRICS, judged
-from nosology.models.hmhan.hmhan_net import HmhanNet, HmhanNets, SyntheticBatch
+from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet
 from nosology.models.hmhan.hmhan_settings import CombinationSettings, HmhanRecipe, SmoteSettings
-from nosology.models.hmhan.hmhan_trainer import Course, parameter_groups
-from nosology.models.hmhan.mlsmote import Synthetic
-from nosology.models.hmhan.report_batches import Batches
+from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer, parameter_groups
+from nosology.models.hmhan.report_batches import ReportBatchBuilder, SyntheticRows
 from nosology.models.neural import evaluating
 from nosology.models.train import train
 from nosology.reproduce import runner
@@ -44,7 +42,7 @@ from nosology.training.examples import Examples
 from nosology.training.run_folder import fingerprint
 from nosology.training.trainer import TrainingRun, fit, launch_fabric
 
-TITLE = "Sasikala et al. (2025), Automated ICD Medical Code Generation for Radiology Reports (HMHAN)"
+TITLE = "Sasikala et al. (2025), Automated ICD Medical Code Generation for Radiology ReportDataset (HMHAN)"
 TABLES = {"4": "HMHAN and its baselines", "ablations": "Parts of HMHAN", "leakage": "Protocols that leak"}
 PLAIN_LOSS = ["smote.share=0.0", "loss.focal=0.0", "loss.weighted=false"]
 VARIANTS: dict[str, dict[str, list[str]]] = {
@@ -196,18 +194,18 @@ def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path, identity: s
 
     identity: the fingerprint of recipe and corpus.
     """
-    course = Course.of(recipe, notes, folder, identity)
-    train_reports, labels = course.train, course.model.labels
-    made = course.synthetic(np.arange(len(notes)), recipe.seed)
+    trainer = HmhanEnsembleTrainer.from_notes(recipe, notes, folder, identity)
+    train_reports, labels = trainer.train, trainer.model.labels
+    made = trainer.synthetic_rows(np.arange(len(notes)), recipe.seed)
     if made is None or not len(made):
         raise DataError("MLSMOTE makes no row of these notes, for no rare code has two: nothing can be resampled")
     part = _random_parts(len(notes) + len(made), recipe.seed)
     real, synthetic = part[: len(notes)], part[len(notes) :]
     rows = np.flatnonzero(real == 0)
-    net = course.net(rows, recipe.seed)
-    inside = made.part(np.flatnonzero(synthetic == 0))
+    net = trainer.build_net(rows, recipe.seed)
+    inside = made.subset(np.flatnonzero(synthetic == 0))
     fabric = launch_fabric(recipe.training)
-    batches = Batches(train_reports, rows, course.places_on(fabric.device), inside)
+    batches = ReportBatchBuilder(train_reports, rows, trainer.cached_states_on(fabric.device), inside)
     batches.synthetic_of = _assign_to_reports(train_reports.versions, rows, inside, recipe.seed)
     fit(
         TrainingRun(
@@ -215,23 +213,23 @@ def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path, identity: s
             recipe.training,
             lengths=np.array([max(1, len(train_reports.reports[row])) for row in rows]),
             groups=train_reports.versions[rows],
-            make_batch=batches.make,
+            make_batch=batches.build,
             parameter_groups=parameter_groups(net, recipe),
-            run_folder=folder / "member_0",
+            run_folder=folder / "net_0",
             fingerprint=identity,
             seed=recipe.seed,
             fabric=fabric,
             title="resampled before the split",
         )
     )
-    model = replace(course.model, net=HmhanNets([net]))
+    model = replace(trainer.model, net=HmhanEnsemble([net]))
 
     def scores(number: int) -> tuple[np.ndarray, list[list[Any]], int]:
         """Probabilities and gold codes of the rows of a part, the real rows first, and the number of real rows."""
         chosen = np.flatnonzero(real == number)
-        more = made.part(np.flatnonzero(synthetic == number))
+        more = made.subset(np.flatnonzero(synthetic == number))
         logits = model.logits_of([train_reports.reports[row] for row in chosen])
-        logits = np.concatenate([logits, _synthetic_logits(course, net, more)])
+        logits = np.concatenate([logits, _synthetic_logits(trainer, net, more)])
         probabilities = (1 / (1 + np.exp(-np.clip(logits, -50, 50)))).astype(np.float32)
         versions = np.concatenate([train_reports.versions[chosen], train_reports.versions[more.first]])
         mask_other_versions(probabilities, versions, label_versions(labels))
@@ -246,7 +244,7 @@ def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path, identity: s
     return metrics | {f"real.{name}": value for name, value in only_real.items()}
 
 
-def _assign_to_reports(versions: np.ndarray, rows: np.ndarray, made: Synthetic, seed: int) -> dict[int, list[int]]:
+def _assign_to_reports(versions: np.ndarray, rows: np.ndarray, made: SyntheticRows, seed: int) -> dict[int, list[int]]:
     """Train report -> synthetic rows that are learned in its batch: drawn at random from those of its ICD version."""
     random = np.random.default_rng([seed, 8])
     reports = rows[random.integers(0, len(rows), len(made))]
@@ -260,24 +258,18 @@ def _assign_to_reports(versions: np.ndarray, rows: np.ndarray, made: Synthetic, 
     return found
 
 
-def _synthetic_logits(course: Course, net: HmhanNet, made: Synthetic) -> np.ndarray:
+def _synthetic_logits(trainer: HmhanEnsembleTrainer, net: HmhanNet, made: SyntheticRows) -> np.ndarray:
     """Logits (S, L) of synthetic rows: the head reads a vector between the vectors of two reports, after attention."""
-    batches = Batches(course.train, np.arange(len(course.train)), course.places, made)
-    parts = [np.zeros((0, course.train.gold.shape[1]), np.float32)]
+    batches = ReportBatchBuilder(trainer.train, np.arange(len(trainer.train)), trainer.cached_states, made)
+    parts = [np.zeros((0, trainer.train.gold.shape[1]), np.float32)]
     device = next(net.parameters()).device
     with evaluating(net):
         for start in range(0, len(made), 64):
-            every, rows = batches.between(np.empty(0, np.int64), list(range(start, min(start + 64, len(made)))))
+            every, rows = batches.add_synthetic(np.empty(0, np.int64), list(range(start, min(start + 64, len(made)))))
             assert rows is not None
-            batch, rows = batches.batch(every).to(device), rows.to(device)
-            vectors = _interpolated(net.look(*net.states(batch), None), rows)
-            columns = None if batch.columns is None else _interpolated(batch.columns, rows)
-            logits = net.share * net.head(vectors, columns, None) + _interpolated(net.wide(batch), rows)
+            batch, rows = batches.collate(every).to(device), rows.to(device)
+            vectors = rows.interpolate(net.code_vectors(batch))
+            columns = None if batch.columns is None else rows.interpolate(batch.columns)
+            logits = net.share * net.head(vectors, columns, None) + rows.interpolate(net.word_logits(batch))
             parts.append(logits.float().cpu().numpy())
     return np.concatenate(parts)
-
-
-def _interpolated(values: torch.Tensor, rows: SyntheticBatch) -> torch.Tensor:
-    """The values (S, ...) between those (B, ...) of the two reports of each synthetic row."""
-    first, second = values[rows.pairs[:, 0]], values[rows.pairs[:, 1]]
-    return torch.lerp(first, second, rows.shares.to(values.dtype).view(-1, *[1] * (values.ndim - 1)))

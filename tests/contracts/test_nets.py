@@ -24,10 +24,10 @@ from nosology.models.caml_laat.caml_laat_settings import CamlSettings, LaatSetti
 from nosology.models.dual_laat.dual_laat_model import DualLaat
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatSettings
-from nosology.models.hmhan.categories import Categories
+from nosology.models.hmhan.code_groups import CodeCategories
 from nosology.models.hmhan.hmhan_model import Hmhan
-from nosology.models.hmhan.hmhan_net import HmhanNet, HmhanNets
-from nosology.models.hmhan.hmhan_settings import HmhanShape, LossSettings
+from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet
+from nosology.models.hmhan.hmhan_settings import HmhanSettings, LossSettings
 from nosology.models.neural import NeuralModel
 from nosology.models.plant.plant_model import Plant
 from nosology.models.plant.plant_settings import PlantSettings, RankerSettings
@@ -79,11 +79,11 @@ def _plant(_: Path, direction: str = "forward") -> Plant:
 
 
 def _hmhan(folder: Path, attention: str = "hierarchical") -> Hmhan:
-    shape = HmhanShape(encoder="tiny", attention=attention, heads=2, hidden=[12, 6], frozen=False)
+    shape = HmhanSettings(encoder="tiny", attention=attention, heads=2, hidden=[12, 6], frozen=False)
     loss = LossSettings(focal=0, weighted=False)
     reader, encoder = load_pretrained(str(tiny_bert(folder / "encoder")), 0, 40)
-    categories = Categories.at(CODES, "chapter")
-    net = HmhanNets([HmhanNet(shape, loss, encoder, torch.from_numpy(categories.of))])
+    categories = CodeCategories.at_level(CODES, "chapter")
+    net = HmhanEnsemble([HmhanNet(shape, loss, encoder, torch.from_numpy(categories.of_label))])
     return Hmhan(CODES, NOTES, ReportTokenizer(reader.tokenizer_json, 40), net, shape, categories=categories)
 
 

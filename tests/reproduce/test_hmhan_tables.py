@@ -10,7 +10,7 @@ import pytest
 from nosology.config import checked, load_recipe
 from nosology.core import Code, DataError
 from nosology.corpora.corpus import write_corpus
-from nosology.models.hmhan.report_batches import Batches
+from nosology.models.hmhan.report_batches import ReportBatchBuilder
 from nosology.reproduce import hmhan_tables as hmhan
 from nosology.reproduce.runner import Task
 from tests.conftest import small_notes
@@ -53,13 +53,13 @@ def test_protocols_differ_in_the_patients_that_training_has_seen(tiny, tmp_path)
 def test_batches_of_resampled_rows_are_of_one_icd_version(tiny, tmp_path, monkeypatch):
     notes = [replace(note, split=None) for note in small_notes(80)]  # coded in either version, or in both
     versions = []
-    make = Batches.make
+    make = ReportBatchBuilder.build
 
     def watched(self, chosen, given):
         versions.append(np.unique(self.train.versions[self.rows[chosen]]))
         return make(self, chosen, given)
 
-    monkeypatch.setattr(Batches, "make", watched)
+    monkeypatch.setattr(ReportBatchBuilder, "build", watched)
     protocols(tiny, corpus_of(notes, tmp_path / "corpus"), tmp_path, ["resampled"])
     assert {len(found) for found in versions} == {1}
 

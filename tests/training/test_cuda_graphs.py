@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from nosology.models.hmhan.hmhan_net import HmhanNet, ReportBatch, SyntheticBatch
-from nosology.models.hmhan.hmhan_settings import HmhanShape, LossSettings
+from nosology.models.hmhan.hmhan_settings import HmhanSettings, LossSettings
 from nosology.training.cuda_graphs import CudaGraphBatchStep
 from nosology.training.data_loader import Batch
 
@@ -35,10 +35,10 @@ def report_batch(rows: int, seed: int, synthetic: SyntheticBatch | None = None, 
 
 def test_every_call_receives_its_batch_and_weight():
     batches = [report_batch(rows, rows) for rows in (4, 4, 2, 4)]
-    batches += [report_batch(4, 9, offsets=torch.ones(4, 3)), report_batch(4, 10)]
+    batches += [report_batch(4, 9, word_scores=torch.ones(4, 3)), report_batch(4, 10)]
     for (batch, weight), (number, original) in zip(recorded_calls(*batches), enumerate(batches), strict=True):
         assert weight == torch.tensor(1 / (number + 1))
-        for name in ("states", "lengths", "targets", "offsets"):
+        for name in ("states", "lengths", "targets", "word_scores"):
             expected, value = getattr(original, name), getattr(batch, name)
             assert (expected is None and value is None) or torch.equal(expected, value)
 
@@ -53,7 +53,7 @@ def test_hmhan_on_cached_states_reads_only_tensors_that_a_graph_copies():
     encoder = torch.nn.Identity()  # never called
     encoder.width = 12
     torch.manual_seed(0)
-    shape = HmhanShape(frozen=True, heads=2, hidden=(8,), dropout=0.0, state_dropout=0.0)
+    shape = HmhanSettings(frozen=True, heads=2, hidden=(8,), dropout=0.0, state_dropout=0.0)
     net = HmhanNet(shape, LossSettings(), encoder, torch.tensor([0, 0, 1])).train()
     torch.nn.init.normal_(net.head.own)
     first, second = (

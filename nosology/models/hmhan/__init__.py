@@ -1,1 +1,1 @@
-"""HMHAN: hierarchical attention over a pretrained encoder, for radiology reports."""
+"""HMHAN (hierarchical multi-head attention network): codes for radiology reports, on top of a pretrained encoder."""

@@ -1,7 +1,8 @@
-"""What held-out reports decide about HMHAN: calibration, what the net adds to words, sets of codes, the threshold."""
+"""What is tuned on held-out reports: the weight of the net, calibration, the prior over code sets, the threshold."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,98 +11,104 @@ from scipy import sparse
 from nosology.core.label_space import label_versions, mask_other_versions
 from nosology.evaluation import brief
 from nosology.evaluation.decision import Decision
-from nosology.models.hmhan.combinations import Combinations
-from nosology.models.hmhan.hmhan_model import Hmhan, Report
+from nosology.models.hmhan.code_groups import CodeCombinations
+from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.hmhan.hmhan_net import HmhanNet
 from nosology.models.hmhan.hmhan_settings import HmhanRecipe
-from nosology.models.hmhan.report_batches import Reports
-from nosology.models.hmhan.word_scores import word_matrix
+from nosology.models.hmhan.report_batches import ReportDataset
+from nosology.models.hmhan.report_features import EncodedReport, word_matrix
 from nosology.models.neural import EXCLUDED_LOGIT
 
-_FLAT = 0.015  # of F1
-_SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # of what the net says beside words
-_ERRORS = 2.0  # standard errors within which a share is as good as the best one
+_MAX_F1_LOSS = 0.015
+_NET_WEIGHTS = (1.0, 0.75, 0.5, 0.25, 0.0)
+_STANDARD_ERRORS = 2.0  # a net weight within so many standard errors of the best is as good
 
 
-def decided(
+def tune_on_held_out(
     recipe: HmhanRecipe,
     model: Hmhan,
     logits: np.ndarray,
-    wide: np.ndarray,
-    held: Reports,
-    gold: sparse.csr_matrix,
-    own: bool = False,
+    word_scores: np.ndarray,
+    held_out: ReportDataset,
+    train_gold: sparse.csr_matrix,
+    in_train: bool = False,
 ) -> tuple[Hmhan, Decision]:
-    """The model with calibration and sets of codes, and the decision, found on logits (B, L) of held-out reports.
+    """The model with net weight, calibration and prior over code sets, and the decision.
 
-    wide: (B, L) what words alone say of them: how much the net may add to it is found here too. gold: (N, L) of the
-    train reports. own: the held-out reports are among them, so that none may know its own set.
+    logits: (B, L) of held-out reports. word_scores: (B, L) the part of them that comes from word features.
+    train_gold: (N, L) of the train reports. in_train: the held-out reports are among the train reports; the prior then
+    must not count the gold set of the report itself.
     """
-    versioned = label_versions(model.labels)
+    versions = label_versions(model.labels)
 
-    def mixed(share: float) -> np.ndarray:
-        found = np.where(logits > EXCLUDED_LOGIT, wide + share * (logits - wide), EXCLUDED_LOGIT)
-        return mask_other_versions(found, held.versions, versioned, EXCLUDED_LOGIT)
+    def with_net_weight(weight: float) -> np.ndarray:
+        mixed = np.where(logits > EXCLUDED_LOGIT, word_scores + weight * (logits - word_scores), EXCLUDED_LOGIT)
+        return mask_other_versions(mixed, held_out.versions, versions, EXCLUDED_LOGIT)
 
-    def surprise(found: np.ndarray) -> np.ndarray:
-        """The cross entropy (B,) of calibrated logits: less a matter of luck than an F1 on some hundred reports."""
-        given = np.clip(model.calibrated(found, held.gold).calibration(found).astype(np.float64), 1e-7, 1 - 1e-7)
-        true = held.gold.toarray().astype(bool)
-        return -np.where(found > EXCLUDED_LOGIT, np.where(true, np.log(given), np.log1p(-given)), 0).sum(1)
+    def cross_entropy(mixed: np.ndarray) -> np.ndarray:
+        """The cross-entropy (B,) of calibrated logits; it varies less than F1 on a few hundred reports."""
+        calibrated = model.calibrated(mixed, held_out.gold).calibration(mixed)
+        probabilities = np.clip(calibrated.astype(np.float64), 1e-7, 1 - 1e-7)
+        true = held_out.gold.toarray().astype(bool)
+        losses = np.where(true, np.log(probabilities), np.log1p(-probabilities))
+        return -np.where(mixed > EXCLUDED_LOGIT, losses, 0).sum(1)
 
-    tried = {share: mixed(share) for share in (_SHARES if model.words else (1.0,))}
-    share = largest_good({share: surprise(found) for share, found in tried.items()})
+    by_weight = {weight: with_net_weight(weight) for weight in (_NET_WEIGHTS if model.words else (1.0,))}
+    weight = choose_net_weight({weight: cross_entropy(mixed) for weight, mixed in by_weight.items()})
     for net in model.net.nets:
-        net.share.fill_(share)
-    logits = tried[share]
-    model = model.calibrated(logits, held.gold)
+        net.share.fill_(weight)
+    logits = by_weight[weight]
+    model = model.calibrated(logits, held_out.gold)
     probabilities = model.to_probabilities(logits)
     if recipe.combinations.prior == "auto":
-        sets = Combinations.of(gold)
-        without = held.gold if own else None
-        sets = sets.tuned(probabilities, lambda p: brief(model.labels, held.codes, p)["micro_f1"], without)
-        probabilities = sets(probabilities, without)
-        model.combinations = sets if sets.share else None
-    decision = Decision.tune(recipe.decision, model.labels, held.codes, probabilities)
-    return model, steadied(decision, held, probabilities) if recipe.decision.threshold == "global" else decision
+        exclude = held_out.gold if in_train else None
+        combinations = CodeCombinations.from_gold(train_gold).tuned(
+            probabilities, lambda p: brief(model.labels, held_out.codes, p)["micro_f1"], exclude
+        )
+        probabilities = combinations(probabilities, exclude)
+        model.combinations = combinations if combinations.mixture_weight else None
+    decision = Decision.tune(recipe.decision, model.labels, held_out.codes, probabilities)
+    if recipe.decision.threshold == "global":
+        decision = stabilize_threshold(decision, held_out, probabilities)
+    return model, decision
 
 
-def largest_good(surprises: dict[float, np.ndarray]) -> float:
-    """The largest share whose surprise (B,) is, on average, the least or within some standard errors of it.
+def choose_net_weight(cross_entropies: dict[float, np.ndarray]) -> float:
+    """The largest net weight whose mean cross-entropy is the lowest, or within two standard errors of the lowest.
 
-    Held-out reports are scored by one member that has learned from a part of the others, new ones by the mean of
-    members: what the net adds is worth more than held-out reports say.
+    cross_entropies: net weight -> (B,) of held-out reports. The largest, because held-out scores underestimate the net:
+    each comes from one net trained on a part of the reports, while new reports are scored by the whole ensemble.
     """
-    best = min(surprises.values(), key=lambda values: values.mean())
+    best = min(cross_entropies.values(), key=lambda values: values.mean())
 
-    def good(values: np.ndarray) -> bool:
-        more = values - best
-        return more.mean() <= _ERRORS * more.std() / len(more) ** 0.5
+    def is_as_good(values: np.ndarray) -> bool:
+        excess = values - best
+        return bool(excess.mean() <= _STANDARD_ERRORS * excess.std() / len(excess) ** 0.5)
 
-    return max(share for share, values in surprises.items() if good(values))
+    return max(weight for weight, values in cross_entropies.items() if is_as_good(values))
 
 
-def steadied(decision: Decision, held: Reports, probabilities: np.ndarray) -> Decision:
-    """The decision with half of the best F1 as its threshold, unless held-out reports lose more than `_FLAT` by that.
+def stabilize_threshold(decision: Decision, held_out: ReportDataset, probabilities: np.ndarray) -> Decision:
+    """The decision with half of the best F1 as threshold, unless that costs more than 0.015 F1 on held-out reports.
 
-    For calibrated probabilities that is the best threshold (Lipton et al. 2014). The curve of F1 by threshold is flat
-    near its top, so that the top of some hundred reports stands anywhere on it; its height hardly moves.
+    This is the optimal threshold of calibrated probabilities (Lipton et al. 2014). F1 is flat near its maximum: on a
+    few hundred reports the position of the maximum varies much, its height hardly.
     """
-    true = sum(map(len, held.codes))
+    true = sum(map(len, held_out.codes))
 
     def f1(threshold: float) -> float:
-        found = probabilities >= max(threshold, np.finfo(np.float32).tiny)
+        accepted = probabilities >= max(threshold, np.finfo(np.float32).tiny)
         if decision.at_least_one:
-            found[np.arange(len(found)), probabilities.argmax(1)] |= probabilities.max(1) > 0
-        return 2 * held.gold.multiply(found).sum() / max(1, found.sum() + true)
+            accepted[np.arange(len(accepted)), probabilities.argmax(1)] |= probabilities.max(1) > 0
+        return float(2 * held_out.gold.multiply(accepted).sum() / max(1, accepted.sum() + true))
 
     best = f1(decision.threshold)
-    return replace(decision, threshold=best / 2) if best and best - f1(best / 2) <= _FLAT else decision
+    return replace(decision, threshold=best / 2) if best and best - f1(best / 2) <= _MAX_F1_LOSS else decision
 
 
-def word_logits(net: HmhanNet, reports: list[Report]) -> np.ndarray:
-    """What words alone say of reports (B, L); 0 where there is no lexical branch."""
-    if net.words is None:
+def word_logits(net: HmhanNet, reports: Sequence[EncodedReport]) -> np.ndarray:
+    """The logits (B, L) of word features alone; zeros (1, 1) without word features."""
+    if net.words is None or net.word_bias is None:
         return np.zeros((1, 1), np.float32)
-    found = word_matrix(reports, len(net.words) - 1) @ net.words[1:].cpu().numpy()
-    return found + net.word_bias.cpu().numpy()
+    logits = word_matrix(reports, len(net.words) - 1) @ net.words[1:].cpu().numpy()
+    return logits + net.word_bias.cpu().numpy()

@@ -1,4 +1,4 @@
-"""The coder of kind `hmhan`: reports, with the columns that stand beside them, to codes."""
+"""The model of kind `hmhan`: codes for reports with their metadata columns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nosology.core import EvidenceSpan, Note
 from nosology.core.label_space import LabelSpace, label_versions
@@ -16,47 +16,37 @@ from nosology.core.model import WordWeights
 from nosology.encoders.state_cache import CachedStates
 from nosology.encoders.tokenizers import Encoding, ReportTokenizer
 from nosology.encoders.transformer import WindowedTransformer
-from nosology.models.hmhan.categories import Categories
-from nosology.models.hmhan.columns import Columns
-from nosology.models.hmhan.combinations import Combinations
-from nosology.models.hmhan.hmhan_net import HmhanNet, HmhanNets, ReportBatch, SyntheticBatch
-from nosology.models.hmhan.hmhan_settings import HmhanShape, LossSettings
-from nosology.models.hmhan.words import Words
+from nosology.models.hmhan.code_groups import CodeCategories, CodeCombinations
+from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet, ReportBatch, SyntheticBatch
+from nosology.models.hmhan.hmhan_settings import HmhanSettings, LossSettings
+from nosology.models.hmhan.report_features import EncodedReport, MetadataColumns, WordFeatures
 from nosology.models.neural import EXCLUDED_LOGIT, NeuralModel, by_length, by_word, evaluating
 from nosology.models.spans import best_spans
 from nosology.text.tokens import tokenize
 from nosology.training.data_loader import Batch, pad_notes, pad_rows
 
-_TOKENS = {"cpu": 4_096, "cuda": 65_536}  # of a batch, pads included; a CPU's cache holds no more
-_NOTES = 256
-_BARE = np.empty(0, np.float32), np.empty(0, np.int64), np.empty(0, np.float32)
+_BATCH_TOKENS = {"cpu": 4_096, "cuda": 65_536}  # padding included; more do not fit into the cache of a CPU
+_BATCH_NOTES = 256
+_NO_FEATURES = np.empty(0, np.float32), np.empty(0, np.int64), np.empty(0, np.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class Report(Encoding):
-    """A report as the net is given it."""
-
-    columns: np.ndarray  # (C,) float32
-    features: np.ndarray  # (K,) int64
-    values: np.ndarray  # (K,) float32
-
-
-def report_batch(
-    reads: Sequence[Encoding],
+def collate_reports(
+    encodings: Sequence[Encoding],
     labels: Tensor | None = None,
     targets: Tensor | None = None,
     synthetic: SyntheticBatch | None = None,
 ) -> ReportBatch:
-    """The batch of some reports, with what is asked about them; a plain Read has neither columns nor words."""
-    reports = [read if isinstance(read, Report) else Report(read.ids, read.starts, read.ends, *_BARE) for read in reads]
+    """The batch of some reports; a plain Encoding has neither columns nor word features."""
+    reports = [
+        item if isinstance(item, EncodedReport) else EncodedReport(item.ids, item.starts, item.ends, *_NO_FEATURES)
+        for item in encodings
+    ]
     tokens, lengths = pad_notes([report.ids for report in reports])
-    wide = len(reports[0].columns)
-    columns = (
-        torch.from_numpy(np.concatenate([report.columns for report in reports]).reshape(-1, wide)) if wide else None
-    )
-    most = max(1, max(len(report.features) for report in reports))
-    features = pad_rows([report.features for report in reports], most, 0, np.int64)
-    values = pad_rows([report.values for report in reports], most, 0, np.float32)
+    n_columns = len(reports[0].columns)
+    columns = torch.from_numpy(np.stack([report.columns for report in reports])) if n_columns else None
+    width = max(1, max(len(report.features) for report in reports))
+    features = pad_rows([report.features for report in reports], width, 0, np.int64)
+    values = pad_rows([report.values for report in reports], width, 0, np.float32)
     return ReportBatch(
         tokens, lengths, labels, targets, columns=columns, features=features, values=values, synthetic=synthetic
     )
@@ -64,58 +54,67 @@ def report_batch(
 
 @dataclass
 class Hmhan(NeuralModel):
-    """HMHAN or one of its baselines; several nets where the recipe asks for members."""
+    """HMHAN or one of its baselines: one net or an ensemble."""
 
-    categories: Categories | None = None
-    columns: Columns = field(default_factory=Columns)
-    words: Words | None = None
-    combinations: Combinations | None = None
+    net: HmhanEnsemble  # pyrefly: ignore[bad-override-mutable-attribute]  # always the type of `build_net`
+    settings: HmhanSettings  # pyrefly: ignore[bad-override-mutable-attribute]  # always of `settings_class`
+    categories: CodeCategories | None = None
+    columns: MetadataColumns = field(default_factory=MetadataColumns)
+    words: WordFeatures | None = None
+    combinations: CodeCombinations | None = None
 
-    kind, tokenizer_class, settings_class = "hmhan", ReportTokenizer, HmhanShape
+    kind, tokenizer_class, settings_class = "hmhan", ReportTokenizer, HmhanSettings
 
-    def tokenize(self, note: Note) -> Report:
+    def tokenize(self, note: Note) -> EncodedReport:
         """The tokens of a report, with its metadata columns (`note.extra`) and its word features."""
-        found = self.tokenizer.tokenize(note.text)
+        encoding = self.tokenizer.tokenize(note.text)
         columns = self.columns.vector(note.extra)
-        features, values = self.words.vector(note.text) if self.words else _BARE[1:]
-        return Report(found.ids, found.starts, found.ends, columns, features, values)
+        features, values = self.words.vector(note.text) if self.words else _NO_FEATURES[1:]
+        return EncodedReport(encoding.ids, encoding.starts, encoding.ends, columns, features, values)
 
     def approximate_probabilities(self, notes: Sequence[Note]) -> np.ndarray:
         """Probabilities (B, L) to about 0.01, faster on a CPU with bf16 instructions."""
-        able = getattr(torch.cpu, "get_capabilities", dict)()  # torch before 2.11 does not tell
-        with torch.autocast("cpu", torch.bfloat16, enabled=bool(able.get("avx512_bf16") or able.get("amx_bf16"))):
+        capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # new in torch 2.11
+        has_bf16 = bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+        with torch.autocast("cpu", torch.bfloat16, enabled=has_bf16):
             return self.probabilities(notes)
 
     def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
-        """Probabilities (B, L) of logits (B, L), after what sets of codes say; 0 where there is `EXCLUDED_LOGIT`."""
-        found = super().to_probabilities(logits)
+        """Probabilities (B, L) of logits (B, L), with the prior over code sets; 0 for `EXCLUDED_LOGIT`."""
+        probabilities = super().to_probabilities(logits)
         if self.combinations is None:
-            return found
+            return probabilities
         versions = label_versions(self.labels)
-        # Of two sets of different ICD versions each may be the note's, and neither takes from the other.
-        parts = [(versions == version, np.where(versions == version, found, 0)) for version in np.unique(versions)]
-        return sum(np.where(own, self.combinations(part), np.float32(0)) for own, part in parts)
+        result = np.zeros_like(probabilities)
+        # One ICD version at a time: sets of different versions do not compete for probability.
+        for version in np.unique(versions):
+            of_version = versions == version
+            result += np.where(of_version, self.combinations(np.where(of_version, probabilities, 0)), np.float32(0))
+        return result
 
     def logits_of(
-        self, reads: Sequence[Encoding], columns: Sequence[int] | None = None, places: CachedStates | None = None
+        self,
+        reads: Sequence[Encoding],
+        columns: Sequence[int] | None = None,
+        cached_states: CachedStates | None = None,
     ) -> np.ndarray:
-        """Logits (B, L), float32, in the order of the reports; columns: of these labels alone.
+        """Logits (B, L), float32, in the order of the reports; columns: of these labels only.
 
-        places: the reports' states, of a frozen encoder, which then need not be asked for them again.
+        cached_states: states of the reports; the frozen encoder then does not run.
         """
-        wide = len(self.labels) if columns is None else len(columns)
-        found = np.full((len(reads), wide), EXCLUDED_LOGIT, dtype=np.float32)
-        wanted = None if columns is None else torch.tensor(columns, dtype=torch.int64)
+        logits = np.full((len(reads), len(self.labels if columns is None else columns)), EXCLUDED_LOGIT, np.float32)
+        labels = None if columns is None else torch.tensor(columns, dtype=torch.int64)
         lengths = np.array([len(read.ids) for read in reads], dtype=np.int64)
         gpu = self.device.type == "cuda"
         half = gpu or torch.is_autocast_enabled("cpu")
         with evaluating(self.net), torch.autocast(self.device.type, torch.bfloat16, enabled=half):
-            for rows in by_length(lengths, _TOKENS["cuda" if gpu else "cpu"], _NOTES):
-                batch = report_batch([reads[row] for row in rows], labels=wanted)
-                if places is not None:
-                    batch = replace(batch, states=torch.from_numpy(places.padded_batch(rows, batch.tokens.shape[1])))
-                found[rows] = self.net.logits(batch.to(self.device)).float().cpu().numpy()
-        return found
+            for rows in by_length(lengths, _BATCH_TOKENS["cuda" if gpu else "cpu"], _BATCH_NOTES):
+                batch = collate_reports([reads[row] for row in rows], labels=labels)
+                if cached_states is not None:
+                    states = cached_states.padded_batch(rows.tolist(), batch.tokens.shape[1])
+                    batch = replace(batch, states=torch.from_numpy(states))
+                logits[rows] = self.net.logits(batch.to(self.device)).float().cpu().numpy()
+        return logits
 
     @property
     def has_category_attention(self) -> bool:
@@ -124,32 +123,32 @@ class Hmhan(NeuralModel):
 
     def category_attention(self, note: Note, labels: Sequence[int]) -> WordWeights:
         """The attention of each label's category over the words of a report."""
-        read = self.tokenizer.tokenize(note.text)
-        if not len(read) or not self.has_category_attention:
+        encoding = self.tokenizer.tokenize(note.text)
+        if not len(encoding) or not self.has_category_attention or self.categories is None:
             return WordWeights(np.empty(0, np.int64), np.empty(0, np.int64), np.zeros((len(labels), 0), np.float32))
         with evaluating(self.net):
-            batch = Batch(*pad_notes([read.ids])).to(self.device)
-            weights = self.net.category_attention(batch)[0, :, : len(read)].float().cpu().numpy()
-        return by_word(read, weights[self.categories.of[list(labels)]])
+            batch = Batch(*pad_notes([encoding.ids])).to(self.device)
+            weights = self.net.category_attention(batch)[0, :, : len(encoding)].float().cpu().numpy()
+        return by_word(encoding, weights[self.categories.of_label[list(labels)]])
 
     def evidence(self, note: Note, labels: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
         """For each label, the words that add most to its logit; without word features, those with most attention."""
-        if self.words is None:
+        weights = [net.words[1:][:, list(labels)] for net in self.net.nets if net.words is not None]
+        if self.words is None or not weights:
             return super().evidence(note, labels, limit)
-        found = tokenize(note.text)
-        mean = torch.stack([net.words[1:][:, list(labels)] for net in self.net.nets]).mean(0).cpu().numpy()
-        added = self.words.contributions(note.text, mean)
-        return [best_spans(note.text, row, found.starts, found.ends, limit) for row in added.T]
+        contributions = self.words.contributions(note.text, torch.stack(weights).mean(0).cpu().numpy())
+        tokens = tokenize(note.text)
+        return [best_spans(note.text, row, tokens.starts, tokens.ends, limit) for row in contributions.T]
 
-    # What model.json and model.safetensors hold besides.
+    # Additional content of model.json.
 
     def extra_config(self) -> dict[str, Any]:
-        """How the encoder is built, the columns, the words, the sets of codes."""
-        first: HmhanNet = self.net.nets[0]
+        """Encoder configuration, loss, columns, word features and code sets."""
+        net = self.net.nets[0]
         return {
-            "transformer": first.encoder.to_json(),
-            "loss": first.loss.model_dump(mode="json"),
-            "projected": first.head.columns.out_features if first.head.columns is not None else 0,
+            "transformer": net.encoder.to_json(),
+            "loss": net.loss.model_dump(mode="json"),
+            "projected": net.head.columns.out_features if net.head.columns is not None else 0,
             "columns": self.columns.to_json(),
             "words": self.words.to_json() if self.words else None,
             "combinations": self.combinations.to_json() if self.combinations else None,
@@ -157,29 +156,27 @@ class Hmhan(NeuralModel):
         }
 
     def load_extra_config(self, config: dict[str, Any]) -> None:
-        """Takes over what `extra_config` returned."""
-        self.columns = Columns.from_json(config["columns"])
-        self.words = Words.from_json(config["words"]) if config["words"] else None
-        kept = config["combinations"]
-        self.combinations = Combinations.from_json(kept, len(self.labels)) if kept else None
-        self.categories = Categories.at(self.labels, self.settings.level)
+        """Restores what `extra_config` returned."""
+        self.columns = MetadataColumns.from_json(config["columns"])
+        self.words = WordFeatures.from_json(config["words"]) if config["words"] else None
+        combinations = config["combinations"]
+        self.combinations = CodeCombinations.from_json(combinations, len(self.labels)) if combinations else None
+        self.categories = CodeCategories.at_level(self.labels, self.settings.level)
 
     @classmethod
-    def build_net(
-        cls, settings: HmhanShape, labels: LabelSpace, tokenizer: ReportTokenizer, config: dict[str, Any]
-    ) -> nn.Module:
-        """Nets without learned weights."""
+    def build_net(  # pyrefly: ignore[bad-override]  # called with `settings_class` and `tokenizer_class` only
+        cls, settings: HmhanSettings, labels: LabelSpace, tokenizer: ReportTokenizer, config: dict[str, Any]
+    ) -> HmhanEnsemble:
+        """Nets of the right sizes, without learned weights."""
         words = len(config["words"]["names"]) if config["words"] else 0
         loss = LossSettings.model_validate(config["loss"])
-        columns = len(Columns.from_json(config["columns"]))
-        of = torch.from_numpy(Categories.at(labels, settings.level).of)
-        encoders = [
-            WindowedTransformer.from_json(config["transformer"])
-            for _ in range(1 if settings.frozen else config["nets"])
-        ]
-        return HmhanNets(
+        columns = len(MetadataColumns.from_json(config["columns"]))
+        categories = torch.from_numpy(CodeCategories.at_level(labels, settings.level).of_label)
+        n_encoders = 1 if settings.frozen else config["nets"]  # nets share a frozen encoder
+        encoders = [WindowedTransformer.from_json(config["transformer"]) for _ in range(n_encoders)]
+        return HmhanEnsemble(
             [
-                HmhanNet(settings, loss, encoders[i % len(encoders)], of, columns, config["projected"], words)
+                HmhanNet(settings, loss, encoders[i % n_encoders], categories, columns, config["projected"], words)
                 for i in range(config["nets"])
             ]
         )

@@ -1,4 +1,4 @@
-"""What the recipes of HMHAN and its two baselines may say."""
+"""Settings of HMHAN and its two baselines."""
 
 from __future__ import annotations
 
@@ -9,111 +9,119 @@ from pydantic import Field, model_validator
 from nosology.core.settings import Settings
 from nosology.training.recipe_settings import Recipe, TrainerSettings
 
-_SMALL = 400_000  # pieces of all train reports up to which an encoder is fine-tuned where nobody says otherwise
+_MAX_FINE_TUNED_TOKENS = 400_000  # of all train reports; with more, the encoder is frozen by default
 
 
 class ReportSettings(Settings):
-    """How a report is read."""
+    """How the text of a report is prepared."""
 
-    negation: bool = True  # NOT_ before denied words
-    cleaning: Literal["paper", "plain"] = "paper"  # paper: small letters, short forms written out, no stop words
-    max_tokens: int = Field(512, ge=1)  # of a report
+    negation: bool = True  # NOT_ before negated words
+    cleaning: Literal["paper", "plain"] = "paper"  # paper: lower case, abbreviations expanded, no stop words
+    max_tokens: int = Field(512, ge=1)  # per report
 
 
 class ColumnSettings(Settings):
-    """Columns of a table beside the text; those that the corpus does not have are passed over."""
+    """Metadata columns of a note (`extra`); columns that the corpus does not have are ignored."""
 
     numbers: list[str] = Field(["age"])
     choices: list[str] = Field(["gender", "admission_type", "modality"])
-    width: int = Field(64, ge=1)  # of what they are projected to
+    width: int = Field(64, ge=1)  # of their linear projection
 
 
-class WordSettings(Settings):
-    """The lexical branch: words and word pairs, with what the report says of them, straight to the codes."""
+class WordFeatureSettings(Settings):
+    """Linear SVMs over words and word pairs, marked with their context (negated ...); the net adds to their scores."""
 
-    features: int = Field(0, ge=0)  # at most; 0: no such branch
-    min_notes: int = Field(2, ge=1)  # of train, that have a feature
-    pairs: bool = True  # neighbouring words too
-    c: list[Annotated[float, Field(gt=0)]] = Field([1.0, 3.0, 10.0], min_length=1)  # inverse regularisation; of several
-    # the best on held-out reports is taken
-    folds: int = Field(5, ge=2)  # the net learns beside scores of machines that have not seen the report
+    features: int = Field(0, ge=0)  # at most; 0: no word features
+    min_notes: int = Field(2, ge=1)  # train reports with the feature
+    pairs: bool = True  # pairs of neighbouring words too
+    c: list[Annotated[float, Field(gt=0)]] = Field([1.0, 3.0, 10.0], min_length=1)  # of the SVMs; the best on
+    # held-out reports is used
+    folds: int = Field(5, ge=2)  # cross-validation folds for the held-out scores that the net is trained with
 
 
-class HmhanShape(Settings):
-    """An encoder, attention over its states, and one head for all codes."""
+class HmhanSettings(Settings):
+    """The net: an encoder, attention over its states, and one head for all codes."""
 
-    renamed: ClassVar[dict[str, str]] = {"members": "ensemble_size"}
+    renamed: ClassVar[dict[str, str]] = {
+        "members": "ensemble_size",
+        "described": "init_from_descriptions",
+        "learned_layers": "trainable_layers",
+        "encoder_rate": "encoder_lr_factor",
+        "fall": "layer_decay",
+    }
 
-    encoder: str = "emilyalsentzer/Bio_ClinicalBERT"  # a Hugging Face name, a local folder, or minilm
-    frozen: bool | None = None  # whether the encoder stays as it came; None: only where there is much to read
+    encoder: str = "emilyalsentzer/Bio_ClinicalBERT"  # Hugging Face name, local folder, or minilm
+    frozen: bool | None = None  # encoder without fine-tuning; None: if train has many tokens
     attention: Literal["hierarchical", "single", "none"] = "hierarchical"
     level: Literal["chapter", "block"] = "chapter"  # of the categories
     heads: int = Field(4, ge=1)  # at each level
-    described: bool = True  # queries begin as the encoder reads the descriptions
+    init_from_descriptions: bool = True  # queries start as mean encoder states of the descriptions
     hidden: list[Annotated[int, Field(ge=1)]] = Field([512, 256, 128], min_length=1)  # of the head
     dropout: float = Field(0.3, ge=0, lt=1)  # of the head
     state_dropout: float = Field(0.1, ge=0, lt=1)  # of the encoder's states
-    ensemble_size: int = Field(1, ge=1)  # nets whose logits are averaged
-    learned_layers: int = Field(0, ge=0)  # of the encoder, the last ones, where it is not frozen; 0: all of it
-    encoder_rate: float = Field(1.0, gt=0)  # times the learning rate, of the last layer
-    fall: float = Field(1.0, ge=1)  # each layer below has so many times less
+    ensemble_size: int = Field(1, ge=1)  # nets; their logits are averaged
+    trainable_layers: int = Field(0, ge=0)  # the last layers of an encoder that is not frozen; 0: all
+    encoder_lr_factor: float = Field(1.0, gt=0)  # times the learning rate, for the last encoder layer
+    layer_decay: float = Field(1.0, ge=1)  # layer-wise decay: divides the learning rate at each lower layer
 
-    def resolved(self, pieces: int) -> HmhanShape:
-        """This shape with `frozen` decided, for train reports of so many pieces in all."""
-        return self.model_copy(update={"frozen": pieces > _SMALL if self.frozen is None else self.frozen})
+    def resolved(self, tokens: int) -> HmhanSettings:
+        """These settings with `frozen` decided; tokens: of all train reports."""
+        return self.model_copy(
+            update={"frozen": tokens > _MAX_FINE_TUNED_TOKENS if self.frozen is None else self.frozen}
+        )
 
 
 class LossSettings(Settings):
-    """focal x focal loss + bce x binary cross entropy, the latter weighted by class or not."""
+    """focal x focal loss + bce x binary cross-entropy, with or without class weights."""
 
     renamed: ClassVar[dict[str, str]] = {"most": "max_class_weight"}
 
     focal: float = Field(1.0, ge=0)
     gamma: float = Field(2.0, ge=0)
-    alpha: float = Field(0.25, ge=0, le=1)  # of true codes
+    alpha: float = Field(0.25, ge=0, le=1)  # weight of positives in the focal loss
     bce: float = Field(1.0, ge=0)
-    weighted: bool = True  # true codes count (notes without / notes with the code) times
-    max_class_weight: float = Field(10.0, ge=1)  # but not more than this
+    weighted: bool = True  # class weight of positives: notes without / notes with the code
+    max_class_weight: float = Field(10.0, ge=1)  # upper bound of class weights
 
     @model_validator(mode="after")
-    def _something(self) -> LossSettings:
+    def _check_weights(self) -> LossSettings:
         if not self.focal and not self.bce:
-            raise ValueError("focal and bce must not both be 0: nothing would be learned")
+            raise ValueError("focal and bce must not both be 0; got 0 and 0")
         return self
 
 
 class SmoteSettings(Settings):
-    """Synthetic neighbours of reports with rare codes (MLSMOTE), between vectors after attention."""
+    """MLSMOTE: synthetic rows for rare codes, interpolated between code vectors after attention."""
 
-    share: float = Field(0.0, ge=0)  # synthetic rows for each report with a minority code, on average; 0: none
+    share: float = Field(0.0, ge=0)  # synthetic rows per report with a rare code, on average; 0: none
     neighbours: int = Field(5, ge=1)
 
 
-class StateSettings(Settings):
-    """Where the states of a frozen encoder are kept."""
+class StateCacheSettings(Settings):
+    """The cache of the states of a frozen encoder."""
 
-    cache: str = ""  # a folder; empty: beside the bundle, for the time of the training
-    device_gb: float = Field(32.0, ge=0)  # of a GPU's memory for those of train, if that and half of what is free is
-    # enough for all of them; if not, each batch is read from the folder
+    cache: str = ""  # a folder; empty: a temporary one next to the bundle
+    device_gb: float = Field(32.0, ge=0)  # GPU memory for the states of train. If they need more than this, or than
+    # half of the free memory, each batch is read from the folder
 
 
 class CombinationSettings(Settings):
-    """Whether the sets of codes that train reports have together say something about new ones."""
+    """The prior over sets of codes, estimated on train reports."""
 
-    prior: Literal["auto", "never"] = "auto"  # auto: where it helps on held-out reports
+    prior: Literal["auto", "never"] = "auto"  # auto: if it improves F1 on held-out reports
 
 
 class HmhanRecipe(Recipe):
-    """What a recipe of kind `hmhan` may say."""
+    """A recipe of kind `hmhan`."""
 
     kind: Literal["hmhan"] = "hmhan"
     report: ReportSettings = ReportSettings()
     columns: ColumnSettings = ColumnSettings()
-    words: WordSettings = WordSettings()
-    model: HmhanShape = HmhanShape()
+    words: WordFeatureSettings = WordFeatureSettings()
+    model: HmhanSettings = HmhanSettings()
     loss: LossSettings = LossSettings()
     smote: SmoteSettings = SmoteSettings()
-    states: StateSettings = StateSettings()
+    states: StateCacheSettings = StateCacheSettings()
     combinations: CombinationSettings = CombinationSettings()
     training: TrainerSettings = TrainerSettings(
         epochs=30, batch=32, learning_rate=5e-5, weight_decay=1e-4, patience=5, monitor="micro_f1"

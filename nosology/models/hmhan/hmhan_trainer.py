@@ -1,9 +1,9 @@
-"""HMHAN's way from reports to a coder: reading, states, members, calibration, sets of codes, threshold.
+"""Training of HMHAN: encode the reports, train the nets of the ensemble, tune on held-out reports.
 
-Where dev notes are given, every member learns from train and is chosen on dev. Where they are not, or `--refit` asks
-for it, and the recipe has several members, the reports are dealt into as many parts: each member learns from all parts
-but one, for a fixed number of epochs, and calibration, sets of codes and threshold are found on what each member says
-of the part that it has not seen. So every report is learned from, and every report is held out once.
+With dev notes, every net is trained on train and early stopping uses dev. Without dev notes, or with `--refit`, an
+ensemble is cross-fitted: the reports are partitioned into as many folds as there are nets. Each net is trained on all
+folds but one, for a fixed number of epochs, and scores the fold that it has not seen. Calibration, prior over code sets
+and threshold are tuned on these scores. So every report is used for training, and every report is held out once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from nosology.attention.hierarchical_attention import HierarchicalAttention
 from nosology.codes.lookup import label_description
 from nosology.core import DataError, Note
 from nosology.core.label_space import label_versions, mask_other_versions
@@ -26,18 +27,21 @@ from nosology.encoders.tokenizers import ReportTokenizer
 from nosology.encoders.transformer import WindowedTransformer, load_pretrained
 from nosology.evaluation import brief
 from nosology.models.coder_trainer import CoderTrainer, TrainedCoder
-from nosology.models.hmhan.categories import Categories
-from nosology.models.hmhan.columns import Columns
-from nosology.models.hmhan.combinations import Combinations
-from nosology.models.hmhan.frozen_states import encoded, encoder_key
-from nosology.models.hmhan.hmhan_decision import decided, word_logits
+from nosology.models.hmhan.code_groups import CodeCategories, CodeCombinations
+from nosology.models.hmhan.hmhan_decision import tune_on_held_out, word_logits
 from nosology.models.hmhan.hmhan_model import Hmhan
-from nosology.models.hmhan.hmhan_net import HmhanNet, HmhanNets
+from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet
 from nosology.models.hmhan.hmhan_settings import HmhanRecipe
-from nosology.models.hmhan.mlsmote import Synthetic, mlsmote
-from nosology.models.hmhan.report_batches import Batches, Reports, parts_of
-from nosology.models.hmhan.word_scores import WordScores, fit_word_scores
-from nosology.models.hmhan.words import Words
+from nosology.models.hmhan.report_batches import (
+    ReportBatchBuilder,
+    ReportDataset,
+    SyntheticRows,
+    assign_folds,
+    encode_texts,
+    encoder_fingerprint,
+    mlsmote,
+)
+from nosology.models.hmhan.report_features import MetadataColumns, WordFeatures, WordSvms, fit_word_svms
 from nosology.models.neural import EXCLUDED_LOGIT
 from nosology.training.examples import Examples, codes_in_systems, label_space, union
 from nosology.training.losses import class_weights
@@ -46,259 +50,275 @@ from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRu
 
 
 @dataclass
-class Course:
-    """What all members of a coder share: the model they are part of, the reports, and their states where kept."""
+class HmhanEnsembleTrainer:
+    """Trains the nets of one ensemble. They share the tokenizer, the reports, and the states of a frozen encoder."""
 
     recipe: HmhanRecipe
-    model: Hmhan  # with the readers, and no net yet
-    train: Reports
+    model: Hmhan  # without nets
+    train: ReportDataset
     folder: Path
-    told: str  # the fingerprint of recipe and corpora
-    places: CachedStates | None = None  # the states of `train`, of a frozen encoder
-    encoder: WindowedTransformer | None = None  # that is frozen
-    near: DeviceCachedStates | None = None  # the same states on a GPU
+    fingerprint: str  # of recipe and corpora
+    cached_states: CachedStates | None = None  # of `train`, if the encoder is frozen
+    encoder: WindowedTransformer | None = None  # only if frozen: all nets share it
+    device_states: DeviceCachedStates | None = None  # cached_states on a GPU
 
     @staticmethod
-    def of(recipe: HmhanRecipe, notes: list[Note], folder: Path, told: str) -> Course:
-        """The course of some train notes."""
+    def from_notes(recipe: HmhanRecipe, notes: list[Note], folder: Path, run_fingerprint: str) -> HmhanEnsembleTrainer:
+        """The trainer for some train notes."""
         labels = label_space(recipe.labels, codes_in_systems(recipe.labels, [note.codes for note in notes]))
-        reader, encoder = _pretrained(recipe)
-        columns = Columns.fit((note.extra for note in notes), recipe.columns.numbers, recipe.columns.choices)
-        told_words, words = recipe.words, None
-        if told_words.features:
+        tokenizer, encoder = _load_encoder(recipe)
+        columns = MetadataColumns.fit((note.extra for note in notes), recipe.columns.numbers, recipe.columns.choices)
+        words = None
+        if recipe.words.features:
             texts = (note.text for note in progress(notes, "counting words", total=len(notes)))
-            words = Words.fit(texts, told_words.min_notes, told_words.features, told_words.pairs)
-        categories = Categories.at(labels, recipe.model.level)
+            words = WordFeatures.fit(texts, recipe.words.min_notes, recipe.words.features, recipe.words.pairs)
+        categories = CodeCategories.at_level(labels, recipe.model.level)
         model = Hmhan(
-            labels, np.zeros(len(labels), np.int64), reader, HmhanNets([]), recipe.model, categories=categories,
+            labels, np.zeros(len(labels), np.int64), tokenizer, HmhanEnsemble([]), recipe.model, categories=categories,
             columns=columns, words=words,
         )  # fmt: skip
-        train = Reports.of(notes, recipe, model)
-        if not any(len(report) for report in train.reports):
-            raise DataError("the training notes have no word: nothing can be learned from them")
-        model.train_counts = np.asarray(train.gold.sum(0)).ravel().astype(np.int64)
-        model.settings = recipe.model.resolved(sum(len(report) for report in train.reports))
-        course = Course(recipe, model, train, folder, told)
+        train = ReportDataset.from_notes(notes, recipe, model)
+        tokens = sum(len(report) for report in train.reports)
+        if not tokens:
+            raise DataError(f"training notes must contain words; got {len(notes)} notes without a word")
+        model.train_counts = train.label_counts(np.arange(len(train))).astype(np.int64)
+        model.settings = recipe.model.resolved(tokens)
+        trainer = HmhanEnsembleTrainer(recipe, model, train, folder, run_fingerprint)
         if model.settings.frozen:
-            course.encoder = encoder.requires_grad_(False).eval()
-            course.places = course.states(train)
-        return course
+            trainer.encoder = encoder.requires_grad_(False).eval()
+            trainer.cached_states = trainer.encode(train)
+        return trainer
 
-    def states(self, reports: Reports) -> CachedStates:
-        """The states of reports, of the encoder as it came, kept in the cache."""
-        encoder = self.encoder or _pretrained(self.recipe)[1]
-        cache = EncoderStateCache(self.recipe.states.cache or self.folder / STATES, encoder_key(encoder), encoder.width)
-        return cache.add([report.ids for report in reports.reports], lambda texts: encoded(encoder, texts))
+    def encode(self, dataset: ReportDataset) -> CachedStates:
+        """The states of reports by the pretrained encoder, from the cache where they are there."""
+        encoder = self.encoder or _load_encoder(self.recipe)[1]
+        folder = self.recipe.states.cache or self.folder / STATES
+        cache = EncoderStateCache(folder, encoder_fingerprint(encoder), encoder.width)
+        return cache.add([report.ids for report in dataset.reports], lambda texts: encode_texts(encoder, texts))
 
-    def places_on(self, device: torch.device) -> CachedStates | DeviceCachedStates | None:
-        """The states of `train` for batches that go to a device: there already, where they fit."""
-        if self.places is not None and self.near is None:
-            self.near = load_on_device(self.places, device, self.recipe.states.device_gb)
-        return self.near or self.places
+    def cached_states_on(self, device: torch.device) -> CachedStates | DeviceCachedStates | None:
+        """The cached states of `train` for batches on a device: on the device itself if they fit."""
+        if self.cached_states is not None and self.device_states is None:
+            self.device_states = load_on_device(self.cached_states, device, self.recipe.states.device_gb)
+        return self.device_states or self.cached_states
 
-    def net(self, rows: np.ndarray, seed: int) -> HmhanNet:
-        """A net that is still to be trained on these rows of the train reports."""
+    def build_net(self, rows: np.ndarray, seed: int) -> HmhanNet:
+        """An untrained net, initialised for these rows of the train reports."""
         torch.manual_seed(seed)
-        recipe, model = self.recipe, self.model
-        encoder = self.encoder or _pretrained(recipe)[1]
+        recipe, model, categories = self.recipe, self.model, self.categories
+        encoder = self.encoder or _load_encoder(recipe)[1]
         net = HmhanNet(
-            model.settings, recipe.loss, encoder, torch.from_numpy(model.categories.of), len(model.columns),
+            model.settings, recipe.loss, encoder, torch.from_numpy(categories.of_label), len(model.columns),
             recipe.columns.width, len(model.words) if model.words else 0,
         )  # fmt: skip
-        if self.scores is not None:
-            net.words[1:] = torch.from_numpy(self.scores.weights)
-            net.word_bias.copy_(torch.from_numpy(self.scores.bias))
-        counts = torch.from_numpy(np.asarray(self.train.gold[rows].sum(0)).ravel().astype(np.float32))
+        if self.word_svms is not None and net.words is not None and net.word_bias is not None:
+            net.words[1:] = torch.from_numpy(self.word_svms.weights)
+            net.word_bias.copy_(torch.from_numpy(self.word_svms.bias))
+        counts = torch.from_numpy(self.train.label_counts(rows).astype(np.float32))
         if not model.words:
-            net.head.expect(counts / len(rows))
+            net.head.initialize_bias(counts / len(rows))
         if net.head.columns is not None:
-            # What no report of these rows has, as an unknown age, is never learned: then it shall say nothing.
+            # A column that is 0 in all these rows (such as "age unknown") is not learned: its random weights must go.
             seen = np.stack([self.train.reports[row].columns for row in rows]).any(0)
             net.head.columns.weight.data[:, torch.from_numpy(~seen)] = 0
         if recipe.loss.weighted:
             net.weights.copy_(class_weights(counts, len(rows), recipe.loss.max_class_weight))
-        if model.settings.described and model.settings.attention == "hierarchical":
+        if model.settings.init_from_descriptions and isinstance(net.look, HierarchicalAttention):
             descriptions = [label_description(code, expand_headers=True) for code in model.labels.codes]
             net.look.initialize_queries(
-                *(self._described(encoder, texts) for texts in (descriptions, model.categories.descriptions))
+                self._mean_states(encoder, descriptions), self._mean_states(encoder, categories.descriptions)
             )
         return net
 
-    def _described(self, encoder: WindowedTransformer, texts: list[str]) -> torch.Tensor:
-        """The mean (N, D) of the states of each text; of one without a piece, 0."""
-        pieces = [self.model.tokenizer.tokenize(text).ids for text in texts]
-        found = torch.zeros(len(texts), encoder.width)
-        for rows, states in encoded(encoder, pieces):
+    @property
+    def categories(self) -> CodeCategories:
+        """The categories of the labels."""
+        return self.model.categories or CodeCategories.at_level(self.model.labels, self.recipe.model.level)
+
+    def _mean_states(self, encoder: WindowedTransformer, texts: list[str]) -> torch.Tensor:
+        """The mean state (N, D) of each text; 0 for a text without tokens."""
+        tokens = [self.model.tokenizer.tokenize(text).ids for text in texts]
+        means = torch.zeros(len(texts), encoder.width)
+        for rows, states in encode_texts(encoder, tokens):
             for row, state in zip(rows, states):
                 if len(state):
-                    found[row] = torch.from_numpy(state.astype(np.float32)).mean(0)
-        return found
+                    means[row] = torch.from_numpy(state.astype(np.float32)).mean(0)
+        return means
 
-    def member(
-        self, number: int, rows: np.ndarray, dev: Reports | None, folder: Path, epochs: int = 0
+    def train_net(
+        self, number: int, rows: np.ndarray, dev: ReportDataset | None, folder: Path, stop_epoch: int = 0
     ) -> tuple[HmhanNet, TrainingResult]:
-        """A net trained on some rows of the train reports; epochs: leave after so many, 0: after all or by dev."""
+        """A net trained on these rows of the train reports; stop_epoch: 0 for all epochs or early stopping on dev."""
         recipe, seed = self.recipe, self.recipe.seed + 1000 * number
-        net = self.net(rows, seed)
-        settings = recipe.training.model_copy(update={"stop_epoch": epochs}) if epochs else recipe.training
+        net = self.build_net(rows, seed)
+        settings = recipe.training.model_copy(update={"stop_epoch": stop_epoch}) if stop_epoch else recipe.training
         fabric = launch_fabric(settings)
-        batches = Batches(
+        batches = ReportBatchBuilder(
             self.train,
             rows,
-            self.places_on(fabric.device),
-            self.synthetic(rows, seed),
-            None if self.scores is None else self.scores.held,
+            self.cached_states_on(fabric.device),
+            self.synthetic_rows(rows, seed),
+            None if self.word_svms is None else self.word_svms.held_out_logits,
         )
-        single = replace(self.model, net=HmhanNets([net]))
-        seen = None if dev is None or self.places is None else self.states(dev)
-        fitted = fit(
+        model = replace(self.model, net=HmhanEnsemble([net]))
+        dev_states = None if dev is None or self.cached_states is None else self.encode(dev)
+        result = fit(
             TrainingRun(
                 net,
                 settings,
                 lengths=np.array([max(1, len(self.train.reports[row])) for row in rows]),
                 groups=self.train.versions[rows],
-                make_batch=batches.make,
-                validate=(lambda _: measured(single, dev, seen)) if dev is not None else None,
+                make_batch=batches.build,
+                validate=None if dev is None else lambda _: dev_metrics(model, dev, dev_states),
                 parameter_groups=parameter_groups(net, recipe),
-                use_cuda_graphs=self.places is not None,
+                use_cuda_graphs=self.cached_states is not None,
                 run_folder=folder,
-                fingerprint=f"{self.told} {number} {hashlib.sha256(rows.tobytes()).hexdigest()}",
+                fingerprint=f"{self.fingerprint} {number} {hashlib.sha256(rows.tobytes()).hexdigest()}",
                 seed=seed,
                 fabric=fabric,
-                title=f"hmhan, {number + 1} of {self.model.settings.ensemble_size}",
+                title=f"hmhan, net {number + 1} of {self.model.settings.ensemble_size}",
             )
         )
-        return net, fitted
+        return net, result
 
     @cached_property
-    def scores(self) -> WordScores | None:
-        """What words say of all train reports, held out, and the machines that say it of others; all members share
-        them, since none of these scores is of a machine that has seen its report."""
+    def word_svms(self) -> WordSvms | None:
+        """The SVMs over word features of all train reports. All nets share them: each uses only held-out scores."""
         model, train, settings = self.model, self.train, self.recipe.words
         if not model.words:
             return None
-        part = parts_of(train, min(settings.folds, len(set(train.groups))), self.recipe.seed)
-        described = [
+        fold = assign_folds(train, min(settings.folds, len(set(train.groups))), self.recipe.seed)
+        descriptions = [
             model.tokenize(Note("", label_description(code, expand_headers=True))) for code in model.labels.codes
         ]
-        return fit_word_scores(train.reports, described, len(model.words), train.gold, part, settings.c)
+        return fit_word_svms(train.reports, descriptions, len(model.words), train.gold, fold, settings.c)
 
-    def synthetic(self, rows: np.ndarray, seed: int) -> Synthetic | None:
-        """Synthetic rows between reports of these rows alone, near in the encoder's mean and the columns."""
+    def synthetic_rows(self, rows: np.ndarray, seed: int) -> SyntheticRows | None:
+        """MLSMOTE rows between reports of these rows only; distances are between mean encoder states and columns."""
         settings = self.recipe.smote
         if not settings.share:
             return None
-        train = self.train.part(rows)
-        means = (self.states(self.train) if self.places is None else self.places).means()[rows]
+        train = self.train.subset(rows)
+        states = self.encode(self.train) if self.cached_states is None else self.cached_states
         columns = np.stack([report.columns for report in train.reports])
-        vectors = np.concatenate([means, columns], axis=1)
-        made = mlsmote(train.gold, vectors, share=settings.share, neighbours=settings.neighbours, seed=seed)
-        return made.among(rows)
+        vectors = np.concatenate([states.means()[rows], columns], axis=1)
+        synthetic = mlsmote(train.gold, vectors, share=settings.share, neighbours=settings.neighbours, seed=seed)
+        return synthetic.reindexed(rows)
 
 
 class HmhanTrainer(CoderTrainer[HmhanRecipe]):
-    """Trains an ensemble of nets over one encoder, with or without word features."""
+    """Trains an ensemble of nets on one encoder, with or without word features."""
 
     def train(self, train_notes: Examples, dev_notes: Examples, refit: bool) -> TrainedCoder:
         """The coder that is trained on train notes and tuned on dev notes; refit: finally trained on union."""
         recipe, folder = self.recipe, self.folder
-        every = union(train_notes, dev_notes)
+        all_notes = union(train_notes, dev_notes)
         if refit and recipe.model.ensemble_size > 1:
-            course = Course.of(recipe, list(every.notes()), folder, fingerprint(recipe, every))
-            if recipe.model.ensemble_size <= len(set(course.train.groups)):
-                return cross_fitted(course)
-        told = fingerprint(recipe, train_notes, dev_notes)
-        course = Course.of(recipe, list(train_notes.notes()), folder, told)
-        dev = Reports.of(list(dev_notes.notes()), recipe, course.model)
-        rows = np.arange(len(course.train))
-        trained = [course.member(i, rows, dev, folder / f"member_{i}") for i in range(recipe.model.ensemble_size)]
-        model = course.model
-        model.net = HmhanNets([net for net, _ in trained])
-        wide = word_logits(model.net.nets[0], dev.reports)
-        model, decision = decided(recipe, model, model.logits_of(dev.reports), wide, dev, course.train.gold)
-        found = _found(course, [fitted for _, fitted in trained], dev)
+            trainer = HmhanEnsembleTrainer.from_notes(
+                recipe, list(all_notes.notes()), folder, fingerprint(recipe, all_notes)
+            )
+            if recipe.model.ensemble_size <= len(set(trainer.train.groups)):
+                return train_cross_fitted(trainer)
+        run_fingerprint = fingerprint(recipe, train_notes, dev_notes)
+        trainer = HmhanEnsembleTrainer.from_notes(recipe, list(train_notes.notes()), folder, run_fingerprint)
+        dev = ReportDataset.from_notes(list(dev_notes.notes()), recipe, trainer.model)
+        rows = np.arange(len(trainer.train))
+        trained = [trainer.train_net(i, rows, dev, folder / f"net_{i}") for i in range(recipe.model.ensemble_size)]
+        model = trainer.model
+        model.net = HmhanEnsemble([net for net, _ in trained])
+        word_scores = word_logits(model.net.nets[0], dev.reports)
+        logits = model.logits_of(dev.reports)
+        model, decision = tune_on_held_out(recipe, model, logits, word_scores, dev, trainer.train.gold)
+        report = _report(trainer, [result for _, result in trained], dev)
         if refit:
-            course.near = None  # room for the next
-            again = Course.of(recipe, list(every.notes()), folder / REFIT, fingerprint(recipe, every))
-            epochs = trained[0][1].best_epoch
-            net, _ = again.member(0, np.arange(len(again.train)), None, folder / REFIT / "member_0", epochs)
-            net.share.copy_(model.net.nets[0].share)
-            last = replace(again.model, net=HmhanNets([net]), calibration=model.calibration)
-            if model.combinations is not None:
-                kept = model.combinations
-                last.combinations = replace(Combinations.of(again.train.gold), share=kept.share, weight=kept.weight)
-            model = last
-        return TrainedCoder(model, decision, found)
+            trainer.device_states = None  # frees GPU memory for the second training
+            model = self._refit(all_notes, model, trained[0][1].best_epoch)
+        return TrainedCoder(model, decision, report)
+
+    def _refit(self, notes: Examples, tuned: Hmhan, epochs: int) -> Hmhan:
+        """A model with one net, trained on all notes, with what was tuned on dev."""
+        recipe, folder = self.recipe, self.folder / REFIT
+        trainer = HmhanEnsembleTrainer.from_notes(recipe, list(notes.notes()), folder, fingerprint(recipe, notes))
+        net, _ = trainer.train_net(0, np.arange(len(trainer.train)), None, folder / "net_0", epochs)
+        net.share.copy_(tuned.net.nets[0].share)
+        model = replace(trainer.model, net=HmhanEnsemble([net]), calibration=tuned.calibration)
+        if tuned.combinations is not None:
+            model.combinations = replace(
+                CodeCombinations.from_gold(trainer.train.gold),
+                mixture_weight=tuned.combinations.mixture_weight,
+                prior_exponent=tuned.combinations.prior_exponent,
+            )
+        return model
 
 
-def cross_fitted(course: Course) -> TrainedCoder:
-    """The coder whose members have each left a part of the reports out, tuned on these parts."""
-    recipe, model, train = course.recipe, course.model, course.train
-    part = parts_of(train, recipe.model.ensemble_size, recipe.seed)
-    held = np.full((len(train), len(model.labels)), EXCLUDED_LOGIT, dtype=np.float32)
-    wide = np.zeros_like(held) if course.scores is None else course.scores.held
-    nets, fits = [], []
+def train_cross_fitted(trainer: HmhanEnsembleTrainer) -> TrainedCoder:
+    """The coder whose nets have each left out one fold, tuned on the scores of the left-out folds."""
+    recipe, model, train = trainer.recipe, trainer.model, trainer.train
+    fold = assign_folds(train, recipe.model.ensemble_size, recipe.seed)
+    logits = np.full((len(train), len(model.labels)), EXCLUDED_LOGIT, dtype=np.float32)
+    word_scores = np.zeros_like(logits) if trainer.word_svms is None else trainer.word_svms.held_out_logits
+    nets, results = [], []
     for number in range(recipe.model.ensemble_size):
-        net, fitted = course.member(number, np.flatnonzero(part != number), None, course.folder / f"member_{number}")
-        rows = np.flatnonzero(part == number)
-        single = replace(model, net=HmhanNets([net]))
-        some = [train.reports[row] for row in rows]
-        said = single.logits_of(
-            some
-        )  # beside words that have seen these reports: what they say held out goes in their place
-        held[rows] = np.where(said > EXCLUDED_LOGIT, said - word_logits(net, some) + wide[rows], EXCLUDED_LOGIT)
+        net, result = trainer.train_net(number, np.flatnonzero(fold != number), None, trainer.folder / f"net_{number}")
+        rows = np.flatnonzero(fold == number)
+        reports = [train.reports[row] for row in rows]
+        net_logits = replace(model, net=HmhanEnsemble([net])).logits_of(reports)
+        # The SVMs in the net were fitted on these reports: their held-out scores replace those of the net.
+        mixed = net_logits - word_logits(net, reports) + word_scores[rows]
+        logits[rows] = np.where(net_logits > EXCLUDED_LOGIT, mixed, EXCLUDED_LOGIT)
         nets.append(net)
-        fits.append(fitted)
-    model.net = HmhanNets(nets)
-    model, decision = decided(recipe, model, held, wide, train, train.gold, own=True)
-    told = {"tuned_on": f"all notes, each by the one of {len(nets)} members that has not seen it", "n_dev": len(train)}
-    return TrainedCoder(model, decision, _found(course, fits, train) | told)
+        results.append(result)
+    model.net = HmhanEnsemble(nets)
+    model, decision = tune_on_held_out(recipe, model, logits, word_scores, train, train.gold, in_train=True)
+    tuned_on = f"all notes, each scored by the one of {len(nets)} nets that was not trained on it"
+    report = _report(trainer, results, train) | {"tuned_on": tuned_on, "n_dev": len(train)}
+    return TrainedCoder(model, decision, report)
 
 
-def measured(model: Hmhan, dev: Reports, places: CachedStates | None = None) -> dict[str, float]:
-    """Micro F1 at its best threshold and mean average precision on dev reports; places: their states, where kept."""
-    probabilities = model.to_probabilities(model.logits_of(dev.reports, places=places))
+def dev_metrics(model: Hmhan, dev: ReportDataset, cached_states: CachedStates | None = None) -> dict[str, float]:
+    """Micro F1 at its best threshold and mean average precision on dev reports; cached_states: of these reports."""
+    probabilities = model.to_probabilities(model.logits_of(dev.reports, cached_states=cached_states))
     mask_other_versions(probabilities, dev.versions, label_versions(model.labels))
     return brief(model.labels, dev.codes, probabilities)
 
 
 def parameter_groups(net: HmhanNet, recipe: HmhanRecipe) -> list[ParameterGroup]:
-    """The parts of a net with their paces: head and attention, and the encoder's layers, the last the fastest."""
+    """Head and attention, then the trainable encoder layers from the last to the first, with layer-wise decay."""
     encoder = {id(parameter) for parameter in net.encoder.parameters()}
-    rest = [p for n, p in net.named_parameters() if id(p) not in encoder]
-    found = [ParameterGroup(rest)]
+    groups = [ParameterGroup([parameter for parameter in net.parameters() if id(parameter) not in encoder])]
     if any(parameter.requires_grad for parameter in net.encoder.parameters()):
-        rate = recipe.model.encoder_rate
-        learned = recipe.model.learned_layers
-        for below, layer in enumerate(_layers(net.encoder)):
-            if learned and below >= learned:
+        settings = recipe.model
+        for depth, layer in enumerate(_layers(net.encoder)):
+            if settings.trainable_layers and depth >= settings.trainable_layers:
                 for parameter in layer:
                     parameter.requires_grad_(False)
             else:
-                found.append(ParameterGroup(layer, rate / recipe.model.fall**below))
-    return found
+                groups.append(ParameterGroup(layer, settings.encoder_lr_factor / settings.layer_decay**depth))
+    return groups
 
 
 def _layers(encoder: WindowedTransformer) -> list[list[torch.nn.Parameter]]:
-    """The weights of a transformer's layers, the last layer first; whatever is in no layer comes last."""
+    """The parameters of each layer of a transformer, the last layer first; parameters outside of layers come last."""
     inner = getattr(encoder.model, "encoder", encoder.model)
-    layers = getattr(inner, "layer", None) or getattr(inner, "layers", None) or ()
-    found = [list(layer.parameters()) for layer in reversed(layers)]
-    known = {id(parameter) for layer in found for parameter in layer}
-    others = [parameter for parameter in encoder.parameters() if id(parameter) not in known]
-    return [part for part in (*found, others) if part]
+    modules = getattr(inner, "layer", None) or getattr(inner, "layers", None) or ()
+    layers = [list(module.parameters()) for module in reversed(modules)]
+    in_layers = {id(parameter) for layer in layers for parameter in layer}
+    outside = [parameter for parameter in encoder.parameters() if id(parameter) not in in_layers]
+    return [group for group in (*layers, outside) if group]
 
 
-def _pretrained(recipe: HmhanRecipe) -> tuple[ReportTokenizer, WindowedTransformer]:
-    """The reader and the encoder that a recipe names."""
-    reader, encoder = load_pretrained(recipe.model.encoder, 0, recipe.report.max_tokens)
-    told = recipe.report
-    return ReportTokenizer(reader.tokenizer_json, told.max_tokens, told.negation, told.cleaning), encoder
+def _load_encoder(recipe: HmhanRecipe) -> tuple[ReportTokenizer, WindowedTransformer]:
+    """The tokenizer and the pretrained encoder of a recipe."""
+    settings = recipe.report
+    tokenizer, encoder = load_pretrained(recipe.model.encoder, 0, settings.max_tokens)
+    return ReportTokenizer(tokenizer.tokenizer_json, settings.max_tokens, settings.negation, settings.cleaning), encoder
 
 
-def _found(course: Course, fits: list[TrainingResult], held: Reports) -> dict[str, Any]:
-    """What the training has found out, for the bundle's provenance."""
-    shape = course.model.settings.model_dump(mode="json")
-    share = float(course.model.net.nets[0].share)  # of what the net adds to what words say
-    members = [asdict(fitted) for fitted in fits]
-    return {"members": members, "dev_codes": int(held.gold.nnz), "shape": shape, "net_share": share}
+def _report(trainer: HmhanEnsembleTrainer, results: list[TrainingResult], held_out: ReportDataset) -> dict[str, Any]:
+    """What the provenance of the bundle says about training."""
+    return {
+        "members": [asdict(result) for result in results],
+        "dev_codes": int(held_out.gold.nnz),
+        "shape": trainer.model.settings.model_dump(mode="json"),
+        "net_share": float(trainer.model.net.nets[0].share),  # the net weight
+    }

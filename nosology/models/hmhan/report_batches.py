@@ -1,8 +1,14 @@
-"""Reports as a member of HMHAN learns from them: read once, dealt into parts, made into batches."""
+"""Training data of HMHAN: encoded reports, encoder states for the cache, synthetic rows (MLSMOTE), batches.
+
+A synthetic row is interpolated between two train reports. It is not a note: it has no text, id or split, so it cannot
+be evaluated. Only a batch can contain it (`SyntheticBatch`), and it only enters the loss.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,133 +21,251 @@ from nosology.core.label_space import note_versions
 from nosology.core.progress import progress
 from nosology.corpora.group_splits import group_folds, group_names
 from nosology.encoders.state_cache import CachedStates, DeviceCachedStates, GatheredStates
-from nosology.models.hmhan.hmhan_model import Hmhan, Report, report_batch
+from nosology.encoders.transformer import WindowedTransformer
+from nosology.models.hmhan.hmhan_model import Hmhan, collate_reports
 from nosology.models.hmhan.hmhan_net import ReportBatch, SyntheticBatch
 from nosology.models.hmhan.hmhan_settings import HmhanRecipe
-from nosology.models.hmhan.mlsmote import Synthetic
+from nosology.models.hmhan.report_features import EncodedReport
+from nosology.models.neural import by_length, default_device, evaluating
+from nosology.training.data_loader import pad_notes
 from nosology.training.examples import codes_in_labels
 
-_WIDTHS = 64  # a GPU is given widths that are multiples of it: it repeats the step of a width that it has seen
+_BATCH_TOKENS = {"cpu": 4_096, "cuda": 65_536}  # padding included
+_WIDTH_MULTIPLE = 64  # on a GPU: few different widths, so that CUDA graphs are reused
 
 
 @dataclass(frozen=True)
-class Reports:
-    """Reports that are read, with what is known of them."""
+class ReportDataset:
+    """Encoded reports with their codes, ICD versions and groups."""
 
-    reports: list[Report]
+    reports: list[EncodedReport]
     codes: list[tuple[Code, ...]]  # of the systems to learn
     gold: sparse.csr_matrix  # (B, L)
     versions: np.ndarray  # (B,)
-    groups: list[str]  # of patients, and of reports that repeat each other
+    groups: list[str]  # reports of one patient, and near-duplicates, have the same group
 
     @staticmethod
-    def of(notes: list[Note], recipe: HmhanRecipe, model: Hmhan) -> Reports:
-        """The notes as the model reads them."""
+    def from_notes(notes: list[Note], recipe: HmhanRecipe, model: Hmhan) -> ReportDataset:
+        """The notes, encoded by the model."""
         codes = codes_in_labels(recipe.labels, model.labels, [note.codes for note in notes])
         reports = [model.tokenize(note) for note in progress(notes, "reading", total=len(notes))]
-        found = note_versions([note.codes for note in notes])
-        together = group_names(notes)
+        versions = note_versions([note.codes for note in notes])
+        group_of_patient = group_names(notes)
         patients = [note.patient or note.id for note in notes]
-        groups = [together[patient] for patient in patients]
-        if 2 * max(Counter(groups).values(), default=0) > len(notes):  # chained into one: no parts
-            groups = patients
-        return Reports(reports, codes, model.labels.encode(codes), found, groups)
+        groups = [group_of_patient[patient] for patient in patients]
+        if 2 * max(Counter(groups).values(), default=0) > len(notes):
+            groups = patients  # near-duplicates chain most reports into one group: no folds are possible
+        return ReportDataset(reports, codes, model.labels.encode(codes), versions, groups)
 
-    def part(self, rows: np.ndarray) -> Reports:
-        """Some of the reports."""
-        chosen = [[items[row] for row in rows] for items in (self.reports, self.codes, self.groups)]
-        return Reports(chosen[0], chosen[1], self.gold[rows], self.versions[rows], chosen[2])
+    def subset(self, rows: np.ndarray) -> ReportDataset:
+        """The reports at `rows`."""
+        return ReportDataset(
+            [self.reports[row] for row in rows],
+            [self.codes[row] for row in rows],
+            sparse.csr_matrix(self.gold[rows]),
+            self.versions[rows],
+            [self.groups[row] for row in rows],
+        )
+
+    def label_counts(self, rows: np.ndarray) -> np.ndarray:
+        """The number of reports (L,) at `rows` with each label."""
+        return np.asarray(sparse.csr_matrix(self.gold[rows]).sum(0)).ravel()
 
     def __len__(self) -> int:
         return len(self.reports)
 
 
-def parts_of(reports: Reports, parts: int, seed: int) -> np.ndarray:
-    """The part (B,) of each report; reports of a group are in the same part, and parts have about equal sizes."""
-    if len(set(reports.groups)) < parts:
-        raise DataError(f"model.ensemble_size must be at most the number of patients (or notes); got {parts}")
-    return group_folds(reports.groups, parts, seed)
+def assign_folds(dataset: ReportDataset, folds: int, seed: int) -> np.ndarray:
+    """The fold (B,) of each report; reports of a group are in one fold, and folds have about equal sizes."""
+    if len(set(dataset.groups)) < folds:
+        raise DataError(f"model.ensemble_size must be at most the number of patients (or notes); got {folds}")
+    return group_folds(dataset.groups, folds, seed)
 
 
-class Batches:
-    """The batches of one member, which learns from some rows of the reports."""
+# Encoder states
+
+
+def encoder_fingerprint(encoder: WindowedTransformer) -> str:
+    """A hash of all that determines the states of an encoder: configuration, window, weights."""
+    digest = hashlib.sha256(repr(sorted(encoder.to_json().items(), key=str)).encode())
+    for name, weight in sorted(encoder.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(weight.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+def encode_texts(
+    encoder: WindowedTransformer, texts: Sequence[np.ndarray]
+) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
+    """Rows and states (T, D), float16, of texts given as token ids, in batches of similar length."""
+    lengths = np.array([len(text) for text in texts], dtype=np.int64)
+    device = default_device()
+    gpu = device.type == "cuda"
+    encoder.to(device)
+    empty = np.flatnonzero(lengths == 0)
+    if len(empty):
+        yield empty, [np.zeros((0, encoder.width), np.float16) for _ in empty]
+    batches = by_length(lengths, _BATCH_TOKENS["cuda" if gpu else "cpu"], 256)
+    with evaluating(encoder), torch.autocast(device.type, torch.bfloat16, enabled=gpu):
+        for rows in progress(list(batches), "states", unit="batches"):
+            tokens, sizes = pad_notes([texts[row] for row in rows])
+            states = encoder(tokens.to(device), sizes).half().cpu().numpy()
+            yield rows, [states[i, : lengths[row]] for i, row in enumerate(rows)]
+
+
+# MLSMOTE
+
+
+@dataclass(frozen=True)
+class SyntheticRows:
+    """S synthetic rows, each between a train report and one of its neighbours."""
+
+    first: np.ndarray  # (S,) rows of the train reports
+    second: np.ndarray  # (S,)
+    fractions: np.ndarray  # (S,) position between the first (0) and the second (1)
+    targets: np.ndarray  # (S, L) of 0 and 1
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def reindexed(self, rows: np.ndarray) -> SyntheticRows:
+        """The same rows for a larger dataset, in which report i is at rows[i]."""
+        return replace(self, first=rows[self.first], second=rows[self.second])
+
+    def subset(self, chosen: np.ndarray) -> SyntheticRows:
+        """The synthetic rows at `chosen`."""
+        return SyntheticRows(self.first[chosen], self.second[chosen], self.fractions[chosen], self.targets[chosen])
+
+
+def imbalance(gold: sparse.csr_matrix) -> tuple[np.ndarray, float]:
+    """IRLbl (L,), count of the most frequent label / count of the label, and MeanIR, its mean over labels."""
+    counts = np.asarray(gold.sum(0), dtype=np.float64).ravel()
+    ratios = np.divide(counts.max(), counts, out=np.full(len(counts), np.inf), where=counts > 0)
+    return ratios, float(ratios[np.isfinite(ratios)].mean())
+
+
+def minority_labels(gold: sparse.csr_matrix) -> np.ndarray:
+    """The labels with IRLbl > MeanIR, without labels that no note has."""
+    ratios, mean = imbalance(gold)
+    return np.flatnonzero(np.isfinite(ratios) & (ratios > mean))
+
+
+def mlsmote(
+    gold: sparse.csr_matrix, vectors: np.ndarray, *, share: float, neighbours: int = 5, seed: int = 0
+) -> SyntheticRows:
+    """Synthetic rows of train reports (MLSMOTE, Charte et al. 2015): on average `share` per report and minority label.
+
+    gold: 0/1 (B, L). vectors: (B, D), for the distance between reports. A report is interpolated with one of its
+    nearest neighbours that have the same minority label. The row gets that label and all labels that at least half of
+    report and neighbours have.
+    """
+    rng = np.random.default_rng([seed, 2015])
+    dense = gold.toarray().astype(bool)
+    first, second, targets = [], [], []
+    for label in minority_labels(gold):
+        bag = np.flatnonzero(dense[:, label])
+        if len(bag) < 2:
+            continue
+        for row in bag.tolist():
+            nearest = _nearest(vectors, row, bag[bag != row], neighbours)
+            for _ in range(int(share) + (rng.random() < share % 1)):
+                votes = dense[row].astype(int) + dense[nearest].sum(0)
+                target = 2 * votes >= len(nearest) + 1
+                target[label] = True
+                first.append(row)
+                second.append(rng.choice(nearest))
+                targets.append(target)
+    dense_targets = np.array(targets, dtype=np.float32).reshape(-1, gold.shape[1])
+    return SyntheticRows(np.array(first, np.int64), np.array(second, np.int64), rng.random(len(first)), dense_targets)
+
+
+def _nearest(vectors: np.ndarray, row: int, candidates: np.ndarray, k: int) -> np.ndarray:
+    """The k candidates that are nearest to a row, nearest first."""
+    distance = np.square(vectors[candidates] - vectors[row]).sum(1)
+    return candidates[np.argsort(distance, kind="stable")[:k]]
+
+
+# Batches
+
+
+class ReportBatchBuilder:
+    """Builds the training batches of one net, which is trained on some rows of a dataset."""
 
     def __init__(
         self,
-        train: Reports,
+        train: ReportDataset,
         rows: np.ndarray,
-        places: CachedStates | DeviceCachedStates | None,
-        synthetic: Synthetic | None,
-        offsets: np.ndarray | None = None,
+        cached_states: CachedStates | DeviceCachedStates | None,
+        synthetic: SyntheticRows | None,
+        word_scores: np.ndarray | None = None,
     ):
-        """places: the states of all reports, where the encoder is frozen.
-
-        offsets: (N, L) what words say of all reports, held out.
-        """
-        self.offsets = offsets
-        self.train, self.rows, self.places, self.synthetic = train, rows, places, synthetic
-        self.synthetic_of: dict[int, list[int]] = {}  # report -> the synthetic rows that are learned in its batch
+        """cached_states: of all reports, if the encoder is frozen. word_scores: (N, L) held-out logits of the SVMs."""
+        self.train, self.rows, self.cached_states, self.synthetic = train, rows, cached_states, synthetic
+        self.word_scores = word_scores
+        self.synthetic_of: dict[int, list[int]] = {}  # report -> its synthetic rows, which are in the same batch
         if synthetic is not None:
             for number, row in enumerate(synthetic.first.tolist()):
                 self.synthetic_of.setdefault(row, []).append(number)
-        self._labels = label_columns(train)
+        self._labels = _labels_by_version(train)
         self._gpu = torch.cuda.is_available()
 
-    def make(self, chosen: np.ndarray, _: Any) -> ReportBatch:
-        """The batch of some of the member's rows, counted within them, with their synthetic rows."""
+    def build(self, chosen: np.ndarray, _: Any) -> ReportBatch:
+        """The batch of reports rows[chosen], with their synthetic rows."""
         real = self.rows[chosen]
-        synthetic = [number for row in real.tolist() for number in self.synthetic_of.get(row, ())]
-        kept = self._labels[int(self.train.versions[real[0]])]
-        every, made = self.between(real, synthetic)
-        targets = torch.from_numpy(self.train.gold[real].toarray().astype(np.float32))
-        if len(kept) == targets.shape[1]:
-            return self.batch(every, None, targets, made)
-        # Codes of another ICD version are unknown for these reports.
-        made = made and replace(made, targets=made.targets[:, kept])
-        return self.batch(every, torch.from_numpy(kept), targets[:, kept], made)
+        numbers = [number for row in real.tolist() for number in self.synthetic_of.get(row, ())]
+        labels = self._labels[int(self.train.versions[real[0]])]
+        reports, synthetic = self.add_synthetic(real, numbers)
+        targets = torch.from_numpy(sparse.csr_matrix(self.train.gold[real]).toarray().astype(np.float32))
+        if len(labels) == targets.shape[1]:
+            return self.collate(reports, None, targets, synthetic)
+        # Codes of another ICD version are unknown for these reports, not absent.
+        if synthetic is not None:
+            synthetic = replace(synthetic, targets=synthetic.targets[:, labels])
+        return self.collate(reports, torch.from_numpy(labels), targets[:, labels], synthetic)
 
-    def between(self, real: np.ndarray, synthetic: list[int]) -> tuple[list[int], SyntheticBatch | None]:
-        """All reports that a batch needs, the real ones first, and its synthetic rows; None where there are none."""
-        made, every = self.synthetic, real.tolist()
-        if not synthetic:
-            return every, None
-        ends = np.stack([made.first[synthetic], made.second[synthetic]], axis=1)
-        every += sorted(set(ends.ravel().tolist()) - set(every))
-        place = {row: i for i, row in enumerate(every)}
-        pairs = torch.tensor([[place[row] for row in pair] for pair in ends.tolist()])
-        shares = torch.from_numpy(made.shares[synthetic].astype(np.float32))
-        return every, SyntheticBatch(pairs, shares, torch.from_numpy(made.targets[synthetic]))
+    def add_synthetic(self, real: np.ndarray, numbers: Sequence[int]) -> tuple[list[int], SyntheticBatch | None]:
+        """All reports that a batch needs, the real ones first, and its synthetic rows; numbers: of synthetic rows."""
+        reports = real.tolist()
+        if self.synthetic is None or not numbers:
+            return reports, None
+        chosen = self.synthetic.subset(np.array(numbers))
+        ends = np.stack([chosen.first, chosen.second], axis=1)
+        reports += sorted(set(ends.ravel().tolist()) - set(reports))
+        position = {row: i for i, row in enumerate(reports)}
+        pairs = torch.tensor([[position[row] for row in pair] for pair in ends.tolist()])
+        fractions = torch.from_numpy(chosen.fractions.astype(np.float32))
+        return reports, SyntheticBatch(pairs, fractions, torch.from_numpy(chosen.targets))
 
-    def batch(
+    def collate(
         self,
-        every: list[int],
+        reports: list[int],
         labels: torch.Tensor | None = None,
         targets: torch.Tensor | None = None,
         synthetic: SyntheticBatch | None = None,
     ) -> ReportBatch:
-        """The batch of some reports, with their states where they are kept."""
-        found = report_batch([self.train.reports[row] for row in every], labels, targets, synthetic)
-        if self.offsets is not None:
-            found = replace(found, offsets=torch.from_numpy(self.offsets[every]))
-        if self.places is None:
-            return found
-        width = found.tokens.shape[1]
-        return replace(found, states=self._states(every, -(-width // _WIDTHS) * _WIDTHS if self._gpu else width))
+        """The batch of the given reports, with their cached states if there are any."""
+        batch = collate_reports([self.train.reports[row] for row in reports], labels, targets, synthetic)
+        if self.word_scores is not None:
+            batch = replace(batch, word_scores=torch.from_numpy(self.word_scores[reports]))
+        if self.cached_states is None:
+            return batch
+        width = batch.tokens.shape[1]
+        if self._gpu:
+            width = -(-width // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
+        return replace(batch, states=self._states(self.cached_states, reports, width))
 
-    def _states(self, rows: list[int], width: int) -> torch.Tensor | GatheredStates:
-        if isinstance(self.places, DeviceCachedStates):
-            return self.places.padded_batch(rows, width)
-        # At once into memory that a GPU copies from: the way there and the way on cost more than the training.
-        shape = len(rows), width, self.places.width
-        states = torch.empty(shape, dtype=torch.float16, pin_memory=self._gpu)
-        self.places.padded_batch(rows, width, states.numpy())
+    def _states(
+        self, cached: CachedStates | DeviceCachedStates, rows: list[int], width: int
+    ) -> torch.Tensor | GatheredStates:
+        if isinstance(cached, DeviceCachedStates):
+            return cached.padded_batch(rows, width)
+        # Written directly into pinned memory: one more copy would take longer than the training step.
+        states = torch.empty((len(rows), width, cached.width), dtype=torch.float16, pin_memory=self._gpu)
+        cached.padded_batch(rows, width, states.numpy())
         return states
 
 
-def label_columns(train: Reports) -> dict[int, np.ndarray]:
-    """For each version that reports are coded in, the columns that some report of it can have."""
-    found = {}
-    for version in np.unique(train.versions).tolist():
-        rows = (train.versions & version) > 0
-        found[version] = np.flatnonzero(np.asarray(train.gold[rows].sum(0)).ravel())
-    return found
+def _labels_by_version(train: ReportDataset) -> dict[int, np.ndarray]:
+    """For each ICD version of reports, the labels that a report of this version can have."""
+    versions = np.unique(train.versions).tolist()
+    return {v: np.flatnonzero(train.label_counts((train.versions & v) > 0)) for v in versions}

@@ -1,6 +1,6 @@
 from nosology.core import Code
 from nosology.core.label_space import LabelSpace
-from nosology.models.hmhan.categories import Categories
+from nosology.models.hmhan.code_groups import CodeCategories
 
 LABELS = LabelSpace(
     Code(*pair)
@@ -16,16 +16,16 @@ LABELS = LabelSpace(
 )
 
 
-def test_chapters_of_every_version():
-    found = Categories.at(LABELS, "chapter")
-    names = [found.names[k] for k in found.of]
+def test_chapters_of_all_code_systems():
+    categories = CodeCategories.at_level(LABELS, "chapter")
+    names = [categories.names[k] for k in categories.of_label]
     assert names[0] == names[1] == "icd9cm 460-519" and names[3] == "icd10cm 10"
-    assert len(set(names)) == len(found.names) == len(found.descriptions) == 6
+    assert len(set(names)) == len(categories.names) == len(categories.descriptions) == 6
     assert names[6] == "icd9cm unknown"
 
 
-def test_blocks_are_finer():
-    found = Categories.at(LABELS, "block")
-    names = [found.names[k] for k in found.of]
+def test_blocks_are_finer_than_chapters():
+    categories = CodeCategories.at_level(LABELS, "block")
+    names = [categories.names[k] for k in categories.of_label]
     assert names[:2] == ["icd9cm 480-488", "icd9cm 490-496"]
-    assert "Pneumonia" in found.descriptions[found.of[0]]
+    assert "Pneumonia" in categories.descriptions[categories.of_label[0]]

@@ -1,55 +1,57 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import sparse
 
-from nosology.models.hmhan.combinations import Combinations
+from nosology.models.hmhan.code_groups import CodeCombinations
 
 GOLD = sparse.csr_matrix(np.array([[1, 0, 0]] * 6 + [[0, 1, 1]] * 3 + [[0, 0, 1]], dtype=np.int8))
 
 
-def some(share=1.0, weight=1.0):
-    found = Combinations.of(GOLD)
-    return Combinations(found.sets, found.notes, share, weight)
+def combinations(mixture_weight=1.0, prior_exponent=1.0):
+    return replace(CodeCombinations.from_gold(GOLD), mixture_weight=mixture_weight, prior_exponent=prior_exponent)
 
 
-def test_the_posterior_of_sets_by_hand():
+def test_posterior_of_sets_equals_hand_computation():
     p = np.array([[0.6, 0.3, 0.8]], dtype=np.float32)
     joint = np.array([0.6 * 0.7 * 0.2 * 6, 0.4 * 0.3 * 0.8 * 3, 0.4 * 0.7 * 0.8 * 1])
     joint /= joint.sum()
-    assert some()(p)[0] == pytest.approx([joint[0], joint[1], joint[1] + joint[2]], abs=1e-5)
-    assert some(share=0.5)(p)[0] == pytest.approx((some()(p)[0] + p[0]) / 2, abs=1e-5)
-    assert np.array_equal(some(share=0.0)(p), p)
+    assert combinations()(p)[0] == pytest.approx([joint[0], joint[1], joint[1] + joint[2]], abs=1e-5)
+    assert combinations(mixture_weight=0.5)(p)[0] == pytest.approx((combinations()(p)[0] + p[0]) / 2, abs=1e-5)
+    assert np.array_equal(combinations(mixture_weight=0.0)(p), p)
 
 
-def test_a_report_does_not_know_its_own_set():
+def test_excluded_set_of_a_report_is_not_counted():
     p = np.array([[0.1, 0.2, 0.9]], dtype=np.float32)
-    own = sparse.csr_matrix(np.array([[0, 0, 1]]))  # seen once: by itself
-    assert some()(p)[0, 1] < 0.5 < some()(p, without=own)[0, 1], "what is left that has the last code has both"
+    gold = sparse.csr_matrix(np.array([[0, 0, 1]]))  # only this report has it
+    assert combinations()(p)[0, 1] < 0.5 < combinations()(p, exclude=gold)[0, 1], (
+        "the remaining sets with the last code have both"
+    )
 
 
-def test_sets_are_taken_only_where_they_help():
+def test_tuned_uses_sets_only_if_they_improve_the_metric():
     true = GOLD.toarray()
     p = np.where(true, 0.6, 0.5).astype(np.float32)
 
-    def quality(found):
-        return float(((found > 0.55) == true).mean())
+    def metric(probabilities):
+        return float(((probabilities > 0.55) == true).mean())
 
-    assert Combinations.of(GOLD).tuned(p, quality).share == 0, "nothing is gained where all is right"
+    assert CodeCombinations.from_gold(GOLD).tuned(p, metric).mixture_weight == 0, "all predictions are right already"
     worse = p.copy()
     worse[6:9] = 0.3, 0.5, 0.9
-    assert Combinations.of(GOLD).tuned(worse, quality).share > 0
+    assert CodeCombinations.from_gold(GOLD).tuned(worse, metric).mixture_weight > 0
 
 
-def test_an_impossible_code_stays_impossible_and_json_keeps_all():
+def test_probability_zero_stays_zero_and_json_round_trips():
     p = np.array([[0.6, 0.0, 0.8]], dtype=np.float32)
-    assert some()(p)[0, 1] == 0
-    again = Combinations.from_json(json.loads(json.dumps(some().to_json())), 3)
-    assert np.allclose(again(p), some()(p))
+    assert combinations()(p)[0, 1] == 0
+    again = CodeCombinations.from_json(json.loads(json.dumps(combinations().to_json())), 3)
+    assert np.allclose(again(p), combinations()(p))
 
 
-def test_more_codes_than_sets_and_empty_sets():
-    empty = Combinations.of(sparse.csr_matrix(np.zeros((2, 3), dtype=np.int8)))
-    found = Combinations(empty.sets, empty.notes, 1.0, 0.0)(np.full((1, 3), 0.4, np.float32))
-    assert not found.any()
+def test_empty_set_as_the_only_set_gives_zero_probabilities():
+    empty = CodeCombinations.from_gold(sparse.csr_matrix(np.zeros((2, 3), dtype=np.int8)))
+    probabilities = replace(empty, mixture_weight=1.0)(np.full((1, 3), 0.4, np.float32))
+    assert not probabilities.any()

@@ -1,4 +1,4 @@
-"""What held-out reports decide about HMHAN."""
+"""Tuning of HMHAN on held-out reports."""
 
 from __future__ import annotations
 
@@ -8,40 +8,44 @@ from scipy import sparse
 
 from nosology.core import Code
 from nosology.evaluation.decision import Decision
-from nosology.models.hmhan.hmhan_decision import largest_good, steadied
-from nosology.models.hmhan.report_batches import Reports
+from nosology.models.hmhan.hmhan_decision import choose_net_weight, stabilize_threshold
+from nosology.models.hmhan.report_batches import ReportDataset
 
 CODES = [Code("icd9cm", code) for code in ("486", "591", "786.2")]
 
 
-def held_out(gold: np.ndarray) -> Reports:
+def held_out(gold: np.ndarray) -> ReportDataset:
     codes = [tuple(CODES[j] for j in np.flatnonzero(row)) for row in gold]
-    return Reports([], codes, sparse.csr_matrix(gold.astype(np.int8)), np.zeros(len(gold)), [])
+    return ReportDataset([], codes, sparse.csr_matrix(gold.astype(np.int8)), np.zeros(len(gold)), [])
 
 
-def test_the_net_adds_as_much_as_held_out_reports_bear():
+def test_net_weight_is_the_largest_without_significantly_higher_cross_entropy():
     rng = np.random.default_rng(0)
     words, noise = rng.random(400), rng.normal(0, 0.5, 400)
-    assert largest_good({1.0: words - 0.2 + noise, 0.5: words - 0.1 + noise / 2, 0.0: words}) == 1.0, "it is right"
-    assert largest_good({1.0: words + 0.2 + noise, 0.5: words + 0.1 + noise / 2, 0.0: words}) == 0.0, "it is noise"
-    little = noise / 50 - noise.mean() / 50
-    assert largest_good({1.0: words + 0.1 + noise, 0.5: words + little, 0.0: words}) == 0.5, "as good as nothing"
-    assert largest_good({1.0: words}) == 1.0
+    assert choose_net_weight({1.0: words - 0.2 + noise, 0.5: words - 0.1 + noise / 2, 0.0: words}) == 1.0, (
+        "the net improves"
+    )
+    assert choose_net_weight({1.0: words + 0.2 + noise, 0.5: words + 0.1 + noise / 2, 0.0: words}) == 0.0, (
+        "the net adds noise"
+    )
+    small = noise / 50 - noise.mean() / 50
+    assert choose_net_weight({1.0: words + 0.1 + noise, 0.5: words + small, 0.0: words}) == 0.5, "half as good as none"
+    assert choose_net_weight({1.0: words}) == 1.0
 
 
-def test_of_calibrated_probabilities_half_of_the_best_f1_is_the_threshold():
+def test_threshold_of_calibrated_probabilities_is_half_of_the_best_f1():
     rng = np.random.default_rng(0)
     probabilities = rng.beta(0.3, 0.9, (400, 3)).astype(np.float32)
     gold = rng.random((400, 3)) < probabilities
-    found = [steadied(Decision(t), held_out(gold), probabilities).threshold for t in (0.33, 0.37, 0.41)]
-    assert max(found) - min(found) < 0.01, "where on the flat top one begins does not matter"
-    given = probabilities >= 0.37
-    assert found[1] == pytest.approx((given & gold).sum() / (given.sum() + gold.sum()))
+    thresholds = [stabilize_threshold(Decision(t), held_out(gold), probabilities).threshold for t in (0.33, 0.37, 0.41)]
+    assert max(thresholds) - min(thresholds) < 0.01, "independent of the start near the maximum"
+    accepted = probabilities >= 0.37
+    assert thresholds[1] == pytest.approx((accepted & gold).sum() / (accepted.sum() + gold.sum()))
 
 
-def test_a_threshold_stays_where_half_of_the_best_f1_would_cost_much():
+def test_threshold_is_unchanged_if_half_of_the_best_f1_costs_much():
     gold = np.eye(3, dtype=bool)[np.arange(30) % 3]
     overconfident = np.where(gold, 0.9, 0.7).astype(np.float32)
-    assert steadied(Decision(0.8), held_out(gold), overconfident).threshold == 0.8
-    nothing = np.zeros((30, 3), np.float32)
-    assert steadied(Decision(0.5, at_least_one=True), held_out(gold), nothing).threshold == 0.5
+    assert stabilize_threshold(Decision(0.8), held_out(gold), overconfident).threshold == 0.8
+    zeros = np.zeros((30, 3), np.float32)
+    assert stabilize_threshold(Decision(0.5, at_least_one=True), held_out(gold), zeros).threshold == 0.5
