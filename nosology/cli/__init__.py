@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -90,7 +90,7 @@ def main() -> None:
         raise
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *where: object) -> None:
+def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
     """Prints a warning as one line, without the place in the source."""
     print(f"nosology: {message}", file=sys.stderr)
 

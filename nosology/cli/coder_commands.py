@@ -221,19 +221,22 @@ def _decoded(raw: bytes) -> str:
 
 
 def open_bundle(name: Path, settings: list[str], release: str | None = None) -> tuple[Bundle, str | None]:
-    """The bundle of a folder or day-one, as --set changes it, and the release into which its codes are still to go.
+    """The bundle of a folder or day-one with --set applied, and the release to which its codes must be translated.
 
-    Of a trained coder only the threshold can be set, of a lexicon also what it makes of contexts; day one is made anew
-    for any setting and release.
+    Of a trained coder only the threshold can be set; of a lexicon also the context policies. day-one takes
+    every setting and release.
     """
     from nosology.config import check, load_recipe, override
     from nosology.models.bundle import DAY_ONE, Bundle, is_day_one, read_manifest
 
     if is_day_one(name):
         from nosology.models.lexicon.day_one import day_one
+        from nosology.models.lexicon.lexicon_settings import LexiconRecipe
 
-        chosen = [] if release is None else [f"codes.release='{release}'"]
-        return day_one(load_recipe(DAY_ONE, [*settings, *chosen])), None
+        overrides = [*settings, *([] if release is None else [f"codes.release='{release}'"])]
+        lexicon_recipe = load_recipe(DAY_ONE, overrides)
+        assert isinstance(lexicon_recipe, LexiconRecipe)
+        return day_one(lexicon_recipe), None
     if not settings:
         return Bundle.load(name), release
     recipe = read_manifest(name)["recipe"]
@@ -245,8 +248,13 @@ def open_bundle(name: Path, settings: list[str], release: str | None = None) -> 
     if any(setting.strip().startswith("decision") for setting in settings) and not isinstance(threshold, float):
         raise ConfigError(f"decision.threshold must be a number in [0, 1]; got {threshold!r}")
     bundle = Bundle.load(name).with_threshold(threshold if isinstance(threshold, float) else None)
-    if "context" in free and changed.context != before.context:
-        bundle = replace(bundle, model=bundle.model.with_context(changed.context))
+    if "context" in free:
+        from nosology.models.lexicon.lexicon_model import Lexicon
+
+        assert isinstance(bundle.model, Lexicon)
+        context = getattr(changed, "context")  # noqa: B009 (only lexicon recipes have this table)
+        if context != getattr(before, "context"):  # noqa: B009
+            bundle = replace(bundle, model=bundle.model.with_context(context))
     return bundle, release
 
 

@@ -138,7 +138,8 @@ def _column(labels: LabelSpace, name: str) -> int:
     system, colon, raw = name.rpartition(":")
     systems = (system.lower(),) if colon else labels.systems
     found = [code for code in labels.codes if code.system in systems and code.code.lower() == raw.lower()]
-    found = found or [code for system in systems if (code := _mended(raw, system)) in labels]
+    candidates = (_normalised(raw, system) for system in systems)
+    found = found or [code for code in candidates if code is not None and code in labels]
     if not found:
         raise ConfigError(f"code must be one that the coder knows ({len(labels):,} of them); got {name!r}")
     if len(found) > 1:
@@ -146,7 +147,7 @@ def _column(labels: LabelSpace, name: str) -> int:
     return labels.column(found[0])
 
 
-def _mended(raw: str, system: str) -> Code | None:
+def _normalised(raw: str, system: str) -> Code | None:
     from nosology.codes import normalise
 
     try:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from nosology.core.model import OpenVocabulary
+
 app = typer.Typer(help="Take over a coder that another program has trained.", no_args_is_help=True)
 
 
@@ -36,4 +38,4 @@ def dual_laat(
     bundle = import_bundle(folder, read_code_list(codes), threshold)
     bundle.save(out)
     typer.echo(f"{out}: dual_laat coder, {len(bundle.model.labels):,} codes, threshold {threshold:.3f}")
-    caution_unread(bundle.model.unreadable_codes(), codes)
+    caution_unread(bundle.model.unreadable_codes() if isinstance(bundle.model, OpenVocabulary) else [], codes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -63,7 +63,7 @@ class OpenVocabulary(Protocol):
     def descriptions(self) -> Sequence[str]:
         """The description of each label."""
 
-    def with_codes(self, codes: Sequence[tuple[Code, str]]) -> Self:
+    def with_codes(self, codes: Sequence[tuple[Code, str]]) -> Model:
         """The same model for other codes, given with their descriptions."""
 
     def unreadable_codes(self) -> list[Code]:

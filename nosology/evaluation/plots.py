@@ -72,7 +72,7 @@ def chapter_bars(rows: Sequence[Row]) -> bytes:
     for name, shift, color in (("micro_f1", 0.2, BLUE), ("macro_f1", -0.2, ORANGE)):
         axes.barh(where + shift, [row[name] or 0 for row in rows], 0.38, color=color, label=name.replace("_f1", " F1"))
     several = len({row["system"] for row in rows}) > 1
-    names = [f"{row['system'] + ' ' if several else ''}{row['chapter']}  {row['title']}" for row in rows]
+    names = [f"{str(row['system']) + ' ' if several else ''}{row['chapter']}  {row['title']}" for row in rows]
     axes.set_yticks(where, [_short(name) for name in names], fontsize=9)
     axes.set(xlim=(0, 1), ylim=(-0.6, max(0, len(rows) - 1) + 0.6))
     axes.grid(axis="y", visible=False)

@@ -35,7 +35,7 @@ class CellCounts:
             cells = np.sort(block, axis=None)
             return np.stack([np.searchsorted(cells, values, "left"), np.searchsorted(cells, values, "right")])
 
-        below, upto = sum(scored.over_notes(count))
+        below, upto = np.sum(scored.over_notes(count), axis=0)
         true_below, true_upto = np.searchsorted(true, values, "left"), np.searchsorted(true, values, "right")
         return CellCounts(values, below, upto, true_below, true_upto, scored.n_notes * scored.n_nameable, len(true))
 

@@ -51,6 +51,7 @@ def write_report(
         "Chapters": ("", plots.chapter_bars(in_chapters)),
     }
     tables: dict[str, tuple[str, Sequence[Row]]] = {}
+    in_bands: list[Row] = []
     if train_counts is not None:
         seen = np.array([row["train_count"] for row in codes], dtype=np.int64)
         pictures["Frequency"] = (
@@ -118,7 +119,7 @@ def per_code(found: Evaluation, train_counts: Mapping[Code, int] | None = None) 
 
 def _most_frequent(rows: Iterable[Row], *, nameable: bool) -> list[Row]:
     wanted = [row for row in rows if (row["nameable"] == "yes") == nameable and row["support"]]
-    wanted.sort(key=lambda row: (-row["support"], row["system"], row["code"]))
+    wanted.sort(key=lambda row: (-int(row["support"] or 0), row["system"], row["code"]))
     hidden = ("nameable", "threshold", "train_count")
     return [{name: value for name, value in row.items() if name not in hidden} for row in wanted[:SHOWN]]
 

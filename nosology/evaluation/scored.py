@@ -44,7 +44,7 @@ class Scored:
     ) -> Scored:
         """The checked whole; `systems` keeps only the true codes and the columns of these code systems."""
         scores = _checked(scores, (len(gold), len(labels)))
-        columns = None
+        columns, wanted = None, frozenset[str]()
         if systems is not None:
             wanted = _checked_systems(systems)
             gold = [[code for code in codes if code[0] in wanted] for codes in gold]
@@ -140,12 +140,12 @@ def _checked(scores: Scores, shape: tuple[int, int]) -> Scores:
         raise DataError("there is nothing to evaluate: got no notes")
     if scores.dtype not in (np.float32, np.float64):
         scores = scores.astype(np.float32)
-    if sparse.issparse(scores):
+    if not isinstance(scores, np.ndarray):
         scores = scores.tocsr()
         if not scores.has_canonical_format:
             scores = scores.copy()
             scores.sum_duplicates()
-    values = scores.data if sparse.issparse(scores) else scores
+    values: np.ndarray = scores if isinstance(scores, np.ndarray) else scores.data
     if values.size:
         low, high = values.min(), values.max()
         if np.isnan(low):

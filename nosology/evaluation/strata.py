@@ -56,8 +56,9 @@ def _measured(found: Evaluation, mask: np.ndarray) -> Row:
     mean["macro_auc"] = np.array([aucs[~np.isnan(aucs)].mean() if not np.isnan(aucs).all() else np.nan])
     wanted = ("micro_f1", "micro_precision", "micro_recall", "macro_f1", "macro_f1_all", "macro_auc")
     values = {name: float((pooled | mean)[name][0]) for name in wanted}
-    return {
+    row: Row = {
         "codes": int(mask.sum()),
         "codes_with_true_note": int(np.sum(counts.support[mask] > 0)),
         "true_assignments": int(counts.support[mask].sum()),
-    } | {name: None if np.isnan(value) else value for name, value in values.items()}
+    }
+    return row | {name: None if np.isnan(value) else value for name, value in values.items()}

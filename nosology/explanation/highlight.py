@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -71,7 +72,7 @@ def write_picture(path: str | Path, title: str, text: str, attribution: Attribut
     for row, line in enumerate(lines):
         y = 1 - (0.24 * (row + 2.2)) * inch
         for column, word, number in line:
-            shown = {"fontsize": 9, "family": "monospace", "va": "center", "parse_math": False}
+            shown: dict[str, Any] = {"fontsize": 9, "family": "monospace", "va": "center", "parse_math": False}
             if number is not None and abs(strength[number]) >= 0.05:
                 colour = tuple(part / 255 for part in (_FOR if strength[number] > 0 else _AGAINST))
                 shown["bbox"] = {"facecolor": (*colour, abs(strength[number])), "edgecolor": "none", "pad": 1.2}

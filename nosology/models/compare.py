@@ -79,9 +79,11 @@ def compare(
     tests = {}
     for name, runs in found.items():
         if name != first:
-            f1 = [[run.metrics["micro_f1"] for run in side] for side in (found[first], runs)]
-            tests[name] = {"bootstrap": asdict(paired_bootstrap(found[first][0], runs[0], groups=patients))}
-            tests[name]["t_test"] = asdict(paired_t_test(*f1)) if seeds > 1 else None
+            f1 = [[float(run.metrics["micro_f1"] or 0) for run in side] for side in (found[first], runs)]
+            tests[name] = {
+                "bootstrap": asdict(paired_bootstrap(found[first][0], runs[0], groups=patients)),
+                "t_test": asdict(paired_t_test(*f1)) if seeds > 1 else None,
+            }
     compared = Compared(rows, tests)
     write_json(Path(out) / "compare.json", compared.to_json())
     return compared
@@ -119,10 +121,11 @@ def over_seeds(runs: Sequence[Evaluation]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for name in METRICS:
         values = [run.metrics[name] for run in runs]
-        known = all(value is not None for value in values)
+        known = np.array([value for value in values if value is not None], dtype=np.float64)
+        defined = len(known) == len(values)
         row[name] = {
-            "mean": float(np.mean(values)) if known else None,
-            "std": float(np.std(values, ddof=1)) if known and len(values) > 1 else None,
+            "mean": float(known.mean()) if defined else None,
+            "std": float(known.std(ddof=1)) if defined and len(values) > 1 else None,
             "values": values,
         }
     return row

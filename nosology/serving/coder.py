@@ -92,11 +92,10 @@ class Coder:
             more -= bool(accepted[column]) and top is None
             if full and not accepted[column]:
                 continue
-            code: Code | None = self.model.labels.codes[column]
-            if self._translate is not None:
-                code = self._translate(code)
-            if code is not None:
-                ranked.setdefault(code, (float(probabilities[column]), int(column)))
+            code = self.model.labels.codes[column]
+            translated = code if self._translate is None else self._translate(code)
+            if translated is not None:
+                ranked.setdefault(translated, (float(probabilities[column]), int(column)))
         return ranked
 
     def _describe(self, code: Code) -> str:

@@ -143,7 +143,7 @@ def _written_out(text: str, reading: TokenizedNote, places: tuple[int, ...]) -> 
 
 
 def _mention(text: str, reading: TokenizedNote, marks: np.ndarray, places: tuple[int, ...], gap: int) -> Mention:
-    flags: list[bool] = marks[:, list(places)].any(axis=1).tolist()
+    flags = [bool(flag) for flag in marks[:, list(places)].any(axis=1)]
     start, end = int(reading.starts[places[0]]), int(reading.ends[places[-1]])
     if text[max(0, start - 1) : start] == "?":  # ?pneumonia
         flags[CATEGORIES.index("uncertain")] = True

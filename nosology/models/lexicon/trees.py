@@ -123,7 +123,8 @@ class Trees:
     def from_arrays(cls, stored: Mapping[str, np.ndarray], name: str) -> Trees:
         """The trees that `arrays` gave."""
         start, depth, boosted = stored[f"{name}.numbers"].tolist()
-        return cls(*(stored[f"{name}.{part}"] for part in _ARRAYS), start, int(depth), bool(boosted))
+        arrays = {part: stored[f"{name}.{part}"] for part in _ARRAYS}
+        return cls(**arrays, start=start, depth=int(depth), boosted=bool(boosted))
 
 
 @dataclass(frozen=True)
