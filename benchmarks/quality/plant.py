@@ -49,8 +49,8 @@ ABLATIONS = {
     "all of it": [],
     "no inattention": ["model.inattention=0"],
     "first 512 words alone": ["model.max_words=512"],
-    "the paper's rates": ["rates.ranker=0.5", "rates.encoder=0.5", "rates.fall=2.6"],
-    "one rate for all": ["rates.ranker=1.0", "rates.encoder=1.0", "rates.fall=1.0"],
+    "the paper's rates": ["rates.ranker=0.5", "rates.encoder=0.5", "rates.layer_decay=2.6"],
+    "one rate for all": ["rates.ranker=1.0", "rates.encoder=1.0", "rates.layer_decay=1.0"],
     "all parts at once": ["rates.gradual=false"],
     "no static attention": ["model.static=false"],
     "no planted attention": ["model.planted=false"],
@@ -200,11 +200,11 @@ def ablations(arm: Arm) -> dict:
 
 def stages(arm: Arm) -> dict:
     """The ranker's nDCG, once the stages before the classifier are made, for all ablations."""
-    from nosology.models.plant.plant_trainer import Chain
+    from nosology.models.plant.plant_trainer import PlantPipeline
 
     recipe = arm.recipe("plant", [_stages(arm)])
     learn, _, _ = train_and_dev([Corpus.open(arm.folder / "corpus_1.0")], recipe.holdout.share, recipe.seed)
-    return {"nDCG": Chain.of(recipe, learn, arm.work).ranked(False)}
+    return {"nDCG": PlantPipeline.of(recipe, learn, arm.work).train_ranker(False)}
 
 
 def _stages(arm: Arm) -> str:

@@ -12,7 +12,7 @@ from nosology.core import ConfigError
 
 if TYPE_CHECKING:
     from nosology.models.plant.plant_settings import PlantRecipe
-    from nosology.models.plant.plant_trainer import Chain
+    from nosology.models.plant.plant_trainer import PlantPipeline
     from nosology.training.examples import Examples
 
 app = typer.Typer(help="The stages of PLANT, one by one.", no_args_is_help=True)
@@ -25,40 +25,40 @@ Out = Annotated[Path, typer.Option(help="The bundle folder to be; stages are kep
 @app.command()
 def language(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = []) -> None:  # noqa: B006
     """Train the language model on the train notes; they need no codes."""
-    from nosology.models.plant.plant_model import backwards
+    from nosology.models.plant.plant_model import directions
 
-    chain = _chain(recipe, corpus, out, settings, coded=False)
-    for backward in backwards(chain.recipe.model):
-        chain.language(backward)
-        typer.echo(f"{chain.stages.folder}: language model, {'backward' if backward else 'forward'}")
+    pipeline = _pipeline(recipe, corpus, out, settings, coded=False)
+    for backward in directions(pipeline.recipe.model):
+        pipeline.language(backward)
+        typer.echo(f"{pipeline.stages.folder}: language model, {'backward' if backward else 'forward'}")
 
 
 @app.command()
 def relevance(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = []) -> None:  # noqa: B006
     """Find the words that tell each code, by mutual information in the train notes."""
-    chain = _chain(recipe, corpus, out, settings)
-    found = chain.relevance()
-    typer.echo(f"{chain.stages.folder}: {len(found.words):,} words for {len(found):,} codes")
+    pipeline = _pipeline(recipe, corpus, out, settings)
+    found = pipeline.relevance()
+    typer.echo(f"{pipeline.stages.folder}: {len(found.words):,} words for {len(found):,} codes")
 
 
 @app.command()
 def ranker(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = []) -> None:  # noqa: B006
     """Train the ranker on these words; the stages before it are made if they are not there."""
-    from nosology.models.plant.plant_model import backwards
+    from nosology.models.plant.plant_model import directions
 
-    chain = _chain(recipe, corpus, out, settings)
-    if not chain.recipe.model.planted:
+    pipeline = _pipeline(recipe, corpus, out, settings)
+    if not pipeline.recipe.model.planted:
         raise ConfigError("model.planted must be true, or there is no ranker to train; got false")
-    for backward in backwards(chain.recipe.model):
-        reached = chain.ranked(backward)
+    for backward in directions(pipeline.recipe.model):
+        reached = pipeline.train_ranker(backward)
         name = "backward" if backward else "forward"
-        typer.echo(f"{chain.stages.folder}: ranker, {name}, nDCG@{chain.recipe.ranker.k} {reached:.3f}")
+        typer.echo(f"{pipeline.stages.folder}: ranker, {name}, nDCG@{pipeline.recipe.ranker.k} {reached:.3f}")
 
 
 @app.command()
 def classifier(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = []) -> None:  # noqa: B006
     """Train the planted classifier of each direction; `nosology train` then averages, calibrates and saves them."""
-    checked, train, dev, folder = _asked(recipe, corpus, out, settings)
+    checked, train, dev, folder = _prepare(recipe, corpus, out, settings)
     from nosology.models.plant.plant_trainer import train_classifiers
 
     for name, fitted in train_classifiers(checked, train, dev, folder).items():
@@ -66,14 +66,14 @@ def classifier(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = 
         typer.echo(f"{folder}: classifier, {name}, epoch {fitted.best_epoch}{scores}")
 
 
-def _chain(recipe: str, corpus: list[Path], out: Path, settings: list[str], *, coded: bool = True) -> Chain:
-    checked, train, _, folder = _asked(recipe, corpus, out, settings, coded=coded)
-    from nosology.models.plant.plant_trainer import Chain
+def _pipeline(recipe: str, corpus: list[Path], out: Path, settings: list[str], *, coded: bool = True) -> PlantPipeline:
+    checked, train, _, folder = _prepare(recipe, corpus, out, settings, coded=coded)
+    from nosology.models.plant.plant_trainer import PlantPipeline
 
-    return Chain.of(checked, train, folder, coded=coded)
+    return PlantPipeline.of(checked, train, folder, coded=coded)
 
 
-def _asked(
+def _prepare(
     recipe: str, corpus: list[Path], out: Path, settings: list[str], *, coded: bool = True
 ) -> tuple[PlantRecipe, Examples, Examples, Path]:
     """The recipe, the train notes, the dev notes and the folder of the stages; coded: the stage needs codes."""

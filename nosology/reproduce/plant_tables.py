@@ -29,7 +29,7 @@ from nosology.evaluation.measure import measure
 from nosology.models.bundle import Bundle
 from nosology.models.neural_trainer import Notes
 from nosology.models.plant.plant_settings import PlantRecipe
-from nosology.models.plant.plant_trainer import Chain, PlantTrainer
+from nosology.models.plant.plant_trainer import PlantPipeline, PlantTrainer
 from nosology.models.plant.stages import StageCache
 from nosology.models.train import train
 from nosology.reproduce import runner
@@ -50,8 +50,8 @@ ABLATIONS = {
     "all parts": [],
     "no inattention": ["model.inattention=0"],
     "first 512 words (stateless)": ["model.max_words=512"],
-    "discriminative learning rates": ["rates.ranker=0.5", "rates.encoder=0.5", "rates.fall=2.6"],
-    "one learning rate": ["rates.ranker=1.0", "rates.encoder=1.0", "rates.fall=1.0"],
+    "discriminative learning rates": ["rates.ranker=0.5", "rates.encoder=0.5", "rates.layer_decay=2.6"],
+    "one learning rate": ["rates.ranker=1.0", "rates.encoder=1.0", "rates.layer_decay=1.0"],
     "no gradual unfreezing": ["rates.gradual=false"],
     "no static attention": ["model.static=false"],
     "no planted attention": ["model.planted=false"],
@@ -212,9 +212,9 @@ def run(task: Task) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class StagesOfAllNotes(StageCache):
-    """Stages whose language model and mutual information come from a chain over all notes, test notes included."""
+    """Stages whose language model and mutual information come from a pipeline over all notes, test notes included."""
 
-    everything: Chain
+    everything: PlantPipeline
 
     def get_or_compute(self, name: str, inputs: list, compute: Any) -> dict[str, Tensor]:
         """The tensors of a stage."""
@@ -231,11 +231,11 @@ def train_on_all_notes(recipe: PlantRecipe, corpus: Corpus, folder: Path) -> Bun
     It shows what the leak does to a score. Do not use such a coder.
     """
     learn, dev, _ = train_and_dev([corpus], recipe.holdout.share, recipe.seed)
-    chain = Chain.of(recipe, learn, folder)
+    pipeline = PlantPipeline.of(recipe, learn, folder)
     every = Examples([corpus], lambda note: True)
-    notes = Notes.of(every, recipe.labels, chain.tokenizer, chain.labels)
+    notes = Notes.of(every, recipe.labels, pipeline.tokenizer, pipeline.labels)
     whole = replace(
-        Chain.of(recipe, every, folder / "all"), notes=notes, tokenizer=chain.tokenizer, labels=chain.labels
+        PlantPipeline.of(recipe, every, folder / "all"), notes=notes, tokenizer=pipeline.tokenizer, labels=pipeline.labels
     )
     stages = StagesOfAllNotes(whole.stages.folder, whole.stages.fingerprint, whole)
     trained = PlantTrainer(recipe, folder, stages).train(learn, dev, False)

@@ -68,7 +68,7 @@ class Plant(NeuralModel):
         """A coder whose weights are still to be learned."""
         nets = [
             PlantNet(settings, ranker, len(tokenizer.vocabulary), len(labels), relevance, backward)
-            for backward in backwards(settings)
+            for backward in directions(settings)
         ]
         return cls(labels, notes, tokenizer, PlantNets(nets), settings, relevance=relevance, ranker=ranker)
 
@@ -85,7 +85,7 @@ class Plant(NeuralModel):
         """Nets without learned weights."""
         ranker = RankerSettings.model_validate(config["ranker"])
         words = len(tokenizer.vocabulary)
-        return PlantNets([PlantNet(settings, ranker, words, len(labels), None, back) for back in backwards(settings)])
+        return PlantNets([PlantNet(settings, ranker, words, len(labels), None, back) for back in directions(settings)])
 
     def extra_config(self) -> dict[str, Any]:
         """What model.json holds besides."""
@@ -104,9 +104,9 @@ class Plant(NeuralModel):
         found = {n.removeprefix(_RELEVANCE): t.numpy() for n, t in tensors.items() if n.startswith(_RELEVANCE)}
         self.relevance = Relevance.from_arrays(found)
         for net in self.net.nets:
-            net.tell(self.relevance)
+            net.set_relevance(self.relevance)
 
 
-def backwards(settings: PlantSettings) -> list[bool]:
+def directions(settings: PlantSettings) -> list[bool]:
     """Whether each net of a coder reads from the end."""
     return {"forward": [False], "backward": [True], "both": [False, True]}[settings.direction]

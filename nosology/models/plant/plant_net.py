@@ -64,7 +64,7 @@ class Ranker(nn.Module):
         return made.float()
 
 
-class Telling(nn.Module):
+class StaticRelevance(nn.Module):
     """The relevance of words for labels, by word and on the net's device."""
 
     def __init__(self, relevance: Relevance):
@@ -108,14 +108,14 @@ class PlantNet(nn.Module):
         drawn = 0.1 * torch.randn(labels, settings.size)
         self.weights = nn.Parameter(self.queries.detach().clone() if settings.tie_initialization else drawn)  # W
         self.bias = nn.Parameter(torch.zeros(labels))
-        self.telling: Telling | None = None
-        self.cache = NoteStates(settings.cache_gb)
+        self.static_relevance: StaticRelevance | None = None
+        self.cache = CachedNoteStates(settings.cache_gb)
         if relevance is not None:
-            self.tell(relevance)
+            self.set_relevance(relevance)
 
-    def tell(self, relevance: Relevance) -> None:
+    def set_relevance(self, relevance: Relevance) -> None:
         """Takes over which words tell the labels."""
-        self.telling = Telling(relevance).to(self.bias.device) if self.settings.static else None
+        self.static_relevance = StaticRelevance(relevance).to(self.bias.device) if self.settings.static else None
 
     def groups(self) -> list[tuple[str, list[nn.Parameter]]]:
         """The parts of the net, the last first: the order in which they begin to learn."""
@@ -127,7 +127,7 @@ class PlantNet(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """The mean binary cross entropy over the batch's notes x labels."""
-        tokens = self._turned(batch.tokens, batch.lengths)
+        tokens = self._reverse(batch.tokens, batch.lengths)
         states = locked_dropout(self._states(tokens, batch), self.encoder.drop.output, self.training)
         inside = token_mask(batch.lengths, tokens.shape[1], tokens.device)
         labels = self._some(batch.labels)
@@ -172,7 +172,7 @@ class PlantNet(nn.Module):
 
     def _read(self, batch: Batch, parts: Sequence[Tensor]) -> Tensor:
         """Logits (B, L) of parts of the labels, which look at a window one after the other: it is read once."""
-        tokens, state = self._turned(batch.tokens, batch.lengths), None
+        tokens, state = self._reverse(batch.tokens, batch.lengths), None
         decoders = [self._decoder(labels) for labels in parts]
         seen = [AttentionState.empty(len(tokens), len(labels), 0, self.bias) for labels in parts]
         window = max(self.settings.window, _POSITIONS // len(tokens) if tokens.is_cuda else 0)
@@ -190,7 +190,7 @@ class PlantNet(nn.Module):
 
     def attention(self, batch: Batch) -> Tensor:
         """The weights (B, L, T) of each label over the tokens: learned, static and planted, made to sum to 1."""
-        tokens = self._turned(batch.tokens, batch.lengths)
+        tokens = self._reverse(batch.tokens, batch.lengths)
         states, _ = self.encoder(tokens)
         inside = token_mask(batch.lengths, tokens.shape[1], tokens.device)[:, None]
         decoder, (planted, places) = self._decoder(batch.labels), self._planted(tokens, batch.labels)
@@ -201,7 +201,7 @@ class PlantNet(nn.Module):
         if planted.scores is not None:
             weights = weights + self._kept(planted.scores[:, places].movedim(0, 1).float(), inside)
         weights = weights / weights.sum(2, keepdim=True).clamp(min=1e-12)
-        return self._turned_back(weights, batch.lengths)
+        return self._reverse_back(weights, batch.lengths)
 
     def _kept(self, scores: Tensor, inside: Tensor) -> Tensor:
         """The softmax over the tokens that the ranker's attention keeps, as the net has it."""
@@ -220,17 +220,17 @@ class PlantNet(nn.Module):
         """What labels are told about the different words of tokens (B, T), and which of them each token is (B, T)."""
         words, places = torch.unique(tokens, return_inverse=True)
         chosen = None if labels is None else labels.to(tokens.device)
-        static = self.telling(words, chosen) if self.telling is not None else None
+        static = self.static_relevance(words, chosen) if self.static_relevance is not None else None
         scores = self.ranker(words, self.encoder.encoder(words), chosen) if self.ranker is not None else None
         return PlantedScores(static, scores, self.settings.inattention), places
 
-    def _turned(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+    def _reverse(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """The notes, read from their ends where this is the backward direction."""
         if not self.backward_reading:
             return tokens
         return tokens.gather(1, self._places(tokens, lengths))
 
-    def _turned_back(self, weights: Tensor, lengths: Tensor) -> Tensor:
+    def _reverse_back(self, weights: Tensor, lengths: Tensor) -> Tensor:
         if not self.backward_reading:
             return weights
         places = self._places(weights[:, 0], lengths)
@@ -247,13 +247,13 @@ class PlantNet(nn.Module):
 _FREE = 0.5  # of the memory that a GPU has free when the first state is kept; the rest is for the training
 
 
-class NoteStates:
+class CachedNoteStates:
     """States by note, on the device they are used on; a note that would pass the limit is read again each time."""
 
     def __init__(self, limit_gb: float):
         self.limit = int(limit_gb * 2**30)
         self.bytes = 0
-        self._room = self.limit
+        self._budget = self.limit
         self._states: dict[int, Tensor] = {}
 
     def states(self, notes: Tensor, lengths: Tensor, width: int, read: Callable[[list[int]], Tensor]) -> Tensor:
@@ -283,8 +283,8 @@ class NoteStates:
     def _keep(self, name: int, state: Tensor) -> None:
         if not self.bytes:
             free = torch.cuda.mem_get_info(state.device)[0] if state.is_cuda else self.limit / _FREE
-            self._room = min(self.limit, int(_FREE * free))
+            self._budget = min(self.limit, int(_FREE * free))
         size = state.numel() * state.element_size()
-        if name not in self._states and self.bytes + size <= self._room:
+        if name not in self._states and self.bytes + size <= self._budget:
             self._states[name] = state.detach().clone(memory_format=torch.contiguous_format)
             self.bytes += size

@@ -10,7 +10,7 @@ from nosology.core.settings import Settings
 from nosology.training.recipe_settings import Recipe, TrainerSettings
 
 
-class DropSettings(Settings):
+class DropoutSettings(Settings):
     """How much is dropped where (`encoders/word_encoders.py`)."""
 
     embedding: float = Field(0.05, ge=0, lt=1)
@@ -20,7 +20,7 @@ class DropSettings(Settings):
     output: float = Field(0.1, ge=0, lt=1)
 
 
-class WordSettings(Settings):
+class VocabularySettings(Settings):
     """Which words are known."""
 
     renamed: ClassVar[dict[str, str]] = {"most": "max_words"}
@@ -35,7 +35,7 @@ class LanguageSettings(Settings):
     weights: str = ""  # a file of published weights to begin with, and
     words: str = Field("", validate_default=True)  # its vocabulary, one word a line; empty: from the beginning
     backward_weights: str = ""  # of a model that reads from the end; empty: that direction begins with the same file
-    drop: DropSettings = DropSettings(embedding=0.02, input=0.25, weight=0.2, hidden=0.15)
+    drop: DropoutSettings = DropoutSettings(embedding=0.02, input=0.25, weight=0.2, hidden=0.15)
     window: int = Field(80, ge=2)  # words that are learned from at once
     training: TrainerSettings = TrainerSettings(
         epochs=20,
@@ -93,7 +93,7 @@ class PlantSettings(Settings):
     size: int = Field(400, ge=1)  # of words and of states
     hidden: int = Field(1152, ge=1)
     layers: int = Field(3, ge=1)
-    drop: DropSettings = DropSettings()
+    drop: DropoutSettings = DropoutSettings()
     static: bool = True  # attention by mutual information
     planted: bool = True  # attention by the ranker
     inattention: int = Field(56, ge=0)  # tokens a label that the ranker's attention keeps; 0: all
@@ -109,10 +109,12 @@ class PlantSettings(Settings):
 class RateSettings(Settings):
     """What share of the learning rate each part has, and from which epoch on it learns (counted from 0)."""
 
+    renamed: ClassVar[dict[str, str]] = {"fall": "layer_decay"}
+
     decoder: float = Field(1.0, gt=0)
     ranker: float = Field(0.5, gt=0)  # paper 003, section 5
     encoder: float = Field(0.5, ge=0)  # of the last layer, 0: the encoder never learns; each layer below has
-    fall: float = Field(2.6, ge=1)  # times less (Howard and Ruder 2018)
+    layer_decay: float = Field(2.6, ge=1)  # each layer below has a rate so many times smaller (Howard and Ruder 2018)
     gradual: bool = True  # a part more an epoch, the last first; False: all from the beginning
 
 
@@ -121,7 +123,7 @@ class PlantRecipe(Recipe):
 
     kind: Literal["plant"] = "plant"
     stages: str = ""  # a folder that keeps the stages before the classifier; empty: beside the bundle until it is made
-    words: WordSettings = WordSettings()
+    words: VocabularySettings = VocabularySettings()
     language: LanguageSettings = LanguageSettings()
     relevance: RelevanceSettings = RelevanceSettings()
     ranker: RankerSettings = RankerSettings()

@@ -25,7 +25,7 @@ from nosology.models.coder_trainer import CalibratedTrainer, Fit
 from nosology.models.neural import EXCLUDED_LOGIT
 from nosology.models.neural_trainer import Notes, Targets, fit_labels
 from nosology.models.plant.language_model import LanguageModel
-from nosology.models.plant.plant_model import Plant, PlantNets, backwards
+from nosology.models.plant.plant_model import Plant, PlantNets, directions
 from nosology.models.plant.plant_net import PlantNet
 from nosology.models.plant.plant_settings import LanguageSettings, PlantRecipe, PlantSettings, RateSettings
 from nosology.models.plant.ranker import train_ranker
@@ -39,14 +39,14 @@ from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRu
 
 WORDS = "language_words.txt"  # of a language model, one a line, in the order of its vectors
 NEVER = 1 << 60  # the epoch with which a part begins that does not learn
-_IDLE = {  # settings of the language model's loop that change no weight: it has windows for micro-batches, and no dev
+_WITHOUT_EFFECT = {  # settings of the language model's loop that change no weight: it has windows for micro-batches, and no dev
     *("checkpoint_minutes", "log_steps", "micro_tokens", "micro_batches"),
     *("patience", "monitor", "validation_notes"),
 }
 
 
 @dataclass(frozen=True)
-class Chain:
+class PlantPipeline:
     """The stages of one training set; each is made when it is asked for, or read if it was made before."""
 
     recipe: PlantRecipe
@@ -59,8 +59,8 @@ class Chain:
     @staticmethod
     def of(
         recipe: PlantRecipe, examples: Examples, folder: Path, stages: StageCache | None = None, *, coded: bool = True
-    ) -> Chain:
-        """The chain of some train notes; coded: their codes are learned, else there is a language model alone.
+    ) -> PlantPipeline:
+        """The pipeline of some train notes; coded: their codes are learned, else there is a language model alone.
 
         stages: where the tensors of the stages are stored; default: the folder that the recipe names, or `folder`.
         """
@@ -71,7 +71,7 @@ class Chain:
         vocabulary = Vocabulary.build(texts, recipe.words.min_notes, max_words=recipe.words.max_words)
         tokenizer = WordTokenizer(vocabulary, recipe.model.max_words)
         notes = Notes.of(examples, recipe.labels, tokenizer, labels)
-        return Chain(recipe, notes, labels, tokenizer, folder, stages or _stages(recipe, examples, folder))
+        return PlantPipeline(recipe, notes, labels, tokenizer, folder, stages or _stages(recipe, examples, folder))
 
     def language(self, backward: bool) -> AwdLstm:
         """The encoder that has learned to say the next word of the train notes."""
@@ -83,7 +83,7 @@ class Chain:
         encoder = AwdLstm(len(self.tokenizer.vocabulary), shape.size, shape.hidden, shape.layers, drop)
 
         def compute(fingerprint: str) -> dict[str, Tensor]:
-            if weights := _published(settings, backward):
+            if weights := _published_weights(settings, backward):
                 load_language_model(encoder, self.tokenizer.vocabulary, Path(weights), Path(settings.words))
             texts = [read.ids for read in self.notes.reads if len(read.ids)]
             plan = StreamPlan.of(texts, settings.training.batch, settings.window, recipe.seed)
@@ -107,17 +107,17 @@ class Chain:
                 aside.write_text(lines, encoding="utf-8")
             return {key: value.detach().cpu() for key, value in net.encoder.state_dict().items()}
 
-        encoder.load_state_dict(self.stages.get_or_compute(f"language_{name}", self._language_of(backward), compute))
+        encoder.load_state_dict(self.stages.get_or_compute(f"language_{name}", self._language_inputs(backward), compute))
         return encoder
 
-    def _language_of(self, backward: bool) -> list:
+    def _language_inputs(self, backward: bool) -> list:
         """What a language model is made of besides the notes; which codes are to be learned is no matter to it."""
         shape, settings = self.recipe.model, self.recipe.language
-        language = _plain(settings).model_dump(mode="json", exclude={"weights", "words", "backward_weights"})
-        files = [file_hash(path) for path in (_published(settings, backward), settings.words)]
+        language = _canonical(settings).model_dump(mode="json", exclude={"weights", "words", "backward_weights"})
+        files = [file_hash(path) for path in (_published_weights(settings, backward), settings.words)]
         return [language, files, shape.size, shape.hidden, shape.layers]
 
-    def _relevance_of(self) -> list:
+    def _relevance_inputs(self) -> list:
         """The same for the relevance of words."""
         return [part.model_dump(mode="json") for part in (self.recipe.labels, self.recipe.relevance)]
 
@@ -129,7 +129,7 @@ class Chain:
             found = Relevance.of(self._presence(), self.notes.gold, settings.kind, settings.top)
             return {name: torch.from_numpy(array) for name, array in found.arrays().items()}
 
-        tensors = self.stages.get_or_compute("relevance", self._relevance_of(), compute)
+        tensors = self.stages.get_or_compute("relevance", self._relevance_inputs(), compute)
         return Relevance.from_arrays({name: value.numpy() for name, value in tensors.items()})
 
     def _presence(self) -> sparse.csr_matrix:
@@ -156,7 +156,7 @@ class Chain:
             self._rank(net, relevance, backward)
         return net
 
-    def ranked(self, backward: bool) -> float:
+    def train_ranker(self, backward: bool) -> float:
         """The nDCG@k that the ranker of a direction has reached on the train notes' own words; 0 if there is none."""
         net = self.net(backward)
         return self._rank(net, self.relevance(), backward) if net.ranker is not None else 0.0
@@ -166,7 +166,7 @@ class Chain:
         recipe, name = self.recipe, "backward" if backward else "forward"
         vectors = net.encoder.encoder.weight.detach()
         with torch.no_grad():
-            net.ranker.labels.copy_(self._described(vectors))
+            net.ranker.labels.copy_(self._description_vectors(vectors))
 
         def compute(fingerprint: str) -> dict[str, Tensor]:
             reached = train_ranker(
@@ -180,13 +180,13 @@ class Chain:
             )
             return {k: v.detach().cpu() for k, v in net.ranker.state_dict().items()} | {"ndcg": torch.tensor([reached])}
 
-        inputs = [*self._language_of(backward), *self._relevance_of(), recipe.ranker.model_dump(mode="json")]
+        inputs = [*self._language_inputs(backward), *self._relevance_inputs(), recipe.ranker.model_dump(mode="json")]
         tensors = dict(self.stages.get_or_compute(f"ranker_{name}", inputs, compute))
         reached = float(tensors.pop("ndcg"))
         net.ranker.load_state_dict(tensors)
         return reached
 
-    def _described(self, vectors: Tensor) -> Tensor:
+    def _description_vectors(self, vectors: Tensor) -> Tensor:
         """The first vectors (L, E) of labels: the means of their descriptions' words."""
         rows = []
         for code in self.labels.codes:
@@ -203,19 +203,19 @@ def _stages(recipe: PlantRecipe, examples: Examples, folder: Path) -> StageCache
     return StageCache(Path(recipe.stages) / common[:16] if recipe.stages else folder, common)
 
 
-def _plain(settings: LanguageSettings) -> LanguageSettings:
+def _canonical(settings: LanguageSettings) -> LanguageSettings:
     """The settings with the usual value of each that changes no weight: stages of any other are the same."""
-    usual = LanguageSettings().training.model_dump(include=_IDLE)
+    usual = LanguageSettings().training.model_dump(include=_WITHOUT_EFFECT)
     return settings.model_copy(update={"training": settings.training.model_copy(update=usual)})
 
 
-def _published(settings: LanguageSettings, backward: bool) -> str:
+def _published_weights(settings: LanguageSettings, backward: bool) -> str:
     """The file of weights that a direction begins with; empty: none."""
     return (backward and settings.backward_weights) or settings.weights
 
 
 class PlantTrainer(CalibratedTrainer[PlantRecipe, Plant]):
-    """Trains PLANT stage by stage; `folder` keeps the result of each stage. stages: see `Chain.of`."""
+    """Trains PLANT stage by stage; `folder` keeps the result of each stage. stages: see `PlantPipeline.of`."""
 
     def __init__(self, recipe: PlantRecipe, folder: Path, stages: StageCache | None = None):
         super().__init__(recipe, folder)
@@ -224,52 +224,52 @@ class PlantTrainer(CalibratedTrainer[PlantRecipe, Plant]):
     def fit(self, train_notes: Examples, dev_notes: Examples) -> Fit[Plant]:
         """A model trained on train notes; the best epoch of each direction is chosen on dev notes."""
         recipe = self.recipe
-        chain = Chain.of(recipe, train_notes, self.folder, self.stages)
-        dev = Notes.of(dev_notes, recipe.labels, chain.tokenizer, chain.labels)
-        model, fitted = _classifiers(chain, dev, _classifier_fingerprint(recipe, train_notes, dev_notes), {})
+        pipeline = PlantPipeline.of(recipe, train_notes, self.folder, self.stages)
+        dev = Notes.of(dev_notes, recipe.labels, pipeline.tokenizer, pipeline.labels)
+        model, fitted = _classifiers(pipeline, dev, _classifier_fingerprint(recipe, train_notes, dev_notes), {})
         logits = mask_other_versions(
-            model.logits_of(dev.reads), dev.versions, label_versions(chain.labels), EXCLUDED_LOGIT
+            model.logits_of(dev.reads), dev.versions, label_versions(pipeline.labels), EXCLUDED_LOGIT
         )
         report = {name: asdict(result) for name, result in fitted.items()} | {"shape": model.settings.model_dump()}
         return Fit(model, logits, dev.gold, dev.codes, report, choice=fitted)
 
     def refit(self, notes: Examples, fitted: Fit[Plant]) -> Plant:
         """A model trained on all notes, each direction for as many epochs as were best."""
-        chain = Chain.of(self.recipe, notes, self.folder / REFIT)
-        return _classifiers(chain, None, _classifier_fingerprint(self.recipe, notes), fitted.choice)[0]
+        pipeline = PlantPipeline.of(self.recipe, notes, self.folder / REFIT)
+        return _classifiers(pipeline, None, _classifier_fingerprint(self.recipe, notes), fitted.choice)[0]
 
 
 def train_classifiers(
     recipe: PlantRecipe, train_notes: Examples, dev_notes: Examples, folder: Path
 ) -> dict[str, TrainingResult]:
     """How the classifier of each direction went; `PlantTrainer` finds them in the folder."""
-    chain = Chain.of(recipe, train_notes, folder)
-    dev = Notes.of(dev_notes, recipe.labels, chain.tokenizer, chain.labels)
-    return _classifiers(chain, dev, _classifier_fingerprint(recipe, train_notes, dev_notes), {})[1]
+    pipeline = PlantPipeline.of(recipe, train_notes, folder)
+    dev = Notes.of(dev_notes, recipe.labels, pipeline.tokenizer, pipeline.labels)
+    return _classifiers(pipeline, dev, _classifier_fingerprint(recipe, train_notes, dev_notes), {})[1]
 
 
 def _classifier_fingerprint(recipe: PlantRecipe, *examples: Examples) -> str:
     """The fingerprint of a classifier but for its direction: both can be trained apart."""
     model = recipe.model.model_copy(update={"direction": "both"})
-    language = _plain(recipe.language)
+    language = _canonical(recipe.language)
     files = {name: file_hash(getattr(language, name)) for name in ("weights", "words", "backward_weights")}
     same = {"model": model, "stages": "", "language": language.model_copy(update=files)}
     return fingerprint(recipe.model_copy(update=same), *examples)
 
 
 def _classifiers(
-    chain: Chain, dev: Notes | None, fingerprint: str, before: dict[str, TrainingResult]
+    pipeline: PlantPipeline, dev: Notes | None, fingerprint: str, before: dict[str, TrainingResult]
 ) -> tuple[Plant, dict[str, TrainingResult]]:
     """The coder with all its directions trained; before: how each went before, where it is trained anew."""
-    recipe, fitted = chain.recipe, {}
-    counts = np.asarray(chain.notes.gold.sum(0)).ravel().astype(np.int64)
-    model = Plant.of(chain.labels, counts, chain.tokenizer, recipe.model, recipe.ranker, chain.relevance())
-    targets = Targets.of(chain.labels)
-    for number, backward in enumerate(backwards(recipe.model)):
+    recipe, fitted = pipeline.recipe, {}
+    counts = np.asarray(pipeline.notes.gold.sum(0)).ravel().astype(np.int64)
+    model = Plant.of(pipeline.labels, counts, pipeline.tokenizer, recipe.model, recipe.ranker, pipeline.relevance())
+    targets = Targets.of(pipeline.labels)
+    for number, backward in enumerate(directions(recipe.model)):
         name = "backward" if backward else "forward"
-        net = chain.net(backward)
+        net = pipeline.net(backward)
         single = Plant(
-            model.labels, counts, chain.tokenizer, PlantNets([net]), model.settings, relevance=model.relevance
+            model.labels, counts, pipeline.tokenizer, PlantNets([net]), model.settings, relevance=model.relevance
         )
         settings = recipe.training
         if name in before:
@@ -278,9 +278,9 @@ def _classifiers(
             recipe.model_copy(update={"training": settings}),
             single,
             targets,
-            chain.notes,
+            pipeline.notes,
             dev,
-            chain.folder / f"classifier_{name}",
+            pipeline.folder / f"classifier_{name}",
             f"{fingerprint} {name}",
             parameter_groups=parameter_groups(net, recipe.rates),
             title=f"plant, {name}",
@@ -296,7 +296,7 @@ def parameter_groups(net: PlantNet, rates: RateSettings) -> list[ParameterGroup]
     for number, (name, parameters) in enumerate(net.groups()):
         rate = getattr(rates, name)
         if name == "encoder":
-            rate, below = rate / rates.fall**below, below + 1
+            rate, below = rate / rates.layer_decay**below, below + 1
         begins = number if rates.gradual else 0
         found.append(ParameterGroup(parameters, rate, begins if rate else NEVER))
     return found

@@ -94,7 +94,7 @@ def train_ranker(
                 ],
             )
         )
-    return _measured(net.cpu(), relevance, told, settings)
+    return _mean_ndcg(net.cpu(), relevance, told, settings)
 
 
 def passes(settings: RankerSettings, labels: int) -> int:
@@ -129,11 +129,11 @@ def draw_lists(
         chosen = rng.permutation(len(own))[: settings.list // 2]
         words[row, : len(chosen)], grade[row, : len(chosen)] = own[chosen], given[chosen]
         others = words[row, len(chosen) :]
-        grade[row, len(chosen) :] = _own_grades(own, given, others)
+        grade[row, len(chosen) :] = _grades_of(own, given, others)
     return labels, words, grade
 
 
-def _own_grades(own: np.ndarray, given: np.ndarray, words: np.ndarray) -> np.ndarray:
+def _grades_of(own: np.ndarray, given: np.ndarray, words: np.ndarray) -> np.ndarray:
     """The grades of words (N,): those that tell the label have their own, all others 0."""
     order = np.argsort(own)
     place = np.searchsorted(own, words, sorter=order).clip(max=max(0, len(own) - 1))
@@ -142,7 +142,7 @@ def _own_grades(own: np.ndarray, given: np.ndarray, words: np.ndarray) -> np.nda
 
 
 @torch.no_grad()
-def _measured(net: RankerNet, relevance: Relevance, told: list[int], settings: RankerSettings) -> float:
+def _mean_ndcg(net: RankerNet, relevance: Relevance, told: list[int], settings: RankerSettings) -> float:
     """The mean nDCG@k over the labels of the order that the ranker gives to all words."""
     values, words = [], torch.arange(len(net.vectors))
     net.eval()

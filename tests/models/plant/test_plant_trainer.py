@@ -17,10 +17,10 @@ from nosology.evaluation.measure import measure
 from nosology.models.bundle import Bundle
 from nosology.models.neural_trainer import Targets, fit_labels
 from nosology.models.plant.plant_model import Plant, PlantNets
-from nosology.models.plant.plant_net import NoteStates
+from nosology.models.plant.plant_net import CachedNoteStates
 from nosology.models.plant.plant_settings import RateSettings
 from nosology.models.plant.plant_trainer import (
-    Chain,
+    PlantPipeline,
     PlantTrainer,
     _classifier_fingerprint,
     parameter_groups,
@@ -124,11 +124,11 @@ def test_test_notes_do_not_enter_the_classifier(small_corpus, tmp_path):
 def test_stages_are_made_once(small_corpus, tmp_path, monkeypatch):
     recipe = load_recipe("plant", SMALL)
     examples = train_and_dev([small_corpus], 0.15, 0)[0]
-    first = Chain.of(recipe, examples, tmp_path).net(False)
+    first = PlantPipeline.of(recipe, examples, tmp_path).net(False)
     for stage in ("nosology.models.plant.plant_trainer.fit", "nosology.models.plant.ranker.fit"):
         monkeypatch.setattr(stage, lambda *a, **k: pytest.fail("a stage was made again"))
     later = load_recipe("plant", [*SMALL, "model.inattention=2", "rates.ranker=0.1", "training.epochs=3"])
-    again = Chain.of(later, examples, tmp_path).net(False)  # another classifier, the same stages before it
+    again = PlantPipeline.of(later, examples, tmp_path).net(False)  # another classifier, the same stages before it
     for name, value in first.state_dict().items():
         torch.testing.assert_close(again.state_dict()[name], value, atol=0, rtol=0)
 
@@ -150,7 +150,7 @@ def test_settings_that_change_no_weight_leave_the_stages_as_they_are(small_corpu
     small = [*SMALL, "ranker.epochs=2", "training.epochs=1"]
     other = [*small, *(f"language.training.{name}={value}" for name, value in IDLE.items())]
     plain, changed = (load_recipe("plant", settings) for settings in (small, other))
-    first, apart = (Chain.of(recipe, examples, tmp_path / n) for recipe, n in ((plain, "first"), (changed, "apart")))
+    first, apart = (PlantPipeline.of(recipe, examples, tmp_path / n) for recipe, n in ((plain, "first"), (changed, "apart")))
     for name, value in first.net(False).state_dict().items():
         torch.testing.assert_close(apart.net(False).state_dict()[name], value, atol=0, rtol=0)
     for stage in ("language_forward", "ranker_forward"):
@@ -160,16 +160,16 @@ def test_settings_that_change_no_weight_leave_the_stages_as_they_are(small_corpu
     again = train_classifiers(changed, examples, dev, tmp_path / "first")["forward"]
     assert again.resumed_at == again.steps, "it was all there"
     more = load_recipe("plant", [*small, "language.training.clip=0.1"])
-    assert Chain.of(more, examples, tmp_path)._language_of(False) != first._language_of(False)
+    assert PlantPipeline.of(more, examples, tmp_path)._language_inputs(False) != first._language_inputs(False)
 
 
 def test_other_codes_need_no_other_language_model(small_corpus, tmp_path, monkeypatch):
     """Which codes are learned is no matter to it, so the recipes of smaller sets take what is there."""
     examples = train_and_dev([small_corpus], 0.15, 0)[0]
-    first = Chain.of(load_recipe("plant", SMALL), examples, tmp_path)
+    first = PlantPipeline.of(load_recipe("plant", SMALL), examples, tmp_path)
     words, encoder = first.relevance(), first.language(False)
     monkeypatch.setattr("nosology.models.plant.plant_trainer.fit", lambda *a, **k: pytest.fail("it was made again"))
-    fewer = Chain.of(load_recipe("plant", [*SMALL, "labels.top_k=2"]), examples, tmp_path)
+    fewer = PlantPipeline.of(load_recipe("plant", [*SMALL, "labels.top_k=2"]), examples, tmp_path)
     for name, value in encoder.state_dict().items():
         torch.testing.assert_close(fewer.language(False).state_dict()[name], value, atol=0, rtol=0)
     assert len(words) == 6 and len(fewer.relevance()) == 2
@@ -202,14 +202,14 @@ def test_published_weights_of_each_direction(small_corpus, tmp_path):
     still = [*SMALL, "language.training.epochs=1", "language.training.learning_rate=1e-9", f"language.words={words}"]
     files = [f"language.weights={tmp_path / 'forward.pth'}", f"language.backward_weights={tmp_path / 'backward.pth'}"]
     examples = train_and_dev([small_corpus], 0.15, 0)[0]
-    chain = Chain.of(load_recipe("plant", [*still, *files]), examples, tmp_path / "run")
+    pipeline = PlantPipeline.of(load_recipe("plant", [*still, *files]), examples, tmp_path / "run")
     for backward, source in ((False, sources[0]), (True, sources[1])):
-        found = chain.language(backward)
+        found = pipeline.language(backward)
         torch.testing.assert_close(found.rnns[1].weight_hh_l0_raw, source.rnns[1].weight_hh_l0_raw, atol=1e-6, rtol=0)
-        heart = 2 + chain.tokenizer.vocabulary.words.index("heart")
+        heart = 2 + pipeline.tokenizer.vocabulary.words.index("heart")
         torch.testing.assert_close(found.encoder.weight[heart], source.encoder.weight[1], atol=1e-6, rtol=0)
     (tmp_path / "later.pth").replace(tmp_path / "forward.pth")
-    found = chain.language(False).rnns[1].weight_hh_l0_raw
+    found = pipeline.language(False).rnns[1].weight_hh_l0_raw
     torch.testing.assert_close(found, sources[2].rnns[1].weight_hh_l0_raw, atol=1e-6, rtol=0)
 
 
@@ -221,9 +221,9 @@ def test_published_weights_and_their_words_belong_together(small_corpus, tmp_pat
     with pytest.raises(ConfigError, match=r"language\.backward_weights .*whose words it shares; got 'lm\.pth'"):
         load_recipe("plant", ["language.backward_weights=lm.pth"])
     missing = [f"language.weights={tmp_path / 'lm.pth'}", f"language.words={tmp_path / 'words.txt'}"]
-    chain = Chain.of(load_recipe("plant", [*SMALL, *missing]), train_and_dev([small_corpus], 0.15, 0)[0], tmp_path)
+    pipeline = PlantPipeline.of(load_recipe("plant", [*SMALL, *missing]), train_and_dev([small_corpus], 0.15, 0)[0], tmp_path)
     with pytest.raises(ConfigError, match=r"lm\.pth must be a readable file"):
-        chain.language(False)
+        pipeline.language(False)
 
 
 @pytest.mark.parametrize("name", [name for name in built_in() if name.startswith("plant")])
@@ -235,7 +235,7 @@ def test_a_frozen_part_does_not_move(small_corpus, tmp_path):
     """After one epoch of gradual unfreezing only the decoder has learned."""
     recipe = load_recipe("plant", [*SMALL, "training.epochs=1"])
     examples = train_and_dev([small_corpus], 0.15, 0)[0]
-    before = Chain.of(recipe, examples, tmp_path / "a").net(False)
+    before = PlantPipeline.of(recipe, examples, tmp_path / "a").net(False)
     bundle = train(recipe, [small_corpus], tmp_path / "bundle")
     after = bundle.model.net.nets[0]
     for number, part in enumerate(zip(before.groups(), after.groups())):
@@ -249,18 +249,18 @@ def test_an_encoder_that_does_not_learn_reads_each_note_once(small_corpus, tmp_p
     for kept in (4.0, 0.0):
         recipe = load_recipe("plant", [*SMALL, "rates.encoder=0", "training.epochs=4", f"model.cache_gb={kept}"])
         examples = train_and_dev([small_corpus], 0.15, 0)[0]
-        chain = Chain.of(recipe, examples, tmp_path / str(kept))
-        net = chain.net(False)
+        pipeline = PlantPipeline.of(recipe, examples, tmp_path / str(kept))
+        net = pipeline.net(False)
         before = {name: value.clone() for name, value in net.encoder.state_dict().items()}
-        model = Plant(chain.labels, np.ones(6), chain.tokenizer, PlantNets([net]), recipe.model)
-        targets = Targets.of(chain.labels)
-        monkeypatch.setattr(NoteStates, "states", _counting(reads, NoteStates.states))
+        model = Plant(pipeline.labels, np.ones(6), pipeline.tokenizer, PlantNets([net]), recipe.model)
+        targets = Targets.of(pipeline.labels)
+        monkeypatch.setattr(CachedNoteStates, "states", _counting(reads, CachedNoteStates.states))
         reads.append(0)
         fit_labels(
             recipe,
             model,
             targets,
-            chain.notes,
+            pipeline.notes,
             None,
             tmp_path / f"c{kept}",
             "",
@@ -270,14 +270,14 @@ def test_an_encoder_that_does_not_learn_reads_each_note_once(small_corpus, tmp_p
         for name, value in net.encoder.state_dict().items():
             assert torch.equal(before[name], value), name
         weights.append(net.state_dict())
-    notes = len(chain.notes.reads)
+    notes = len(pipeline.notes.reads)
     assert reads == [notes, 4 * notes]
     for name, value in weights[0].items():
         torch.testing.assert_close(weights[1][name], value, atol=1e-4, rtol=1e-3)
 
 
 def _counting(reads: list[int], real):
-    """NoteStates.states that counts the notes that are read."""
+    """CachedNoteStates.states that counts the notes that are read."""
 
     def states(self, notes, lengths, width, read):
         def counted(rows):
@@ -290,7 +290,7 @@ def _counting(reads: list[int], real):
 
 
 def test_the_cache_has_a_bound():
-    cache = NoteStates(100 * 4 * 4 / 2**30)  # room for 100 states of 4 numbers
+    cache = CachedNoteStates(100 * 4 * 4 / 2**30)  # room for 100 states of 4 numbers
     notes, lengths = torch.tensor([0, 1, 2]), torch.tensor([60, 50, 40])
     states = torch.randn(3, 60, 4)
     asked = []
@@ -307,8 +307,8 @@ def test_the_cache_has_a_bound():
 
 
 def test_paces_are_those_of_the_recipe(small_corpus, tmp_path):
-    recipe = load_recipe("plant", [*SMALL, "rates.ranker=0.3", "rates.encoder=0.4", "rates.fall=2.0"])
-    net = Chain.of(recipe, train_and_dev([small_corpus], 0.15, 0)[0], tmp_path).net(False)
+    recipe = load_recipe("plant", [*SMALL, "rates.ranker=0.3", "rates.encoder=0.4", "rates.layer_decay=2.0"])
+    net = PlantPipeline.of(recipe, train_and_dev([small_corpus], 0.15, 0)[0], tmp_path).net(False)
     found = parameter_groups(net, recipe.rates)
     assert [part.learning_rate_factor for part in found] == [1.0, 0.3, 0.4, 0.2, 0.1]
     assert [part.start_epoch for part in found] == [0, 1, 2, 3, 4]
