@@ -59,13 +59,13 @@ def corpus_of(patients: int, folder: Path) -> Corpus:
 
 
 def proposed(bundle: Bundle, notes: list[Note], k: int) -> dict[str, float]:
-    """The part of the true codes that the proposer names: of all that the coder knows, and of those that it finds."""
+    """The part of the true codes that the retriever names: of all that the coder knows, and of those that it finds."""
     model = bundle.model
     gold = model.labels.encode([note.codes for note in notes]).astype(bool)
     accepted = model.two_stage(0).probabilities(list(notes)) >= bundle.decision.thresholds(model.labels)
     named = np.zeros(gold.shape, dtype=bool)
     for mine, note in zip(named, notes):
-        mine[model.proposer.best(model.tokenizer.tokenize(note.text).ids, k or gold.shape[1])] = True
+        mine[model.retriever.retrieve(model.tokenizer.tokenize(note.text).ids, k or gold.shape[1])] = True
     true = gold.toarray()
     return {"proposed": float(named[true].mean()), "found_and_proposed": float(named[true & accepted].mean())}
 
@@ -115,8 +115,8 @@ def main() -> None:
         for k in CANDIDATES:
             found = rows[str(k) if k else "all"] = row(bundle, corpus, k, folder / f"report{k}")
             print(f"{k or 'all':>5}" + "".join(f"  {key} {value:.4f}" for key, value in found.items()), flush=True)
-    told = {"notes": len(corpus), "codes": len(bundle.model.labels), "train": bundle.provenance["n_train"]}
-    write_json(asked.out, {**told, "settings": [*SMALL, *asked.settings], "threads": asked.threads, "rows": rows})
+    expected = {"notes": len(corpus), "codes": len(bundle.model.labels), "train": bundle.provenance["n_train"]}
+    write_json(asked.out, {**expected, "settings": [*SMALL, *asked.settings], "threads": asked.threads, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ from nosology.core import Code
 from nosology.core.files import write_json
 from nosology.core.label_space import LabelSpace
 from nosology.encoders.tokenizers import Encoding, Vocabulary, WordTokenizer
+from nosology.models.dual_laat.candidate_retriever import CandidateRetriever
 from nosology.models.dual_laat.dual_laat_model import DualLaat
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatSettings
-from nosology.models.dual_laat.proposer import Proposer
 from nosology.training.data_loader import pad_notes
 
 CODES, WORDS, SIZE, NOTE = 26_000, 125_762, 100, 1500
@@ -92,7 +92,7 @@ def coder(encoder: str, rng: np.random.Generator) -> DualLaat:
     model._queries = net.all_queries(few).repeat(1, -(-CODES // len(few)), 1)[:, :CODES].contiguous()
     entries = 38 * CODES
     weights = (rng.random(entries, np.float32), (usual_words(rng, entries), rng.integers(0, CODES, entries)))
-    model.proposer = Proposer(
+    model.retriever = CandidateRetriever(
         sparse.csr_matrix(weights, shape=(WORDS, CODES)), np.zeros(CODES, np.float32), np.ones(WORDS, np.float32), 1.0
     )
     return model
@@ -112,23 +112,23 @@ def main() -> None:
 
     def row(name: str, action: Callable[[], object], flop: float) -> None:
         found = rows[name] = measured(action, flop, asked.runs)
-        told = (
+        expected = (
             f"{name:28} {found['seconds']:7.3f} s  best {found['best_seconds']:7.3f}  work {found['cpu_seconds']:.3f}"
         )
         rate = f"{found['gflops']:6.1f} GFLOP/s (matrix product {found['matrix_gflops']:.0f})"
-        print(f"{told}  {rate}  share {found['share']:5.2f}", flush=True)
+        print(f"{expected}  {rate}  share {found['share']:5.2f}", flush=True)
 
     for encoder, shape in SHAPES.items():
         model = coder(encoder, rng)
-        row(f"{encoder}: candidates proposed", lambda m=model: m.proposer.best(ids, 300), 0.0)
+        row(f"{encoder}: candidates proposed", lambda m=model: m.retriever.retrieve(ids, 300), 0.0)
         for k in (300, 500):
-            some, staged, flop = model.proposer.best(ids, k), model.two_stage(k), operations(shape, NOTE, k)
+            some, staged, flop = model.retriever.retrieve(ids, k), model.two_stage(k), operations(shape, NOTE, k)
             row(f"{encoder}: {k} codes", lambda m=model, s=some: m.logits_of([read], s), flop)
             row(f"{encoder}: two stages, {k}", lambda m=staged: m.logits_of([read]), flop)
         if encoder == "conv":
             row("conv: 26,000 codes", lambda m=model: m.logits_of([read]), operations(shape, NOTE, CODES))
-    told = {"threads": asked.threads, "cpu": platform.processor() or platform.machine(), "torch": torch.__version__}
-    write_json(asked.out, {**told, "load": os.getloadavg()[0], "rows": rows})
+    expected = {"threads": asked.threads, "cpu": platform.processor() or platform.machine(), "torch": torch.__version__}
+    write_json(asked.out, {**expected, "load": os.getloadavg()[0], "rows": rows})
 
 
 if __name__ == "__main__":

@@ -142,12 +142,12 @@ def fit_labels(
     notes: Notes,
     dev: Notes | None,
     folder: Path,
-    told: str,
+    run_fingerprint: str,
     *,
     parameter_groups: Sequence[ParameterGroup] = (),
     title: str = "",
 ) -> TrainingResult:
-    """How the training of the model's net on the notes went; told: the fingerprint of what is trained."""
+    """How the training of the model's net on the notes went; run_fingerprint: of recipe and notes."""
     lengths = np.array([len(read.ids) for read in notes.reads])
     # A note that is coded in another version than the codes to learn says nothing about them.
     used = np.flatnonzero((lengths > 0) & ((notes.versions & np.bitwise_or.reduce(label_versions(model.labels))) > 0))
@@ -179,7 +179,7 @@ def fit_labels(
             prepare_step=prepare,
             validate=partial(_validate, model, looked_at) if looked_at else None,
             run_folder=folder,
-            fingerprint=told,
+            fingerprint=run_fingerprint,
             seed=recipe.seed,
             title=title or recipe.kind,
             parameter_groups=parameter_groups,

@@ -30,7 +30,7 @@ from nosology.models.bundle import Bundle
 from nosology.models.neural_trainer import Notes
 from nosology.models.plant.plant_settings import PlantRecipe
 from nosology.models.plant.plant_trainer import PlantPipeline, PlantTrainer
-from nosology.models.plant.stages import StageCache
+from nosology.models.plant.stage_cache import StageCache
 from nosology.models.train import train
 from nosology.reproduce import runner
 from nosology.reproduce.result_tables import Row, Table, paired_tests, rows_beside_paper
@@ -235,7 +235,10 @@ def train_on_all_notes(recipe: PlantRecipe, corpus: Corpus, folder: Path) -> Bun
     every = Examples([corpus], lambda note: True)
     notes = Notes.of(every, recipe.labels, pipeline.tokenizer, pipeline.labels)
     whole = replace(
-        PlantPipeline.of(recipe, every, folder / "all"), notes=notes, tokenizer=pipeline.tokenizer, labels=pipeline.labels
+        PlantPipeline.of(recipe, every, folder / "all"),
+        notes=notes,
+        tokenizer=pipeline.tokenizer,
+        labels=pipeline.labels,
     )
     stages = StagesOfAllNotes(whole.stages.folder, whole.stages.fingerprint, whole)
     trained = PlantTrainer(recipe, folder, stages).train(learn, dev, False)

@@ -55,14 +55,14 @@ def import_checkpoint(folder: str | Path) -> tuple[DualLaatSettings, Vocabulary,
     folder = Path(folder)
     if not folder.is_dir():
         raise BundleError(f"{folder} is no folder with a DualLAAT checkpoint ({CONFIG}, {WORDS}, {WEIGHTS})")
-    config, words = _object(folder / CONFIG), _object(folder / WORDS)
+    config, words = _read_object(folder / CONFIG), _read_object(folder / WORDS)
     weights = tensors_of(folder / WEIGHTS)
-    shape = _shape(folder / CONFIG, config, weights)
+    shape = _settings(folder / CONFIG, config, weights)
     _check_shapes(folder / WEIGHTS, weights, shape)
     vocabulary, rows = _vocabulary(folder / WORDS, words, len(weights["embedding.weight"]))
     state = {_our_name(name): tensor for name, tensor in weights.items()}
     state["embedding.weight"] = state["embedding.weight"][rows].contiguous()
-    length = _whole(folder / CONFIG, config, "max_note_length", 4000)
+    length = _count(folder / CONFIG, config, "max_note_length", 4000)
     return shape, vocabulary, state, Details(length, weights["embedding.weight"].shape[1], config)
 
 
@@ -96,14 +96,14 @@ def import_bundle(folder: str | Path, codes: Sequence[tuple[Code, str]], thresho
     return Bundle(empty.with_codes(list(codes)), Decision(threshold), recipe.model_dump(mode="json"), provenance)
 
 
-def _refused(constant: str) -> None:
+def _reject_constant(constant: str) -> None:
     raise ValueError(f"{constant} is no number of JSON")
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     """A JSON file that holds an object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"), parse_constant=_refused)
+        value = json.loads(path.read_text(encoding="utf-8-sig"), parse_constant=_reject_constant)
         json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be written again
     except FileNotFoundError as error:
         raise BundleError(f"the checkpoint {path.parent} is not whole: {path.name} is missing") from error
@@ -114,26 +114,26 @@ def _object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _shape(path: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> DualLaatSettings:
+def _settings(path: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> DualLaatSettings:
     """The shape of the net by its weights, as far as they and config.json agree."""
     kind = config.get("encoder_type", "rnn")
     if kind not in ("rnn", "cnn"):
         raise BundleError(f"{path}: encoder_type must be rnn or cnn; got {kind!r}")
     heads = sum(name.startswith("projection_text_layers.") and name.endswith(".weight") for name in weights)
-    embedding = _matrix(path, weights, "embedding.weight", 2)
-    projection = _matrix(path, weights, "projection_text_layers.0.weight", 2)
-    told = {"vocab_size": embedding[0], "embedding_dim": embedding[1], "num_mha_heads": heads}
-    told["projection_dim"] = projection[0]
+    embedding = _tensor_shape(path, weights, "embedding.weight", 2)
+    projection = _tensor_shape(path, weights, "projection_text_layers.0.weight", 2)
+    expected = {"vocab_size": embedding[0], "embedding_dim": embedding[1], "num_mha_heads": heads}
+    expected["projection_dim"] = projection[0]
     if kind == "cnn":
-        filters, _, kernel = _matrix(path, weights, "encoder_text.weight", 3)
-        width, told = filters, told | {"num_filters": filters, "kernel_size": kernel}
+        filters, _, kernel = _tensor_shape(path, weights, "encoder_text.weight", 3)
+        width, expected = filters, expected | {"num_filters": filters, "kernel_size": kernel}
     else:
         cell, layers = config.get("rnn_type", "lstm"), config.get("rnn_num_layers", 1)
         if cell != "gru" or layers != 1:
             raise BundleError(f"{path}: rnn must be one layer of gru; got {layers!r} of {cell!r}")
-        width, kernel = _matrix(path, weights, "encoder_text.weight_hh_l0", 2)[1], 10
-        told["rnn_hidden_size"] = width
-    for name, found in told.items():
+        width, kernel = _tensor_shape(path, weights, "encoder_text.weight_hh_l0", 2)[1], 10
+        expected["rnn_hidden_size"] = width
+    for name, found in expected.items():
         if name in config and config[name] != found:
             raise BundleError(f"{path}: {name} must be {found}, as the weights have it; got {config[name]!r}")
     if projection[0] != width:
@@ -144,7 +144,7 @@ def _shape(path: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> Du
         "kernel": kernel,
         "heads": heads,
         "dropout": config.get("dropout", 0.0),
-        "max_description": _whole(path, config, "max_code_length", 48),
+        "max_description": _count(path, config, "max_code_length", 48),
         "reference_padding": True,
     }
     try:
@@ -154,7 +154,7 @@ def _shape(path: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> Du
         raise BundleError(f"{path}: {'.'.join(map(str, first['loc']))} {first['msg'].lower()}") from error
 
 
-def _matrix(path: Path, weights: dict[str, Tensor], name: str, sides: int) -> tuple[int, ...]:
+def _tensor_shape(path: Path, weights: dict[str, Tensor], name: str, sides: int) -> tuple[int, ...]:
     """The sizes of a tensor that must be there and have so many sides, none of them empty."""
     if name not in weights:
         raise BundleError(f"{path.parent / WEIGHTS} is no DualLAAT model: {name} is missing")
@@ -221,7 +221,7 @@ def _our_name(name: str) -> str:
     return f"{ours.get(first, first)}.{rest}"
 
 
-def _whole(path: Path, config: dict[str, Any], name: str, otherwise: int) -> int:
+def _count(path: Path, config: dict[str, Any], name: str, otherwise: int) -> int:
     """A number of config.json that counts something."""
     value = config.get(name, otherwise)
     if type(value) is not int or not 0 < value <= _LONGEST:

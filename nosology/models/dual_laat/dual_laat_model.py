@@ -14,13 +14,13 @@ from torch import Tensor
 from nosology.core import Code
 from nosology.core.label_space import LabelSpace
 from nosology.encoders.tokenizers import UNKNOWN, Encoding, WordTokenizer
+from nosology.models.dual_laat.candidate_retriever import CandidateRetriever
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatSettings
-from nosology.models.dual_laat.proposer import Proposer
 from nosology.models.neural import EXCLUDED_LOGIT, NeuralModel, evaluating
 from nosology.training.data_loader import Batch, pad_notes
 
-_PROPOSER = "proposer."
+_RETRIEVER = "proposer."  # prefix in the bundle format
 
 
 @dataclass
@@ -28,7 +28,7 @@ class DualLaat(NeuralModel):
     """A coder of kind `dual_laat`; descriptions are encoded once and kept."""
 
     descriptions: list[str] = field(default_factory=list)  # of each label
-    proposer: Proposer | None = None  # names the codes worth a full score, where that is asked for
+    retriever: CandidateRetriever | None = None  # names the codes worth a full score, where that is asked for
     candidates: int = 0  # so many of them; 0: all codes are scored
 
     kind, tokenizer_class, settings_class = "dual_laat", WordTokenizer, DualLaatSettings
@@ -65,17 +65,17 @@ class DualLaat(NeuralModel):
         model.descriptions = [text for _, text in codes]
         seen = dict(zip(self.labels.codes, self.train_counts.tolist()))
         model.train_counts = np.array([seen.get(code, 0) for code in model.labels.codes], dtype=np.int64)
-        if self.proposer:
+        if self.retriever:
             columns = {code: column for column, code in enumerate(self.labels.codes)}
             kept = [columns.get(code, -1) for code in model.labels.codes]
-            model.proposer = self.proposer.for_codes(kept, model.description_ids(model.descriptions).numpy())
+            model.retriever = self.retriever.for_codes(kept, model.description_ids(model.descriptions).numpy())
         model.weights_changed()
         return model
 
     def two_stage(self, candidates: int) -> Self:
-        """This coder with so many codes a note scored in full, those that the proposer names; 0: all."""
+        """This coder with so many codes a note scored in full, those that the retriever names; 0: all."""
         model = copy(self)
-        model.candidates = candidates if self.proposer else 0
+        model.candidates = candidates if self.retriever else 0
         return model
 
     def logits_of(self, reads: Sequence[Encoding], columns: Sequence[int] | None = None) -> np.ndarray:
@@ -85,7 +85,7 @@ class DualLaat(NeuralModel):
         found = np.full((len(reads), len(self.labels)), EXCLUDED_LOGIT, dtype=np.float32)
         for row, read in enumerate(reads):
             if len(read.ids):
-                chosen = self.proposer.best(read.ids, self.candidates)
+                chosen = self.retriever.retrieve(read.ids, self.candidates)
                 found[row, chosen] = super().logits_of([read], chosen)[0]
         return found
 
@@ -114,14 +114,14 @@ class DualLaat(NeuralModel):
         self.candidates = config["candidates"]
 
     def extra_tensors(self) -> dict[str, Tensor]:
-        """What model.safetensors holds besides: the proposer."""
-        arrays = self.proposer.arrays() if self.proposer else {}
-        return {_PROPOSER + name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+        """What model.safetensors holds besides: the retriever."""
+        arrays = self.retriever.arrays() if self.retriever else {}
+        return {_RETRIEVER + name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
     def load_extra_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Takes over what `extra_tensors` returned."""
-        found = {n.removeprefix(_PROPOSER): t.numpy() for n, t in tensors.items() if n.startswith(_PROPOSER)}
-        self.proposer = Proposer.from_arrays(found) if found else None
+        found = {n.removeprefix(_RETRIEVER): t.numpy() for n, t in tensors.items() if n.startswith(_RETRIEVER)}
+        self.retriever = CandidateRetriever.from_arrays(found) if found else None
 
     @classmethod
     def build_net(

@@ -37,11 +37,11 @@ class DualLaatNet(nn.Module):
         joined = settings.heads * states
         self.classifier = nn.Sequential(nn.Linear(joined, joined), nn.ReLU(), nn.Linear(joined, 1))
         if settings.tie_initialization:
-            self._begin_alike()
+            self._tie_initialization()
         self.descriptions = torch.zeros(0, 1, dtype=torch.int64)  # on the CPU: a GPU asked for lengths has to stop
 
     @torch.no_grad()
-    def _begin_alike(self) -> None:
+    def _tie_initialization(self) -> None:
         """Lets notes and descriptions be read alike at first, so that a code looks for the words it is described by.
 
         With weights of their own, as in the paper, the two readings have to find each other first, for which a few
@@ -61,7 +61,7 @@ class DualLaatNet(nn.Module):
             code.load_state_dict(text.state_dict())
 
     @torch.no_grad()
-    def expect(self, rate: float) -> None:
+    def initialize_bias(self, rate: float) -> None:
         """Lets the untrained net give every code this probability: few of the codes asked about are ever true."""
         self.classifier[-1].bias.fill_(math.log(rate / (1 - rate)))
 

@@ -9,16 +9,16 @@ from nosology.codes.lookup import label_description
 from nosology.core import ConfigError
 from nosology.core.label_space import LabelSpace
 from nosology.models.coder_trainer import TrainedCoder
+from nosology.models.dual_laat.candidate_retriever import CandidateRetriever
 from nosology.models.dual_laat.dual_laat_model import DualLaat
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatRecipe
-from nosology.models.dual_laat.proposer import Proposer
 from nosology.models.neural_trainer import NeuralTrainer, Targets, build_word_tokenizer
 from nosology.training.examples import Examples
 
 
 class DualLaatTrainer(NeuralTrainer[DualLaatRecipe]):
-    """Trains DualLAAT; with [two_stage] also the proposer of candidate codes."""
+    """Trains DualLAAT; with [two_stage] also the retriever of candidate codes."""
 
     def train(self, train_notes: Examples, dev_notes: Examples, refit: bool) -> TrainedCoder:
         """The coder that is trained on train notes and tuned on dev notes; refit: finally trained on union."""
@@ -27,7 +27,9 @@ class DualLaatTrainer(NeuralTrainer[DualLaatRecipe]):
         if not candidates:
             return trained
         model: DualLaat = trained.model
-        model.proposer = Proposer.fit([read.ids for read in self.notes.reads], self.notes.gold, _description_ids(model))
+        model.retriever = CandidateRetriever.fit(
+            [read.ids for read in self.notes.reads], self.notes.gold, _description_ids(model)
+        )
         return TrainedCoder(model.two_stage(candidates), trained.decision, trained.report)
 
     def build_model(self, labels: LabelSpace, examples: Examples) -> tuple[DualLaat, Targets]:
@@ -46,7 +48,7 @@ class DualLaatTrainer(NeuralTrainer[DualLaatRecipe]):
         targets = Targets.of(labels, of_label.ravel(), settings.labels)
         positives = labels.encode(examples.codes).nnz / max(1, len(examples))
         competing = min(settings.labels, max(map(len, targets.pools.values())))
-        net.expect(min(max(positives / competing, 1e-6), 0.5))
+        net.initialize_bias(min(max(positives / competing, 1e-6), 0.5))
         return model, targets
 
 

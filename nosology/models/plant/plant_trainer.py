@@ -30,7 +30,7 @@ from nosology.models.plant.plant_net import PlantNet
 from nosology.models.plant.plant_settings import LanguageSettings, PlantRecipe, PlantSettings, RateSettings
 from nosology.models.plant.ranker import train_ranker
 from nosology.models.plant.relevance import Relevance
-from nosology.models.plant.stages import StageCache, file_hash
+from nosology.models.plant.stage_cache import StageCache, file_hash
 from nosology.models.plant.text_streams import StreamPlan, TextStreams
 from nosology.models.published import load_language_model
 from nosology.training.examples import Examples, codes_in_systems, label_space
@@ -107,7 +107,9 @@ class PlantPipeline:
                 aside.write_text(lines, encoding="utf-8")
             return {key: value.detach().cpu() for key, value in net.encoder.state_dict().items()}
 
-        encoder.load_state_dict(self.stages.get_or_compute(f"language_{name}", self._language_inputs(backward), compute))
+        encoder.load_state_dict(
+            self.stages.get_or_compute(f"language_{name}", self._language_inputs(backward), compute)
+        )
         return encoder
 
     def _language_inputs(self, backward: bool) -> list:

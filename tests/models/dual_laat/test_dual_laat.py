@@ -16,10 +16,10 @@ from nosology.core.label_space import LabelSpace
 from nosology.encoders.tokenizers import Vocabulary, WordTokenizer
 from nosology.evaluation.decision import Decision
 from nosology.models.bundle import Bundle
+from nosology.models.dual_laat.candidate_retriever import CandidateRetriever
 from nosology.models.dual_laat.dual_laat_model import DualLaat
 from nosology.models.dual_laat.dual_laat_net import DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatSettings
-from nosology.models.dual_laat.proposer import Proposer
 from nosology.models.neural import EXCLUDED_LOGIT
 from nosology.text.tokens import words_of
 from nosology.training.data_loader import Batch, pad_notes
@@ -197,20 +197,20 @@ def test_evidence_lies_in_the_note_as_it_was_given(encoder):
             assert 0 < span.score <= 1 + 1e-6
 
 
-def with_proposer(made: DualLaat) -> DualLaat:
+def with_retriever(made: DualLaat) -> DualLaat:
     rng = np.random.default_rng(0)
     ids = [rng.integers(1, len(WORDS) + 2, 30).astype(np.int32) for _ in range(40)]
     gold = sparse.csr_matrix(rng.random((40, 5)) < 0.4)
-    made.proposer = Proposer.fit(ids, gold, made.description_ids(made.descriptions).numpy())
+    made.retriever = CandidateRetriever.fit(ids, gold, made.description_ids(made.descriptions).numpy())
     return made
 
 
 def test_in_two_stages_the_candidates_have_their_full_scores_and_the_others_none():
-    made = with_proposer(coder("gru"))
+    made = with_retriever(coder("gru"))
     reads = [made.tokenizer.tokenize(text) for text in (TEXT, "", "pain 2")]
     full, some = made.logits_of(reads), made.two_stage(2).logits_of(reads)
     for row, read in enumerate(reads):
-        kept = made.proposer.best(read.ids, 2) if len(read.ids) else []
+        kept = made.retriever.retrieve(read.ids, 2) if len(read.ids) else []
         assert some[row, kept] == pytest.approx(full[row, kept], abs=1e-4)
         assert (np.delete(some[row], kept) == EXCLUDED_LOGIT).all()
     assert np.array_equal(made.two_stage(5).logits_of(reads), full), "as many candidates as codes: all are scored"
@@ -218,14 +218,14 @@ def test_in_two_stages_the_candidates_have_their_full_scores_and_the_others_none
 
 
 def test_other_codes_in_two_stages():
-    made = with_proposer(coder("conv")).two_stage(1).with_codes([(Code("icd10cm", "A00.0"), "Pneumonia"), CODES[2]])
+    made = with_retriever(coder("conv")).two_stage(1).with_codes([(Code("icd10cm", "A00.0"), "Pneumonia"), CODES[2]])
     assert (made.probabilities(as_notes(["pneumonia pneumonia"])) > 0).sum() == 1
 
 
 @pytest.mark.parametrize("encoder", CODERS)
 @pytest.mark.parametrize("candidates", [0, 3])
 def test_a_bundle_gives_the_same_probabilities_after_saving(encoder, candidates, tmp_path):
-    made = with_proposer(coder(encoder)).two_stage(candidates) if candidates else coder(encoder)
+    made = with_retriever(coder(encoder)).two_stage(candidates) if candidates else coder(encoder)
     Bundle(made, Decision(0.5), {"kind": "dual_laat"}, {}).save(tmp_path / "b")
     loaded = Bundle.load(tmp_path / "b").model
     loaded.to("cpu")

@@ -190,7 +190,7 @@ def test_a_list_in_words_that_the_coder_does_not_know_is_named(publish, tmp_path
     (tmp_path / "codes.csv").write_text("code,description\nI50.9,heart failure\n")
     (tmp_path / "other.csv").write_text("code,description\nI50.9,heart failure\nI50.77,insuficiencia cardiaca\n")
     (tmp_path / "note.txt").write_text(NOTES[0])
-    told = "other.csv describes 1 code without a word that the coder knows (I50.77)"
+    expected = "other.csv describes 1 code without a word that the coder knows (I50.77)"
     for command in (
         ["import", "dual-laat", str(folder), "--out", str(tmp_path / "b")],
         ["code", str(tmp_path / "b"), str(tmp_path / "note.txt")],
@@ -198,7 +198,7 @@ def test_a_list_in_words_that_the_coder_does_not_know_is_named(publish, tmp_path
         for name, cautioned in (("other.csv", True), ("codes.csv", False)):
             with pytest.raises(SystemExit, match="0"):
                 app([*command, "--codes", str(tmp_path / name)])
-            assert (told in capsys.readouterr().err) is cautioned
+            assert (expected in capsys.readouterr().err) is cautioned
 
 
 def test_other_codes_for_an_imported_coder(publish, tmp_path):

@@ -150,7 +150,9 @@ def test_settings_that_change_no_weight_leave_the_stages_as_they_are(small_corpu
     small = [*SMALL, "ranker.epochs=2", "training.epochs=1"]
     other = [*small, *(f"language.training.{name}={value}" for name, value in IDLE.items())]
     plain, changed = (load_recipe("plant", settings) for settings in (small, other))
-    first, apart = (PlantPipeline.of(recipe, examples, tmp_path / n) for recipe, n in ((plain, "first"), (changed, "apart")))
+    first, apart = (
+        PlantPipeline.of(recipe, examples, tmp_path / n) for recipe, n in ((plain, "first"), (changed, "apart"))
+    )
     for name, value in first.net(False).state_dict().items():
         torch.testing.assert_close(apart.net(False).state_dict()[name], value, atol=0, rtol=0)
     for stage in ("language_forward", "ranker_forward"):
@@ -221,7 +223,9 @@ def test_published_weights_and_their_words_belong_together(small_corpus, tmp_pat
     with pytest.raises(ConfigError, match=r"language\.backward_weights .*whose words it shares; got 'lm\.pth'"):
         load_recipe("plant", ["language.backward_weights=lm.pth"])
     missing = [f"language.weights={tmp_path / 'lm.pth'}", f"language.words={tmp_path / 'words.txt'}"]
-    pipeline = PlantPipeline.of(load_recipe("plant", [*SMALL, *missing]), train_and_dev([small_corpus], 0.15, 0)[0], tmp_path)
+    pipeline = PlantPipeline.of(
+        load_recipe("plant", [*SMALL, *missing]), train_and_dev([small_corpus], 0.15, 0)[0], tmp_path
+    )
     with pytest.raises(ConfigError, match=r"lm\.pth must be a readable file"):
         pipeline.language(False)
 

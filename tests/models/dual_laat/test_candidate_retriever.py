@@ -1,4 +1,4 @@
-"""The proposer: it finds codes by their words, by their descriptions and by how frequent they are."""
+"""The retriever: it finds codes by their words, by their descriptions and by how frequent they are."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from nosology.models.dual_laat import proposer
-from nosology.models.dual_laat.proposer import Proposer
+from nosology.models.dual_laat import candidate_retriever as retriever
+from nosology.models.dual_laat.candidate_retriever import CandidateRetriever
 
 WORDS, CODES, OWN = 400, 60, 3  # words of a note's vocabulary, codes, words that only a code's notes have
 FIRST_OWN = WORDS - CODES * OWN
@@ -29,14 +29,14 @@ def corpus(notes: int, seed: int = 0) -> tuple[list[np.ndarray], sparse.csr_matr
     return ids, sparse.csr_matrix(gold), texts.astype(np.int64)
 
 
-def recall(made: Proposer, ids: list[np.ndarray], gold: sparse.csr_matrix, k: int) -> float:
-    found = sum(np.isin(true.indices, made.best(note, k)).sum() for note, true in zip(ids, gold))
+def recall(made: CandidateRetriever, ids: list[np.ndarray], gold: sparse.csr_matrix, k: int) -> float:
+    found = sum(np.isin(true.indices, made.retrieve(note, k)).sum() for note, true in zip(ids, gold))
     return found / gold.nnz
 
 
 @pytest.fixture(scope="module")
-def made() -> Proposer:
-    return Proposer.fit(*corpus(400))
+def made() -> CandidateRetriever:
+    return CandidateRetriever.fit(*corpus(400))
 
 
 def test_true_codes_are_among_the_candidates(made):
@@ -51,10 +51,10 @@ def test_best_are_those_of_highest_score_in_order(made):
     for note in ids:
         scores = made.scores(note)
         assert scores.shape == (CODES,)
-        best = made.best(note, 10)
+        best = made.retrieve(note, 10)
         assert np.array_equal(scores[best], np.sort(scores)[::-1][:10])
-    assert sorted(made.best(ids[0], 999).tolist()) == list(range(CODES))
-    assert made.best(ids[0], 0).shape == (0,)
+    assert sorted(made.retrieve(ids[0], 999).tolist()) == list(range(CODES))
+    assert made.retrieve(ids[0], 0).shape == (0,)
 
 
 def test_a_score_is_the_sum_over_distinct_words(made):
@@ -65,19 +65,19 @@ def test_a_score_is_the_sum_over_distinct_words(made):
 
 
 def test_few_words_a_code(made):
-    assert np.diff(made.weights.tocsc().indptr).max() <= proposer._WORDS + 2
+    assert np.diff(made.weights.tocsc().indptr).max() <= retriever._WORDS + 2
 
 
 def test_counts_in_parts_are_the_same(monkeypatch, made):
-    monkeypatch.setattr(proposer, "_CODES", 7)
-    again = Proposer.fit(*corpus(400))
+    monkeypatch.setattr(retriever, "_CODES", 7)
+    again = CandidateRetriever.fit(*corpus(400))
     assert abs(again.weights - made.weights).max() < 1e-6
     assert np.array_equal(again.bias, made.bias)
 
 
 def test_a_frequent_code_comes_first_where_words_say_nothing(made):
     assert made.bias[-1] > made.bias[0] > 0
-    assert made.best(np.array([1, 1]), 5).min() > CODES // 2
+    assert made.retrieve(np.array([1, 1]), 5).min() > CODES // 2
 
 
 def test_codes_keep_their_scores_in_another_order(made):
@@ -93,8 +93,8 @@ def test_a_new_code_is_found_by_its_description(made):
     words = np.array([[FIRST_OWN, FIRST_OWN + 7, 0], [FIRST_OWN + 50, FIRST_OWN + 51, 0], [10**6, 1, 0]])
     other = made.for_codes([*range(CODES), -1, -1, -1], np.concatenate([texts, words]))
     note = np.array([3, 4, FIRST_OWN + 50, FIRST_OWN + 51])
-    assert CODES + 1 in other.best(note, 3)
-    assert CODES + 1 not in other.best(np.array([3, 4]), 30)
+    assert CODES + 1 in other.retrieve(note, 3)
+    assert CODES + 1 not in other.retrieve(np.array([3, 4]), 30)
     assert other.scores(note)[CODES + 2] == 0, "words that nobody knows say nothing"
     again = other.for_codes([CODES + 1, -1], words[1:])
     assert again.scores(note) == pytest.approx(other.scores(note)[[CODES + 1, CODES + 2]])
@@ -102,14 +102,14 @@ def test_a_new_code_is_found_by_its_description(made):
 
 def test_no_code_at_all(made):
     none = made.for_codes([], np.zeros((0, 1), dtype=np.int64))
-    assert none.best(np.array([4]), 3).shape == (0,)
-    assert none.for_codes([-1], np.array([[300]])).best(np.array([300]), 3).tolist() == [0]
+    assert none.retrieve(np.array([4]), 3).shape == (0,)
+    assert none.for_codes([-1], np.array([[300]])).retrieve(np.array([300]), 3).tolist() == [0]
 
 
 def test_arrays_hold_all_of_it(made):
     arrays = made.arrays()
     assert all(array.dtype != object for array in arrays.values())
-    again = Proposer.from_arrays(arrays)
+    again = CandidateRetriever.from_arrays(arrays)
     note = corpus(1, seed=4)[0][0]
     assert np.array_equal(again.scores(note), made.scores(note))
     assert again.unseen == pytest.approx(made.unseen) and np.array_equal(again.rarity, made.rarity)
@@ -119,7 +119,7 @@ def test_arrays_that_point_beyond_their_ends_are_refused(made):
     arrays = made.arrays()
     arrays["indices"] = arrays["indices"] + CODES
     with pytest.raises(ValueError, match="ind"):
-        Proposer.from_arrays(arrays)
+        CandidateRetriever.from_arrays(arrays)
 
 
 @settings(max_examples=30, deadline=None)
@@ -130,22 +130,22 @@ def test_anything_can_be_fitted(notes, codes, seed):
     rng = np.random.default_rng(seed)
     gold = sparse.csr_matrix(rng.random((len(notes), codes)) < 0.3)
     texts = rng.integers(0, 14, (codes, 3))
-    made = Proposer.fit([np.array(note, dtype=np.int32) for note in notes], gold, texts)
+    made = CandidateRetriever.fit([np.array(note, dtype=np.int32) for note in notes], gold, texts)
     for note in notes:
         assert np.isfinite(made.scores(np.array(note, dtype=np.int32))).all()
-        assert len(set(made.best(np.array(note, dtype=np.int32), 4).tolist())) == min(4, codes)
+        assert len(set(made.retrieve(np.array(note, dtype=np.int32), 4).tolist())) == min(4, codes)
 
 
 def test_26_000_codes_are_gone_through_in_milliseconds():
     rng = np.random.default_rng(0)
     words, codes = rng.integers(0, 50_000, 1_300_000), rng.integers(0, 26_000, 1_300_000)
     weights = sparse.csr_matrix((rng.random(1_300_000, np.float32), (words, codes)), shape=(50_000, 26_000))
-    made = Proposer(weights, np.zeros(26_000, np.float32), np.zeros(50_000, np.float32), 1.0)
+    made = CandidateRetriever(weights, np.zeros(26_000, np.float32), np.zeros(50_000, np.float32), 1.0)
     note = rng.integers(2, 50_000, 1500)
-    made.best(note, 300)
+    made.retrieve(note, 300)
     taken = []
     for _ in range(5):
         started = time.thread_time()
-        made.best(note, 300)
+        made.retrieve(note, 300)
         taken.append(time.thread_time() - started)
     assert min(taken) < 0.02

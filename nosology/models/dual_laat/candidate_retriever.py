@@ -20,12 +20,12 @@ _CODES = 512  # whose counts are in memory at once
 _HELD = 0.1  # share of the notes on which the parts are weighed,
 _BLOCKS = 10  # in so many stretches, since notes of a patient often stand together,
 _MOST_HELD = 500  # but no more notes than that
-_ASKED = 300  # candidates a note at which recall is compared
+_MAX_CANDIDATES = 300  # candidates a note at which recall is compared
 _DESCRIPTION, _PRIOR, _UNSEEN = (0.0, 0.25, 0.5, 0.75, 1.0), (0.1, 0.3, 0.6, 0.9, 1.2), (0.5, 1.0, 1.5, 2.0)
 
 
 @dataclass(frozen=True)
-class Proposer:
+class CandidateRetriever:
     """Weights of words and codes; V words, L codes."""
 
     weights: sparse.csr_matrix  # (V, L) float32
@@ -34,20 +34,20 @@ class Proposer:
     unseen: float  # the length of the weights of a code that has its description alone
 
     @classmethod
-    def fit(cls, ids: Sequence[np.ndarray], gold: sparse.csr_matrix, texts: np.ndarray) -> Proposer:
-        """The proposer of train notes.
+    def fit(cls, ids: Sequence[np.ndarray], gold: sparse.csr_matrix, texts: np.ndarray) -> CandidateRetriever:
+        """The retriever of train notes.
 
         ids: word ids (T,) of each note; gold: 0/1 (B, L); texts: (L, words) word ids of descriptions, pads at the end.
         The parts are weighed on a tenth of the notes, then the counts are taken from all.
         """
         words = 1 + max([int(texts.max(initial=0)), *(int(note.max(initial=0)) for note in ids)])
         present, gold = _presence(ids, words), gold.tocsr().astype(np.float32)
-        held = _held_out(len(ids))
+        held = _held_out_mask(len(ids))
         parts = _Parts.of(present[~held], gold[~held], texts)
-        weighing = parts.weigh(present[held], gold[held])
-        return _Parts.of(present, gold, texts).joined(weighing)
+        part_weights = parts.tune(present[held], gold[held])
+        return _Parts.of(present, gold, texts).combine(part_weights)
 
-    def best(self, ids: np.ndarray, k: int) -> np.ndarray:
+    def retrieve(self, ids: np.ndarray, k: int) -> np.ndarray:
         """The columns (k,) of the codes with the highest scores for a note (T,) of word ids, best first."""
         found = self.scores(ids)
         k = min(k, len(found))
@@ -61,8 +61,8 @@ class Proposer:
         rows = self.weights[words]
         return self.bias + np.bincount(rows.indices, rows.data, minlength=len(self.bias)).astype(np.float32)
 
-    def for_codes(self, kept: Sequence[int], texts: np.ndarray) -> Proposer:
-        """The proposer of other codes: kept[j] is the column code j had, -1 for one that is new.
+    def for_codes(self, kept: Sequence[int], texts: np.ndarray) -> CandidateRetriever:
+        """The retriever of other codes: kept[j] is the column code j had, -1 for one that is new.
 
         texts: (len(kept), words) word ids of their descriptions; a new code is proposed by them.
         """
@@ -71,12 +71,12 @@ class Proposer:
         place = np.flatnonzero(old)
         shape = (self.weights.shape[1], len(kept))
         moved = self.weights @ sparse.csr_matrix((np.ones(len(place), np.float32), (kept[old], place)), shape=shape)
-        new = _described(np.where(old[:, None], 0, texts), self.rarity) * np.float32(self.unseen)
+        new = _description_weights(np.where(old[:, None], 0, texts), self.rarity) * np.float32(self.unseen)
         bias = np.where(old, self.bias[kept], np.float32(0)) if len(self.bias) else np.zeros(len(kept), np.float32)
-        return Proposer((moved + new).tocsr(), bias.astype(np.float32), self.rarity, self.unseen)
+        return CandidateRetriever((moved + new).tocsr(), bias.astype(np.float32), self.rarity, self.unseen)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All that the proposer is made of, by name."""
+        """All that the retriever is made of, by name."""
         return {
             "data": self.weights.data,
             "indices": self.weights.indices.astype(np.int32),
@@ -87,8 +87,8 @@ class Proposer:
         }
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Proposer:
-        """The proposer that `arrays` described."""
+    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> CandidateRetriever:
+        """The retriever that `arrays` described."""
         bias, rarity = arrays["bias"], arrays["rarity"]
         parts = tuple(arrays[name] for name in ("data", "indices", "indptr"))
         weights = sparse.csr_matrix(parts, shape=(len(rarity), len(bias)))
@@ -97,7 +97,7 @@ class Proposer:
 
 
 @dataclass(frozen=True)
-class _Weighing:
+class _PartWeights:
     """How much each part counts; the first three are relative to a spread of 1 of the first."""
 
     own: float
@@ -121,29 +121,29 @@ class _Parts:
         notes = np.asarray(gold.sum(0)).ravel()
         prior = np.log1p(notes).astype(np.float32)
         rarity = _rarity(present, texts)
-        return _Parts(_counted(present, gold, notes), _described(texts, rarity), prior, rarity)
+        return _Parts(_association_weights(present, gold, notes), _description_weights(texts, rarity), prior, rarity)
 
-    def weigh(self, present: sparse.csr_matrix, gold: sparse.csr_matrix) -> _Weighing:
+    def tune(self, present: sparse.csr_matrix, gold: sparse.csr_matrix) -> _PartWeights:
         """The weights of the parts that propose most of the true codes of notes that the parts were not made of."""
         seen = self.prior > 0
         own, description = (present @ self.own).toarray(), (present @ self.description).toarray()
         spread = [float(part[:, seen].std()) or 1.0 if seen.any() and len(own) else 1.0 for part in (own, description)]
         own, description, prior = own / spread[0], description / spread[1], self.prior / (self.prior.std() or 1.0)
-        asked = max(1, min(_ASKED, gold.shape[1] // 20))
+        k = max(1, min(_MAX_CANDIDATES, gold.shape[1] // 20))
 
         def recall(a: float, b: float, u: float) -> int:
             scores = own + np.where(seen, a, u).astype(np.float32) * description + np.float32(b) * prior
-            return _found(scores, gold, asked)
+            return _recalled(scores, gold, k)
 
         a, b = max(((a, b) for a in _DESCRIPTION for b in _PRIOR), key=lambda pair: recall(*pair, 0.0))
         u = max(_UNSEEN, key=lambda u: recall(a, b, u))
-        return _Weighing(1 / spread[0], a / spread[1], b / float(self.prior.std() or 1.0), u / spread[1])
+        return _PartWeights(1 / spread[0], a / spread[1], b / float(self.prior.std() or 1.0), u / spread[1])
 
-    def joined(self, by: _Weighing) -> Proposer:
+    def combine(self, by: _PartWeights) -> CandidateRetriever:
         """One matrix of weights."""
         weights = (self.own * np.float32(by.own) + self.description * np.float32(by.description)).tocsr()
         weights.sum_duplicates()
-        return Proposer(weights, (by.prior * self.prior).astype(np.float32), self.rarity, by.unseen)
+        return CandidateRetriever(weights, (by.prior * self.prior).astype(np.float32), self.rarity, by.unseen)
 
 
 def _presence(ids: Sequence[np.ndarray], words: int) -> sparse.csr_matrix:
@@ -154,7 +154,7 @@ def _presence(ids: Sequence[np.ndarray], words: int) -> sparse.csr_matrix:
     return sparse.csr_matrix((np.ones(len(indices), np.float32), indices, ends), shape=(len(rows), words))
 
 
-def _held_out(notes: int) -> np.ndarray:
+def _held_out_mask(notes: int) -> np.ndarray:
     """True (B,) for some stretches of the notes."""
     place = np.arange(notes) * _BLOCKS / max(1, notes) % 1
     return place >= 1 - min(_HELD, _MOST_HELD / max(1, notes))
@@ -168,13 +168,13 @@ def _rarity(present: sparse.csr_matrix, texts: np.ndarray) -> np.ndarray:
     return worth.astype(np.float32)
 
 
-def _described(texts: np.ndarray, rarity: np.ndarray) -> sparse.csr_matrix:
+def _description_weights(texts: np.ndarray, rarity: np.ndarray) -> sparse.csr_matrix:
     """Weights (V, L) from descriptions (L, words): each word by its rarity, a code's vector of length 1."""
     known = np.where(texts < len(rarity), texts, 0)
     return _unit(_presence(list(known), len(rarity)) @ sparse.diags(rarity)).T.tocsr()
 
 
-def _counted(present: sparse.csr_matrix, gold: sparse.csr_matrix, notes: np.ndarray) -> sparse.csr_matrix:
+def _association_weights(present: sparse.csr_matrix, gold: sparse.csr_matrix, notes: np.ndarray) -> sparse.csr_matrix:
     """Weights (V, L) from counts: of each code its words of largest log-likelihood ratio, a vector of length 1."""
     share = np.asarray(present.sum(0)).ravel() / max(1, present.shape[0])
     columns, parts = gold.tocsc(), []
@@ -204,10 +204,10 @@ def _unit(rows: sparse.csr_matrix) -> sparse.csr_matrix:
     return (sparse.diags((1 / np.where(length > 0, length, 1)).astype(np.float32)) @ rows).tocsr()
 
 
-def _found(scores: np.ndarray, gold: sparse.csr_matrix, asked: int) -> int:
+def _recalled(scores: np.ndarray, gold: sparse.csr_matrix, k: int) -> int:
     """How many true codes are among the `asked` best of their notes (B, L)."""
     if not len(scores) or not scores.shape[1]:
         return 0
-    least = np.partition(scores, -asked, axis=1)[:, -asked]
+    least = np.partition(scores, -k, axis=1)[:, -k]
     rows, columns = gold.nonzero()
     return int((scores[rows, columns] >= least[rows]).sum())
