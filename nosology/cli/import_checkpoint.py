@@ -1,4 +1,4 @@
-"""The verb that takes over coders which other programs have trained."""
+"""nosology import: bundles from checkpoints of other programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from nosology.core.model import OpenVocabulary
 
-app = typer.Typer(help="Take over a coder that another program has trained.", no_args_is_help=True)
+app = typer.Typer(help="Import a coder that another program has trained.", no_args_is_help=True)
 
 
 @app.callback()
@@ -30,7 +30,7 @@ def dual_laat(
     out: Annotated[Path, typer.Option(help="The bundle folder to write.")],
     threshold: Annotated[float, typer.Option(min=0, max=1, help="From which probability on a code is accepted.")] = 0.5,
 ) -> None:
-    """Make a bundle of a DualLAAT checkpoint that its authors have published."""
+    """Write a bundle from a DualLAAT checkpoint of its authors."""
     from nosology.cli.coder_commands import caution_unread
     from nosology.codes.code_list import read_code_list
     from nosology.models.dual_laat.dual_laat_import import import_bundle

@@ -1,4 +1,4 @@
-"""nosology plant: the stages of PLANT one by one; `nosology train plant` runs them all and takes what is there."""
+"""nosology plant: the training stages of PLANT one by one; `nosology train plant` runs all that are not cached."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ app = typer.Typer(help="The stages of PLANT, one by one.", no_args_is_help=True)
 
 Recipe = Annotated[str, typer.Argument(help="A recipe of kind plant: a built-in one's name or a TOML file.")]
 Corpora = Annotated[list[Path], typer.Option(help="A corpus folder; may be given several times.")]
-Out = Annotated[Path, typer.Option(help="The bundle folder to be; stages are kept beside it, in OUT.run.")]
+Out = Annotated[Path, typer.Option(help="The bundle folder to write later; stages are stored in OUT.run.")]
 
 
 @app.command()
@@ -35,7 +35,7 @@ def language(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = []
 
 @app.command()
 def relevance(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = []) -> None:  # noqa: B006
-    """Find the words that tell each code, by mutual information in the train notes."""
+    """Compute the most informative words of each code: mutual information in the train notes."""
     pipeline = _pipeline(recipe, corpus, out, settings)
     found = pipeline.relevance()
     typer.echo(f"{pipeline.stages.folder}: {len(found.words):,} words for {len(found):,} codes")
@@ -43,7 +43,7 @@ def relevance(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = [
 
 @app.command()
 def ranker(recipe: Recipe, corpus: Corpora, out: Out, settings: Overrides = []) -> None:  # noqa: B006
-    """Train the ranker on these words; the stages before it are made if they are not there."""
+    """Train the ranker on these words; missing earlier stages are computed first."""
     from nosology.models.plant.plant_model import directions
 
     pipeline = _pipeline(recipe, corpus, out, settings)
@@ -89,6 +89,6 @@ def _prepare(
     try:
         import nosology.models.plant.plant_trainer  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"plant needs {error.name}, which is not there: pip install nosology[train]") from error
+        raise ConfigError(f"plant needs {error.name}, which is not installed: pip install nosology[train]") from error
     train, dev, _ = examples_for(checked, [Corpus.open(folder) for folder in corpus], out, coded=coded)
     return checked, train, dev, run_folder(out)

@@ -1,6 +1,6 @@
-"""What all neural coders have in common: notes into batches, logits into probabilities, attention into evidence.
+"""Base class of neural models: it batches notes, calibrates logits, and takes evidence from attention.
 
-A kind of coder is a subclass: it names its tokenizer and its settings and says how an empty net is made of them.
+A model is a subclass. It names its tokenizer and its settings and builds a net (docs/adding_a_model.md).
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from nosology.models.spans import best_spans
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
 from nosology.training.data_loader import Batch, pad_notes, token_mask
 
-_TOKENS = {"cpu": 16_384, "cuda": 131_072}  # of a batch, pads included
+_TOKENS = {"cpu": 16_384, "cuda": 131_072}  # per batch, padding included
 _NOTES = 256
 
 
 class Tokenizer(Protocol):
-    """Anything that turns a note into tokens with their places."""
+    """Splits a note into tokens with offsets."""
 
     def tokenize(self, text: str) -> Encoding:
         """The tokens of a note."""
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` of the same class makes the tokenizer of."""
+        """The argument of `from_json` of the same class."""
 
 
 class LabelNet(nn.Module):
-    """A net of states, one a token, and a learned attention over them."""
+    """A net with one state per token, and one learned attention query per label."""
 
     learned: LabelAttention
 
     def states(self, batch: Batch) -> Tensor:
-        """The states (B, T, D) of a batch's tokens."""
+        """The states (B, T, D) of the tokens of a batch."""
         raise NotImplementedError
 
     def forward(self, batch: Batch) -> Tensor:
@@ -58,7 +58,7 @@ class LabelNet(nn.Module):
         return binary_cross_entropy_with_logits(self.logits(batch).float(), batch.targets)
 
     def logits(self, batch: Batch) -> Tensor:
-        """Logits (B, L) for the batch's labels, or for all where it names none."""
+        """Logits (B, L) for the labels of the batch (None: all)."""
         return self.learned.logits(self.states(batch), _mask(batch), batch.labels)
 
     def attention(self, batch: Batch) -> Tensor:
@@ -67,7 +67,7 @@ class LabelNet(nn.Module):
 
 
 class Calibrated:
-    """A model with a net on a device, and logits that a calibration makes probabilities of."""
+    """A model with a net on a device, whose logits are calibrated to probabilities."""
 
     net: nn.Module
     calibration: PlattScaling
@@ -83,11 +83,11 @@ class Calibrated:
         return self
 
     def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
-        """Probabilities (B, L) of logits (B, L); 0 where there is `EXCLUDED_LOGIT` to go by."""
+        """Probabilities (B, L) of logits (B, L); 0 where the logit is `EXCLUDED_LOGIT`."""
         return np.where(logits > EXCLUDED_LOGIT, self.calibration(logits), np.float32(0))
 
     def calibrated(self, logits: np.ndarray, gold: sparse.csr_matrix) -> Self:
-        """This model with its calibration fitted on logits (B, L) of notes that it has not seen; gold: 0/1 (B, L)."""
+        """This model with its calibration fitted on logits (B, L) of dev notes; gold: 0/1 (B, L)."""
         model = copy(self)
         model.calibration = PlattScaling.fit(logits, gold)
         return model
@@ -101,7 +101,7 @@ class NeuralModel(Calibrated):
     train_counts: np.ndarray  # (L,) training notes of each code
     tokenizer: Tokenizer
     net: nn.Module
-    settings: Settings  # the recipe's table [model], with every size a number
+    settings: Settings  # the table [model] of the recipe, with all sizes resolved
     calibration: PlattScaling = field(default_factory=PlattScaling)
 
     kind: ClassVar[str]
@@ -109,7 +109,7 @@ class NeuralModel(Calibrated):
     tokenizer_class: ClassVar[type]  # with from_json
     settings_class: ClassVar[type[Settings]]
 
-    # What a kind says about itself.
+    # Methods that a subclass may override.
 
     @classmethod
     def build_net(
@@ -119,54 +119,54 @@ class NeuralModel(Calibrated):
         raise NotImplementedError
 
     def extra_config(self) -> dict[str, Any]:
-        """Anything else that has to stand in model.json."""
+        """Further JSON values for model.json."""
         return {}
 
     def load_extra_config(self, config: dict[str, Any]) -> None:
-        """Takes over what `extra_config` returned when the model was saved; the weights are there already."""
+        """Restores what `extra_config` returned when the model was saved; called after the weights are loaded."""
 
     def extra_tensors(self) -> dict[str, Tensor]:
-        """Anything else that has to stand in model.safetensors, under names of its own."""
+        """Further tensors for model.safetensors; their names must not start with "net."."""
         return {}
 
     def load_extra_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Takes over what `extra_tensors` returned; the other tensors of the file are among them."""
+        """Restores what `extra_tensors` returned; tensors: all tensors of the file."""
 
     def weights_changed(self) -> None:
-        """Drops whatever is cached of the net's weights; called after each change of them."""
+        """Clears caches that depend on the weights of the net; called after each change of the weights."""
 
     def batch_logits(self, batch: Batch) -> Tensor:
         """Logits (B, L) of a batch."""
         return self.net.logits(batch)
 
     def batch_attention(self, batch: Batch) -> Tensor:
-        """The weights (B, L, T) that the labels of a batch lay on its tokens."""
+        """The attention weights (B, L, T) of the labels of a batch over its tokens."""
         return self.net.attention(batch)
 
-    # What all kinds do.
+    # Methods that all neural models share.
 
     def probabilities(self, notes: Sequence[Note]) -> np.ndarray:
         """Probabilities (B, L); zeros for a note without a token."""
         return self.to_probabilities(self.logits_of([self.tokenize(note) for note in notes]))
 
     def tokenize(self, note: Note) -> Encoding:
-        """The tokens of a note, with all else that the net reads."""
+        """The tokens of a note, and further inputs of the net."""
         return self.tokenizer.tokenize(note.text)
 
     def logits_of(self, reads: Sequence[Encoding], columns: Sequence[int] | None = None) -> np.ndarray:
-        """Logits (B, L), float32, of notes that are read already, in their order; columns: of these labels alone.
+        """Logits (B, L), float32, of tokenized notes; columns: only these labels.
 
-        A note without a token has the logit `EXCLUDED_LOGIT` throughout.
+        All logits of a note without tokens are `EXCLUDED_LOGIT`.
         """
-        wide = len(self.labels) if columns is None else len(columns)
-        found = np.full((len(reads), wide), EXCLUDED_LOGIT, dtype=np.float32)
-        wanted = None if columns is None else torch.tensor(columns, dtype=torch.int64)
+        width = len(self.labels) if columns is None else len(columns)
+        logits = np.full((len(reads), width), EXCLUDED_LOGIT, dtype=np.float32)
+        selected = None if columns is None else torch.tensor(columns, dtype=torch.int64)
         lengths = np.array([len(read.ids) for read in reads], dtype=np.int64)
         with evaluating(self.net):
             for rows in by_length(lengths, _TOKENS.get(self.device.type, _TOKENS["cpu"]), _NOTES):
-                batch = Batch(*pad_notes([reads[row].ids for row in rows]), labels=wanted).to(self.device)
-                found[rows] = self.batch_logits(batch).float().cpu().numpy()
-        return found
+                batch = Batch(*pad_notes([reads[row].ids for row in rows]), labels=selected).to(self.device)
+                logits[rows] = self.batch_logits(batch).float().cpu().numpy()
+        return logits
 
     def evidence(self, note: Note, labels: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
         """For each label, the spans of the note with the most attention, strongest first."""
@@ -178,16 +178,16 @@ class NeuralModel(Calibrated):
         read = self.tokenizer.tokenize(note.text)
         if not len(read.ids) or not len(labels):
             return WordWeights(np.empty(0, np.int64), np.empty(0, np.int64), np.zeros((len(labels), 0), np.float32))
-        wanted = torch.tensor(labels, dtype=torch.int64)
+        selected = torch.tensor(labels, dtype=torch.int64)
         with evaluating(self.net):
-            batch = Batch(*pad_notes([read.ids]), labels=wanted).to(self.device)
+            batch = Batch(*pad_notes([read.ids]), labels=selected).to(self.device)
             weights = self.batch_attention(batch)[0, :, : len(read.ids)].float().cpu().numpy()
         return by_word(read, weights)
 
     def save(self, folder: Path) -> None:
         """Writes model.json and model.safetensors."""
         tensors, tied = _distinct(self.net.state_dict())
-        described = {
+        config = {
             "kind": self.kind,
             "codes": self.labels.to_json(),
             "reader": self.tokenizer.to_json(),
@@ -196,7 +196,7 @@ class NeuralModel(Calibrated):
             "tied": tied,
             "more": self.extra_config(),
         }
-        (folder / "model.json").write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
+        (folder / "model.json").write_text(json.dumps(config, ensure_ascii=False), encoding="utf-8")
         packed = save(
             {
                 "notes": torch.from_numpy(np.asarray(self.train_counts, dtype=np.int64)),
@@ -204,25 +204,25 @@ class NeuralModel(Calibrated):
                 **self.extra_tensors(),
             }
         )
-        (folder / "model.safetensors").write_bytes(packed)  # save_file would not say OSError when the disk is full
+        (folder / "model.safetensors").write_bytes(packed)  # save_file raises no OSError when the disk is full
 
     @classmethod
     def load(cls, folder: Path, device: str | None = None) -> Self:
-        """The model that `save` wrote, on a device: a GPU where there is one and nothing else is said."""
+        """The model that `save` wrote, on a device; None: a GPU if there is one, else the CPU."""
         folder = Path(folder)
-        described = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         tensors = load_file(folder / "model.safetensors")
-        labels = LabelSpace(described["codes"])
-        tokenizer = cls.tokenizer_class.from_json(described["reader"])
-        settings = cls.settings_class.model_validate(described["shape"])
-        net = cls.build_net(settings, labels, tokenizer, described["more"])
+        labels = LabelSpace(config["codes"])
+        tokenizer = cls.tokenizer_class.from_json(config["reader"])
+        settings = cls.settings_class.model_validate(config["shape"])
+        net = cls.build_net(settings, labels, tokenizer, config["more"])
         weights = {name.removeprefix(_NET): tensor for name, tensor in tensors.items() if name.startswith(_NET)}
-        weights |= {name: weights[kept] for name, kept in described["tied"].items()}
+        weights |= {name: weights[stored] for name, stored in config["tied"].items()}
         net.load_state_dict(weights)
         model = cls(
-            labels, tensors["notes"].numpy(), tokenizer, net.eval(), settings, PlattScaling(**described["calibration"])
+            labels, tensors["notes"].numpy(), tokenizer, net.eval(), settings, PlattScaling(**config["calibration"])
         )
-        model.load_extra_config(described["more"])
+        model.load_extra_config(config["more"])
         model.load_extra_tensors(tensors)
         return model.to(device or default_device())
 
@@ -238,7 +238,7 @@ def by_word(read: Encoding, weights: np.ndarray) -> WordWeights:
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """Inside, a net is in evaluation mode and no gradient is kept; afterwards it is as it was."""
+    """A context in which the net is in evaluation mode without gradients; its mode is restored afterwards."""
     training = net.training
     net.eval()
     try:
@@ -252,7 +252,7 @@ _NET = "net."
 
 
 def _distinct(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Each weight once, on the CPU, and for names that share the weight of another name, that name."""
+    """Each weight once, on the CPU, and a map from the names of tied weights to the name that is stored."""
     kept: dict[tuple, str] = {}
     tensors, tied = {}, {}
     for name, weight in weights.items():
@@ -266,9 +266,9 @@ def _distinct(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
 
 
 def by_length(lengths: np.ndarray, tokens: int, notes: int) -> Iterator[np.ndarray]:
-    """Rows of batches of similar length, the longest first; notes without a token are in none.
+    """Rows of batches of similar length, the longest first, without notes that have no tokens.
 
-    A batch has at most `tokens` tokens, pads included, and `notes` notes, but always one note.
+    A batch has at most `tokens` tokens, padding included, and at most `notes` notes, but at least one note.
     """
     order = np.argsort(-lengths, kind="stable")
     order = order[: np.count_nonzero(lengths)]

@@ -1,4 +1,4 @@
-"""The neural coders' way from notes to a model: words, vectors, batches, the loop, calibration, threshold."""
+"""Training of neural models: tokenization, word vectors, batches, and the training loop."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRu
 
 @dataclass(frozen=True)
 class Notes:
-    """Notes read once: tokens, labels and version of each."""
+    """Tokenized notes with their labels and ICD versions."""
 
     reads: list[Encoding]
-    codes: list[tuple[Code, ...]]  # of the systems to learn
+    codes: list[tuple[Code, ...]]  # of the code systems to learn
     gold: sparse.csr_matrix  # (B, L) of 0/1
     versions: np.ndarray  # (B,)
 
     @staticmethod
     def of(examples: Examples, settings: LabelSettings, tokenizer: Tokenizer, labels: LabelSpace) -> Notes:
-        """The notes of examples; a note's versions are those of all its codes, also of those that are not learned."""
+        """The tokenized notes of examples; the versions of a note are those of all its codes, learned or not."""
         reads = [tokenizer.tokenize(text) for text in progress(examples.texts(), "reading", total=len(examples))]
         codes = codes_in_labels(settings, labels, examples.codes)
         return Notes(reads, codes, labels.encode(codes), note_versions(examples.codes))
 
     def part(self, size: int, seed: int) -> Notes:
-        """At most `size` of the notes, drawn by the seed."""
+        """At most `size` of the notes, sampled at random."""
         if len(self.reads) <= size:
             return self
         rows = np.sort(np.random.default_rng(seed).choice(len(self.reads), size, replace=False))
@@ -71,7 +71,7 @@ class Targets:
     """What a net is trained to predict: the target of each label, and the targets that compete in a step.
 
     For most nets a target is a label. DualLAAT reads descriptions, and codes with the same description are one target,
-    so that none is a negative of another.
+    so that no code is a negative of another with the same description.
     """
 
     of_label: np.ndarray  # (L,) the target of each label
@@ -91,7 +91,7 @@ R = TypeVar("R", bound=Recipe)
 
 
 class NeuralTrainer(CalibratedTrainer[R, NeuralModel]):
-    """Trains a neural model with the training loop; a kind of model says how an untrained one is built."""
+    """Trains a neural model with the training loop; a subclass builds the untrained model."""
 
     recipe: Any  # a recipe with [training]; each kind has its own class
     notes: Notes  # the tokenized notes of the latest fit
@@ -147,9 +147,9 @@ def fit_labels(
     parameter_groups: Sequence[ParameterGroup] = (),
     title: str = "",
 ) -> TrainingResult:
-    """How the training of the model's net on the notes went; run_fingerprint: of recipe and notes."""
+    """The result of training the net of the model on the notes; run_fingerprint: of recipe and notes."""
     lengths = np.array([len(read.ids) for read in notes.reads])
-    # A note that is coded in another version than the codes to learn says nothing about them.
+    # A note coded in another ICD version is neither positive nor negative for the codes to learn.
     used = np.flatnonzero((lengths > 0) & ((notes.versions & np.bitwise_or.reduce(label_versions(model.labels))) > 0))
     if not len(used):
         raise DataError("the training notes have no word: nothing can be learned from them")
@@ -168,7 +168,7 @@ def fit_labels(
         gold = torch.from_numpy(label_targets(shared, *ids(rows)))
         return Batch(*tokens, torch.from_numpy(shared.astype(np.int64)), gold, torch.from_numpy(used[rows]))
 
-    looked_at = dev and dev.part(recipe.training.validation_notes, recipe.seed)
+    validation = dev and dev.part(recipe.training.validation_notes, recipe.seed)
     fitted = fit(
         TrainingRun(
             model.net,
@@ -177,7 +177,7 @@ def fit_labels(
             groups=notes.versions[used],
             make_batch=make_batch,
             prepare_step=prepare,
-            validate=partial(_validate, model, looked_at) if looked_at else None,
+            validate=partial(_validate, model, validation) if validation else None,
             run_folder=folder,
             fingerprint=run_fingerprint,
             seed=recipe.seed,
@@ -198,9 +198,9 @@ def _validate(model: NeuralModel, dev: Notes, net: torch.nn.Module) -> dict[str,
 
 
 def build_word_tokenizer(recipe: Any, labels: LabelSpace, examples: Examples) -> tuple[WordTokenizer, torch.Tensor]:
-    """The tokenizer of word models and their first word vectors (V, E), from the examples alone.
+    """The tokenizer of word models and their initial word vectors (V, E), both from the examples.
 
-    Every word of the code tables is in the vocabulary, so that a code never seen is read in its own words.
+    All words of the descriptions are in the vocabulary, so that descriptions of unseen codes have known words.
     """
     settings: WordVectorSettings = recipe.vectors.resolved(len(examples))
     described = set(chain.from_iterable(map(words_of, map(label_description, labels.codes))))

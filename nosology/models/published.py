@@ -1,4 +1,4 @@
-"""Weights that others have published: tensors by name, and nothing but tensors."""
+"""Readers of published weights. Files that contain anything but tensors are rejected."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def load_language_model(encoder: AwdLstm, vocabulary: Vocabulary, weights: Path,
     """The number of our words that a published AWD-LSTM knows, once its weights are in the encoder.
 
     weights: as WikiText-103's are published (`0.encoder.weight`, `0.rnns.0.module.weight_ih_l0`, ...), or as the stage
-    `language` keeps them. words: its vocabulary in its order, one word a line. A word that it does not know begins with
-    the mean of all its vectors, an unknown one with that of `xxunk`. The bias of its decoder is not taken over.
+    `language` stores them. words: its vocabulary in its order, one word per line. A word that it does not know starts
+    with the mean of all its vectors, the unknown word with that of `xxunk`. The bias of its decoder is not loaded.
     """
     import torch
 
@@ -61,7 +61,7 @@ def load_language_model(encoder: AwdLstm, vocabulary: Vocabulary, weights: Path,
     try:
         lines = words.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"language.words must be a text file with one word a line; cannot read {words}") from error
+        raise ConfigError(f"language.words must be a text file with one word per line; cannot read {words}") from error
     theirs = {word.removesuffix("\r"): row for row, word in enumerate(lines)}
     if len(theirs) < len(lines):
         raise ConfigError(f"language.words must have each word once; {words} has {len(lines) - len(theirs)} twice")

@@ -1,4 +1,4 @@
-"""Stretches of a note out of one number a token."""
+"""Evidence spans from one score per token."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from nosology.core import EvidenceSpan
 
-_LONGEST = 12  # tokens of a span: evidence is to be read at a glance
+_LONGEST = 12  # tokens of a span: short evidence is quick to check
 
 
 def best_spans(

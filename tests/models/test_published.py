@@ -63,7 +63,7 @@ def test_other_sizes_are_refused_by_name(published):
         with pytest.raises(ConfigError, match=answer):
             own = AwdLstm(3, size=5, hidden=7, layers=2)
             load_language_model(own, Vocabulary(["lung"]), folder / "lm.pth", folder / "other.txt")
-    with pytest.raises(ConfigError, match="one word a line"):
+    with pytest.raises(ConfigError, match="one word per line"):
         own = AwdLstm(3, size=5, hidden=7, layers=2)
         load_language_model(own, Vocabulary(["lung"]), folder / "lm.pth", folder / "none.txt")
 

@@ -9,18 +9,18 @@ from pydantic import Field
 from nosology.core.settings import Settings
 from nosology.training.recipe_settings import Recipe, TrainerSettings, WordVectorSettings
 
-_MANY = 5000  # train notes from which on a model of full size pays
+_MANY = 5000  # train notes from which a model of full size is better
 
 
 class CamlSettings(Settings):
-    """CAML: a convolution, tanh, one attention vector a code."""
+    """CAML: a convolution, tanh, one attention vector per code."""
 
     renamed: ClassVar[dict[str, str]] = {"alike": "tie_initialization"}
 
     filters: int = Field(0, ge=0)  # 0: by the number of notes
     kernel: int = Field(3, ge=1)
     dropout: float = Field(0.2, ge=0, lt=1)  # of word vectors
-    tie_initialization: bool = True  # a code's attention and its classifier begin alike; False: apart, as in the papers
+    tie_initialization: bool = True  # attention and classifier weights start equal; False: as in the papers
 
     def resolved(self, notes: int) -> CamlSettings:
         """These settings with the sizes for this number of train notes in place of 0."""
@@ -28,11 +28,11 @@ class CamlSettings(Settings):
 
 
 class LaatSettings(Settings):
-    """LAAT: a bidirectional LSTM, a projection and one attention vector a code."""
+    """LAAT: a bidirectional LSTM, a projection and one attention vector per code."""
 
     renamed: ClassVar[dict[str, str]] = {"alike": "tie_initialization"}
 
-    hidden: int = Field(0, ge=0)  # a direction; 0: by the number of notes
+    hidden: int = Field(0, ge=0)  # per direction; 0: by the number of notes
     projection: int = Field(0, ge=0)  # 0: 2 hidden, as wide as the states
     dropout: float = Field(0.2, ge=0, lt=1)  # of word vectors
     tie_initialization: bool = True  # as above
@@ -44,7 +44,7 @@ class LaatSettings(Settings):
 
 
 class CamlRecipe(Recipe):
-    """What a recipe of kind `caml` may say."""
+    """A recipe of kind `caml`."""
 
     kind: Literal["caml"] = "caml"
     vectors: WordVectorSettings = WordVectorSettings()
@@ -53,7 +53,7 @@ class CamlRecipe(Recipe):
 
 
 class LaatRecipe(Recipe):
-    """What a recipe of kind `laat` may say."""
+    """A recipe of kind `laat`."""
 
     kind: Literal["laat"] = "laat"
     vectors: WordVectorSettings = WordVectorSettings()

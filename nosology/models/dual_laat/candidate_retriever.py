@@ -1,8 +1,8 @@
-"""A cheap scorer that names the codes of a note that are worth a look by a better one.
+"""The first stage of two-stage inference: a cheap linear scorer retrieves candidate codes of a note.
 
 score(note, code) = sum over the note's distinct words of weight(word, code) + bias(code). A weight comes from how much
 more often the word stands in train notes with the code, and from the code's description; the bias grows with the
-number of train notes. A code without train notes is found by its description alone.
+number of train notes. A code without train notes is retrieved by its description only.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import sparse
 
-_FIRST = 2  # ids below are the pad and the unknown word, which say nothing about a code
+_FIRST = 2  # ids below are the pad and the unknown word, which carry no information
 _SMOOTHING = 30.0  # notes with the code as any other notes are, added to those that were seen
-_WORDS = 30  # kept a code: with more, words that come along with everything take over
+_WORDS = 30  # per code: with more, unspecific words dominate
 _CODES = 512  # whose counts are in memory at once
 _HELD = 0.1  # share of the notes on which the parts are weighed,
 _BLOCKS = 10  # in so many stretches, since notes of a patient often stand together,
@@ -38,7 +38,7 @@ class CandidateRetriever:
         """The retriever of train notes.
 
         ids: word ids (T,) of each note; gold: 0/1 (B, L); texts: (L, words) word ids of descriptions, pads at the end.
-        The parts are weighed on a tenth of the notes, then the counts are taken from all.
+        The weights of the parts are tuned on a tenth of the notes; the counts are then taken from all notes.
         """
         words = 1 + max([int(texts.max(initial=0)), *(int(note.max(initial=0)) for note in ids)])
         present, gold = _presence(ids, words), gold.tocsr().astype(np.float32)

@@ -1,4 +1,4 @@
-"""The DualLAAT coder: it reads codes by their descriptions, so that it can score codes it was never trained on."""
+"""The model of kind `dual_laat`. It encodes code descriptions, so it can score codes without training notes."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _RETRIEVER = "proposer."  # prefix in the bundle format
 
 @dataclass
 class DualLaat(NeuralModel):
-    """A coder of kind `dual_laat`; descriptions are encoded once and kept."""
+    """A coder of kind `dual_laat`; encoded descriptions are cached."""
 
     descriptions: list[str] = field(default_factory=list)  # of each label
-    retriever: CandidateRetriever | None = None  # names the codes worth a full score, where that is asked for
-    candidates: int = 0  # so many of them; 0: all codes are scored
+    retriever: CandidateRetriever | None = None  # first stage of two-stage inference
+    candidates: int = 0  # codes per note that the net scores; 0: all
 
     kind, tokenizer_class, settings_class = "dual_laat", WordTokenizer, DualLaatSettings
     _queries: Tensor | None = None
 
     @property
     def queries(self) -> Tensor:
-        """The queries (M, L, P) of all labels, made at the first use."""
+        """The queries (M, L, P) of all labels, computed at the first use."""
         if self._queries is None or self._queries.device != self.device:
             with evaluating(self.net):
                 self._queries = self.net.all_queries(self.description_ids(self.descriptions))
@@ -73,7 +73,7 @@ class DualLaat(NeuralModel):
         return model
 
     def two_stage(self, candidates: int) -> Self:
-        """This coder with so many codes a note scored in full, those that the retriever names; 0: all."""
+        """This coder in two stages: retrieve this number of candidates per note, then score only them; 0: all codes."""
         model = copy(self)
         model.candidates = candidates if self.retriever else 0
         return model
@@ -94,14 +94,14 @@ class DualLaat(NeuralModel):
         return self.net.logits(batch, self._chosen(batch))
 
     def batch_attention(self, batch: Batch) -> Tensor:
-        """The weights (B, L, T) that the labels of a batch lay on its tokens."""
+        """The attention weights (B, L, T) of the labels of a batch over its tokens."""
         return self.net.attention(batch, self._chosen(batch))
 
     def _chosen(self, batch: Batch) -> Tensor:
         return self.queries if batch.labels is None else self.queries[:, batch.labels.to(self.device)]
 
     def extra_config(self) -> dict[str, Any]:
-        """What model.json holds besides."""
+        """Embedding size, descriptions and number of candidates."""
         return {
             "size": self.net.embedding.embedding_dim,
             "descriptions": self.descriptions,
@@ -109,17 +109,17 @@ class DualLaat(NeuralModel):
         }
 
     def load_extra_config(self, config: dict[str, Any]) -> None:
-        """Takes over what `extra_config` returned."""
+        """Restores what `extra_config` returned."""
         self.descriptions = config["descriptions"]
         self.candidates = config["candidates"]
 
     def extra_tensors(self) -> dict[str, Tensor]:
-        """What model.safetensors holds besides: the retriever."""
+        """The arrays of the retriever."""
         arrays = self.retriever.arrays() if self.retriever else {}
         return {_RETRIEVER + name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
     def load_extra_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Takes over what `extra_tensors` returned."""
+        """Restores what `extra_tensors` returned."""
         found = {n.removeprefix(_RETRIEVER): t.numpy() for n, t in tensors.items() if n.startswith(_RETRIEVER)}
         self.retriever = CandidateRetriever.from_arrays(found) if found else None
 

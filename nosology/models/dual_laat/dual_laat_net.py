@@ -1,4 +1,4 @@
-"""DualLAAT as a network (paper 001, appendix B): notes and code descriptions are read by one encoder each."""
+"""The net of DualLAAT (Liu and Nguyen 2025, appendix B): one encoder for notes and one for code descriptions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from nosology.models.dual_laat.dual_laat_settings import DualLaatSettings
 from nosology.training.data_loader import Batch, token_mask
 
 _CODES = 4096  # descriptions encoded at a time
-_SIDE = 0.3  # how much of a word's neighbours is in its state, where a code begins by looking for its own words
-_SHARP = 4.0  # and how much more a token weighs that is the description itself
+_SIDE = 0.3  # initial weight of neighbouring words in a convolution, with tied initialization
+_SHARP = 4.0  # initial scale of the projections: how sharp the first attention is
 
 
 class DualLaatNet(nn.Module):
@@ -42,11 +42,11 @@ class DualLaatNet(nn.Module):
 
     @torch.no_grad()
     def _tie_initialization(self) -> None:
-        """Lets notes and descriptions be read alike at first, so that a code looks for the words it is described by.
+        """Gives both encoders the same initial weights, so that each code attends to the words of its description.
 
-        With weights of their own, as in the paper, the two readings have to find each other first, for which a few
-        hundred notes are too few. A convolution begins as a random turn of the word itself with a little of its
-        neighbours, for word vectors of length 1; scores are as wide apart at any width.
+        With independent weights, as in the paper, both encoders must first be aligned by training, and a few hundred
+        notes are too few for that. A convolution starts as a random rotation of the word vector with a small part of
+        its neighbours. The scale of the scores does not depend on the width.
         """
         if isinstance(self.text_encoder, ConvEncoder):
             weight, middle = self.text_encoder.conv.weight, self.text_encoder.left_padding
@@ -62,7 +62,7 @@ class DualLaatNet(nn.Module):
 
     @torch.no_grad()
     def initialize_bias(self, rate: float) -> None:
-        """Lets the untrained net give every code this probability: few of the codes asked about are ever true."""
+        """Sets the output bias so that the untrained net predicts this rate: most labels of a note are negative."""
         self.classifier[-1].bias.fill_(math.log(rate / (1 - rate)))
 
     def forward(self, batch: Batch) -> Tensor:
@@ -75,7 +75,7 @@ class DualLaatNet(nn.Module):
 
     @torch.no_grad()
     def logits(self, batch: Batch, queries: Tensor | None = None) -> Tensor:
-        """Logits (B, L) for the batch's labels, for all where it names none, or for queries (M, L, P) made before."""
+        """Logits (B, L) for the labels of the batch (None: all), or for given queries (M, L, P)."""
         if queries is None:
             wanted = self.descriptions if batch.labels is None else self.descriptions[batch.labels]
             queries = self.all_queries(wanted)
@@ -118,12 +118,12 @@ class DualLaatNet(nn.Module):
 
     @torch.no_grad()
     def all_queries(self, descriptions: Tensor) -> Tensor:
-        """The same for many descriptions, a part at a time."""
+        """Queries of many descriptions, computed in parts."""
         parts = [self.queries(part) for part in descriptions.split(_CODES)]
         return torch.cat(parts, dim=1)
 
     def _attended(self, batch: Batch, states: Tensor) -> Tensor:
-        """How many of the states of each note (B,) a code may look at."""
+        """How many of the states of each note (B,) a code may attend to."""
         return torch.full_like(batch.lengths, states.shape[1]) if self.settings.reference_padding else batch.lengths
 
     def _head(self) -> DualHead:
@@ -145,7 +145,7 @@ def _encoder(settings: DualLaatSettings, size: int) -> ConvEncoder | RecurrentEn
 
 
 def _pooled(encoder: ConvEncoder | RecurrentEncoder, x: Tensor, lengths: Tensor) -> Tensor:
-    """One vector a code (L, D): the final states of both directions, or the maximum over the words."""
+    """One vector per code (L, D): the final states of both directions, or the maximum over the words."""
     if isinstance(encoder, RecurrentEncoder):
         return encoder.last(x, lengths)
     states = encoder(x, lengths)

@@ -9,7 +9,7 @@ from pydantic import Field
 from nosology.core.settings import Settings
 from nosology.training.recipe_settings import Recipe, TrainerSettings, WordVectorSettings
 
-_MANY = 5000  # train notes from which on a model of full size pays
+_MANY = 5000  # train notes from which a model of full size is better
 
 
 class DualLaatSettings(Settings):
@@ -18,16 +18,14 @@ class DualLaatSettings(Settings):
     renamed: ClassVar[dict[str, str]] = {"alike": "tie_initialization", "literal": "reference_padding"}
 
     encoder: Literal["gru", "conv"] = "gru"
-    width: int = Field(0, ge=0)  # gru: hidden units a direction; conv: filters; 0: by the number of notes
+    width: int = Field(0, ge=0)  # gru: hidden units per direction; conv: filters; 0: by the number of notes
     kernel: int = Field(10, ge=1)  # conv alone
     heads: int = Field(4, ge=1)
     dropout: float = Field(0.3, ge=0, lt=1)  # of word vectors
     max_description: int = Field(48, ge=1)  # words
     labels: int = Field(0, ge=0)  # codes a batch is scored against: its own and sampled others; 0: by the notes
     chunk: int = Field(8, ge=1)  # notes whose attention is in memory at once; changes memory and speed alone
-    tie_initialization: bool = (
-        False  # notes and descriptions are read alike at first: a code looks for its own words; for few notes
-    )
+    tie_initialization: bool = False  # both encoders start with equal weights; better with few notes
     reference_padding: bool = False  # as the authors' program: pads take part
 
     def resolved(self, notes: int) -> DualLaatSettings:
@@ -39,13 +37,13 @@ class DualLaatSettings(Settings):
 
 
 class TwoStageSettings(Settings):
-    """A cheap scorer proposes codes, the model itself scores only those."""
+    """Two-stage inference: a cheap scorer retrieves candidate codes, and the net scores only those."""
 
-    candidates: int = Field(0, ge=0)  # codes a note; 0: every code is scored in full
+    candidates: int = Field(0, ge=0)  # codes per note; 0: the net scores all codes
 
 
 class DualLaatRecipe(Recipe):
-    """What a recipe of kind `dual_laat` may say."""
+    """A recipe of kind `dual_laat`."""
 
     kind: Literal["dual_laat"] = "dual_laat"
     vectors: WordVectorSettings = WordVectorSettings()

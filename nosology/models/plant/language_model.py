@@ -1,4 +1,4 @@
-"""A language model: an AWD-LSTM that says the next word, with the words' own vectors as its last layer."""
+"""A language model: an AWD-LSTM that predicts the next word, with tied input and output embeddings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nosology.encoders.word_encoders import AwdLstm, LstmState, detach_state, lo
 
 
 class LanguageModel(nn.Module):
-    """What it read last is kept in buffers, so that a checkpoint holds it and a text goes on over its windows."""
+    """An AWD-LSTM with an output layer. Buffers have its last state, for checkpoints and for the next window."""
 
     def __init__(self, encoder: AwdLstm, streams: int):
         super().__init__()
@@ -81,10 +81,10 @@ class _Loss(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx, slope):
+    def backward(ctx, grad_output):
         d_x, d_words = ctx.saved_tensors
-        of_states = d_x[:, : ctx.size] * slope.to(d_x.dtype)
-        of_vectors, of_bias = d_words[:, : ctx.size] * slope, d_words[:, ctx.size] * slope
+        of_states = d_x[:, : ctx.size] * grad_output.to(d_x.dtype)
+        of_vectors, of_bias = d_words[:, : ctx.size] * grad_output, d_words[:, ctx.size] * grad_output
         return of_states, of_vectors.to(ctx.kinds[0]), of_bias.to(ctx.kinds[1]), None, None
 
 

@@ -1,4 +1,4 @@
-"""PLANT as a coder: one direction of reading, or the mean of both."""
+"""The model of kind `plant`: one reading direction, or the mean of both."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class PlantNets(nn.Module):
         return yes - no
 
     def attention(self, batch: Batch) -> Tensor:
-        """The mean of the weights (B, L, T) that the nets lay on the tokens."""
+        """The attention weights (B, L, T), mean over the nets."""
         return torch.stack([net.attention(batch) for net in self.nets]).mean(0)
 
 
 @dataclass
 class Plant(NeuralModel):
-    """PLANT; `relevance` holds the words that tell each code."""
+    """PLANT; `relevance` has the most informative words of each code."""
 
     relevance: Relevance | None = None
     ranker: RankerSettings = field(default_factory=RankerSettings)
@@ -65,7 +65,7 @@ class Plant(NeuralModel):
         ranker: RankerSettings,
         relevance: Relevance,
     ) -> Plant:
-        """A coder whose weights are still to be learned."""
+        """An untrained model."""
         nets = [
             PlantNet(settings, ranker, len(tokenizer.vocabulary), len(labels), relevance, backward)
             for backward in directions(settings)
@@ -88,19 +88,19 @@ class Plant(NeuralModel):
         return PlantNets([PlantNet(settings, ranker, words, len(labels), None, back) for back in directions(settings)])
 
     def extra_config(self) -> dict[str, Any]:
-        """What model.json holds besides."""
+        """The settings of the ranker."""
         return {"ranker": self.ranker.model_dump(mode="json")}
 
     def load_extra_config(self, config: dict[str, Any]) -> None:
-        """Takes over what `extra_config` returned."""
+        """Restores what `extra_config` returned."""
         self.ranker = RankerSettings.model_validate(config["ranker"])
 
     def extra_tensors(self) -> dict[str, Tensor]:
-        """What model.safetensors holds besides: the relevance of words."""
+        """The relevance of words."""
         return {_RELEVANCE + name: torch.from_numpy(array) for name, array in self.relevance.arrays().items()}
 
     def load_extra_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Takes over what `extra_tensors` returned."""
+        """Restores what `extra_tensors` returned."""
         found = {n.removeprefix(_RELEVANCE): t.numpy() for n, t in tensors.items() if n.startswith(_RELEVANCE)}
         self.relevance = Relevance.from_arrays(found)
         for net in self.net.nets:
@@ -108,5 +108,5 @@ class Plant(NeuralModel):
 
 
 def directions(settings: PlantSettings) -> list[bool]:
-    """Whether each net of a coder reads from the end."""
+    """One value per net: whether it reads notes backward."""
     return {"forward": [False], "backward": [True], "both": [False, True]}[settings.direction]

@@ -1,4 +1,4 @@
-"""PLANT: an AWD-LSTM reads a note; each label looks where it has learned to and where it was told to (paper 003)."""
+"""The net of PLANT: an AWD-LSTM encoder, and learned, static and planted attention (PLANT, see REFERENCES.md)."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from nosology.models.plant.plant_settings import PlantSettings, RankerSettings
 from nosology.models.plant.relevance import Relevance
 from nosology.training.data_loader import Batch, token_mask
 
-_OWN = 0.3  # deviation of words' own vectors at the beginning
-_LONG = 2048  # tokens of a note, where `chunk` says how many are learned from at once
-_INSIDE = 4096  # labels whose attention is in memory at once where a note is only to be coded,
-_POSITIONS = 16_384  # over so many tokens of all notes: a GPU reads in wider windows than it has to
-_KEPT = 1 << 26  # tokens of labels and notes that inattention keeps from window to window
+_OWN = 0.3  # initial standard deviation of the ranker's word vectors
+_LONG = 2048  # tokens of a note; `chunk` is the number of such notes per chunk of the loss
+_INSIDE = 4096  # labels whose attention is in memory at once during inference
+_POSITIONS = 16_384  # tokens of all notes per window on a GPU: wider windows are faster
+_KEPT = 1 << 26  # notes x labels x tokens that inattention carries from window to window
 
 
 class Ranker(nn.Module):
-    """f(label, word): how far up a label's list a word belongs (equation 2).
+    """f(label, word): the rank score of a word for a label (equation 2).
 
-    A word is known by its vector in the language model and by one of its own: the first says what words are alike, and
-    without the second the ranker could not tell apart words that the language model takes for alike.
+    A word has its vector of the language model and a vector of the ranker. Similar words share information through the
+    first; the second separates words whose vectors in the language model are nearly equal.
     """
 
     def __init__(self, settings: RankerSettings, size: int, words: int, labels: int):
@@ -49,10 +49,10 @@ class Ranker(nn.Module):
         self.weights = nn.Parameter(torch.randn(wide) / wide**0.5)
 
     def forward(self, words: Tensor, vectors: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Scores (L, W), float32, of labels, all where none are named, with words (W,) that have vectors (W, E).
+        """Scores (L, W), float32, of labels (None: all) with words (W,) that have vectors (W, E).
 
-        Where nothing is learned they are computed in float64: the kept tokens of two words with nearly equal scores
-        must not depend on what else is in the batch, and the rounding of a matrix product does.
+        Outside of training they are computed in float64. The choice between two words with nearly equal scores must not
+        depend on the other notes of the batch, but the rounding of a matrix product in float32 does.
         """
         kind = torch.float32 if self.training else torch.float64
         own = (self.labels if labels is None else self.labels[labels]).to(kind)
@@ -65,7 +65,7 @@ class Ranker(nn.Module):
 
 
 class StaticRelevance(nn.Module):
-    """The relevance of words for labels, by word and on the net's device."""
+    """The relevance of words for labels as buffers on the device of the net, sorted by word."""
 
     def __init__(self, relevance: Relevance):
         super().__init__()
@@ -77,7 +77,7 @@ class StaticRelevance(nn.Module):
             )
 
     def forward(self, words: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Scores (L, W), float32, of labels, all where none are named, with words (W,)."""
+        """Scores (L, W), float32, of labels (None: all) with words (W,)."""
         first, counts = self.bounds[words], self.bounds[words + 1] - self.bounds[words]
         column = torch.arange(len(words), device=words.device).repeat_interleave(counts)
         entry = torch.arange(len(column), device=words.device) + (first - counts.cumsum(0) + counts)[column]
@@ -114,11 +114,11 @@ class PlantNet(nn.Module):
             self.set_relevance(relevance)
 
     def set_relevance(self, relevance: Relevance) -> None:
-        """Takes over which words tell the labels."""
+        """Sets the scores of static attention."""
         self.static_relevance = StaticRelevance(relevance).to(self.bias.device) if self.settings.static else None
 
     def groups(self) -> list[tuple[str, list[nn.Parameter]]]:
-        """The parts of the net, the last first: the order in which they begin to learn."""
+        """The parts of the net, the last first: the order in which gradual unfreezing starts to train them."""
         parts = [("decoder", [self.queries, self.weights, self.bias])]
         if self.ranker is not None:
             parts.append(("ranker", list(self.ranker.parameters())))
@@ -144,7 +144,7 @@ class PlantNet(nn.Module):
         )
 
     def _states(self, tokens: Tensor, batch: Batch) -> Tensor:
-        """States (B, T, D) to learn from. An encoder that does not learn drops nothing and reads each note once."""
+        """States (B, T, D) for training. States of a frozen encoder are computed once per note, without dropout."""
         if any(parameter.requires_grad for parameter in self.encoder.parameters()):
             self.cache.clear()
             return self.encoder(tokens)[0]
@@ -160,18 +160,18 @@ class PlantNet(nn.Module):
         return self.cache.states(batch.notes, batch.lengths, tokens.shape[1], encode)
 
     def _some(self, labels: Tensor | None) -> Tensor | None:
-        """The labels, None where they are all there are: then nothing has to be picked out."""
+        """The labels; None if they are all labels, which saves an indexing operation."""
         every = labels is None or (len(labels) == len(self.bias) and torch.equal(labels, torch.arange(len(self.bias))))
         return None if every else labels
 
     def logits(self, batch: Batch) -> Tensor:
-        """Logits (B, L), window by window: what is in memory does not grow with the notes' lengths."""
+        """Logits (B, L), computed window by window: memory does not grow with the length of the notes."""
         chosen = batch.labels if batch.labels is not None else torch.arange(len(self.bias))
         wide = max(_INSIDE, _KEPT // (len(batch.tokens) * max(1, self.settings.inattention)))
         return torch.cat([self._read(batch, labels.split(_INSIDE)) for labels in chosen.split(wide)], dim=1)
 
     def _read(self, batch: Batch, parts: Sequence[Tensor]) -> Tensor:
-        """Logits (B, L) of parts of the labels, which look at a window one after the other: it is read once."""
+        """Logits (B, L) of parts of the labels; each window is encoded once for all parts."""
         tokens, state = self._reverse(batch.tokens, batch.lengths), None
         decoders = [self._decoder(labels) for labels in parts]
         seen = [AttentionState.empty(len(tokens), len(labels), 0, self.bias) for labels in parts]
@@ -189,7 +189,7 @@ class PlantNet(nn.Module):
         )
 
     def attention(self, batch: Batch) -> Tensor:
-        """The weights (B, L, T) of each label over the tokens: learned, static and planted, made to sum to 1."""
+        """The weights (B, L, T) of each label over the tokens: learned, static and planted, normalized to sum 1."""
         tokens = self._reverse(batch.tokens, batch.lengths)
         states, _ = self.encoder(tokens)
         inside = token_mask(batch.lengths, tokens.shape[1], tokens.device)[:, None]
@@ -204,7 +204,7 @@ class PlantNet(nn.Module):
         return self._reverse_back(weights, batch.lengths)
 
     def _kept(self, scores: Tensor, inside: Tensor) -> Tensor:
-        """The softmax over the tokens that the ranker's attention keeps, as the net has it."""
+        """The softmax over the tokens that the attention of the ranker keeps."""
         kept = top_k_mask(scores, inside, self.settings.inattention)
         others = 0.0 if self.settings.literal_zero else -torch.inf
         scores = scores.masked_fill(~kept, others).masked_fill(~inside, -torch.inf)
@@ -217,7 +217,7 @@ class PlantNet(nn.Module):
         return LabelDecoder(self.queries[labels], self.weights[labels], self.bias[labels])
 
     def _planted(self, tokens: Tensor, labels: Tensor | None) -> tuple[PlantedScores, Tensor]:
-        """What labels are told about the different words of tokens (B, T), and which of them each token is (B, T)."""
+        """The planted scores of the distinct words of tokens (B, T), and the index of the word of each token (B, T)."""
         words, places = torch.unique(tokens, return_inverse=True)
         chosen = None if labels is None else labels.to(tokens.device)
         static = self.static_relevance(words, chosen) if self.static_relevance is not None else None
@@ -225,7 +225,7 @@ class PlantNet(nn.Module):
         return PlantedScores(static, scores, self.settings.inattention), places
 
     def _reverse(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """The notes, read from their ends where this is the backward direction."""
+        """The notes, reversed if this net reads backward."""
         if not self.backward_reading:
             return tokens
         return tokens.gather(1, self._places(tokens, lengths))
@@ -238,17 +238,17 @@ class PlantNet(nn.Module):
 
     @staticmethod
     def _places(tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Where each token (B, T) of a note turned round stands; pads stay where they are."""
+        """The positions (B, T) of the tokens of reversed notes; padding keeps its position."""
         place = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[0], -1)
         end = lengths.to(tokens.device)[:, None]
         return torch.where(place < end, end - 1 - place, place)
 
 
-_FREE = 0.5  # of the memory that a GPU has free when the first state is kept; the rest is for the training
+_FREE = 0.5  # of the free GPU memory at the first cached state; the rest is for training
 
 
 class CachedNoteStates:
-    """States by note, on the device they are used on; a note that would pass the limit is read again each time."""
+    """Cached encoder states by note, on the device of the encoder. Notes beyond the memory limit are not cached."""
 
     def __init__(self, limit_gb: float):
         self.limit = int(limit_gb * 2**30)
@@ -257,9 +257,9 @@ class CachedNoteStates:
         self._states: dict[int, Tensor] = {}
 
     def states(self, notes: Tensor, lengths: Tensor, width: int, read: Callable[[list[int]], Tensor]) -> Tensor:
-        """States (B, T, D) of notes (B,), as they are kept or as `read` gives those of the rows that are not.
+        """States (B, T, D) of notes (B,), from the cache or, for rows that are not cached, from `read`.
 
-        lengths: (B,), on the CPU; width: T. What stands at pads is not the same in both cases.
+        lengths: (B,), on the CPU; width: T. The values at padding are undefined.
         """
         kept = [self._states.get(name) for name in notes.tolist()]
         missing = [row for row, state in enumerate(kept) if state is None]
@@ -276,7 +276,7 @@ class CachedNoteStates:
         return whole
 
     def clear(self) -> None:
-        """Forgets all: the encoder has begun to learn, or all is learned."""
+        """Empties the cache: the encoder is trained now, or the training has ended."""
         self._states.clear()
         self.bytes = 0
 

@@ -1,8 +1,8 @@
-"""PLANT's way from notes to a coder: language model, mutual information, ranker, planted classifier.
+"""Training of PLANT (PLANT, see REFERENCES.md) in four stages: language model, mutual information, ranker, classifier.
 
-Every stage sees train notes alone; dev notes are for choosing the classifier's epoch, calibration and threshold. What a
-stage has made is kept in the run folder, or in one that the recipe names, under a fingerprint of all that it was made
-of, so that a run that was stopped, or another one with the same beginning, goes on from there.
+Every stage uses train notes only. Dev notes are for the epoch of the classifier, calibration and threshold. The result
+of a stage is stored in the run folder, or in a folder that the recipe names, with a fingerprint of its inputs. A run
+that was stopped, or another run with the same first stages, resumes from there.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ from nosology.training.examples import Examples, codes_in_systems, label_space
 from nosology.training.run_folder import REFIT, fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit
 
-WORDS = "language_words.txt"  # of a language model, one a line, in the order of its vectors
-NEVER = 1 << 60  # the epoch with which a part begins that does not learn
-_WITHOUT_EFFECT = {  # settings of the language model's loop that change no weight: it has windows for micro-batches, and no dev
+WORDS = "language_words.txt"  # of a language model, one per line, in the order of its vectors
+NEVER = 1 << 60  # the first epoch of a part that is never trained
+# Settings of the language model's training loop that change no weight: it has windows and no dev notes.
+_WITHOUT_EFFECT = {
     *("checkpoint_minutes", "log_steps", "micro_tokens", "micro_batches"),
     *("patience", "monitor", "validation_notes"),
 }
@@ -47,7 +48,7 @@ _WITHOUT_EFFECT = {  # settings of the language model's loop that change no weig
 
 @dataclass(frozen=True)
 class PlantPipeline:
-    """The stages of one training set; each is made when it is asked for, or read if it was made before."""
+    """The training stages of one set of notes. Each is computed at its first use, or read from the cache."""
 
     recipe: PlantRecipe
     notes: Notes
@@ -60,7 +61,7 @@ class PlantPipeline:
     def of(
         recipe: PlantRecipe, examples: Examples, folder: Path, stages: StageCache | None = None, *, coded: bool = True
     ) -> PlantPipeline:
-        """The pipeline of some train notes; coded: their codes are learned, else there is a language model alone.
+        """The pipeline of train notes; coded: whether they have codes, else only the language model can be trained.
 
         stages: where the tensors of the stages are stored; default: the folder that the recipe names, or `folder`.
         """
@@ -74,7 +75,7 @@ class PlantPipeline:
         return PlantPipeline(recipe, notes, labels, tokenizer, folder, stages or _stages(recipe, examples, folder))
 
     def language(self, backward: bool) -> AwdLstm:
-        """The encoder that has learned to say the next word of the train notes."""
+        """The encoder of a language model that was trained on the train notes."""
         recipe, name = self.recipe, "backward" if backward else "forward"
         settings = recipe.language
         torch.manual_seed(recipe.seed)
@@ -102,9 +103,9 @@ class PlantPipeline:
                     title=f"language model, {name}",
                 )
             )
-            with atomic_file(self.stages.folder / WORDS) as aside:  # for a `language.words` of other notes
+            with atomic_file(self.stages.folder / WORDS) as temporary:  # for a `language.words` of other notes
                 lines = "".join(f"{word}\n" for word in ("xxpad", "xxunk", *self.tokenizer.vocabulary.words))
-                aside.write_text(lines, encoding="utf-8")
+                temporary.write_text(lines, encoding="utf-8")
             return {key: value.detach().cpu() for key, value in net.encoder.state_dict().items()}
 
         encoder.load_state_dict(
@@ -113,18 +114,18 @@ class PlantPipeline:
         return encoder
 
     def _language_inputs(self, backward: bool) -> list:
-        """What a language model is made of besides the notes; which codes are to be learned is no matter to it."""
+        """The inputs of a language model besides the notes; the codes are not among them."""
         shape, settings = self.recipe.model, self.recipe.language
         language = _canonical(settings).model_dump(mode="json", exclude={"weights", "words", "backward_weights"})
         files = [file_hash(path) for path in (_published_weights(settings, backward), settings.words)]
         return [language, files, shape.size, shape.hidden, shape.layers]
 
     def _relevance_inputs(self) -> list:
-        """The same for the relevance of words."""
+        """The inputs of the relevance of words besides the notes."""
         return [part.model_dump(mode="json") for part in (self.recipe.labels, self.recipe.relevance)]
 
     def relevance(self) -> Relevance:
-        """The words that tell each code."""
+        """The words that are informative about each code."""
         settings = self.recipe.relevance
 
         def compute(fingerprint: str) -> dict[str, Tensor]:
@@ -135,7 +136,7 @@ class PlantPipeline:
         return Relevance.from_arrays({name: value.numpy() for name, value in tensors.items()})
 
     def _presence(self) -> sparse.csr_matrix:
-        """Which words each note has: 0/1 (B, V); pads and unknown words are none."""
+        """The words of each note: 0/1 (B, V), without padding and unknown words."""
         rows = [np.unique(read.ids[read.ids >= SPECIALS]) for read in self.notes.reads]
         bounds = np.cumsum([0, *map(len, rows)])
         columns = np.concatenate(rows) if rows else np.empty(0, np.int32)
@@ -143,7 +144,7 @@ class PlantPipeline:
         return sparse.csr_matrix((np.ones(len(columns), np.int8), columns, bounds), shape=shape)
 
     def net(self, backward: bool) -> PlantNet:
-        """The net of a direction before the classifier is trained: encoder and ranker have learned."""
+        """The net of a direction with a trained encoder and ranker, and an untrained classifier."""
         recipe, relevance = self.recipe, self.relevance()
         encoder = self.language(backward)
         torch.manual_seed(recipe.seed + 1)
@@ -159,12 +160,12 @@ class PlantPipeline:
         return net
 
     def train_ranker(self, backward: bool) -> float:
-        """The nDCG@k that the ranker of a direction has reached on the train notes' own words; 0 if there is none."""
+        """The nDCG@k of the ranker of a direction on the words of the train notes; 0 if there is no ranker."""
         net = self.net(backward)
         return self._rank(net, self.relevance(), backward) if net.ranker is not None else 0.0
 
     def _rank(self, net: PlantNet, relevance: Relevance, backward: bool) -> float:
-        """The nDCG@k of the ranker, once it has learned."""
+        """The nDCG@k of the ranker after its training."""
         recipe, name = self.recipe, "backward" if backward else "forward"
         vectors = net.encoder.encoder.weight.detach()
         with torch.no_grad():
@@ -189,7 +190,7 @@ class PlantPipeline:
         return reached
 
     def _description_vectors(self, vectors: Tensor) -> Tensor:
-        """The first vectors (L, E) of labels: the means of their descriptions' words."""
+        """The initial vectors (L, E) of labels: the mean of the word vectors of each description."""
         rows = []
         for code in self.labels.codes:
             ids = self.tokenizer.description_ids(label_description(code))
@@ -199,25 +200,25 @@ class PlantPipeline:
 
 
 def _stages(recipe: PlantRecipe, examples: Examples, folder: Path) -> StageCache:
-    """The stages of examples: in the run folder, or where the recipe says, apart from those of other notes."""
+    """The stage cache of examples: in the run folder, or in a subfolder of the folder in the recipe."""
     parts = {"seed": recipe.seed, "holdout": recipe.holdout, "words": recipe.words}
     common = fingerprint(PlantRecipe(**parts, model=PlantSettings(max_words=recipe.model.max_words)), examples)
     return StageCache(Path(recipe.stages) / common[:16] if recipe.stages else folder, common)
 
 
 def _canonical(settings: LanguageSettings) -> LanguageSettings:
-    """The settings with the usual value of each that changes no weight: stages of any other are the same."""
+    """The settings with the default of each that changes no weight, so that equal stages have equal fingerprints."""
     usual = LanguageSettings().training.model_dump(include=_WITHOUT_EFFECT)
     return settings.model_copy(update={"training": settings.training.model_copy(update=usual)})
 
 
 def _published_weights(settings: LanguageSettings, backward: bool) -> str:
-    """The file of weights that a direction begins with; empty: none."""
+    """The file of initial weights of a direction; empty: none."""
     return (backward and settings.backward_weights) or settings.weights
 
 
 class PlantTrainer(CalibratedTrainer[PlantRecipe, Plant]):
-    """Trains PLANT stage by stage; `folder` keeps the result of each stage. stages: see `PlantPipeline.of`."""
+    """Trains PLANT stage by stage; `folder` stores the result of each stage. stages: see `PlantPipeline.of`."""
 
     def __init__(self, recipe: PlantRecipe, folder: Path, stages: StageCache | None = None):
         super().__init__(recipe, folder)
@@ -244,14 +245,14 @@ class PlantTrainer(CalibratedTrainer[PlantRecipe, Plant]):
 def train_classifiers(
     recipe: PlantRecipe, train_notes: Examples, dev_notes: Examples, folder: Path
 ) -> dict[str, TrainingResult]:
-    """How the classifier of each direction went; `PlantTrainer` finds them in the folder."""
+    """The training result of the classifier of each direction; `PlantTrainer` reads the classifiers from the folder."""
     pipeline = PlantPipeline.of(recipe, train_notes, folder)
     dev = Notes.of(dev_notes, recipe.labels, pipeline.tokenizer, pipeline.labels)
     return _classifiers(pipeline, dev, _classifier_fingerprint(recipe, train_notes, dev_notes), {})[1]
 
 
 def _classifier_fingerprint(recipe: PlantRecipe, *examples: Examples) -> str:
-    """The fingerprint of a classifier but for its direction: both can be trained apart."""
+    """The fingerprint of a classifier without its direction: both directions can be trained separately."""
     model = recipe.model.model_copy(update={"direction": "both"})
     language = _canonical(recipe.language)
     files = {name: file_hash(getattr(language, name)) for name in ("weights", "words", "backward_weights")}
@@ -262,7 +263,7 @@ def _classifier_fingerprint(recipe: PlantRecipe, *examples: Examples) -> str:
 def _classifiers(
     pipeline: PlantPipeline, dev: Notes | None, fingerprint: str, before: dict[str, TrainingResult]
 ) -> tuple[Plant, dict[str, TrainingResult]]:
-    """The coder with all its directions trained; before: how each went before, where it is trained anew."""
+    """The coder with all directions trained; before: the results of an earlier training, for a refit."""
     recipe, fitted = pipeline.recipe, {}
     counts = np.asarray(pipeline.notes.gold.sum(0)).ravel().astype(np.int64)
     model = Plant.of(pipeline.labels, counts, pipeline.tokenizer, recipe.model, recipe.ranker, pipeline.relevance())
@@ -293,7 +294,7 @@ def _classifiers(
 
 
 def parameter_groups(net: PlantNet, rates: RateSettings) -> list[ParameterGroup]:
-    """The parts of a net, the last first, each with its pace and the epoch it begins with."""
+    """The parameter groups of a net, the last layer first, each with its learning-rate factor and first epoch."""
     found, below = [], 0
     for number, (name, parameters) in enumerate(net.groups()):
         rate = getattr(rates, name)

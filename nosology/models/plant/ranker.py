@@ -1,4 +1,4 @@
-"""The ranker of PLANT learns which words tell a code, from mutual information (paper 003, section 3.1)."""
+"""Training of the ranker of PLANT with LambdaRank on mutual information (PLANT, see REFERENCES.md, section 3.1)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Lists:
 
     labels: Tensor  # (B,)
     words: Tensor  # (B, N)
-    grades: Tensor  # (B, N) float32: how telling; 0: not at all
+    grades: Tensor  # (B, N) float32: grade of relevance; 0: not relevant
 
     def to(self, device: torch.device | str) -> Lists:
         """The lists on a device."""
@@ -51,7 +51,7 @@ class RankerNet(nn.Module):
 
 
 def grades(relevance: Relevance, label: int, levels: int) -> tuple[np.ndarray, np.ndarray]:
-    """The words that tell a label, and how telling each is: the first part of them `levels`, the last 1."""
+    """The relevant words of a label and their grades: `levels` for the first part of the words, 1 for the last."""
     words, _ = relevance.best(label)
     parts = np.array_split(np.arange(len(words)), levels)
     grade = np.concatenate([np.full(len(part), levels - i, np.float32) for i, part in enumerate(parts)])
@@ -72,17 +72,17 @@ def train_ranker(
 
     A list has half its words of those that tell the label, drawn evenly over the grades, and half of all others.
     """
-    told = [label for label in range(len(relevance)) if relevance.bounds[label + 1] > relevance.bounds[label]]
+    ranked_labels = [label for label in range(len(relevance)) if relevance.bounds[label + 1] > relevance.bounds[label]]
     net = RankerNet(ranker, vectors, settings.k)
-    if told and settings.epochs:
-        asked = np.tile(told, passes(settings, len(told)))  # the labels of an epoch
+    if ranked_labels and settings.epochs:
+        epoch_labels = np.tile(ranked_labels, passes(settings, len(ranked_labels)))  # the labels of an epoch
         fit(
             TrainingRun(
                 net,
                 _loop(settings),
-                lengths=np.ones(len(asked), np.int64),
-                groups=np.zeros(len(asked), np.int64),
-                prepare_step=lambda rows, rng: draw_lists(relevance, asked[rows], settings, len(vectors), rng),
+                lengths=np.ones(len(epoch_labels), np.int64),
+                groups=np.zeros(len(epoch_labels), np.int64),
+                prepare_step=lambda rows, rng: draw_lists(relevance, epoch_labels[rows], settings, len(vectors), rng),
                 make_batch=_some,
                 run_folder=folder,
                 fingerprint=fingerprint,
@@ -94,7 +94,7 @@ def train_ranker(
                 ],
             )
         )
-    return _mean_ndcg(net.cpu(), relevance, told, settings)
+    return _mean_ndcg(net.cpu(), relevance, ranked_labels, settings)
 
 
 def passes(settings: RankerSettings, labels: int) -> int:
@@ -125,31 +125,32 @@ def draw_lists(
     words = rng.integers(SPECIALS, size, (len(labels), settings.list))
     grade = np.zeros(words.shape, dtype=np.float32)
     for row, label in enumerate(labels):
-        own, given = grades(relevance, int(label), settings.levels)
+        own, word_grades = grades(relevance, int(label), settings.levels)
         chosen = rng.permutation(len(own))[: settings.list // 2]
-        words[row, : len(chosen)], grade[row, : len(chosen)] = own[chosen], given[chosen]
+        words[row, : len(chosen)], grade[row, : len(chosen)] = own[chosen], word_grades[chosen]
         others = words[row, len(chosen) :]
-        grade[row, len(chosen) :] = _grades_of(own, given, others)
+        grade[row, len(chosen) :] = _grades_of(own, word_grades, others)
     return labels, words, grade
 
 
-def _grades_of(own: np.ndarray, given: np.ndarray, words: np.ndarray) -> np.ndarray:
+def _grades_of(own: np.ndarray, word_grades: np.ndarray, words: np.ndarray) -> np.ndarray:
     """The grades of words (N,): those that tell the label have their own, all others 0."""
     order = np.argsort(own)
     place = np.searchsorted(own, words, sorter=order).clip(max=max(0, len(own) - 1))
     found = order[place]
-    return np.where(own[found] == words, given[found], np.float32(0))
+    return np.where(own[found] == words, word_grades[found], np.float32(0))
 
 
 @torch.no_grad()
-def _mean_ndcg(net: RankerNet, relevance: Relevance, told: list[int], settings: RankerSettings) -> float:
+def _mean_ndcg(net: RankerNet, relevance: Relevance, ranked_labels: list[int], settings: RankerSettings) -> float:
     """The mean nDCG@k over the labels of the order that the ranker gives to all words."""
     values, words = [], torch.arange(len(net.vectors))
     net.eval()
-    for label in told[:: max(1, len(told) // 500)]:  # of so many labels at most: each is a list of the whole vocabulary
-        own, given = grades(relevance, label, settings.levels)
+    step = max(1, len(ranked_labels) // 500)  # a sample of the labels: each list has the whole vocabulary
+    for label in ranked_labels[::step]:
+        own, word_grades = grades(relevance, label, settings.levels)
         grade = torch.zeros(1, len(net.vectors))
-        grade[0, own] = torch.from_numpy(given)
+        grade[0, own] = torch.from_numpy(word_grades)
         scores = net.ranker(words, net.vectors, torch.tensor([label]))
         values.append(float(ndcg(scores[:, SPECIALS:], grade[:, SPECIALS:], settings.k)))
     return float(np.mean(values)) if values else 0.0

@@ -1,4 +1,4 @@
-"""Which words tell a code: mutual information of their presence in train notes (paper 003, section 3.1)."""
+"""Mutual information of words and codes in train notes (PLANT, see REFERENCES.md, section 3.1)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CELLS = 12_000_000  # codes x words that are dense in memory at once
 
 @dataclass(frozen=True, eq=False)
 class Relevance:
-    """For each label its most telling words, strongest first: those of label j are from bounds[j] to bounds[j + 1]."""
+    """For each label its most informative words, best first. Those of label j are at bounds[j]:bounds[j + 1]."""
 
     bounds: np.ndarray  # (L + 1,) int64
     words: np.ndarray  # (N,) uint16 or uint32: token ids
@@ -26,8 +26,8 @@ class Relevance:
     def of(words: sparse.csr_matrix, codes: sparse.csr_matrix, kind: Kind = "normalised", top: int = 1000) -> Relevance:
         """The relevance of words for codes, from the notes that have them: 0/1 (B, V) and (B, L).
 
-        Only words that are more frequent with the code than without it count: a word that speaks against a code is
-        nothing to look at. Of equally telling words the one with the smaller number comes first.
+        Only words that are more frequent with the code than without it count: attention must not point at evidence
+        against a code. Of words with equal scores the one with the smaller id comes first.
         """
         if words.shape[0] != codes.shape[0]:
             raise ValueError(f"words and codes must be of the same notes; got {words.shape[0]} and {codes.shape[0]}")

