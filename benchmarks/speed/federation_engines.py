@@ -20,9 +20,9 @@ import torch
 from nosology.config import load_recipe
 from nosology.core import Code
 from nosology.federated.federation_settings import FederatedHeadsRecipe
+from nosology.federated.rounds.federated_site import FederatedSite
 from nosology.federated.rounds.federation_server import Report, run_federation
 from nosology.federated.rounds.federation_setup import embedder_key
-from nosology.federated.rounds.hospital_site import HospitalSite
 from nosology.federated.rounds.simulation import simulation_grid
 from nosology.federated.rounds.vectorized import run_vectorized
 from nosology.models.bundle import Bundle
@@ -33,7 +33,7 @@ RESULT = Path(__file__).parents[1] / "results" / "speed_federation_engines.json"
 CODES = [Code("icd10cm", f"{letter}{number:02d}") for letter in "ABCDEFGHIJK" for number in range(100)]
 
 
-def sites(number: int, notes: int, dim: int, labels: int, device: str) -> list[HospitalSite]:
+def sites(number: int, notes: int, dim: int, labels: int, device: str) -> list[FederatedSite]:
     """Sites whose codes follow from their vectors, with some dev notes."""
     directions = np.random.default_rng(0).normal(size=(dim, labels)).astype(np.float32) / np.sqrt(dim)
     hospitals = []
@@ -46,12 +46,12 @@ def sites(number: int, notes: int, dim: int, labels: int, device: str) -> list[H
             parts[split] = CodedVectors(vectors, [tuple(CODES[j] for j in np.flatnonzero(row)) for row in true])
         identity = {"model": "none", "dim": dim}
         hospitals.append(
-            HospitalSite(f"site-{i:02d}", identity, embedder_key(identity), parts, None, torch.device(device))
+            FederatedSite(f"site-{i:02d}", identity, embedder_key(identity), parts, None, torch.device(device))
         )
     return hospitals
 
 
-def run_flower(hospitals: list[HospitalSite], recipe: FederatedHeadsRecipe, out: Path, report: Report) -> Bundle:
+def run_flower(hospitals: list[FederatedSite], recipe: FederatedHeadsRecipe, out: Path, report: Report) -> Bundle:
     """The bundle of the Flower engine."""
     return run_federation(simulation_grid(hospitals), recipe, out, report=report).bundle
 
@@ -61,7 +61,7 @@ def largest_difference(first: dict, second: dict) -> float:
     return max(float(np.abs(np.asarray(first[name]) - np.asarray(second[name])).max()) for name in first)
 
 
-def graph_difference(site: HospitalSite, bundle: Bundle, recipe: FederatedHeadsRecipe) -> float:
+def graph_difference(site: FederatedSite, bundle: Bundle, recipe: FederatedHeadsRecipe) -> float:
     """The largest difference after a round at one site with and without CUDA graphs."""
     weights = {name: value.double().numpy() for name, value in bundle.model.net.state_dict().items()}
     graphed = site.train(weights, recipe, 1).weights

@@ -35,31 +35,16 @@ LOCAL_HOSTS = ("localhost", "127.0.0.1")  # how programs on the server's machine
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-@dataclass(frozen=True)
+@dataclass
 class ServerCredentials:
     """The files of a server, in one folder."""
 
     folder: Path
 
-    @property
-    def root(self) -> Path:
-        """The certificate of the authority; every site needs it."""
-        return self.folder / "root.pem"
-
-    @property
-    def authority_key(self) -> Path:
-        """The private key of the authority; only `nosology federate keys` needs it."""
-        return self.folder / "root.key"
-
-    @property
-    def certificate(self) -> Path:
-        """The certificate of the server."""
-        return self.folder / "server.pem"
-
-    @property
-    def key(self) -> Path:
-        """The private key of the server."""
-        return self.folder / "server.key"
+    def __post_init__(self) -> None:
+        self.root = self.folder / "root.pem"  # certificate of the authority; every site needs it
+        self.authority_key = self.folder / "root.key"  # only `nosology federate keys` needs it
+        self.certificate, self.key = self.folder / "server.pem", self.folder / "server.key"
 
     def check(self) -> ServerCredentials:
         """These credentials; DataError if a file is missing or a certificate has expired."""

@@ -13,15 +13,7 @@ from pathlib import Path
 import httpx
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.serde import fab_to_proto, user_config_to_proto
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    ListRunsRequest,
-    RegisterNodeRequest,
-    StartRunRequest,
-    StopRunRequest,
-    StreamLogsRequest,
-    UnregisterNodeRequest,
-)
+from flwr.proto import control_pb2 as control
 from flwr.supercore.constant import NodeStatus
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import FlowerError
@@ -98,7 +90,7 @@ class ControlClient:
     def is_up(self) -> bool:
         """Whether the SuperLink answers."""
         try:
-            self._client.ListRuns(ListRunsRequest(limit=1))
+            self._client.ListRuns(control.ListRunsRequest(limit=1))
         except (httpx.TransportError, httpx.HTTPStatusError):
             return False
         return True
@@ -106,12 +98,16 @@ class ControlClient:
     def register(self, sites: dict[str, bytes]) -> dict[str, int]:
         """The node of each site; registers these public keys and unregisters all others."""
         with self._errors("register the sites"):
-            known = {bytes(node.public_key): node for node in self._client.ListNodes(ListNodesRequest()).nodes_info}
+            known = {
+                bytes(node.public_key): node for node in self._client.ListNodes(control.ListNodesRequest()).nodes_info
+            }
             nodes = {}
             for site, key in sites.items():
                 node = known.pop(key, None)
                 if node is None:
-                    nodes[site] = self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=site)).node_id
+                    nodes[site] = self._client.RegisterNode(
+                        control.RegisterNodeRequest(public_key=key, name=site)
+                    ).node_id
                 elif node.status == NodeStatus.UNREGISTERED:  # Flower registers a key only once
                     raise FederationError(f"the key of {site} was removed before: the site needs a new one")
                 elif node.name != site:
@@ -120,27 +116,27 @@ class ControlClient:
                     nodes[site] = node.node_id
             for node in known.values():
                 if node.status != NodeStatus.UNREGISTERED:
-                    self._client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+                    self._client.UnregisterNode(control.UnregisterNodeRequest(node_id=node.node_id))
             return nodes
 
     def names(self) -> dict[int, str]:
         """The site of each registered node."""
         with self._errors("list its sites"):
-            nodes = self._client.ListNodes(ListNodesRequest()).nodes_info
+            nodes = self._client.ListNodes(control.ListNodesRequest()).nodes_info
             return {node.node_id: node.name for node in nodes if node.status != NodeStatus.UNREGISTERED}
 
     def start(self, config: Mapping[str, str], app: Path = APP) -> int:
         """The id of a new run of an app folder."""
         packed = build_fab_from_disk(app)
         fab = Fab(hashlib.sha256(packed).hexdigest(), packed, {})
-        request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto({**config}))
+        request = control.StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto({**config}))
         with self._errors("start a run"):
             return self._client.StartRun(request).run_id
 
     def status(self, run: int) -> RunStatus:
         """The status of a run."""
         with self._errors("return the status of the run"):
-            status = self._client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
+            status = self._client.ListRuns(control.ListRunsRequest(run_id=run)).run_dict[run].status
             return RunStatus(status.status, status.sub_status, status.details)
 
     def logs(self, run: int) -> Iterator[str]:
@@ -148,7 +144,7 @@ class ControlClient:
         rest, seen = "", 0.0
         while True:
             try:
-                for part in self._client.StreamLogs(StreamLogsRequest(run_id=run, after_timestamp=seen)):
+                for part in self._client.StreamLogs(control.StreamLogsRequest(run_id=run, after_timestamp=seen)):
                     *lines, rest = (rest + part.log_output).split("\n")
                     seen = max(seen, part.latest_timestamp)
                     yield from lines
@@ -167,12 +163,12 @@ class ControlClient:
     def stop(self, run: int) -> None:
         """Stops a run."""
         with self._errors("stop the run"):
-            self._client.StopRun(StopRunRequest(run_id=run))
+            self._client.StopRun(control.StopRunRequest(run_id=run))
 
     def stop_unfinished(self) -> int:
         """The number of unfinished runs, all of which are stopped."""
         with self._errors("list its runs"):
-            runs = self._client.ListRuns(ListRunsRequest()).run_dict
+            runs = self._client.ListRuns(control.ListRunsRequest()).run_dict
         unfinished = [run for run, info in runs.items() if info.status.status != "finished"]
         for run in unfinished:
             self.stop(run)
@@ -241,16 +237,16 @@ class SuperLinkServer:
 
     def register_sites(self, sites: dict[str, bytes], report: Report) -> None:
         """Accepts the sites with these public keys (PEM, by name) and no others, once the SuperLink is up."""
-        with ControlClient(self.local_address, self.credentials.root) as control:
-            wait_until(lambda: control.is_up or self.ended, START_TIMEOUT)
-            if self.ended or not control.is_up:
+        with ControlClient(self.local_address, self.credentials.root) as client:
+            wait_until(lambda: client.is_up or self.ended, START_TIMEOUT)
+            if self.ended or not client.is_up:
                 raise FederationError(
                     f"the SuperLink did not start on port {self.port}; its log, {self._process.log}, ends with:"
                     f" {self._process.log_tail()}"
                 )
-            if stopped := control.stop_unfinished():
+            if stopped := client.stop_unfinished():
                 report(f"{stopped} run(s) were active when the server ended: start them again to continue")
-            control.register(sites)
+            client.register(sites)
         for site, key in sites.items():
             report(f"site {site}: key {key_fingerprint(key)}")
 
@@ -260,17 +256,17 @@ def follow_run(server: str, root: Path, config: Mapping[str, str], report: Repor
 
     config: the run config of the ServerApp. Flower also calls a failed run finished, so the end is checked.
     """
-    with ControlClient(server, root) as control:
-        run = control.start({**config, "sites": json.dumps(control.names())})
+    with ControlClient(server, root) as client:
+        run = client.start({**config, "sites": json.dumps(client.names())})
         report(f"run {run} on {server}")
         try:
-            for line in _clean_log(control.logs(run)):
+            for line in _clean_log(client.logs(run)):
                 report(line)
-            wait_until(lambda: control.status(run).finished, 30.0, pause=0.5)
+            wait_until(lambda: client.status(run).finished, 30.0, pause=0.5)
         except KeyboardInterrupt:
-            control.stop(run)
+            client.stop(run)
             raise
-        status = control.status(run)
+        status = client.status(run)
         if not status.completed:
             details = " ".join(status.details.removeprefix("ServerApp failed with exception: ").split())
             end = status.end or status.status

@@ -36,18 +36,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from nosology.core import FederationError
-from nosology.federated.privacy.masking import (
-    SHARE_BYTES,
-    combine_shares,
-    decrypt,
-    derive_key,
-    encrypt,
-    generate_key_pair,
-    keystream,
-    public_key,
-    shared_secret,
-    split_secret,
-)
+from nosology.federated.privacy import masking
 
 MIN_SITES = 3  # of two sites each could subtract its own vector from the sum
 _KEY_KINDS = ("mask", "encryption")
@@ -134,7 +123,7 @@ class SecureSite:
             raise FederationError(f"{session} is not newer than the last one")
         if unmasked and unmasked[0] == session.run and session.round <= unmasked[1]:
             raise FederationError(f"{session} is over: its sum was unmasked already")
-        pairs = {kind: generate_key_pair() for kind in _KEY_KINDS}
+        pairs = {kind: masking.generate_key_pair() for kind in _KEY_KINDS}
         private = {kind: pair[0].hex() for kind, pair in pairs.items()} | {"seed": secrets.token_hex(32)}
         current, seen = [session.run, session.round, session.attempt], self.state.seen + _digests(self.state.keys)
         self.state = SecureState(current, unmasked, "keys", private, seen=seen)
@@ -149,14 +138,14 @@ class SecureSite:
         keys, threshold = request["keys"], int(request["threshold"])
         self._check_keys(session, keys, threshold)
         names = sorted(keys)
-        shares = [split_secret(self._secret(kind), threshold, len(names)) for kind in ("seed", "mask")]
+        shares = [masking.split_secret(self._secret(kind), threshold, len(names)) for kind in ("seed", "mask")]
         encrypted = {}
         for name, seed, mask in zip(names, *shares):
             if name == self.name:
                 self.state.shares[name] = [seed.hex(), mask.hex()]
             else:
                 key = self._encryption_key(session, keys[name]["encryption"], self.name, name)
-                encrypted[name] = encrypt(key, seed + mask).hex()
+                encrypted[name] = masking.encrypt(key, seed + mask).hex()
         self.state.keys, self.state.threshold, self.state.stage = keys, threshold, "shares"
         return {
             "encrypted_shares": encrypted,
@@ -172,11 +161,11 @@ class SecureSite:
         for name, share in encrypted.items():
             key = self._encryption_key(session, keys[name]["encryption"], name, self.name)
             try:
-                data = decrypt(key, bytes.fromhex(share))
+                data = masking.decrypt(key, bytes.fromhex(share))
             except (InvalidTag, ValueError) as error:
                 raise FederationError(f"{session}: the encrypted share of site {name} was changed") from error
             self.state.shares[name] = [data[: len(data) // 2].hex(), data[len(data) // 2 :].hex()]
-        masked = vector + keystream(seed_mask_key(session, self.name, self._secret("seed")), len(vector))
+        masked = vector + masking.keystream(seed_mask_key(session, self.name, self._secret("seed")), len(vector))
         for name in encrypted:
             add_pairwise_mask(masked, session, self.name, name, self._secret("mask"), keys[name]["mask"])
         self.state.stage = "mask"
@@ -209,12 +198,12 @@ class SecureSite:
         return bytes.fromhex(self.state.private[kind])
 
     def _encryption_key(self, session: SecureSession, public: str, sender: str, receiver: str) -> bytes:
-        secret = shared_secret(self._secret("encryption"), bytes.fromhex(public))
-        return derive_key(secret, "share", session.label, sender, receiver)
+        secret = masking.shared_secret(self._secret("encryption"), bytes.fromhex(public))
+        return masking.derive_key(secret, "share", session.label, sender, receiver)
 
     def _check_keys(self, session: SecureSession, keys: Mapping[str, Mapping[str, str]], threshold: int) -> None:
         """Raises FederationError unless the keys are new, distinct, signed if required, and include this site's."""
-        own = {kind: public_key(self._secret(kind)).hex() for kind in _KEY_KINDS}
+        own = {kind: masking.public_key(self._secret(kind)).hex() for kind in _KEY_KINDS}
         if self.name not in keys or any(keys[self.name][kind] != own[kind] for kind in own):
             raise FederationError(f"{session}: the keys of this site are not those that it sent")
         if not min_threshold(len(keys)) <= threshold <= len(keys):
@@ -296,7 +285,7 @@ class SecureServer:
 
         def is_valid(site: str, reply: Json) -> bool:
             return all(
-                set(reply[kind]) == names and all(_is_hex(share, SHARE_BYTES) for share in reply[kind].values())
+                set(reply[kind]) == names and all(_is_hex(share, masking.SHARE_BYTES) for share in reply[kind].values())
                 for kind, names in expected.items()
             )
 
@@ -308,16 +297,16 @@ class SecureServer:
         assert total is not None  # `sent` is not empty
 
         def recover(kind: str, name: str) -> bytes:
-            return combine_shares({positions[site]: bytes.fromhex(valid[site][kind][name]) for site in chosen})
+            return masking.combine_shares({positions[site]: bytes.fromhex(valid[site][kind][name]) for site in chosen})
 
         for name in self.sent:
             seed = recover("seeds", name)
             if seed_commitment(self.session, name, seed) != self.commitments[name]:
                 raise FederationError(f"{self.session} ends: the shares of the seed of site {name} are wrong")
-            total -= keystream(seed_mask_key(self.session, name, seed), len(total))
+            total -= masking.keystream(seed_mask_key(self.session, name, seed), len(total))
         for name in lost:
             private = recover("masks", name)
-            if public_key(private).hex() != self.keys[name]["mask"]:
+            if masking.public_key(private).hex() != self.keys[name]["mask"]:
                 raise FederationError(f"{self.session} ends: the shares of the key of site {name} are wrong")
             for other in self.sent:  # the mask of the lost site cancels the mask that the other site added
                 add_pairwise_mask(total, self.session, name, other, private, self.keys[other]["mask"])
@@ -363,20 +352,20 @@ def _signed_data(session: SecureSession, name: str, keys: Mapping[str, str]) -> 
 
 def seed_commitment(session: SecureSession, name: str, seed: bytes) -> str:
     """A hash that shows whether a recovered seed is right."""
-    return derive_key(seed, "commitment", session.label, name).hex()
+    return masking.derive_key(seed, "commitment", session.label, name).hex()
 
 
 def seed_mask_key(session: SecureSession, name: str, seed: bytes) -> bytes:
     """The key of the mask that only one site adds."""
-    return derive_key(seed, "own mask", session.label, name)
+    return masking.derive_key(seed, "own mask", session.label, name)
 
 
 def add_pairwise_mask(
     vector: np.ndarray, session: SecureSession, name: str, other: str, private: bytes, public: str
 ) -> None:
     """Adds to a vector the mask of a pair of sites, or subtracts it if `name` is the later of the two."""
-    secret = shared_secret(private, bytes.fromhex(public))
-    mask = keystream(derive_key(secret, "pair", session.label, *sorted((name, other))), len(vector))
+    secret = masking.shared_secret(private, bytes.fromhex(public))
+    mask = masking.keystream(masking.derive_key(secret, "pair", session.label, *sorted((name, other))), len(vector))
     if name < other:
         vector += mask
     else:

@@ -24,8 +24,8 @@ from nosology.federated.federation_settings import PrivacySettings
 from nosology.federated.privacy.masking import from_fixed_point
 from nosology.federated.privacy.secure_aggregation import Json, SecureServer, SecureSession, site_noise_scale
 from nosology.federated.privacy.site_noise import PrivacyBudget, clip_update, secure_normal, weight_difference
+from nosology.federated.rounds.federated_site import LABEL_ROWS, LocalUpdate
 from nosology.federated.rounds.federation_setup import Arrays
-from nosology.federated.rounds.hospital_site import LABEL_ROWS, LocalUpdate
 from nosology.federated.rounds.messages import (
     ARRAYS,
     CONFIG,

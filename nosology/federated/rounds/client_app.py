@@ -28,25 +28,9 @@ from nosology.federated.federation_settings import FederatedHeadsRecipe, Privacy
 from nosology.federated.privacy.masking import to_fixed_point
 from nosology.federated.privacy.secure_aggregation import SecureSite, SiteSignatures
 from nosology.federated.privacy.secure_round import MASKED, SECURE, to_vector
+from nosology.federated.rounds import messages
+from nosology.federated.rounds.federated_site import FederatedSite, LocalUpdate
 from nosology.federated.rounds.federation_setup import COMPATIBILITY
-from nosology.federated.rounds.hospital_site import HospitalSite, LocalUpdate
-from nosology.federated.rounds.messages import (
-    ARRAYS,
-    CONFIG,
-    FAILED,
-    LABEL_MASK,
-    LOSS,
-    METRICS,
-    NOTES,
-    REFUSED,
-    UNPREPARED,
-    error_reply,
-    from_record,
-    get_arrays,
-    get_value,
-    make_content,
-    to_record,
-)
 from nosology.models.heads.vector_training import CodedVectors, Scaler
 from nosology.training.calibration import PlattScaling
 from nosology.training.examples import codes_in_systems
@@ -58,7 +42,7 @@ SECURE_KEY, SECURE_PEERS = "secure-key", "secure-peers"  # signatures in the nod
 _SETUP, _SCALER, _SECURE = "setup", "scaler", "secure"  # in the state of a context
 _OPTIMIZER, _ROUND, _PREVIOUS = "optimizer", "round", "previous-optimizer"  # optimizer state, its round, the one before
 
-FindSite = Callable[[Context, FederatedHeadsRecipe], HospitalSite]
+FindSite = Callable[[Context, FederatedHeadsRecipe], FederatedSite]
 
 
 class UnpreparedError(Exception):
@@ -71,7 +55,7 @@ def read_recipe(message: Message, context: Context) -> FederatedHeadsRecipe:
     FederationError if it protects less than the site policy in the node config demands, or if it is invalid here.
     """
     try:
-        recipe = FederatedHeadsRecipe.model_validate(get_value(message.content, "recipe"))
+        recipe = FederatedHeadsRecipe.model_validate(messages.get_value(message.content, "recipe"))
     except ValidationError as error:
         names = sorted({".".join(map(str, part["loc"])) for part in error.errors()})
         raise FederationError(
@@ -93,7 +77,7 @@ def check_plain_allowed(recipe: FederatedHeadsRecipe, context: Context) -> None:
         raise FederationError("the site sends updates only with secure aggregation (federation.privacy.secure)")
 
 
-def open_site(context: Context, recipe: FederatedHeadsRecipe) -> HospitalSite:
+def open_site(context: Context, recipe: FederatedHeadsRecipe) -> FederatedSite:
     """The site of a node config, opened once per process.
 
     The config has site-name, corpus (folders, separated by commas), cache (a folder) and optionally codes (a file with
@@ -110,12 +94,12 @@ def open_site(context: Context, recipe: FederatedHeadsRecipe) -> HospitalSite:
 
 
 @cache
-def _open_cached(name: str, corpus: str, cache_folder: str, codes: str, embedder: str, labels: str) -> HospitalSite:
+def _open_cached(name: str, corpus: str, cache_folder: str, codes: str, embedder: str, labels: str) -> FederatedSite:
     folders = [Path(folder.strip()) for folder in corpus.split(",")]
     vectors = Path(cache_folder) if cache_folder else None
     code_list = frozenset(code for code, _ in read_code_list(codes)) if codes else None
     settings = EmbedderSettings.model_validate_json(embedder)
-    site = HospitalSite.open(name, folders, vectors, settings, code_list=code_list)
+    site = FederatedSite.open(name, folders, vectors, settings, code_list=code_list)
     systems = LabelSettings.model_validate_json(labels)
     site.notes = {
         split: CodedVectors(part.vectors, codes_in_systems(systems, part.codes)) for split, part in site.notes.items()
@@ -146,11 +130,11 @@ def replying(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Mes
         try:
             return Message(handler(message, context), reply_to=message)
         except UnpreparedError:
-            return error_reply(UNPREPARED, "it has no labels and no scaler", message)
+            return messages.error_reply(messages.UNPREPARED, "it has no labels and no scaler", message)
         except NosologyError as error:
-            return error_reply(REFUSED, str(error), message)
+            return messages.error_reply(messages.REFUSED, str(error), message)
         except Exception as error:
-            return error_reply(FAILED, f"it failed with {type(error).__name__}", message)
+            return messages.error_reply(messages.FAILED, f"it failed with {type(error).__name__}", message)
 
     return handle
 
@@ -165,67 +149,69 @@ class _Handlers:
     def metadata(self, message: Message, context: Context) -> RecordDict:
         recipe = read_recipe(message, context)
         site = self.find_site(context, recipe)
-        return make_content(site=site.name, metadata=site.metadata(recipe.federation.min_site_notes).to_json())
+        return messages.make_content(site=site.name, metadata=site.metadata(recipe.federation.min_site_notes).to_json())
 
     def statistics(self, message: Message, context: Context) -> RecordDict:
         recipe = read_recipe(message, context)
         statistics = self.find_site(context, recipe).statistics(recipe.federation.min_site_notes)
-        return make_content({"total": statistics.total, "squares": statistics.squares}, count=statistics.count)
+        return messages.make_content({"total": statistics.total, "squares": statistics.squares}, count=statistics.count)
 
     def prepare(self, message: Message, context: Context) -> RecordDict:
         recipe = read_recipe(message, context)
         values = self.find_site(context, recipe).metadata(recipe.federation.min_site_notes).compatibility
-        expected = get_value(message.content, "compatibility")
+        expected = messages.get_value(message.content, "compatibility")
         if values != expected:  # the site was restarted with other settings
             triples = [triple for triple in zip(COMPATIBILITY, expected, values) if triple[1] != triple[2]]
             differences = "; ".join(f"{name} must be {wanted}; got {value}" for name, wanted, value in triples)
             raise ConfigError(f"the site has changed since the setup: {differences}")
-        config = message.content.config_records[CONFIG]
-        context.state[_SCALER] = message.content[ARRAYS]
+        config = message.content.config_records[messages.CONFIG]
+        context.state[_SCALER] = message.content[messages.ARRAYS]
         context.state[_SETUP] = ConfigRecord({name: str(config[name]) for name in ("setup", "labels")})  # JSON
-        return make_content()
+        return messages.make_content()
 
     def train(self, message: Message, context: Context) -> RecordDict:
         check_plain_allowed(read_recipe(message, context), context)
         update = self._update(message, context)
         return RecordDict(
             {
-                ARRAYS: to_record(update.weights),
-                METRICS: MetricRecord({NOTES: update.notes, LOSS: float(update.loss)}),
-                CONFIG: ConfigRecord({LABEL_MASK: np.packbits(update.label_mask).tobytes()}),
+                messages.ARRAYS: messages.to_record(update.weights),
+                messages.METRICS: MetricRecord({messages.NOTES: update.notes, messages.LOSS: float(update.loss)}),
+                messages.CONFIG: ConfigRecord({messages.LABEL_MASK: np.packbits(update.label_mask).tobytes()}),
             }
         )
 
     def evaluate(self, message: Message, context: Context) -> RecordDict:
         recipe = read_recipe(message, context)
         site = self._prepared_site(message, context, recipe)
-        split, threshold, platt = (get_value(message.content, name) for name in ("split", "threshold", "calibration"))
+        split, threshold, platt = (
+            messages.get_value(message.content, name) for name in ("split", "threshold", "calibration")
+        )
         if split not in ("dev", "test"):
             raise FederationError(f"split must be dev or test; got {split!r}")
         counts = site.evaluate(
-            get_arrays(message.content), recipe, split, PlattScaling(**platt) if platt else None, threshold
+            messages.get_arrays(message.content), recipe, split, PlattScaling(**platt) if platt else None, threshold
         )
-        return make_content(counts.arrays())
+        return messages.make_content(counts.arrays())
 
     def secure_keys(self, message: Message, context: Context) -> RecordDict:
         site, _ = self._secure_site(message, context)
-        return self._secure_reply(site, site.keys(get_value(message.content, SECURE)), context)
+        return self._secure_reply(site, site.keys(messages.get_value(message.content, SECURE)), context)
 
     def secure_shares(self, message: Message, context: Context) -> RecordDict:
         site, _ = self._secure_site(message, context)
-        return self._secure_reply(site, site.shares(get_value(message.content, SECURE)), context)
+        return self._secure_reply(site, site.shares(messages.get_value(message.content, SECURE)), context)
 
     def train_secure(self, message: Message, context: Context) -> RecordDict:
         site, privacy = self._secure_site(message, context)
         update = self._update(message, context)
-        vector = to_vector(update, get_arrays(message.content), privacy, site.state.threshold)
-        masked = site.mask(get_value(message.content, SECURE), to_fixed_point(vector, len(site.state.keys)))
+        vector = to_vector(update, messages.get_arrays(message.content), privacy, site.state.threshold)
+        masked = site.mask(messages.get_value(message.content, SECURE), to_fixed_point(vector, len(site.state.keys)))
         self._secure_reply(site, {}, context)
-        return make_content({MASKED: masked})
+        return messages.make_content({MASKED: masked})
 
     def secure_unmask(self, message: Message, context: Context) -> RecordDict:
         site, _ = self._secure_site(message, context)
-        return self._secure_reply(site, site.unmask(get_value(message.content, SECURE)), context)
+        return self._secure_reply(site, site.unmask(messages.get_value(message.content, SECURE)), context)
 
     def _secure_site(self, message: Message, context: Context) -> tuple[SecureSite, PrivacySettings]:
         recipe = read_recipe(message, context)
@@ -237,29 +223,32 @@ class _Handlers:
     def _secure_reply(site: SecureSite, reply: dict, context: Context) -> RecordDict:
         """The reply as content; saves the state of the site in the context."""
         context.state[_SECURE] = ConfigRecord({"state": json.dumps(site.to_json())})
-        return make_content(secure=reply)
+        return messages.make_content(secure=reply)
 
     def _update(self, message: Message, context: Context) -> LocalUpdate:
         """The update of the site; saves its optimizer state in the context."""
         recipe = read_recipe(message, context)
         site = self._prepared_site(message, context, recipe)
-        number, state = get_value(message.content, "round"), context.state
+        number, state = messages.get_value(message.content, "round"), context.state
         if _OPTIMIZER in state and state.config_records[_ROUND]["round"] != number:
             state[_PREVIOUS] = state[_OPTIMIZER]  # a repeated round starts from the state before it
-        previous = from_record(state.array_records[_PREVIOUS]) if _PREVIOUS in state else None
-        update = site.train(get_arrays(message.content), recipe, number, previous)
+        previous = messages.from_record(state.array_records[_PREVIOUS]) if _PREVIOUS in state else None
+        update = site.train(messages.get_arrays(message.content), recipe, number, previous)
         if update.optimizer_state:
-            state[_OPTIMIZER], state[_ROUND] = to_record(update.optimizer_state), ConfigRecord({"round": number})
+            state[_OPTIMIZER], state[_ROUND] = (
+                messages.to_record(update.optimizer_state),
+                ConfigRecord({"round": number}),
+            )
         return update
 
-    def _prepared_site(self, message: Message, context: Context, recipe: FederatedHeadsRecipe) -> HospitalSite:
+    def _prepared_site(self, message: Message, context: Context, recipe: FederatedHeadsRecipe) -> FederatedSite:
         """The site, configured with the labels and the scaler of the message."""
-        expected, setup = get_value(message.content, "setup"), context.state.config_records.get(_SETUP)
+        expected, setup = messages.get_value(message.content, "setup"), context.state.config_records.get(_SETUP)
         if setup is None or json.loads(str(setup["setup"])) != expected:
             raise UnpreparedError
         site = self.find_site(context, recipe)
         if self.configured.get(site.name) != expected or site.labels is None:
-            scaler = from_record(context.state.array_records[_SCALER])
+            scaler = messages.from_record(context.state.array_records[_SCALER])
             site.configure(LabelSpace(json.loads(str(setup["labels"]))), Scaler(scaler["mean"], scaler["scale"]))
             self.configured[site.name] = expected
         return site

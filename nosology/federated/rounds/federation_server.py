@@ -23,6 +23,8 @@ from nosology.core.files import check_output_folder
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.privacy.secure_round import SecureRounds
 from nosology.federated.privacy.site_noise import PrivacyBudget, check_privacy
+from nosology.federated.rounds import messages, outcome
+from nosology.federated.rounds.federated_site import SiteCounts
 from nosology.federated.rounds.federation_setup import (
     Arrays,
     FederationSetup,
@@ -31,35 +33,12 @@ from nosology.federated.rounds.federation_setup import (
     run_lock,
     shared_labels,
 )
-from nosology.federated.rounds.hospital_site import SiteCounts
-from nosology.federated.rounds.messages import (
-    CONFIG,
-    EVALUATE,
-    LOSS,
-    PREPARE,
-    STATISTICS,
-    SiteUpdate,
-    error_reason,
-    from_record,
-    make_content,
-    read_counts,
-    read_statistics,
-    to_record,
-)
-from nosology.federated.rounds.outcome import (
-    HistoryRow,
-    add_test_metrics,
-    build_bundle,
-    check_recipe,
-    format_round,
-    write_history,
-)
+from nosology.federated.rounds.messages import SiteUpdate
+from nosology.federated.rounds.outcome import HistoryRow
 from nosology.federated.rounds.participants import Participants, format_reasons
 from nosology.federated.rounds.strategy import ValidatingStrategy
 from nosology.models.bundle import MANIFEST, Bundle
-from nosology.models.heads.heads_model import Heads
 from nosology.models.heads.vector_training import FeatureStatistics
-from nosology.training.calibration import PlattScaling
 from nosology.training.run_folder import run_folder
 
 Report = Callable[[str], None]  # is called with one line per round
@@ -102,15 +81,9 @@ class FederationLoop(ABC):
 
     @abstractmethod
     def evaluate(
-        self,
-        number: int,
-        weights: Arrays,
-        split: str,
-        fraction: float,
-        calibration: PlattScaling | None = None,
-        threshold: float | None = None,
+        self, number: int, weights: Arrays, split: str, fraction: float, tuned: Bundle | None = None
     ) -> SiteCounts | None:
-        """The summed counts of a fraction of the sites; None without any."""
+        """The summed counts of a fraction of the sites; None without any. tuned: gives calibration and threshold."""
 
     def state(self) -> dict[str, Any]:
         """Further values of the checkpoint."""
@@ -118,7 +91,7 @@ class FederationLoop(ABC):
 
     def run(self, out: str | Path, corpora: list[dict[str, Any]], notes: str) -> FederationResult:
         """The result of all rounds; writes the bundle to `out`."""
-        check_recipe(self.recipe)
+        outcome.check_recipe(self.recipe)
         check_privacy(self.recipe)
         check_output_folder(out, marker=MANIFEST)
         self.folder = run_folder(out)
@@ -127,7 +100,7 @@ class FederationLoop(ABC):
             while self.checkpoint.number < self.settings.rounds:
                 self._run_round(self.checkpoint.number + 1)
             bundle, history = self.finish(corpora), self.checkpoint.history
-            bundle.save(out, also=write_history(history, self.folder))
+            bundle.save(out, also=outcome.write_history(history, self.folder))
             clear(self.folder)
         return FederationResult(bundle, history, self.refused)
 
@@ -158,7 +131,7 @@ class FederationLoop(ABC):
         history = [*self.checkpoint.history, row]
         self.checkpoint = replace(self.checkpoint, number=number, weights=weights, history=history, **self.state())
         self.checkpoint.save(self.folder)
-        self.report(format_round(row, self.settings.rounds) + format_reasons(self.checkpoint.refused))
+        self.report(outcome.format_round(row, self.settings.rounds) + format_reasons(self.checkpoint.refused))
 
     def finish(self, corpora: list[dict[str, Any]]) -> Bundle:
         """The bundle: calibration and threshold from the dev notes of all sites, metrics from their test notes."""
@@ -169,10 +142,8 @@ class FederationLoop(ABC):
                 f"no site has replied to the evaluation after round {number}; the rounds are saved in {self.folder}: "
                 f"start the run again to continue{format_reasons(self.refused)}"
             )
-        bundle = build_bundle(self.setup, self.checkpoint, dev, corpora, self.refused)
-        assert isinstance(bundle.model, Heads)
-        threshold = bundle.decision.threshold
-        add_test_metrics(bundle, self.evaluate(number, weights, "test", 1.0, bundle.model.calibration, threshold))
+        bundle = outcome.build_bundle(self.setup, self.checkpoint, dev, corpora, self.refused)
+        outcome.add_test_metrics(bundle, self.evaluate(number, weights, "test", 1.0, bundle))
         return bundle
 
 
@@ -214,19 +185,19 @@ class FlowerFederation(FederationLoop):
         labels = shared_labels(metadata, self.settings)
         setup = participants.setup = FederationSetup(self.recipe, labels, statistics.scaler(), metadata, notes)
         contents = dict.fromkeys(metadata, participants.setup_content(setup))
-        for site, reply in participants.request(PREPARE, contents).items():
+        for site, reply in participants.request(messages.PREPARE, contents).items():
             if reply.has_error():  # it gets the setup again when it trains
-                self.refused[site] = error_reason(reply.error)
+                self.refused[site] = messages.error_reason(reply.error)
         return setup
 
     def _sum_statistics(self) -> FeatureStatistics:
         """The summed statistics of the sites; sites without valid statistics are excluded."""
         participants = self.participants
-        content = make_content(recipe=self.recipe.model_dump(mode="json"))
-        replies = participants.request(STATISTICS, dict.fromkeys(participants.metadata, content))
+        content = messages.make_content(recipe=self.recipe.model_dump(mode="json"))
+        replies = participants.request(messages.STATISTICS, dict.fromkeys(participants.metadata, content))
         total: FeatureStatistics | None = None
         for site, metadata in sorted(participants.metadata.items()):
-            statistics = read_statistics(replies.get(site), metadata.dim)
+            statistics = messages.read_statistics(replies.get(site), metadata.dim)
             if isinstance(statistics, str):
                 participants.exclude(site, statistics)
             else:
@@ -261,16 +232,16 @@ class FlowerFederation(FederationLoop):
 
     def train(self, number: int) -> tuple[Arrays, HistoryRow]:
         """New weights and history of a round. A round with too few valid replies is repeated; then the run stops."""
-        record, strategy = to_record(self.checkpoint.weights), self.strategy
-        content = make_content(recipe=self.recipe.model_dump(mode="json"), round=number, setup=self.setup.hash)
-        config, reason = content.config_records[CONFIG], ""
+        record, strategy = messages.to_record(self.checkpoint.weights), self.strategy
+        content = messages.make_content(recipe=self.recipe.model_dump(mode="json"), round=number, setup=self.setup.hash)
+        config, reason = content.config_records[messages.CONFIG], ""
         for attempt in range(self.settings.repeats + 1):
             needed = self._wait_for_sites(number)
-            messages = list(strategy.configure_train(number, record, config, self.grid))
+            requests = list(strategy.configure_train(number, record, config, self.grid))
             weights = metrics = None
             reason = ""
             try:
-                updates = self._updates(messages)
+                updates = self._updates(requests)
                 if len(strategy.accepted) >= self._needed():
                     weights, metrics = strategy.reduce_and_aggregate(number, updates)
             except AggregationError as error:
@@ -278,9 +249,9 @@ class FlowerFederation(FederationLoop):
             self._save_privacy()
             valid = len(strategy.accepted)
             if weights is not None and metrics is not None and valid >= needed:
-                row: HistoryRow = {"loss": metrics[LOSS], "sites": valid, "refused": len(strategy.refused)}
-                return from_record(weights), row | self.privacy.epsilons()
-            reason = reason or f"{valid} of {len(messages)} replies were valid, {needed} are needed"
+                row: HistoryRow = {"loss": metrics[messages.LOSS], "sites": valid, "refused": len(strategy.refused)}
+                return messages.from_record(weights), row | self.privacy.epsilons()
+            reason = reason or f"{valid} of {len(requests)} replies were valid, {needed} are needed"
             if attempt < self.settings.repeats:
                 self.report(f"round {number} is repeated: {reason}{format_reasons(strategy.refused)}")
         raise FederationError(
@@ -288,15 +259,15 @@ class FlowerFederation(FederationLoop):
             f"in {self.folder}: {reason}{format_reasons(strategy.refused)}"
         )
 
-    def _updates(self, messages: list[Message]) -> list[SiteUpdate]:
+    def _updates(self, requests: list[Message]) -> list[SiteUpdate]:
         """The valid updates of a round; the strategy's `refused` names all other sites."""
-        sites = [self.strategy.sites[message.metadata.dst_node_id] for message in messages]
+        sites = [self.strategy.sites[message.metadata.dst_node_id] for message in requests]
         self.strategy.notes = {site: self.participants.metadata[site].notes for site in sites}
         self.privacy.record_training(self.strategy.notes)
         self._save_privacy()
         if self.secure:
-            return self.secure(messages, self._needed()) if messages else []
-        replies = self.participants.send(messages)
+            return self.secure(requests, self._needed()) if requests else []
+        replies = self.participants.send(requests)
         updates = self.strategy.validate(replies.items())
         for site in sites:
             if site not in replies:
@@ -333,27 +304,21 @@ class FlowerFederation(FederationLoop):
             time.sleep(min(0.5, participants.timeout / 10))
 
     def evaluate(
-        self,
-        number: int,
-        weights: Arrays,
-        split: str,
-        fraction: float,
-        calibration: PlattScaling | None = None,
-        threshold: float | None = None,
+        self, number: int, weights: Arrays, split: str, fraction: float, tuned: Bundle | None = None
     ) -> SiteCounts | None:
         """The summed counts of a sample of the online sites; None without any."""
-        sites = self.strategy.sample_sites(EVALUATE, number, fraction, self.participants.online().values())
-        content = make_content(
+        sites = self.strategy.sample_sites(messages.EVALUATE, number, fraction, self.participants.online().values())
+        content = messages.make_content(
             weights,
             recipe=self.recipe.model_dump(mode="json"),
             setup=self.setup.hash,
             split=split,
-            threshold=threshold,
-            calibration=calibration.to_json() if calibration else None,
+            threshold=tuned.decision.threshold if tuned else None,
+            calibration=outcome.calibration(tuned).to_json() if tuned else None,
         )
         total: SiteCounts | None = None
-        for site, reply in sorted(self.participants.request(EVALUATE, dict.fromkeys(sites, content)).items()):
-            counts = read_counts(reply, self.setup.labels)
+        for site, reply in sorted(self.participants.request(messages.EVALUATE, dict.fromkeys(sites, content)).items()):
+            counts = messages.read_counts(reply, self.setup.labels)
             if isinstance(counts, str):
                 self.report(f"{site} is not counted: {counts}")
             else:

@@ -17,8 +17,8 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from nosology.core.label_space import LabelSpace
+from nosology.federated.rounds.federated_site import SiteCounts
 from nosology.federated.rounds.federation_setup import Arrays
-from nosology.federated.rounds.hospital_site import SiteCounts
 from nosology.models.heads.vector_training import FeatureStatistics
 
 ARRAYS, CONFIG, METRICS, PACKED = "arrays", "config", "metrics", "packed"  # records of a message

@@ -15,8 +15,8 @@ from nosology.core import ConfigError, __version__
 from nosology.core.files import atomic_file
 from nosology.evaluation.decision import UNTUNED, Decision
 from nosology.federated.federation_settings import FederatedHeadsRecipe
+from nosology.federated.rounds.federated_site import SiteCounts
 from nosology.federated.rounds.federation_setup import HISTORY, PLOT, FederationSetup, RoundCheckpoint
-from nosology.federated.rounds.hospital_site import SiteCounts
 from nosology.models.bundle import Bundle
 from nosology.models.heads.heads_model import Heads
 from nosology.training.calibration import PlattScaling
@@ -92,6 +92,12 @@ def build_bundle(
     }
     model = build_model(setup, checkpoint.weights, calibration)
     return Bundle(model, Decision(threshold), recipe.model_dump(mode="json"), provenance)
+
+
+def calibration(bundle: Bundle) -> PlattScaling:
+    """The calibration of the heads in a bundle."""
+    assert isinstance(bundle.model, Heads)
+    return bundle.model.calibration
 
 
 def add_test_metrics(bundle: Bundle, test: SiteCounts | None) -> None:

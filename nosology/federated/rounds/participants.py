@@ -10,16 +10,8 @@ from flwr.serverapp import Grid
 
 from nosology.core import FederationError
 from nosology.federated.federation_settings import FederatedHeadsRecipe
+from nosology.federated.rounds import messages
 from nosology.federated.rounds.federation_setup import FederationSetup, SiteMetadata, incompatible_sites
-from nosology.federated.rounds.messages import (
-    METADATA,
-    PREPARE,
-    REFUSED,
-    UNPREPARED,
-    error_reason,
-    get_value,
-    make_content,
-)
 
 _PAUSE = 0.5  # seconds between polls
 
@@ -46,8 +38,8 @@ class Participants:
     def poll(self) -> None:
         """Requests metadata from new nodes and processes the replies that have come; does not wait."""
         new = sorted(set(self.grid.get_node_ids()) - self._replied - set(self._pending.values()))
-        content = make_content(recipe=self._recipe())
-        ids = self.grid.push_messages([self._message(content, node, METADATA) for node in new]) if new else []
+        content = messages.make_content(recipe=self._recipe())
+        ids = self.grid.push_messages([self._message(content, node, messages.METADATA) for node in new]) if new else []
         self._pending |= {message_id: node for message_id, node in zip(ids, new) if message_id}
         replies = self.grid.pull_messages(list(self._pending)) if self._pending else []
         for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
@@ -56,15 +48,15 @@ class Participants:
 
     def _add_node(self, node: int, reply: Message) -> None:
         if reply.has_error():
-            self.refused[f"node {node}"] = error_reason(reply.error)
-            if reply.error.code == REFUSED:  # final; after other errors the node is asked again
+            self.refused[f"node {node}"] = messages.error_reason(reply.error)
+            if reply.error.code == messages.REFUSED:  # final; after other errors the node is asked again
                 self._replied.add(node)
             return
         self._replied.add(node)
         self.refused.pop(f"node {node}", None)
         try:
-            site = str(get_value(reply.content, "site"))
-            metadata = SiteMetadata.from_json(get_value(reply.content, "metadata"))
+            site = str(messages.get_value(reply.content, "site"))
+            metadata = SiteMetadata.from_json(messages.get_value(reply.content, "metadata"))
         except (KeyError, TypeError, ValueError):
             self.refused[f"node {node}"] = "its metadata cannot be read"
             return
@@ -134,26 +126,28 @@ class Participants:
         """A message that expires when the server stops waiting for the reply."""
         return Message(content, node, kind, ttl=self.settings.wait)
 
-    def send(self, messages: Iterable[Message]) -> dict[str, Message]:
+    def send(self, requests: Iterable[Message]) -> dict[str, Message]:
         """The replies to messages, by site. A site that has lost the setup gets it again, and then its message."""
-        messages = list(messages)
+        requests = list(requests)
         names = self.online()
-        replies = self._send(messages, names)
-        lost = [site for site, reply in replies.items() if reply.has_error() and reply.error.code == UNPREPARED]
+        replies = self._send(requests, names)
+        lost = [
+            site for site, reply in replies.items() if reply.has_error() and reply.error.code == messages.UNPREPARED
+        ]
         if not lost or self.setup is None:
             return replies
-        prepared = self.request(PREPARE, dict.fromkeys(lost, self.setup_content(self.setup)))
+        prepared = self.request(messages.PREPARE, dict.fromkeys(lost, self.setup_content(self.setup)))
         ready = {site for site, reply in prepared.items() if not reply.has_error()}
         replies |= {site: reply for site, reply in prepared.items() if site not in ready}
         again = [
             self._message(message.content, message.metadata.dst_node_id, message.metadata.message_type)
-            for message in messages
+            for message in requests
             if names.get(message.metadata.dst_node_id) in ready
         ]
         return {site: reply for site, reply in replies.items() if site not in ready} | self._send(again, names)
 
-    def _send(self, messages: list[Message], names: dict[int, str]) -> dict[str, Message]:
-        replies = self.grid.send_and_receive(messages, timeout=self.settings.wait) if messages else []
+    def _send(self, requests: list[Message], names: dict[int, str]) -> dict[str, Message]:
+        replies = self.grid.send_and_receive(requests, timeout=self.settings.wait) if requests else []
         return {names[reply.metadata.src_node_id]: reply for reply in replies if reply.metadata.src_node_id in names}
 
     def setup_content(self, setup: FederationSetup) -> RecordDict:
@@ -161,7 +155,9 @@ class Participants:
         arrays = {"mean": setup.scaler.mean, "scale": setup.scaler.scale}
         values = setup.metadata[min(setup.metadata)].compatibility
         labels = setup.labels.to_json()
-        return make_content(arrays, recipe=self._recipe(), setup=setup.hash, labels=labels, compatibility=values)
+        return messages.make_content(
+            arrays, recipe=self._recipe(), setup=setup.hash, labels=labels, compatibility=values
+        )
 
     def _recipe(self) -> dict:
         return self.recipe.model_dump(mode="json")

@@ -25,7 +25,7 @@ from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedding_cache import EmbeddingCache
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.rounds.client_app import make_app
-from nosology.federated.rounds.hospital_site import SPLITS, HospitalSite
+from nosology.federated.rounds.federated_site import SPLITS, FederatedSite
 from nosology.models.heads.vector_training import CodedVectors
 from nosology.training.examples import codes_in_systems
 
@@ -121,7 +121,7 @@ class InProcessGrid(BasicGrid):
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
-def simulation_grid(sites: Sequence[HospitalSite]) -> InProcessGrid:
+def simulation_grid(sites: Sequence[FederatedSite]) -> InProcessGrid:
     """A grid with one node per site."""
     by_name = {site.name: site for site in sites}
     return InProcessGrid(make_app(lambda context, _: by_name[str(context.node_config[SITE_NAME])]), by_name)
@@ -158,7 +158,7 @@ def notes_hash(corpora: Sequence[Corpus], site_of: dict[str, str]) -> str:
 
 def simulated_sites(
     corpora: Sequence[Corpus], site_of: dict[str, str], recipe: FederatedHeadsRecipe, cache: Path
-) -> list[HospitalSite]:
+) -> list[FederatedSite]:
     """One hospital per site. Embeddings that are not in the cache are computed and cached."""
     embedder = Embedder.load(recipe.embedder)
     embeddings = EmbeddingCache.for_embedder(cache, embedder)
@@ -172,4 +172,4 @@ def simulated_sites(
         for name, part in parts.items():
             rows = np.flatnonzero(names == name)
             part[split] = CodedVectors(vectors[rows], [codes[row] for row in rows])
-    return [HospitalSite(name, embedder.identity, embedder.key, part) for name, part in parts.items()]
+    return [FederatedSite(name, embedder.identity, embedder.key, part) for name, part in parts.items()]

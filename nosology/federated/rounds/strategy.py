@@ -28,22 +28,10 @@ from flwr.serverapp.strategy.fedopt import FedOpt
 from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 
 from nosology.federated.federation_settings import FederationSettings
+from nosology.federated.rounds import messages
+from nosology.federated.rounds.federated_site import LABEL_ROWS
 from nosology.federated.rounds.federation_setup import Arrays
-from nosology.federated.rounds.hospital_site import LABEL_ROWS
-from nosology.federated.rounds.messages import (
-    ARRAYS,
-    CONFIG,
-    LOSS,
-    MAX_VALUE,
-    METRICS,
-    NOTES,
-    TRAIN,
-    SiteUpdate,
-    from_record,
-    has_negative_variance,
-    read_update,
-    to_record,
-)
+from nosology.federated.rounds.messages import SiteUpdate
 from nosology.training.batch_plan import derive_seed
 
 ROBUST = ("trimmed_mean", "median", "krum")  # strategies that compare sites
@@ -105,7 +93,7 @@ class ValidatingStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The training messages of a round."""
-        self.initial = from_record(arrays)
+        self.initial = messages.from_record(arrays)
         return self._messages("train", server_round, arrays, config, grid, self.settings.fraction_train)
 
     def configure_evaluate(
@@ -118,7 +106,7 @@ class ValidatingStrategy(Strategy):
         self, kind: str, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, fraction: float
     ) -> list[Message]:
         nodes = {self.sites[node]: node for node in grid.get_node_ids() if node in self.sites}
-        record = RecordDict({ARRAYS: arrays, CONFIG: config})
+        record = RecordDict({messages.ARRAYS: arrays, messages.CONFIG: config})
         sites = self.sample_sites(kind, number, fraction, nodes)
         return [Message(record, nodes[site], kind, ttl=self.settings.wait) for site in sites]
 
@@ -143,7 +131,7 @@ class ValidatingStrategy(Strategy):
         updates: dict[str, SiteUpdate] = {}
         self.refused = {}
         for site, reply in sorted(replies, key=lambda item: (item[0], item[1].metadata.src_node_id)):
-            update = read_update(site, reply, self.initial, self.notes.get(site))
+            update = messages.read_update(site, reply, self.initial, self.notes.get(site))
             if site in updates:
                 self.refused[site] = "it has replied twice"
             elif isinstance(update, str):
@@ -175,11 +163,11 @@ class ValidatingStrategy(Strategy):
             new[name] = new[name].astype(first.dtype)  # FedAdam returns float64
             if name in LABEL_ROWS:
                 new[name][unused] = first[unused]  # the momentum of the server would still move them
-        if not all((np.abs(array) <= MAX_VALUE).all() for array in new.values()):
-            raise AggregationError(f"the weights of the round are not finite, or beyond {MAX_VALUE:g}")
-        if any(has_negative_variance(name, array) for name, array in new.items()):
+        if not all((np.abs(array) <= messages.MAX_VALUE).all() for array in new.values()):
+            raise AggregationError(f"the weights of the round are not finite, or beyond {messages.MAX_VALUE:g}")
+        if any(messages.has_negative_variance(name, array) for name, array in new.items()):
             raise AggregationError("a variance of the round is negative")
-        return to_record(new), MetricRecord({LOSS: loss, NOTES: notes})
+        return messages.to_record(new), MetricRecord({messages.LOSS: loss, messages.NOTES: notes})
 
     def _apply(self, server_round: int, updates: list[SiteUpdate]) -> Arrays:
         """The weights that Flower's strategy returns, in the order of the initial weights."""
@@ -254,16 +242,16 @@ def _aggregate_rows(
 
 def _aggregate(strategy: FedAvg, server_round: int, updates: list[SiteUpdate], names: list[str]) -> Arrays:
     """The result of one of Flower's strategies for some arrays of the updates."""
-    messages = []
+    replies = []
     for update in updates:
-        arrays = to_record({name: update.arrays[name] for name in names})
-        content = RecordDict({ARRAYS: arrays, METRICS: MetricRecord({NOTES: update.notes})})
-        messages.append(make_message(Metadata(0, "", 0, 0, "", "", 0.0, 1.0, TRAIN), content))
+        arrays = messages.to_record({name: update.arrays[name] for name in names})
+        content = RecordDict({messages.ARRAYS: arrays, messages.METRICS: MetricRecord({messages.NOTES: update.notes})})
+        replies.append(make_message(Metadata(0, "", 0, 0, "", "", 0.0, 1.0, messages.TRAIN), content))
     with _quiet(), np.errstate(over="ignore", invalid="ignore"):  # the caller checks whether all values are finite
-        record, _ = strategy.aggregate_train(server_round, messages)
+        record, _ = strategy.aggregate_train(server_round, replies)
     if record is None:
         raise AggregationError("the strategy returned no weights")
-    return from_record(record)
+    return messages.from_record(record)
 
 
 @contextmanager

@@ -19,21 +19,21 @@ from torch.func import functional_call, vmap
 
 from nosology.core import ConfigError, FederationError
 from nosology.federated.federation_settings import FederatedHeadsRecipe, PrivacySettings
-from nosology.federated.rounds.federation_server import FederationLoop, Report
-from nosology.federated.rounds.federation_setup import Arrays, FederationSetup, incompatible_sites, shared_labels
-from nosology.federated.rounds.hospital_site import (
+from nosology.federated.rounds import outcome
+from nosology.federated.rounds.federated_site import (
     LABEL_ROWS,
-    HospitalSite,
+    FederatedSite,
     SiteCounts,
     loop_settings,
     round_epochs,
 )
+from nosology.federated.rounds.federation_server import FederationLoop, Report
+from nosology.federated.rounds.federation_setup import Arrays, FederationSetup, incompatible_sites, shared_labels
 from nosology.federated.rounds.outcome import HistoryRow
 from nosology.models.bundle import Bundle
 from nosology.models.heads.heads_net import HeadNet, VectorBatch
 from nosology.models.heads.vector_training import VectorNotes, dropout_seed, make_plan
 from nosology.training.batch_plan import BatchPlan
-from nosology.training.calibration import PlattScaling
 from nosology.training.cuda_graphs import CudaGraphStep, adamw, run_epochs
 from nosology.training.recipe_settings import TrainerSettings
 
@@ -41,7 +41,7 @@ Stack = dict[str, Tensor]  # weights of S sites (S, ...), by name
 
 
 def run_vectorized(
-    sites: Sequence[HospitalSite],
+    sites: Sequence[FederatedSite],
     recipe: FederatedHeadsRecipe,
     out: str | Path,
     *,
@@ -79,7 +79,7 @@ def check_vectorized(recipe: FederatedHeadsRecipe) -> None:
 class VectorizedFederation(FederationLoop):
     """A federation of sites in this process. Sites with equally many steps per epoch are trained together."""
 
-    def __init__(self, sites: Sequence[HospitalSite], recipe: FederatedHeadsRecipe, report: Report):
+    def __init__(self, sites: Sequence[FederatedSite], recipe: FederatedHeadsRecipe, report: Report):
         super().__init__(recipe, report)
         minimum, sizes = self.settings.min_site_notes, {site.name: len(site.notes["train"].codes) for site in sites}
         self.refused = {
@@ -108,7 +108,7 @@ class VectorizedFederation(FederationLoop):
         self.sites = [site for site in self.sites if site.name in self.setup.metadata]
         self.device, self.net = self.sites[0].device, self.setup.head().to(self.sites[0].device)
         settings, seed = loop_settings(self.recipe), self.recipe.seed
-        groups: dict[int, list[HospitalSite]] = defaultdict(list)
+        groups: dict[int, list[FederatedSite]] = defaultdict(list)
         for site in self.sites:
             site.configure(self.setup.labels, self.setup.scaler)
             groups[len(make_plan(len(site.tensors("train")), settings, seed))].append(site)
@@ -144,15 +144,10 @@ class VectorizedFederation(FederationLoop):
         return weights, {"loss": loss, "sites": len(self.sites), "refused": 0}
 
     def evaluate(
-        self,
-        number: int,
-        weights: Arrays,
-        split: str,
-        fraction: float,
-        calibration: PlattScaling | None = None,
-        threshold: float | None = None,
+        self, number: int, weights: Arrays, split: str, fraction: float, tuned: Bundle | None = None
     ) -> SiteCounts | None:
         """The summed counts of all sites; `fraction` is ignored."""
+        threshold, calibration = (tuned.decision.threshold, outcome.calibration(tuned)) if tuned else (None, None)
         counts = [site.evaluate(weights, self.recipe, split, calibration, threshold) for site in self.sites]
         return sum(counts[1:], counts[0])
 

@@ -22,9 +22,9 @@ from nosology.federated.deploy.credentials import (
 )
 from nosology.federated.deploy.flower_process import LocalhostMiddleware, _run_uvicorn, free_port, wait_until
 from nosology.federated.deploy.superlink import ControlClient, SuperLinkServer, check_address
+from nosology.federated.rounds.federated_site import FederatedSite
 from nosology.federated.rounds.federation_server import run_federation
 from nosology.federated.rounds.federation_setup import ROUND_FILE
-from nosology.federated.rounds.hospital_site import HospitalSite
 from nosology.federated.rounds.simulation import simulation_grid
 from nosology.models.bundle import Bundle
 from nosology.training.run_folder import run_folder
@@ -52,7 +52,7 @@ def train_in_one_process(federation: Federation, out: Path, rounds: int = 4) -> 
     torch.set_num_threads(1)
     embedder = EmbedderSettings(model=str(federation.folder / "embedder"))
     sites = [
-        HospitalSite.open(name, [federation.folder / name / "corpus"], federation.folder / name / "cache", embedder)
+        FederatedSite.open(name, [federation.folder / name / "corpus"], federation.folder / name / "cache", embedder)
         for name in NOTES
     ]
     settings = ["embedder.model=embedder", "model.widths=[16]", "training.batch=8", f"federation.rounds={rounds}"]

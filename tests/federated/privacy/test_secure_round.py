@@ -15,8 +15,8 @@ from nosology.federated.privacy.dp_sgd import PrivacyAccountant
 from nosology.federated.privacy.masking import from_fixed_point, to_fixed_point
 from nosology.federated.privacy.secure_round import from_vector, to_vector, vector_size
 from nosology.federated.privacy.site_noise import PrivacyBudget, clip_update, update_norm, weight_difference
+from nosology.federated.rounds.federated_site import LocalUpdate
 from nosology.federated.rounds.federation_server import run_federation
-from nosology.federated.rounds.hospital_site import LocalUpdate
 from nosology.federated.rounds.messages import ARRAYS, CONFIG, TRAIN, from_record, make_content
 from nosology.federated.rounds.simulation import InProcessGrid, simulation_grid
 from tests.federated.small_hospitals import CODES, recipe, site, sites

@@ -8,9 +8,9 @@ import torch
 
 from nosology.core import Code, ConfigError, FederationError, OutputError
 from nosology.federated.federation_settings import FederatedHeadsRecipe
+from nosology.federated.rounds.federated_site import FederatedSite
 from nosology.federated.rounds.federation_server import run_federation
 from nosology.federated.rounds.federation_setup import embedder_key, run_lock
-from nosology.federated.rounds.hospital_site import HospitalSite
 from nosology.federated.rounds.simulation import simulation_grid
 from nosology.federated.rounds.vectorized import VectorizedSites, run_vectorized
 from nosology.models.heads.heads_settings import HeadShape
@@ -22,7 +22,7 @@ DIM = 8
 IDENTITY = {"model": "none", "dim": DIM}
 
 
-def sites(sizes: list[int], without: int | None = None) -> list[HospitalSite]:
+def sites(sizes: list[int], without: int | None = None) -> list[FederatedSite]:
     """Sites with these numbers of train notes; site number `without` has no procedure codes."""
     directions = np.random.default_rng(0).normal(size=(DIM, len(CODES)))
     hospitals = []
@@ -34,7 +34,7 @@ def sites(sizes: list[int], without: int | None = None) -> list[HospitalSite]:
             true = vectors @ directions + rng.normal(0, 0.3, size=(size, len(CODES))) > 0.4
             true[:, 6] &= i != without
             parts[split] = CodedVectors(vectors, [tuple(c for c, hit in zip(CODES, row) if hit) for row in true])
-        hospitals.append(HospitalSite(f"site-{i}", IDENTITY, embedder_key(IDENTITY), parts, None, torch.device("cpu")))
+        hospitals.append(FederatedSite(f"site-{i}", IDENTITY, embedder_key(IDENTITY), parts, None, torch.device("cpu")))
     return hospitals
 
 

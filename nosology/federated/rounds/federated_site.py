@@ -58,7 +58,7 @@ class LocalUpdate:
 
 
 @dataclass
-class HospitalSite:
+class FederatedSite:
     """The notes of a hospital. After `configure` it can train and evaluate."""
 
     name: str
@@ -81,7 +81,7 @@ class HospitalSite:
         embedder: EmbedderSettings,
         *,
         code_list: frozenset[Code] | None = None,
-    ) -> HospitalSite:
+    ) -> FederatedSite:
         """The site of corpus folders. Embeddings that are not in the cache are computed and cached."""
         loaded = Embedder.load(embedder)
         if cache is None:
