@@ -67,7 +67,7 @@ def test_auc_equals_scikit_learn(seen, unseen):
 
 
 def test_interval_covers_true_auc():
-    """95 of 100 intervals hold the true AUC, of normal scores one standard deviation apart."""
+    """95 of 100 intervals hold the true AUC, of normal scores with means one standard deviation apart."""
     rng, held = np.random.default_rng(0), 0
     for _ in range(300):
         result = MembershipAttack.of(rng.normal(1, 1, 80), rng.normal(0, 1, 60))
@@ -83,7 +83,7 @@ def test_hits_at_one_percent_false_positives():
 
 
 def test_calibrated_loss_ignores_rare_codes():
-    """A note is not less seen for having a hard code: with the code's usual cost taken off, the groups are alike."""
+    """A rare code is hard for seen and unseen notes: the calibrated loss does not separate the groups."""
     rng = np.random.default_rng(0)
 
     def with_hard_code(n: int, share: float):
@@ -105,7 +105,7 @@ def test_too_few_notes_raise():
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A head that has learned 80 notes by heart, and one that was stopped at once; their codes are noise."""
+    """A head that has memorized 80 notes, and one trained for one epoch; their codes are random."""
     folder = tmp_path_factory.mktemp("probe")
     rng = np.random.default_rng(0)
     notes = small_notes(160)
@@ -124,13 +124,13 @@ def trained(tmp_path_factory):
 def test_probe_of_bundles(trained):
     """The long one was refitted on train and dev, so both count as seen and there is no control."""
     folder, corpus = trained
-    (long, told), (short, _) = (
+    (long, cautions), (short, _) = (
         probe_bundle(Bundle.load(folder / name), corpus, folder / "vectors") for name in ("long", "short")
     )
     assert long.seen == 120 and long.unseen == 40 and long.control is None
     assert short.seen == 80 and short.control is not None
     assert long.attacks["loss"].auc > short.attacks["loss"].auc
-    assert any("40 unseen notes" in line for line in told)
+    assert any("40 unseen notes" in line for line in cautions)
     few, _ = probe_bundle(Bundle.load(folder / "short"), corpus, folder / "vectors", notes=30)
     assert few.seen == few.unseen == 30
 
@@ -140,9 +140,9 @@ def test_probe_command(trained, small_bundle, small_corpus):
     words = ["--corpus", str(corpus.folder), "--out", str(folder / "probe.json"), "--cache", str(folder / "vectors")]
     run = CliRunner().invoke(app, ["probe", str(folder / "short"), *words])
     assert run.exit_code == 0, run.output
-    told = json.loads((folder / "probe.json").read_text())
-    assert told["sentence"] in run.stdout and "control: dev against test" in run.stdout
-    assert set(told["attacks"]) == {"loss", "calibrated loss", "logistic"}
+    report = json.loads((folder / "probe.json").read_text())
+    assert report["sentence"] in run.stdout and "control: dev against test" in run.stdout
+    assert set(report["attacks"]) == {"loss", "calibrated loss", "logistic"}
     with pytest.raises(BundleError, match="of kind heads; got linear"):
         probe_bundle(Bundle.load(small_bundle), small_corpus)
 

@@ -17,7 +17,6 @@ from scipy import stats
 
 from nosology.core import DataError, FederationError
 from nosology.federated.privacy import masking
-from nosology.federated.privacy import secure_aggregation as secure
 from nosology.federated.privacy.masking import combine_shares, from_fixed_point, keystream, split_secret, to_fixed_point
 from nosology.federated.privacy.secure_aggregation import (
     SecureServer,
@@ -54,16 +53,16 @@ class World:
         requests = dict.fromkeys(self.sites, server.request)
         for stage in ("keys", "shares", "mask", "unmask"):
             gone |= set(lost.get(stage, ()))
-            asked = {name: request for name, request in requests.items() if name not in gone}
+            present = {name: request for name, request in requests.items() if name not in gone}
             if stage == "mask":
-                for name, request in asked.items():
+                for name, request in present.items():
                     self.masked[name] = self.call(
                         name, stage, request, to_fixed_point(self.vectors[name], len(self.sites))
                     )
                     server.receive_masked(name, self.masked[name], self.size)
                 requests = server.unmask_requests()
                 continue
-            answers = {name: self.call(name, stage, request) for name, request in asked.items()}
+            answers = {name: self.call(name, stage, request) for name, request in present.items()}
             if stage == "unmask":
                 return server.receive_unmasked(answers)
             requests = getattr(server, f"receive_{stage}")(answers)
@@ -80,12 +79,12 @@ def server(number: int = 1, attempt: int = 1, quorum: int = 3, run: str = "run")
 def all_text(*things) -> str:
     """Everything that is in some objects, their arrays as hex."""
 
-    def told(value):
+    def to_text(value):
         if isinstance(value, np.ndarray):
             return value.tobytes().hex()
         return vars(value) if hasattr(value, "__dict__") else str(value)
 
-    return json.dumps(things, default=told)
+    return json.dumps(things, default=to_text)
 
 
 def test_sum_equals_plain_sum_up_to_rounding():
@@ -148,7 +147,7 @@ def test_unmasking_below_threshold_raises():
 def test_server_never_sees_vectors_or_secrets():
     """The server's own objects, and every message of three rounds: no number of a vector, no key of who was there."""
     world = World(size=300)
-    kept, private = [], {}
+    stored, private = [], {}
     original = SecureSite.mask
 
     def spying(self, request, vector):
@@ -160,8 +159,8 @@ def test_server_never_sees_vectors_or_secrets():
         for number in (1, 2, 3):
             serving = server(number)
             total = world.run(serving, {"mask": NAMES[-1:]} if number == 2 else None)
-            kept += [serving, total]
-    seen = all_text(world.log, [vars(item) if hasattr(item, "__dict__") else item for item in kept])
+            stored += [serving, total]
+    seen = all_text(world.log, [vars(item) if hasattr(item, "__dict__") else item for item in stored])
     for name in NAMES:
         assert world.masked[name].tobytes().hex() in seen, "the search must be able to find a vector"
         for number, whole in zip(world.vectors[name][:20], to_fixed_point(world.vectors[name], len(NAMES))):
@@ -190,8 +189,7 @@ def test_masked_vectors_are_uniform_for_the_server():
         serving.receive_masked(name, world.masked[name], world.size)
     answers = {name: world.call(name, "unmask", request) for name, request in serving.unmask_requests().items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nosology.federated.privacy.secure_aggregation.keystream", keeping)
-        patch.setattr(secure, "keystream", keeping)
+        patch.setattr(masking, "keystream", keeping)
         assert np.allclose(from_fixed_point(serving.receive_unmasked(answers)), world.plain(sending), atol=1e-8)
     own, lost_pairs = streams[: len(sending)], streams[len(sending) :]
     assert len(lost_pairs) == len(sending)
@@ -205,7 +203,7 @@ def test_masked_vectors_are_uniform_for_the_server():
                 assert stats.chisquare(counts).pvalue > 1e-6
         assert abs(np.corrcoef(from_fixed_point(rest), world.vectors[name])[0, 1]) < 0.05
     counts = np.bincount(to_fixed_point(world.vectors[NAMES[0]], 7).view(np.uint8).reshape(-1, 8)[:, 7], minlength=256)
-    assert stats.chisquare(counts).pvalue < 1e-6, "the test would see a vector that lies open"
+    assert stats.chisquare(counts).pvalue < 1e-6, "the test must detect an unmasked vector"
 
 
 def test_seed_and_key_of_a_site_are_never_both_revealed():
@@ -218,7 +216,7 @@ def test_seed_and_key_of_a_site_are_never_both_revealed():
 
 
 def test_site_unmasks_once():
-    """Two different stories about who was lost would open seed and key of one site."""
+    """Two different lists of lost sites would reveal seed and key of one site."""
     world, serving = World(), server()
     world.run(serving)
     for sent in (NAMES, NAMES[1:], NAMES[:-1]):
@@ -231,7 +229,7 @@ def test_threshold_is_more_than_half_of_the_sites():
         assert 2 * min_threshold(sites) > sites
 
 
-@pytest.mark.parametrize("sent", [NAMES[:2], [*NAMES[:6], "a stranger"], NAMES[1:]])
+@pytest.mark.parametrize("sent", [NAMES[:2], [*NAMES[:6], "unknown"], NAMES[1:]])
 def test_site_refuses_to_unmask_for_wrong_lists(sent):
     world, serving = World(), server(quorum=4)
     requests = serving.receive_keys({name: world.call(name, "keys", serving.request) for name in NAMES})
@@ -299,7 +297,7 @@ def test_no_keystream_is_used_twice():
 
     world = World(size=5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(secure, "keystream", noting)
+        patch.setattr(masking, "keystream", noting)
         for number in (1, 2, 3):
             world.run(server(number))
     pairs = len(list(combinations(NAMES, 2)))
@@ -347,10 +345,10 @@ def test_wrong_shares_raise():
     original = SecureSite.unmask
 
     def lying(self, request):
-        told = original(self, request)
+        shares = original(self, request)
         if self.name == NAMES[0]:
-            told["seeds"][NAMES[1]] = "00" * masking.SHARE_BYTES
-        return told
+            shares["seeds"][NAMES[1]] = "00" * masking.SHARE_BYTES
+        return shares
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SecureSite, "unmask", lying)
@@ -374,9 +372,9 @@ def test_unsigned_keys_are_refused():
     forged["keys"][NAMES[1]]["mask"] = masking.generate_key_pair()[1].hex()
     with pytest.raises(FederationError, match="the keys of site site 1 are not signed by it"):
         world.call(NAMES[0], "shares", forged)
-    forged["keys"]["a stranger"] = {"mask": "00" * 32, "encryption": "11" * 32}
+    forged["keys"]["unknown"] = {"mask": "00" * 32, "encryption": "11" * 32}
     del forged["keys"][NAMES[1]]
-    with pytest.raises(FederationError, match="no public key of site a stranger"):
+    with pytest.raises(FederationError, match="no public key of site unknown"):
         world.call(NAMES[0], "shares", forged)
 
 

@@ -38,7 +38,7 @@ def weights(result) -> np.ndarray:
 
 
 class Watched(InProcessGrid):
-    """A grid that keeps all that passes through it, and loses the answers that it is told to lose."""
+    """A grid that records all messages and drops the replies for which `lose` is true."""
 
     def __init__(self, grid: InProcessGrid, lose=lambda kind, site, number: False):
         self.__dict__ = grid.__dict__
@@ -46,15 +46,15 @@ class Watched(InProcessGrid):
 
     def send_and_receive(self, messages, *, timeout=None):
         names = {node: context.node_config["site-name"] for node, context in self._contexts.items()}
-        kept = []
+        replies = []
         for message in messages:
             kind, name = message.metadata.message_type, names[message.metadata.dst_node_id]
             self.numbers[kind, name] = self.numbers.get((kind, name), 0) + 1
             reply = super().send_and_receive([message])[0]
             self.seen += [(kind, name, message.content), (kind, name, reply.content if reply.has_content() else None)]
             if not self.lose(kind, name, self.numbers[kind, name]):
-                kept.append(reply)
-        return kept
+                replies.append(reply)
+        return replies
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedadam"])
@@ -155,9 +155,9 @@ def test_server_never_sees_the_update_of_one_site(tmp_path):
 def test_plain_update_is_refused():
     hospitals = sites(3)
     grid = simulation_grid(hospitals)
-    asked = make_content({"a": np.zeros(1)}, recipe=secret().model_dump(mode="json"), round=1, setup="")
+    request = make_content({"a": np.zeros(1)}, recipe=secret().model_dump(mode="json"), round=1, setup="")
     for node in grid.get_node_ids():
-        reply = grid.send_and_receive([Message(asked, node, TRAIN)])[0]
+        reply = grid.send_and_receive([Message(request, node, TRAIN)])[0]
         assert "only with secure aggregation" in reply.error.reason
     open_recipe = make_content({"a": np.zeros(1)}, recipe=plain().model_dump(mode="json"), round=1, setup="")
     node = grid.get_node_ids()[0]
@@ -262,7 +262,7 @@ def test_privacy_budget_survives_a_restart():
 
 @pytest.mark.parametrize("place", ["train", "evaluate"])
 def test_killed_server_accounts_for_every_attempt(tmp_path, place):
-    """Killed in its first round, before any round is saved: what sites were asked, and what was sent out, is booked."""
+    """A server that is killed in its first round has accounted for every request and every sum."""
     privacy = {"secure": False, "record_noise": 1.5, "site_clip": 1.0, "site_noise": 2.0}
     settings, hospitals = secret("mlp", 2, privacy, evaluate_every=1), sites()
 
@@ -278,10 +278,10 @@ def test_killed_server_accounts_for_every_attempt(tmp_path, place):
             run_federation(Killed(simulation_grid(hospitals)), settings, tmp_path / "bundle")
     rows = run_federation(simulation_grid(hospitals), settings, tmp_path / "bundle").history
     assert [row["round"] for row in rows] == [1, 2]
-    asked = PrivacyAccountant(
+    expected = PrivacyAccountant(
         [(1.5, 1 / 4, 4 * 4)]
     )  # four times, four steps of the smallest site's 30 notes in batches of 8
-    assert rows[-1]["record_epsilon"] == pytest.approx(asked.epsilon(1e-5))
+    assert rows[-1]["record_epsilon"] == pytest.approx(expected.epsilon(1e-5))
     assert rows[-1]["record_epsilon"] >= max(hospital.accountant.epsilon(1e-5) for hospital in hospitals) - 1e-9
     sent = 2 + (2 if place == "evaluate" else 0)
     assert rows[-1]["epsilon"] == pytest.approx(PrivacyAccountant([(2.0, 1.0, sent)]).epsilon(1e-5))

@@ -31,8 +31,8 @@ RECIPE = FederatedHeadsRecipe.model_validate(
 def embedded(n: int, seed: int, codes=CODES) -> CodedVectors:
     rng = np.random.default_rng(seed)
     vectors = rng.normal(0.2, 0.3, size=(n, DIM)).astype(np.float32)
-    lean = np.random.default_rng(0).normal(size=(DIM, len(CODES)))
-    true = vectors @ lean + rng.normal(0, 0.3, size=(n, len(CODES))) > 0.5
+    directions = np.random.default_rng(0).normal(size=(DIM, len(CODES)))
+    true = vectors @ directions + rng.normal(0, 0.3, size=(n, len(CODES))) > 0.5
     return CodedVectors(
         vectors, [tuple(code for code, hit in zip(CODES, row) if hit and code in codes) for row in true]
     )
@@ -64,9 +64,11 @@ def test_metadata_omits_codes_of_few_notes():
 
 def test_summed_statistics_equal_pooled_scaler():
     sites = [site(str(i), seed=10 * i) for i in range(5)]
-    parts = [one.statistics(1) for one in sites]
+    parts = [hospital.statistics(1) for hospital in sites]
     result = sum(parts[1:], parts[0]).scaler()
-    pooled = StandardScaler().fit(np.concatenate([one.notes["train"].vectors for one in sites]).astype(np.float64))
+    pooled = StandardScaler().fit(
+        np.concatenate([hospital.notes["train"].vectors for hospital in sites]).astype(np.float64)
+    )
     np.testing.assert_allclose(result.mean, pooled.mean_, rtol=1e-9)
     np.testing.assert_allclose(result.scale, pooled.scale_, rtol=1e-9)
 
@@ -82,10 +84,10 @@ def test_training_without_setup_raises():
 
 
 def test_kept_optimizer_state_equals_central_training(ready):
-    kept = RECIPE.model_copy(update={"federation": RECIPE.federation.model_copy(update={"optimizer_state": "keep"})})
+    keep = RECIPE.model_copy(update={"federation": RECIPE.federation.model_copy(update={"optimizer_state": "keep"})})
     now, optimizer_state = weights(), None
     for number in (1, 2, 3):
-        update = ready.train(now, kept, number, optimizer_state)
+        update = ready.train(now, keep, number, optimizer_state)
         now, optimizer_state = update.weights, update.optimizer_state
     net = build_head(RECIPE.model, DIM, len(CODES), RECIPE.seed)
     train_epochs(net, ready.tensors("train"), loop_settings(RECIPE), range(3), seed=RECIPE.seed)
@@ -101,21 +103,21 @@ def test_kept_optimizer_state_equals_central_training(ready):
 def test_fedsgd_does_not_depend_on_the_partition():
     """One step at each site, averaged by notes, is one step on all notes, for a head without batch normalisation."""
     whole = site()
-    calm = RECIPE.model_copy(
+    no_dropout = RECIPE.model_copy(
         update={
             "federation": RECIPE.federation.model_copy(update={"strategy": "fedadam", "optimizer": "fedsgd"}),
             "model": HeadShape(head="mlp", widths=[16], dropout=0.0),
         }
     )
     scaler = whole.statistics(1).scaler()
-    first = weights(calm)
+    first = weights(no_dropout)
 
     def trained(rows: slice) -> dict[str, np.ndarray]:
         train = whole.notes["train"]
         part = {"train": CodedVectors(train.vectors[rows], train.codes[rows])}
         result = FederatedSite("part", {"model": "none"}, "k", whole.notes | part, None, torch.device("cpu"))
         result.configure(LabelSpace(CODES), scaler)
-        return result.train(first, calm, 1).weights
+        return result.train(first, no_dropout, 1).weights
 
     parts = [(slice(0, 7), 7), (slice(7, 40), 33), (slice(40, 60), 20)]
     sent = [(trained(rows), notes) for rows, notes in parts]
@@ -126,7 +128,7 @@ def test_fedsgd_does_not_depend_on_the_partition():
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changed", "message"),
     [
         ([], "strategy must be"),
         (["federation.strategy=krum"], "strategy must be"),
@@ -135,18 +137,20 @@ def test_fedsgd_does_not_depend_on_the_partition():
         (["federation.strategy=fedadam"], "secure must be true"),
     ],
 )
-def test_fedsgd_needs_server_optimizer_and_privacy(changed, says):
-    with pytest.raises(ConfigError, match=says) as told:
+def test_fedsgd_needs_server_optimizer_and_privacy(changed, message):
+    with pytest.raises(ConfigError, match=message) as error:
         load_recipe("heads-mlp", ["federation.optimizer=fedsgd", *changed])
-    assert "[federation]" in str(told.value) and "rounds" not in str(told.value), "its own words, not the whole table"
+    assert "[federation]" in str(error.value) and "rounds" not in str(error.value), (
+        "the message must not print the whole table"
+    )
     with pytest.raises(ConfigError, match=r"record_noise at least 0\.5"):
         load_recipe(
             "heads-mlp",
             ["federation.optimizer=fedsgd", "federation.strategy=fedyogi", "federation.privacy.record_noise=1e-9"],
         )
-    for kept in ("privacy.secure=true", "privacy.record_noise=1.0", "min_site_notes=1"):
+    for protection in ("privacy.secure=true", "privacy.record_noise=1.0", "min_site_notes=1"):
         assert load_recipe(
-            "heads-mlp", ["federation.optimizer=fedsgd", "federation.strategy=fedyogi", f"federation.{kept}"]
+            "heads-mlp", ["federation.optimizer=fedsgd", "federation.strategy=fedyogi", f"federation.{protection}"]
         )
 
 
@@ -165,12 +169,12 @@ def test_old_names_of_settings_are_read_with_a_warning():
 def test_bias_gradient_reveals_note_counts(ready):
     """So gradients must be masked or noisy where codes of few notes must not be reported."""
     plain = RECIPE.federation.model_copy(update={"strategy": "fedadam", "optimizer": "fedsgd"})
-    calm = HeadShape(head="mlp", widths=[16], dropout=0.0, bce=1.0)
-    told = RECIPE.model_copy(update={"federation": plain, "model": calm})
-    first = weights(told)
-    sent = ready.train(first, told, 1).weights["out.bias"] - first["out.bias"]
+    no_dropout = HeadShape(head="mlp", widths=[16], dropout=0.0, bce=1.0)
+    fedsgd = RECIPE.model_copy(update={"federation": plain, "model": no_dropout})
+    first = weights(fedsgd)
+    sent = ready.train(first, fedsgd, 1).weights["out.bias"] - first["out.bias"]
     with torch.no_grad():
-        head = build_head(calm, DIM, len(CODES), RECIPE.seed).eval()
+        head = build_head(no_dropout, DIM, len(CODES), RECIPE.seed).eval()
         mean = torch.sigmoid(head.logits(ready.tensors("train").vectors)).mean(0).numpy()
     counts = np.round(60 * (sent + mean))
     np.testing.assert_array_equal(counts, ready.tensors("train").targets.sum(0).numpy())
@@ -201,26 +205,26 @@ def test_summed_counts_equal_pooled_evaluation():
     """Five sites: micro metrics, exact match, MAP and the best F1 are those of all their notes together."""
     labels = LabelSpace(CODES[:5])  # two codes have no label
     sites = [site(str(i), seed=10 * i) for i in range(5)]
-    parts = [one.statistics(1) for one in sites]
+    parts = [hospital.statistics(1) for hospital in sites]
     scaler = sum(parts[1:], parts[0]).scaler()
     now = {k: v.numpy() for k, v in build_head(RECIPE.model, DIM, 5, 3).state_dict().items()}
     now["out.weight"] = now["out.weight"] * 8  # spread the logits
     calibration, threshold = PlattScaling(0.8, -0.1), 0.45
     result, logits, gold = None, [], []
-    for one in sites:
-        one.configure(labels, scaler)
-        counted = one.evaluate(now, RECIPE, "test", calibration, threshold)
+    for hospital in sites:
+        hospital.configure(labels, scaler)
+        counted = hospital.evaluate(now, RECIPE, "test", calibration, threshold)
         result = counted if result is None else result + counted
-        net = one._net(now, RECIPE).eval()
-        logits.append(net.logits(one.tensors("test").vectors).detach().numpy())
-        gold += one.notes["test"].codes
+        net = hospital._net(now, RECIPE).eval()
+        logits.append(net.logits(hospital.tensors("test").vectors).detach().numpy())
+        gold += hospital.notes["test"].codes
     logits = np.concatenate(logits)
     pooled = evaluate(labels, gold, calibration(logits), threshold, replicates=0)
     assert pooled["n_true_assignments_outside_label_space"] == int(result.outside[0]) > 0
     metrics = result.metrics(labels)
     for name in ("micro_f1", "micro_precision", "micro_recall", "exact_match", "map"):
         assert metrics[name] == pytest.approx(pooled[name], abs=1e-12), name
-    assert metrics["macro_f1"] is metrics["hamming_loss"] is None  # nobody is told how many codes have no label
+    assert metrics["macro_f1"] is metrics["hamming_loss"] is None  # the number of codes without a label is not reported
     # within a bin of a hundredth, the best F1 over edges is that over all scores
     assert result.best[1] == pytest.approx(brief(labels, gold, PlattScaling()(logits))["micro_f1"], abs=0.01)
     whole = PlattScaling.fit(logits, labels.encode(gold))

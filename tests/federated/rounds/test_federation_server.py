@@ -114,10 +114,12 @@ def test_bundle_contains_provenance_and_history(tmp_path):
     result = run(hospitals, recipe(rounds=4, evaluate_every=2), out, report=lines.append, corpora=[{"hash": "h"}])
     bundle = Bundle.load(out)
     assert bundle.model.kind == "heads" and bundle.decision == result.bundle.decision
-    made = bundle.provenance
-    assert made["n_train"] == sum(len(each.notes["train"].codes) for each in hospitals) and made["n_dev"] == 80
-    assert made["corpora"] == [{"hash": "h"}] and made["n_test"] == 64
-    assert made["federation"]["sites"]["site-03"] == 51
+    provenance = bundle.provenance
+    assert (
+        provenance["n_train"] == sum(len(each.notes["train"].codes) for each in hospitals) and provenance["n_dev"] == 80
+    )
+    assert provenance["corpora"] == [{"hash": "h"}] and provenance["n_test"] == 64
+    assert provenance["federation"]["sites"]["site-03"] == 51
     with (out / "history.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [*rows[0]][:6] == ["round", "loss", "sites", "refused", "micro_f1", "epsilon"]
@@ -140,14 +142,14 @@ def test_metrics_equal_pooled_evaluation(tmp_path, outside):
             each.notes[split] = CodedVectors(part.vectors, codes)
     result = run(hospitals, recipe("mlp", rounds=20), tmp_path / "bundle").bundle
     dev, test = pooled(result, hospitals, "dev"), pooled(result, hospitals, "test")
-    told = result.provenance["found"]
-    assert told["dev_micro_f1"] == pytest.approx(dev["micro_f1"], abs=1e-12)
-    assert told["dev_map"] == pytest.approx(dev["map"], abs=1e-12)
-    unknown = {name for name, number in told["test"].items() if number is None}
+    report = result.provenance["found"]
+    assert report["dev_micro_f1"] == pytest.approx(dev["micro_f1"], abs=1e-12)
+    assert report["dev_map"] == pytest.approx(dev["map"], abs=1e-12)
+    unknown = {name for name, number in report["test"].items() if number is None}
     assert not unknown & {"micro_f1", "micro_precision", "micro_recall", "exact_match", "map"}
     assert bool(unknown) == outside
-    for name in told["test"].keys() - unknown:
-        assert told["test"][name] == pytest.approx(test[name], abs=1e-12), name
+    for name in report["test"].keys() - unknown:
+        assert report["test"][name] == pytest.approx(test[name], abs=1e-12), name
     assert test["exact_match"] > 0 and bool(test["n_true_assignments_outside_label_space"]) == outside
 
 
@@ -184,7 +186,7 @@ def test_site_with_code_list_does_not_change_other_labels(tmp_path):
     part, whole = site("part", seed=1, code_list=some), site("whole", seed=2)
     settings = recipe("mlp", 1)
     both = weights_of(run([part, whole], settings, tmp_path / "both"))
-    update = whole.train(first_weights(settings, 12), settings, 1)  # it has been told labels and scaler
+    update = whole.train(first_weights(settings, 12), settings, 1)  # it has labels and scaler from the run
     np.testing.assert_allclose(both["out.weight"][6:], update.weights["out.weight"][6:], atol=1e-6)
     assert np.abs(both["out.weight"][:6] - update.weights["out.weight"][:6]).max() > 1e-3
 
@@ -270,7 +272,7 @@ def test_run_stops_with_reasons_if_all_sites_fail(tmp_path):
 
 
 def test_krum_is_refused_with_too_few_sites(tmp_path):
-    """No site trains for nothing, and nothing is kept that another recipe would stumble over."""
+    """No site trains, and no checkpoint is left."""
     grid, trained = simulation_grid(sites(4)), []
     Broken(grid, "site-00", "train", lambda message, context, app: trained.append(1))
     with pytest.raises(FederationError, match="krum needs 5 sites in a round; there are 4"):
@@ -367,12 +369,12 @@ def test_failed_metadata_request_is_repeated(tmp_path):
     assert result.history[0]["sites"] == 3 and result.refused == {}
 
 
-def changing(**told):
+def changing(**values):
     def act(message, context, app):
         reply = app(message, context)
-        for name, given in told.items():
+        for name, value in values.items():
             config = reply.content["config"]
-            config[name] = json.dumps(json.loads(config[name]) | given if isinstance(given, dict) else given)
+            config[name] = json.dumps(json.loads(config[name]) | value if isinstance(value, dict) else value)
         return reply
 
     return act
@@ -385,10 +387,10 @@ def test_unreadable_metadata_excludes_only_its_site(tmp_path):
     assert result.history[0]["sites"] == 2 and list(result.refused.values()) == ["its metadata cannot be read"]
 
 
-@pytest.mark.parametrize("told", [{"top_k": 5}, {"min_notes": 2}, {"max_notes": 9}])
-def test_label_settings_are_refused_in_a_federation(tmp_path, told):
-    narrow = recipe().model_copy(update={"labels": LabelSettings(**told)})
-    with pytest.raises(ConfigError, match=rf"labels\.{next(iter(told))} must not be set in a federation"):
+@pytest.mark.parametrize("labels", [{"top_k": 5}, {"min_notes": 2}, {"max_notes": 9}])
+def test_label_settings_are_refused_in_a_federation(tmp_path, labels):
+    narrow = recipe().model_copy(update={"labels": LabelSettings(**labels)})
+    with pytest.raises(ConfigError, match=rf"labels\.{next(iter(labels))} must not be set in a federation"):
         run(sites(2), narrow, tmp_path / "bundle")
 
 
@@ -460,7 +462,7 @@ def test_central_noise_costs_epsilon_in_every_round(tmp_path):
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedadam"])
 def test_killed_server_resumes_to_the_same_weights(tmp_path, strategy):
-    """kill -9 in the middle of a round of a real process; the run that goes on ends where an unbroken one does."""
+    """A process is killed within a round; the resumed run gives the weights of an uninterrupted one."""
     out = tmp_path / "killed"
     process = subprocess.Popen(
         [sys.executable, str(Path(program.__file__)), str(out), strategy], stdout=subprocess.PIPE, text=True

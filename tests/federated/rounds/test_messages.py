@@ -27,16 +27,16 @@ def reply(arrays: dict[str, np.ndarray], **values) -> Message:
     return Message(make_content(arrays, **values), metadata=Metadata(1, "m", 0, 1, "q", "", 0.0, 60.0, "query"))
 
 
-def told(optimizer_state: FeatureStatistics) -> FeatureStatistics | str:
+def send_statistics(statistics: FeatureStatistics) -> FeatureStatistics | str:
     return read_statistics(
-        reply({"total": optimizer_state.total, "squares": optimizer_state.squares}, count=optimizer_state.count),
+        reply({"total": statistics.total, "squares": statistics.squares}, count=statistics.count),
         DIM,
     )
 
 
 def test_valid_statistics_are_accepted():
     for vectors in (notes(40, 1).vectors, np.zeros((3, DIM), np.float32), np.full((5000, DIM), 0.1, np.float32)):
-        result, sent = told(FeatureStatistics.of(vectors)), FeatureStatistics.of(vectors)
+        result, sent = send_statistics(FeatureStatistics.of(vectors)), FeatureStatistics.of(vectors)
         assert result.count == sent.count
         np.testing.assert_array_equal(result.total, sent.total)
 
@@ -54,7 +54,9 @@ def test_valid_statistics_are_accepted():
     ],
 )
 def test_impossible_statistics_are_refused(wrong):
-    assert told(replace(FeatureStatistics.of(notes(40, 1).vectors), **wrong)).startswith("its statistics are not")
+    assert send_statistics(replace(FeatureStatistics.of(notes(40, 1).vectors), **wrong)).startswith(
+        "its statistics are not"
+    )
 
 
 def counts() -> SiteCounts:

@@ -15,11 +15,11 @@ def counting() -> ClientApp:
     @app.query("count")
     def count(message: Message, context: Context) -> Message:
         if "fail" in message.content:
-            raise ValueError("told to")
+            raise ValueError("failed on request")
         seen = context.state.get("seen", ConfigRecord({"n": 0}))["n"] + 1
         context.state["seen"] = ConfigRecord({"n": seen})
         reply = ConfigRecord({"n": seen, "site": context.node_config[SITE_NAME]})
-        return Message(RecordDict({"told": reply}), reply_to=message)
+        return Message(RecordDict({"reply": reply}), reply_to=message)
 
     return app
 
@@ -35,15 +35,15 @@ def test_each_node_keeps_its_own_state():
     grid = InProcessGrid(counting(), ["north", "south"])
     north, south = grid.get_node_ids()
     ask(grid, [north])
-    reply = [reply.content["told"] for reply in ask(grid, [south, north])]
-    assert [(item["site"], item["n"]) for item in reply] == [("south", 1), ("north", 2)]
+    replies = [reply.content["reply"] for reply in ask(grid, [south, north])]
+    assert [(item["site"], item["n"]) for item in replies] == [("south", 1), ("north", 2)]
 
 
 def test_exception_of_an_app_is_an_error_reply():
     grid = InProcessGrid(counting(), ["north", "south"])
     north, south = grid.get_node_ids()
     failed, fine = ask(grid, [north, south], fail=[north])
-    assert failed.error.code == 2 and failed.error.reason == "<class 'ValueError'>:<'told to'>"  # as Flower's
+    assert failed.error.code == 2 and failed.error.reason == "<class 'ValueError'>:<'failed on request'>"  # as Flower's
     assert failed.metadata.src_node_id == north and fine.has_content()
 
 
@@ -61,7 +61,7 @@ def test_removed_node_is_unreachable_and_a_new_one_has_no_state():
     (reply,) = ask(grid, [node])
     assert reply.error.code == 5 and grid.get_node_ids() == []
     again = grid.add("north")
-    assert again != node and ask(grid, [again])[0].content["told"]["n"] == 1
+    assert again != node and ask(grid, [again])[0].content["reply"]["n"] == 1
 
 
 def test_ids_are_deterministic():
