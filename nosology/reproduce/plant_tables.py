@@ -72,7 +72,11 @@ SMALL: dict[str, Any] = {
     "coders": {"PLANT": "plant", "LAAT": "laat", "linear": "linear"},
     "fractions": [1.0, 0.3],
     "recipe": {
-        "plant": {"language": {"training": {"epochs": 2}}, "training": {"epochs": 5}, "ranker": {"epochs": 20}},
+        "plant": {
+            "language": {"training": {"epochs": 2}},
+            "training": {"epochs": 5},
+            "ranker": {"epochs": 10, "steps": 200},
+        },
         "laat": {"training": {"epochs": 4}, "vectors": {"epochs": 5}},
     },
 }
