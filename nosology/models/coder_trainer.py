@@ -22,10 +22,10 @@ class CalibratedModel(Model, Protocol):
 
     calibration: Any
 
-    def to_probabilities(self, scores: np.ndarray) -> np.ndarray:
+    def to_probabilities(self, scores: np.ndarray, /) -> np.ndarray:
         """Probabilities (B, L) of scores (B, L)."""
 
-    def calibrated(self, scores: np.ndarray, gold: sparse.csr_matrix) -> Self:
+    def calibrated(self, scores: np.ndarray, gold: sparse.csr_matrix, /) -> Self:
         """This model with its calibration fitted on scores (B, L) of notes that it was not trained on."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -36,11 +36,11 @@ class Heads(Calibrated):
     settings: EmbedderSettings
     identity: dict[str, Any]  # of the embedder that the head was trained with
     scaler: Scaler
-    net: HeadNet
+    net: HeadNet  # pyrefly: ignore[bad-override-mutable-attribute]  (never replaced by another module)
     calibration: PlattScaling = field(default_factory=PlattScaling)
 
-    kind: ClassVar[str] = "heads"
-    within_versions: ClassVar[bool] = False
+    kind = "heads"
+    within_versions = False
 
     @cached_property
     def embedder(self) -> Embedder:
