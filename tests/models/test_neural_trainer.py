@@ -183,7 +183,7 @@ def test_a_step_asks_for_codes_of_its_own_version_alone(kind, small_corpus, monk
     every = {"icd9cm", "icd10cm", "icd10pcs"}
     for version, systems in ((ICD9, {"icd9cm"}), (ICD10, {"icd10cm", "icd10pcs"}), (ICD9 | ICD10, every)):
         rows = np.flatnonzero(call.groups == version)[:5]
-        shared = call.prepare(rows, np.random.default_rng(0))
+        shared = call.prepare_step(rows, np.random.default_rng(0))
         assert {labels.codes[column].system for column in _columns(call, shared, labels, kind)} == systems
         batch = call.make_batch(rows, shared)
         assert batch.targets.shape == (len(rows), len(shared))
