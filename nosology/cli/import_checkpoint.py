@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from nosology.core.model import OpenVocabulary
-
 app = typer.Typer(help="Import a coder that another program has trained.", no_args_is_help=True)
 
 
@@ -33,6 +31,7 @@ def dual_laat(
     """Write a bundle from a DualLAAT checkpoint of its authors."""
     from nosology.cli.coder_commands import caution_unread
     from nosology.codes.code_list import read_code_list
+    from nosology.core.model import OpenVocabulary
     from nosology.models.dual_laat.dual_laat_import import import_bundle
 
     bundle = import_bundle(folder, read_code_list(codes), threshold)
