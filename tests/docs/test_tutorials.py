@@ -59,6 +59,6 @@ def test_paths_named_by_the_pages_exist():
         for page in pages()
         if page.name != "CHANGELOG.md"  # it names what went
         for target in name.findall(page.read_text(encoding="utf-8"))
-        if not (ROOT / target).exists()
+        if not (ROOT / target).exists() and not target.startswith("nosology/models/toy/")  # of docs/adding_a_model.md
     }
     assert not missing
