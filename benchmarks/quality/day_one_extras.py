@@ -1,8 +1,8 @@
 """Do other coders help the lexicon? python benchmarks/quality/day_one_extras.py FOLDER [--lang en] [--notes 500]
 
-On the train cases of CodiEsp alone, crosswise: micro F1 and MAP of the weigher of codes as it is; with the linear
+On the train cases of CodiEsp alone, crosswise: micro F1 and MAP of the code classifier as it is; with the linear
 coder's score of the code beside its features (stacking); and with the similarity of the code's description to the words
-of its best mention, by the built-in sentence encoder. Everything before that weigher is the same in all rows.
+of its best mention, by the built-in sentence encoder. Everything before that classifier is the same in all rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nosology.models.linear.tfidf import Tfidf
 
 RESULTS = Path(__file__).parents[1] / "results" / "quality_day_one_extras.json"
 CHOICE = Choice(1.0, 1000)
-Told = Sequence[tuple[list[Code], np.ndarray]]
+CodeTables = Sequence[tuple[list[Code], np.ndarray]]
 
 
 def main() -> None:
@@ -55,14 +55,14 @@ def main() -> None:
     for name, column in columns.items():
         if column is None and rows:
             continue
-        told = plain if column is None else [(c, np.column_stack([x, own])) for (c, x), own in zip(plain, column)]
-        rows[name] = _quality(gold, told, validation.code_scores(told, gold))
+        tables = plain if column is None else [(c, np.column_stack([x, own])) for (c, x), own in zip(plain, column)]
+        rows[name] = _quality(gold, tables, validation.code_scores(tables, gold))
         print(f"{words.lang} {name:28}", *(f"{key} {value:.4f}" for key, value in rows[name].items()), flush=True)
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     RESULTS.write_text(json.dumps(known | {f"{words.lang}, {len(notes)} notes": rows}, indent=2) + "\n")
 
 
-def _linear(notes: Sequence[Note], gold: list[set[Code]], part: np.ndarray, told: Told) -> list[np.ndarray]:
+def _linear(notes: Sequence[Note], gold: list[set[Code]], part: np.ndarray, tables: CodeTables) -> list[np.ndarray]:
     """The linear coder's scores of the codes of each note, learned from the other parts; -2 for codes they lack."""
     recipe = load_recipe("linear")
     found: list[np.ndarray] = [np.zeros(0)] * len(notes)
@@ -72,14 +72,14 @@ def _linear(notes: Sequence[Note], gold: list[set[Code]], part: np.ndarray, told
         tfidf, vectors = Tfidf.fit([notes[i].text for i in others], recipe.features)
         model = fit_linear(recipe, labels, tfidf, vectors, labels.encode([gold[i] for i in others]), CHOICE)
         for i, row in zip(own, model.scores(tfidf.transform([notes[i].text for i in own]))):
-            found[i] = np.array([row[labels.column(code)] if code in labels else -2.0 for code in told[i][0]])
+            found[i] = np.array([row[labels.column(code)] if code in labels else -2.0 for code in tables[i][0]])
     return found
 
 
-def _similar(seen: Sequence[MentionExamples], votes: Sequence[np.ndarray], told: Told) -> list[np.ndarray]:
+def _similar(seen: Sequence[MentionExamples], votes: Sequence[np.ndarray], tables: CodeTables) -> list[np.ndarray]:
     """The cosine of each code's description and the words of the mention that speaks loudest for it."""
     pairs = []
-    for item, vote, (codes, _) in zip(seen, votes, told):
+    for item, vote, (codes, _) in zip(seen, votes, tables):
         best: dict[Code, tuple[float, str]] = {}
         for (number, code), value in zip(item.table.pairs, vote.tolist()):
             mention = item.mentions.mentions[number]
@@ -93,9 +93,9 @@ def _similar(seen: Sequence[MentionExamples], votes: Sequence[np.ndarray], told:
     return [np.array([vectors[place[a]] @ vectors[place[b]] for a, b in own]) for own in pairs]
 
 
-def _quality(gold: list[set[Code]], told: Told, probabilities: Sequence[np.ndarray]) -> dict[str, float]:
+def _quality(gold: list[set[Code]], tables: CodeTables, probabilities: Sequence[np.ndarray]) -> dict[str, float]:
     """The best micro F1 over all thresholds, and the mean average precision."""
-    true = [np.array([code in own for code in codes], dtype=bool) for own, (codes, _) in zip(gold, told)]
+    true = [np.array([code in own for code in codes], dtype=bool) for own, (codes, _) in zip(gold, tables)]
     total = sum(map(len, gold))
     hits = np.cumsum(np.concatenate(true)[np.argsort(-np.concatenate(probabilities), kind="stable")])
     precisions = []
