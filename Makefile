@@ -6,13 +6,12 @@ SHELL := /bin/bash
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 BROWSER = $(shell command -v chromium chromium-browser google-chrome | head -n 1)
 
-.PHONY: help demo reproduce test plan lint types docs browser clean
+.PHONY: help demo reproduce test plan lint docs browser clean
 
 help:
 	@echo "make demo       code the example notes without training; train, measure and explain a coder (3 minutes)"
 	@echo "make test       lint, then the whole test suite on 2 processes; installs all extras"
-	@echo "make lint       ruff, import layers"
-	@echo "make types      type check of nosology/ with pyrefly"
+	@echo "make lint       ruff, import layers, type check of nosology/ with pyrefly"
 	@echo "make docs       the API reference from the docstrings, into out/api"
 	@echo "make reproduce  the papers' tables on small simulated hospitals, into out/reproduce"
 	@echo "make clean      delete .venv and build folders"
@@ -43,6 +42,7 @@ demo: .venv/base
 	$(BIN)/nosology evaluate out/demo/bundle --corpus out/demo/corpus --split test --out out/demo/report
 	$(BIN)/nosology code out/demo/bundle examples/notes/*.txt
 	$(BIN)/nosology explain out/demo/bundle examples/notes/pneumonia.txt --code J18.9 --method contributions --out out/demo/explained
+	@echo "nosology is installed in .venv/bin: run 'source .venv/bin/activate', then 'nosology --help'"
 	@echo "open out/demo/report/index.html (scores) and out/demo/explained (the words behind a code)"
 
 reproduce: .venv/all
@@ -54,15 +54,13 @@ lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/lint-imports --no-cache
-
-types: .venv/dev
 	$(BIN)/pyrefly check
 
 docs: .venv/dev
 	$(BIN)/python tools/api_reference.py --out out/api
 
 test: plan .venv/dev browser lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # What make test is going to install, before it does.
 plan:

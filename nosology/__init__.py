@@ -1,14 +1,14 @@
-"""ICD codes for clinical notes, with the words each code rests on."""
+"""ICD codes for clinical notes, with the evidence for each code."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from nosology.core import __version__
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from nosology.claims.claim import Claim
     from nosology.serving.coder import Coder
 
 
@@ -19,4 +19,16 @@ def load(bundle: str | Path) -> Coder:
     return Coder.load(bundle)
 
 
-__all__ = ["__version__", "load"]
+def claim(text: str, coder: Coder | str | Path = "day-one", *, system: str = "icd10cm", **encounter: Any) -> Claim:
+    """The code set of a note in billing order; encounter: setting, date, sex, age, admitted, discharged, role.
+
+    system: icd10cm, or icd9cm for codes that are mapped back.
+    """
+    from nosology.claims.claim import build_claim
+    from nosology.serving.coder import Coder
+
+    loaded = Coder.for_claims(coder) if isinstance(coder, str | Path) else coder
+    return build_claim("", text, loaded.code(text), encounter, system=system)
+
+
+__all__ = ["__version__", "claim", "load"]

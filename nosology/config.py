@@ -1,4 +1,4 @@
-"""What a recipe may say: TOML tables, checked before anything runs."""
+"""Recipes: built-in or TOML files, with overrides, validated before anything runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from copy import deepcopy
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -18,29 +18,27 @@ from nosology.training.recipe_settings import Recipe
 S = TypeVar("S", bound=BaseModel)
 
 
-def built_in(kind: str = "") -> list[str]:
-    """The names of the recipes that come with the package; kind: those in a folder of their own, such as grid."""
-    folder = files("nosology") / "recipes" / kind
+def built_in() -> list[str]:
+    """The names of the recipes in the package."""
+    folder = files("nosology") / "recipes"
     return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
 
 
 def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
-    """The recipe of a built-in name or a TOML file, with `section.key=value` overrides applied, checked."""
+    """The recipe of a built-in name or a TOML file, with `section.key=value` overrides, validated."""
     return check(override(read_values(name), overrides), name)
 
 
-def read_values(name: str, kind: str = "") -> dict[str, Any]:
-    """The values of a built-in name (see `built_in`) or a TOML file."""
-    path = Path(name)
-    if name in built_in(kind):
-        text = (files("nosology") / "recipes" / kind / f"{name}.toml").read_text(encoding="utf-8")
-    elif path.is_file():
-        text = _read(path)
-    else:
-        raise ConfigError(f"{kind or 'recipe'} must be a file or one of {', '.join(built_in(kind))}; got {name!r}")
+def read_values(name: str) -> dict[str, Any]:
+    """The values of a built-in recipe or a TOML file."""
+    path = files("nosology") / "recipes" / f"{name}.toml" if name in built_in() else Path(name)
+    if not path.is_file():
+        raise ConfigError(f"recipe must be a file or one of {', '.join(built_in())}; got {name!r}")
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the recipe {path}") from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{name} is not TOML: {error}") from error
 
 
@@ -62,7 +60,9 @@ def override(values: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
 def _with_current_names(recipe: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """Values of a recipe with old setting names replaced by new ones."""
     kind = recipe.get("kind")
-    return load_class(kind, "recipe").with_current_names(values) if kind in REGISTRY else values
+    if not isinstance(kind, str) or kind not in REGISTRY:
+        return values
+    return load_class(kind, "recipe").with_current_names(values)
 
 
 def _merge(table: dict[str, Any], changes: dict[str, Any], path: str) -> None:
@@ -77,7 +77,7 @@ def _merge(table: dict[str, Any], changes: dict[str, Any], path: str) -> None:
 
 
 def check(values: dict[str, Any], source: str) -> Recipe:
-    """The recipe of plain values; ConfigError names the place, what is allowed and what was given."""
+    """The recipe of plain values; ConfigError has the setting, what is allowed and what was given."""
     kind = values.get("kind")
     if not isinstance(kind, str) or kind not in REGISTRY:
         raise ConfigError(f"{source}: kind must be one of {', '.join(REGISTRY)}; got {kind!r}")
@@ -89,47 +89,48 @@ def checked(settings: type[S], values: dict[str, Any], source: str) -> S:
     try:
         return settings.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_sentence(error, settings, source)) from error
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the recipe {path}") from error
+        raise ConfigError(_message(error, settings, source)) from error
 
 
 def _value(raw: str) -> Any:
     try:
         return tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return raw
 
 
-def _sentence(error: ValidationError, recipe: type[BaseModel], source: str) -> str:
-    """The first complaint as one sentence: source, place, what is allowed, what was given."""
+def _message(error: ValidationError, recipe: type[BaseModel], source: str) -> str:
+    """The first error as one sentence: source, setting, what is allowed, what was given."""
     first, *others = error.errors()
-    keys = _place(first["loc"])
+    keys = _location(recipe, first["loc"])
     if first["type"] == "extra_forbidden":
         allowed = ", ".join(_section(recipe, keys[:-1]).model_fields)
         where = f"[{'.'.join(keys[:-1])}]" if len(keys) > 1 else "a recipe"
         return f"{source}: {where} has no key {keys[-1]!r}; allowed: {allowed}"
-    # A value may be of one kind or another: each kind that it is not complains about the same place.
-    same = [first, *(other for other in others if _place(other["loc"]) == keys)]
-    wanted = ", or ".join(
+    # If several types are allowed, there is one error per type at the same location.
+    same = [first, *(other for other in others if _location(recipe, other["loc"]) == keys)]
+    allowed = ", or ".join(
         dict.fromkeys(item["msg"].removeprefix("Input ").removeprefix("Value error, ") for item in same)
     )
-    if first["type"] == "value_error" and isinstance(first["input"], dict):  # of a section's keys together
-        return f"{source}: [{'.'.join(keys)}] {wanted}"
-    return f"{source}: {'.'.join(keys)} {wanted}; got {first['input']!r}"
+    if first["type"] == "value_error" and isinstance(first["input"], dict):  # an error of a whole section
+        return f"{source}: [{'.'.join(keys)}] {allowed}"
+    return f"{source}: {'.'.join(keys)} {allowed}; got {first['input']!r}"
 
 
-def _place(loc: tuple[int | str, ...]) -> list[str]:
-    """Section, key and position in a list, without the names that pydantic gives to kinds of values."""
-    return [str(key) for depth, key in enumerate(loc) if depth < 2 or isinstance(key, int)]
+def _location(recipe: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    """Sections, key and position in a list, without the names of types that pydantic adds."""
+    keys: list[str] = []
+    table: Any = recipe
+    for key in loc:
+        fields = table.model_fields if isinstance(table, type) and issubclass(table, BaseModel) else None
+        if fields is not None or get_origin(table) is dict or isinstance(key, int):
+            keys.append(str(key))
+        table = fields[str(key)].annotation if fields and key in fields else None
+    return keys
 
 
 def _section(recipe: type[BaseModel], keys: list[str]) -> type[BaseModel]:
     for key in keys:
-        recipe = recipe.model_fields[key].annotation  # type: ignore[assignment]
+        # A key on the way to an error is a section: its annotation is a class, which pydantic does not state.
+        recipe = recipe.model_fields[key].annotation  # type: ignore[assignment]  # nested tables are Settings
     return recipe

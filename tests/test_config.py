@@ -1,4 +1,4 @@
-"""A wrong recipe is answered with its place and what is allowed."""
+"""Recipes: built-in, overridden, renamed and wrong ones."""
 
 import pytest
 
@@ -12,11 +12,11 @@ def test_built_in_recipes_are_valid(name):
     assert load_recipe(name).kind in REGISTRY
 
 
-def test_the_linear_recipe_states_the_defaults():
+def test_linear_recipe_has_the_default_settings():
     assert load_recipe("linear") == load_class("linear", "recipe")()
 
 
-def test_overrides():
+def test_overrides_replace_settings():
     recipe = load_recipe("linear", ["decision.threshold=0.3", "fit.c=[2.0]", "labels.systems=['icd9cm']"])
     assert recipe.decision.threshold == 0.3
     assert recipe.fit.c == [2.0]
@@ -38,15 +38,42 @@ def test_overrides():
         ("labels.systems=['icd11']", r"labels.systems.0.*icd10cm.*got 'icd11'"),
         ("kind=quadratic", r"kind must be one of linear.*got 'quadratic'"),
         ("fit.c", r"--set takes section.key=value; got 'fit.c'"),
+        (f"seed={10**30}", r"seed should be at most 2147483647; got 1000"),
+        (f"fit.max_features=[{10**30}]", r"fit.max_features should be at most 2147483647; got \[1000"),
         ("seed.x=1", r"seed is a value, not a section"),
     ],
 )
-def test_wrong_settings(setting, sentence):
+def test_wrong_settings_raise(setting, sentence):
     with pytest.raises(ConfigError, match=sentence):
         load_recipe("linear", [setting])
 
 
-def test_unknown_recipe_and_broken_file(tmp_path):
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("federation.privacy.noise=1", r"\[federation\.privacy\] has no key 'noise'; allowed: record_noise, "),
+        ("federation.privacy.delta=2", r": federation\.privacy\.delta should be less than 1; got 2"),
+        (
+            "federation.privacy.record_noise=1e-300",
+            r"\.record_noise should be 0 or at least 1e-09; got 1e-300",
+        ),
+        ("federation.privacy=1", r": federation\.privacy .*; got 1"),
+    ],
+)
+def test_wrong_nested_settings_are_named_in_full(setting, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        load_recipe("heads-mlp", [setting])
+
+
+@pytest.mark.parametrize("kind", ["[1]", "{a = 1}", "[['linear']]", "1", "nan", "true", "''"])
+def test_kind_of_another_type_in_a_file_raises(tmp_path, kind):
+    path = tmp_path / "mine.toml"
+    path.write_text(f"kind = {kind}\n")
+    with pytest.raises(ConfigError, match=r"kind must be one of linear"):
+        load_recipe(str(path), ["seed=1"])
+
+
+def test_unknown_recipe_and_invalid_file_raise(tmp_path):
     with pytest.raises(ConfigError, match=r"recipe must be a file or one of .*linear.*; got 'liner'"):
         load_recipe("liner")
     path = tmp_path / "mine.toml"
@@ -67,13 +94,13 @@ def test_unknown_recipe_and_broken_file(tmp_path):
         ("plant", "language.training.choose_by=map", lambda recipe: recipe.language.training.monitor == "map"),
     ],
 )
-def test_old_setting_names_are_read_with_one_line(recipe, old, read):
+def test_old_setting_names_give_one_warning(recipe, old, read):
     with pytest.warns(FutureWarning, match="is now named") as lines:
         assert read(load_recipe(recipe, [old]))
     assert len(lines) == 1
 
 
-def test_an_old_name_in_a_recipe_file_and_a_new_one_in_set(tmp_path):
+def test_old_name_in_a_file_and_new_name_in_an_override(tmp_path):
     path = tmp_path / "old.toml"
     path.write_text('kind = "linear"\n[labels]\nmost = 5\n')
     with pytest.warns(FutureWarning, match="the setting most is now named top_k"):

@@ -44,25 +44,25 @@ def main() -> None:
     parser.add_argument("--system", choices=["icd10cm", "icd10pcs"], default="icd10cm")
     parser.add_argument("--recipe", dest="recipes", action="append", help="a name or a file; may be repeated")
     parser.add_argument("--set", dest="settings", action="append", default=[], help="as in nosology train")
-    words = parser.parse_args()
-    notes = {s: list(read_notes(words.folder / f"codiesp_{words.lang}_{s}.jsonl")) for s in ("train", "dev")}
+    arguments = parser.parse_args()
+    notes = {s: list(read_notes(arguments.folder / f"codiesp_{arguments.lang}_{s}.jsonl")) for s in ("train", "dev")}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        whole = write_corpus([*notes["train"], *notes["dev"]], folder / "c", source={}, filters=[], counts={})
+        full = write_corpus([*notes["train"], *notes["dev"]], folder / "c", source={}, filters=[], counts={})
         # The dev notes as test notes: then dev is carved out of train, and the model refitted on all of train.
         apart = [*notes["train"], *(replace(note, split="test") for note in notes["dev"])]
         unseen = write_corpus(apart, folder / "u", source={}, filters=[], counts={})
-        for told in words.recipes or ["linear"]:
-            recipe = load_recipe(told, [f"labels.systems=['{words.system}']", *words.settings])
-            named = [] if told == "linear" else [Path(told).stem]
+        for recipe_name in arguments.recipes or ["linear"]:
+            recipe = load_recipe(recipe_name, [f"labels.systems=['{arguments.system}']", *arguments.settings])
+            named = [] if recipe_name == "linear" else [Path(recipe_name).stem]
             rows = {}
-            for row, corpus, split in (("dev", whole, "dev"), ("held out", unseen, "test")):
-                rows[row] = _measured(recipe, corpus, split, folder / f"{recipe.kind} {row}", words.system)
+            for row, corpus, split in (("dev", full, "dev"), ("held out", unseen, "test")):
+                rows[row] = _measured(recipe, corpus, split, folder / f"{recipe.kind} {row}", arguments.system)
                 shown = "".join(f"  {key} {rows[row][key]:.4f}" for key in SHOWN)
                 times = "".join(f"  {key} {rows[row][key]:.0f}" for key in TIMES)
-                print(f"{Path(told).stem:10} {row:9}{shown}{times}", flush=True)
-            changed = [setting for setting in words.settings if not setting.startswith("vectors.cache=")]
-            _write(" ".join([words.lang, words.system, *named, *changed]), rows)
+                print(f"{Path(recipe_name).stem:10} {row:9}{shown}{times}", flush=True)
+            changed = [setting for setting in arguments.settings if not setting.startswith("vectors.cache=")]
+            _write(" ".join([arguments.lang, arguments.system, *named, *changed]), rows)
 
 
 def _measured(recipe: Recipe, corpus: Corpus, split: str, folder: Path, system: str) -> dict:
@@ -71,8 +71,8 @@ def _measured(recipe: Recipe, corpus: Corpus, split: str, folder: Path, system: 
     times = (time.perf_counter() - seconds, time.process_time() - cpu)
     measure(bundle, corpus, split, folder / "report", systems=[system])
     metrics = json.loads((folder / "report" / "metrics.json").read_text())
-    found = {key: metrics[key] for key in SHOWN} | {"found": bundle.provenance["found"]}
-    return found | {key: round(value, 1) for key, value in zip(TIMES, times)}
+    results = {key: metrics[key] for key in SHOWN} | {"found": bundle.provenance["found"]}
+    return results | {key: round(value, 1) for key, value in zip(TIMES, times)}
 
 
 def _write(key: str, rows: dict) -> None:

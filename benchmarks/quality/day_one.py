@@ -1,7 +1,7 @@
 """The lexicon on CodiEsp: python benchmarks/quality/day_one.py FOLDER [--row NAME ...]
 
 FOLDER holds the notes files codiesp_LANG_SPLIT.jsonl. Every row is measured on the dev cases, which nothing was fitted
-on: day one is not trained at all, the others learn phrases, weighers and threshold from the train cases alone (with
+on: day one is not trained at all, the others learn phrases, classifiers and threshold from the train cases alone (with
 --test the rows are learned from train and dev, and measured on codiesp_LANG_test.jsonl). `spans` are evidence spans of
 accepted codes with the right code and both ends within 10 characters.
 """
@@ -24,8 +24,8 @@ from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.notes_file import read_notes
 from nosology.evaluation.measure import measure
 from nosology.models.bundle import Bundle
-from nosology.models.lexicon.day_one import day_one
 from nosology.models.lexicon.learned_phrases import is_same_span
+from nosology.models.lexicon.lexicon_model import day_one
 from nosology.models.train import train
 
 RESULTS = Path(__file__).parents[1] / "results" / "quality_day_one.json"
@@ -60,16 +60,16 @@ def main() -> None:
     parser.add_argument("--row", dest="rows", action="append", choices=ROWS, help="one row alone; may be repeated")
     parser.add_argument("--set", dest="settings", action="append", default=[], help="as in nosology train")
     parser.add_argument("--test", action="store_true", help="learn from train and dev, measure on test")
-    words = parser.parse_args()
+    arguments = parser.parse_args()
     rows = {}
-    for name in words.rows or ROWS:
-        rows[name] = measured(words.folder, *ROWS[name][:4], (*ROWS[name][4], *words.settings), words.test)
+    for name in arguments.rows or ROWS:
+        rows[name] = measured(arguments.folder, *ROWS[name][:4], (*ROWS[name][4], *arguments.settings), arguments.test)
         shown = "".join(
             f"  {key} {rows[name][key]:.3f}" for key in ("micro_f1", "map", "micro_precision", "micro_recall")
         )
         spans = f"  spans {rows[name]['spans']['f1']:.3f}" if "spans" in rows[name] else ""
         print(f"{name:44}{shown}{spans}  {rows[name]['seconds']:.0f} s", flush=True)
-        if not words.settings and not words.test:
+        if not arguments.settings and not arguments.test:
             known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
             RESULTS.write_text(json.dumps(known | rows, indent=2) + "\n")
 
@@ -78,27 +78,27 @@ def measured(
     folder: Path, lang: str, system: str, trained: bool, evidence: bool, settings: Sequence[str], test: bool = False
 ) -> dict:
     """One row of the table."""
-    learned, asked = (("train", "dev"), "test") if test else (("train",), "dev")
-    notes = {split: _notes(folder, lang, split, evidence) for split in (*learned, asked)}
+    train_splits, test_split = (("train", "dev"), "test") if test else (("train",), "dev")
+    notes = {split: _notes(folder, lang, split, evidence) for split in (*train_splits, test_split)}
     with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
-        # What is asked about is called test, so that no trainer can look at it.
-        whole = [replace(note, split="train") for split in learned for note in notes[split]]
-        whole += [replace(note, split="test") for note in notes[asked]]
-        corpus = write_corpus(whole, place / "corpus", source={}, filters=[], counts={})
+        temporary = Path(name)
+        # Evaluated notes are in split test, which trainers never read.
+        all_notes = [replace(note, split="train") for split in train_splits for note in notes[split]]
+        all_notes += [replace(note, split="test") for note in notes[test_split]]
+        corpus = write_corpus(all_notes, temporary / "corpus", source={}, filters=[], counts={})
         started = time.perf_counter()
         if trained:
             recipe = load_recipe("lexicon", [f"labels.systems=['{system}']", *settings])
-            bundle = train(recipe, [corpus], place / "bundle")
+            bundle = train(recipe, [corpus], temporary / "bundle")
         else:
             bundle = day_one(load_recipe("day-one", settings))
         seconds = time.perf_counter() - started
-        found = _metrics(bundle, corpus, place / "report", system)
+        metrics = _metrics(bundle, corpus, temporary / "report", system)
     if system == "icd10cm":
-        found |= _unseen(bundle, notes[asked])
-    if notes[asked][0].evidence:
-        found["spans"] = spans(bundle, notes[asked], system)
-    return found | {"seconds": round(seconds, 1)}
+        metrics |= _unseen(bundle, notes[test_split])
+    if notes[test_split][0].evidence:
+        metrics["spans"] = spans(bundle, notes[test_split], system)
+    return metrics | {"seconds": round(seconds, 1)}
 
 
 def _notes(folder: Path, lang: str, split: str, evidence: bool) -> list[Note]:
@@ -114,13 +114,13 @@ def _metrics(bundle: Bundle, corpus: Corpus, report: Path, system: str) -> dict:
 
 def _unseen(bundle: Bundle, notes: Sequence[Note]) -> dict:
     """Of the true codes that no training note has: how many there are, and how many are accepted."""
-    taught = {code for code, count in zip(bundle.model.labels.codes, bundle.model.train_counts) if count}
-    there = found = 0
+    trained_codes = {code for code, count in zip(bundle.model.labels.codes, bundle.model.train_counts) if count}
+    total = accepted_total = 0
     for note in notes:
-        new = {code for code in note.codes if code.system == "icd10cm"} - taught
-        there += len(new)
-        found += len(new & accepted(bundle, note.text))
-    return {"unseen_codes": there, "unseen_codes_accepted": found}
+        new = {code for code in note.codes if code.system == "icd10cm"} - trained_codes
+        total += len(new)
+        accepted_total += len(new & accepted(bundle, note.text))
+    return {"unseen_codes": total, "unseen_codes_accepted": accepted_total}
 
 
 def accepted(bundle: Bundle, text: str) -> set[Code]:
@@ -131,26 +131,30 @@ def accepted(bundle: Bundle, text: str) -> set[Code]:
 
 
 def spans(bundle: Bundle, notes: Sequence[Note], system: str) -> dict:
-    """Precision, recall and F1 of the evidence spans of accepted codes; each true span can be found once."""
-    hits = given = true = 0
+    """Precision, recall and F1 of the evidence spans of accepted codes; each true span counts once."""
+    hits = predicted = true = 0
     for note in notes:
         codes = sorted(accepted(bundle, note.text))
         columns = [bundle.model.labels.column(code) for code in codes]
-        found = bundle.model.evidence(note, columns, limit=1000)
+        evidence = bundle.model.evidence(note, columns, limit=1000)
         left = list(
             {(item.code, item.start, item.end): item for item in note.evidence if item.code.system == system}.values()
         )
         true += len(left)
-        for code, own in zip(codes, found):
-            for span in own:
-                given += 1
+        for code, code_spans in zip(codes, evidence):
+            for span in code_spans:
+                predicted += 1
                 hit = next(
                     (item for item in left if item.code == code and is_same_span(span.start, span.end, item)), None
                 )
                 if hit is not None:
                     hits += 1
                     left.remove(hit)
-    return {"f1": 2 * hits / max(1, given + true), "precision": hits / max(1, given), "recall": hits / max(1, true)}
+    return {
+        "f1": 2 * hits / max(1, predicted + true),
+        "precision": hits / max(1, predicted),
+        "recall": hits / max(1, true),
+    }
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from nosology.corpora.prepare import prepare
 from nosology.corpora.simulate import simulate
 from nosology.corpora.splits import split_corpus
 from nosology.models.bundle import Bundle
-from nosology.models.lexicon.day_one import day_one
+from nosology.models.lexicon.lexicon_model import day_one
 from nosology.models.lexicon.lexicon_settings import ContextSettings
 from nosology.models.train import train
 
@@ -89,13 +89,13 @@ def kinds(bundle: Bundle, notes: Iterable[Note]) -> dict[str, dict[str, int]]:
     open_to_all = bundle.model.with_context(KEEP)
     for note in notes:
         true = {code for code in note.codes if code.system == "icd10cm"}
-        given = {code for code in accepted(bundle, note.text) if code.system == "icd10cm"}
+        predicted = {code for code in accepted(bundle, note.text) if code.system == "icd10cm"}
         named = {vote.code for vote in bundle.model.analyse(note.text)[1].votes}
         in_context = {vote.code for vote in open_to_all.analyse(note.text)[1].votes}
         stated = {item.code for item in note.evidence}
-        categories = {code.code[:3] for code in given - true}
-        missed["found"] += len(true & given)
-        for code in true - given:
+        categories = {code.code[:3] for code in predicted - true}
+        missed["found"] += len(true & predicted)
+        for code in true - predicted:
             if stated and code not in stated:
                 missed["not stated"] += 1
             elif code not in named and code in in_context:
@@ -104,9 +104,9 @@ def kinds(bundle: Bundle, notes: Iterable[Note]) -> dict[str, dict[str, int]]:
                 missed["specificity"] += 1
             else:
                 missed["too low" if code in named else "missed term"] += 1
-        lacking = {code.code[:3] for code in true - given}
-        wrong["true"] += len(true & given)
-        wrong.update("specificity" if code.code[:3] in lacking else "not coded" for code in given - true)
+        lacking = {code.code[:3] for code in true - predicted}
+        wrong["true"] += len(true & predicted)
+        wrong.update("specificity" if code.code[:3] in lacking else "not coded" for code in predicted - true)
     return {"missed": dict(missed), "accepted": dict(wrong)}
 
 

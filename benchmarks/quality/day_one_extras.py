@@ -1,8 +1,8 @@
 """Do other coders help the lexicon? python benchmarks/quality/day_one_extras.py FOLDER [--lang en] [--notes 500]
 
 On the train cases of CodiEsp alone, crosswise: micro F1 and MAP of the code classifier as it is; with the linear
-coder's score of the code beside its features (stacking); and with the similarity of the code's description to the words
-of its best mention, by the built-in sentence encoder. Everything before that classifier is the same in all rows.
+coder's score of the code as an additional feature (stacking); and with the similarity of the code's description to the
+words of its best mention, by the built-in sentence encoder. Everything before that classifier is the same in all rows.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--lang", choices=["en", "es"], default="en")
     parser.add_argument("--notes", type=int, default=500)
-    words = parser.parse_args()
-    notes = _notes(words.folder, words.lang, "train", words.lang == "es")[: words.notes]
+    arguments = parser.parse_args()
+    notes = _notes(arguments.folder, arguments.lang, "train", arguments.lang == "es")[: arguments.notes]
     recipe = load_recipe("lexicon", ["labels.systems=['icd10cm']", *EDITION])
     codes = recipe.codes
     validation = CrossValidation(recipe, ["icd10cm"], Terms.open(codes.release, seventh=codes.seventh), notes)
@@ -49,35 +49,35 @@ def main() -> None:
     columns = {
         "as it is": None,
         "with the linear coder": _linear(notes, gold, validation.folds, plain),
-        "with the sentence encoder": _similar(seen, votes, plain) if words.lang == "en" else None,
+        "with the sentence encoder": _similar(seen, votes, plain) if arguments.lang == "en" else None,
     }
     rows = {}
     for name, column in columns.items():
         if column is None and rows:
             continue
-        tables = plain if column is None else [(c, np.column_stack([x, own])) for (c, x), own in zip(plain, column)]
+        tables = plain if column is None else [(c, np.column_stack([x, extra])) for (c, x), extra in zip(plain, column)]
         rows[name] = _quality(gold, tables, validation.code_scores(tables, gold))
-        print(f"{words.lang} {name:28}", *(f"{key} {value:.4f}" for key, value in rows[name].items()), flush=True)
+        print(f"{arguments.lang} {name:28}", *(f"{key} {value:.4f}" for key, value in rows[name].items()), flush=True)
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    RESULTS.write_text(json.dumps(known | {f"{words.lang}, {len(notes)} notes": rows}, indent=2) + "\n")
+    RESULTS.write_text(json.dumps(known | {f"{arguments.lang}, {len(notes)} notes": rows}, indent=2) + "\n")
 
 
 def _linear(notes: Sequence[Note], gold: list[set[Code]], part: np.ndarray, tables: CodeTables) -> list[np.ndarray]:
     """The linear coder's scores of the codes of each note, learned from the other parts; -2 for codes they lack."""
     recipe = load_recipe("linear")
-    found: list[np.ndarray] = [np.zeros(0)] * len(notes)
+    scores: list[np.ndarray] = [np.zeros(0)] * len(notes)
     for fold in range(int(part.max()) + 1):
-        others, own = np.flatnonzero(part != fold).tolist(), np.flatnonzero(part == fold).tolist()
+        others, members = np.flatnonzero(part != fold).tolist(), np.flatnonzero(part == fold).tolist()
         labels = LabelSpace(sorted(set().union(*(gold[i] for i in others))))
         tfidf, vectors = Tfidf.fit([notes[i].text for i in others], recipe.features)
         model = fit_linear(recipe, labels, tfidf, vectors, labels.encode([gold[i] for i in others]), CHOICE)
-        for i, row in zip(own, model.scores(tfidf.transform([notes[i].text for i in own]))):
-            found[i] = np.array([row[labels.column(code)] if code in labels else -2.0 for code in tables[i][0]])
-    return found
+        for i, row in zip(members, model.scores(tfidf.transform([notes[i].text for i in members]))):
+            scores[i] = np.array([row[labels.column(code)] if code in labels else -2.0 for code in tables[i][0]])
+    return scores
 
 
 def _similar(seen: Sequence[MentionExamples], votes: Sequence[np.ndarray], tables: CodeTables) -> list[np.ndarray]:
-    """The cosine of each code's description and the words of the mention that speaks loudest for it."""
+    """The cosine of each code's description and the words of the mention that has the highest score for it."""
     pairs = []
     for item, vote, (codes, _) in zip(seen, votes, tables):
         best: dict[Code, tuple[float, str]] = {}
@@ -86,23 +86,26 @@ def _similar(seen: Sequence[MentionExamples], votes: Sequence[np.ndarray], table
             if value > best.get(code, (-1.0, ""))[0]:
                 best[code] = value, item.note.text[mention.start : mention.end]
         pairs.append([(describe(code, "2019") or code.code, best[code][1]) for code in codes])
-    texts = sorted({text for own in pairs for pair in own for text in pair})
+    texts = sorted({text for note_pairs in pairs for pair in note_pairs for text in pair})
     vectors = Embedder.load(EmbedderSettings()).embed(texts)
     vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    place = {text: i for i, text in enumerate(texts)}
-    return [np.array([vectors[place[a]] @ vectors[place[b]] for a, b in own]) for own in pairs]
+    row_of = {text: i for i, text in enumerate(texts)}
+    return [np.array([vectors[row_of[a]] @ vectors[row_of[b]] for a, b in note_pairs]) for note_pairs in pairs]
 
 
 def _quality(gold: list[set[Code]], tables: CodeTables, probabilities: Sequence[np.ndarray]) -> dict[str, float]:
     """The best micro F1 over all thresholds, and the mean average precision."""
-    true = [np.array([code in own for code in codes], dtype=bool) for own, (codes, _) in zip(gold, tables)]
+    true = [
+        np.array([code in codes_of_note for code in codes], dtype=bool)
+        for codes_of_note, (codes, _) in zip(gold, tables)
+    ]
     total = sum(map(len, gold))
     hits = np.cumsum(np.concatenate(true)[np.argsort(-np.concatenate(probabilities), kind="stable")])
     precisions = []
-    for own, right, p in zip(gold, true, probabilities):
+    for codes_of_note, right, p in zip(gold, true, probabilities):
         ranked = right[np.argsort(-p, kind="stable")]
-        found = np.cumsum(ranked) / np.arange(1, len(ranked) + 1)
-        precisions += [float((found * ranked).sum()) / len(own)] if own else []
+        precision = np.cumsum(ranked) / np.arange(1, len(ranked) + 1)
+        precisions += [float((precision * ranked).sum()) / len(codes_of_note)] if codes_of_note else []
     return {
         "micro_f1": float((2 * hits / (np.arange(1, len(hits) + 1) + total)).max()),
         "map": float(np.mean(precisions)),

@@ -21,7 +21,7 @@ from nosology.codes.terms import terms
 from nosology.config import load_recipe
 from nosology.core import Note
 from nosology.corpora.corpus import write_corpus
-from nosology.models.lexicon.day_one import day_one
+from nosology.models.lexicon.lexicon_model import day_one
 from nosology.models.lexicon.lexicon_terms import Terms
 
 RESULTS = Path(__file__).parents[1] / "results" / "quality_day_one_parts.json"
@@ -58,18 +58,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--trained", action="store_true", help="the trained rows alone")
-    words = parser.parse_args()
+    arguments = parser.parse_args()
     rows: dict[str, dict] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    if not words.trained:
-        notes = _notes(words.folder, "en", "dev", False)
+    if not arguments.trained:
+        notes = _notes(arguments.folder, "en", "dev", False)
         for name, settings in NO_TRAINING.items():
             rows[f"day one: {name}"] = _untrained(notes, settings)
         for name, sources in SOURCES.items():
             rows[f"day one: {name}"] = _untrained(notes, (), sources)
         _write(rows)
-    lang, system, trained, evidence, own = ROWS["Spanish, trained with evidence"]
+    lang, system, trained, evidence, row_settings = ROWS["Spanish, trained with evidence"]
     for name, settings in TRAINED.items():
-        rows[f"trained: {name}"] = measured(words.folder, lang, system, trained, evidence, (*own, *FEWER, *settings))
+        rows[f"trained: {name}"] = measured(
+            arguments.folder, lang, system, trained, evidence, (*row_settings, *FEWER, *settings)
+        )
         _show(f"trained: {name}", rows[f"trained: {name}"])
         _write(rows)
 
@@ -83,14 +85,16 @@ def _untrained(notes: Sequence[Note], settings: Sequence[str], left_out: set[str
     if left_out:
         codes = bundle.model.recipe.codes
         every = terms(table("icd10cm", codes.release), seventh=codes.seventh)
-        kept = Terms.of((term for term in every if term.source not in left_out), codes.release)
-        bundle = replace(bundle, model=replace(bundle.model, terms=kept, _cache={}))
+        remaining = Terms.build((term for term in every if term.source not in left_out), codes.release)
+        bundle = replace(bundle, model=replace(bundle.model, terms=remaining, _cache={}))
     with tempfile.TemporaryDirectory() as name:
-        asked = [replace(note, split="test") for note in notes]
-        corpus = write_corpus(asked, Path(name) / "corpus", source={}, filters=[], counts={})
-        found = _metrics(bundle, corpus, Path(name) / "report", "icd10cm")
-    _show(f"day one: {', '.join(settings) or ('without ' + ', '.join(sorted(left_out)) if left_out else 'all')}", found)
-    return found
+        test_notes = [replace(note, split="test") for note in notes]
+        corpus = write_corpus(test_notes, Path(name) / "corpus", source={}, filters=[], counts={})
+        metrics = _metrics(bundle, corpus, Path(name) / "report", "icd10cm")
+    _show(
+        f"day one: {', '.join(settings) or ('without ' + ', '.join(sorted(left_out)) if left_out else 'all')}", metrics
+    )
+    return metrics
 
 
 def _show(name: str, row: dict) -> None:

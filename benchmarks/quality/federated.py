@@ -29,15 +29,15 @@ from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.notes_file import read_notes
 from nosology.corpora.simulate import simulate_notes
 from nosology.evaluation.measure import measure
-from nosology.federated.rounds.federation_server import run_federation
+from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.simulation import partition_sites, simulated_sites, simulation_grid
-from nosology.federated.rounds.vectorized import run_vectorized
+from nosology.federated.rounds.vectorized import VectorizedFederation
 from nosology.models.bundle import Bundle
 from nosology.models.train import train
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_federated.json"
 SHOWN = ("micro_f1", "macro_f1", "map")
-ADAM = ["federation.strategy=fedadam", "federation.server_rate=0.005"]
+ADAM = ["federation.strategy=fedadam", "federation.server_learning_rate=0.005"]
 PARTITIONS = {  # name: skew, alpha, settings
     "iid": ("iid", 1.0, []),
     "size": ("size", 1.0, []),
@@ -93,9 +93,9 @@ def run_seed(corpus: Corpus, split: str, seed: int, options: argparse.Namespace,
         )
         started = time.monotonic()
         if recipe.federation.strategy in ("fedavg", "fedprox") and torch.cuda.is_available():  # the same, faster
-            bundle = run_vectorized(sites, recipe, folder / name)
+            bundle = VectorizedFederation(sites, recipe).run(folder / name).bundle
         else:
-            bundle = run_federation(simulation_grid(sites), recipe, folder / name).bundle
+            bundle = FlowerFederation(simulation_grid(sites), recipe).run(folder / name).bundle
         row(name, bundle, time.monotonic() - started)
     return rows
 
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", nargs="+", default=list(PARTITIONS), choices=list(PARTITIONS))
-    parser.add_argument("--cache", type=Path, required=True, help="the folder of the vectors; kept")
+    parser.add_argument("--cache", type=Path, required=True, help="the folder of the vectors; reused by later runs")
     parser.add_argument("--set", dest="settings", action="append", default=[], help="as in nosology train")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()

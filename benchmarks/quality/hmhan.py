@@ -36,10 +36,10 @@ VARIANTS: dict[str, list[str]] = {
     "HMHAN": [],
     "single attention": ["model.attention=single"],
     "no attention": ["model.attention=none"],
-    "HMHAN without SMOTE": ["smote.share=0.0"],
+    "HMHAN without SMOTE": ["smote.ratio=0.0"],
     "HMHAN without focal loss": ["loss.focal=0.0"],
-    "HMHAN, plain cross entropy": ["smote.share=0.0", "loss.focal=0.0", "loss.weighted=false"],
-    "HMHAN with words": ["smote.share=0.0", "loss.focal=0.0", "loss.weighted=false", "words.features=30000"],
+    "HMHAN, plain cross entropy": ["smote.ratio=0.0", "loss.focal=0.0", "loss.weighted=false"],
+    "HMHAN with words": ["smote.ratio=0.0", "loss.focal=0.0", "loss.weighted=false", "words.features=30000"],
 }
 
 
@@ -65,21 +65,21 @@ def table(corpus: Corpus, folder: Path, seeds: int, encoder: str, jobs: int) -> 
     """Every variant over seeds, on the corpus split by patient."""
     [split] = split_corpus(corpus.folder, folder / "corpus")
     shared = [*SMALL, f"model.encoder='{encoder}'", f"states.cache='{folder / 'states'}'"]
-    variants = [Variant(n, load_recipe("hmhan-paper", [*shared, *own])) for n, own in VARIANTS.items()]
+    variants = [Variant(n, load_recipe("hmhan-paper", [*shared, *settings])) for n, settings in VARIANTS.items()]
     variants.append(Variant("linear", load_recipe("linear", ["labels.top_k=10"])))
     if jobs > 1:
         train_in_parallel(variants, split, folder / "compared", seeds, jobs)
-    found = compare(variants, split, folder / "compared", seeds=seeds, say=lambda line: print(line, flush=True))
+    comparison = compare(variants, split, folder / "compared", seeds=seeds, report=lambda line: print(line, flush=True))
     print(f"\n{'':<28}" + "".join(f"{name:>18}" for name in METRICS))
-    for name, row in found.rows.items():
+    for name, row in comparison.rows.items():
         cells = [f"{row[m]['mean']:.3f} ({row[m]['std'] or 0:.3f})" for m in METRICS]
         print(f"{name:<28}" + "".join(f"{cell:>18}" for cell in cells))
-    for name, tests in found.tests.items():
+    for name, tests in comparison.tests.items():
         line = f"HMHAN - {name}: first seeds {tests['bootstrap']['value']:+.4f}, p {tests['bootstrap']['p']:.3f}"
         if tests["t_test"]:
             line += f"; over seeds {tests['t_test']['value']:+.4f}, p {tests['t_test']['p']}"
         print(line)
-    return found.to_json() | {"notes": split.manifest["counts"]["splits"]}
+    return comparison.to_json() | {"notes": split.manifest["counts"]["splits"]}
 
 
 def leaks(corpus: Corpus, folder: Path, seeds: int, encoder: str, _: int) -> dict:
@@ -87,7 +87,7 @@ def leaks(corpus: Corpus, folder: Path, seeds: int, encoder: str, _: int) -> dic
     shared = [*SMALL, f"model.encoder='{encoder}'", f"states.cache='{folder / 'states'}'"]
     rows = {}
     for protocol in PROTOCOLS:
-        recipes = [load_recipe("hmhan-paper", [*shared, "smote.share=3.0", f"seed={seed}"]) for seed in range(seeds)]
+        recipes = [load_recipe("hmhan-paper", [*shared, "smote.ratio=3.0", f"seed={seed}"]) for seed in range(seeds)]
         folders = [folder / "leaks" / f"{protocol}-{seed}" for seed in range(seeds)]
         runs = [protocol_metrics(recipe, corpus, protocol, run_folder) for recipe, run_folder in zip(recipes, folders)]
         rows[protocol] = {

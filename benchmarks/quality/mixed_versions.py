@@ -20,7 +20,7 @@ linear            the linear coder on the notes of icd10
 Rare codes have fewer than 10 notes in the ICD-10 data (Liu and Nguyen 2026, section 3.1). 5% of the ICD-10 codes are
 removed from all training notes; the zero-shot MAP measures how they are ranked by their descriptions, compared with a
 ranking by their true frequency, for all of them and for the rare ones. Seeds change the split, the removed codes and
-the training. Results are kept per seed (FILE_0.json, ...): an arm with the same patients, epochs and settings is not
+the training. Results are saved per seed (FILE_0.json, ...): an arm with the same patients, epochs and settings is not
 run again; for other settings name another FILE.
 """
 
@@ -57,11 +57,11 @@ COMPARED = (("mixed", "icd10"), ("mixed", "icd10_long"), ("large_batch", "icd10"
 ARMS = ("icd10", "icd10_long", "mixed", "large_batch", "large_batch_long", "linear")
 UNSEEN = ("zero_shot", "zero_shot_rare")
 PART = 250  # patients simulated by one process at a time
-LARGE = 8  # times as many notes a step
+LARGE = 8  # times as many notes per step
 
 
 def hospital(patients: int) -> list[Note]:
-    """The notes of the hospital, made by all cores."""
+    """The notes of the hospital, simulated on all cores."""
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         parts = pool.map(_part, range(0, patients, PART), [min(PART, patients)] * math.ceil(patients / PART))
         return [note for part in parts for note in part]
@@ -90,20 +90,20 @@ def without(note: Note, codes: set[Code]) -> Note:
     return replace(note, codes=tuple(code for code in note.codes if code not in codes), evidence=())
 
 
-def run_seed(notes: list[Note], seed: int, asked: argparse.Namespace) -> dict:
-    """All arms on one division of the notes; those in the seed's file are there already."""
-    kept = asked.out.with_name(f"{asked.out.stem}_{seed}.json")
-    told = {"patients": asked.patients, "epochs": asked.epochs, "settings": asked.settings}
-    found = json.loads(kept.read_text()) if kept.exists() else told
-    if not found.items() >= told.items():
-        raise SystemExit(f"{kept} has arms with other patients, epochs or settings; name another file with --out")
+def run_seed(notes: list[Note], seed: int, arguments: argparse.Namespace) -> dict:
+    """The results of all arms on one split of the notes; arms in the seed's file are not run again."""
+    path = arguments.out.with_name(f"{arguments.out.stem}_{seed}.json")
+    settings = {"patients": arguments.patients, "epochs": arguments.epochs, "settings": arguments.settings}
+    results = json.loads(path.read_text()) if path.exists() else settings
+    if not results.items() >= settings.items():
+        raise SystemExit(f"{path} has arms with other patients, epochs or settings; name another file with --out")
     notes = divide(notes, seed)
     nine = [note for note in notes if note.codes[0].system.startswith("icd9") and note.split == "train"]
     ten = [note for note in notes if note.codes[0].system.startswith("icd10")]
     codes = sorted({code for note in ten for code in note.codes})
     hidden = {codes[i] for i in np.random.default_rng([seed, 2]).choice(len(codes), len(codes) // 20, replace=False)}
     counts = Counter(code for note in ten for code in note.codes)
-    found |= {
+    results |= {
         "icd9_train_notes": len(nine),
         "icd10_notes": dict(Counter(note.split for note in ten)),
         "icd10_codes": len(codes),
@@ -117,16 +117,19 @@ def run_seed(notes: list[Note], seed: int, asked: argparse.Namespace) -> dict:
         old = _write(nine, folder / "nine")
         unseen = dict(zip(UNSEEN, (hidden, {code for code in hidden if counts[code] < 10})))
         for name, chosen in unseen.items():
-            found[f"{name}_by_frequency"] = _by_frequency(whole, chosen, counts)
+            results[f"{name}_by_frequency"] = _by_frequency(whole, chosen, counts)
         n = sum(note.split == "train" for note in ten)
-        longer = {"icd10_long": round(asked.epochs * (n + len(nine)) / n), "large_batch_long": LARGE * asked.epochs}
-        for arm in asked.arms:
-            if arm in found:
+        longer = {
+            "icd10_long": round(arguments.epochs * (n + len(nine)) / n),
+            "large_batch_long": LARGE * arguments.epochs,
+        }
+        for arm in arguments.arms:
+            if arm in results:
                 continue
             changed = [
-                *asked.settings,
+                *arguments.settings,
                 f"seed={seed}",
-                f"training.epochs={longer.get(arm, asked.epochs)}",
+                f"training.epochs={longer.get(arm, arguments.epochs)}",
             ]
             recipe = load_recipe("linear", [f"seed={seed}"]) if arm == "linear" else load_recipe("dual_laat", changed)
             if arm.startswith("large_batch"):
@@ -137,9 +140,9 @@ def run_seed(notes: list[Note], seed: int, asked: argparse.Namespace) -> dict:
                 recipe = recipe.model_copy(update={"training": usual.model_copy(update=scaled)})
             started = time.monotonic()
             bundle = train(recipe, [seen, old] if arm == "mixed" else [seen], folder / arm)
-            made = bundle.provenance
-            row = {"seconds": time.monotonic() - started, "train_notes": made["n_train"]} | made["found"]
-            for chosen in asked.sets:
+            provenance = bundle.provenance
+            row = {"seconds": time.monotonic() - started, "train_notes": provenance["n_train"]} | provenance["found"]
+            for chosen in arguments.sets:
                 measured = measure(bundle, whole, "test", folder / "r", codes=chosen, tune=True).evaluation
                 row[chosen] = {key: measured.metrics[key] for key in SHOWN}
                 if chosen == "rare":
@@ -148,16 +151,16 @@ def run_seed(notes: list[Note], seed: int, asked: argparse.Namespace) -> dict:
                 for name, chosen in unseen.items():
                     ranked = measure(bundle, whole, "test", folder / "r", codes=chosen).evaluation
                     row[f"{name}_map"] = ranked.metrics["map"]
-            found[arm] = row
-            write_json(kept, found)
+            results[arm] = row
+            write_json(path, results)
             print(f"seed {seed} {arm}: {json.dumps(row | {'rare_counts': None})}", flush=True)
-    return found
+    return results
 
 
-def note_counts(found: Evaluation) -> list[list[int]]:
-    """Right, given and true codes of each note."""
-    gold, given = found.scored.gold, found.predicted
-    return np.stack([np.diff(m.tocsr().indptr) for m in (gold.multiply(given), given, gold)], axis=1).tolist()
+def note_counts(evaluation: Evaluation) -> list[list[int]]:
+    """Right, predicted and true codes of each note."""
+    gold, predicted = evaluation.scored.gold, evaluation.predicted
+    return np.stack([np.diff(m.tocsr().indptr) for m in (gold.multiply(predicted), predicted, gold)], axis=1).tolist()
 
 
 def swapped(first: list[list[int]], second: list[list[int]], times: int = 10_000) -> float:
@@ -190,14 +193,14 @@ def summary(seeds: list[dict]) -> dict:
     """Means over the seeds, and what the ICD-9 notes add."""
     table: dict = {}
     for arm in ARMS:
-        rows = [found[arm] for found in seeds if arm in found]
+        rows = [results[arm] for results in seeds if arm in results]
         if not rows:
             continue
         table[arm] = {f"{s} {key}": _mean([r[s][key] for r in rows]) for s in SETS if s in rows[0] for key in SHOWN}
         if arm != "linear":
             table[arm] |= {f"{name}_map": _mean([row[f"{name}_map"] for row in rows]) for name in UNSEEN}
     for name in UNSEEN:
-        table[f"{name}_by_frequency"] = _mean([found[f"{name}_by_frequency"] for found in seeds])
+        table[f"{name}_by_frequency"] = _mean([results[f"{name}_by_frequency"] for results in seeds])
     for first, second in COMPARED:
         if first in table and second in table:
             table[f"{first} against {second}, rare micro F1"] = _compared(seeds, first, second)
@@ -210,12 +213,14 @@ def _mean(values: list[float]) -> float:
 
 def _compared(seeds: list[dict], first: str, second: str) -> dict:
     """The relative gain, Student's t over the seeds, and for each seed the test by swapping notes."""
-    pairs = [[found[arm]["rare"]["micro_f1"] for found in seeds] for arm in (first, second)]
-    told: dict = {"relative gain": _mean(pairs[0]) / _mean(pairs[1]) - 1}
+    pairs = [[results[arm]["rare"]["micro_f1"] for results in seeds] for arm in (first, second)]
+    result: dict = {"relative gain": _mean(pairs[0]) / _mean(pairs[1]) - 1}
     if len(seeds) > 1:
-        told["p over seeds"] = paired_t_test(*pairs).p
-    told["p of each seed"] = [swapped(found[first]["rare_counts"], found[second]["rare_counts"]) for found in seeds]
-    return told
+        result["p over seeds"] = paired_t_test(*pairs).p
+    result["p of each seed"] = [
+        swapped(results[first]["rare_counts"], results[second]["rare_counts"]) for results in seeds
+    ]
+    return result
 
 
 def main() -> None:
@@ -229,17 +234,17 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--set", dest="settings", action="append", default=[], help="as in nosology train")
     parser.add_argument("--out", type=Path, default=RESULT)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     started = time.monotonic()
-    notes = hospital(asked.patients)
+    notes = hospital(arguments.patients)
     print(f"{len(notes)} notes simulated in {time.monotonic() - started:.0f} s", flush=True)
-    with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
-        jobs = [pool.submit(run_seed, notes, seed, asked) for seed in range(asked.seeds)]
+    with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
+        jobs = [pool.submit(run_seed, notes, seed, arguments) for seed in range(arguments.seeds)]
         seeds = [job.result() for job in jobs]
     table = summary(seeds)
     print(json.dumps(table, indent=2))
-    told = {"patients": asked.patients, "epochs": asked.epochs, "settings": asked.settings}
-    write_json(asked.out, told | {"summary": table})
+    settings = {"patients": arguments.patients, "epochs": arguments.epochs, "settings": arguments.settings}
+    write_json(arguments.out, settings | {"summary": table})
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ FEW = 5  # train notes of a code at most
 
 @dataclass(frozen=True)
 class Arm:
-    """One coder to be trained and measured."""
+    """One coder to train and measure."""
 
     study: str
     name: str
@@ -85,7 +85,7 @@ class Arm:
 
     @property
     def work(self) -> Path:
-        """Where it may write."""
+        """The working folder."""
         return self.folder / self.study / self.name.replace(" ", "_")
 
     def recipe(self, coder: str, changed: Iterable[str] = ()) -> Recipe:
@@ -96,19 +96,19 @@ class Arm:
 
 
 def recipe_hash(coder: str, paper: bool) -> str:
-    """A name for what a recipe says: other recipes, other rows."""
-    made = Arm("", "", 0, Path(), (), 1, paper).recipe(coder).model_dump_json()
-    return hashlib.sha256(made.encode()).hexdigest()[:12]
+    """The hash of a recipe."""
+    recipe = Arm("", "", 0, Path(), (), 1, paper).recipe(coder).model_dump_json()
+    return hashlib.sha256(recipe.encode()).hexdigest()[:12]
 
 
-def changes(settings: list[str], given: list[str], paper: bool) -> bool:
+def changes(settings: list[str], overrides: list[str], paper: bool) -> bool:
     """Whether settings make another recipe of PLANT."""
-    arm = Arm("", "", 0, Path(), tuple(given), 1, paper)
+    arm = Arm("", "", 0, Path(), tuple(overrides), 1, paper)
     return arm.recipe("plant", settings) != arm.recipe("plant")
 
 
-def divided(notes: list[Note], seed: int) -> list[Note]:
-    """The notes with their splits: all of a patient's in one."""
+def split_by_patient(notes: list[Note], seed: int) -> list[Note]:
+    """The notes with splits by patient."""
     order = np.random.default_rng([seed, 5]).permutation(sorted({note.patient for note in notes})).tolist()
     rank = {patient: i / len(order) for i, patient in enumerate(order)}
     split = {p: "train" if r < 0.7 else "dev" if r < 0.8 else "test" for p, r in rank.items()}
@@ -116,23 +116,23 @@ def divided(notes: list[Note], seed: int) -> list[Note]:
 
 
 def part_of(notes: list[Note], share: float, seed: int) -> list[Note]:
-    """The notes with a share of the train notes, a smaller one's among a larger one's; dev and test stay whole."""
+    """The notes with a share of the train notes, a subset of each larger share; dev and test are complete."""
     drawn = np.random.default_rng([seed, 6]).random(len(notes))
     return [note for note, chance in zip(notes, drawn) if note.split != "train" or chance < share]
 
 
 def simulated(patients: int) -> list[Note]:
     """The coded notes of a simulated hospital, with their ICD-10 diagnoses."""
-    made = [note for note in simulate_notes(patients, 3, years=(2016, 2019)) if note.codes]
-    return [replace(n, codes=tuple(c for c in n.codes if c.system == "icd10cm"), evidence=()) for n in made]
+    notes = [note for note in simulate_notes(patients, 3, years=(2016, 2019)) if note.codes]
+    return [replace(n, codes=tuple(c for c in n.codes if c.system == "icd10cm"), evidence=()) for n in notes]
 
 
 def write_corpora(study: str, notes: list[Note], seeds: int, folder: Path) -> None:
-    """Writes the corpora of all seeds and shares; notes without splits are divided anew for each seed."""
-    own = any(note.split for note in notes)
+    """Writes the corpora of all seeds and shares; notes without splits are split for each seed."""
+    has_splits = any(note.split for note in notes)
     for seed in range(seeds):
         for share in FRACTIONS if study == "fractions" else (1.0,):
-            some = part_of(notes if own else divided(notes, seed), share, seed)
+            some = part_of(notes if has_splits else split_by_patient(notes, seed), share, seed)
             where = folder / str(seed) / f"corpus_{share}"
             where.parent.mkdir(parents=True, exist_ok=True)
             write_corpus(some, where, source={"kind": "benchmark"}, filters=[], counts={})
@@ -153,7 +153,7 @@ def train_notes(corpus: Corpus) -> int:
 
 
 def row(bundle: Bundle, corpus: Corpus, arm: Arm, codes: set[Code] | None = None) -> dict[str, float]:
-    """How a coder does on test, over all codes or some; for some, the threshold is found for them on dev."""
+    """The test metrics of a coder over all codes or some; for some, the threshold is tuned for them on dev."""
     report = arm.work / "report"
     metrics = measure(bundle, corpus, "test", report, codes=codes, tune=codes is not None).evaluation.metrics
     names = [*SHOWN, "macro_f1_low", "macro_f1_high"]
@@ -165,10 +165,10 @@ def few(arm: Arm) -> dict:
     corpus = Corpus.open(arm.folder / "corpus_1.0")
     bundle = trained(arm, arm.name, corpus)
     counts = {"few codes": len(few_codes(corpus)), "train notes": train_notes(corpus)}
-    found = {"few": row(bundle, corpus, arm, few_codes(corpus)), "full": row(bundle, corpus, arm)} | counts
-    made = bundle.provenance["found"]
-    dev = made.get("forward", made).get("metrics")  # by which settings may be chosen
-    return found | ({"dev": dev} if dev else {})
+    result = {"few": row(bundle, corpus, arm, few_codes(corpus)), "full": row(bundle, corpus, arm)} | counts
+    report = bundle.provenance["found"]
+    dev = report.get("forward", report).get("metrics")  # by which settings may be chosen
+    return result | ({"dev": dev} if dev else {})
 
 
 def few_codes(corpus: Corpus) -> set[Code]:
@@ -177,12 +177,12 @@ def few_codes(corpus: Corpus) -> set[Code]:
 
 
 def both_rows(bundle: Bundle, corpus: Corpus, arm: Arm) -> dict[str, float]:
-    """How a coder does over all codes, and its macro F1 and MAP over those with few train notes."""
+    """The metrics of a coder over all codes, and its macro F1 and MAP over those with few train notes."""
     return row(bundle, corpus, arm) | _of_few(row(bundle, corpus, arm, few_codes(corpus)))
 
 
-def _of_few(found: dict[str, float]) -> dict[str, float]:
-    return {f"few {name}": found[name] for name in ("macro_f1", "map") if name in found}
+def _of_few(result: dict[str, float]) -> dict[str, float]:
+    return {f"few {name}": result[name] for name in ("macro_f1", "map") if name in result}
 
 
 def fractions(arm: Arm) -> dict:
@@ -193,13 +193,13 @@ def fractions(arm: Arm) -> dict:
 
 
 def ablations(arm: Arm) -> dict:
-    """PLANT without a part of it; stages before the classifier are taken over where they are the same."""
+    """PLANT without one part; equal stages before the classifier are reused."""
     corpus = Corpus.open(arm.folder / "corpus_1.0")
     return both_rows(trained(arm, "plant", corpus, [_stages(arm), *ABLATIONS[arm.name]]), corpus, arm)
 
 
 def stages(arm: Arm) -> dict:
-    """The ranker's nDCG, once the stages before the classifier are made, for all ablations."""
+    """The nDCG of the ranker; computes the stages before the classifier for all ablations."""
     from nosology.models.plant.plant_trainer import PlantPipeline
 
     recipe = arm.recipe("plant", [_stages(arm)])
@@ -230,7 +230,7 @@ STUDIES = {"few": few, "fractions": fractions, "ablations": ablations, "leak": l
 
 
 def run(arm: Arm) -> dict:
-    """What an arm has given, with the seconds it took; in a process of its own."""
+    """The result of an arm and the seconds it took; runs in a separate process."""
     started = time.monotonic()
     try:
         import torch
@@ -239,12 +239,12 @@ def run(arm: Arm) -> dict:
     else:
         torch.set_num_threads(arm.threads)
     arm.work.mkdir(parents=True, exist_ok=True)
-    found = STUDIES[arm.study](arm)
-    return found | {"seconds": round(time.monotonic() - started, 1)}
+    result = STUDIES[arm.study](arm)
+    return result | {"seconds": round(time.monotonic() - started, 1)}
 
 
 def in_parallel(arms: list[Arm], jobs: int):
-    """Each arm with what it has given, as they end; one that fails is told and passed over."""
+    """Each arm with its result, as they end; a failure is printed, and the others continue."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
         waiting = {pool.submit(run, arm): arm for arm in arms}
@@ -263,44 +263,44 @@ def mean(values: list) -> dict | float:
     return float(np.mean(values))
 
 
-def stands(coder: str, before: dict, told: dict) -> bool:
-    """Whether rows of a coder that were measured before are what would be measured now."""
+def is_current(coder: str, before: dict, conditions: dict) -> bool:
+    """Whether earlier rows of a coder were measured under the same conditions."""
 
-    def of_coder(told: dict) -> dict:
-        own = {"recipes": told.get("recipes", {}).get(coder)} | ({} if coder == "plant" else {"settings": None})
-        return {name: told.get(name) for name in ("patients", "settings", "corpus", "paper", "package")} | own
+    def of_coder(conditions: dict) -> dict:
+        extra = {"recipes": conditions.get("recipes", {}).get(coder)} | ({} if coder == "plant" else {"settings": None})
+        return {name: conditions.get(name) for name in ("patients", "settings", "corpus", "paper", "package")} | extra
 
-    return of_coder(before) == of_coder(told)
+    return of_coder(before) == of_coder(conditions)
 
 
-def measured_before(study: str, told: dict, results: dict, seeds: int) -> dict:
-    """The rows of a study that need not be measured again, by arm and seed: its own, and those that `few` has."""
+def measured_before(study: str, conditions: dict, results: dict, seeds: int) -> dict:
+    """The rows of a study that need not be measured again, by arm and seed; some are shared with `few`."""
     rows: dict = {}
-    wanted = {str(seed) for seed in range(seeds)}
+    seed_names = {str(seed) for seed in range(seeds)}
     few = results.get("few", {})
     for arm, coder in FEW_HAS.get(study, {}).items():
-        for seed, found in few.get("by seed", {}).get(coder, {}).items() if stands(coder, few, told) else ():
-            more = {name: found[name] for name in ("train notes", "seconds")}
-            if seed in wanted:
-                rows.setdefault(arm, {})[seed] = found["full"] | _of_few(found["few"]) | more
+        for seed, result in few.get("by seed", {}).get(coder, {}).items() if is_current(coder, few, conditions) else ():
+            more = {name: result[name] for name in ("train notes", "seconds")}
+            if seed in seed_names:
+                rows.setdefault(arm, {})[seed] = result["full"] | _of_few(result["few"]) | more
     before = results.get(study, {})
-    for arm, found in before.get("by seed", {}).items():
-        if stands(arm.split()[-1] if study in ("few", "fractions") else "plant", before, told):
-            rows[arm] = rows.get(arm, {}) | found
+    for arm, result in before.get("by seed", {}).items():
+        if is_current(arm.split()[-1] if study in ("few", "fractions") else "plant", before, conditions):
+            rows[arm] = rows.get(arm, {}) | result
     return rows
 
 
 def less_data(table: dict) -> dict[str, float | None]:
-    """The number of train notes with which PLANT reaches LAAT's best, for P@5 and P@15; None: not at all."""
-    found: dict[str, float | None] = {}
+    """The number of train notes with which PLANT reaches the best score of LAAT, for P@5 and P@15; None: never."""
+    result: dict[str, float | None] = {}
     for name in ("p@5", "p@15"):
-        wanted = table["1.0 laat"][name]
+        goal = table["1.0 laat"][name]
         points = sorted((part["train notes"], part[name]) for arm, part in table.items() if arm.endswith("plant"))
-        found[name] = points[0][0] if points[0][1] >= wanted else None
+        result[name] = points[0][0] if points[0][1] >= goal else None
         for (n, low), (more, high) in pairwise(points):
-            if found[name] is None and high >= wanted:
-                found[name] = n + (more - n) * (wanted - low) / (high - low)
-    return found
+            if result[name] is None and high >= goal:
+                result[name] = n + (more - n) * (goal - low) / (high - low)
+    return result
 
 
 def plot(table: dict, path: Path) -> None:
@@ -319,15 +319,15 @@ def plot(table: dict, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def told_so_far(study: str, told: dict, rows: dict, out: Path) -> dict:
-    """The means over the seeds that are there, written with all rows."""
+def write_table(study: str, conditions: dict, rows: dict, out: Path) -> dict:
+    """Writes all rows with their means over the seeds so far, and returns them."""
     table = {arm: mean(list(rows[arm].values())) for arm in ARMS[study] if rows.get(arm)}
-    found = told | {"mean": table, "by seed": rows}
+    result = conditions | {"mean": table, "by seed": rows}
     if study == "fractions" and len(table) == len(ARMS[study]):
-        found["notes that PLANT needs for LAAT's best"] = less_data(table)
+        result["notes that PLANT needs for LAAT's best"] = less_data(table)
     results = json.loads(out.read_text()) if out.exists() else {}
-    write_json(out, results | {study: found})
-    return found
+    write_json(out, results | {study: result})
+    return result
 
 
 def main() -> None:
@@ -342,44 +342,50 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--corpus", type=Path, help="a corpus folder, in the place of the simulated hospital")
     parser.add_argument("--paper", action="store_true", help="recipes of the papers' sizes, for MIMIC")
-    asked = parser.parse_args()
-    wanted = asked.arms or ARMS[asked.study]
-    if unknown := set(wanted) - set(ARMS[asked.study]):
-        parser.error(f"--arms must be of {', '.join(ARMS[asked.study])}; got {', '.join(sorted(unknown))}")
-    if asked.study == "ablations":
-        wanted = [arm for arm in wanted if arm == "all of it" or changes(ABLATIONS[arm], asked.settings, asked.paper)]
-    own = Corpus.open(asked.corpus) if asked.corpus else None
-    told = {"patients": None if own else asked.patients, "settings": asked.settings}
-    told |= {"corpus": own.hash if own else None, "paper": asked.paper or None, "package": __version__}
-    told["recipes"] = {coder: recipe_hash(coder, asked.paper) for coder in CODERS}
-    results = json.loads(asked.out.read_text()) if asked.out.exists() else {}
-    rows = measured_before(asked.study, told, results, asked.seeds)
-    notes = list(own.notes()) if own else simulated(asked.patients)
-    told["notes"] = len(notes)
+    arguments = parser.parse_args()
+    arms_to_run = arguments.arms or ARMS[arguments.study]
+    if unknown := set(arms_to_run) - set(ARMS[arguments.study]):
+        parser.error(f"--arms must be of {', '.join(ARMS[arguments.study])}; got {', '.join(sorted(unknown))}")
+    if arguments.study == "ablations":
+        arms_to_run = [
+            arm
+            for arm in arms_to_run
+            if arm == "all of it" or changes(ABLATIONS[arm], arguments.settings, arguments.paper)
+        ]
+    corpus = Corpus.open(arguments.corpus) if arguments.corpus else None
+    conditions = {"patients": None if corpus else arguments.patients, "settings": arguments.settings}
+    conditions |= {"corpus": corpus.hash if corpus else None, "paper": arguments.paper or None, "package": __version__}
+    conditions["recipes"] = {coder: recipe_hash(coder, arguments.paper) for coder in CODERS}
+    results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    rows = measured_before(arguments.study, conditions, results, arguments.seeds)
+    notes = list(corpus.notes()) if corpus else simulated(arguments.patients)
+    conditions["notes"] = len(notes)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_corpora(asked.study, notes, asked.seeds, folder)
-        threads = max(1, (os.cpu_count() or 1) // asked.jobs)
-        missing = [(arm, seed) for arm in wanted for seed in range(asked.seeds) if str(seed) not in rows.get(arm, {})]
+        write_corpora(arguments.study, notes, arguments.seeds, folder)
+        threads = max(1, (os.cpu_count() or 1) // arguments.jobs)
+        missing = [
+            (arm, seed) for arm in arms_to_run for seed in range(arguments.seeds) if str(seed) not in rows.get(arm, {})
+        ]
 
         def arms(study: str, of: Iterable[tuple[str, int]]) -> list[Arm]:
             """The arms to be run, the longest first."""
-            rest = (tuple(asked.settings), threads, asked.paper)
+            rest = (tuple(arguments.settings), threads, arguments.paper)
             return [Arm(study, arm, seed, folder / str(seed), *rest) for arm, seed in of]
 
-        if asked.study == "ablations":
+        if arguments.study == "ablations":
             seeds = sorted({seed for _, seed in missing})
-            for arm, found in in_parallel(arms("stages", [("stages", seed) for seed in seeds]), asked.jobs):
-                print(f"stages, seed {arm.seed}: {json.dumps(found)}", flush=True)
-        for arm, found in in_parallel(arms(asked.study, missing), asked.jobs):
-            rows.setdefault(arm.name, {})[str(arm.seed)] = found
-            print(f"{arm.name}, seed {arm.seed}: {json.dumps(found)}", flush=True)
-            told_so_far(asked.study, told, rows, asked.out)
-    table = told_so_far(asked.study, told, rows, asked.out)["mean"]
+            for arm, result in in_parallel(arms("stages", [("stages", seed) for seed in seeds]), arguments.jobs):
+                print(f"stages, seed {arm.seed}: {json.dumps(result)}", flush=True)
+        for arm, result in in_parallel(arms(arguments.study, missing), arguments.jobs):
+            rows.setdefault(arm.name, {})[str(arm.seed)] = result
+            print(f"{arm.name}, seed {arm.seed}: {json.dumps(result)}", flush=True)
+            write_table(arguments.study, conditions, rows, arguments.out)
+    table = write_table(arguments.study, conditions, rows, arguments.out)["mean"]
     print(json.dumps(table, indent=2))
-    if asked.study == "fractions" and len(table) == len(ARMS["fractions"]):
-        plot(table, asked.out.with_suffix(".png"))
-    if any(str(seed) not in rows.get(arm, {}) for arm in wanted for seed in range(asked.seeds)):
+    if arguments.study == "fractions" and len(table) == len(ARMS["fractions"]):
+        plot(table, arguments.out.with_suffix(".png"))
+    if any(str(seed) not in rows.get(arm, {}) for arm in arms_to_run for seed in range(arguments.seeds)):
         sys.exit(1)
 
 

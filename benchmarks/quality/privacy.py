@@ -31,15 +31,15 @@ from nosology.corpora.simulate import simulate_notes
 from nosology.federated.privacy.dp_sgd import PrivacyAccountant, noise_for_epsilon
 from nosology.federated.privacy.site_noise import noisy_mean, secure_normal
 from nosology.federated.rounds.federated_site import FederatedSite, loop_settings, round_epochs
-from nosology.federated.rounds.federation_server import run_federation
+from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.federation_setup import embedder_key
 from nosology.federated.rounds.messages import Arrays
 from nosology.federated.rounds.simulation import simulation_grid
 from nosology.federated.rounds.vectorized import VectorizedSites
-from nosology.models.heads.heads_net import HeadNet
-from nosology.models.heads.vector_training import (
+from nosology.models.heads.heads_net import (
     CodedVectors,
     FeatureStatistics,
+    HeadNet,
     VectorNotes,
     build_head,
     make_vector_notes,
@@ -139,7 +139,7 @@ class Table:
         federation = recipe.federation.model_copy(update={"privacy": privacy})
         recipe = recipe.model_copy(update={"federation": federation})
         started = time.process_time()
-        result = run_federation(simulation_grid(hospitals), recipe, self.folder / str(len(self.rows)))
+        result = FlowerFederation(simulation_grid(hospitals), recipe).run(self.folder / str(len(self.rows)))
         row["CPU seconds"] = round(time.process_time() - started, 1)
         net = result.bundle.model.net
         row["parameters"] = sum(p.numel() for p in net.parameters())
@@ -167,7 +167,9 @@ def _short(value: float | int | None) -> str:
 def main() -> None:
     """Prints the rows and writes them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cache", type=Path, required=True, help="a folder for the notes' vectors; kept")
+    parser.add_argument(
+        "--cache", type=Path, required=True, help="a folder for the notes' vectors; reused by later runs"
+    )
     parser.add_argument("--patients", type=int, default=5000)
     parser.add_argument("--parts", nargs="+", default=["small", "large"], choices=["small", "large"])
     parser.add_argument("--out", type=Path, default=RESULT)

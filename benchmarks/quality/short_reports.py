@@ -1,7 +1,7 @@
 """Short radiology reports, coders under cross-validation: python benchmarks/quality/short_reports.py [--coders ...]
 
-978 reports of history and impression with the long tail of codes of `nosology.reproduce.short_reports`, or those of a
-corpus folder (--corpus); near-duplicate reports stay in one fold. Coders:
+The notes are 978 reports of report_simulator.py, or those of a corpus folder (--corpus). Near-duplicate reports are in
+one fold. Coders:
 
 svm        TF-IDF of words, one linear SVM per code (scikit-learn); at least the code with the highest score
 boosting   gradient boosting per code over words and pairs (scikit-learn); at least the code with the highest score
@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from report_simulator import short_reports
 from scipy import sparse
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
@@ -35,7 +36,6 @@ from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.group_splits import group_numbers, summarize_notes
 from nosology.models.hmhan.report_features import WordFeatures
 from nosology.models.train import train
-from nosology.reproduce.short_reports import short_reports
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_short_reports.json"
 _ABSENT_SCORE = -9.0  # the score of a code that the train folds do not have
@@ -43,11 +43,11 @@ _ABSENT_SCORE = -9.0  # the score of a code that the train folds do not have
 
 def scores_per_code(fit_and_score: Callable, labels: LabelSpace, x, gold: np.ndarray, z) -> np.ndarray:
     """Scores (B, L) for z of one classifier per code, fitted on x and gold."""
-    found = np.full((z.shape[0], len(labels)), _ABSENT_SCORE)
+    scores_by_code = np.full((z.shape[0], len(labels)), _ABSENT_SCORE)
     for column in range(len(labels)):
         if 0 < gold[:, column].sum() < len(gold):
-            found[:, column] = fit_and_score(x, gold[:, column], z)
-    return found
+            scores_by_code[:, column] = fit_and_score(x, gold[:, column], z)
+    return scores_by_code
 
 
 def svm_scores(x, y: np.ndarray, z) -> np.ndarray:
@@ -65,9 +65,9 @@ def boosting_scores(x, y: np.ndarray, z) -> np.ndarray:
 
 def at_least_one(scores: np.ndarray) -> np.ndarray:
     """Accepted codes (B, L): those above 0, and the one with the highest score."""
-    found = scores > 0
-    found[np.arange(len(found)), scores.argmax(1)] = True
-    return found
+    accepted_codes = scores > 0
+    accepted_codes[np.arange(len(accepted_codes)), scores.argmax(1)] = True
+    return accepted_codes
 
 
 def vectors(words: WordFeatures, notes: Sequence[Note]) -> sparse.csr_matrix:
@@ -84,16 +84,16 @@ def accepted(coder: str, known: list[Note], new: list[Note], settings: list[str]
     texts, new_texts = [note.text for note in known], [note.text for note in new]
     if coder == "svm":
         vectorizer = TfidfVectorizer(sublinear_tf=True).fit(texts)
-        found = at_least_one(
+        decided = at_least_one(
             scores_per_code(svm_scores, labels, vectorizer.transform(texts), gold, vectorizer.transform(new_texts))
         )
     elif coder == "boosting":
         vectorizer = CountVectorizer(binary=True, ngram_range=(1, 2), min_df=3).fit(texts)
         dense = [vectorizer.transform(part).toarray().astype(np.float32) for part in (texts, new_texts)]
-        found = at_least_one(scores_per_code(boosting_scores, labels, dense[0], gold, dense[1]))
+        decided = at_least_one(scores_per_code(boosting_scores, labels, dense[0], gold, dense[1]))
     elif coder == "words":
         vectorizer = WordFeatures.fit(texts, 1, 40_000)
-        found = at_least_one(
+        decided = at_least_one(
             scores_per_code(svm_scores, labels, vectors(vectorizer, known), gold, vectors(vectorizer, new))
         )
     else:
@@ -103,8 +103,8 @@ def accepted(coder: str, known: list[Note], new: list[Note], settings: list[str]
             bundle = train(recipe, [corpus], Path(folder) / "bundle")
         labels = bundle.model.labels
         rows = bundle.model.probabilities([Note("", text) for text in new_texts])
-        found = np.stack([bundle.decision.accepted(labels, row) for row in rows])
-    return [{labels.codes[j] for j in np.flatnonzero(row)} for row in found]
+        decided = np.stack([bundle.decision.accepted(labels, row) for row in rows])
+    return [{labels.codes[j] for j in np.flatnonzero(row)} for row in decided]
 
 
 def folds_of(notes: list[Note], folds: int) -> np.ndarray:
@@ -120,12 +120,12 @@ def measure(coder: str, notes: list[Note], fold: np.ndarray, number: int, settin
     known = [note for note, f in zip(notes, fold) if f != number]
     new = [note for note, f in zip(notes, fold) if f == number]
     started = time.process_time()
-    found = accepted(coder, known, new, settings)
+    predicted = accepted(coder, known, new, settings)
     seconds = time.process_time() - started
-    hits = sum(len(codes & set(note.codes)) for codes, note in zip(found, new))
-    given, true = sum(map(len, found)), sum(len(note.codes) for note in new)
-    print(f"{coder}, fold {number}: micro F1 {2 * hits / (given + true):.4f}", flush=True)
-    return {"hits": hits, "given": given, "true": true, "cpu_seconds": round(seconds, 1)}
+    hits = sum(len(codes & set(note.codes)) for codes, note in zip(predicted, new))
+    n_predicted, true = sum(map(len, predicted)), sum(len(note.codes) for note in new)
+    print(f"{coder}, fold {number}: micro F1 {2 * hits / (n_predicted + true):.4f}", flush=True)
+    return {"hits": hits, "given": n_predicted, "true": true, "cpu_seconds": round(seconds, 1)}
 
 
 def summary(folds: dict[str, dict]) -> dict[str, float]:

@@ -35,7 +35,7 @@ VAGUE = re.compile(r", (initial|subsequent) encounter.*|, sequela|,? ?\bunspecif
 
 
 def shape(notes: Iterable[Note]) -> dict[str, float]:
-    """Lengths, codes a note and the tail of a corpus."""
+    """Lengths, codes per note and the tail of a corpus."""
     words, codes, counts = [], [], Counter[Code]()
     for note in notes:
         words.append(len(note.text.split()))
@@ -67,20 +67,20 @@ def look_up(notes: Iterable[Note], codes: Iterable[Code], *, trimmed: bool) -> f
     by_first: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for words in wanted:
         by_first[words[0]].append(words)
-    right = given = true = 0
+    right = predicted = true = 0
     for note in notes:
         words = _words(note.text.lower())
-        found = {
+        matches = {
             code
             for place, word in enumerate(words)
             for candidate in by_first.get(word, ())
             if words[place : place + len(candidate)] == candidate
             for code in wanted[candidate]
         }
-        right += len(found.intersection(note.codes))
-        given += len(found)
+        right += len(matches.intersection(note.codes))
+        predicted += len(matches)
         true += len(note.codes)
-    return 2 * right / (given + true)
+    return 2 * right / (predicted + true)
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -90,8 +90,8 @@ def _words(text: str) -> tuple[str, ...]:
 def run(notes: int, seed: int, folder: Path, settings: list[str]) -> dict[str, float]:
     """Everything in one table; the folder keeps the simulation, the corpus, the bundle and the report."""
     simulate(round(notes / NOTES_A_PATIENT), seed, folder / "hospital", years=YEARS)
-    whole = prepare("mimic4", [folder / "hospital"], folder / "whole")
-    corpus = split_corpus(whole.folder, folder / "corpus", seed=seed)[0]
+    prepared = prepare("mimic4", [folder / "hospital"], folder / "whole")
+    corpus = split_corpus(prepared.folder, folder / "corpus", seed=seed)[0]
     table = shape(corpus.notes())
     started = time.monotonic()
     bundle = train(load_recipe("linear", settings), [corpus], folder / "bundle")
@@ -110,7 +110,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--notes", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, help="keep what is made here (default: a temporary folder)")
+    parser.add_argument(
+        "--folder", type=Path, help="save the hospital and the corpora here (default: a temporary folder)"
+    )
     parser.add_argument("--set", dest="settings", action="append", default=[], help="a setting of the linear recipe")
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()

@@ -29,10 +29,10 @@ METHODS = {
 
 
 def measure(labels: sparse.csr_matrix, part: np.ndarray) -> np.ndarray:
-    """The mean difference of a code's frequency, the three shares, codes a note, and the share of unseen codes (8)."""
+    """The mean difference of a code's frequency, three shares, codes per note, and the share of unseen codes (8)."""
     parts = [labels[part == number] for number in range(3)]
-    whole = labels.mean(axis=0)
-    difference = np.mean([np.abs(one.mean(axis=0) - whole) for one in parts])
+    overall = labels.mean(axis=0)
+    difference = np.mean([np.abs(one.mean(axis=0) - overall) for one in parts])
     held_out = np.asarray(parts[1].sum(axis=0) + parts[2].sum(axis=0)).ravel()
     unseen = held_out[np.asarray(parts[0].sum(axis=0)).ravel() == 0].sum() / held_out.sum()
     sizes = np.array([one.shape[0] for one in parts])
@@ -48,7 +48,7 @@ def main() -> None:
     roster = summarize_notes(Corpus.open(arguments.corpus).notes(text=False), texts=False)
     labels, _, names = group_label_counts(roster, np.arange(len(roster)), within="site")
     print(f"{len(roster):,} notes, {len(names):,} codes; means over {arguments.seeds} seeds")
-    print(f"{'':26}{'difference':>11}   {'train':>6}{'dev':>6}{'test':>6}   {'codes a note':>18}   {'unseen':>7}")
+    print(f"{'':26}{'difference':>11}   {'train':>6}{'dev':>6}{'test':>6}   {'codes per note':>18}   {'unseen':>7}")
     results = {"notes": len(roster), "codes": len(names), "seeds": arguments.seeds}
     for name, method in METHODS.items():
         got = np.mean([measure(labels, method(labels, seed)) for seed in range(arguments.seeds)], axis=0)

@@ -2,8 +2,8 @@
 
 A small DualLAAT coder learns from a simulated hospital of 2016 to 2019 (ICD-10). Its test notes are then coded in full
 and in two stages, with the same threshold: micro F1, MAP, the part of the true codes that was proposed (of all, and of
-those that the coder finds when it scores every code), and seconds a note on the CPU. --bundle keeps the coder in a
-folder, or takes it from there if it was kept.
+those that the coder finds when it scores every code), and seconds per note on the CPU. --bundle saves the coder in a
+folder, or loads it from there if the folder exists.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def proposed(bundle: Bundle, notes: list[Note], k: int) -> dict[str, float]:
 
 
 def row(bundle: Bundle, corpus: Corpus, k: int, folder: Path) -> dict[str, float]:
-    """One row of the table: k candidates a note."""
+    """One row of the table: k candidates per note."""
     notes = list(corpus.notes("test"))
     timed = [note.text for note in notes[:50]]
     model = bundle.model.to("cpu").two_stage(k)
@@ -101,22 +101,25 @@ def main() -> None:
     parser.add_argument("--set", dest="settings", action="append", default=[], help="as in nosology train")
     parser.add_argument("--bundle", type=Path)
     parser.add_argument("--out", type=Path, default=RESULT)
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        corpus = corpus_of(asked.patients, folder / "corpus")
-        kept = asked.bundle or folder / "bundle"
-        if kept.exists():
-            bundle = Bundle.load(kept)
+        corpus = corpus_of(arguments.patients, folder / "corpus")
+        bundle_folder = arguments.bundle or folder / "bundle"
+        if bundle_folder.exists():
+            bundle = Bundle.load(bundle_folder)
         else:
-            bundle = train(load_recipe("dual_laat", [*SMALL, *asked.settings]), [corpus], kept)
+            bundle = train(load_recipe("dual_laat", [*SMALL, *arguments.settings]), [corpus], bundle_folder)
         rows = {}
         for k in CANDIDATES:
-            found = rows[str(k) if k else "all"] = row(bundle, corpus, k, folder / f"report{k}")
-            print(f"{k or 'all':>5}" + "".join(f"  {key} {value:.4f}" for key, value in found.items()), flush=True)
+            metrics = rows[str(k) if k else "all"] = row(bundle, corpus, k, folder / f"report{k}")
+            print(f"{k or 'all':>5}" + "".join(f"  {key} {value:.4f}" for key, value in metrics.items()), flush=True)
     expected = {"notes": len(corpus), "codes": len(bundle.model.labels), "train": bundle.provenance["n_train"]}
-    write_json(asked.out, {**expected, "settings": [*SMALL, *asked.settings], "threads": asked.threads, "rows": rows})
+    write_json(
+        arguments.out,
+        {**expected, "settings": [*SMALL, *arguments.settings], "threads": arguments.threads, "rows": rows},
+    )
 
 
 if __name__ == "__main__":

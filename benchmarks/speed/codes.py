@@ -1,4 +1,4 @@
-"""Seconds for code look-ups from the shell, with an empty and a filled cache, and calls a second from Python."""
+"""Seconds for code look-ups from the shell, with an empty and a filled cache, and calls per second from Python."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def seconds(command: str, cache: str) -> tuple[float, float]:
 
 def commands(repeats: int) -> dict[str, dict[str, float]]:
     """For each command the wall and CPU seconds of the first run, and of the best of the later ones."""
-    found = {}
+    results = {}
     for command in COMMANDS:
         with tempfile.TemporaryDirectory() as cache:
             first = seconds(command, cache)
             later = min(seconds(command, cache) for _ in range(repeats))
         times = dict(zip(("first_s", "first_cpu_s", "later_s", "later_cpu_s"), (*first, *later)))
-        found[command] = {name: round(value, 2) for name, value in times.items()}
-    return found
+        results[command] = {name: round(value, 2) for name, value in times.items()}
+    return results
 
 
 def rate(call: Callable[[str], object], items: list[str], passes: int = 1) -> int:
-    """Calls a second."""
+    """Calls per second."""
     started = time.perf_counter()
     for _ in range(passes):
         for item in items:
@@ -61,7 +61,7 @@ def rate(call: Callable[[str], object], items: list[str], passes: int = 1) -> in
 
 
 def calls() -> dict[str, int]:
-    """Calls a second of what other rooms use most, over all billable ICD-10-CM codes."""
+    """Calls per second of the functions that other packages call most, over all billable ICD-10-CM codes."""
     from nosology.codes import describe, map_code, normalise, table
     from nosology.core import Code
 
@@ -89,7 +89,7 @@ def main() -> None:
     for command, row in timed.items():
         cells = f"{row['first_s']:8.2f} {row['first_cpu_s']:6.2f} {row['later_s']:8.2f} {row['later_cpu_s']:6.2f}"
         print(f"{command:30} {cells} {LIMITS.get(command, ''):>8}")
-    print(f"\n{'call':34} {'a second':>12}")
+    print(f"\n{'call':34} {'per second':>12}")
     for name, value in rates.items():
         print(f"{name:34} {value:12,}")
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load": round(os.getloadavg()[0], 1)}

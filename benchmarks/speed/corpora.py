@@ -1,4 +1,4 @@
-"""Measures `corpus prepare` on made-up MIMIC-IV discharge summaries: notes a second, and the most memory it held.
+"""Measures `corpus prepare` on synthetic MIMIC-IV discharge summaries: notes per second and peak memory.
 
 python benchmarks/speed/corpora.py --notes 300000
 """

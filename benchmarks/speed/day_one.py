@@ -1,7 +1,7 @@
 """Speed of the lexicon: python benchmarks/speed/day_one.py [--notes 300]
 
 Start: a fresh process until the first note is coded, with the terms already in the cache; `build` is what the first use
-of a release costs, once. Then notes a second on one core, for short case reports and long discharge notes of the
+of a release costs, once. Then notes per second on one core, for short case reports and long discharge notes of the
 simulated hospital, with codes and evidence.
 """
 
@@ -22,7 +22,7 @@ from nosology.codes import table
 from nosology.codes.terms import terms
 from nosology.corpora.prepare import prepare
 from nosology.corpora.simulate import simulate
-from nosology.models.lexicon.day_one import day_one
+from nosology.models.lexicon.lexicon_model import day_one
 from nosology.models.lexicon.lexicon_terms import Terms
 from nosology.serving.coder import Coder
 
@@ -42,14 +42,14 @@ print(perf_counter() - began[0], process_time() - began[1])
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--notes", type=int, default=300)
-    words = parser.parse_args()
+    arguments = parser.parse_args()
     coder = Coder(day_one())  # fills the cache
     started = time.process_time()
     newest = table("icd10cm")
-    Terms.of(terms(newest), newest.release)
+    Terms.build(terms(newest), newest.release)
     build = time.process_time() - started
-    texts = _texts(words.notes)
-    found = {
+    texts = simulated_texts(arguments.notes)
+    results = {
         "build_s": build,
         **_started(),
         "notes": len(texts),
@@ -57,9 +57,9 @@ def main() -> None:
         "notes_a_second": _rate(coder, texts),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, one used",
     }
-    for key, value in found.items():
+    for key, value in results.items():
         print(f"{key:16}{value:>12.2f}" if isinstance(value, float) else f"{key:16}{value:>12}")
-    RESULTS.write_text(json.dumps(found, indent=2) + "\n")
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
 
 
 def _started() -> dict[str, float]:
@@ -70,7 +70,7 @@ def _started() -> dict[str, float]:
     return {"start_s": start, "start_cpu_s": start_cpu, "first_note_s": first, "first_note_cpu_s": first_cpu}
 
 
-def _texts(n: int) -> list[str]:
+def simulated_texts(n: int) -> list[str]:
     """Discharge notes of the simulated hospital."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -80,7 +80,7 @@ def _texts(n: int) -> list[str]:
 
 
 def _rate(coder: Coder, texts: Sequence[str]) -> float:
-    """Notes a second of processor time, suggestions and evidence included."""
+    """Notes per second of CPU time, suggestions and evidence included."""
     started = time.process_time()
     for _ in coder.code_all(texts):
         pass

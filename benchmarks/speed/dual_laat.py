@@ -1,9 +1,9 @@
-"""What a training step of DualLAAT costs on a GPU: python benchmarks/speed/dual_laat.py [--quick] [--out FILE]
+"""Cost of a training step of DualLAAT on a GPU: python benchmarks/speed/dual_laat.py [--only ROW ...] [--out FILE]
 
-Notes as long as MIMIC-IV's (quartiles 1,147, 1,492 and 1,931 words, cut at 4,000) in batches of similar length, scored
-against 8,192 codes with descriptions of 2 to 25 words; 4 heads; the paper's sizes. A step is all of it: word vectors,
-both encoders, attention, classifier, loss, their derivatives and AdamW. Prints milliseconds a note, notes/s, TFLOP/s
-of the arithmetic that the model needs, and the peak of memory. First the fused kernels are held against float64.
+Notes as long as those of MIMIC-IV (quartiles 1,147, 1,492 and 1,931 words, cut at 4,000) in batches of similar length,
+8,192 codes with descriptions of 2 to 25 words, 4 heads, the paper's sizes. A step includes word vectors, both encoders,
+attention, classifier, loss, gradients and AdamW. Prints milliseconds per note, notes/s, TFLOP/s of attention and
+classifier, and peak memory. The fused kernels are first compared with float64.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nosology.attention import dual_attention
+from nosology.attention import kernels
 from nosology.attention.dual_attention import DualHead, dual_loss
-from nosology.models.dual_laat.dual_laat_net import DualLaatNet
+from nosology.models.dual_laat.dual_laat_model import DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatSettings
 from nosology.training.data_loader import Batch, pad_notes
 
@@ -28,7 +28,7 @@ SHAPES = {
     "gru": DualLaatSettings(encoder="gru", width=512, dropout=0.3),
     "conv": DualLaatSettings(encoder="conv", width=256, dropout=0.2),
 }
-RUNS = (  # encoder, notes a step, tokens in memory at once, notes whose attention is in memory at once
+RUNS = (  # encoder, notes per step, tokens per micro-batch, notes per chunk of attention
     ("gru", 512, 620_000, 8),
     ("gru", 256, 620_000, 8),
     ("gru", 512, 420_000, 4),
@@ -39,14 +39,14 @@ RUNS = (  # encoder, notes a step, tokens in memory at once, notes whose attenti
 
 
 def lengths(batch: int, batches: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Lengths of the notes of each batch: pools of 50 batches are sorted, so that a batch's notes are alike."""
+    """Lengths of the notes of each batch, similar within a batch: pools of 50 batches are sorted."""
     drawn = np.exp(rng.normal(np.log(MEDIAN), SPREAD, batch * 50)).clip(50, LONGEST).astype(int)
     every = np.sort(drawn)[::-1].reshape(50, batch)
     return list(every[((np.arange(batches) + 0.5) * 50 / batches).astype(int)])  # evenly over the lengths
 
 
 def operations(shape: DualLaatSettings, words: np.ndarray) -> float:
-    """Floating-point operations of a forward pass over notes of these lengths, attention and classifier alone."""
+    """Floating-point operations of a forward pass over notes of these lengths, only attention and classifier."""
     states = shape.width * (2 if shape.encoder == "gru" else 1)
     joined = shape.heads * states
     attention = 2 * LABELS * shape.heads * (shape.width + states) * words.sum()
@@ -76,10 +76,10 @@ def run(encoder: str, batch: int, tokens: int, chunk: int, batches: int, device:
 
     def step(words: np.ndarray) -> None:
         for part in micro_batches(words, tokens):
-            noted, sizes = pad_notes([rng.integers(1, WORDS, n) for n in part])
+            ids, sizes = pad_notes([rng.integers(1, WORDS, n) for n in part])
             targets = (torch.rand(len(part), LABELS, device=device) < 15.7 / LABELS).float()
             with torch.autocast(device, torch.bfloat16):
-                loss = net(Batch(noted, sizes, labels, targets).to(device))
+                loss = net(Batch(ids, sizes, labels, targets).to(device))
             (loss * (len(part) / len(words))).backward()
         optimiser.step()
         optimiser.zero_grad()
@@ -108,10 +108,7 @@ def run(encoder: str, batch: int, tokens: int, chunk: int, batches: int, device:
 
 
 def check(notes: int = 4, words: int = 700, labels: int = 500) -> dict[str, float]:
-    """How far the loss and its derivatives in bf16, with the fused kernels, lie from float64, relative to their size.
-
-    Beside them the same in bf16 without the kernels: what is left is the precision's, not the kernels', doing.
-    """
+    """The relative distance of loss and gradients in bf16 from float64, with and without the fused kernels."""
     torch.manual_seed(0)
     heads, wide, projected = 4, 256, 256
     sizes = [
@@ -128,15 +125,15 @@ def check(notes: int = 4, words: int = 700, labels: int = 500) -> dict[str, floa
     lengths = torch.tensor([words, words // 2, 7, 0])[:notes]
     targets = (torch.rand(notes, labels, device="cuda") < 0.1).float()
 
-    def found(kind: torch.dtype) -> list[torch.Tensor]:
-        given = [x.to(torch.bfloat16).to(kind).requires_grad_() for x in (states, queries, *head)]
-        loss = dual_loss(given[0], lengths, given[1], targets, DualHead(*given[2:]), 2)
-        return [loss.detach(), *torch.autograd.grad(loss, given)]
+    def compute(kind: torch.dtype) -> list[torch.Tensor]:
+        inputs = [x.to(torch.bfloat16).to(kind).requires_grad_() for x in (states, queries, *head)]
+        loss = dual_loss(inputs[0], lengths, inputs[1], targets, DualHead(*inputs[2:]), 2)
+        return [loss.detach(), *torch.autograd.grad(loss, inputs)]
 
-    fused, exact = found(torch.bfloat16), found(torch.float64)
-    kernels, dual_attention.fused = dual_attention.fused, None
-    plain = found(torch.bfloat16)
-    dual_attention.fused = kernels
+    fused, exact = compute(torch.bfloat16), compute(torch.float64)
+    kernels.AVAILABLE = False
+    plain = compute(torch.bfloat16)
+    kernels.AVAILABLE = True
     gaps = {
         name: max(float((a.double() - b).norm() / b.norm()) for a, b in zip(rows, exact))
         for name, rows in (("fused", fused), ("plain", plain))
@@ -152,21 +149,21 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=25, help="steps that are timed")
     parser.add_argument("--only", type=int, nargs="*", help="rows to run")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "speed_dual_laat.json")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this measures a training step on a GPU, and there is none here")
     gaps = check()
     print(f"largest relative distance from float64: fused {gaps['fused']:.3f}, plain bf16 {gaps['plain']:.3f}")
     rows = {}
     for number, (encoder, batch, tokens, chunk) in enumerate(RUNS):
-        if asked.only and number not in asked.only:
+        if arguments.only and number not in arguments.only:
             continue
         name = f"{encoder}, batch {batch}, {tokens} tokens, chunk {chunk}"
         torch.cuda.empty_cache()
-        rows[name] = found = run(encoder, batch, tokens, chunk, asked.batches, "cuda")
-        print(f"{name:42}" + "".join(f"  {key} {value:,.2f}" for key, value in found.items()), flush=True)
+        rows[name] = row = run(encoder, batch, tokens, chunk, arguments.batches, "cuda")
+        print(f"{name:42}" + "".join(f"  {key} {value:,.2f}" for key, value in row.items()), flush=True)
     result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "distance": gaps, "rows": rows}
-    asked.out.write_text(json.dumps(result, indent=2) + "\n")
+    arguments.out.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

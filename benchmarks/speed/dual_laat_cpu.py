@@ -1,9 +1,8 @@
-"""What scoring one note with DualLAAT costs on a CPU: python benchmarks/speed/dual_laat_cpu.py [--threads 2]
+"""Cost of scoring one note with DualLAAT on a CPU: python benchmarks/speed/dual_laat_cpu.py [--threads 2]
 
-Random weights at the paper's sizes, one note of 1,500 words, descriptions of 2 to 25 words that are encoded beforehand,
-as in a served coder. Seconds are medians, the best run beside them; `work` is the time of all cores together, which a
-busy machine changes least. GFLOP/s are those of the best run; `share`: the work that as many operations of a plain
-matrix product took between the runs, as a part of the work here.
+Random weights of the paper's sizes, one note of 1,500 words, descriptions of 2 to 25 words that are encoded before, as
+in a served model. Prints the median and the best wall-clock seconds, and CPU seconds (`work`), which depend least on
+other load. GFLOP/s are those of the best run; `share` is the speed relative to a plain matrix product.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from nosology.core.files import write_json
 from nosology.core.label_space import LabelSpace
 from nosology.encoders.tokenizers import Encoding, Vocabulary, WordTokenizer
 from nosology.models.dual_laat.candidate_retriever import CandidateRetriever
-from nosology.models.dual_laat.dual_laat_model import DualLaat
-from nosology.models.dual_laat.dual_laat_net import DualLaatNet
+from nosology.models.dual_laat.dual_laat_model import DualLaat, DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatSettings
 from nosology.training.data_loader import pad_notes
 
@@ -48,7 +46,7 @@ def operations(shape: DualLaatSettings, words: int, codes: int) -> float:
 
 
 def timed(action: Callable[[], object]) -> tuple[float, float]:
-    """Seconds on the wall and seconds of work, all threads together."""
+    """Wall-clock seconds, and CPU seconds of all threads."""
     started = time.perf_counter(), time.process_time()
     action()
     return time.perf_counter() - started[0], time.process_time() - started[1]
@@ -59,12 +57,12 @@ def measured(action: Callable[[], object], flop: float, runs: int) -> dict[str, 
     a, b = torch.randn(2, 1536, 1536)
     work = 2 * 1536**3
     action()
-    found, plain = [], []
+    times, plain = [], []
     for _ in range(runs):
         plain.append(min(timed(lambda: torch.mm(a, b)) for _ in range(3)))
-        found.append(timed(action))
-    (wall, cpu), (_, plain_cpu) = np.median(found, axis=0).tolist(), np.median(plain, axis=0).tolist()
-    best, best_plain = np.min(found, axis=0).tolist(), np.min(plain, axis=0).tolist()
+        times.append(timed(action))
+    (wall, cpu), (_, plain_cpu) = np.median(times, axis=0).tolist(), np.median(plain, axis=0).tolist()
+    best, best_plain = np.min(times, axis=0).tolist(), np.min(plain, axis=0).tolist()
     return {
         "seconds": wall,
         "best_seconds": best[0],
@@ -76,19 +74,19 @@ def measured(action: Callable[[], object], flop: float, runs: int) -> dict[str, 
 
 
 def usual_words(rng: np.random.Generator, n: int) -> np.ndarray:
-    """Words as frequent as in any language: the r-th word 1/r times as frequent as the first."""
+    """Random words by Zipf's law."""
     return 2 + (np.exp(rng.random(n) * np.log(WORDS - 2)) - 1).astype(np.int32)
 
 
 def coder(encoder: str, rng: np.random.Generator) -> DualLaat:
-    """A coder with random weights for all codes; their descriptions are encoded already."""
+    """A model with random weights for all codes, with encoded descriptions."""
     torch.manual_seed(0)
     labels = LabelSpace(Code("icd10cm", f"X{i:05}") for i in range(CODES))
     reader = WordTokenizer(Vocabulary([f"w{i}" for i in range(WORDS - 2)]), 4000)
     net = DualLaatNet(SHAPES[encoder], WORDS, SIZE).eval()
     model = DualLaat(labels, np.ones(CODES, np.int64), reader, net, SHAPES[encoder])
     described = pad_notes([usual_words(rng, rng.integers(2, 26)) for _ in range(CODES)])[0]
-    few = described[:1000] if encoder == "gru" else described  # a GRU takes long over all; some stand for all here
+    few = described[:1000] if encoder == "gru" else described  # a GRU would take long; some queries are repeated
     model._queries = net.all_queries(few).repeat(1, -(-CODES // len(few)), 1)[:, :CODES].contiguous()
     entries = 38 * CODES
     weights = (rng.random(entries, np.float32), (usual_words(rng, entries), rng.integers(0, CODES, entries)))
@@ -104,31 +102,38 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--out", type=Path, default=RESULT)
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
     rng, rows = np.random.default_rng(0), {}
     ids = usual_words(rng, NOTE)
     read = Encoding(ids, np.arange(NOTE), np.arange(NOTE) + 1)
 
     def row(name: str, action: Callable[[], object], flop: float) -> None:
-        found = rows[name] = measured(action, flop, asked.runs)
-        expected = (
-            f"{name:28} {found['seconds']:7.3f} s  best {found['best_seconds']:7.3f}  work {found['cpu_seconds']:.3f}"
-        )
-        rate = f"{found['gflops']:6.1f} GFLOP/s (matrix product {found['matrix_gflops']:.0f})"
-        print(f"{expected}  {rate}  share {found['share']:5.2f}", flush=True)
+        figures = rows[name] = measured(action, flop, arguments.runs)
+        best, work = figures["best_seconds"], figures["cpu_seconds"]
+        seconds = f"{name:28} {figures['seconds']:7.3f} s  best {best:7.3f}  work {work:.3f}"
+        rate = f"{figures['gflops']:6.1f} GFLOP/s (matrix product {figures['matrix_gflops']:.0f})"
+        print(f"{seconds}  {rate}  share {figures['share']:5.2f}", flush=True)
 
     for encoder, shape in SHAPES.items():
         model = coder(encoder, rng)
         row(f"{encoder}: candidates proposed", lambda m=model: m.retriever.retrieve(ids, 300), 0.0)
         for k in (300, 500):
-            some, staged, flop = model.retriever.retrieve(ids, k), model.two_stage(k), operations(shape, NOTE, k)
+            some, staged, flop = (
+                model.retriever.retrieve(ids, k).tolist(),
+                model.two_stage(k),
+                operations(shape, NOTE, k),
+            )
             row(f"{encoder}: {k} codes", lambda m=model, s=some: m.logits_of([read], s), flop)
             row(f"{encoder}: two stages, {k}", lambda m=staged: m.logits_of([read]), flop)
         if encoder == "conv":
             row("conv: 26,000 codes", lambda m=model: m.logits_of([read]), operations(shape, NOTE, CODES))
-    expected = {"threads": asked.threads, "cpu": platform.processor() or platform.machine(), "torch": torch.__version__}
-    write_json(asked.out, {**expected, "load": os.getloadavg()[0], "rows": rows})
+    machine = {
+        "threads": arguments.threads,
+        "cpu": platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+    }
+    write_json(arguments.out, {**machine, "load": os.getloadavg()[0], "rows": rows})
 
 
 if __name__ == "__main__":

@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nosology.encoders.packed import PackedTransformer, PaddedTransformer, transformer_layers
-from nosology.encoders.pooling import pool
+from nosology.encoders.packed import PackedTransformer, PaddedTransformer, pool, transformer_layers
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_embedding.json"
 PEAK = 790.0  # TFLOP/s of a large bf16 product, measured on an H200

@@ -22,11 +22,11 @@ import torch
 from nosology.core import Code
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.rounds.federated_site import FederatedSite, loop_settings, round_epochs
-from nosology.federated.rounds.federation_server import run_federation
+from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.federation_setup import embedder_key
 from nosology.federated.rounds.messages import from_record, to_record
 from nosology.federated.rounds.simulation import simulation_grid
-from nosology.models.heads.vector_training import CodedVectors, build_head, train_epochs
+from nosology.models.heads.heads_net import CodedVectors, build_head, train_epochs
 
 RESULTS = Path(__file__).parents[1] / "results" / "speed_federation_overhead.json"
 GOAL = 1.3
@@ -110,7 +110,7 @@ def main() -> None:
         clock[0] = time.process_time()
 
     with tempfile.TemporaryDirectory() as folder:
-        run_federation(simulation_grid(sites), recipe, Path(folder) / "bundle", report=report)
+        FlowerFederation(simulation_grid(sites), recipe, report).run(Path(folder) / "bundle")
     measured = slice(1, -1)  # the first round standardizes the vectors, the last one evaluates
     ratios = [flower / loop for flower, loop in zip(with_flower[measured], bare[measured])]
     size = sum(array.size for array in weights.values())

@@ -21,12 +21,12 @@ from nosology.config import load_recipe
 from nosology.core import Code
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.rounds.federated_site import FederatedSite
-from nosology.federated.rounds.federation_server import Report, run_federation
+from nosology.federated.rounds.federation_server import FlowerFederation, Report
 from nosology.federated.rounds.federation_setup import embedder_key
 from nosology.federated.rounds.simulation import simulation_grid
-from nosology.federated.rounds.vectorized import run_vectorized
+from nosology.federated.rounds.vectorized import VectorizedFederation
 from nosology.models.bundle import Bundle
-from nosology.models.heads.vector_training import CodedVectors
+from nosology.models.heads.heads_net import CodedVectors
 from nosology.training import cuda_graphs
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_federation_engines.json"
@@ -53,7 +53,12 @@ def sites(number: int, notes: int, dim: int, labels: int, device: str) -> list[F
 
 def run_flower(hospitals: list[FederatedSite], recipe: FederatedHeadsRecipe, out: Path, report: Report) -> Bundle:
     """The bundle of the Flower engine."""
-    return run_federation(simulation_grid(hospitals), recipe, out, report=report).bundle
+    return FlowerFederation(simulation_grid(hospitals), recipe, report).run(out).bundle
+
+
+def run_vectorized(hospitals: list[FederatedSite], recipe: FederatedHeadsRecipe, out: Path, report: Report) -> Bundle:
+    """The bundle of the vectorized engine."""
+    return VectorizedFederation(hospitals, recipe, report).run(out).bundle
 
 
 def largest_difference(first: dict, second: dict) -> float:
@@ -64,9 +69,9 @@ def largest_difference(first: dict, second: dict) -> float:
 def graph_difference(site: FederatedSite, bundle: Bundle, recipe: FederatedHeadsRecipe) -> float:
     """The largest difference after a round at one site with and without CUDA graphs."""
     weights = {name: value.double().numpy() for name, value in bundle.model.net.state_dict().items()}
-    graphed = site.train(weights, recipe, 1).weights
+    graphed = site.train(weights, recipe, 1).arrays
     with mock.patch.object(cuda_graphs, "_MIN_CALLS", 10**9):
-        return largest_difference(graphed, site.train(weights, recipe, 1).weights)
+        return largest_difference(graphed, site.train(weights, recipe, 1).arrays)
 
 
 def main() -> None:

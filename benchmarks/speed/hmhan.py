@@ -1,15 +1,15 @@
 """Speed of HMHAN: python benchmarks/speed/hmhan.py [--part cpu|gpu] [--out FILE]
 
 gpu   a report of 512 tokens at batch 64 with a 12-layer BERT (random weights, BioClinicalBERT's sizes): encoder alone
-      and the whole way to logits with its weights in bf16, and the whole way under autocast, as a coder goes it;
-      attention and its derivatives at batch 32, steps a second at 64 lengths that are new and at the same ones again;
+      and the whole model to its logits with weights in bf16, and the whole model under autocast, as a coder uses it;
+      attention and its gradients at batch 32, steps per second at 64 new lengths and at the same lengths again;
       training of all but the encoder, with states on the GPU and with states that are read through a memory map (the
-      system has them in memory), batches of 32, 128 and 512: reports a second, and the share of the time in which the
-      GPU runs a kernel: what kernels take in an epoch (torch's profiler) over what an epoch takes that nobody watches;
-      `plain`: steps that are launched kernel by kernel, in the place of recorded ones;
-      two epochs of the training loop itself with recorded steps and with plain ones: the largest difference of a weight
+      system has them in memory), batches of 32, 128 and 512: reports per second, and the share of the time in which the
+      GPU runs a kernel: kernel time of an epoch (torch's profiler) divided by its wall-clock time without the profiler;
+      `without_cuda_graphs`: steps that launch each kernel separately;
+      two epochs of the training loop itself with and without CUDA graphs: the largest weight difference
 cpu   a report of 512 tokens with the built-in 6-layer encoder; LIME for a simulated report and one code, 1,000 samples
-both  the bytes of the states of 73,461 reports at 768 numbers a token, by the lengths of simulated reports
+both  the bytes of the states of 73,461 reports at 768 numbers per token, by the lengths of simulated reports
 
 The gpu part takes two minutes and needs torch, transformers and what nosology itself needs.
 """
@@ -52,7 +52,7 @@ from nosology.training.trainer import TrainingRun, fit
 RESULT = Path(__file__).parents[1] / "results" / "speed_hmhan.json"
 REPORTS = 73_461  # of Sasikala et al. (2025)
 CODES, CATEGORIES, WIDTH = 10, 6, 768
-_WATCHED = 64  # steps; the profiler takes its time over each kernel
+PROFILED_STEPS = 64  # the profiler is slow for each kernel
 LENGTH = 170.0  # mean pieces of a report after cleaning where no tokenizer is at hand; see `storage`
 
 
@@ -72,14 +72,14 @@ def random_bert(layers: int = 12) -> WindowedTransformer:
 
 
 def batch_of(lengths: list[int]) -> ReportBatch:
-    """ReportDataset of random pieces."""
+    """A batch of random word pieces."""
     rng = np.random.default_rng(0)
     tokens, sizes = pad_notes([rng.integers(1000, 20_000, n) for n in lengths])
     return ReportBatch(tokens, sizes)
 
 
 def wait(device: str) -> None:
-    """Returns when a GPU has done all that it was given."""
+    """Waits until a GPU has finished its work."""
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -99,24 +99,28 @@ def median(run: Callable[[], Any], times: int, device: str) -> float:
 
 
 def inference(device: str = "cuda", size: int = 64, layers: int = 12) -> dict[str, float]:
-    """Milliseconds a report of 510 pieces and the two around them; `mixed`: of 260 to 510, with pads."""
+    """Milliseconds per report of 510 pieces and two special tokens; `mixed`: of 260 to 510, with padding."""
     net = net_of(random_bert(layers)).to(device)
     batch = batch_of([510] * size).to(device)
     mixed = batch_of(np.linspace(260, 510, size).astype(int).tolist()).to(device)
     with evaluating(net), torch.autocast(device, torch.bfloat16):
         autocast = median(lambda: net.logits(batch), 20, device)
         net.encoder.model.to(torch.bfloat16)
-        alone = median(lambda: net.encoder(batch.tokens, batch.lengths), 20, device)
-        whole = median(lambda: net.logits(batch), 20, device)
+        encoder_alone = median(lambda: net.encoder(batch.tokens, batch.lengths), 20, device)
+        full = median(lambda: net.logits(batch), 20, device)
         padded = median(lambda: net.logits(mixed), 20, device)
-    found = {"encoder_ms_a_report": alone, "whole_ms_a_report": whole, "whole_mixed_ms_a_report": padded}
-    found["whole_autocast_ms_a_report"] = autocast
-    return {name: 1000 * seconds / size for name, seconds in found.items()}
+    seconds_per_batch = {
+        "encoder_ms_per_report": encoder_alone,
+        "whole_ms_per_report": full,
+        "whole_mixed_ms_per_report": padded,
+        "whole_autocast_ms_per_report": autocast,
+    }
+    return {name: 1000 * seconds / size for name, seconds in seconds_per_batch.items()}
 
 
 def attention(device: str = "cuda", size: int = 32, longest: int = 512) -> dict[str, float]:
-    """Steps a second of the two levels, forward and backward, over lengths that come for the first and second time."""
-    look = HierarchicalAttention(WIDTH, torch.arange(CODES) % CATEGORIES).to(device)
+    """Steps per second of the two levels, forward and backward, over lengths seen for the first and second time."""
+    layer = HierarchicalAttention(WIDTH, torch.arange(CODES) % CATEGORIES).to(device)
     states = torch.randn(size, longest + 8, WIDTH, device=device)
     widths = np.random.default_rng(2).permutation(np.arange(8, longest + 1, 8)).tolist()
 
@@ -124,17 +128,17 @@ def attention(device: str = "cuda", size: int = 32, longest: int = 512) -> dict[
         for width in some:
             inside = token_mask(torch.arange(size) % width + 1, width, torch.device(device))
             with torch.autocast(device, torch.bfloat16):
-                found = look(states[:, :width], inside)
-            found.float().square().mean().backward()
-            look.zero_grad()
+                output = layer(states[:, :width], inside)
+            output.float().square().mean().backward()
+            layer.zero_grad()
 
-    steps([longest + 8] * 3)  # memory is taken, and programs are loaded
+    steps([longest + 8] * 3)  # allocates memory and loads kernels
     new, again = (len(widths) / seconds_of(lambda: steps(widths), device) for _ in range(2))
     return {"batch": size, "lengths": len(widths), "steps_per_second_new": new, "steps_per_second_again": again}
 
 
 class Training:
-    """HMHAN that learns from the states of random reports, made once and kept on disk."""
+    """HMHAN that learns from the states of random reports, computed once and stored on disk."""
 
     def __init__(self, mean: float, folder: Path, device: str = "cuda", reports: int = 8_000):
         """mean: pieces of a report."""
@@ -160,102 +164,112 @@ class Training:
         torch.manual_seed(0)
         return net_of(random_bert(1))
 
-    def measured(self, places: CachedStates | DeviceCachedStates, size: int, recorded: bool = True) -> dict[str, float]:
-        """ReportDataset a second and the GPU's busy share; the steps of the training loop without its files."""
+    def measured(
+        self, cached_states: CachedStates | DeviceCachedStates, size: int, use_cuda_graphs: bool = True
+    ) -> dict[str, float]:
+        """Reports per second and the GPU's busy share; the steps of the training loop without its files."""
         net = self._net().to(self.device).train()
         learned = [p for n, p in net.named_parameters() if not n.startswith("encoder")]
         optimizer = torch.optim.AdamW(learned, 1e-3, fused=True)
         plan = BatchPlan(self.lengths, self.reports.versions, size, 1 << 20, 0)
-        batches = ReportBatchBuilder(self.reports, np.arange(len(self.reports)), places, None)
+        batches = ReportBatchBuilder(self.reports, np.arange(len(self.reports)), cached_states, None)
 
         def learn(batch: ReportBatch, share: torch.Tensor | float) -> None:
             with torch.autocast(self.device, torch.bfloat16):
                 loss = net(batch)
             (loss * share).backward()
 
-        repeated = CudaGraphBatchStep(learn, 4 * len(plan), torch.device(self.device)) if recorded else learn
+        step = CudaGraphBatchStep(learn, 4 * len(plan), torch.device(self.device)) if use_cuda_graphs else learn
 
-        def steps(made: Iterator[StepBatches], most: int) -> int:
-            """The reports of the next steps, which are taken."""
+        def run_steps(loaded: Iterator[StepBatches], most: int) -> int:
+            """Runs the next steps and returns their number of reports."""
             reports = 0
-            for work in islice(made, most):
+            for work in islice(loaded, most):
                 for part in work.micro_batches:
-                    repeated(part.batch.to(self.device), part.weight)
+                    step(part.batch.to(self.device), part.weight)
                 optimizer.step()
-                optimizer.zero_grad(set_to_none=not recorded)
+                optimizer.zero_grad(set_to_none=not use_cuda_graphs)
                 reports += work.notes
             return reports
 
         feed = BatchLoader(plan, batches.build, pin_memory=self.device == "cuda")
         kind = ProfilerActivity.CUDA if self.device == "cuda" else ProfilerActivity.CPU
-        with closing(feed.steps(0, 0)) as made:
-            for _ in range(3):  # by then the usual shapes are recorded
-                steps(made, len(plan))
-            epoch = statistics.median(seconds_of(lambda: steps(made, len(plan)), self.device) for _ in range(3))
-            with profile(activities=[kind]) as watched:
-                seen = steps(made, min(len(plan), _WATCHED))
+        with closing(feed.steps(0, 0)) as loaded:
+            for _ in range(3):  # by then the usual shapes have CUDA graphs
+                run_steps(loaded, len(plan))
+            epoch = statistics.median(seconds_of(lambda: run_steps(loaded, len(plan)), self.device) for _ in range(3))
+            with profile(activities=[kind]) as profiler:
+                seen = run_steps(loaded, min(len(plan), PROFILED_STEPS))
                 wait(self.device)
-        kernels = kernel_seconds(watched) * len(self.reports) / seen
+        kernels = kernel_seconds(profiler) * len(self.reports) / seen
         return {
             "batch": size,
             "reports_per_second": len(self.reports) / epoch,
             "steps_per_second": len(plan) / epoch,
-            "kernel_seconds_an_epoch": kernels,
-            "watched_reports": seen,
+            "kernel_seconds_per_epoch": kernels,
+            "profiled_reports": seen,
             "gpu_busy_share": kernels / epoch,
         }
 
     def agreement(
-        self, places: DeviceCachedStates, folder: Path, size: int = 32, reports: int = 2_000
+        self, cached_states: DeviceCachedStates, folder: Path, size: int = 32, reports: int = 2_000
     ) -> dict[str, float]:
-        """Two epochs of the loop itself with recorded steps and with plain ones: seconds, and how far weights part."""
+        """Seconds of two epochs of the loop itself with and without CUDA graphs, and the largest weight difference."""
         rows, settings = np.arange(reports), TrainerSettings(epochs=2, batch=size, warmup=0)
-        batches, found, nets = ReportBatchBuilder(self.reports, rows, places, None), {}, {}
-        for name, repeated in {"plain": False, "recorded": True}.items():
+        batches, results, nets = ReportBatchBuilder(self.reports, rows, cached_states, None), {}, {}
+        for name, use_cuda_graphs in {"without_cuda_graphs": False, "with_cuda_graphs": True}.items():
             net = nets[name] = self._net()
             started = time.perf_counter()
             fit(TrainingRun(
                 net, settings, lengths=self.lengths[rows], groups=self.reports.versions[rows],
-                make_batch=batches.build, use_cuda_graphs=repeated, run_folder=folder / name, fingerprint=name, seed=0,
+                make_batch=batches.build, use_cuda_graphs=use_cuda_graphs, run_folder=folder / name, fingerprint=name,
+                seed=0,
             ))  # fmt: skip
-            found[f"{name}_seconds"] = time.perf_counter() - started
-        pairs = zip(nets["plain"].state_dict().values(), nets["recorded"].state_dict().values())
-        return found | {"largest_difference": max(float((a.float() - b.float()).abs().max()) for a, b in pairs)}
+            results[f"{name}_seconds"] = time.perf_counter() - started
+        pairs = zip(*(net.state_dict().values() for net in nets.values()))
+        return results | {"largest_difference": max(float((a.float() - b.float()).abs().max()) for a, b in pairs)}
 
 
-def kernel_seconds(watched: profile) -> float:
-    """Seconds of all kernels that a profiler has seen; copies are none."""
-    events = [event for event in watched.key_averages() if event.device_type == DeviceType.CUDA]
+def kernel_seconds(profiler: profile) -> float:
+    """Seconds of all kernels that a profiler has seen, without copies."""
+    events = [event for event in profiler.key_averages() if event.device_type == DeviceType.CUDA]
     kernels = [e for e in events if not e.is_user_annotation and not e.key.startswith(("Memcpy", "Memset"))]
     return sum(event.self_device_time_total for event in kernels) / 1e6
 
 
 def training(mean: float, folder: Path) -> dict[str, Any]:
-    """Both ways, at several batches."""
+    """Rates with states on the GPU, from disk, and without CUDA graphs, at several batch sizes."""
     started = time.perf_counter()
-    made = Training(mean, folder)
-    found: dict[str, Any] = {"gigabytes": made.cache.nbytes / 1e9, "cache_seconds": time.perf_counter() - started}
-    there = DeviceCachedStates(made.on_disk, made.device)
-    found["agreement"] = made.agreement(there, folder)
-    print(json.dumps(found["agreement"]), flush=True)
-    ways = {"states_on_gpu": (there, True), "states_from_disk": (made.on_disk, True), "plain": (there, False)}
+    benchmark = Training(mean, folder)
+    results: dict[str, Any] = {
+        "gigabytes": benchmark.cache.nbytes / 1e9,
+        "cache_seconds": time.perf_counter() - started,
+    }
+    on_gpu = DeviceCachedStates(benchmark.on_disk, benchmark.device)
+    results["agreement"] = benchmark.agreement(on_gpu, folder)
+    print(json.dumps(results["agreement"]), flush=True)
+    runs = {
+        "states_on_gpu": (on_gpu, True),
+        "states_from_disk": (benchmark.on_disk, True),
+        "without_cuda_graphs": (on_gpu, False),
+    }
     for size in (32, 128, 512):
-        for name, (places, recorded) in ways.items():
-            found[f"{name}_{size}"] = made.measured(places, size, recorded)
-            print(name, json.dumps(found[f"{name}_{size}"]), flush=True)
-    return found
+        for name, (cached_states, use_cuda_graphs) in runs.items():
+            results[f"{name}_{size}"] = benchmark.measured(cached_states, size, use_cuda_graphs)
+            print(name, json.dumps(results[f"{name}_{size}"]), flush=True)
+    return results
 
 
 def simulated_reports(n: int) -> list[str]:
     """Radiology reports of a simulated hospital."""
     from nosology.corpora.simulate.hospital import Hospital
 
-    hospital, found, patient = Hospital((2016, 2019)), [], 0
-    while len(found) < n:
+    hospital, texts, patient = Hospital((2016, 2019)), [], 0
+    while len(texts) < n:
         _, records = hospital.patient(7, patient)
-        found += [text for record in records for _, text in record.reports]
+        texts += [text for record in records for _, text in record.reports]
         patient += 1
-    return Random(0).sample(found, n)
+    return Random(0).sample(texts, n)
 
 
 def storage(pieces: np.ndarray) -> dict[str, float]:
@@ -287,7 +301,7 @@ def on_cpu() -> dict[str, Any]:
     words, categories = WordFeatures.fit(texts, 2, 30_000), CodeCategories.at_level(labels, "chapter")
     shape = HmhanSettings(encoder="minilm", frozen=True)
     net = HmhanNet(shape, LossSettings(), encoder, torch.from_numpy(categories.of_label), words=len(words))
-    model = Hmhan(labels, np.ones(6, int), reports, HmhanEnsemble([net]), shape, categories=categories, words=words)
+    model = Hmhan(labels, np.ones(6, int), reports, HmhanEnsemble([net]), shape, words=words)
     lengths = np.array([len(reports.tokenize(text)) for text in texts])
     bare = HmhanEnsemble([net_of(encoder)])
     batch = batch_of([510])
@@ -318,12 +332,12 @@ def main() -> None:
     else:
         mean = results.get("cpu", {}).get("storage", {}).get("mean_pieces", LENGTH)
         started = time.perf_counter()
-        found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "attention": attention()}
-        found["inference"] = inference()
-        print(json.dumps(found, indent=2), flush=True)
+        measured: dict[str, Any] = {"device": torch.cuda.get_device_name(), "attention": attention()}
+        measured["inference"] = inference()
+        print(json.dumps(measured, indent=2), flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            found["training"] = training(mean, Path(folder))
-        results["gpu"] = found | {"seconds": time.perf_counter() - started}
+            measured["training"] = training(mean, Path(folder))
+        results["gpu"] = measured | {"seconds": time.perf_counter() - started}
     write_json(arguments.out, results)
     print(json.dumps(results, indent=2))
 

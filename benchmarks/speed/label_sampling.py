@@ -1,4 +1,4 @@
-"""Milliseconds a batch to sample labels and to lay out the targets.
+"""Milliseconds per batch to sample labels and to build their targets.
 
 python benchmarks/speed/label_sampling.py [--labels 8192] [--pool 26000] [--codes 16]
 
@@ -19,7 +19,7 @@ from nosology.core.files import write_json
 from nosology.training.examples import label_targets, sample_labels
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_label_sampling.json"
-LIMIT = 5.0  # ms a batch
+LIMIT = 5.0  # ms per batch
 BATCHES = (32, 256)
 
 
@@ -28,7 +28,7 @@ def milliseconds(batch: int, labels: int, pool: int, codes: int, rounds: int = 2
     rng = np.random.default_rng(0)
     ids = np.arange(pool)
     rate = np.cumsum(1 / np.arange(1, pool + 1))
-    found = []
+    times = []
     for _ in range(rounds):
         counts = rng.poisson(codes, batch)
         positives = np.searchsorted(rate, rng.random(counts.sum()) * rate[-1])
@@ -36,9 +36,9 @@ def milliseconds(batch: int, labels: int, pool: int, codes: int, rounds: int = 2
         started = time.perf_counter()
         chosen = sample_labels(positives, ids, labels, rng)
         targets = label_targets(chosen, positives, bounds)
-        found.append((time.perf_counter() - started) * 1e3)
+        times.append((time.perf_counter() - started) * 1e3)
         assert targets.shape == (batch, max(labels, len(np.unique(positives))))
-    return sorted(found)
+    return sorted(times)
 
 
 def main() -> None:

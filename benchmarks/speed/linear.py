@@ -22,8 +22,7 @@ from nosology.core import Note
 from nosology.core.label_space import LabelSpace
 from nosology.corpora.simulate import simulate_notes
 from nosology.models.linear import linear_model as linear
-from nosology.models.linear.linear_settings import LinearRecipe
-from nosology.models.linear.linear_trainer import Choice, fit_linear
+from nosology.models.linear.linear_trainer import Choice, LinearRecipe, fit_linear
 from nosology.models.linear.tfidf import Tfidf, TfidfSettings
 
 RESULTS = Path(__file__).parents[1] / "results" / "speed_linear.json"
@@ -40,7 +39,7 @@ def main() -> None:
     parser.add_argument("--notes", type=int, default=1000)
     parser.add_argument("--codes", type=int, default=100)
     words = parser.parse_args()
-    linear._WORTH_PROCESSES = float("inf")  # one process, so that its clock sees everything
+    linear._MIN_PARALLEL = float("inf")  # one process, so that its clock sees everything
     warnings.simplefilter("ignore", ConvergenceWarning)
     notes = list(islice(simulate_notes(words.notes, seed=0), words.notes))
     texts = [note.text for note in notes]
@@ -59,12 +58,12 @@ def main() -> None:
     _, score_s = timed(lambda: model.scores(model.tfidf.transform(texts[:100])))
     _, evidence_s = timed(lambda: [model.evidence(Note("", text), range(min(15, len(labels)))) for text in texts[:50]])
     rows = {
-        "tfidf, ms a note": (tfidf_s / len(texts) * 1e3, their_tfidf_s / len(texts) * 1e3),
-        "fit, ms a code": (fit_s / len(columns) * 1e3, sum(fit) / len(columns) * 1e3),
-        "score, ms a note": (score_s / 100 * 1e3, None),
-        "evidence of 15 codes, ms a note": (evidence_s / 50 * 1e3, None),
+        "tfidf, ms per note": (tfidf_s / len(texts) * 1e3, their_tfidf_s / len(texts) * 1e3),
+        "fit, ms per code": (fit_s / len(columns) * 1e3, sum(fit) / len(columns) * 1e3),
+        "score, ms per note": (score_s / 100 * 1e3, None),
+        "evidence of 15 codes, ms per note": (evidence_s / 50 * 1e3, None),
     }
-    print(f"{len(notes)} notes, {len(columns)} codes, {ours_tfidf[1].nnz / len(notes):.0f} features a note")
+    print(f"{len(notes)} notes, {len(columns)} codes, {ours_tfidf[1].nnz / len(notes):.0f} features per note")
     for name, (ours, other) in rows.items():
         against = f"   scikit-learn {other:8.2f}   ratio {ours / other:.2f}" if other else ""
         print(f"{name:34}{ours:8.2f}{against}")

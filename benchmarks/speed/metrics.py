@@ -1,4 +1,4 @@
-"""How long all metrics of a large test set take, and how much memory; beside scikit-learn on a smaller one.
+"""Time and memory of all metrics of a large test set; compared with scikit-learn on a smaller one.
 
 python benchmarks/speed/metrics.py --notes 20000 --codes 26000
 """
@@ -61,7 +61,7 @@ def scikit_learn(labels: LabelSpace, gold: list[list[Code]], scores: np.ndarray,
 
 
 def timed(action: str, call: Callable[[], T], rows: dict[str, dict[str, float]]) -> T:
-    """What the call returns; its seconds, by the clock and of processor time, are printed and kept."""
+    """What the call returns; its wall-clock and CPU seconds are printed and added to rows."""
     start, busy = time.perf_counter(), time.process_time()
     result = call()
     rows[action] = {"wall": time.perf_counter() - start, "cpu": time.process_time() - busy}
@@ -89,10 +89,13 @@ def main() -> None:
     size = f"{wanted.notes} x {wanted.codes}"
     threshold = timed(f"tune the threshold, {size}", lambda: tune_threshold(labels, gold, scores), rows)
     name = f"all metrics, {wanted.replicates} replicates, {size}"
-    found = timed(name, lambda: evaluate(labels, gold, scores, threshold, replicates=wanted.replicates), rows)
+    evaluation = timed(name, lambda: evaluate(labels, gold, scores, threshold, replicates=wanted.replicates), rows)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"{'peak memory, with the scores themselves':<52}{peak:>9.2f} GiB ({scores.nbytes / 2**30:.2f} the scores)")
-    print(f"micro F1 {found['micro_f1']:.3f}, macro F1 {found['macro_f1']:.3f}, micro AUC {found['micro_auc']:.4f}")
+    print(
+        f"micro F1 {evaluation['micro_f1']:.3f}, macro F1 {evaluation['macro_f1']:.3f}, "
+        f"micro AUC {evaluation['micro_auc']:.4f}"
+    )
     result = {"seconds": rows, "peak_gib": peak, "scores_gib": scores.nbytes / 2**30}
     result["ratio_to_scikit_learn"] = rows[ours]["cpu"] / rows[theirs]["cpu"]
     write_json(wanted.out, result)

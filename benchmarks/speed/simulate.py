@@ -1,9 +1,9 @@
-"""Notes a second on one core for the simulated hospital.
+"""Notes per second on one core for the simulated hospital.
 
     python benchmarks/speed/simulate.py --patients 3000
 
 Counts discharge summaries only; the time includes their radiology reports, all tables and compression, and not the
-start (loading the code tables), which is shown apart.
+start (loading the code tables), which is shown separately.
 """
 
 from __future__ import annotations

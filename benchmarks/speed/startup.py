@@ -3,7 +3,7 @@
     python benchmarks/speed/startup.py
     python benchmarks/speed/startup.py --tree 0.1=/path/to/another/checkout     # compares two versions in one run
 
-Each command is a new process. Trees are measured in turns, so that other work on the machine affects them alike. The
+Each command is a new process. Trees are measured in turns, so that other work on the machine affects them equally. The
 table shows the smallest CPU time and the smallest wall-clock time of all repeats; caches are filled beforehand.
 """
 

@@ -1,4 +1,4 @@
-"""Notes a second on one core for each function of the text room, on notes that look like discharge summaries."""
+"""Notes per second on one core for each function of nosology.text, on notes that look like discharge summaries."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ CONDITIONS = (
 
 
 def note(generator: random.Random, words: int) -> str:
-    """A made note of about so many words."""
+    """A random note of about this many words."""
     lines: list[str] = []
     count = 0
     while count < words:
@@ -80,7 +80,7 @@ def note(generator: random.Random, words: int) -> str:
 
 
 def rate(function: Callable[[str], object], notes: list[str]) -> float:
-    """Notes a second of processor time, the best of three passes."""
+    """Notes per second of CPU time, the best of three passes."""
     best = float("inf")
     for _ in range(3):
         start = time.process_time()

@@ -13,18 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from nosology.attention import dual_kernels as fused
-else:
-    try:
-        from nosology.attention import dual_kernels as fused
-    except ImportError:  # triton comes with the CUDA builds of torch alone
-        fused = None
+from nosology.attention import kernels
 
 _WIDTH_MULTIPLE = {"cpu": 8, "cuda": 64}  # chunks are padded to it: matrix products are faster with such sizes
 _MAX_CELLS = 1 << 25  # notes x labels x heads x tokens that are scored at once by default
@@ -259,7 +253,7 @@ def _backward(
         span = slice(i * p, (i + 1) * p)
         d_queries[i].add_(d_scores[:, i] @ result.keys[:, span])
         torch.mm(d_scores[:, i].t(), queries[i], out=d_keys[:, span])
-    d_inner = tanh_backward_(result.keys, d_keys)
+    d_inner = torch.ops.aten.tanh_backward.grad_input(d_keys, result.keys, grad_input=d_keys)
     d_head.key.add_(d_inner.t() @ states.flatten(0, 1))
     d_head.key_bias.add_(d_inner.sum(0))
     return d_states.view(n * t, d).addmm_(d_inner, head.key).view(n, t, d)
@@ -278,13 +272,13 @@ def dual_loss(
 
 
 def _use_fused(x: Tensor) -> bool:
-    return fused is not None and x.is_cuda and x.dtype is torch.bfloat16
+    return kernels.AVAILABLE and x.is_cuda and x.dtype is torch.bfloat16
 
 
 def masked_softmax_(scores: Tensor, lengths: Tensor) -> None:
     """Replaces scores (..., n, T) by their softmax over the first lengths[n] tokens; 0 at padding."""
     if _use_fused(scores):
-        return fused.masked_softmax_(scores, lengths)
+        return kernels.masked_softmax_(scores, lengths)
     padding = torch.arange(scores.shape[-1], device=scores.device) >= lengths[:, None]
     scores.masked_fill_(padding, float("-inf"))
     torch.softmax(scores, -1, out=scores)
@@ -293,7 +287,7 @@ def masked_softmax_(scores: Tensor, lengths: Tensor) -> None:
 def softmax_backward_(weights: Tensor, gradient: Tensor) -> None:
     """Replaces the gradient by the weights (..., T) by the gradient by their scores."""
     if _use_fused(weights):
-        return fused.softmax_backward_(weights, gradient)
+        return kernels.softmax_backward_(weights, gradient)
     gradient.sub_((weights * gradient).sum(-1, keepdim=True)).mul_(weights)
 
 
@@ -303,10 +297,5 @@ def relu_backward_(hidden: Tensor, gradient: Tensor, out: Tensor) -> Tensor:
     hidden: (N, C); gradient: (N,) by the logits; out: (C,).
     """
     if _use_fused(hidden):
-        return fused.relu_backward_(hidden, gradient, out)
+        return kernels.relu_backward_(hidden, gradient, out)
     return torch.where(hidden > 0, gradient[:, None] * out, 0)
-
-
-def tanh_backward_(y: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient by z for y = tanh(z); overwrites the gradient by y."""
-    return torch.ops.aten.tanh_backward.grad_input(gradient, y, grad_input=gradient)

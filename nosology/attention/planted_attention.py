@@ -15,18 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from nosology.attention import planted_kernels as fused
-else:
-    try:
-        from nosology.attention import planted_kernels as fused
-    except ImportError:  # triton comes with the CUDA builds of torch alone
-        fused = None
+from nosology.attention import kernels
 
 _NO_TOKEN = torch.iinfo(torch.int64).min
 _TINY = torch.finfo(torch.float32).tiny
@@ -214,12 +208,14 @@ class _PlantedLoss(torch.autograd.Function):
         d_both = torch.zeros(both.shape, device=both.device)
         d_bias = torch.zeros(len(bias), device=both.device)
         total = torch.zeros((), device=both.device)
+        is_fused = kernels.AVAILABLE and states.is_cuda and width <= kernels.MAX_TOKENS
+        attend = kernels.attend_ if is_fused else attend_
         for first in range(0, len(states), chunk):
             part = slice(first, first + chunk)
             flat = states[part].reshape(-1, states.shape[2])
             products = (both @ flat.T).view(2, len(bias), -1, width)
-            inputs = (mask[part], words[part], bias, targets[part], static, scores, d_scores)
-            loss, d_logits = attend_(products, *inputs, k, literal_zero, cells)
+            inputs = (mask[part], words[part], bias, targets[part], (static, scores, d_scores), k, literal_zero)
+            loss, d_logits = attend(products, *inputs, cells)
             total += loss
             d_bias += d_logits.sum(1)
             d_products = products.view(len(both), -1)
@@ -246,27 +242,18 @@ def attend_(
     words: Tensor,
     bias: Tensor,
     targets: Tensor,
-    static: Tensor | None,
-    scores: Tensor | None,
-    d_scores: Tensor | None,
+    prior: tuple[Tensor | None, Tensor | None, Tensor | None],
     k: int,
     literal_zero: bool,
     cells: int,
 ) -> tuple[Tensor, Tensor]:
-    """The summed loss of a chunk and the gradients (L, n) of loss / cells by the logits.
+    """The summed loss of a chunk and the gradients (L, n) of loss / cells by the logits; `kernels.attend_` is the same.
 
-    products: (2, L, n, T) learned scores h . u and values h . w, which are overwritten by their gradients; d_scores:
-    (L, W), to which the gradients by the ranker's scores are added; None: not needed.
+    products: (2, L, n, T) learned scores h . u and values h . w, which are overwritten by their gradients; mask, words:
+    (n, T); bias: (L,); targets: (n, L); prior: mutual information and scores of the ranker (L, W), and a tensor (L, W)
+    to which the gradients by these scores are added.
     """
-    inputs = (words, bias, targets, static, scores, d_scores, k, literal_zero, cells)
-    if fused is not None and products.is_cuda and products.shape[3] <= fused.MAX_TOKENS:
-        return fused.attend_(products, mask.sum(1), *inputs)
-    return _attend_(products, mask, *inputs)
-
-
-def _attend_(
-    products, mask, words, bias, targets, static, scores, d_scores, k, literal_zero, cells
-) -> tuple[Tensor, Tensor]:
+    static, scores, d_scores = prior
     score, value = products[0].float(), products[1].float() * mask  # (L, n, T); 0 at padding
     learned = torch.softmax(score.masked_fill(~mask, -torch.inf), dim=2).nan_to_num()
     mean = (learned * value).sum(2, keepdim=True)
@@ -293,7 +280,7 @@ def _attend_(
     loss = (torch.nn.functional.softplus(logit) - target * logit).sum()
     products[0] = learned * (value - mean) * d_logit[..., None]
     products[1] = weight * d_logit[..., None]
-    if d_planted is not None:
+    if d_scores is not None and d_planted is not None:
         d_token_scores = (d_planted * d_logit[..., None]).view(len(bias), -1)
         d_scores.index_add_(1, words.flatten(), d_token_scores.to(d_scores.dtype))
     return loss, d_logit
@@ -313,7 +300,7 @@ class _PairScores(torch.autograd.Function):
     def forward(ctx: Any, labels: Tensor, words: Tensor, weights: Tensor) -> Tensor:
         ctx.save_for_backward(labels, words, weights)
         if _use_fused(labels):
-            return fused.pair_scores(labels, words, weights)
+            return kernels.pair_scores(labels, words, weights)
         scores = labels.new_empty(len(labels), len(words))
         for rows, columns in _tiles(labels, words):
             hidden = (labels[rows, None] + words[None, columns]).relu_()
@@ -325,7 +312,7 @@ class _PairScores(torch.autograd.Function):
         labels, words, weights = ctx.saved_tensors
         gradient = grad_outputs[0]
         if _use_fused(labels):
-            return fused.pair_scores_backward(labels, words, weights, gradient)
+            return kernels.pair_scores_backward(labels, words, weights, gradient)
         # Sums over many tiles, in float32.
         d_labels, d_words, d_weights = (torch.zeros_like(x, dtype=torch.float32) for x in (labels, words, weights))
         for rows, columns in _tiles(labels, words):
@@ -339,7 +326,7 @@ class _PairScores(torch.autograd.Function):
 
 
 def _use_fused(x: Tensor) -> bool:
-    return fused is not None and x.is_cuda and x.dtype is torch.float32
+    return kernels.AVAILABLE and x.is_cuda and x.dtype is torch.float32
 
 
 def _tiles(labels: Tensor, words: Tensor) -> Iterator[tuple[slice, slice]]:

@@ -1,1 +1,1 @@
-"""Checks of a set of assigned codes, and its payment groups (MS-DRG, HCC)."""
+"""Claims: from suggested codes to the code set of an encounter, by the guidelines and the tabular list."""

@@ -1,4 +1,4 @@
-"""Checks of assigned codes against the tabular list, the patient and the date of the encounter."""
+"""Codes assigned to an encounter, and checks against the tabular list, the patient and the date of the encounter."""
 
 from __future__ import annotations
 
@@ -6,20 +6,60 @@ import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from nosology.claims.assigned_codes import PROCEDURES, AssignedCodes
 from nosology.codes import describe, in_release, is_valid, release_on, releases, table
+from nosology.codes.table import CodeTable
 from nosology.codes.tabular import CodeReference, code_references
 from nosology.core import Code, CodeError, Span
 
+PROCEDURES = ("icd9proc", "icd10pcs")
 LEVELS = ("error", "warning", "hint")
 MAX_ALTERNATIVES = 8
 _SIDE_WORDS = re.compile(r"\b(left|right)\b", re.IGNORECASE)
 _UNSPECIFIED = re.compile(r"\bunspecified\b|\bnot otherwise specified\b", re.IGNORECASE)
+_IF_PRESENT = re.compile(r"\bif\s+(?:applicable|known)\b|\bany\b|\bcomplicating\b", re.IGNORECASE)
+_ADVERSE_EFFECT = re.compile(r"T(?:3[6-9]|4\d|50)\.(?:[0-9A-Z]{2}5|[0-9A-Z]5X)")
 _CONTEXT_CHARACTERS = 40  # before a span of evidence, in which a side is searched
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedCode:
+    """A code assigned to an encounter.
+
+    origin: suggested, added, changed, triage or rule. poa: present-on-admission indicator. instead_of: the code it
+    replaces. rule: of the proposed claim, if it added the code.
+    """
+
+    code: Code
+    origin: str
+    poa: str = ""
+    evidence: tuple[Span, ...] = ()
+    instead_of: Code | None = None
+    rule: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedCodes:
+    """The assigned codes in order; the first diagnosis is the principal one."""
+
+    chosen: tuple[AssignedCode, ...] = ()
+
+    @property
+    def codes(self) -> tuple[Code, ...]:
+        """The codes in order."""
+        return tuple(item.code for item in self.chosen)
+
+    @property
+    def principal(self) -> Code | None:
+        """The principal diagnosis: the first code that is not a procedure."""
+        return next((code for code in self.codes if code.system not in PROCEDURES), None)
+
+    def find(self, code: Code) -> AssignedCode | None:
+        """The assigned entry of a code, or None."""
+        return next((item for item in self.chosen if item.code == code), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +115,8 @@ def _matches(wanted: Sequence[CodeReference], code: Code) -> bool:
 
 def _check_excludes1(code: Code, others: Sequence[Code]) -> Iterator[CodeIssue]:
     """Pairs of codes that an excludes1 note forbids, each reported once."""
-    if not _in_table(code):
+    codes = table("icd10cm")
+    if not any(names_in_excludes1(codes, code.code, other.code) for other in others):
         return
     for line, note in table("icd10cm").inherited_notes(code.code, "excludes1"):
         for other in others:
@@ -88,17 +129,46 @@ def _check_excludes1(code: Code, others: Sequence[Code]) -> Iterator[CodeIssue]:
 
 def _excludes(code: Code, other: Code) -> bool:
     """Whether an excludes1 note that applies to a code names the other."""
-    notes = table("icd10cm").inherited_notes(code.code, "excludes1") if _in_table(code) else []
-    return any(_matches(code_references(note), other) for _, note in notes)
+    return names_in_excludes1(table("icd10cm"), code.code, other.code)
 
 
-def _notes_by_line(code: Code, kind: str) -> dict[str, list[str]]:
+@lru_cache(maxsize=500_000)
+def names_in_excludes1(codes: CodeTable, code: str, other: str) -> bool:
+    """Whether an excludes1 note that applies to an ICD-10-CM code names another code."""
+    return any(reference.covers(other) for reference in _excludes1_references(codes, code).get(other[0], ()))
+
+
+@lru_cache(maxsize=50_000)
+def _excludes1_references(codes: CodeTable, code: str) -> dict[str, list[CodeReference]]:
+    """The codes that the excludes1 notes of a code name, by first letter."""
+    found: dict[str, list[CodeReference]] = {}
+    for _, note in codes.inherited_notes(code, "excludes1") if code in codes else ():
+        for reference in code_references(note):
+            for letter in range(ord(reference.first[0]), ord(reference.last[0]) + 1):
+                found.setdefault(chr(letter), []).append(reference)
+    return found
+
+
+def excluded_by(codes: CodeTable, code: str, other: str) -> bool:
+    """Whether an excludes1 note forbids two ICD-10-CM codes of a table together."""
+    return names_in_excludes1(codes, code, other) or names_in_excludes1(codes, other, code)
+
+
+def _notes_by_line(codes: CodeTable, code: str, kind: str) -> dict[str, list[str]]:
     """The notes of a kind that apply to a code, by the line of the tabular list at which they are printed."""
     lines: dict[str, list[str]] = {}
-    if _in_table(code):
-        for line, note in table("icd10cm").inherited_notes(code.code, kind):
-            lines.setdefault(line, []).append(note.strip(" ,"))
+    for line, note in codes.inherited_notes(code, kind) if code in codes else ():
+        lines.setdefault(line, []).append(note.strip(" ,"))
     return lines
+
+
+def code_first_notes(codes: CodeTable, code: str) -> dict[str, list[str]]:
+    """The code-first notes of a code by their lines; a note for adverse effects applies to no poisoning."""
+    return {
+        line: notes
+        for line, notes in _notes_by_line(codes, code, "code_first").items()
+        if not notes[0].startswith("for adverse effects") or _ADVERSE_EFFECT.match(code)
+    }
 
 
 def _references(notes: Sequence[str]) -> list[CodeReference]:
@@ -108,7 +178,7 @@ def _references(notes: Sequence[str]) -> list[CodeReference]:
 def _check_code_first(code: Code, order: Sequence[Code]) -> Iterator[CodeIssue]:
     """Codes that a code-first note requires before this one."""
     position = order.index(code)
-    for line, notes in _notes_by_line(code, "code_first").items():
+    for line, notes in code_first_notes(table("icd10cm"), code.code).items():
         wanted = _references(notes)
         later = [other for other in order[position + 1 :] if _matches(wanted, other)]
         for other in later:
@@ -116,21 +186,17 @@ def _check_code_first(code: Code, order: Sequence[Code]) -> Iterator[CodeIssue]:
                 message = f"{other.code} must come before {code.code} ({line})"
                 yield CodeIssue("warning", "code_first", code, message)
         if not later and not any(_matches(wanted, other) for other in order[:position]):
-            level = "warning" if position == 0 and not _is_optional(notes) else "hint"
+            level = "warning" if position == 0 and not _IF_PRESENT.search(notes[0]) else "hint"
             yield CodeIssue(level, "code_first", code, f"{code.code}: code first {_join_notes(notes)}")
 
 
 def _check_use_additional(code: Code, others: Sequence[Code]) -> Iterator[CodeIssue]:
     """Additional codes that a note asks for and that are missing."""
-    for notes in _notes_by_line(code, "use_additional").values():
+    for notes in _notes_by_line(table("icd10cm"), code.code, "use_additional").values():
         wanted = _references(notes)
         if not any(_matches(wanted, other) for other in others):
             message = f"{code.code}: use additional {_join_notes(notes)}"
             yield CodeIssue("hint", "use_additional", code, message)
-
-
-def _is_optional(notes: Sequence[str]) -> bool:
-    return any("if applicable" in note or "if known" in note or "any associated" in note for note in notes)
 
 
 def _join_notes(notes: Sequence[str]) -> str:
@@ -246,7 +312,7 @@ def _check_patient(code: Code, encounter: Mapping[str, Any]) -> Iterator[CodeIss
         youngest, oldest = rule.youngest, rule.oldest
         if youngest is None or oldest is None or not isinstance(age, int | float):
             continue
-        if not youngest <= age <= oldest:
+        if not youngest <= int(age) <= oldest:  # a child of 0.5 years is of age 0
             years = f"{youngest} to {oldest}" if youngest != oldest else str(youngest)
             message = f"{code.code} is for age {years} ({rule.description}); the patient is {age:g}"
             yield CodeIssue("warning", "age", code, message)

@@ -11,7 +11,7 @@ from datetime import date
 from functools import cache
 from typing import Any, Literal
 
-from nosology.claims.assigned_codes import AssignedCode, AssignedCodes
+from nosology.claims.checks import AssignedCode, AssignedCodes
 from nosology.core import Code
 
 _lock = threading.Lock()  # the groupers do not promise thread safety
@@ -30,14 +30,15 @@ class PaymentGroups:
 
 
 def payment_groups(assigned: AssignedCodes, encounter: Mapping[str, Any]) -> PaymentGroups:
-    """The groups of the assigned ICD-10 codes; empty unless sex and age are known."""
+    """The groups of the assigned ICD-10 codes; empty unless sex and age are known. Outpatients have no DRG."""
     age, sex = encounter.get("age"), encounter.get("sex")
     if not isinstance(age, int | float) or sex not in ("F", "M") or assigned.principal is None:
         return PaymentGroups()
     if any(code.system.startswith("icd9") for code in assigned.codes):
         return PaymentGroups()
     hcc, risk = _hcc(assigned, int(age), sex)
-    return PaymentGroups(**_drg(assigned, int(age), sex, encounter), hcc=hcc, risk=risk)
+    drg = {} if encounter.get("kind") == "outpatient" else _drg(assigned, int(age), sex, encounter)
+    return PaymentGroups(**drg, hcc=hcc, risk=risk)
 
 
 @cache
@@ -100,7 +101,7 @@ def _drg(assigned: AssignedCodes, age: int, sex: str, encounter: Mapping[str, An
 
 
 def _diagnosis(item: AssignedCode) -> dict[str, str]:
-    return {"code": _bare(item.code)} | ({"poa": item.poa} if item.poa else {})
+    return {"code": _bare(item.code)} | ({"poa": item.poa} if item.poa in ("Y", "N", "U", "W") else {})  # 1: exempt
 
 
 @cache
@@ -124,5 +125,6 @@ def _hcc(assigned: AssignedCodes, age: int, sex: Literal["F", "M"]) -> tuple[dic
     by_bare = {_bare(code): code for code in assigned.codes if code.system == "icd10cm"}
     with _lock:
         result = model.calculate_from_diagnosis(list(by_bare), Demographics(age=age, sex=sex))
-    hcc = {by_bare[bare]: name for name, codes in result.cc_to_dx.items() for bare in codes if bare in by_bare}
+    found = {bare: name for name, codes in sorted(result.cc_to_dx.items()) for bare in codes}
+    hcc = {code: found[bare] for bare, code in by_bare.items() if bare in found}  # in the order of the claim
     return hcc, float(result.risk_score)

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import logging
 import os
 import sys
 import warnings
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from nosology.cli import coder_commands, codes, corpus_commands, federate, import_checkpoint, plant
-from nosology.cli.compare_command import compare
-from nosology.cli.embed import embed
+from nosology.cli import codes, corpus_commands, federate, plant
+from nosology.cli.claim import claim
+from nosology.cli.coder_commands import code, import_app, train
+from nosology.cli.command_group import CommandGroup, is_unicode
+from nosology.cli.data_commands import embed, simulate
+from nosology.cli.evaluation_commands import compare, evaluate, probe
 from nosology.cli.explain import explain
-from nosology.cli.probe import probe
 from nosology.cli.reproduce import REMOVED, removed, reproduce
 from nosology.cli.serve import serve
-from nosology.cli.simulate import simulate
 from nosology.core import NosologyError, __version__
 
-INTERRUPTED = 130  # what typer makes of Ctrl-C
+_FAILED_WRITES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
+INTERRUPTED = 130  # exit code of typer after Ctrl-C
 
-app = typer.Typer(
-    name="nosology",
-    help="ICD codes for clinical notes, with the words each code rests on.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = CommandGroup("ICD codes for clinical notes, with the evidence for each code.", name="nosology")
 
 
 def _version(wanted: bool) -> None:
@@ -48,9 +46,10 @@ app.add_typer(codes.app, name="codes")
 app.add_typer(corpus_commands.app, name="corpus")
 app.command()(simulate)
 app.command()(embed)
-app.command("train")(coder_commands.train)
-app.command("evaluate")(coder_commands.evaluate)
-app.command("code")(coder_commands.code)
+app.command()(train)
+app.command()(evaluate)
+app.command()(code)
+app.command()(claim)
 app.command()(compare)
 app.command()(reproduce)
 app.command()(explain)
@@ -58,43 +57,111 @@ app.add_typer(plant.app, name="plant")
 app.command()(probe)
 app.command()(serve)
 app.add_typer(federate.app, name="federate")
-app.add_typer(import_checkpoint.app, name="import")
+app.add_typer(import_app, name="import")
 _any = {"allow_extra_args": True, "ignore_unknown_options": True}
 for _name in REMOVED:
     app.command(_name, hidden=True, context_settings=_any)(removed)
 
 
 def main() -> None:
-    """Runs the command line; an error meant for the user becomes one sentence and exit code 1, Ctrl-C becomes 130.
-
-    Files that cannot be looked at (a forbidden folder, a name too long) and output that cannot be printed (a full disk)
-    end the same way.
-    """
+    """Runs the command line. NosologyError and OSError print one sentence with exit code 1; Ctrl-C exits with 130."""
+    _open_standard_streams()
+    _survive_closed_pipes()
     warnings.showwarning = _show_warning
+    logging.getLogger().addHandler(logging.NullHandler())  # else Python prints messages of libraries to standard error
     try:
         app()
     except NosologyError as error:
-        print(f"nosology: {error}", file=sys.stderr)
-        sys.exit(1)
-    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
-        _close_output()
+        _exit_with(str(error))
+    except RecursionError:
+        _exit_with("an input file is nested too deeply to be read")
+    except UnicodeEncodeError as error:  # its message may have text of a note
+        if is_unicode(str(error.object)):
+            _discard_output()
+            _exit_with(f"standard output cannot write a character in {error.encoding}; set PYTHONUTF8=1")
+        _exit_with("a path has bytes that are not UTF-8; rename the file or folder")
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # as torch says it
+            raise
+        _exit_with("there is not enough memory for these settings and notes")
     except OSError as error:
-        place = error.filename or "standard output"
-        print(f"nosology: cannot read or write {place}: {error.strerror or error}", file=sys.stderr)
-        if error.filename is None:
-            _close_output()
-        sys.exit(1)
+        reason = error.strerror or str(error)
+        if error.filename is not None:
+            _exit_with(f"cannot read or write {error.filename}: {reason}")
+        if error.errno in _FAILED_WRITES:
+            _discard_output()
+            _exit_with(f"cannot write to standard output: {reason}")
+        _exit_with(reason)
     except SystemExit as end:
+        if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):  # click's sign that the reader has ended
+            _discard_output()
+            sys.exit(0)  # of a command that only prints
         if end.code == INTERRUPTED:
-            print("nosology: interrupted; nothing half-written was kept", file=sys.stderr)
+            print(f"nosology: interrupted; {_after_interrupt(sys.argv[1:])}", file=sys.stderr)
         raise
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-    """Prints a warning as one line, without the place in the source."""
+def _after_interrupt(words: list[str]) -> str:
+    """What an interrupted command leaves behind."""
+    if words[:1] in (["compare"], ["embed"], ["reproduce"]):
+        return "OUT has the results so far, and the same command continues from there"
+    if words[:2] == ["corpus", "split"] and any(word.partition("=")[0] == "--k" for word in words):
+        return "splits in OUT are complete, but some are missing; the same command writes all of them again"
+    return f"no incomplete {'bundle' if words[:1] == ['train'] else 'output'} was left behind"
+
+
+def _exit_with(message: str) -> NoReturn:
     print(f"nosology: {message}", file=sys.stderr)
+    sys.exit(1)
 
 
-def _close_output() -> None:
-    """Sends what is still to be printed nowhere, so that the end of the program does not fail on it."""
+def _open_standard_streams() -> None:
+    """Opens the null device for each standard stream that is closed: a file must not get its number by chance."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115 (as long as the process)
+
+
+_PRINTING = {"code", "codes", "explain"}  # commands that end when nobody reads what they print
+
+
+class _DurableOutput(io.FileIO):
+    """Output that is discarded once its reader has ended, so that work with other results goes on."""
+
+    lost: type[OSError] = BrokenPipeError  # after this error the output is discarded
+
+    def write(self, data: Any, /) -> int:
+        """The number of bytes written."""
+        try:
+            return super().write(data)
+        except self.lost:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return super().write(data)
+
+
+def _survive_closed_pipes() -> None:
+    for name in ("stderr",) if _PRINTING & set(sys.argv[1:2]) else ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not getattr(sys, f"__{name}__"):
+            continue  # the null device, or what a test captures
+        output = _DurableOutput(stream.fileno(), "w", closefd=False)
+        if name == "stderr":
+            output.lost = OSError  # a full disk for the log of progress is no reason to stop
+        lines = stream.line_buffering or stream.write_through
+        wrapped = io.TextIOWrapper(io.BufferedWriter(output), stream.encoding, stream.errors, line_buffering=lines)
+        setattr(sys, name, wrapped)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    """Prints a warning of ours as one line, without file and line number. Those of libraries are for developers."""
+    if category.__module__.startswith("nosology."):
+        print(f"nosology: {message}", file=sys.stderr)
+
+
+def _discard_output() -> None:
+    """Discards pending output, so that the interpreter does not fail on it when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""The verbs around a model: train, evaluate, code."""
+"""nosology train, code and import: coders from corpora, codes from coders, coders of other programs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nosology.cli.command_group import CommandGroup, printable, recipe_names, refuse_unused
 from nosology.core import Code, ConfigError, DataError, Note, Suggestion
+from nosology.core.progress import progress
 
 if TYPE_CHECKING:
     from nosology.corpora.corpus import Corpus
@@ -24,38 +26,46 @@ Overrides = Annotated[list[str], typer.Option("--set", metavar="SECTION.KEY=VALU
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A built-in recipe's name or a TOML file.")],
+    recipe: Annotated[str, typer.Argument(help=f"A TOML file, or a built-in recipe: {recipe_names()}.")],
     corpus: Annotated[list[Path], typer.Option(help="A corpus folder; may be given several times.")],
     out: Annotated[Path, typer.Option(help="The bundle folder to write.")],
     settings: Overrides = [],  # noqa: B006 (typer copies it)
-    refit: Annotated[bool, typer.Option("--refit", help="In the end train once more on train + dev.")] = False,
+    refit: Annotated[bool, typer.Option("--refit", help="At the end, train once more on train and dev.")] = False,
 ) -> None:
     """Train a coder on one or more corpora."""
     from nosology.config import load_recipe
     from nosology.corpora.corpus import Corpus
     from nosology.models.train import train as run
+    from nosology.training.run_folder import is_first_process, run_folder
 
     checked, corpora = load_recipe(recipe, settings), [Corpus.open(folder) for folder in corpus]
-    first = not int(os.environ.get("RANK") or 0)
+    first = is_first_process()
     if first and len(corpora) > 1:
-        _caution_crossing(corpora)
+        _warn_of_leaked_patients(corpora)
     started = time.monotonic()
-    bundle = run(checked, corpora, out, refit=refit)
+    try:
+        bundle = run(checked, corpora, out, refit=refit)
+    except KeyboardInterrupt:
+        if run_folder(out).exists():
+            typer.echo(f"{run_folder(out)} has the progress so far: the same command resumes the training", err=True)
+        raise
     if not first:
-        return  # of several processes the first has written the bundle, and speaks
-    made = bundle.provenance
+        return  # only the first of several processes writes the bundle and prints
+    about = bundle.provenance
     typer.echo(
-        f"{out}: {bundle.model.kind} coder, {len(bundle.model.labels):,} codes, trained on {made['n_train']:,} notes"
-        f"{' + dev' if made['refit'] else ''}, tuned on {made['tuned_on']} ({made['n_dev']:,} notes)"
+        f"{out}: {bundle.model.kind} coder, {len(bundle.model.labels):,} codes, trained on {about['n_train']:,} notes"
+        f"{' + dev' if about['refit'] else ''}, tuned on {about['tuned_on']} ({about['n_dev']:,} notes)"
         f" with threshold {bundle.decision.threshold:.3f}, {time.monotonic() - started:.0f} s"
     )
-    if not made["found"].get("dev_codes", 1):
+    report = about["found"]
+    if not report.get("dev_codes", 1):
         typer.echo("caution: no code of the tuning notes is in the training notes: probabilities are guesses", err=True)
-    if made["found"].get("net_share", 1.0) < 1:
-        typer.echo(f"net weight chosen on held-out notes: {made['found']['net_share']:g}")
-    if strange := made["found"].get("contexts_as_on_day_one"):
-        told = f"caution: too few mentions are {', '.join(strange)} to learn what that is worth: as on day one"
-        typer.echo(told, err=True)
+    if report.get("net_share", 1.0) < 1:
+        typer.echo(f"net weight chosen on held-out notes: {report['net_share']:g}")
+    if rare := report.get("contexts_as_on_day_one"):
+        typer.echo(
+            f"caution: too few {', '.join(rare)} mentions to learn from: these keep the day-one weights", err=True
+        )
 
 
 def code(
@@ -63,14 +73,16 @@ def code(
     notes: Annotated[list[str], typer.Argument(metavar="NOTE...", help="Text files, notes files, or - .")],
     as_json: Annotated[bool, typer.Option("--json", help="Print predictions as JSON lines.")] = False,
     top: Annotated[
-        int | None, typer.Option(min=1, help="How many codes a note (default: those accepted; JSON: 50 at least).")
+        int | None, typer.Option(min=1, help="Codes per note (default: all accepted codes; JSON: at least 50).")
     ] = None,
-    release: Annotated[str | None, typer.Option(help="Keep to the code set of this year, for example 2019.")] = None,
+    release: Annotated[
+        str | None, typer.Option(help="Translate codes to the code set of this year, such as 2019.")
+    ] = None,
     codes: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Choose among these codes, trained or not: a CSV file with a column code and, if wanted, description"
+            help="Choose among these codes, trained or not: a CSV file with a column code and, optionally, description"
             " and system. For coders that read descriptions, such as dual_laat.",
         ),
     ] = None,
@@ -88,70 +100,40 @@ def code(
     workers: Annotated[int, typer.Option(min=1, help="ray: how many copies of the coder.")] = 2,
     address: Annotated[str | None, typer.Option(help="ray: a running cluster; without one, this machine.")] = None,
 ) -> None:
-    """Code notes and show the words each code rests on."""
+    """Code notes and show the evidence for each code."""
     from nosology.codes.code_list import read_code_list
     from nosology.core.model import OpenVocabulary
     from nosology.serving.coder import Coder
 
+    if engine != "ray":
+        refuse_unused(("workers", "address"), "without --engine ray")
     if engine == "ray" and as_json and not settings:
         from nosology.serving.ray_engine import code_on_ray
 
         options = {"bundle": bundle, "top": top, "release": release, "codes": codes, "systems": system}
-        for note_id, found in code_on_ray(read_given(notes), workers=workers, address=address, **options):
-            typer.echo(f'{{"id": {json.dumps(note_id, ensure_ascii=False)}, "codes": {found}}}')
+        for note_id, predictions in code_on_ray(read_input_notes(notes), workers=workers, address=address, **options):
+            typer.echo(f'{{"id": {json.dumps(note_id, ensure_ascii=False)}, "codes": {predictions}}}')
         return
     if engine != "local":
         raise ConfigError(f"--engine must be local, or ray with --json and without --set; got {engine!r}")
     loaded, release = open_bundle(bundle, settings, release)
     coder = Coder(loaded, release, codes=None if codes is None else read_code_list(codes), systems=system)
     if codes is not None and isinstance(coder.model, OpenVocabulary):
-        caution_unread(coder.model.unreadable_codes(), codes)
-    for_ids, to_code = tee(read_given(notes))
+        warn_of_unreadable_codes(coder.model.unreadable_codes(), codes)
+    to_read = read_input_notes(notes)
+    if not sys.stdout.isatty():  # else the output itself shows the progress
+        to_read = progress(to_read, "coding")
+    for_ids, to_code = tee(to_read)
     for note, suggestions in zip(for_ids, coder.code_all(to_code, top)):
         if as_json:
             record = {"id": note.id, "codes": [suggestion.to_json() for suggestion in suggestions]}
             typer.echo(json.dumps(record, ensure_ascii=False))
         else:
-            show(note.id, suggestions if top else [item for item in suggestions if item.accepted])
+            _print_suggestions(note.id, suggestions if top else [item for item in suggestions if item.accepted])
 
 
-def evaluate(
-    bundle: Annotated[Path, typer.Argument(help="The bundle folder, or day-one.")],
-    corpus: Annotated[Path, typer.Option(help="The corpus folder.")],
-    out: Annotated[Path, typer.Option(help="The report folder to write.")],
-    split: Annotated[str, typer.Option(help="train, dev, test, or all.")] = "test",
-    system: Annotated[
-        list[str], typer.Option(help="Count only codes of this system; may be given several times.")
-    ] = [],  # noqa: B006
-    codes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="full|frequent|rare|known",
-            help="Count only the codes of the corpus, those of them with 10 notes or more, those with fewer, or those"
-            " that the coder has learned (of the last two, over the notes that have one).",
-        ),
-    ] = None,
-    tune: Annotated[
-        bool, typer.Option("--tune", help="Find the threshold anew, on the corpus's dev notes and these codes.")
-    ] = False,
-    settings: Overrides = [],  # noqa: B006
-) -> None:
-    """Measure a coder on the notes of a corpus and write a report."""
-    from nosology.corpora.corpus import Corpus
-    from nosology.evaluation.measure import measure
-
-    if tune and any(setting.startswith("decision.threshold") for setting in settings):
-        raise ConfigError("either --tune finds the threshold or --set decision.threshold gives it, not both")
-    loaded, _ = open_bundle(bundle, settings)
-    measured = measure(loaded, Corpus.open(corpus), split, out, systems=system, codes=codes, tune=tune)
-    show_metrics(measured.evaluation.metrics)
-    for caution in measured.cautions:
-        typer.echo(f"caution: {caution}", err=True)
-    typer.echo(f"report: {out / 'index.html'}")
-
-
-def _caution_crossing(corpora: list[Corpus]) -> None:
-    """Says how many patients are on two sides of corpora that were split apart; ids may be the same by chance."""
+def _warn_of_leaked_patients(corpora: list[Corpus]) -> None:
+    """Prints how many patients are in train of one corpus and in dev or test of another; ids may agree by chance."""
     from nosology.corpora.audit import count_leaked_patients
 
     if count := count_leaked_patients(corpora):
@@ -162,8 +144,8 @@ def _caution_crossing(corpora: list[Corpus]) -> None:
         )
 
 
-def caution_unread(codes: Sequence[Code], source: Path) -> None:
-    """Says which codes of a list nobody should believe, for want of a word that the coder knows."""
+def warn_of_unreadable_codes(codes: Sequence[Code], source: Path) -> None:
+    """Prints the codes whose descriptions have no word that the coder knows."""
     if codes:
         some = ", ".join(code.code for code in codes[:5]) + (", ..." if len(codes) > 5 else "")
         typer.echo(
@@ -173,51 +155,53 @@ def caution_unread(codes: Sequence[Code], source: Path) -> None:
         )
 
 
-def show(note_id: str, suggestions: list[Suggestion]) -> None:
-    """Prints suggestions: code, probability, description, and below it the words it rests on."""
-    typer.echo(f"{note_id}: {len(suggestions)} code{'' if len(suggestions) == 1 else 's'}")
+def _print_suggestions(note_id: str, suggestions: list[Suggestion]) -> None:
+    """Prints suggestions: code, probability, description, and below them the text of the evidence."""
+    typer.echo(f"{printable(note_id)}: {len(suggestions)} code{'' if len(suggestions) == 1 else 's'}")
     for item in suggestions:
         typer.echo(f"  {item.code:<9}{item.probability:5.2f} {' ' if item.accepted else '?'} {item.description}")
-        words = dict.fromkeys(" ".join(span.text.split()) for span in item.evidence)
+        words = dict.fromkeys(printable(" ".join(span.text.split())) for span in item.evidence)
         typer.echo(f"{'':18}{', '.join(words) or '(no word of this note: the code is frequent in the training notes)'}")
 
 
-def show_metrics(metrics: dict[str, Any]) -> None:
-    """Prints each metric with its interval."""
-    for name, value in metrics.items():
-        if name.endswith(("_low", "_high")):
-            continue
-        if isinstance(value, float):
-            low, high = metrics.get(f"{name}_low"), metrics.get(f"{name}_high")
-            interval = f"  ({low:.4f} to {high:.4f})" if low is not None and high is not None else ""
-            typer.echo(f"{name:<42}{value:>10.4f}{interval}")
-        else:
-            typer.echo(f"{name:<42}{'undefined' if value is None else value:>10}")
+def read_input_notes(names: list[str], command: str = "code BUNDLE") -> Iterator[Note]:
+    """The notes of text files, of notes files (with their columns), and of standard input (-).
 
-
-def read_given(names: list[str]) -> Iterator[Note]:
-    """The notes of text files, notes files and, for -, of standard input, with what stands beside their texts."""
+    command: for the hint that a text can be piped.
+    """
     from nosology.corpora.notes_file import is_notes_file, read_notes
+    from nosology.corpora.text_files import InputFile, note_text, open_bytes
 
     for name in names:
-        if name == "-":
-            yield Note("-", _decoded(sys.stdin.buffer.read()))
-            continue
-        path = Path(name)
-        if not path.is_file():
-            raise DataError(f"no such note: {name}")
-        if is_notes_file(path):
-            yield from read_notes(path, coded=False)
+        file = (
+            InputFile(sys.stdin.buffer, "standard input") if name == "-" else InputFile(_check_is_file(name, command))
+        )
+        if name != "-" and is_notes_file(name):
+            notes = read_notes(file, coded=False)
         else:
-            yield Note(path.name, _decoded(path.read_bytes()))
+            with open_bytes(file) as raw:
+                # A file name may have bytes that are not UTF-8.
+                notes = iter([Note(Path(name).name.encode("utf-8", "replace").decode(), note_text(raw.read(), file))])
+        note = None
+        for note in notes:
+            if not note.text.strip():
+                typer.echo(f"caution: {printable(note.id)} is empty: there is nothing to code", err=True)
+            yield note
+        if note is None:
+            typer.echo(f"caution: {printable(name)} has no note", err=True)
 
 
-def _decoded(raw: bytes) -> str:
-    """The text of a note in UTF-8, or, where it is not that, in Windows' Western encoding, as old systems write."""
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return raw.decode("cp1252", errors="replace")
+def _check_is_file(name: str, command: str) -> str:
+    """The name; DataError with a hint if this is no file. An argument that may be the text of a note is not shown."""
+    if os.path.isfile(name):  # noqa: PTH113 (False, not an error, for a text that is too long for a path)
+        return name
+    if os.path.exists(name) and Path(name).is_fifo():  # noqa: PTH110 (such as <(command) of a shell)
+        return name
+    if os.path.isdir(name):  # noqa: PTH112
+        raise DataError(f"{name} is a folder; give its files, for example {Path(name) / '*.txt'}")
+    is_text = len(name.split()) > 2 or len(name) > 200
+    missing = "NOTE must be a file" if is_text else f"no such file: {name} (NOTE must be a text file or a notes file"
+    raise DataError(f"{missing}{'' if is_text else ')'}; to code a text, pipe it: echo TEXT | nosology {command} -")
 
 
 def open_bundle(name: Path, settings: list[str], release: str | None = None) -> tuple[Bundle, str | None]:
@@ -230,7 +214,7 @@ def open_bundle(name: Path, settings: list[str], release: str | None = None) -> 
     from nosology.models.bundle import DAY_ONE, Bundle, is_day_one, read_manifest
 
     if is_day_one(name):
-        from nosology.models.lexicon.day_one import day_one
+        from nosology.models.lexicon.lexicon_model import day_one
         from nosology.models.lexicon.lexicon_settings import LexiconRecipe
 
         overrides = [*settings, *([] if release is None else [f"codes.release='{release}'"])]
@@ -243,7 +227,8 @@ def open_bundle(name: Path, settings: list[str], release: str | None = None) -> 
     changed, before = check(override(recipe, settings), "--set"), check(recipe, str(name))
     free = {"decision", "context"} & set(type(changed).model_fields)
     if changed.model_copy(update={field: getattr(before, field) for field in free}) != before:
-        raise ConfigError(f"of a trained coder only {_settable(free)} can still be set; train anew for the rest")
+        settable = "decision.threshold and context" if "context" in free else "decision.threshold"
+        raise ConfigError(f"of a trained coder only {settable} can still be set; train anew for the rest")
     threshold = changed.decision.threshold
     if any(setting.strip().startswith("decision") for setting in settings) and not isinstance(threshold, float):
         raise ConfigError(f"decision.threshold must be a number in [0, 1]; got {threshold!r}")
@@ -258,5 +243,35 @@ def open_bundle(name: Path, settings: list[str], release: str | None = None) -> 
     return bundle, release
 
 
-def _settable(sections: set[str]) -> str:
-    return "decision.threshold and context" if "context" in sections else "decision.threshold"
+import_app = CommandGroup("Import a coder that another program has trained.")
+
+
+@import_app.callback()
+def _import_options() -> None:
+    pass  # without a callback, typer would drop the name of the only command
+
+
+@import_app.command("dual-laat")
+def dual_laat(
+    folder: Annotated[Path, typer.Argument(help="The folder with config.json, token2id.json, pytorch_model.bin.")],
+    codes: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="The codes to suggest: a CSV file with a column code and, optionally, description and system.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The bundle folder to write.")],
+    threshold: Annotated[float, typer.Option(min=0, max=1, help="From which probability on a code is accepted.")] = 0.5,
+) -> None:
+    """Write a bundle from a DualLAAT checkpoint of its authors."""
+    from nosology.codes.code_list import read_code_list
+    from nosology.core.model import OpenVocabulary
+    from nosology.models.bundle import check_bundle_folder
+    from nosology.models.dual_laat.dual_laat_import import import_bundle
+
+    check_bundle_folder(out)
+    bundle = import_bundle(folder, read_code_list(codes), threshold)
+    bundle.save(out)
+    typer.echo(f"{out}: dual_laat coder, {len(bundle.model.labels):,} codes, threshold {threshold:.3f}")
+    warn_of_unreadable_codes(bundle.model.unreadable_codes() if isinstance(bundle.model, OpenVocabulary) else [], codes)

@@ -1,4 +1,4 @@
-"""`nosology codes ...`: look codes up, search them, walk the tree, map, compare releases."""
+"""nosology codes: look up, search, map and compare ICD codes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nosology.cli.command_group import CommandGroup, refuse_unused
 from nosology.core import Code, CodeError, ConfigError
 
 if TYPE_CHECKING:
-    from nosology.codes import CodeMapping, CodeTable
+    from nosology.codes import CodeMapping, CodePeriod, CodeTable
 
-app = typer.Typer(help="Look up, search, map and compare ICD codes.", no_args_is_help=True, rich_markup_mode=None)
+app = CommandGroup("Look up, search, map and compare ICD codes.")
 
 CodeArgument = Annotated[str, typer.Argument(help="A code in any spelling: I50.9, i509, 4280.", show_default=False)]
 System = Annotated[
-    str | None, typer.Option(help="icd9cm, icd9proc, icd10cm or icd10pcs; guessed if left out.", show_default=False)
+    str | None, typer.Option(help="icd9cm, icd9proc, icd10cm or icd10pcs; inferred by default.", show_default=False)
 ]
 Release = Annotated[str | None, typer.Option(help="A release such as 2019; by default the newest.", show_default=False)]
 Date = Annotated[str | None, typer.Option(help="YYYY-MM-DD: the release in force that day.", show_default=False)]
@@ -40,46 +41,45 @@ NOTE_TITLES = {
 def show(
     code: CodeArgument, system: System = None, release: Release = None, date: Date = None, as_json: AsJson = False
 ) -> None:
-    """Shows a code: meaning, place in the tree, notes that bind it, releases that have it."""
+    """Show a code: description, place in the tree, notes that apply to it, releases that have it."""
     from nosology.codes import code_history
 
-    found, table, repairs = _find(code, system, release, date)
-    entry = table[found.code]
-    notes = {kind: table.inherited_notes(found.code, kind) for kind in NOTE_TITLES}
-    stages = code_history(found)
+    (system, name), table, repairs = _resolve(code, system, release, date)
+    entry = table[name]
+    notes = {kind: table.inherited_notes(name, kind) for kind in NOTE_TITLES}
+    history = code_history(Code(system, name))
     if as_json:
-        place = {level: getattr(table, level)(found.code) for level in ("chapter", "block", "category")}
+        levels = {level: getattr(table, level)(name) for level in ("chapter", "block", "category")}
         inherited = {kind: [{"at": line, "note": note} for line, note in lines] for kind, lines in notes.items()}
-        history = [asdict(stage) for stage in stages]
-        head = {"system": found.system, "release": table.release, "repairs": repairs}
-        below = {"children": table.children(found.code), "inherited": inherited, "history": history}
-        return _print_json(head | asdict(entry) | place | below)
+        head = {"system": system, "release": table.release, "repairs": repairs}
+        below = {"children": table.children(name), "inherited": inherited, "history": list(map(asdict, history))}
+        return _print_json(head | asdict(entry) | levels | below)
     state = "billable" if entry.billable else f"{entry.kind}, not billable"
-    typer.echo(f"{found.code}  {entry.description}\n{found.system} {table.release}, {state}")
+    typer.echo(f"{name}  {entry.description}\n{system} {table.release}, {state}")
     if repairs:
         typer.echo(f"read from {code!r}: {', '.join(repairs)}")
-    for line in reversed(table.ancestors(found.code)):
+    for line in reversed(table.ancestors(name)):
         typer.echo(f"  in  {line}  {table.description(line)}")
-    for child in table.children(found.code):
+    for child in table.children(name):
         typer.echo(f"  has {child}  {table.description(child)}")
     for kind, lines in notes.items():
         for line, note in lines:
-            typer.echo(f"  {NOTE_TITLES[kind]}: {note}" + (f"  [at {line}]" if line != found.code else ""))
-    if len(stages) > 1:
-        typer.echo("  releases: " + _life(stages))
+            typer.echo(f"  {NOTE_TITLES[kind]}: {note}" + (f"  [at {line}]" if line != name else ""))
+    if len(history) > 1:
+        typer.echo("  releases: " + _summarize(history))
 
 
 @app.command()
 def search(
-    query: Annotated[str, typer.Argument(help="Words, such as: heart failure")],
+    query: Annotated[str, typer.Argument(help="Words, such as: heart failure, CHF, broken hip, BMI 43")],
     system: Annotated[str, typer.Option(help="The code system to search.")] = "icd10cm",
     limit: Annotated[int, typer.Option(min=1, help="How many codes to show.")] = 20,
     release: Release = None,
     date: Date = None,
-    billable: Annotated[bool, typer.Option("--billable", help="Only codes that may be billed.")] = False,
+    billable: Annotated[bool, typer.Option("--billable", help="Only billable codes.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Searches descriptions and inclusion terms, best first."""
+    """Search codes by words, abbreviations, synonyms, values or a code, best first; spelling is corrected."""
     hits = _table(system, release, date).search(query, limit, billable=True if billable else None)
     if as_json:
         return _print_json([asdict(hit) for hit in hits])
@@ -100,26 +100,26 @@ def tree(
     depth: Annotated[int, typer.Option(min=1, help="How many levels below the code.")] = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Shows the lines above and below a code, block or chapter."""
-    found, table, _ = _find(code, system, release, date)
+    """Show the lines above and below a code, block or chapter."""
+    (system, name), table, _ = _resolve(code, system, release, date)
 
     def branch(line: str, levels: int) -> dict[str, Any]:
         below = [branch(child, levels - 1) for child in table.children(line)] if levels else []
         entry = table[line]
         return {"code": line, "description": entry.description, "billable": entry.billable, "children": below}
 
-    above, root = table.ancestors(found.code)[::-1], branch(found.code, depth)
+    above, root = table.ancestors(name)[::-1], branch(name, depth)
     if as_json:
-        return _print_json({"system": found.system, "release": table.release, "ancestors": above} | root)
+        return _print_json({"system": system, "release": table.release, "ancestors": above} | root)
 
-    def draw(node: dict[str, Any], indent: int) -> None:
+    def print_node(node: dict[str, Any], indent: int) -> None:
         typer.echo(f"{'  ' * indent}{node['code']}  {node['description']}")
         for child in node["children"]:
-            draw(child, indent + 1)
+            print_node(child, indent + 1)
 
     for indent, line in enumerate(above):
         typer.echo(f"{'  ' * indent}{line}  {table.description(line)}")
-    draw(root, len(above))
+    print_node(root, len(above))
 
 
 @app.command("map")
@@ -132,7 +132,7 @@ def map_(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Maps a code between ICD-9 and ICD-10, with all targets and their flags."""
+    """Map a code between ICD-9 and ICD-10, with all targets and their flags."""
     from nosology.codes import describe, map_code, parse
 
     if from_ is None and to in ("icd9cm", "icd10cm"):
@@ -157,8 +157,8 @@ def _mapping_json(mapping: CodeMapping) -> dict[str, Any]:
 
 def _flags(mapping: CodeMapping) -> str:
     kind = "approximate" if mapping.approximate else "exact"
-    together = f", combination: scenario {mapping.scenario}, choice list {mapping.choice_list}"
-    return f"({kind}{together if mapping.combination else ''})"
+    combination = f", combination: scenario {mapping.scenario}, choice list {mapping.choice_list}"
+    return f"({kind}{combination if mapping.combination else ''})"
 
 
 @app.command()
@@ -169,16 +169,18 @@ def diff(
     limit: Annotated[int, typer.Option(min=0, help="How many codes to list of each kind; 0 for all.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Compares two releases: codes added, removed, divided and reworded."""
+    """Compare two releases: codes added, removed, divided and reworded."""
     from nosology.codes import diff as compare
 
-    before, after = _release_or_file(old, system), _release_or_file(new, system)
-    found = compare(before, after)
     if as_json:
-        return _print_json({"system": system, "old": before.release, "new": after.release} | asdict(found))
+        refuse_unused(("limit",), "with --json, which has all codes")
+    before, after = _release_or_file(old, system), _release_or_file(new, system)
+    differences = compare(before, after)
+    if as_json:
+        return _print_json({"system": system, "old": before.release, "new": after.release} | asdict(differences))
     typer.echo(f"{system} {before.release} -> {after.release}")
     for kind, table in (("added", after), ("removed", before), ("divided", after), ("reworded", after)):
-        codes = getattr(found, kind)
+        codes = getattr(differences, kind)
         typer.echo(f"{kind}: {len(codes)}")
         for code in codes[: limit or None]:
             typer.echo(f"  {code}  {table.description(code)}")
@@ -188,45 +190,79 @@ def diff(
 
 @app.command()
 def follow(code: CodeArgument, system: System = None, as_json: AsJson = False) -> None:
-    """Follows a code through the releases: when it was valid, what it was made from and what it became."""
+    """Show a code through the releases: when it was valid, what it replaced, and what replaced it."""
     from nosology.codes import code_history, is_known, parse, predecessors, releases, successors
 
-    found = parse(code, system).code
-    if not is_known(found):
-        raise CodeError(f"no release of {found.system} has {found.code}{_did_you_mean(found)}")
-    stages = code_history(found)
-    first, last = releases(found.system)[0], releases(found.system)[-1]
-    was = [other.code for other in predecessors(found, first) if other != found]
-    became = [other.code for other in successors(found, last) if other != found]
+    parsed = parse(code, system).code
+    if not is_known(parsed):
+        raise CodeError(f"no release of {parsed.system} has {parsed.code}{_did_you_mean(parsed)}")
+    history = code_history(parsed)
+    first, last = releases(parsed.system)[0], releases(parsed.system)[-1]
+    was = [other.code for other in predecessors(parsed, first) if other != parsed]
+    became = [other.code for other in successors(parsed, last) if other != parsed]
     if as_json:
-        history = [asdict(stage) for stage in stages]
-        return _print_json(found._asdict() | {"history": history, "was": was, "became": became})
-    typer.echo(f"{found.code} ({found.system})")
-    for stage in stages:
-        typer.echo(f"  {stage.first}-{stage.last}  {stage.state}  {stage.description}".rstrip())
+        periods = list(map(asdict, history))
+        return _print_json(parsed._asdict() | {"history": periods, "was": was, "became": became})
+    typer.echo(f"{parsed.code} ({parsed.system})")
+    for period in history:
+        typer.echo(f"  {period.first}-{period.last}  {period.state}  {period.description}".rstrip())
     if was:
         typer.echo(f"  in {first} it was {', '.join(was)}")
     if became:
         typer.echo(f"  in {last} it is {', '.join(became)}")
 
 
-@app.command("add-index")
-def add_index(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="icd10cm_index_YYYY.xml, as published.")],
-) -> None:
-    """Adds the official Alphabetic Index: its lines become terms of the lexicon (nosology code day-one)."""
-    from nosology.codes.alphabetic_index import add_index as add
+OfficialFiles = Annotated[
+    list[Path] | None, typer.Argument(metavar="FILE...", help="Files as published: .txt, .xml, .xlsx, .pdf, .zip.")
+]
 
-    kept, lines = add(path)
-    typer.echo(f"{lines:,} terms; kept as {kept}; the lexicon is made anew when it is next used")
+
+@app.command()
+def install(
+    files: OfficialFiles = None,
+    release: Annotated[
+        str | None, typer.Option(help="The year of files that do not state it, such as 2027.", show_default=False)
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Show what is installed.")] = False,
+    remove: Annotated[
+        str | None, typer.Option(metavar="YEAR", help="Remove an installed release.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Install a newer official release for good: order file, tabular list, index, tables, addenda, POA list."""
+    from nosology.codes.install import install as install_files
+    from nosology.codes.install import remove as remove_release
+    from nosology.codes.installed import KINDS, installed_files
+
+    if sum((bool(files), list_, remove is not None)) != 1:
+        raise ConfigError("give files to install, or --list, or --remove YEAR")
+    if files:
+        shown, empty = install_files(files, release), ""
+    elif remove is not None:
+        shown, empty = remove_release(remove), ""
+    else:
+        shown, empty = list(installed_files()), "nothing is installed; the built-in releases are used"
+    if as_json:
+        return _print_json([file._asdict() | {"path": str(file.path)} for file in shown])
+    for file in shown:
+        action = "removed  " if remove else ""
+        typer.echo(f"{action}{file.system} {file.release}  {KINDS[file.kind]}" + ("" if remove else f"  {file.path}"))
+    if not shown:
+        typer.echo(empty)
+
+
+@app.command("add-index", hidden=True)
+def add_index(path: Annotated[Path, typer.Argument(metavar="FILE", help="icd10cm_index_YYYY.xml.")]) -> None:
+    """The same as nosology codes install."""
+    install([path])
 
 
 def _print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def _life(stages: list) -> str:
-    return "; ".join(f"{stage.state} {stage.first}-{stage.last}" for stage in stages)
+def _summarize(history: list[CodePeriod]) -> str:
+    return "; ".join(f"{period.state} {period.first}-{period.last}" for period in history)
 
 
 def _table(system: str, release: str | None, date: str | None) -> CodeTable:
@@ -239,27 +275,27 @@ def _table(system: str, release: str | None, date: str | None) -> CodeTable:
 
 def _release_or_file(name: str, system: str) -> CodeTable:
     from nosology.codes import table
-    from nosology.codes.lookup import read_order
+    from nosology.codes.order_file import read_order
 
     if Path(name).is_file():
-        found = read_order(Path(name))
-        if found.system != system:
-            raise CodeError(f"{name} is an order file of {found.system}; give --system {found.system}")
-        return found
+        codes = read_order(Path(name))
+        if codes.system != system:
+            raise CodeError(f"{name} is an order file of {codes.system}; give --system {codes.system}")
+        return codes
     if "/" in name or "." in name:
         raise CodeError(f"no such file: {name}; give a release such as 2024 or an order file")
     return table(system, name)
 
 
-def _find(raw: str, system: str | None, release: str | None, date: str | None) -> tuple[Code, CodeTable, list[str]]:
-    """The code that a user means, its table, and what was mended; chapters and blocks go by their own names."""
+def _resolve(raw: str, system: str | None, release: str | None, date: str | None) -> tuple[Code, CodeTable, list[str]]:
+    """The code, block or chapter of an argument, its table, and what was repaired."""
     from nosology.codes import in_release, parse
 
     name = raw.strip().upper()
     for candidate in (system,) if system else ("icd10cm", "icd9cm", "icd9proc"):
         if ("-" in name or name.isdigit()) and (system or "-" in name):
             table = _table(candidate, release, date)
-            # A chapter of ICD-10-CM is a number; its range stands at the end of its description.
+            # A chapter of ICD-10-CM is a number, and its description ends with its range.
             ranged = [chapter for chapter in table.chapters() if table.description(chapter).endswith(f"({name})")]
             if ranged or (name in table and table.kind(name) in ("chapter", "block")):
                 return Code(candidate, (*ranged, name)[0]), table, []
@@ -273,18 +309,18 @@ def _find(raw: str, system: str | None, release: str | None, date: str | None) -
 
 
 def _did_you_mean(code: Code) -> str:
-    """The rest of a sentence: what is near a code that is not there."""
+    """The end of an error message: similar codes, or the history of the code."""
     from difflib import get_close_matches
 
     from nosology.codes import code_history, is_known, table
 
     newest = table(code.system)
-    if is_known(code) and (len(stages := code_history(code)) > 1 or code.code not in newest):
-        return f"; it is {_life(stages)}"
+    if is_known(code) and (len(history := code_history(code)) > 1 or code.code not in newest):
+        return f"; it is {_summarize(history)}"
     if code.code in newest:
-        near = [child for child in newest.descendants(code.code) if newest.billable(child)][:4]
+        similar = [child for child in newest.descendants(code.code) if newest.billable(child)][:4]
     else:
         stem = next((code.code[:n] for n in range(len(code.code), 0, -1) if code.code[:n].rstrip(".") in newest), "")
-        near = get_close_matches(code.code, newest.descendants(stem.rstrip(".")) if stem else newest.codes(), n=4)
-        near = near or [stem.rstrip(".")] * bool(stem)
-    return f"; did you mean {', '.join(near)}?" if near else ""
+        similar = get_close_matches(code.code, newest.descendants(stem.rstrip(".")) if stem else newest.codes(), n=4)
+        similar = similar or [stem.rstrip(".")] * bool(stem)
+    return f"; did you mean {', '.join(similar)}?" if similar else ""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nosology.core import ConfigError, DataError
+from nosology.cli.command_group import CommandGroup, printable, refuse_unused
+from nosology.core import ConfigError, DataError, Note
 
 if TYPE_CHECKING:
     from nosology.corpora.audit import Audit
@@ -18,7 +20,10 @@ if TYPE_CHECKING:
 
 LEAK = 3  # exit code; 1 is an error, 2 a wrong command line
 
-app = typer.Typer(help="Write corpus folders from datasets, split, audit and describe them.", no_args_is_help=True)
+Similarity = Annotated[float, typer.Option(help="Notes are near-duplicates from this Jaccard similarity on.")]
+CorpusFolder = Annotated[Path, typer.Argument(metavar="DIR", help="A corpus folder.")]
+
+app = CommandGroup("Write corpus folders from datasets, split, audit and describe them.")
 
 
 @app.command()
@@ -51,6 +56,7 @@ def prepare(
         drop_uncoded=drop_uncoded or None,
     )
     if kind == "reviews":
+        refuse_unused(("lang", "system", "strict"), "on reviews")
         corpus = _prepare_reviews(paths, out, rules, splits or [])
     else:
         corpus = corpora_prepare.prepare(
@@ -75,9 +81,17 @@ def _prepare_reviews(paths: list[Path], out: Path, recipe: CorpusRecipe, splits:
         address = address.replace(":/", "://", 1)  # Path removes a slash
     elif not paths[0].is_file():
         raise DataError(f"no such store: {paths[0]}")
-    database = open_database(address)
+    database = open_database(address, existing=True)
+
+    def read(*_: object) -> Iterator[Note]:
+        notes = iter(reviewed_notes(database))
+        if (first := next(notes, None)) is None:
+            raise DataError("the store has no reviewed notes; review some in the workbench first")
+        yield first
+        yield from notes
+
     try:
-        return prepare("reviews", [], out, recipe=recipe, splits=splits, reader=lambda *_: reviewed_notes(database))
+        return prepare("reviews", [], out, recipe=recipe, splits=splits, reader=read)
     finally:
         database.dispose()
 
@@ -101,7 +115,7 @@ def _print_counts(manifest: dict[str, Any]) -> None:
 
 @app.command()
 def stats(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A corpus folder.")],
+    folder: CorpusFolder,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the size of a corpus and the distribution of its codes."""
@@ -140,7 +154,7 @@ def _stats_row(name: str, values: dict[str, Any]) -> str:
 
 @app.command()
 def split(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The corpus folder to split.")],
+    folder: CorpusFolder,
     out: Annotated[Path, typer.Option(help="The corpus folder to write.")],
     ratios: Annotated[str, typer.Option(help="Ratios of train, dev and test.")] = "0.7,0.15,0.15",
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same split.")] = 0,
@@ -162,42 +176,33 @@ def split(
     keep_duplicates_together: Annotated[
         bool, typer.Option(help="Keep (near-)duplicates in the same split or site.")
     ] = True,
-    similarity: Annotated[float, typer.Option(help="Notes are near-duplicates from this Jaccard similarity on.")] = 0.8,
+    similarity: Similarity = 0.8,
 ) -> None:
     """Split a corpus into train, dev and test, or partition it among sites. No patient is in two parts."""
     from nosology.corpora.splits import site_corpus, split_by_files, split_corpus
 
     if sum((bool(official), sites is not None, k is not None)) > 1:
         raise ConfigError("--official, --sites and --k exclude each other; run the command once for each")
-    if sites is None and (skew is not None or min_notes_per_site):
-        raise ConfigError("--skew and --min-notes-per-site need --sites")
+    if sites is None:
+        refuse_unused(("skew", "alpha", "exponent", "min_notes_per_site"), "without --sites")
+    if skew != "dirichlet":
+        refuse_unused(("alpha",), "without --skew dirichlet")
+    if skew != "size":
+        refuse_unused(("exponent",), "without --skew size")
+    if official:
+        refuse_unused(("ratios", "seed", "keep_duplicates_together", "similarity"), "with --official")
+    if sites is not None:
+        refuse_unused(("ratios",), "with --sites, which keeps the splits")
+    if not keep_duplicates_together:
+        refuse_unused(("similarity",), "with --no-keep-duplicates-together")
+    options = {"seed": seed, "keep_duplicates_together": keep_duplicates_together, "threshold": similarity}
     if official:
         written = [split_by_files(folder, out, official)]
     elif sites is not None:
-        written = [
-            site_corpus(
-                folder,
-                out,
-                sites,
-                skew=skew or "iid",
-                alpha=alpha,
-                exponent=exponent,
-                seed=seed,
-                min_notes=min_notes_per_site,
-                keep_duplicates_together=keep_duplicates_together,
-                threshold=similarity,
-            )
-        ]
+        skew_options = {"skew": skew or "iid", "alpha": alpha, "exponent": exponent}
+        written = [site_corpus(folder, out, sites, min_notes=min_notes_per_site, **skew_options, **options)]
     else:
-        written = split_corpus(
-            folder,
-            out,
-            ratios=_parse_ratios(ratios),
-            seed=seed,
-            k=k,
-            keep_duplicates_together=keep_duplicates_together,
-            threshold=similarity,
-        )
+        written = split_corpus(folder, out, ratios=_parse_ratios(ratios), k=k, **options)
         _warn_about_ratios(written[0], _parse_ratios(ratios))
     for corpus in written:
         _print_split(corpus, sites is not None)
@@ -230,8 +235,8 @@ def _print_split(corpus: Corpus, sites: bool) -> None:
 
 @app.command()
 def audit(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The corpus folder to check.")],
-    similarity: Annotated[float, typer.Option(help="Notes are near-duplicates from this Jaccard similarity on.")] = 0.8,
+    folder: CorpusFolder,
+    similarity: Similarity = 0.8,
     shingle: Annotated[int, typer.Option(help="Number of words of a shingle.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -255,11 +260,10 @@ def _print_audit(result: Audit) -> None:
         typer.echo(f"{finding.status:8} {finding.check:36} {finding.count:>9,} {finding.what:11} {share}".rstrip())
         if finding.count and finding.examples:
             more = " ..." if finding.count > len(finding.examples) else ""
-            typer.echo(f"{'':8}   {', '.join(finding.examples)}{more}")
+            typer.echo(f"{'':8}   {printable(', '.join(finding.examples))}{more}")
 
 
 def _parse_ratios(text: str) -> list[float]:
-
     try:
         return [float(part) for part in text.split(",")]
     except ValueError as error:

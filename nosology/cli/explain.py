@@ -1,20 +1,24 @@
-"""nosology explain: what a coder looks at in a note, and which words tell a code."""
+"""nosology explain: the words of a note that support each code, and the informative words of a code."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nosology.cli.coder_commands import read_given
+from nosology.cli.coder_commands import read_input_notes
+from nosology.cli.command_group import printable, refuse_unused
 from nosology.core import Code, CodeError, ConfigError, Note
 
 if TYPE_CHECKING:
     from nosology.core.label_space import LabelSpace
     from nosology.core.model import Model
     from nosology.models.bundle import Bundle
+
+Columns = list[int]
 
 
 def explain(
@@ -24,130 +28,165 @@ def explain(
     ] = None,
     code: Annotated[
         list[str],
-        typer.Option(
-            help="Explain this code (I50.9, i509; icd9cm:V45.8 if two systems have it); may be given several times."
-        ),
+        typer.Option(help="Explain this code (I50.9, i509; icd9cm:V45.8 if two systems have it); can be repeated."),
     ] = [],  # noqa: B006
     system: Annotated[
         list[str],
         typer.Option(
-            help="Without --code: explain accepted codes of this system; may be given several times. Not named, those"
-            " that `nosology code` would suggest."
+            help="Without --code: explain accepted codes of this system; can be repeated. Default: the systems that"
+            " `nosology code` suggests."
         ),
     ] = [],  # noqa: B006
-    tokens: Annotated[int, typer.Option(min=1, help="Words a code.")] = 5,
+    tokens: Annotated[int, typer.Option(min=1, help="Words per code.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
     method: Annotated[
         list[str],
         typer.Option(
-            help="How to weigh the words: attention, category (HMHAN's upper level), contributions (linear coder),"
-            " occlusion or lime; may be given several times. Without it, each kind of coder has its own way."
+            help="attention, category (HMHAN, attention of the category), contributions (linear coder), occlusion or"
+            " lime; can be repeated. Default: the evidence of the coder."
         ),
     ] = [],  # noqa: B006
-    samples: Annotated[int, typer.Option(min=10, help="Notes with words left out that LIME looks at.")] = 1000,
+    samples: Annotated[int, typer.Option(min=10, help="Variants of a note that LIME scores.")] = 1000,
     out: Annotated[
-        Path | None, typer.Option(help="Write a page a note and a picture an explanation to this folder.")
+        Path | None, typer.Option(help="Write a page per note and a picture per explanation to this folder.")
     ] = None,
     corpus: Annotated[
-        Path | None, typer.Option(help="Measure how good each method's explanations are on notes of this corpus.")
+        Path | None, typer.Option(help="Measure the quality of explanations on notes of this corpus.")
     ] = None,
     split: Annotated[str, typer.Option(help="Of the corpus: train, dev, test, or all.")] = "test",
-    limit: Annotated[int, typer.Option(min=1, help="Notes of the corpus.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Number of notes of the corpus.")] = 20,
 ) -> None:
-    """Show the words of notes that each code attends to; without a note, the words that tell a code."""
+    """Show the words of notes that support each code; without a note, the most informative words of a code."""
+    from nosology.explanation.attribution import check_methods
     from nosology.models.bundle import Bundle
 
-    loaded = Bundle.load(bundle)
-    columns = [_column(loaded.model.labels, name) for name in code]
-    silent = not getattr(getattr(loaded.model, "net", None), "adds", True)
-    if silent and (notes or corpus) and (not method or {"attention", "category"} & set(method)):
-        typer.echo("caution: this coder's net adds nothing to what words say: its attention explains nothing", err=True)
+    _refuse_unused_options(bool(notes), bool(code), bool(corpus), method, out)
+    loaded, method = Bundle.load(bundle), list(dict.fromkeys(method))
+    columns = list(dict.fromkeys(_column(loaded.model.labels, name) for name in code))
+    check_methods(loaded.model, method)
+    if notes or corpus:
+        _warn_about_attention(loaded.model, method)
     if corpus is not None:
-        _measure(loaded, corpus, split, method, limit, samples, as_json)
-        return
-    if notes and (method or out):
-        _weigh(loaded, list(read_given(notes)), columns, system, method, samples, out, tokens, as_json)
-        return
-    if not notes:
+        _print_quality(loaded, corpus, split, method, limit, samples, as_json)
+    elif not notes:
         if not columns:
-            raise ConfigError("explain needs a note, or --code for the words that tell a code")
+            raise ConfigError("explain needs a note, or --code for the most informative words of a code")
         for column in columns:
-            _show(_told(loaded.model, column, tokens), as_json)
-        return
-    from nosology.explanation.explanation_report import accepted_labels
+            _print_row(_informative_words(loaded.model, column, tokens), as_json)
+    else:
+        if method or out:
+            rows = _attributions(
+                loaded, read_input_notes(notes, "explain BUNDLE"), columns, system, method, samples, tokens, out
+            )
+        else:
+            rows = _evidence(loaded, read_input_notes(notes, "explain BUNDLE"), columns, system, tokens)
+        count = 0
+        for count, row in enumerate(rows, 1):  # noqa: B007 (used below)
+            _print_row(row, as_json)
+        if not count:
+            typer.echo("no code is accepted for these notes; --code explains a code that is not accepted", err=True)
+        if out is not None:
+            typer.echo(f"{out}: pages and pictures", err=as_json)
 
-    for note in read_given(notes):
-        for row in _attended(loaded.model, note, columns or accepted_labels(loaded, note, system), tokens):
-            _show({"note": note.id} | row, as_json)
+
+def _refuse_unused_options(notes: bool, code: bool, corpus: bool, method: list[str], out: Path | None) -> None:
+    """ConfigError if an option was given that the others make meaningless."""
+    if corpus:
+        refuse_unused(("notes", "code", "system", "tokens", "out"), "with --corpus")
+    else:
+        refuse_unused(("split", "limit"), "without --corpus")
+        if not notes:
+            refuse_unused(("system", "method", "samples", "out"), "without a note")
+        if code:
+            refuse_unused(("system",), "with --code")
+        if not method and out is None:
+            refuse_unused(("samples",), "without --method lime")
+    if method and "lime" not in method:
+        refuse_unused(("samples",), "without --method lime")
 
 
-def _weigh(
+def _warn_about_attention(model: Model, methods: list[str]) -> None:
+    from nosology.core.model import NetWeight
+
+    if isinstance(model, NetWeight) and not model.has_net_weight and not {"occlusion", "lime"} >= set(methods or [""]):
+        typer.echo("caution: the net of this coder has weight 0: its attention explains nothing", err=True)
+
+
+def _attributions(
     bundle: Bundle,
-    notes: list[Note],
-    columns: list[int],
+    notes: Iterator[Note],
+    columns: Columns,
     systems: list[str],
     methods: list[str],
     samples: int,
-    out: Path | None,
     limit: int,
-    as_json: bool,
-) -> None:
-    """Prints each explanation, and draws it where a folder is named."""
+    out: Path | None,
+) -> Iterator[dict[str, Any]]:
+    """One row per explanation; its words are (word, weight) pairs. With `out`, pages and pictures are written."""
     from nosology.explanation.explanation_report import explain_note, write_explanations
 
     if out is not None:
-        for row in write_explanations(bundle, notes, columns, methods, out, samples=samples, systems=systems):
-            _show_weighed(row | {"words": [(word, weight) for word, _, _, weight in row["words"][:limit]]}, as_json)
-        typer.echo(f"{out}: pages and pictures", err=as_json)
+        for row in write_explanations(
+            bundle, list(notes), columns, methods, out, samples=samples, systems=systems, words=max(limit, 10)
+        ):
+            yield row | {"words": [(word, weight) for word, _, _, weight in row["words"][:limit]]}
         return
     for note in notes:
-        for found, about in explain_note(bundle, note, columns, methods, samples=samples, systems=systems):
-            words = [(found.words.words[i], float(found.weights[i])) for i in found.best(limit)]
-            _show_weighed({"note": note.id, **about, "words": words}, as_json)
+        for attribution, row in explain_note(bundle, note, columns, methods, samples=samples, systems=systems):
+            best = attribution.best(limit)
+            words = [(attribution.words.words[i], float(attribution.weights[i])) for i in best]
+            yield {"note": note.id, **row, "words": words}
 
 
-def _show_weighed(row: dict[str, Any], as_json: bool) -> None:
-    _show(row, as_json)
-    if not as_json and "comprehensiveness" in row:
-        typer.echo(
-            f"{'':18}{row['method']}: comprehensiveness {row['comprehensiveness']:.3f}, sufficiency"
-            f" {row['sufficiency']:.3f}, {row['seconds']:.1f} s"
-        )
+def _evidence(
+    bundle: Bundle, notes: Iterator[Note], columns: Columns, systems: list[str], limit: int
+) -> Iterator[dict[str, Any]]:
+    """One row per note and code: the probability, and the words with the most attention."""
+    from nosology.explanation.attribution import top_words
+    from nosology.explanation.explanation_report import accepted_labels
+
+    for note in notes:
+        labels = columns or accepted_labels(bundle, note, systems)
+        probabilities = bundle.model.probabilities([note])[0]
+        for label, spans in zip(labels, top_words(bundle.model, note, labels, limit)):
+            row = {"note": note.id, **_describe(bundle.model, label), "probability": float(probabilities[label])}
+            row["words"] = [(span.text, span.score) for span in spans]
+            yield row | {"spans": [(span.start, span.end) for span in spans]}
 
 
-def _measure(
+def _print_quality(
     bundle: Bundle, corpus: Path, split: str, methods: list[str], limit: int, samples: int, as_json: bool
 ) -> None:
-    """Prints how good each method's explanations are."""
+    """Print the quality of the explanations of each method."""
     from nosology.corpora.corpus import Corpus
     from nosology.explanation.explanation_report import measure_explanations
 
-    found = measure_explanations(bundle, Corpus.open(corpus), split, methods, limit=limit, samples=samples)
+    quality = measure_explanations(bundle, Corpus.open(corpus), split, methods, limit=limit, samples=samples)
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(quality))
         return
     names = ("explanations", "comprehensiveness", "sufficiency", "with_evidence", "token_f1", "iou", "seconds")
     typer.echo(f"{'method':<14}" + "".join(f"{name:>19}" for name in names))
-    for method, values in found.items():
+    for method, values in quality.items():
         shown = ("-" if (v := values[n]) is None else f"{v:.3f}" if isinstance(v, float) else str(v) for n in names)
         typer.echo(f"{method:<14}" + "".join(f"{value:>19}" for value in shown))
 
 
 def _column(labels: LabelSpace, name: str) -> int:
-    """The column of the one code that a user names, in any spelling: I50.9, i509, icd10cm:I50.9."""
+    """The column of a code in any spelling: I50.9, i509, icd10cm:I50.9."""
     system, colon, raw = name.rpartition(":")
     systems = (system.lower(),) if colon else labels.systems
-    found = [code for code in labels.codes if code.system in systems and code.code.lower() == raw.lower()]
-    candidates = (_normalised(raw, system) for system in systems)
-    found = found or [code for code in candidates if code is not None and code in labels]
-    if not found:
+    matches = [code for code in labels.codes if code.system in systems and code.code.lower() == raw.lower()]
+    if not matches:
+        matches = [code for system in systems if (code := _normalise(raw, system)) in labels and code]
+    if not matches:
         raise ConfigError(f"code must be one that the coder knows ({len(labels):,} of them); got {name!r}")
-    if len(found) > 1:
-        raise ConfigError(f"code must say its system: {' or '.join(map(str, found))}; got {name!r}")
-    return labels.column(found[0])
+    if len(matches) > 1:
+        raise ConfigError(f"code must name its system: {' or '.join(map(str, matches))}; got {name!r}")
+    return labels.column(matches[0])
 
 
-def _normalised(raw: str, system: str) -> Code | None:
+def _normalise(raw: str, system: str) -> Code | None:
     from nosology.codes import normalise
 
     try:
@@ -156,42 +195,32 @@ def _normalised(raw: str, system: str) -> Code | None:
         return None
 
 
-def _told(model: Model, column: int, limit: int) -> dict[str, Any]:
-    """The words that tell a code."""
+def _informative_words(model: Model, column: int, limit: int) -> dict[str, Any]:
     from nosology.core.model import RelevantWords
 
     if not isinstance(model, RelevantWords):
         raise ConfigError(f"a coder of kind {model.kind} stores no informative words per code; plant does")
-    return _about(model, column) | {"words": model.relevant_words(column, limit)}
+    return _describe(model, column) | {"words": model.relevant_words(column, limit)}
 
 
-def _attended(model: Model, note: Note, columns: list[int], limit: int) -> list[dict[str, Any]]:
-    """For each code its probability, and the words it attends to."""
-    from nosology.explanation.attribution import top_words
-
-    probabilities = model.probabilities([note])[0]
-    found = top_words(model, note, columns, limit)
-    return [
-        _about(model, column)
-        | {"probability": float(probabilities[column]), "words": [(span.text, span.score) for span in spans]}
-        | {"spans": [(span.start, span.end) for span in spans]}
-        for column, spans in zip(columns, found)
-    ]
-
-
-def _about(model: Model, column: int) -> dict[str, Any]:
+def _describe(model: Model, column: int) -> dict[str, Any]:
     from nosology.codes import describe
 
     code = model.labels.codes[column]
     return {"system": code.system, "code": code.code, "description": describe(code)}
 
 
-def _show(row: dict[str, Any], as_json: bool) -> None:
+def _print_row(row: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(row, ensure_ascii=False))
         return
-    chance = f"{row['probability']:5.2f}  " if "probability" in row else ""
-    note = f"{row['note']}: " if "note" in row else ""
-    typer.echo(f"{note}{row['code']:<9}{chance}{row['description']} ({row['system']})")
+    probability = f"{row['probability']:5.2f}  " if "probability" in row else ""
+    note = printable(f"{row['note']}: ") if "note" in row else ""
+    typer.echo(f"{note}{row['code']:<9}{probability}{row['description']} ({row['system']})")
     words = [f"{' '.join(word.split())} {score:.3f}" for word, score in row["words"]]
-    typer.echo(f"{'':18}{', '.join(words) or '(none)'}")
+    typer.echo(f"{'':18}{printable(', '.join(words)) or '(none)'}")
+    if "comprehensiveness" in row:
+        typer.echo(
+            f"{'':18}{row['method']}: comprehensiveness {row['comprehensiveness']:.3f}, sufficiency"
+            f" {row['sufficiency']:.3f}, {row['seconds']:.1f} s"
+        )

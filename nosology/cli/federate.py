@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from nosology.cli.coder_commands import Overrides
+from nosology.cli.command_group import CommandGroup, recipe_names
 from nosology.core import ConfigError, FederationError
 
 if TYPE_CHECKING:
+    from nosology.federated.deploy.deploy_site import SiteCredentials
     from nosology.federated.federation_settings import FederatedHeadsRecipe
     from nosology.models.bundle import Bundle
 
-app = typer.Typer(help="Train one coder at several hospitals; no note leaves its hospital.", no_args_is_help=True)
+app = CommandGroup("Train one coder at several hospitals; no note leaves its hospital.")
 
-Recipe = Annotated[str, typer.Argument(help="A recipe of kind heads: a built-in name or a TOML file.")]
+Recipe = Annotated[
+    str, typer.Argument(help=f"A recipe of kind heads, a TOML file or built in: {recipe_names('heads')}.")
+]
 Root = Annotated[Path, typer.Option(help="The certificate of the authority, root.pem of `nosology federate keys`.")]
 Server = Annotated[str, typer.Option(metavar="HOST:PORT", help="The address of the server.")]
 
@@ -32,11 +36,11 @@ def simulate(
     corpus: Annotated[list[Path], typer.Option(help="A corpus folder; may be given several times.")],
     out: Annotated[Path, typer.Option(help="The bundle folder to write; an interrupted run is continued.")],
     sites: Annotated[
-        int | None, typer.Option(min=1, help="Partition the notes into so many sites; default: the sites of the notes.")
+        int | None, typer.Option(min=1, help="Partition the notes into this many sites; default: their own sites.")
     ] = None,
     skew: Annotated[str | None, typer.Option(help="How sites differ: iid, size or dirichlet; default: iid.")] = None,
     alpha: Annotated[
-        float | None, typer.Option(help="dirichlet: smaller values make sites less alike; default: 0.5.")
+        float | None, typer.Option(help="dirichlet: smaller values make sites differ more; default: 0.5.")
     ] = None,
     engine: Annotated[
         Literal["flower", "vectorized"],
@@ -49,7 +53,6 @@ def simulate(
     checked = _load_heads(recipe, settings)
     from nosology.corpora.corpus import Corpus
     from nosology.federated.federation_settings import FederationSettings
-    from nosology.training.run_folder import VECTORS, clear_run_folder, run_folder
 
     if stacked:
         typer.echo("the option --stacked is now named --engine vectorized", err=True)
@@ -58,38 +61,21 @@ def simulate(
         raise ConfigError("--skew and --alpha need --sites")
     if alpha is not None and skew != "dirichlet":
         raise ConfigError(f"--alpha needs --skew dirichlet; got {skew or 'iid'}")
-    federation = checked.federation
-    if engine == "vectorized" and federation.fraction_evaluate not in (FederationSettings().fraction_evaluate, 1.0):
+    default_fraction = FederationSettings().fraction_evaluate
+    if engine == "vectorized" and checked.federation.fraction_evaluate not in (default_fraction, 1.0):
         raise ConfigError("federation.fraction_evaluate must not be set with --engine vectorized: all sites are used")
     _check_installed()
-    from nosology.federated.rounds.federation_server import run_federation
-    from nosology.federated.rounds.simulation import (
-        corpus_sites,
-        notes_hash,
-        partition_sites,
-        simulated_sites,
-        simulation_grid,
-    )
-    from nosology.federated.rounds.vectorized import run_vectorized
+    from nosology.federated.rounds import simulation
+    from nosology.models.bundle import check_bundle_folder
 
+    check_bundle_folder(out)  # before all notes are read
     corpora = [Corpus.open(folder) for folder in corpus]
     if sites:
-        site_of = partition_sites(corpora, sites, skew or "iid", 0.5 if alpha is None else alpha, checked.seed)
+        partition = (sites, skew or "iid", 0.5 if alpha is None else alpha, checked.seed)
+        site_of = simulation.partition_sites(corpora, *partition)
     else:
-        site_of = corpus_sites(corpora)
-    cache = Path(checked.vectors.cache or run_folder(out) / VECTORS)
-    hospitals = simulated_sites(corpora, site_of, checked, cache)
-    most = max(1, sum(len(hospital.notes["train"].codes) >= federation.min_site_notes for hospital in hospitals))
-    limits = {"min_sites": min(federation.min_sites, most), "quorum": min(federation.quorum, most)}
-    checked = checked.model_copy(update={"federation": federation.model_copy(update=limits)})
-    sources = [{"hash": item.hash, "source": item.manifest["source"]} for item in corpora]
-    notes = notes_hash(corpora, site_of)
-    if engine == "vectorized":
-        bundle = run_vectorized(hospitals, checked, out, corpora=sources, notes=notes, report=typer.echo)
-    else:
-        grid = simulation_grid(hospitals)
-        bundle = run_federation(grid, checked, out, corpora=sources, notes=notes, report=typer.echo).bundle
-    clear_run_folder(run_folder(out))
+        site_of = simulation.corpus_sites(corpora)
+    bundle = simulation.run_simulation(corpora, site_of, checked, out, engine, typer.echo)
     show_bundle(out, bundle)
 
 
@@ -115,12 +101,15 @@ def keys(
     out: Annotated[Path, typer.Option(help="The folder to write into.")],
     host: Annotated[list[str], typer.Option(help="A name or address of the server; may be given several times.")] = [],  # noqa: B006 (typer copies it)
     site: Annotated[list[str], typer.Option(help="A site that needs a key pair; may be given several times.")] = [],  # noqa: B006
-    days: Annotated[int, typer.Option(min=1, help="How long the certificate of the server is valid.")] = 730,
+    days: Annotated[
+        int, typer.Option(min=1, max=36500, help="Days that the certificate of the server is valid.")
+    ] = 730,
 ) -> None:
     """Create the certificate of a server (--host) or key pairs of sites (--site); private keys are never replaced."""
     _check_installed()
     from nosology.federated.deploy.credentials import (
         certificate_fingerprint,
+        check_new_credentials,
         create_server_credentials,
         create_site_key,
         key_fingerprint,
@@ -130,6 +119,7 @@ def keys(
 
     if not host and not site:
         raise ConfigError("give --host for the certificate of a server, or --site for the key pair of a site")
+    check_new_credentials(out, host, site)
     if host:
         files = create_server_credentials(out, host, days=days)
         typer.echo(f"{files.root}: for every site, fingerprint {certificate_fingerprint(files.root)}")
@@ -151,11 +141,13 @@ def server(
 ) -> None:
     """Accept sites with a known key until Ctrl-C; start runs with `nosology federate run` on this machine."""
     _check_installed()
+    from nosology.core.files import check_results_folder
     from nosology.federated.deploy.credentials import ServerCredentials, certificate_fingerprint, read_public_keys
     from nosology.federated.deploy.flower_process import interrupt_on_signals
     from nosology.federated.deploy.superlink import SuperLinkServer
 
     credentials, known = ServerCredentials(certificates).check(), read_public_keys(sites)
+    check_results_folder(out, own=("superlink.db",))
     with interrupt_on_signals():
         try:
             with SuperLinkServer(credentials, out, port, listen) as started:
@@ -204,15 +196,11 @@ def site(
     """Take part in the runs of a server until Ctrl-C; notes and vectors stay here. The log is next to the key."""
     _check_installed()
     checked = _load_heads(recipe, settings)
-    from flwr.app import Context, RecordDict
+    from nosology.federated.deploy.credentials import check_site_name
+    from nosology.federated.deploy.deploy_site import SiteCredentials
 
-    from nosology.federated.deploy.deploy_site import NodeActivation, SiteCredentials, serve_site
-    from nosology.federated.deploy.flower_process import interrupt_on_signals
-    from nosology.federated.rounds.client_app import app as client_app
-    from nosology.federated.rounds.client_app import open_site
-
-    credentials = SiteCredentials(name, server, root, key)
-    NodeActivation(credentials)  # checks the files before notes are embedded
+    check_site_name(name)
+    credentials = SiteCredentials(name, server, root, key)  # reads the files before notes are embedded
     if any("," in str(folder.resolve()) for folder in corpus):
         raise ConfigError(f"--corpus must be a folder without a comma in its name; got {', '.join(map(str, corpus))}")
     node_config = {
@@ -227,16 +215,31 @@ def site(
         "secure-key": str(key.resolve()) if peers else "",
         "secure-peers": str(peers.resolve()) if peers else "",
     }
-    opened = open_site(Context(0, 0, {**node_config}, RecordDict(), {}), checked)
+    _serve_site(credentials, node_config, checked)
+
+
+def _serve_site(credentials: SiteCredentials, node_config: dict[str, str], recipe: FederatedHeadsRecipe) -> None:
+    """Opens the notes of a site and takes part in runs until Ctrl-C."""
+    from flwr.app import Context, RecordDict
+
+    from nosology.federated.deploy.deploy_site import serve_site
+    from nosology.federated.deploy.flower_process import interrupt_on_signals
+    from nosology.federated.rounds.client_app import app as client_app
+    from nosology.federated.rounds.client_app import open_site, read_policy, read_signatures
+
+    context = Context(0, 0, {**node_config}, RecordDict(), {})
+    read_policy(context)
+    read_signatures(context)
+    opened = open_site(context, recipe)
     counts = ", ".join(f"{len(part.codes):,} {split}" for split, part in opened.notes.items())
-    typer.echo(f"{name}: {counts} notes, vectors of {checked.embedder.model}")
-    log = key.with_suffix(".log")
+    typer.echo(f"{credentials.name}: {counts} notes, vectors of {recipe.embedder.model}")
+    log = credentials.key.with_suffix(".log")
     logging.getLogger("nosology").addHandler(logging.FileHandler(log))
     with interrupt_on_signals():
         try:
             serve_site(credentials, client_app, node_config, log, typer.echo)
         except KeyboardInterrupt:
-            typer.echo(f"{name} has disconnected")
+            typer.echo(f"{credentials.name} has disconnected")
 
 
 @app.command()
@@ -250,12 +253,11 @@ def run(
     """Train a coder with the sites of a server, on the server's machine; Ctrl-C stops it, a new start continues it."""
     _check_installed()
     checked = _load_heads(recipe, settings)
-    from nosology.core.files import check_output_folder
     from nosology.federated.deploy.flower_process import interrupt_on_signals
     from nosology.federated.deploy.superlink import follow_run
-    from nosology.models.bundle import MANIFEST, Bundle
+    from nosology.models.bundle import Bundle, check_bundle_folder
 
-    check_output_folder(out, marker=MANIFEST)
+    check_bundle_folder(out)
     with interrupt_on_signals():
         follow_run(server, root, {"recipe": checked.model_dump_json(), "out": str(out.resolve())}, typer.echo)
     bundle = Bundle.load(out)

@@ -1,4 +1,4 @@
-"""nosology reproduce: the tables of four papers, with the papers' numbers beside ours."""
+"""nosology reproduce: the tables of four papers, with the papers' numbers and ours."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ def reproduce(
     """
     from nosology.config import checked, override
     from nosology.core import ConfigError
+    from nosology.core.files import check_results_folder, exclusive_output
     from nosology.corpora.corpus import Corpus
-    from nosology.federated.rounds.federation_setup import lock_folder
+    from nosology.encoders.append_only_store import check_cache_folder
     from nosology.reproduce import PAPERS
     from nosology.reproduce.result_tables import missing, write_tables
     from nosology.reproduce.runner import Runner
@@ -50,12 +51,15 @@ def reproduce(
         return
     if out is None or not (corpus or small):
         raise ConfigError("--out and --corpus must be given; with --small, a simulated hospital replaces the corpus")
+    check_results_folder(out)
+    if cache is not None:
+        check_cache_folder(cache)
     values = override(deepcopy(module.SMALL) if small else {}, settings)
     study = checked(module.STUDY, values | ({"seeds": seeds} if seeds else {}), paper)
     corpora = [Corpus.open(folder) for folder in corpus]
     if len({opened.hash for opened in corpora}) < len(corpora):
         raise ConfigError("each corpus must be given once; two of them have the same notes")
-    with lock_folder(out, "reproduction"):
+    with exclusive_output(out, f"another reproduction is running in {out}"):
         corpora = corpora or module.simulate(study, out / "simulated")
         tables = module.tables(study, corpora, out, [table] if table else list(module.TABLES))
         runs = {key: run for each in tables for key, run in each.runs.items()}

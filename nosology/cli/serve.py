@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from nosology.cli.command_group import refuse_unused
 from nosology.core import ConfigError
+from nosology.core.files import cache_folder
 
 
 def serve(
@@ -18,7 +20,7 @@ def serve(
         str | None, typer.Option(help="A file for SQLite, or postgresql://user@host/name.  [default: workbench.db]")
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8400,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen at.")] = 8400,
     release: Annotated[str | None, typer.Option(help="Suggest only codes of the code set of this year.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that code notes.")] = 1,
     tls_cert: Annotated[Path | None, typer.Option(help="The TLS certificate (PEM).")] = None,
@@ -36,27 +38,27 @@ def serve(
         from nosology.workbench.app import serve as run_server
         from nosology.workbench.services import OidcSettings, ServerSettings
     except ImportError as error:
-        raise ConfigError("the workbench needs more packages: pip install nosology[workbench]") from error
+        raise ConfigError("the workbench needs more packages: pip install 'nosology[workbench]'") from error
 
     oidc = None
-    if oidc_issuer or oidc_client:
+    if oidc_issuer is None and oidc_client is None:
+        refuse_unused(("oidc_role",), "without --oidc-issuer and --oidc-client")
+    else:
         if not (oidc_issuer and oidc_client):
             raise ConfigError("--oidc-issuer and --oidc-client must be given together")
         oidc = OidcSettings(oidc_issuer, oidc_client, os.environ.get("NOSOLOGY_OIDC_SECRET", ""), oidc_role)
     if demo == (bundle is not None):
         raise ConfigError("give either a bundle folder or --demo")
     if bundle is None:
-        from nosology.core.files import cache_folder
-        from nosology.workbench.demo import PASSWORD, demo_bundle, fill_demo
+        from nosology.workbench.demo import demo_folder
 
-        typer.echo("Preparing the demo: simulating patients and training a coder (once, about a minute) ...")
-        bundle = demo_bundle()
-        store = store or str(cache_folder() / "demo.db")
-        fill_demo(store, bundle)
-        typer.echo(f"Sign in as coder, reviewer or admin with the password {PASSWORD}")
+        refuse_unused(("new_admin_password",), "with --demo, whose password is fixed")
+        bundle, default_store = demo_folder() / "bundle", str(cache_folder() / "demo.db")
+    else:
+        default_store = "workbench.db"
     settings = ServerSettings(
         bundle=bundle,
-        store=store or "workbench.db",
+        store=default_store if store is None else store,
         host=host,
         port=port,
         release=release,

@@ -1,90 +1,76 @@
-"""The official ICD-10-CM Alphabetic Index (XML): its lines, and terms for the lexicon from files that a user adds."""
+"""The ICD-10-CM Alphabetic Index and the index of external causes, and terms for the lexicon from them."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
-import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from xml.etree import ElementTree
 
-from nosology.codes.sources import read_xml
-from nosology.codes.spelling import normalise
+from nosology.codes.index_addenda import apply_addenda, read_addenda
+from nosology.codes.index_tree import IndexTree, names, read_index_tree
+from nosology.codes.installed import installed, installed_releases
+from nosology.codes.sources import DATA, cached_json, read_xml
 from nosology.codes.terms import Term
-from nosology.core import Code, CodeError, DataError
-from nosology.core.files import atomic_file, cache_folder
 
-_NONESSENTIAL = re.compile(r"\s*\([^()]*\)")  # words in brackets are optional
 _LINKS = re.compile(r"^(?:with|without|due to|in|of|by|from|to|and|or|at|on|for|involving|affecting|see)\b")
-_MAX_DEPTH = 4  # deeper lines combine more words than notes have in one place
+_NOT_ELSEWHERE = re.compile(r"\b(?:NEC|NOS)\b")
+_MAX_DEPTH = 5  # deeper lines combine more words than notes have in one place
 
 
-@dataclass(frozen=True, slots=True)
-class IndexTerm:
-    """A line of the index: ("Failure", "heart", "congestive") -> I50.9, or a reference to other terms."""
-
-    path: tuple[str, ...]
-    codes: tuple[Code, ...]
-    see: str | None = None
-    see_also: str | None = None
+@cache
+def index_tree() -> IndexTree:
+    """The Alphabetic Index: main terms, subterms, codes and references; the newest that is built in or installed."""
+    return official_tree("index")
 
 
-def read_index(path: Path) -> Iterator[IndexTerm]:
-    """All lines of icd10cm_index_YYYY.xml (or of the external causes) that have codes or references."""
-    terms = read_xml(path).findall("./letter/mainTerm")
-    if not terms:
-        raise DataError(f"{path} has no letter with main terms: it is not an index of ICD-10-CM")
-    for term in terms:
-        yield from _index_terms(term, ())
+@cache
+def external_causes() -> IndexTree:
+    """The index of external causes of injuries."""
+    return official_tree("external_causes")
 
 
-def _index_terms(element: ElementTree.Element, above: tuple[str, ...]) -> Iterator[IndexTerm]:
-    title = element.find("title")
-    path = (*above, " ".join("".join(title.itertext()).split()) if title is not None else "")
-    codes = tuple(code for tag in ("code", "manif") for item in element.findall(tag) if (code := _code(item.text)))
-    see, also = element.findtext("see"), element.findtext("seeAlso")
-    if codes or see or also:
-        yield IndexTerm(path, codes, see, also)
-    for below in element.findall("term"):
-        yield from _index_terms(below, path)
+def official_tree(kind: str) -> IndexTree:
+    """The newest tree of a kind (index, external_causes, neoplasms, drugs): installed if not older, else built in.
+
+    Installed addenda are applied to the tree of the releases before.
+    """
+    with gzip.open(DATA / f"icd10cm_{kind}.json.gz", "rt", encoding="utf-8") as file:
+        tree = IndexTree.from_json(json.load(file))
+    addenda = f"{kind}_addenda"
+    for release in installed_releases("icd10cm", (kind, addenda)):
+        files = installed("icd10cm", release)
+        if kind in files and release >= tree.release:
+            value = cached_json(f"{kind}-{release}", [files[kind]], lambda path=files[kind]: read_index(path).to_json())
+            tree = IndexTree.from_json(value)
+        elif addenda in files and release > tree.release:
+            source = f"{tree.source}, with the addenda of {release}"
+            tree, _ = apply_addenda(tree, read_addenda(files[addenda]), release, source)
+    return tree
 
 
-def _code(text: str | None) -> Code | None:
-    """The code of an index line, or the category of a line such as I50.-; None if there is none."""
-    try:
-        return normalise((text or "").strip().rstrip("-"), "icd10cm")
-    except CodeError:
-        return None
+def read_index(path: Path) -> IndexTree:
+    """The tree of an official XML file: icd10cm_index_YYYY.xml, external causes, neoplasms or drugs."""
+    return read_index_tree(read_xml(path), str(path))
 
 
-def index_terms(path: Path) -> Iterator[Term]:
-    """The terms of an index file: the words on the path to each line that has a code."""
-    for line in read_index(path):
-        if not line.codes or len(line.path) > _MAX_DEPTH:
+def index_terms(tree: IndexTree) -> Iterator[Term]:
+    """The terms of an index: the words on the path to each line that has a code or refers to a line that has one.
+
+    Lines with a link ("with", "due to") are left out: their parts are conditions of their own. Most short terms are
+    words that notes use for other things ("Cold", "Follow-up", "Lesion, eye"); matching in notes takes long ones.
+    """
+    path: list[str] = []
+    for row in tree.rows():
+        del path[row.level :]
+        path.append(row.title)
+        if row.level >= _MAX_DEPTH or any(map(_LINKS.match, path[1:])) or "without" in row.title:
             continue
-        main, *below = (_NONESSENTIAL.sub("", step).strip(" ,-") for step in line.path)
-        rest = " ".join(_LINKS.sub("", step).strip() for step in below)
-        for head in main.split(","):  # "Failure, failed": two alternatives
-            if text := f"{head.strip()} {rest}".strip():
-                yield Term(text, line.codes[0].code, "index")
-
-
-def user_index_files() -> list[Path]:
-    """The index files that the user has added."""
-    return sorted((cache_folder() / "index").glob("*.xml"))
-
-
-def add_index(path: Path) -> tuple[Path, int]:
-    """Copies an index file into the cache folder, where each lexicon uses it; its new path and number of terms."""
-    count = sum(1 for _ in index_terms(path))  # raises DataError if it is not an index
-    target = cache_folder() / "index" / f"{path.stem}.xml"
-    with atomic_file(target) as temporary:
-        shutil.copyfile(path, temporary)
-    return target, count
-
-
-def user_index_terms() -> Iterator[Term]:
-    """The terms of all index files that the user has added."""
-    for path in user_index_files():
-        yield from index_terms(path)
+        target = tree.follow(row.see) if row.see and not row.code else None
+        code = target.code if target else row.code
+        rest = " ".join(path[1:])
+        for head in names(path[0])[1:] or names(path[0]):  # "Failure, failed": two alternatives
+            if code and (text := _NOT_ELSEWHERE.sub("", f"{head} {rest}").strip()):
+                yield Term(text, code, "index")

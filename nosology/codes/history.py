@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from nosology.codes.lookup import describe, table
-from nosology.codes.releases import changed_lines, releases
+from nosology.codes.installed import installed_releases
+from nosology.codes.lookup import built_in_table, describe, table
+from nosology.codes.releases import RELEASES, changed_lines, releases
 from nosology.codes.table import CodeTable
 from nosology.core import Code
 
@@ -24,13 +25,16 @@ def is_valid(code: Code, release: str) -> bool:
 
 def _state(code: Code, release: str) -> tuple[bool, bool]:
     """Whether a code exists in a release and whether it is billable; this needs no table of a past release."""
-    known = releases(code.system)
-    if release in known[:-1] and code.code in changed_lines():
+    known = RELEASES.get(code.system, ())
+    if release not in known or release in installed_releases(code.system):
+        codes = table(code.system, release)  # raises CodeError for an unknown release
+    elif release in known[:-1] and code.code in changed_lines():
         existing, billable = changed_lines()[code.code]
         bit = known.index(release)
         return bool(existing >> bit & 1), bool(billable >> bit & 1)
-    newest = table(code.system, None if release in known else release)  # raises CodeError for an unknown release
-    return code.code in newest, newest.billable(code.code)
+    else:
+        codes = built_in_table(code.system)
+    return code.code in codes, codes.billable(code.code)
 
 
 def successors(code: Code, release: str) -> list[Code]:
@@ -58,22 +62,26 @@ def _trace(code: Code, release: str, *, forward: bool) -> list[Code]:
         return [code] if exists(code, release) and not any(is_valid(code, name) for name in known) else []
     current = [code.code]
     for here, there in zip(path[start:], path[start + 1 :]):
-        step = _replacements(here, there) if forward else _inverse_replacements(there, here)
+        step = _replacements(code.system, here, there) if forward else _inverse_replacements(code.system, there, here)
         current = list(dict.fromkeys(after for before in current for after in step.get(before, (before,))))
     candidates = (Code(code.system, name) for name in current)
     return [candidate for candidate in candidates if is_valid(candidate, release)]
 
 
 @cache
-def _replacements(old: str, new: str) -> dict[str, list[str]]:
-    """For each ICD-10-CM code that ceased to be billable between two releases: the new codes in its place."""
-    lines = [Code("icd10cm", line) for line in changed_lines()]
-    removed = [code.code for code in lines if is_valid(code, old) and not is_valid(code, new)]
-    added = [code.code for code in lines if not is_valid(code, old) and is_valid(code, new)]
-    return {code: _replacement(code, old, added, new) for code in removed}
+def _replacements(system: str, old: str, new: str) -> dict[str, list[str]]:
+    """For each code that ceased to be billable between two releases: the new codes in its place."""
+    if {old, new} & set(installed_releases(system)):
+        before, after = (table(system, release).codes(billable=True) for release in (old, new))
+        lines = [Code(system, line) for line in {*before} ^ {*after}]
+    else:
+        lines = [Code("icd10cm", line) for line in changed_lines()]
+    removed = sorted(code.code for code in lines if is_valid(code, old) and not is_valid(code, new))
+    added = sorted(code.code for code in lines if not is_valid(code, old) and is_valid(code, new))
+    return {code: _replacement(system, code, old, added, new) for code in removed}
 
 
-def _replacement(code: str, old: str, added: list[str], new: str) -> list[str]:
+def _replacement(system: str, code: str, old: str, added: list[str], new: str) -> list[str]:
     """The new codes in place of a removed one; [] if neither its characters nor its description show any."""
     stem, seventh = code[:-1], code[-1]
     if len(code) == 8 and "X" in stem[4:]:  # T40.4X1A was divided by filling a placeholder: T40.411A, T40.421A, ...
@@ -84,14 +92,14 @@ def _replacement(code: str, old: str, added: list[str], new: str) -> list[str]:
         return longer
     if shorter := [candidate for candidate in added if code.startswith(candidate)]:  # H81.41, H81.42, ... to H81.4
         return shorter
-    text = describe(Code("icd10cm", code), old).lower()
-    return [candidate for candidate in added if describe(Code("icd10cm", candidate), new).lower() == text]
+    text = describe(Code(system, code), old).lower()
+    return [candidate for candidate in added if describe(Code(system, candidate), new).lower() == text]
 
 
 @cache
-def _inverse_replacements(old: str, new: str) -> dict[str, list[str]]:
+def _inverse_replacements(system: str, old: str, new: str) -> dict[str, list[str]]:
     inverse: dict[str, list[str]] = {}
-    for before, afters in _replacements(old, new).items():
+    for before, afters in _replacements(system, old, new).items():
         for after in afters:
             inverse.setdefault(after, []).append(before)
     return inverse

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import warnings
 from collections.abc import Container, Mapping
 from datetime import date, datetime
 from functools import cache
 from typing import Any
 
+from nosology.codes.installed import installed_releases
 from nosology.codes.sources import DATA
 from nosology.codes.table import CodeTable, Notes
 from nosology.core import SYSTEMS, CodeError
 
-# A release is named after its fiscal year, which starts on 1 October of the year before.
+# Built-in releases. A release is named after its fiscal year, which starts on 1 October of the year before.
 RELEASES = {
     "icd9cm": ("2015",),
     "icd9proc": ("2015",),
@@ -22,11 +24,20 @@ RELEASES = {
 }
 
 
+class ReleaseWarning(UserWarning):
+    """A newer release is in force than the newest known one."""
+
+
 def releases(system: str) -> tuple[str, ...]:
-    """The known releases of a system, oldest first."""
+    """The known releases of a system, built-in and installed, oldest first."""
     if system not in RELEASES:
         raise CodeError(f"system must be one of {', '.join(SYSTEMS)}; got {system}")
-    return RELEASES[system]
+    return _releases(system)
+
+
+@cache
+def _releases(system: str) -> tuple[str, ...]:
+    return tuple(sorted({*RELEASES[system], *installed_releases(system)}))
 
 
 def effective_date(release: str) -> date:
@@ -35,7 +46,10 @@ def effective_date(release: str) -> date:
 
 
 def release_on(day: date | str, system: str = "icd10cm") -> str:
-    """The release in force on a day (a date or YYYY-MM-DD); CodeError for a day before the first known release."""
+    """The release in force on a day (a date or YYYY-MM-DD); CodeError for a day before the first known release.
+
+    A day after the newest known release has ended uses that one, with one warning per process.
+    """
     if isinstance(day, str):
         try:
             day = datetime.fromisoformat(day)
@@ -46,7 +60,20 @@ def release_on(day: date | str, system: str = "icd10cm") -> str:
     if not past:
         earliest = f"{known[0]}, from {effective_date(known[0])}"
         raise CodeError(f"no {system} release is known for {day:%Y-%m-%d}; the earliest is {earliest}")
+    if past[-1] == known[-1] and system == "icd10cm":  # procedures of later releases are not built in at all
+        current = str(day.year + (day.month >= 10))
+        if current > known[-1]:
+            _warn_of_missing(system, current, known[-1])
     return past[-1]
+
+
+@cache
+def _warn_of_missing(system: str, current: str, newest: str) -> None:
+    """Says once that a newer release is in force than the newest known one."""
+    message = (
+        f"{system} release {current} is in force but not installed; {newest} is used (nosology codes install FILE)"
+    )
+    warnings.warn(message, ReleaseWarning, stacklevel=3)
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -42,7 +43,7 @@ def _parse(raw: str, system: str) -> ParsedCode:
         raise CodeError(f"system must be one of {', '.join(SYSTEMS)}; got {system}")
     compact = "".join(raw.split())
     text = compact.upper().rstrip(".-")
-    spelled, fixes = SPELLERS[system](text)
+    spelled, fixes = SPELLERS[system](text) if text.count(".") < 2 else ("", [])
     if not spelled:
         raise CodeError(f"not an {system} code: {_excerpt(raw)}")
     repairs = ["blanks removed"] * (compact != raw) + ["upper case"] * (compact.upper() != compact)
@@ -137,7 +138,8 @@ def _parse_any_system(raw: str) -> ParsedCode:
         if ("." not in text or parsed.code.code == text) and _LETTERS not in parsed.repairs:
             readings.append(parsed)
     if not readings and "." in text:
-        readings = [_parse(raw, "icd9cm")]
+        with suppress(CodeError):
+            readings = [_parse(raw, "icd9cm")]
     if not readings:
         raise CodeError(f"not a code of {', '.join(SYSTEMS)}: {_excerpt(raw)}")
     if len(readings) == 1:

@@ -123,7 +123,7 @@ class CodeTable:
         )
 
     def get(self, code: str) -> CodeEntry | None:
-        """The entry of a code, block or chapter; None if the release has none."""
+        """The entry of a line; None if there is no such line."""
         return self[code] if code in self._row else None
 
     def codes(self, *, billable: bool | None = None) -> list[str]:

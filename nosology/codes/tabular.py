@@ -27,9 +27,9 @@ TAGS = {
 _CODE = r"[A-Z]\d[0-9A-Z](?:\.[0-9A-Z]{1,4})?"
 _REFERENCE = re.compile(rf"({_CODE})(?:-(?=[A-Z]\d)({_CODE}))?(?:\.?-)?")
 _IN_BRACKETS = re.compile(r"\(([^()]*)\)([^()]*)")
-_POSITIONS = {"fourth": "3", "fifth": "4", "sixth": "5", "seventh": "6"}
-_POSITION = "(?:fourth|fifth|sixth|seventh)"
-_CHARACTER = re.compile(rf"with ({_POSITION}(?: or {_POSITION})*) characters? (\w)(?:-(\w))?")
+_POSITIONS = {"fourth": "3", "fifth": "4", "sixth": "5", "seventh": "6", "4th": "3", "5th": "4", "6th": "5", "7th": "6"}
+_POSITION = f"(?:{'|'.join(_POSITIONS)})"
+_CHARACTER = re.compile(rf"with ({_POSITION}(?: or {_POSITION})*) characters? (\w)(?:-(\w))?\b")
 _AFTER_DOT = re.compile(r"with \.(\w+)")
 _FINAL = re.compile(r"with final characters? -?(\w+)")
 

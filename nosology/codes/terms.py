@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
 
-from nosology.codes.gems import map_code
 from nosology.codes.history import in_release
 from nosology.codes.lookup import table as code_table
+from nosology.codes.related_codes import map_code
 from nosology.codes.sources import DATA, read_lines
 from nosology.codes.table import CodeTable
 from nosology.core import Code
@@ -44,6 +44,10 @@ _SIDE_EYE = re.compile(r", (right|left) (?:eye|ear)$", re.IGNORECASE)  # the org
 _ENCOUNTER = re.compile(r", (?:initial|subsequent) encounter.*|, sequela$", re.IGNORECASE)
 _UNCOMPLICATED = re.compile(r"\bwithout\b|\buncomplicated\b", re.IGNORECASE)
 _UNSPECIFIED = re.compile(r"\bunspecified\b|\bNOS\b", re.IGNORECASE)
+# Notes among the inclusion terms that tell how to code: "Code to specified site", "This category is for use with".
+_INSTRUCTION = re.compile(
+    r"(?:code|use (?:two|additional)|(?:this|these) (?:code|categor)|any condition|the listed)", re.I
+)
 _PAST_PREFIXES = ("s/p", "status post", "history of", "hx of", "h/o", "prior", "previous")
 
 
@@ -77,7 +81,7 @@ def terms(table: CodeTable, *, seventh: bool = True, added: Iterable[Term] = ())
         yield from _title_terms(title, default, "category" if defaults.is_header(code) else "description")
         notes = table.all_notes().get(code, {})
         for note in (*notes.get("inclusion_terms", ()), *notes.get("includes", ())):
-            if len(note) < 120:
+            if len(note) < 120 and not _INSTRUCTION.match(note):
                 yield from _title_terms(note, default, "inclusion")
     yield from _icd9_terms(table, defaults)
     for term in added:
@@ -100,7 +104,10 @@ class DefaultCodes:
         self._injuries = {
             code
             for code, children in self._children.items()
-            if all(len(child) == 8 for child in children) and len({child[:7] for child in children}) == 1
+            if all(len(child) == 8 for child in children)
+            and len({child[:7] for child in children}) == 1
+            # the last character of other codes is a stage, an eye or a fetus
+            and (not seventh or any(child[-1] == "A" for child in children))
         }
 
     def is_header(self, code: str) -> bool:
@@ -199,7 +206,7 @@ def _title_terms(title: str, code: str, source: str) -> Iterator[Term]:
     bare = _ROUND.sub("", plain)
     names = [name for name in _SQUARE.findall(bare) if " " in name or (name.isupper() and len(name) > 2)]
     variants = dict.fromkeys((plain, _SQUARE.sub("", bare), *names))
-    for text in list(variants):
+    for text in list(variants) if code[0] != "Z" else ():  # "immunization not carried out" is no immunization
         if (shorter := _WITHOUT.sub("", text).strip(" ,")) and shorter != text:
             variants[shorter] = None
             variants.pop(text, None)

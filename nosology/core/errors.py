@@ -4,6 +4,10 @@ Messages never have note text.
 """
 
 
+class RenamedWarning(FutureWarning):
+    """An old name was used; the message has the new one. The command line prints it, unlike warnings of libraries."""
+
+
 class NosologyError(Exception):
     """Base class of all errors for users; the command line prints the message and exits with 1."""
 

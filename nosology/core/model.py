@@ -48,7 +48,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class WordWeights:
-    """Weights of the words of one note, one row per label that was asked for."""
+    """Weights of the words of one note, one row per requested label."""
 
     starts: np.ndarray  # (W,) first character of each word
     ends: np.ndarray  # (W,)
@@ -88,6 +88,15 @@ class CategoryAttention(Protocol):
 
     def category_attention(self, note: Note, labels: Sequence[int]) -> WordWeights:
         """The attention of each label's category over the words of a note."""
+
+
+@runtime_checkable
+class NetWeight(Protocol):
+    """A model that mixes the logits of a net with those of a word model."""
+
+    @property
+    def has_net_weight(self) -> bool:
+        """Whether the net has a weight above 0; otherwise its attention explains nothing."""
 
 
 @runtime_checkable

@@ -5,7 +5,11 @@ from __future__ import annotations
 import warnings
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+
+from nosology.core.errors import RenamedWarning
+
+_MAX_NUMBER = 2**31 - 1  # larger whole numbers overflow in C libraries
 
 
 class Settings(BaseModel):
@@ -17,6 +21,14 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     renamed: ClassVar[dict[str, str]] = {}  # old name -> new name
+
+    @field_validator("*")
+    @classmethod
+    def _check_whole_numbers(cls, value: Any) -> Any:
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, int) and abs(number) > _MAX_NUMBER:
+                raise ValueError(f"should be at most {_MAX_NUMBER}")
+        return value
 
     @model_validator(mode="before")
     @classmethod
@@ -32,7 +44,7 @@ class Settings(BaseModel):
             if new != name:
                 if new in values:
                     raise ValueError(f"{name} is the old name of {new}; give only {new}")
-                warnings.warn(f"the setting {name} is now named {new}", FutureWarning, stacklevel=2)
+                warnings.warn(f"the setting {name} is now named {new}", RenamedWarning, stacklevel=2)
             field = cls.model_fields.get(new)
             nested = field.annotation if field is not None else None
             if isinstance(value, dict) and isinstance(nested, type) and issubclass(nested, Settings):

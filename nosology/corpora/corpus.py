@@ -1,4 +1,4 @@
-"""The corpus folder: notes.parquet, and corpus.json with source, filters, counts and a hash of the notes.
+"""The corpus folder: notes.parquet, and corpus.json with source, filters, counts and hashes of notes and files.
 
 for note in Corpus.open("corpus").notes("train"): ...
 """
@@ -9,18 +9,29 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import compute, parquet
 
-from nosology.core import SPLITS, Code, DataError, Evidence, Note, __version__
-from nosology.core.files import atomic_folder, write_json
+from nosology.core import SPLITS, Code, DataError, Evidence, Note, OutputError, __version__
+from nosology.core.files import (
+    atomic_folder,
+    cache_folder,
+    check_output_folder,
+    json_sha256,
+    read_json,
+    sha256,
+    write_json,
+)
 from nosology.corpora.notes_file import note_to_json
 
 MANIFEST, NOTES = "corpus.json", "notes.parquet"
 FORMAT = 1
+_DIGEST = "digest"  # of the other values of the manifest
+_KEYS = {"format", "package", "source", "filters", "counts", "hash", "sha256", _DIGEST}
 
 _STRINGS = ("id", "text", "patient", "site", "split", "lang")
 _CODE = [("system", pa.string()), ("code", pa.string())]
@@ -32,6 +43,7 @@ _SCHEMA = pa.schema(
 # Limits of a row group, which is what reading and writing hold in memory.
 _GROUP_NOTES, _GROUP_CHARACTERS = 2_000, 1 << 24
 _BATCH_NOTES = 256
+_VERIFIED_CORPORA = 200  # how many are remembered
 
 
 class Corpus:
@@ -49,7 +61,7 @@ class Corpus:
         if not path.is_file():
             raise DataError(f"{folder} is no corpus: it has no {MANIFEST} (write one with `nosology corpus prepare`)")
         try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
+            manifest = read_json(path)
             file_format, notes = manifest["format"], manifest["counts"]["notes"]
             is_complete = {"hash", "source", "filters"} <= manifest.keys() and "splits" in manifest["counts"]
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
@@ -58,17 +70,46 @@ class Corpus:
             raise DataError(f"{path}: format must be {FORMAT}; got {file_format!r}")
         if not is_complete:
             raise DataError(f"{path} is damaged: source, filters, counts or hash is missing")
+        # Older corpora have no digest. A changed name of the digest is an unknown key.
+        if manifest.get(_DIGEST, _digest(manifest)) != _digest(manifest) or manifest.keys() - _KEYS:
+            raise DataError(f"{path} is damaged or was changed: its digest is not that of its content")
         try:
             with parquet.ParquetFile(folder / NOTES) as file:
                 stored, names = file.metadata.num_rows, file.schema_arrow.names
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: a name that is not UTF-8
             raise DataError(f"{folder / NOTES} is missing or damaged") from error
         if names != _SCHEMA.names:
             columns = ", ".join(_SCHEMA.names)
             raise DataError(f"{folder / NOTES} must have the columns {columns}; got {', '.join(names)}")
         if stored != notes:
-            raise DataError(f"{folder / NOTES} has {stored} notes; {MANIFEST} says {notes}")
-        return cls(folder, manifest)
+            raise DataError(f"{folder / NOTES} has {stored!r} notes; {MANIFEST} says {notes!r}")
+        corpus = cls(folder, manifest)
+        corpus._verify()
+        return corpus
+
+    def _verify(self) -> None:
+        """DataError if the notes are not those that were written. A file of the same size and time is read once."""
+        path = self.folder / NOTES
+        status = path.stat()
+        state = f"{status.st_size} {status.st_mtime_ns} {self.hash} {self.manifest.get('sha256')}"
+        name, cache = str(path.resolve()), cache_folder() / "verified_corpora.json"
+        try:
+            verified = dict(read_json(cache))
+        except (OSError, ValueError, TypeError):
+            verified = {}
+        if verified.pop(name, None) == state:
+            return
+        if "sha256" in self.manifest:
+            is_intact = sha256(path) == self.manifest["sha256"]
+        else:  # written by version 0.1
+            counter = _CorpusCounter()
+            for note in self.notes():
+                counter.add(note)
+            is_intact = counter.digest.hexdigest() == self.hash
+        if not is_intact:
+            raise DataError(f"{path} is damaged or was changed: its hash is not that in {MANIFEST}")
+        with suppress(OutputError):  # without a cache the file is read again next time
+            write_json(cache, dict([*verified.items(), (name, state)][-_VERIFIED_CORPORA:]))
 
     @property
     def hash(self) -> str:
@@ -94,6 +135,11 @@ class Corpus:
             raise DataError(f"{self.folder / NOTES} is missing or damaged") from error
 
 
+def check_corpus_folder(folder: str | Path) -> Path:
+    """The resolved path; OutputError if a corpus must not be written to it."""
+    return check_output_folder(folder, marker=MANIFEST, files=[NOTES])
+
+
 def write_corpus(
     notes: Iterable[Note], folder: str | Path, *, source: dict[str, Any], filters: list, counts: dict[str, Any]
 ) -> Corpus:
@@ -104,7 +150,7 @@ def write_corpus(
     """
     folder = Path(folder)
     counter = _CorpusCounter()
-    with atomic_folder(folder, marker=MANIFEST) as temporary:
+    with atomic_folder(folder, marker=MANIFEST, files=[NOTES]) as temporary:
         with parquet.ParquetWriter(temporary / NOTES, _SCHEMA, compression="zstd") as writer:
             for group in _row_groups(notes):
                 for note in group:
@@ -117,9 +163,14 @@ def write_corpus(
             "filters": filters,
             "counts": counter.to_json() | counts,
             "hash": counter.digest.hexdigest(),
+            "sha256": sha256(temporary / NOTES),
         }
-        write_json(temporary / MANIFEST, manifest)
+        write_json(temporary / MANIFEST, manifest | {_DIGEST: _digest(manifest)})
     return Corpus.open(folder)
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    return json_sha256({name: value for name, value in manifest.items() if name != _DIGEST})
 
 
 class _CorpusCounter:

@@ -16,6 +16,7 @@ from nosology.corpora.text_files import table_rows
 from nosology.corpora.validation import RecordValidator, check_columns, location, parse_split
 
 _ID_COLUMNS = ("_id", "hadm_id", "note_id", "id")
+_COLUMNS = (*_ID_COLUMNS, "split")
 
 
 def keep_codes(notes: Iterable[Note], keep: Callable[[Code], bool], record: dict[str, Any]) -> Iterator[Note]:
@@ -77,30 +78,19 @@ def read_splits(paths: Sequence[Path]) -> dict[str, str]:
             raise DataError(f"{path}: no such split file")
         suffix = Path(path.name.lower().removesuffix(".gz")).suffix
         records = {".feather": _arrow_records, ".parquet": _arrow_records, ".jsonl": _json_records}
-        for row, raw_id, raw_split in records.get(suffix, _table_records)(path):
-            split = parse_split(raw_split, path, row)
-            if split is None or splits.setdefault(normalize_id(str(raw_id)), split) != split:
+        for row, record in records.get(suffix, _table_records)(path):
+            key = next((name for name in _ID_COLUMNS if name in record), None)
+            if key is None or "split" not in record:
+                raise DataError(f"{location(path, row)}: must have split and one of {', '.join(_ID_COLUMNS)}")
+            split = parse_split(record["split"], path, row)
+            if split is None or splits.setdefault(normalize_id(str(record[key])), split) != split:
                 raise DataError(f"{location(path, row)}: an id must be in one split; got none or a second one")
     if not splits:
         raise DataError(f"{', '.join(map(str, paths))}: no id in the split file")
     return splits
 
 
-_SplitRecord = tuple[int, object, object]  # row, id, split
-
-
-def _find_columns(names: Sequence[str], path: Path) -> tuple[int, int]:
-    """The positions of the id column and the split column."""
-    lower = [name.lower() for name in names]
-    key = next((name for name in _ID_COLUMNS if name in lower), None)
-    if key is None:
-        allowed = f"{', '.join(_ID_COLUMNS[:-1])} or {_ID_COLUMNS[-1]}"
-        raise DataError(f"{location(path, 1)}: missing a column of ids, named {allowed}")
-    check_columns(path, lower, [key, "split"])
-    return lower.index(key), lower.index("split")
-
-
-def _arrow_records(path: Path) -> Iterator[_SplitRecord]:
+def _arrow_records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     import pyarrow as pa
     from pyarrow import feather, parquet
 
@@ -108,26 +98,33 @@ def _arrow_records(path: Path) -> Iterator[_SplitRecord]:
         table = feather.read_table(path) if path.suffix.lower() == ".feather" else parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as {path.suffix[1:]}") from error
-    ids, splits = (table.column(position).to_pylist() for position in _find_columns(table.column_names, path))
-    yield from zip(range(1, len(ids) + 1), ids, splits)
+    names = _check_names(table.column_names, path)
+    yield from enumerate(table.rename_columns(names).select([n for n in names if n in _COLUMNS]).to_pylist(), start=1)
 
 
-def _table_records(path: Path) -> Iterator[_SplitRecord]:
+def _json_records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    return json_records(path, RecordValidator(strict=True))
+
+
+def _table_records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     rows = table_rows(path, RecordValidator(strict=True))
     _, names = next(rows)
     if len(names) == 1 and names[0].lower() not in _ID_COLUMNS:
         split = next((split for split in SPLITS if path.name.lower().startswith(split)), None)
         if split is None:
             raise DataError(f"{path}: the name of a list of ids must start with {', '.join(SPLITS)}")
-        yield from ((row, fields[0], split) for row, fields in chain([(1, names)], rows))
+        yield from ((row, {"id": fields[0], "split": split}) for row, fields in chain([(1, names)], rows))
         return
-    id_column, split_column = _find_columns(names, path)
-    yield from ((row, fields[id_column], fields[split_column]) for row, fields in rows)
+    names = _check_names(names, path)
+    yield from ((row, dict(zip(names, fields))) for row, fields in rows)
 
 
-def _json_records(path: Path) -> Iterator[_SplitRecord]:
-    for row, record in json_records(path, RecordValidator(strict=True)):
-        key = next((name for name in _ID_COLUMNS if name in record), None)
-        if key is None or "split" not in record:
-            raise DataError(f"{location(path, row)}: must have split and one of {', '.join(_ID_COLUMNS)}")
-        yield row, record[key], record["split"]
+def _check_names(names: Sequence[str], path: Path) -> list[str]:
+    """The column names in lower case. DataError without a column of ids and one of splits."""
+    lower = [name.lower() for name in names]
+    key = next((name for name in _ID_COLUMNS if name in lower), None)
+    if key is None:
+        allowed = f"{', '.join(_ID_COLUMNS[:-1])} or {_ID_COLUMNS[-1]}"
+        raise DataError(f"{location(path, 1)}: missing a column of ids, named {allowed}")
+    check_columns(path, lower, [key, "split"])
+    return lower

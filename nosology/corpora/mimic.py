@@ -261,7 +261,7 @@ def _exam_names(path: Path | None, validator: RecordValidator) -> dict[str, str]
     fields = ["note_id", "field_name", "field_value"]
     for row, (note_id, field, value, ordinal) in columns(path, validator, fields, ["field_ordinal"]):
         if field.strip().lower() == "exam_name":
-            order = int(ordinal) if ordinal.strip().isdigit() else row
+            order = int(ordinal) if ordinal.strip().isdecimal() else row
             names[note_id.strip()].append((order, shared.setdefault(value, value)))
     return {note_id: "; ".join(value for _, value in sorted(exams)) for note_id, exams in names.items()}
 

@@ -46,7 +46,7 @@ def read_notes(
     source: a path, or an InputFile that wraps a binary stream or bytes; its name selects the format.
 
     validator: counts issues, and drops empty notes and repeated ids. Without one all notes are returned, and a value
-    that would be dropped raises DataError.
+    that would be dropped, or a note that is not plain text, raises DataError.
 
     system: the code system of codes without one.
 
@@ -63,7 +63,9 @@ def read_notes(
         if not coded:
             record = {name: value for name, value in record.items() if name not in ("codes", "evidence")}
         note = note_from_json(record, validator, file=file, row=row, system=system)
-        if not drops_notes or validator.accepts(note.id, note.text, file, row):
+        if drops_notes and not validator.accepts(note.id, note.text, file, row):
+            continue
+        if drops_notes or validator.is_text(note.text, file, row):
             yield note
 
 
@@ -125,13 +127,21 @@ def json_records(source: Source, validator: RecordValidator) -> Iterator[tuple[i
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = json.loads(line, object_pairs_hook=_unique_keys)
         except (ValueError, RecursionError) as error:
             reason = getattr(error, "msg", "nested too deep, or a number too long")
             raise DataError(f"{location(source, row)}: not a line of JSON ({reason})") from error
         if not isinstance(record, dict):
             raise DataError(f"{location(source, row)}: must be a JSON object; got {type(record).__name__}")
         yield row, record
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object; of a repeated key, json would take the last value in silence."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        raise json.JSONDecodeError("a key is given twice", "", 0)
+    return record
 
 
 def _table_records(source: Source, validator: RecordValidator) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -153,7 +163,7 @@ def _parquet_records(source: Source, validator: RecordValidator) -> Iterator[tup
             # Arrow seeks to absolute positions, so the file must start at position 0.
             whole = raw if raw.seekable() and raw.tell() == 0 else io.BytesIO(raw.read())
             with parquet.ParquetFile(whole) as file:
-                for batch in file.iter_batches(batch_size=256):
+                for batch in file.iter_batches(batch_size=16):  # few: a small file can unpack to long texts
                     for record in batch.to_pylist():
                         row += 1
                         yield row, record
@@ -219,7 +229,7 @@ def evidence_from_json(
             raise DataError(f"{location(file, row)}: evidence must be objects; got {type(item).__name__}")
         item_system, raw = _code_pair(item, system, file, row)
         start, end = item.get("start"), item.get("end")
-        if not (isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= length):
+        if not (type(start) is int and type(end) is int and 0 <= start < end <= length):  # no bool
             validator.count_issue("bad_evidence", file, row)
             continue
         code = validator.parse_evidence_code(raw, item_system, file, row)

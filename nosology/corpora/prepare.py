@@ -19,11 +19,11 @@ from nosology.core.progress import progress
 from nosology.core.settings import Settings
 from nosology.corpora.cmc2007 import read_cmc2007
 from nosology.corpora.codiesp import read_codiesp
-from nosology.corpora.corpus import Corpus, write_corpus
+from nosology.corpora.corpus import Corpus, check_corpus_folder, write_corpus
 from nosology.corpora.filters import assign_splits, drop_uncoded, frequent_codes, keep_codes, read_splits
 from nosology.corpora.mimic import read_mimic3, read_mimic4, read_mimic4_radiology
 from nosology.corpora.notes_file import read_notes_files
-from nosology.corpora.validation import RecordValidator
+from nosology.corpora.validation import ISSUES, RecordValidator
 
 NoteReader = Callable[[Sequence[Path], RecordValidator], Iterator[Note]]
 
@@ -80,7 +80,7 @@ def load_corpus_recipe(name: str | Path) -> CorpusRecipe:
         raise ConfigError(f"recipe must be a file or one of {', '.join(built_in_recipes())}; got {str(name)!r}")
     try:
         return CorpusRecipe.model_validate({"name": path.stem} | tomllib.loads(path.read_text(encoding="utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not a TOML file ({error})") from error
     except ValidationError as error:
         raise ConfigError(f"{path}: {_first_error(error)}") from error
@@ -141,6 +141,7 @@ def prepare(
         recipe = load_corpus_recipe(recipe) if recipe else CorpusRecipe(kind=kind)
     if recipe.kind != kind:
         raise ConfigError(f"the recipe is for kind {recipe.kind}; got kind {kind}")
+    check_corpus_folder(out)
     steps = _filter_steps(recipe, splits, read(RecordValidator(strict=strict)))
     validator = RecordValidator(strict=strict, check_codes=True)
     notes = read(validator)
@@ -152,7 +153,7 @@ def prepare(
         "recipe": recipe.model_dump(mode="json", exclude_none=True),
     }
     return write_corpus(
-        progress(_require_notes(notes, paths), "preparing"),
+        progress(_require_notes(notes, paths, validator, steps), "preparing"),
         out,
         source=source,
         filters=[step.record for step in steps],
@@ -179,6 +180,7 @@ class _FilterStep(NamedTuple):
 def _filter_steps(recipe: CorpusRecipe, splits: Sequence[Path], notes: Iterator[Note]) -> list[_FilterStep]:
     """The filters of a recipe in order. `notes` are read only if codes must be counted."""
     steps = []
+    split_of = read_splits(splits) if splits else {}  # first: reading the notes takes long
     if set(recipe.systems) != set(SYSTEMS):
         select = partial(keep_codes, keep=lambda code: code.system in recipe.systems)
         steps.append(_FilterStep({"filter": "systems", "keep": recipe.systems}, select))
@@ -191,14 +193,22 @@ def _filter_steps(recipe: CorpusRecipe, splits: Sequence[Path], notes: Iterator[
         steps.append(_FilterStep({"filter": "drop_uncoded"}, drop_uncoded))
     if splits:
         record = {"filter": "splits", "files": [path.name for path in splits]}
-        steps.append(_FilterStep(record, partial(assign_splits, splits=read_splits(splits))))
+        steps.append(_FilterStep(record, partial(assign_splits, splits=split_of)))
     return steps
 
 
-def _require_notes(notes: Iterator[Note], paths: Sequence[Path]) -> Iterator[Note]:
+def _require_notes(
+    notes: Iterator[Note], paths: Sequence[Path], validator: RecordValidator, steps: Sequence[_FilterStep]
+) -> Iterator[Note]:
+    """The notes; DataError with what was dropped if there is none."""
     first = next(notes, None)
     if first is None:
-        raise DataError(f"{', '.join(map(str, paths))}: no note is left after reading and filtering")
+        issues = [f"{issue['count']:,} {ISSUES[name].description}" for name, issue in validator.issues.items()]
+        filters = [
+            f"filter {step.record['filter']}: {step.record['notes_left_out']:,} notes left out" for step in steps
+        ]
+        where = f"{', '.join(map(str, paths))}: " if paths else ""
+        raise DataError("; ".join([f"{where}no note is left after reading and filtering", *issues, *filters]))
     yield first
     yield from notes
 
@@ -206,7 +216,7 @@ def _require_notes(notes: Iterator[Note], paths: Sequence[Path]) -> Iterator[Not
 def _find_reader(kind: str, lang: str | None, system: str | None) -> NoteReader:
     """The reader of a kind with its options. ConfigError if an option does not apply to it."""
     if kind not in KINDS:
-        raise ConfigError(f"KIND must be one of {', '.join(KINDS)}; got {kind!r}")
+        raise ConfigError(f"KIND must be one of {', '.join(KINDS)} or reviews; got {kind!r}")
     if system is not None and system not in SYSTEMS:
         raise ConfigError(f"--system must be one of {', '.join(SYSTEMS)}; got {system!r}")
     if lang is not None and kind not in ("codiesp", "table"):

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError, Note
+from nosology.core.errors import RenamedWarning
+from nosology.core.files import check_results_folder
 from nosology.core.progress import progress
-from nosology.corpora.corpus import Corpus, write_corpus
+from nosology.corpora.corpus import Corpus, check_corpus_folder, write_corpus
 from nosology.corpora.duplicates import THRESHOLD, check_threshold
 from nosology.corpora.filters import assign_splits, frequent_codes, keep_codes, read_splits
 from nosology.corpora.group_splits import NoteSummary, group_label_counts, group_numbers, stratify, summarize_notes
@@ -48,8 +50,7 @@ def stratified_splits(
     groups = group_numbers(notes, threshold=threshold)
     counts, sizes, _ = group_label_counts(notes, groups, within="site")
     used = np.flatnonzero(shares)
-    if len(sizes) < len(used):
-        raise ConfigError(f"{len(used)} splits need as many patients (or notes without one); got {len(sizes)}")
+    _check_parts(len(used), len(sizes), "splits")
     splits = []
     for number in range(k):
         part = stratify(counts, sizes, shares[used], np.random.default_rng([seed, number]))
@@ -67,6 +68,17 @@ def check_ratios(ratios: Sequence[float]) -> np.ndarray:
     return array
 
 
+def _check_parts(parts: int, groups: int, what: str) -> None:
+    """Raises ConfigError unless each part gets a group of notes."""
+    if not 1 <= parts <= groups:
+        raise ConfigError(f"there must be 1 to {groups} {what}, one per patient (or note without one); got {parts}")
+
+
+def _check_patients(notes: Iterable[Note], parts: int, what: str) -> None:
+    """Raises ConfigError if there are too few patients for the parts. Fingerprints, which take long, come later."""
+    _check_parts(parts, len({(note.patient is None, note.patient or note.id) for note in notes}), what)
+
+
 def split_corpus(
     folder: str | Path,
     out: str | Path,
@@ -81,13 +93,18 @@ def split_corpus(
     corpus = Corpus.open(folder)
     check_ratios(ratios)
     check_threshold(threshold)
+    if k is not None:
+        check_results_folder(out)
+    targets = [Path(out)] if k is None else [Path(out) / f"split-{number:02d}" for number in range(k)]
+    for target in targets:
+        check_corpus_folder(target)
+    _check_patients(corpus.notes(text=False), int(np.count_nonzero(ratios)), "splits")
     notes = summarize_notes(read_corpus(corpus, text=keep_duplicates_together), texts=keep_duplicates_together)
     splits = stratified_splits(notes, ratios, seed=seed, k=1 if k is None else k, threshold=threshold)
     step = {"filter": "split", "ratios": list(ratios), "seed": seed}
     step |= {"duplicates_together": threshold if keep_duplicates_together else None}
     written = []
-    for number, split in enumerate(splits):
-        target = Path(out) if k is None else Path(out) / f"split-{number:02d}"
+    for number, (target, split) in enumerate(zip(targets, splits)):
         split_notes = (replace(note, split=split[note.id]) for note in read_corpus(corpus))
         written.append(_rewrite(corpus, split_notes, target, [step | {"number": number}]))
     return written
@@ -96,6 +113,7 @@ def split_corpus(
 def split_by_files(folder: str | Path, out: str | Path, files: Sequence[str | Path]) -> Corpus:
     """The corpus with the splits of published files. Notes that the files do not list are dropped and counted."""
     corpus = Corpus.open(folder)
+    _check_target(corpus, out)
     paths = [Path(file) for file in files]
     splits = read_splits(paths)
     step: dict[str, Any] = {"filter": "splits", "files": [path.name for path in paths]}
@@ -108,6 +126,12 @@ def split_by_files(folder: str | Path, out: str | Path, files: Sequence[str | Pa
 def read_corpus(corpus: Corpus, *, text: bool = True) -> Iterator[Note]:
     """The notes of a corpus, with a progress bar."""
     return progress(corpus.notes(text=text), f"reading {corpus.folder.name}", total=len(corpus))
+
+
+def _check_target(corpus: Corpus, out: str | Path) -> None:
+    """Raises an error if `out` cannot be written, or is the corpus itself: notes that are left out would be lost."""
+    if check_corpus_folder(out) == corpus.folder.resolve():
+        raise ConfigError(f"--out must be another folder than the corpus {corpus.folder}, which is not changed")
 
 
 def _rewrite(corpus: Corpus, notes: Iterable[Note], out: str | Path, steps: list[dict[str, Any]]) -> Corpus:
@@ -138,8 +162,7 @@ def assign_sites(
     skew = check_skew(skew, alpha, exponent)
     groups = group_numbers(notes, threshold=threshold)
     counts, sizes, labels = group_label_counts(notes, groups, within="split")
-    if not 1 <= sites <= len(sizes):
-        raise ConfigError(f"sites must lie between 1 and the {len(sizes)} patients (or notes without one); got {sites}")
+    _check_parts(sites, len(sizes), "sites")
     rng = np.random.default_rng([seed, sites])
     shares = np.arange(1.0, sites + 1) ** -exponent if skew == "size" else np.ones(sites)
     shares = shares / shares.sum()
@@ -154,7 +177,7 @@ def assign_sites(
 def check_skew(skew: str, alpha: float = 1.0, exponent: float = 1.0) -> str:
     """The skew under its present name. ConfigError if it is unknown or a parameter is not positive."""
     if skew in _RENAMED_SKEWS:
-        warnings.warn(f"the skew {skew} is now named {_RENAMED_SKEWS[skew]}", FutureWarning, stacklevel=2)
+        warnings.warn(f"the skew {skew} is now named {_RENAMED_SKEWS[skew]}", RenamedWarning, stacklevel=2)
         skew = _RENAMED_SKEWS[skew]
     if skew not in SKEWS:
         raise ConfigError(f"skew must be one of {', '.join(SKEWS)}; got {skew!r}")
@@ -214,6 +237,7 @@ def site_corpus(
     min_notes: keep only the codes of at least sites * min_notes notes, so that every site can get min_notes of them.
     """
     corpus = Corpus.open(folder)
+    _check_target(corpus, out)
     skew = check_skew(skew, alpha, exponent)
     check_threshold(threshold)
     steps: list[dict[str, Any]] = []
@@ -221,10 +245,11 @@ def site_corpus(
     if min_notes > 0:
         keep = frequent_codes(corpus.notes(text=False), sites * min_notes).__contains__
         steps.append({"filter": "min_count", "min_count": sites * min_notes, "sites": sites, "min_notes": min_notes})
+    if not any(keep_codes(corpus.notes(text=False), keep, {})):
+        raise ConfigError(f"no note is left for {sites} sites: no code has {sites * min_notes} notes")
+    _check_patients(keep_codes(corpus.notes(text=False), keep, {}), sites, "sites")
     candidates = keep_codes(read_corpus(corpus, text=keep_duplicates_together), keep, {})
     summaries = summarize_notes(candidates, texts=keep_duplicates_together)
-    if not summaries:
-        raise ConfigError(f"no note is left for {sites} sites: no code has {sites * min_notes} notes")
     site = assign_sites(summaries, sites, skew=skew, alpha=alpha, exponent=exponent, seed=seed, threshold=threshold)
     steps.append({"filter": "sites", "sites": sites, "skew": skew, "seed": seed})
     steps[-1] |= {"size": {"exponent": exponent}, "dirichlet": {"alpha": alpha}}.get(skew, {})

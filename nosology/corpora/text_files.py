@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from nosology.core import DataError
+from nosology.corpora.plain_text import binary_format, check_text, is_notes_file_content
 from nosology.corpora.validation import RecordValidator, check_columns, location
 
 _BLOCK = 1 << 20
@@ -90,6 +92,32 @@ def decode(raw: bytes) -> tuple[str, bool]:
     except UnicodeDecodeError:
         # Windows-1252 does not define five bytes. They become the characters of the same number, as in browsers.
         return "".join(bytes([byte]).decode("cp1252", "ignore") or chr(byte) for byte in raw), False
+
+
+_BYTE_ORDER_MARKS = {  # the longest first: that of UTF-32 starts like that of UTF-16
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+
+
+def note_text(raw: bytes, name: object) -> str:
+    """The text of a file with one note: in UTF-8, in Windows-1252, or as its byte-order mark says.
+
+    DataError if the content is not text.
+    """
+    if kind := binary_format(raw):
+        raise DataError(f"{name} is {kind}, not text; save it as plain text in UTF-8")
+    encoding = next((encoding for mark, encoding in _BYTE_ORDER_MARKS.items() if raw.startswith(mark)), None)
+    try:
+        text = raw.decode(encoding) if encoding else decode(raw)[0]
+    except UnicodeDecodeError:  # not chained: its message has bytes of the note
+        raise DataError(f"{name} is damaged: it starts with a byte-order mark but is not {encoding}") from None
+    if is_notes_file_content(text):
+        raise DataError(f"{name} is a notes file, not the text of one note; its name must end in .jsonl or .csv")
+    return check_text(text, str(name))
 
 
 def text_lines(source: Source, validator: RecordValidator) -> Iterator[str]:

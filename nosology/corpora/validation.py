@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from nosology.codes import is_known, parse
 from nosology.core import SPLITS, SYSTEMS, Code, CodeError, DataError
+from nosology.corpora.plain_text import check_text, count_controls, not_text_reason
 
 
 class IssueKind(NamedTuple):
@@ -28,6 +29,7 @@ ISSUES: dict[str, IssueKind] = {
     "malformed_code": IssueKind("codes that cannot be codes of their system, left out", lossy=True),
     "empty_code": IssueKind("rows of a code table without a code", lossy=False),
     "empty_note": IssueKind("notes without a word, left out", lossy=True),
+    "not_text": IssueKind("notes that are RTF, HTML, base64 or other data instead of text, left out", lossy=True),
     "duplicate_id": IssueKind("notes with the id of an earlier note, left out", lossy=True),
     "no_admission": IssueKind("notes without an admission, left out", lossy=True),
     "ragged_row": IssueKind("rows with too many or too few fields, left out", lossy=True),
@@ -101,11 +103,13 @@ class RecordValidator:
             issue["first"].append(where)
 
     def accepts(self, note_id: str, text: str, file: object, row: int) -> bool:
-        """Whether the note has a word and a new id."""
+        """Whether the note has a word, is plain text and has a new id."""
         if not note_id:
             raise DataError(f"{location(file, row)}: the id of a note is missing")
         if not text or text.isspace():
             self.count_issue("empty_note", file, row)
+            return False
+        if not self.is_text(text, file, row):
             return False
         if note_id in self._ids:
             self.count_issue("duplicate_id", file, row)
@@ -113,11 +117,21 @@ class RecordValidator:
         self._ids.add(note_id)
         return True
 
+    def is_text(self, text: str, file: object, row: int) -> bool:
+        """Whether a note is plain text; a strict validator raises DataError with what it is instead."""
+        if self.strict:
+            check_text(text, f"{location(file, row)}: the note")
+        elif not_text_reason(text):
+            self.count_issue("not_text", file, row)
+            return False
+        return True
+
     def clean_text(self, raw: str, file: object, row: int) -> str:
         """The text with invalid characters replaced one for one, so that character offsets do not change."""
         if raw.isascii() and "\x00" not in raw:
             return raw
-        text = _BAD_CHARACTER.sub(lambda match: " " if match[0] == "\x00" else "\ufffd", raw)
+        nul = "\x00" if count_controls(raw) else " "  # with many, `is_text` must still recognise binary data
+        text = _BAD_CHARACTER.sub(lambda match: nul if match[0] == "\x00" else "\ufffd", raw)
         if text != raw:
             self.count_issue("bad_characters", file, row)
         return text

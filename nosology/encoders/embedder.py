@@ -65,7 +65,6 @@ class EmbedderTokenizer:
 
     @classmethod
     def build(cls, settings: EmbedderSettings, config: EmbedderConfig, tokenizer: Any) -> EmbedderTokenizer:
-        """The tokenizer for a Hugging Face tokenizer and the settings."""
         from nosology.encoders.transformer import special_token_ids
 
         known = KNOWN_EMBEDDERS.get(settings.model)
@@ -143,8 +142,7 @@ class Embedder:
             import transformers  # noqa: F401
         except ImportError as error:
             raise ConfigError(f"embedders need {error.name}: pip install 'nosology[embed]'") from error
-        from nosology.encoders.packed import PackedTransformer, PaddedTransformer, can_pack
-        from nosology.encoders.pooling import DenseNormalize
+        from nosology.encoders.packed import DenseNormalize, PackedTransformer, PaddedTransformer, can_pack
 
         try:
             target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -245,7 +243,7 @@ class Embedder:
         """Vectors (n, D) of notes; windows: token ids of all windows in order; counts: (n,) windows per note."""
         import torch
 
-        from nosology.encoders.pooling import pool_windows
+        from nosology.encoders.packed import pool_windows
 
         with torch.inference_mode():
             order = sorted(range(len(windows)), key=lambda i: -len(windows[i]))  # similar lengths run together
@@ -274,7 +272,7 @@ class Embedder:
         """One pooled vector (N, D) per window."""
         import torch
 
-        from nosology.encoders.pooling import pool
+        from nosology.encoders.packed import pool
 
         tokenizer = self._tokenizer
         before = np.array([*tokenizer.prefix_ids, *tokenizer.prompt_ids])

@@ -95,7 +95,10 @@ def locate_model(settings: EmbedderSettings) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
+        from nosology.encoders.transformer import check_hub
+
         name = known.repository if known else settings.model
+        check_hub(name)
         return Path(snapshot_download(name, revision=settings.revision or None, allow_patterns=list(_DOWNLOADED)))
     except ImportError as error:
         raise ConfigError("embedder.model needs the library transformers: pip install 'nosology[embed]'") from error
@@ -151,7 +154,6 @@ def _pooling_modes(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weight files of the model, sorted by name."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"embedder.model must have its weights as .safetensors; {folder.name} has none")

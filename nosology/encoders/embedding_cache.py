@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nosology.core import DataError
+from nosology.core.progress import activity
 from nosology.encoders.append_only_store import INDEX_FILE, AppendOnlyStore
 
 if TYPE_CHECKING:
@@ -50,7 +52,6 @@ class EmbeddingCache(AppendOnlyStore):
 
     @classmethod
     def for_embedder(cls, folder: str | Path, embedder: Embedder) -> EmbeddingCache:
-        """The cache of this embedder's vectors."""
         return cls(folder, embedder.key, embedder.dim, embedder.identity, embedder.name)
 
     def __contains__(self, text: str) -> bool:
@@ -64,7 +65,7 @@ class EmbeddingCache(AppendOnlyStore):
     def missing(self, texts: Iterable[str]) -> tuple[int, int]:
         """The number of different texts that are not cached, and the number of their characters."""
         self._refresh()
-        missing = {key: len(text) for text in texts if (key := text_hash(text)) not in self._rows}
+        missing = {key: len(text) for text in texts if not self._is_intact(key := text_hash(text))}
         return len(missing), sum(missing.values())
 
     def vectors(
@@ -98,7 +99,7 @@ class EmbeddingCache(AppendOnlyStore):
         characters = 0
         for text in texts:
             keys.append(key := text_hash(text))
-            if key in self._rows or key in pending:
+            if key in pending or self._is_intact(key):
                 continue
             pending[key] = text
             characters += len(text)
@@ -124,10 +125,11 @@ class EmbeddingCache(AppendOnlyStore):
                 f"{self.folder} belongs to another embedder: its key starts with {self.key[:8]}, not {model.key[:8]}"
             )
         keys = list(missing)
-        for batch in model.embed_batches(list(missing.values())):
-            self._append([keys[row] for row in batch.rows], batch)
-            if on_batch:
-                on_batch(batch)
+        with activity(f"embedding {len(keys):,} notes") if on_batch is None else nullcontext():
+            for batch in model.embed_batches(list(missing.values())):
+                self._append([keys[row] for row in batch.rows], batch)
+                if on_batch:
+                    on_batch(batch)
 
     def _append(self, keys: Sequence[bytes], batch: EmbeddedBatch) -> None:
         records = np.zeros(len(keys), dtype=RECORD)
@@ -135,6 +137,9 @@ class EmbeddingCache(AppendOnlyStore):
         records["tokens"], records["read"], records["windows"] = batch.tokens, batch.read, batch.windows
         records["milliseconds"] = 1000 * batch.seconds * batch.read / max(1, batch.read.sum())
         self._append_missing(keys, lambda new: (batch.vectors.astype("<f4")[new].tobytes(), records[new]))
+
+    def _payload_range(self, row: int, record: np.void) -> tuple[int, int]:
+        return row * 4 * self.dim, (row + 1) * 4 * self.dim
 
     def _consistent_end(self) -> tuple[int, int]:
         rows = min(self._size(INDEX_FILE) // RECORD.itemsize, self._size(VECTORS) // (4 * self.dim))

@@ -45,7 +45,6 @@ class EncoderStateCache(AppendOnlyStore):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all states."""
         return self._size(STATES)
 
     def add(self, texts: Sequence[np.ndarray], encode: Encode) -> CachedStates:
@@ -54,7 +53,8 @@ class EncoderStateCache(AppendOnlyStore):
         encode: yields rows and states of a batch of texts; the order of rows is free.
         """
         keys = [_token_hash(text) for text in texts]
-        missing = {key: text for key, text in zip(keys, texts) if key not in self._rows}
+        known = progress(zip(keys, texts), "checking states", total=len(keys))
+        missing = {key: text for key, text in known if not self._is_intact(key)}
         missing_keys = list(missing)
         for rows, states in encode(list(missing.values())) if missing else ():
             self._append([missing_keys[row] for row in rows], states)
@@ -72,6 +72,10 @@ class EncoderStateCache(AppendOnlyStore):
             return b"".join(np.ascontiguousarray(states[i], dtype=_FLOAT16).tobytes() for i in new), records
 
         self._append_missing(keys, build)
+
+    def _payload_range(self, row: int, record: np.void) -> tuple[int, int]:
+        start, tokens = int(record["start"]), int(record["tokens"])
+        return start * self._token_bytes, (start + tokens) * self._token_bytes
 
     def _consistent_end(self) -> tuple[int, int]:
         records, end = self._size(INDEX_FILE) // RECORD.itemsize, 0
@@ -100,7 +104,6 @@ class CachedStates:
 
     @property
     def width(self) -> int:
-        """The width D of a state."""
         return self.states.shape[1]
 
     @property
@@ -142,7 +145,6 @@ class GatheredStates:
     index: Tensor  # (B, T) int64, on the CPU
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Tensor:
-        """The states (B, T, D) on a device."""
         index = self.index.to(self.states.device, non_blocking=non_blocking)
         return embedding(index, self.states).to(device)
 

@@ -147,7 +147,6 @@ class WordTokenizer:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> WordTokenizer:
-        """The tokenizer that `to_json` described."""
         return cls(Vocabulary(value["words"]), value["limit"], value.get("literal", False))
 
 
@@ -186,13 +185,11 @@ class SubwordTokenizer:
         return tokenizer
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON description."""
         tokenizer = json.loads(self.tokenizer_json)
         return {"kind": self.kind, "limit": self.limit, "lower_case": self.lower_case, "tokenizer": tokenizer}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> SubwordTokenizer:
-        """The tokenizer that `to_json` described."""
         return cls(json.dumps(value["tokenizer"], ensure_ascii=False), value["limit"], value["lower_case"])
 
 
@@ -245,12 +242,10 @@ class ReportTokenizer:
         return SubwordTokenizer(self.tokenizer_json, self.limit)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON description."""
         settings = {"kind": self.kind, "negation": self.negation, "cleaning": self.cleaning}
         return self._subwords.to_json() | settings
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> ReportTokenizer:
-        """The tokenizer that `to_json` described."""
         subwords = SubwordTokenizer.from_json(value)
         return cls(subwords.tokenizer_json, subwords.limit, value["negation"], value["cleaning"])

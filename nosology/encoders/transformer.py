@@ -163,6 +163,15 @@ def drop_pooler(model: PreTrainedModel) -> None:
         setattr(model, "pooler", None)  # noqa: B010 (nn.Module declares that attributes are modules or tensors)
 
 
+def check_hub(name: str) -> None:
+    """Raises if a model is neither in the cache of Hugging Face nor on the hub, after one request without retries."""
+    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+
+    if constants.HF_HUB_OFFLINE or isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return  # from_pretrained then makes no request, or reports what is missing
+    HfApi().model_info(name, timeout=10)
+
+
 def load_pretrained(
     name: str, window: int, max_tokens: int, lower_case: bool = False
 ) -> tuple[SubwordTokenizer, WindowedTransformer]:
@@ -176,6 +185,8 @@ def load_pretrained(
         raise ConfigError("model.encoder needs the library transformers: pip install 'nosology[embed]'") from error
     source = minilm_folder() if name == "minilm" else name
     try:
+        if not Path(source).is_dir():
+            check_hub(source)
         with quiet_transformers():
             tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
             model = AutoModel.from_pretrained(source, trust_remote_code=False, dtype=torch.float32)

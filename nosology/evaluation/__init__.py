@@ -1,12 +1,11 @@
 """Metrics, thresholds, calibration, significance and the report."""
 
 from nosology.evaluation.counts import Counts
-from nosology.evaluation.metrics import Evaluation, brief, evaluate, examine
+from nosology.evaluation.decision import tune_threshold, tune_thresholds
+from nosology.evaluation.metrics import Evaluation, brief, by_chapter, by_frequency, evaluate, examine
 from nosology.evaluation.reliability import Reliability, reliability
 from nosology.evaluation.report import write_report
 from nosology.evaluation.significance import Difference, approximate_randomisation, paired_bootstrap, paired_t_test
-from nosology.evaluation.strata import by_chapter, by_frequency
-from nosology.evaluation.thresholds import tune_threshold, tune_thresholds
 
 __all__ = [
     "Counts",

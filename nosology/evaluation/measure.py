@@ -1,8 +1,9 @@
-"""A bundle measured on the notes of a corpus."""
+"""Evaluation of a bundle on the notes of a corpus."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress, islice
 from pathlib import Path
@@ -16,21 +17,25 @@ from nosology.core.label_space import SYSTEM_VERSION, LabelSpace, label_versions
 from nosology.core.model import Model, OpenVocabulary
 from nosology.core.progress import progress
 from nosology.corpora.corpus import Corpus
-from nosology.evaluation import Evaluation, examine, tune_threshold, write_report
+from nosology.evaluation import Evaluation, examine, tune_threshold
+from nosology.evaluation.report import check_report_folder, write_report
 
 if TYPE_CHECKING:
     from nosology.models.bundle import Bundle
 
-
-from collections import Counter
-from collections.abc import Callable, Sequence
-
 _BATCH = 256
+FREQUENT = 10  # notes of the whole corpus; a code with fewer is rare
+SETS = {
+    "full": "every code of the corpus",
+    "frequent": f"{FREQUENT} notes or more",
+    "rare": f"under {FREQUENT}",
+    "known": "those that the coder has learned",
+}
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The scores, and what a reader of them must know."""
+    """The scores, and warnings that a reader of them needs."""
 
     evaluation: Evaluation
     cautions: list[str]
@@ -47,63 +52,57 @@ def measure(
     tune: bool = False,
     seed: int = 0,
 ) -> Measured:
-    """Codes the notes of a split ("all": every note), lays the result beside their gold codes and writes the report.
+    """The scores of a bundle on a split ("all": every note) of a corpus; writes the report to `out`.
 
-    systems: count only their codes; where none is named, those that a note of the split has. A note is held only
-    against codes of the ICD versions it is coded in: about others it says nothing. codes: count only "full", "frequent"
-    or "rare" ones (see `CodeSet`), the coder's own ("known"), or those given; a coder that reads codes by their
-    descriptions is then asked for all of them, be they trained or not.
-    tune: look for the threshold anew, on the dev notes of the corpus and with the same codes.
+    systems: count only their codes; by default the systems of the notes of the split. A note is compared only with
+    codes of the ICD versions that it is coded in. codes: count only the codes of a set (see SETS) or these codes; a
+    coder that reads code descriptions then scores all of them, trained or not. tune: tune the threshold on the dev
+    notes of the corpus with the same codes.
     """
-    _check(split, systems)
+    _check_arguments(split, systems)
+    check_report_folder(out)
     gold = [note.codes for note in corpus.notes(_split(split), text=False)]
     if not gold:
-        found = corpus.manifest["counts"]["splits"]
-        raise DataError(f"{corpus.folder} has no {split} notes; it has {', '.join(found) or 'none at all'}")
+        existing = corpus.manifest["counts"]["splits"]
+        raise DataError(f"{corpus.folder} has no {split} notes; it has {', '.join(existing) or 'none at all'}")
     present = {code.system for note in gold for code in note}
     counted = set(systems) or present or set(SYSTEMS)
-    chosen = None
-    if codes == KNOWN:
-        chosen = CodeSet(KNOWN, frozenset(bundle.model.labels.codes), only_with_code=True).of_systems(counted)
+    code_set = None
+    if codes == "known":
+        code_set = CodeSet("known", frozenset(bundle.model.labels.codes), only_with_code=True).of_systems(counted)
     elif codes is not None:
-        everything = (note.codes for note in corpus.notes(text=False))
-        chosen = CodeSet.of(codes, everything).of_systems(counted)
-    model, columns = _candidates(bundle.model, chosen, counted)
-    asked = _Asked(model, columns, chosen, corpus, counted)
+        code_set = CodeSet.of(codes, (note.codes for note in corpus.notes(text=False))).of_systems(counted)
+    scorer = _SplitScorer.of(bundle.model, code_set, corpus, counted)
 
     thresholds: float | np.ndarray
     if tune:
-        labels, true, probabilities = asked.on("dev")
-        thresholds = tune_threshold(labels, true, probabilities, systems=counted)
-        origin = "tuned on the dev notes of this corpus with the same codes"
+        thresholds = tune_threshold(*scorer.score("dev"), systems=counted)
     else:
-        thresholds = bundle.decision.thresholds(LabelSpace(model.labels.codes[j] for j in columns))
-        origin = "the coder's own"
-    labels, true, probabilities = asked.on(split)
+        thresholds = bundle.decision.thresholds(scorer.labels)
+    labels, true, probabilities = scorer.score(split)
     one = bundle.decision.at_least_one
     evaluation = examine(labels, true, probabilities, thresholds, systems=counted, at_least_one=one, seed=seed)
 
     cautions = _cautions(bundle, corpus, split, tune, counted & present - set(labels.systems))
-    if others := int((~asked.counts(note_versions(gold))).sum()):
+    if others := int((~scorer.is_counted(note_versions(gold))).sum()):
         cautions.append(f"{others} notes of {split} are coded in another ICD version and left out")
-    if not systems and (silent := sorted(set(bundle.model.labels.systems) - counted)):
-        cautions.append(f"codes of {', '.join(silent)} are not counted: no note of {split} has one (--system asks)")
+    if not systems and (absent := sorted(set(bundle.model.labels.systems) - counted)):
+        cautions.append(f"codes of {', '.join(absent)} are not counted: no note of {split} has one (see --system)")
     provenance = {
         "corpus": corpus.hash,
         "split": split,
         "systems": ", ".join(sorted(counted)),
-        "codes": str(chosen) if chosen else "all that the coder names and the notes have",
+        "codes": str(code_set) if code_set else "label space of the coder and codes of the notes",
         "codes without training": len(set(labels.codes) - set(bundle.model.labels.codes)),
-        "threshold": origin,
+        "threshold": "tuned on the dev notes of this corpus with the same codes" if tune else "of the bundle",
         "cautions": "; ".join(cautions) or "none",
     }
     counts = dict(zip(bundle.model.labels.codes, bundle.model.train_counts.tolist()))
-    write_report(out, evaluation, train_counts=counts, provenance=provenance | _made_by(bundle))
+    write_report(out, evaluation, train_counts=counts, provenance=provenance | _bundle_provenance(bundle))
     return Measured(evaluation, cautions)
 
 
-def _made_by(bundle: Bundle) -> dict[str, Any]:
-    """What the coder is and what it was made of."""
+def _bundle_provenance(bundle: Bundle) -> dict[str, Any]:
     return {
         "bundle": f"{bundle.model.kind}, labels {bundle.model.labels.hash}",
         "trained with": bundle.provenance.get("package"),
@@ -114,7 +113,7 @@ def _made_by(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _check(split: str, systems: Collection[str]) -> None:
+def _check_arguments(split: str, systems: Collection[str]) -> None:
     if split not in (*SPLITS, "all"):
         raise ConfigError(f"split must be one of {', '.join(SPLITS)}, all; got {split!r}")
     if unknown := set(systems) - set(SYSTEMS):
@@ -125,126 +124,113 @@ def _split(name: str) -> str | None:
     return None if name == "all" else name
 
 
-def _candidates(model: Model, chosen: CodeSet | None, systems: set[str]) -> tuple[Model, np.ndarray]:
-    """The model to ask, and which of its columns count."""
-    if chosen is not None and chosen.codes - set(model.labels.codes) and isinstance(model, OpenVocabulary):
-        known = dict(zip(model.labels.codes, model.descriptions))
-        model = model.with_codes([(code, known.get(code) or label_description(code)) for code in sorted(chosen.codes)])
-    wanted = [code.system in systems and (chosen is None or code in chosen.codes) for code in model.labels.codes]
-    return model, np.flatnonzero(wanted)
-
-
 @dataclass(frozen=True)
-class _Asked:
-    """A model that is asked for some of its codes about the notes of a corpus."""
+class _SplitScorer:
+    """Scores the notes of a corpus for the selected columns of a model."""
 
     model: Model
     columns: np.ndarray
-    chosen: CodeSet | None
+    labels: LabelSpace  # of the columns
+    code_set: CodeSet | None
     corpus: Corpus
     systems: set[str]
 
-    def on(self, split: str) -> tuple[LabelSpace, list[Collection[Code]], np.ndarray]:
-        """The L codes asked for, and of the B notes of a split that count: the true codes, and probabilities (B, L)."""
-        gold: list[Collection[Code]] = [note.codes for note in self.corpus.notes(_split(split), text=False)]
-        of_notes = note_versions(gold)
-        kept = self.counts(of_notes)
-        if self.chosen is not None:
-            rows, narrowed = self.chosen.narrow(gold)
-            kept[np.setdiff1d(np.arange(len(gold)), rows)] = False
-            gold = [codes for row, codes in zip(rows, narrowed) if kept[row]]
-        else:
-            gold = list(compress(gold, kept))
-        if not len(gold):
-            which = f" with a {self.chosen.name} code" if self.chosen else f" coded in {', '.join(self.systems)}"
-            raise DataError(f"{self.corpus.folder} has no {split} notes{which}")
-        notes = compress(self.corpus.notes(_split(split)), kept)
-        labels = LabelSpace(self.model.labels.codes[j] for j in self.columns)
-        found = self._probabilities(progress(notes, f"coding {split}", total=len(gold)), len(gold))
-        return labels, gold, mask_other_versions(found, of_notes[kept], label_versions(labels))
+    @classmethod
+    def of(cls, model: Model, code_set: CodeSet | None, corpus: Corpus, systems: set[str]) -> _SplitScorer:
+        """The scorer of the codes in the set; an open-vocabulary model gets the codes that it lacks."""
+        if code_set is not None and code_set.codes - set(model.labels.codes) and isinstance(model, OpenVocabulary):
+            known = dict(zip(model.labels.codes, model.descriptions))
+            codes = sorted(code_set.codes)
+            model = model.with_codes([(code, known.get(code) or label_description(code)) for code in codes])
+        codes = model.labels.codes
+        selected = [code.system in systems and (code_set is None or code in code_set.codes) for code in codes]
+        columns = np.flatnonzero(selected)
+        return cls(model, columns, LabelSpace(codes[j] for j in columns), code_set, corpus, systems)
 
-    def counts(self, of_notes: np.ndarray) -> np.ndarray:
-        """Which notes (B,) are coded in a version of the systems that count; of the others nothing is known."""
-        asked = np.bitwise_or.reduce([SYSTEM_VERSION[system] for system in self.systems])
-        return (of_notes == 0) | ((of_notes & asked) > 0)
+    def score(self, split: str) -> tuple[LabelSpace, list[Collection[Code]], np.ndarray]:
+        """The labels (L), and for the B notes of a split that count: true codes and probabilities (B, L)."""
+        gold: list[Collection[Code]] = [note.codes for note in self.corpus.notes(_split(split), text=False)]
+        versions = note_versions(gold)
+        counts = self.is_counted(versions)
+        if self.code_set is not None:
+            rows, narrowed = self.code_set.narrow(gold)
+            counts[np.setdiff1d(np.arange(len(gold)), rows)] = False
+            gold = [codes for row, codes in zip(rows, narrowed) if counts[row]]
+        else:
+            gold = list(compress(gold, counts))
+        if not gold:
+            which = f" with a {self.code_set.name} code" if self.code_set else f" coded in {', '.join(self.systems)}"
+            raise DataError(f"{self.corpus.folder} has no {split} notes{which}")
+        notes = compress(self.corpus.notes(_split(split)), counts)
+        probabilities = self._probabilities(progress(notes, f"coding {split}", total=len(gold)), len(gold))
+        mask_other_versions(probabilities, versions[counts], label_versions(self.labels))
+        return self.labels, gold, probabilities
+
+    def is_counted(self, versions: np.ndarray) -> np.ndarray:
+        """Whether each note (B,) counts: it is coded in an ICD version of the systems, or has no codes."""
+        counted = np.bitwise_or.reduce([SYSTEM_VERSION[system] for system in self.systems])
+        return (versions == 0) | ((versions & counted) > 0)
 
     def _probabilities(self, notes: Iterable[Note], n: int) -> np.ndarray:
-        """Probabilities (B, columns)."""
-        found = np.empty((n, len(self.columns)), dtype=np.float32)
-        whole = len(self.columns) == len(self.model.labels)
+        probabilities = np.empty((n, len(self.columns)), dtype=np.float32)
         notes = iter(notes)
         for start in range(0, n, _BATCH):
             block = self.model.probabilities(list(islice(notes, _BATCH)))
-            found[start : start + _BATCH] = block if whole else block[:, self.columns]
-        return found
+            is_whole = block.shape[1] == len(self.columns)
+            probabilities[start : start + _BATCH] = block if is_whole else block[:, self.columns]
+        return probabilities
 
 
 def _cautions(bundle: Bundle, corpus: Corpus, split: str, tune: bool, unknown: set[str]) -> list[str]:
-    """What makes these scores better or worse than they look."""
+    """Reasons why these scores are better or worse than on new notes."""
     cautions = []
+    trained_on = bundle.provenance.get("trained_on", ())
     if corpus.hash in {item["hash"] for item in bundle.provenance.get("corpora", [])}:
-        if split == "all" or split in bundle.provenance.get("trained_on", ()):
-            cautions.append(f"the coder was trained on these notes ({split}): the scores say nothing about new ones")
+        if split == "all" or split in trained_on:
+            cautions.append(f"the coder was trained on these notes ({split}): new notes will have lower scores")
         elif split == bundle.provenance.get("tuned_on"):
-            cautions.append(
-                f"threshold and calibration were tuned on these notes ({split}): the scores flatter a little"
-            )
-        if tune and "dev" in bundle.provenance.get("trained_on", ()):
+            cautions.append(f"threshold and calibration were tuned on these notes ({split}): the scores are too high")
+        if tune and "dev" in trained_on:
             cautions.append("the threshold was tuned on notes that the coder was trained on (dev): it is too high")
     if tune and split in ("dev", "all") and not cautions:
-        cautions.append(f"the threshold was tuned on these notes ({split}): the scores flatter a little")
+        cautions.append(f"the threshold was tuned on these notes ({split}): the scores are too high")
     if unknown:
-        cautions.append(
-            f"the coder names no code of {', '.join(sorted(unknown))}: each counts as a miss (--system narrows)"
-        )
+        names = ", ".join(sorted(unknown))
+        cautions.append(f"the coder has no code of {names}: each counts as a miss (--system selects systems)")
     return cautions
-
-
-FREQUENT = 10  # notes of the whole corpus, whatever their split; a code of fewer is rare
-SETS: dict[str, Callable[[int], bool]] = {
-    "full": lambda notes: True,
-    "frequent": lambda notes: notes >= FREQUENT,
-    "rare": lambda notes: notes < FREQUENT,
-}
-KNOWN = "known"  # those that a coder has learned, over the notes that have one
-_MEANING = {
-    KNOWN: "those that the coder has learned",
-    "full": "every code of the corpus",
-    "frequent": f"{FREQUENT} notes or more",
-    "rare": f"under {FREQUENT}",
-}
 
 
 @dataclass(frozen=True)
 class CodeSet:
-    """Codes that count; with `only_with_code` a note without a true one among them is left out."""
+    """The codes that count; `only_with_code`: notes without a true code of the set are left out."""
 
     name: str
     codes: frozenset[Code]
     only_with_code: bool = False
 
     @classmethod
-    def of(cls, wanted: str | Collection[Code], notes: Iterable[Collection[Code]]) -> CodeSet:
-        """The set of a name, or of given codes; notes: the codes of each note of the corpus, of all splits."""
-        if not isinstance(wanted, str):
-            return cls("given", frozenset(Code(*code) for code in wanted))
-        if wanted not in SETS:
-            raise ConfigError(f"codes must be one of {', '.join([*SETS, KNOWN])}; got {wanted!r}")
+    def of(cls, selection: str | Collection[Code], notes: Iterable[Collection[Code]]) -> CodeSet:
+        """The set full, frequent or rare, or these codes; notes: the codes of each note of the corpus."""
+        if not isinstance(selection, str):
+            return cls("given", frozenset(Code(*code) for code in selection))
+        if selection not in SETS:
+            raise ConfigError(f"codes must be one of {', '.join(SETS)}; got {selection!r}")
         counts = Counter(code for codes in notes for code in set(codes))
-        found = frozenset(code for code, count in counts.items() if SETS[wanted](count))
-        if not found:
-            raise DataError(f"the corpus has no {wanted} codes ({_MEANING[wanted]})")
-        return cls(wanted, found, only_with_code=wanted == "rare")
+        low, high = {"frequent": (FREQUENT, np.inf), "rare": (0, FREQUENT - 1)}.get(selection, (0, np.inf))
+        codes = frozenset(code for code, count in counts.items() if low <= count <= high)
+        if not codes:
+            raise DataError(f"the corpus has no {selection} codes ({SETS[selection]})")
+        return cls(selection, codes, only_with_code=selection == "rare")
 
     def of_systems(self, systems: Collection[str]) -> CodeSet:
-        """The codes of these systems alone."""
+        """The codes of these systems only."""
         return CodeSet(self.name, frozenset(c for c in self.codes if c.system in systems), self.only_with_code)
 
     def narrow(self, gold: Sequence[Collection[Code]]) -> tuple[list[int], list[list[Code]]]:
-        """Which of these notes count, and the codes of each that count."""
-        kept = [[code for code in codes if code in self.codes] for codes in gold]
-        rows = [row for row, codes in enumerate(kept) if codes or not self.only_with_code]
-        return rows, [kept[row] for row in rows]
+        """The rows of the notes that count, and the codes of each that count."""
+        selected = [[code for code in codes if code in self.codes] for codes in gold]
+        rows = [row for row, codes in enumerate(selected) if codes or not self.only_with_code]
+        return rows, [selected[row] for row in rows]
 
     def __str__(self) -> str:
-        return f"{self.name} ({_MEANING.get(self.name, 'a list')}): {len(self.codes):,} codes"
+        return f"{self.name} ({SETS.get(self.name, 'a list')}): {len(self.codes):,} codes"

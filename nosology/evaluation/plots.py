@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nosology.evaluation.metrics import Evaluation
+from nosology.evaluation.metrics import Evaluation, Row
 from nosology.evaluation.reliability import Reliability
-from nosology.evaluation.strata import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,44 +19,48 @@ INK, BLUE, ORANGE, PALE = "#1f2933", "#2563a8", "#d9730d", "#d5dce4"
 SHORT = 56
 
 
-def precision_recall(found: Evaluation) -> bytes:
-    """Micro precision against micro recall over all thresholds, and the point where the model stands."""
+def precision_recall(evaluation: Evaluation) -> bytes:
+    """Micro precision against micro recall over all thresholds, and the point of the threshold in use."""
     figure, axes = _axes("recall", "precision")
-    cells = found.cells
-    # A few hundred points draw the same line as the hundred thousands of a large test set.
+    cells = evaluation.cells
+    # A few hundred points are enough for the curve of a large test set.
     at = np.unique(np.linspace(0, len(cells.values) - 1, 600).astype(int)) if len(cells.values) else []
-    axes.plot(cells.hits[at] / max(1, found.scored.gold.nnz), cells.hits[at] / cells.accepted[at], color=BLUE, lw=2)
-    recall, precision = found.metrics["micro_recall"], found.metrics["micro_precision"]
+    axes.plot(
+        cells.hits[at] / max(1, evaluation.scored.gold.nnz), cells.hits[at] / cells.accepted[at], color=BLUE, lw=2
+    )
+    recall, precision = evaluation.metrics["micro_recall"], evaluation.metrics["micro_precision"]
     if recall is not None and precision is not None:
         axes.plot([recall], [precision], "o", color=ORANGE, ms=8)
-        label = f"F1 {found.metrics['micro_f1']:.3f}"
+        label = f"F1 {evaluation.metrics['micro_f1']:.3f}"
         axes.annotate(label, (recall, precision), xytext=(8, 6), textcoords="offset points", color=ORANGE)
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     return _png(figure)
 
 
 def reliability_curve(table: Reliability) -> bytes:
-    """The true rate against the mean score of each bin; the dashed line is a model whose probabilities hold."""
-    figure, axes = _axes("probability given", "share that is true")
+    """The true rate against the mean score of each bin; the dashed line is perfect calibration."""
+    figure, axes = _axes("probability", "share of true cells")
     axes.plot([0, 1], [0, 1], "--", color=INK, lw=1, alpha=0.5)
     axes.plot(table.mean_score, table.true_rate, "o-", color=BLUE, lw=2, ms=5)
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     return _png(figure)
 
 
-def frequency(found: Evaluation, train_counts: np.ndarray) -> bytes:
-    """F1 of each code with a true note against how often training saw it, and the mean in bands of frequency."""
+def frequency(evaluation: Evaluation, train_counts: np.ndarray) -> bytes:
+    """F1 of each code with a true note against its number of training notes, and the means of frequency bands."""
     figure, axes = _axes("notes with the code in training", "F1")
-    counts = found.counts
+    counts = evaluation.counts
     true = np.flatnonzero(counts.support > 0)
     f1 = 2 * counts.tp[true] / (2 * counts.tp[true] + counts.fp[true] + counts.fn[true])
-    seen = train_counts[true]
-    axes.plot(seen + 1, f1, ".", color=BLUE, ms=3, alpha=0.25, rasterized=True)
-    bands = np.unique(np.floor(2 * np.log2(seen + 1)))
-    members = [np.floor(2 * np.log2(seen + 1)) == band for band in bands]
-    axes.plot([(seen[m] + 1).mean() for m in members], [f1[m].mean() for m in members], "o-", color=ORANGE, lw=2, ms=4)
+    frequencies = train_counts[true]
+    axes.plot(frequencies + 1, f1, ".", color=BLUE, ms=3, alpha=0.25, rasterized=True)
+    bands = np.unique(np.floor(2 * np.log2(frequencies + 1)))
+    members = [np.floor(2 * np.log2(frequencies + 1)) == band for band in bands]
+    axes.plot(
+        [(frequencies[m] + 1).mean() for m in members], [f1[m].mean() for m in members], "o-", color=ORANGE, lw=2, ms=4
+    )
     axes.set_xscale("log")
-    ticks = [t for t in (0, 1, 10, 100, 1000, 10000, 100000) if t <= max(10, int(seen.max(initial=0)))]
+    ticks = [t for t in (0, 1, 10, 100, 1000, 10000, 100000) if t <= max(10, int(frequencies.max(initial=0)))]
     axes.set_xticks([t + 1 for t in ticks], [f"{t:,}" for t in ticks])
     axes.minorticks_off()
     axes.set_ylim(-0.02, 1.02)
@@ -85,7 +88,7 @@ def _short(words: str) -> str:
 
 
 def _axes(xlabel: str, ylabel: str, *, width: float = 4.6, height: float = 3.9) -> tuple[Figure, Axes]:
-    # A Figure of its own, without pyplot: no global state, and no window is ever opened.
+    # A Figure without pyplot has no global state and opens no window.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=120, layout="constrained")

@@ -1,4 +1,4 @@
-"""Notes with their true codes and a model's scores, checked once and read in blocks."""
+"""True codes and scores of notes, validated once and processed in blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scipy import sparse
 from nosology.core import SYSTEMS, Code, ConfigError, DataError
 from nosology.core.label_space import LabelSpace
 
-BLOCK_CELLS = 1 << 23  # 32 MiB of float32: large enough for fast sorts, small beside the scores themselves
+BLOCK_CELLS = 1 << 23  # 32 MiB of float32: large enough for fast sorts, small compared to all scores
 MAX_THREADS = 8
 
 T = TypeVar("T")
@@ -24,16 +24,16 @@ Scores = np.ndarray | sparse.csr_matrix | sparse.csr_array
 
 @dataclass(frozen=True)
 class Scored:
-    """B notes, the L codes a model can name and the true codes it cannot, which stand in columns after L.
+    """B notes and a space of codes: the L labels of a model, then the true codes outside of its label space.
 
-    `scores` (B, L) are probabilities, dense or sparse (absent = 0); a code that cannot be named has no score at all.
+    `scores` (B, L) are probabilities, dense or sparse (absent = 0). Codes outside the label space have no scores.
     """
 
     space: LabelSpace
-    n_nameable: int
+    n_labels: int
     gold: sparse.csr_matrix  # (B, len(space)) of 0/1
     scores: Scores
-    columns: np.ndarray | None  # of `scores`, where a choice of systems leaves some out
+    columns: np.ndarray | None  # of `scores` that count; None: all
 
     @staticmethod
     def of(
@@ -42,11 +42,11 @@ class Scored:
         scores: Scores,
         systems: Collection[str] | None = None,
     ) -> Scored:
-        """The checked whole; `systems` keeps only the true codes and the columns of these code systems."""
-        scores = _checked(scores, (len(gold), len(labels)))
+        """The validated scores; `systems` selects the true codes and columns of these code systems."""
+        scores = _check_scores(scores, (len(gold), len(labels)))
         columns, wanted = None, frozenset[str]()
         if systems is not None:
-            wanted = _checked_systems(systems)
+            wanted = _check_systems(systems)
             gold = [[code for code in codes if code[0] in wanted] for codes in gold]
             columns = np.array([j for j, code in enumerate(labels.codes) if code.system in wanted], dtype=np.intp)
             labels = LabelSpace(labels.codes[j] for j in columns)
@@ -63,11 +63,11 @@ class Scored:
 
     @property
     def n_outside(self) -> int:
-        """The number of distinct true codes that the model cannot name."""
-        return len(self.space) - self.n_nameable
+        """The number of distinct true codes outside the label space."""
+        return len(self.space) - self.n_labels
 
-    def over_notes(self, look: Callable[[slice, np.ndarray], T]) -> list[T]:
-        """What `look` returns for each block of notes, in order; it gets their slice and their dense scores (b, L)."""
+    def map_notes(self, function: Callable[[slice, np.ndarray], T]) -> list[T]:
+        """The results of a function of (slice of notes, their dense scores (b, L)) for each block, in order."""
         step = max(1, BLOCK_CELLS // max(1, self.scores.shape[1]))
 
         def one(start: int) -> T:
@@ -75,40 +75,40 @@ class Scored:
             block = self.scores[notes]
             if sparse.issparse(block):
                 block = block.toarray()
-            return look(notes, block if self.columns is None else block[:, self.columns])
+            return function(notes, block if self.columns is None else block[:, self.columns])
 
         return _in_threads(one, range(0, self.n_notes, step))
 
-    def over_codes(self, wanted: np.ndarray, look: Callable[[np.ndarray, np.ndarray], T]) -> list[T]:
-        """What `look` returns for each group of the wanted columns, in order; it gets their scores turned to (l, B)."""
+    def map_codes(self, columns: np.ndarray, function: Callable[[np.ndarray, np.ndarray], T]) -> list[T]:
+        """The results of a function of (columns, their scores (l, B)) for each group of columns, in order."""
         step = max(1, BLOCK_CELLS // self.n_notes)
         stored = self.scores.tocsc() if sparse.issparse(self.scores) else self.scores
 
         def one(start: int) -> T:
-            group = wanted[start : start + step]
+            group = columns[start : start + step]
             block = stored[:, group if self.columns is None else self.columns[group]]
-            return look(group, np.ascontiguousarray((block.toarray() if sparse.issparse(block) else block).T))
+            return function(group, np.ascontiguousarray((block.toarray() if sparse.issparse(block) else block).T))
 
-        return _in_threads(one, range(0, len(wanted), step))
+        return _in_threads(one, range(0, len(columns), step))
 
     @cached_property
-    def named_gold(self) -> sparse.csr_matrix:
-        """The true codes that the model can name, (B, L)."""
-        return self.gold[:, : self.n_nameable]
+    def gold_in_labels(self) -> sparse.csr_matrix:
+        """The true codes in the label space, (B, L)."""
+        return self.gold[:, : self.n_labels]
 
     @cached_property
     def true_scores(self) -> np.ndarray:
-        """The scores of the true codes that can be named, note by note, in the order of `named_gold`."""
-        rows = np.repeat(np.arange(self.n_notes), np.diff(self.named_gold.indptr))
-        columns = self.named_gold.indices if self.columns is None else self.columns[self.named_gold.indices]
+        """The scores of the true codes in the label space, in the order of `gold_in_labels`."""
+        rows = np.repeat(np.arange(self.n_notes), np.diff(self.gold_in_labels.indptr))
+        columns = self.gold_in_labels.indices if self.columns is None else self.columns[self.gold_in_labels.indices]
         return np.asarray(self.scores[rows, columns]).ravel()
 
     def predicted(self, threshold: float | np.ndarray, at_least_one: bool = False) -> sparse.csr_matrix:
-        """The accepted codes (B, len(space)): a score above 0 that reaches its threshold.
+        """The accepted codes (B, len(space)): the score is above 0 and reaches the threshold.
 
-        at_least_one: where no code of a note does, the one of highest score.
+        at_least_one: if no code of a note is accepted, the one with the highest score is.
         """
-        limit = _checked_threshold(threshold, self.scores.shape[1]).astype(self.scores.dtype)
+        limit = _check_threshold(threshold, self.scores.shape[1]).astype(self.scores.dtype)
         if self.columns is not None and limit.ndim:
             limit = limit[self.columns]
 
@@ -120,18 +120,18 @@ class Scored:
             note, column = np.nonzero(reached)
             return np.bincount(note, minlength=len(block)), column
 
-        sizes, columns = (np.concatenate(parts) for parts in zip(*self.over_notes(accepted)))
+        sizes, columns = (np.concatenate(parts) for parts in zip(*self.map_notes(accepted)))
         indptr = np.concatenate([[0], np.cumsum(sizes)])
         return sparse.csr_matrix((np.ones(len(columns), dtype=np.int8), columns, indptr), shape=self.gold.shape)
 
 
 def _in_threads(one: Callable[[int], T], starts: range) -> list[T]:
-    # numpy sorts and searches outside the interpreter lock, so that threads do the work of processes.
+    # numpy sorts and searches release the interpreter lock, so threads run in parallel.
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
         return list(pool.map(one, starts))
 
 
-def _checked(scores: Scores, shape: tuple[int, int]) -> Scores:
+def _check_scores(scores: Scores, shape: tuple[int, int]) -> Scores:
     if not (isinstance(scores, np.ndarray) or sparse.issparse(scores)):
         raise ValueError(f"scores must be a numpy array or a scipy sparse matrix; got {type(scores).__name__}")
     if scores.shape != shape:
@@ -155,16 +155,16 @@ def _checked(scores: Scores, shape: tuple[int, int]) -> Scores:
     return scores
 
 
-def _checked_threshold(threshold: float | np.ndarray, n_labels: int) -> np.ndarray:
+def _check_threshold(threshold: float | np.ndarray, n_labels: int) -> np.ndarray:
     limit = np.asarray(threshold, dtype=np.float64)
     if limit.shape not in ((), (n_labels,)):
-        raise ValueError(f"threshold must be one number or one a label ({n_labels}); got the shape {limit.shape}")
+        raise ValueError(f"threshold must be one number or one per label ({n_labels}); got the shape {limit.shape}")
     if not np.all((limit >= 0) & (limit <= 1)):
         raise ValueError(f"threshold must lie in [0, 1]; got {limit.min():.6g} to {limit.max():.6g}")
     return limit
 
 
-def _checked_systems(systems: Collection[str]) -> frozenset[str]:
+def _check_systems(systems: Collection[str]) -> frozenset[str]:
     wanted = frozenset([systems] if isinstance(systems, str) else systems)
     if not wanted or wanted - set(SYSTEMS):
         raise ConfigError(f"systems must be some of {', '.join(SYSTEMS)}; got {', '.join(sorted(wanted)) or 'none'}")

@@ -1,14 +1,17 @@
-"""Attribution: the weight of each word of a note for one code, by attention, contributions, occlusion or LIME."""
+"""Attribution: the weight of each word of a note for one code, by attention, contributions, occlusion or LIME.
+
+The quality of an attribution is its faithfulness to the model (ERASER, DeYoung et al. 2020), and its plausibility: the
+agreement with words that people marked."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from nosology.core import ConfigError, EvidenceSpan, Note
+from nosology.core import ConfigError, Evidence, EvidenceSpan, Note
 from nosology.core.model import (
     ApproximateProbabilities,
     AttentionWeights,
@@ -49,11 +52,16 @@ def methods_of(model: Model) -> list[str]:
     return [method for method in METHODS if supported.get(method, True)]
 
 
+def check_methods(model: Model, methods: Sequence[str]) -> None:
+    """ConfigError if the model does not support one of these methods."""
+    if unsupported := [method for method in methods if method not in methods_of(model)]:
+        allowed = ", ".join(methods_of(model))
+        raise ConfigError(f"method must be one of {allowed} for a coder of kind {model.kind}; got {unsupported[0]!r}")
+
+
 def attribute(model: Model, note: Note, label: int, method: str, *, samples: int = 1000, seed: int = 0) -> Attribution:
     """The attribution of a note's words to a label; samples, seed: for LIME."""
-    if method not in methods_of(model):
-        allowed = ", ".join(methods_of(model))
-        raise ConfigError(f"method must be one of {allowed} for a coder of kind {model.kind}; got {method!r}")
+    check_methods(model, [method])
     words = tokenize(note.text, lower_case=False)
     if not len(words):
         return Attribution(method, label, words, np.zeros(0))
@@ -73,26 +81,26 @@ def attribute(model: Model, note: Note, label: int, method: str, *, samples: int
 
 
 def top_words(model: Model, note: Note, labels: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
-    """For each label, the distinct words with the most attention, each at its strongest place.
+    """For each label, the distinct words with the most attention, each at its strongest position.
 
-    The score of a word is the sum over its places. A model without attention gives its evidence.
+    The score of a word is the sum over its positions. A model without attention gives its evidence.
     """
     if not isinstance(model, AttentionWeights):
         return model.evidence(note, labels, limit)
-    found = model.attention_weights(note, labels)
-    return [_heaviest(note.text, found, row)[:limit] for row in found.weights]
+    attention = model.attention_weights(note, labels)
+    return [_heaviest(note.text, attention, row)[:limit] for row in attention.weights]
 
 
 def _heaviest(text: str, words: WordWeights, weights: np.ndarray) -> list[EvidenceSpan]:
     """Each distinct word of a note with weight (W,) above 0, the heaviest first."""
     names = [text[start:end].lower() for start, end in zip(words.starts, words.ends)]
     sums: dict[str, float] = {}
-    place: dict[str, int] = {}
+    position: dict[str, int] = {}
     for i in np.argsort(-weights, kind="stable"):
-        place.setdefault(names[i], int(i))
+        position.setdefault(names[i], int(i))
         sums[names[i]] = sums.get(names[i], 0.0) + float(weights[i])
-    heaviest = sorted((word for word in sums if sums[word] > 0), key=lambda word: (-sums[word], place[word]))
-    spans = [(int(words.starts[place[word]]), int(words.ends[place[word]]), sums[word]) for word in heaviest]
+    heaviest = sorted((word for word in sums if sums[word] > 0), key=lambda word: (-sums[word], position[word]))
+    spans = [(int(words.starts[position[word]]), int(words.ends[position[word]]), sums[word]) for word in heaviest]
     return [EvidenceSpan(start, end, text[start:end], score) for start, end, score in spans]
 
 
@@ -155,3 +163,58 @@ def _to_words(words: Tokens, source: WordWeights) -> np.ndarray:
         if start < end:
             weights[start:end] += weight / (end - start)
     return weights
+
+
+SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)  # of the words, over which faithfulness is averaged
+
+
+@dataclass(frozen=True)
+class Faithfulness:
+    """comprehensiveness: loss of probability without the best words (high is good); sufficiency: loss with nothing
+    but the best words (low is good)."""
+
+    comprehensiveness: float
+    sufficiency: float
+
+
+@dataclass(frozen=True)
+class Plausibility:
+    """Agreement of the best words with as many words that people marked: F1 and intersection over union."""
+
+    f1: float
+    iou: float
+
+
+def faithfulness(
+    probabilities: Probabilities, note: Note, attribution: Attribution, shares: Sequence[float] = SHARES
+) -> Faithfulness:
+    """The mean over several shares of the words, at least one word each."""
+    counts = [max(1, round(share * len(attribution.words))) for share in shares]
+    every = np.arange(len(attribution.words))
+    without = [_without(note, attribution, attribution.best(k)) for k in counts]
+    alone = [_without(note, attribution, np.setdiff1d(every, attribution.best(k))) for k in counts]
+    whole, *rest = probabilities([note, *without, *alone])[:, attribution.label].astype(np.float64).tolist()
+    lost = whole - np.array(rest)
+    return Faithfulness(float(lost[: len(counts)].mean()), float(lost[len(counts) :].mean()))
+
+
+def plausibility(attribution: Attribution, evidence: Iterable[Evidence]) -> Plausibility | None:
+    """The agreement of the best words with the evidence of the code; None if the evidence covers no word."""
+    gold = np.zeros(len(attribution.words), dtype=bool)
+    for item in evidence:
+        gold |= (attribution.words.ends > item.start) & (attribution.words.starts < item.end)
+    if not gold.any():
+        return None
+    chosen = np.zeros(len(gold), dtype=bool)
+    chosen[attribution.best(int(gold.sum()))] = True
+    union = int((gold & chosen).sum())
+    return Plausibility(2 * union / int(gold.sum() + chosen.sum()), union / int((gold | chosen).sum()))
+
+
+def _without(note: Note, attribution: Attribution, words: np.ndarray) -> Note:
+    """The note without some of its words; the text between words stays."""
+    parts, offset = [], 0
+    for i in sorted(words.tolist()):
+        parts.append(note.text[offset : attribution.words.starts[i]])
+        offset = int(attribution.words.ends[i])
+    return replace(note, text="".join([*parts, note.text[offset:]]))

@@ -17,9 +17,8 @@ from nosology.core import DataError, Note
 from nosology.core.files import atomic_folder, write_json
 from nosology.core.progress import progress
 from nosology.corpora.corpus import Corpus
-from nosology.explanation.attribution import Attribution, attribute, methods_of
+from nosology.explanation.attribution import Attribution, attribute, faithfulness, methods_of, plausibility
 from nosology.explanation.highlight import html_page, write_picture
-from nosology.explanation.quality import faithfulness, plausibility
 from nosology.models.bundle import Bundle, suggested_systems
 
 MARKER = "explanations.json"
@@ -85,11 +84,12 @@ def write_explanations(
     samples: int = 1000,
     seed: int = 0,
     systems: Collection[str] = (),
+    words: int = 10,
 ) -> list[dict[str, Any]]:
-    """One row per explanation; writes one page per note, one picture per explanation, and explanations.json."""
+    """One row per explanation, with its best words; writes a page per note, a picture per explanation, and the rows."""
     rows: list[dict[str, Any]] = []
     several_systems = len(bundle.model.labels.systems) > 1  # two systems may have the same code
-    with atomic_folder(out, marker=MARKER) as folder:
+    with atomic_folder(out, marker=MARKER, files=["[0-9][0-9][0-9]-*.png", "[0-9][0-9][0-9]-*.html"]) as folder:
         for number, note in enumerate(notes):
             stem = f"{number:03d}-{re.sub(r'[^A-Za-z0-9-]+', '-', Path(note.id).stem)[:40]}"
             sections = []
@@ -101,13 +101,13 @@ def write_explanations(
                 picture = f"{'-'.join(names)}.png"
                 write_picture(folder / picture, title[:110], note.text, attribution)
                 sections.append((title, attribution))
-                rows.append({"note": note.id, **row, "words": _best_words(attribution), "picture": picture})
+                rows.append({"note": note.id, **row, "words": _best_words(attribution, words), "picture": picture})
             (folder / f"{stem}.html").write_text(html_page(note.id, note.text, sections), encoding="utf-8")
         write_json(folder / MARKER, rows)
     return rows
 
 
-def _best_words(attribution: Attribution, limit: int = 10) -> list[list[Any]]:
+def _best_words(attribution: Attribution, limit: int) -> list[list[Any]]:
     """Word, start, end and weight of the best words."""
     words = attribution.words
     return [

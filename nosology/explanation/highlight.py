@@ -36,16 +36,16 @@ def html_page(title: str, text: str, sections: Sequence[tuple[str, Attribution]]
 
 def highlighted(text: str, attribution: Attribution) -> str:
     """The text as HTML, each word marked by its weight."""
-    parts, place = [], 0
+    parts, offset = [], 0
     for (start, end), strength in zip(attribution.words.spans(), strengths(attribution)):
         if abs(strength) < 0.05:
             continue
         colour = ",".join(map(str, _FOR if strength > 0 else _AGAINST))
-        parts.append(escape(text[place:start]))
+        parts.append(escape(text[offset:start]))
         mark = f'<mark style="background:rgba({colour},{abs(strength):.2f})" title="{strength:+.2f}">'
         parts.append(f"{mark}{escape(text[start:end])}</mark>")
-        place = end
-    return "".join([*parts, escape(text[place:])])
+        offset = end
+    return "".join([*parts, escape(text[offset:])])
 
 
 def strengths(attribution: Attribution) -> np.ndarray:
@@ -83,11 +83,11 @@ def write_picture(path: str | Path, title: str, text: str, attribution: Attribut
 
 def _lines(text: str, attribution: Attribution) -> list[list[tuple[int, str, int | None]]]:
     """The text as lines of bounded width: pieces with their column and the index of the word, None between words."""
-    pieces, place = [], 0
+    pieces, offset = [], 0
     for number, (start, end) in enumerate(attribution.words.spans()):
-        pieces += [(text[place:start], None), (text[start:end], number)]
-        place = end
-    pieces.append((text[place:], None))
+        pieces += [(text[offset:start], None), (text[start:end], number)]
+        offset = end
+    pieces.append((text[offset:], None))
     lines: list[list[tuple[int, str, int | None]]] = [[]]
     column = 0
     for piece, number in pieces:

@@ -7,10 +7,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from nosology.core.errors import RenamedWarning
 from nosology.core.settings import Settings
 from nosology.models.heads.heads_settings import HeadsRecipe
 
 _MIN_RECORD_NOISE = 0.5  # for FedSGD: less noise would reveal how many notes have a code
+_MIN_NOISE = 1e-9
 _RENAMED_VALUES = {"sgd": "fedsgd", "fresh": "reset", "kept": "keep"}  # of optimizer and optimizer_state
 
 
@@ -24,17 +26,30 @@ class PrivacySettings(Settings):
     site_clip: float = Field(0.0, ge=0)  # largest norm of the update of one site; 0: no limit
     secure: bool = False  # secure aggregation: the server sees only the sum of the updates
 
+    @field_validator("record_noise", "site_noise")
+    @classmethod
+    def _check_noise(cls, value: float) -> float:
+        """The value; with less noise, no epsilon can be computed."""
+        if 0 < value < _MIN_NOISE:
+            raise ValueError(f"should be 0 or at least {_MIN_NOISE}")
+        return value
+
 
 class FederationSettings(Settings):
     """A federation. The defaults are those of Xu and Dray (2025), section 2.5."""
 
-    renamed: ClassVar[dict[str, str]] = {"moments": "optimizer_state"}
+    renamed: ClassVar[dict[str, str]] = {
+        "moments": "optimizer_state",
+        "server_rate": "server_learning_rate",
+        "repeats": "max_retries",
+        "wait": "timeout",
+    }
 
     rounds: int = Field(100, ge=1)
     local_epochs: int = Field(1, ge=1)  # per site and round
     strategy: Literal["fedavg", "fedprox", "fedadam", "fedyogi", "trimmed_mean", "median", "krum"] = "fedavg"
     mu: float = Field(0.01, ge=0)  # fedprox: weight of the proximal term
-    server_rate: float = Field(0.01, gt=0)  # fedadam, fedyogi: learning rate of the server
+    server_learning_rate: float = Field(0.01, gt=0)  # of fedadam and fedyogi
     trim: float = Field(0.2, ge=0, lt=0.5)  # trimmed_mean: fraction of sites cut off at each end
     malicious: int = Field(1, ge=0)  # krum: number of sites that may send false updates
     optimizer: Literal["adamw", "fedsgd"] = "adamw"  # of the sites; fedsgd: one gradient over all notes per round
@@ -43,10 +58,10 @@ class FederationSettings(Settings):
     fraction_evaluate: float = Field(0.5, ge=0, le=1)
     min_sites: int = Field(10, ge=1)  # sites that must be online at the start
     quorum: int = Field(10, ge=1)  # valid replies that a round needs, else it is repeated
-    repeats: int = Field(3, ge=0)  # of one round, before the run stops
-    wait: float = Field(300.0, gt=0)  # timeout in seconds, for sites to connect and for the replies of a round
-    min_site_notes: int = Field(10, ge=1)  # a site reports only codes and statistics of at least so many notes
-    min_notes: int = Field(200, ge=1)  # a code is trained if the sites that report it have so many notes in all
+    max_retries: int = Field(3, ge=0)  # of one round, before the run stops
+    timeout: float = Field(300.0, gt=0)  # seconds, for sites to connect and for the replies of a round
+    min_site_notes: int = Field(10, ge=1)  # a site reports only codes and statistics of at least this many notes
+    min_notes: int = Field(200, ge=1)  # a code is trained if the sites that report it have this many notes in all
     evaluate_every: int = Field(10, ge=1)  # rounds; the last round is always evaluated
     privacy: PrivacySettings = PrivacySettings()
 
@@ -56,7 +71,7 @@ class FederationSettings(Settings):
         """The value; an old name is replaced by the new one, with a warning."""
         if isinstance(value, str) and value in _RENAMED_VALUES:
             old, value = value, _RENAMED_VALUES[value]
-            warnings.warn(f'{info.field_name} = "{old}" is now named "{value}"', FutureWarning, stacklevel=2)
+            warnings.warn(f'{info.field_name} = "{old}" is now named "{value}"', RenamedWarning, stacklevel=2)
         return value
 
     @model_validator(mode="after")

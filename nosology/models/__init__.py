@@ -1,1 +1,1 @@
-"""The coders, one file each, and the bundle folder in which they are kept."""
+"""Coding models: one package per model, the registry, training and bundles."""

@@ -1,11 +1,10 @@
-"""A trained coder as a folder: weights as safetensors, the rest JSON, nothing that can run code when loaded.
+"""A bundle: a trained coder as a folder of safetensors and JSON files. Loading it runs no code of the bundle.
 
-bundle.json names the kind, the decision, the recipe, what made it, and a checksum of every other file.
+bundle.json has the kind, decision, recipe and provenance, a checksum of every other file and one of its own values.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -13,15 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from nosology.core import SYSTEMS, BundleError, ConfigError, __version__
-from nosology.core.files import atomic_folder, sha256, write_json
+from nosology.core.files import atomic_folder, check_output_folder, json_sha256, read_json, sha256, write_json
 from nosology.core.model import Model
 from nosology.evaluation.decision import Decision
 from nosology.models.registry import REGISTRY, load_class
 
 MANIFEST = "bundle.json"
-DAY_ONE = "day-one"  # the name of the coder that needs no training and no folder
+DAY_ONE = "day-one"  # name of the built-in coder; it needs no training and has no folder
 FORMAT = 1
+_DIGEST = "digest"  # of the other values of the manifest
+NEWEST = ("icd10cm", "icd10pcs")  # the code systems of the newest ICD version
 _FIELDS = {"kind": str, "files": dict, "decision": dict, "recipe": dict, "provenance": dict, "labels_hash": str}
+_KEYS = {*_FIELDS, "format", "package", "n_codes", _DIGEST}
 
 
 @dataclass(frozen=True)
@@ -34,15 +36,15 @@ class Bundle:
     provenance: dict[str, Any]
 
     def with_threshold(self, threshold: float | None) -> Bundle:
-        """This bundle with one threshold for every code; unchanged where None is given."""
+        """This bundle with one threshold for all codes; None: unchanged."""
         return self if threshold is None else replace(self, decision=Decision(threshold))
 
     def save(self, folder: str | Path, also: Mapping[str, Path] | None = None) -> None:
-        """Writes the bundle, whole or not at all; also: files to keep beside the model, by the names they get."""
-        with atomic_folder(folder, marker=MANIFEST) as aside:
-            self.model.save(aside)
+        """Writes the bundle atomically; also: more files for the folder, by their names in it."""
+        with atomic_folder(folder, marker=MANIFEST, files=_files_of_bundle(folder)) as temporary:
+            self.model.save(temporary)
             for name, path in (also or {}).items():
-                shutil.copy(path, aside / name)
+                shutil.copy(path, temporary / name)
             manifest = {
                 "format": FORMAT,
                 "package": f"nosology {__version__}",
@@ -52,15 +54,17 @@ class Bundle:
                 "decision": self.decision.to_json(),
                 "recipe": self.recipe,
                 "provenance": self.provenance,
-                "files": {path.name: sha256(path) for path in sorted(aside.iterdir())},
+                "files": {path.name: sha256(path) for path in sorted(temporary.iterdir())},
             }
-            write_json(aside / MANIFEST, manifest)
+            write_json(temporary / MANIFEST, manifest)
+            # Of the values as they will be read: JSON makes lists of tuples and names of numbers.
+            write_json(temporary / MANIFEST, manifest | {_DIGEST: _digest(read_json(temporary / MANIFEST))})
 
     @classmethod
     def load(cls, folder: str | Path) -> Bundle:
-        """The bundle in a folder, or the untrained one; BundleError if anything is missing, changed or unknown."""
+        """The bundle in a folder, or day-one; BundleError if anything is missing, changed or unknown."""
         if is_day_one(folder):
-            from nosology.models.lexicon.day_one import day_one
+            from nosology.models.lexicon.lexicon_model import day_one
 
             return day_one()
         folder = Path(folder)
@@ -70,32 +74,52 @@ class Bundle:
             raise BundleError(f"{folder / MANIFEST}: kind must be one of {', '.join(REGISTRY)}; got {kind!r}")
         for name, digest in manifest["files"].items():
             if Path(name).name != name or not (folder / name).is_file():
-                raise BundleError(f"the bundle {folder} is not whole: {name} is missing")
+                raise BundleError(f"the bundle {folder} is incomplete: {name} is missing")
             if sha256(folder / name) != digest:
                 raise BundleError(f"the bundle {folder} is damaged: {name} is not the file that was saved")
         model_class = load_class(kind, "model")
         try:
             model: Model = model_class.load(folder)
             decision = Decision.from_json(manifest["decision"])
-        except Exception as error:  # whatever a damaged file makes a loader raise, the user needs one sentence
+        except Exception as error:  # a damaged file can make a loader raise nearly anything
             raise BundleError(f"the bundle {folder} cannot be read: {type(error).__name__}") from error
         if model.labels.hash != manifest["labels_hash"]:
             raise BundleError(f"the bundle {folder} is damaged: its codes are not those of {MANIFEST}")
+        # Older bundles have no digest. A changed name of the digest is an unknown key.
+        if manifest.get(_DIGEST, _digest(manifest)) != _digest(manifest) or manifest.keys() - _KEYS:
+            raise BundleError(f"{folder / MANIFEST} is damaged or was changed: its digest is not that of its content")
         return cls(model, decision, manifest["recipe"], manifest["provenance"])
 
 
+def _digest(manifest: dict[str, Any]) -> str:
+    return json_sha256({name: value for name, value in manifest.items() if name != _DIGEST})
+
+
+def check_bundle_folder(folder: str | Path) -> None:
+    """OutputError if a bundle must not be written to this folder."""
+    check_output_folder(folder, marker=MANIFEST, files=_files_of_bundle(folder))
+
+
+def _files_of_bundle(folder: str | Path) -> list[str]:
+    """The files of the bundle in a folder; the usual ones if there is no readable bundle."""
+    try:
+        return list(read_manifest(folder)["files"])
+    except BundleError:
+        return ["model.json", "model.safetensors", "curves*.csv", "history.csv", "history.png"]
+
+
 def is_day_one(name: str | Path) -> bool:
-    """Whether a name means the coder that is there without training; a folder of that name goes before it."""
+    """Whether a name means the built-in coder; a folder of that name takes precedence."""
     return str(name) == DAY_ONE and not Path(name).is_dir()
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """bundle.json of a folder, with all that it must hold; BundleError if there is none of a known format."""
+    """bundle.json of a folder; BundleError if it is missing, damaged or of another format."""
     path = Path(folder) / MANIFEST
     if not path.is_file():
         raise BundleError(f"{folder} is no bundle: it holds no {MANIFEST} (make one with `nosology train`)")
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = read_json(path)
     except (ValueError, OSError) as error:
         raise BundleError(f"{path} is damaged: it is not JSON") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -106,13 +130,11 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     return manifest
 
 
-NEWEST = ("icd10cm", "icd10pcs")  # the code systems of the newest ICD version
-
-
 def suggested_systems(model: Model, systems: Collection[str] = (), *, given: bool = False) -> set[str]:
-    """The systems named; without any, those of the newest version where the model has learned to choose within one.
+    """The code systems to suggest: `systems`, or all of the model.
 
-    given: the user has named the codes themselves, and then means all of them.
+    Without `systems`, a model that was trained within ICD versions suggests the newest version only. given: the user
+    has listed the codes, and all of them are meant.
     """
     known = set(model.labels.systems)
     if unknown := sorted(set(systems) - set(SYSTEMS)):

@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -26,9 +26,9 @@ from nosology.core.label_space import LabelSpace
 from nosology.core.model import WordWeights
 from nosology.core.settings import Settings
 from nosology.encoders.tokenizers import Encoding
-from nosology.models.spans import best_spans
+from nosology.models.evidence_spans import best_spans
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
-from nosology.training.data_loader import Batch, pad_notes, token_mask
+from nosology.training.data_loader import Batch, pad_notes
 
 _TOKENS = {"cpu": 16_384, "cuda": 131_072}  # per batch, padding included
 _NOTES = 256
@@ -45,6 +45,23 @@ class Tokenizer(Protocol):
 
 
 class LabelNet(nn.Module):
+    """A net with one logit and one attention distribution per label of a batch (`batch.labels`; None: all)."""
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Logits (B, L)."""
+        raise NotImplementedError
+
+    def attention(self, batch: Batch) -> Tensor:
+        """The weights (B, L, T) of each label over the tokens."""
+        raise NotImplementedError
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The loss: the mean binary cross-entropy over notes x labels."""
+        assert batch.targets is not None
+        return binary_cross_entropy_with_logits(self.logits(batch).float(), batch.targets)
+
+
+class LabelAttentionNet(LabelNet):
     """A net with one state per token, and one learned attention query per label."""
 
     learned: LabelAttention
@@ -53,23 +70,25 @@ class LabelNet(nn.Module):
         """The states (B, T, D) of the tokens of a batch."""
         raise NotImplementedError
 
-    def forward(self, batch: Batch) -> Tensor:
-        """The mean binary cross entropy over the batch's notes x labels."""
-        return binary_cross_entropy_with_logits(self.logits(batch).float(), batch.targets)
-
     def logits(self, batch: Batch) -> Tensor:
-        """Logits (B, L) for the labels of the batch (None: all)."""
-        return self.learned.logits(self.states(batch), _mask(batch), batch.labels)
+        """Logits (B, L)."""
+        return self.learned.logits(self.states(batch), batch.mask, batch.labels)
 
     def attention(self, batch: Batch) -> Tensor:
         """The weights (B, L, T) of each label over the tokens."""
-        return self.learned.attention(self.states(batch), _mask(batch), batch.labels)
+        return self.learned.attention(self.states(batch), batch.mask, batch.labels)
 
 
-class Calibrated:
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+NetT = TypeVar("NetT", bound=LabelNet)
+SettingsT = TypeVar("SettingsT", bound=Settings)
+TokenizerT = TypeVar("TokenizerT", bound=Tokenizer)
+
+
+class Calibrated(Generic[ModuleT]):
     """A model with a net on a device, whose logits are calibrated to probabilities."""
 
-    net: nn.Module
+    net: ModuleT
     calibration: PlattScaling
 
     @property
@@ -94,28 +113,26 @@ class Calibrated:
 
 
 @dataclass
-class NeuralModel(Calibrated):
+class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
     """P(code | note) = calibration(net(tokenizer(note)))."""
 
     labels: LabelSpace
     train_counts: np.ndarray  # (L,) training notes of each code
-    tokenizer: Tokenizer
-    net: nn.Module
-    settings: Settings  # the table [model] of the recipe, with all sizes resolved
+    tokenizer: TokenizerT
+    net: NetT
+    settings: SettingsT  # the table [model] of the recipe, with all sizes resolved
     calibration: PlattScaling = field(default_factory=PlattScaling)
 
-    kind: ClassVar[str]
-    within_versions: ClassVar[bool] = True
-    tokenizer_class: ClassVar[type]  # with from_json
-    settings_class: ClassVar[type[Settings]]
+    kind = ""  # in the registry
+    within_versions = True
+    tokenizer_class: ClassVar[type]  # TokenizerT, with from_json
+    settings_class: ClassVar[type]  # SettingsT
 
     # Methods that a subclass may override.
 
     @classmethod
-    def build_net(
-        cls, settings: Settings, labels: LabelSpace, tokenizer: Tokenizer, config: dict[str, Any]
-    ) -> nn.Module:
-        """A net of the right sizes, whose weights are then read from the bundle; more: what `extra_config` returned."""
+    def build_net(cls, settings: SettingsT, labels: LabelSpace, tokenizer: TokenizerT, config: dict[str, Any]) -> NetT:
+        """A net of the right sizes; the saved weights are then loaded into it. config: what `extra_config` returned."""
         raise NotImplementedError
 
     def extra_config(self) -> dict[str, Any]:
@@ -192,7 +209,7 @@ class NeuralModel(Calibrated):
             "codes": self.labels.to_json(),
             "reader": self.tokenizer.to_json(),
             "shape": self.settings.model_dump(mode="json"),
-            "calibration": self.calibration.to_json(),
+            "calibration": asdict(self.calibration),
             "tied": tied,
             "more": self.extra_config(),
         }
@@ -253,14 +270,14 @@ _NET = "net."
 
 def _distinct(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Each weight once, on the CPU, and a map from the names of tied weights to the name that is stored."""
-    kept: dict[tuple, str] = {}
+    stored: dict[tuple, str] = {}
     tensors, tied = {}, {}
     for name, weight in weights.items():
-        place = (weight.device, weight.data_ptr(), weight.shape, weight.stride())
-        if weight.numel() and place in kept:
-            tied[name] = kept[place]
+        memory = (weight.device, weight.data_ptr(), weight.shape, weight.stride())
+        if weight.numel() and memory in stored:
+            tied[name] = stored[memory]
         else:
-            kept[place] = name
+            stored[memory] = name
             tensors[_NET + name] = weight.detach().cpu().clone(memory_format=torch.contiguous_format)
     return tensors, tied
 
@@ -282,7 +299,3 @@ def by_length(lengths: np.ndarray, tokens: int, notes: int) -> Iterator[np.ndarr
 def default_device() -> torch.device:
     """A GPU where there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def _mask(batch: Batch) -> Tensor:
-    return token_mask(batch.lengths, batch.tokens.shape[1], batch.tokens.device)

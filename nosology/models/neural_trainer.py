@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import string
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from scipy import sparse
 
-from nosology.codes import table
 from nosology.codes.lookup import label_description
 from nosology.core import Code, DataError
 from nosology.core.label_space import ICD9, ICD10, LabelSpace, label_versions, mask_other_versions, note_versions
 from nosology.core.progress import progress
 from nosology.encoders.tokenizers import Encoding, Vocabulary, WordTokenizer
-from nosology.encoders.word_vectors import train_word_vectors
+from nosology.encoders.word_encoders import train_word_vectors
 from nosology.evaluation import brief
-from nosology.models.coder_trainer import CalibratedTrainer, Fit
 from nosology.models.neural import NeuralModel, Tokenizer
+from nosology.models.train import CalibratedTrainer, Fit
 from nosology.text.tokens import words_of
 from nosology.training.calibration import EXCLUDED_LOGIT
 from nosology.training.data_loader import Batch, pad_notes
@@ -36,13 +34,13 @@ from nosology.training.examples import (
     label_targets,
     sample_labels,
 )
-from nosology.training.recipe_settings import LabelSettings, Recipe, WordVectorSettings
+from nosology.training.recipe_settings import LabelSettings, NeuralRecipe, WordRecipe
 from nosology.training.run_folder import REFIT, fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit
 
 
 @dataclass(frozen=True)
-class Notes:
+class TokenizedNotes:
     """Tokenized notes with their labels and ICD versions."""
 
     reads: list[Encoding]
@@ -51,19 +49,24 @@ class Notes:
     versions: np.ndarray  # (B,)
 
     @staticmethod
-    def of(examples: Examples, settings: LabelSettings, tokenizer: Tokenizer, labels: LabelSpace) -> Notes:
+    def of(examples: Examples, settings: LabelSettings, tokenizer: Tokenizer, labels: LabelSpace) -> TokenizedNotes:
         """The tokenized notes of examples; the versions of a note are those of all its codes, learned or not."""
         reads = [tokenizer.tokenize(text) for text in progress(examples.texts(), "reading", total=len(examples))]
         codes = codes_in_labels(settings, labels, examples.codes)
-        return Notes(reads, codes, labels.encode(codes), note_versions(examples.codes))
+        return TokenizedNotes(reads, codes, labels.encode(codes), note_versions(examples.codes))
 
-    def part(self, size: int, seed: int) -> Notes:
+    @property
+    def label_counts(self) -> np.ndarray:
+        """The number of notes of each label (L,)."""
+        return np.asarray(self.gold.sum(0)).ravel().astype(np.int64)
+
+    def part(self, size: int, seed: int) -> TokenizedNotes:
         """At most `size` of the notes, sampled at random."""
         if len(self.reads) <= size:
             return self
         rows = np.sort(np.random.default_rng(seed).choice(len(self.reads), size, replace=False))
         reads, codes = [self.reads[row] for row in rows], [self.codes[row] for row in rows]
-        return Notes(reads, codes, self.gold[rows], self.versions[rows])
+        return TokenizedNotes(reads, codes, self.gold[rows], self.versions[rows])
 
 
 @dataclass(frozen=True)
@@ -87,60 +90,61 @@ class Targets:
         return Targets(of_label, pools, sample_size)
 
 
-R = TypeVar("R", bound=Recipe)
+R = TypeVar("R", bound=NeuralRecipe)
+M = TypeVar("M", bound=NeuralModel)
 
 
-class NeuralTrainer(CalibratedTrainer[R, NeuralModel]):
+class NeuralTrainer(CalibratedTrainer[R, M], Generic[R, M]):
     """Trains a neural model with the training loop; a subclass builds the untrained model."""
 
-    recipe: Any  # a recipe with [training]; each kind has its own class
-    notes: Notes  # the tokenized notes of the latest fit
+    notes: TokenizedNotes  # the tokenized notes of the latest fit
 
     @abstractmethod
-    def build_model(self, labels: LabelSpace, examples: Examples) -> tuple[NeuralModel, Targets]:
+    def build_model(self, labels: LabelSpace, examples: Examples) -> tuple[M, Targets]:
         """An untrained model for these labels and notes, and what it is trained to predict."""
 
-    def fit(self, train_notes: Examples, dev_notes: Examples) -> Fit[NeuralModel]:
+    def fit(self, train_notes: Examples, dev_notes: Examples) -> Fit[M]:
         """A model trained on train notes; the best epoch is chosen on dev notes."""
         model, targets, notes = self._build(train_notes)
-        dev = Notes.of(dev_notes, self.recipe.labels, model.tokenizer, model.labels)
+        dev = TokenizedNotes.of(dev_notes, self.recipe.labels, model.tokenizer, model.labels)
         key = fingerprint(self.recipe, train_notes, dev_notes)
         fitted = fit_labels(self.recipe, model, targets, notes, dev, self.folder, key)
-        logits = mask_other_versions(
-            model.logits_of(dev.reads), dev.versions, label_versions(model.labels), EXCLUDED_LOGIT
-        )
-        report = asdict(fitted) | {"shape": model.settings.model_dump()}
-        return Fit(model, logits, dev.gold, dev.codes, report, choice=fitted.best_epoch)
+        return fit_on_dev(model, dev, asdict(fitted), fitted.best_epoch)
 
-    def refit(self, notes: Examples, fitted: Fit[NeuralModel]) -> NeuralModel:
+    def refit(self, notes: Examples, fitted: Fit[M]) -> M:
         """A model trained on all notes for as many epochs as were best.
 
         The learning-rate schedule stays that of the whole run: a schedule that ends at the best epoch gives a model
         that the tuned threshold does not fit.
         """
         model, targets, read = self._build(notes)
-        settings = self.recipe.training.model_copy(update={"stop_epoch": fitted.choice})
-        recipe = self.recipe.model_copy(update={"training": settings})
+        recipe = self.recipe.stop_after(fitted.choice)
         title = f"{recipe.kind}, on train and dev notes"
         fit_labels(recipe, model, targets, read, None, self.folder / REFIT, fingerprint(recipe, notes), title=title)
         return model
 
-    def _build(self, examples: Examples) -> tuple[NeuralModel, Targets, Notes]:
+    def _build(self, examples: Examples) -> tuple[M, Targets, TokenizedNotes]:
         """The untrained model, its targets, and the notes as it reads them."""
         labels = label_space(self.recipe.labels, codes_in_systems(self.recipe.labels, examples.codes))
         model, targets = self.build_model(labels, examples)
-        notes = Notes.of(examples, self.recipe.labels, model.tokenizer, labels)
-        model.train_counts = np.asarray(notes.gold.sum(0)).ravel().astype(np.int64)
+        notes = TokenizedNotes.of(examples, self.recipe.labels, model.tokenizer, labels)
+        model.train_counts = notes.label_counts
         self.notes = notes
         return model, targets, notes
 
 
+def fit_on_dev(model: M, dev: TokenizedNotes, report: dict[str, Any], choice: Any) -> Fit[M]:
+    """A trained model with its logits on dev notes, each within its own ICD version."""
+    logits = mask_other_versions(model.logits_of(dev.reads), dev.versions, label_versions(model.labels), EXCLUDED_LOGIT)
+    return Fit(model, logits, dev.gold, dev.codes, report | {"shape": model.settings.model_dump()}, choice=choice)
+
+
 def fit_labels(
-    recipe: Recipe,
+    recipe: NeuralRecipe,
     model: NeuralModel,
     targets: Targets,
-    notes: Notes,
-    dev: Notes | None,
+    notes: TokenizedNotes,
+    dev: TokenizedNotes | None,
     folder: Path,
     run_fingerprint: str,
     *,
@@ -189,7 +193,7 @@ def fit_labels(
     return fitted
 
 
-def _validate(model: NeuralModel, dev: Notes, net: torch.nn.Module) -> dict[str, float]:
+def _validate(model: NeuralModel, dev: TokenizedNotes, net: torch.nn.Module) -> dict[str, float]:
     """Micro F1 at its best threshold and mean average precision on dev notes, each within its own version."""
     model.weights_changed()
     probabilities = model.to_probabilities(model.logits_of(dev.reads))
@@ -197,24 +201,22 @@ def _validate(model: NeuralModel, dev: Notes, net: torch.nn.Module) -> dict[str,
     return brief(model.labels, dev.codes, probabilities)
 
 
-def build_word_tokenizer(recipe: Any, labels: LabelSpace, examples: Examples) -> tuple[WordTokenizer, torch.Tensor]:
+def build_word_tokenizer(
+    recipe: WordRecipe, labels: LabelSpace, examples: Examples, extra_words: Iterable[str] = ()
+) -> tuple[WordTokenizer, torch.Tensor]:
     """The tokenizer of word models and their initial word vectors (V, E), both from the examples.
 
-    All words of the descriptions are in the vocabulary, so that descriptions of unseen codes have known words.
+    The words of the labels' descriptions and `extra_words` are in the vocabulary even if no note has them.
     """
-    settings: WordVectorSettings = recipe.vectors.resolved(len(examples))
-    described = set(chain.from_iterable(map(words_of, map(label_description, labels.codes))))
-    if recipe.kind == "dual_laat":
-        described.update(string.digits)  # of numbers that no table has
-        for system in labels.systems:
-            described.update(chain.from_iterable(map(words_of, table(system).descriptions())))
+    settings = recipe.vectors.resolved(len(examples))
+    described = chain.from_iterable(words_of(label_description(code)) for code in labels.codes)
     texts = progress(examples.texts(), "counting words", total=len(examples))
-    vocabulary = Vocabulary.build(texts, settings.min_notes, extra_words=described)
+    vocabulary = Vocabulary.build(texts, settings.min_notes, extra_words=chain(described, extra_words))
     vectors = train_word_vectors(
         lambda: progress(examples.texts(), "word vectors", total=len(examples)),
         vocabulary,
         size=settings.size,
-        epochs=settings.epochs,
+        epochs=settings.epochs or 0,
         max_words=settings.max_words,
         seed=recipe.seed,
         workers=settings.workers,

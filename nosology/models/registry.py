@@ -16,8 +16,8 @@ class ModelEntry(NamedTuple):
     """The parts of one kind of model as "module:name", and the pip extra that brings its libraries."""
 
     model: str  # a class with the Model contract and `load(folder)`
-    trainer: str  # a subclass of nosology.models.coder_trainer.CoderTrainer
-    recipe: str  # a subclass of nosology.training.settings.Recipe
+    trainer: str  # a subclass of nosology.models.train.CoderTrainer
+    recipe: str  # a subclass of nosology.training.recipe_settings.Recipe
     extra: str = ""
 
 
@@ -25,7 +25,7 @@ REGISTRY: dict[str, ModelEntry] = {
     "linear": ModelEntry(
         "nosology.models.linear.linear_model:Linear",
         "nosology.models.linear.linear_trainer:LinearTrainer",
-        "nosology.models.linear.linear_settings:LinearRecipe",
+        "nosology.models.linear.linear_trainer:LinearRecipe",
     ),
     "lexicon": ModelEntry(
         "nosology.models.lexicon.lexicon_model:Lexicon",
@@ -33,21 +33,21 @@ REGISTRY: dict[str, ModelEntry] = {
         "nosology.models.lexicon.lexicon_settings:LexiconRecipe",
     ),
     "caml": ModelEntry(
-        "nosology.models.caml_laat.caml_laat_model:Caml",
-        "nosology.models.caml_laat.caml_laat_trainer:CamlTrainer",
-        "nosology.models.caml_laat.caml_laat_settings:CamlRecipe",
+        "nosology.models.laat.laat_model:Caml",
+        "nosology.models.laat.laat_trainer:LaatTrainer",
+        "nosology.models.laat.laat_settings:CamlRecipe",
         "train",
     ),
     "laat": ModelEntry(
-        "nosology.models.caml_laat.caml_laat_model:Laat",
-        "nosology.models.caml_laat.caml_laat_trainer:LaatTrainer",
-        "nosology.models.caml_laat.caml_laat_settings:LaatRecipe",
+        "nosology.models.laat.laat_model:Laat",
+        "nosology.models.laat.laat_trainer:LaatTrainer",
+        "nosology.models.laat.laat_settings:LaatRecipe",
         "train",
     ),
     "plm_icd": ModelEntry(
-        "nosology.models.plm_icd.plm_icd_model:PlmIcd",
-        "nosology.models.plm_icd.plm_icd_trainer:PlmIcdTrainer",
-        "nosology.models.plm_icd.plm_icd_settings:PlmIcdRecipe",
+        "nosology.models.laat.laat_model:PlmIcd",
+        "nosology.models.laat.laat_trainer:PlmIcdTrainer",
+        "nosology.models.laat.laat_settings:PlmIcdRecipe",
         "embed",
     ),
     "dual_laat": ModelEntry(

@@ -1,7 +1,7 @@
-"""Tables 1, 2 and 4 of Liu and Nguyen (2026): what notes of another ICD version add to DualLAAT.
+"""Tables 1, 2 and 4 of Liu and Nguyen (2026): the effect of notes of another ICD version on DualLAAT.
 
-The first corpus is coded in ICD-10, and coders are measured on it. Rows "+ ICD-9" learn from the train notes of the
-other corpora too. The dev notes of the first corpus select checkpoints, and thresholds for each set of codes.
+The first corpus is coded in ICD-10; coders are evaluated on it. Rows "+ ICD-9" are also trained on the train notes of
+the other corpora. The dev notes of the first corpus select checkpoints, and thresholds for each set of codes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nosology.config import check
 from nosology.core import ConfigError, DataError, Note
 from nosology.corpora.corpus import Corpus
 from nosology.reproduce import runner
-from nosology.reproduce.result_tables import Table, paired_tests, rows_beside_paper
+from nosology.reproduce.result_tables import Table, paired_tests, rows_with_paper_numbers
 from nosology.reproduce.runner import Results, Run, Task, check_splits, part_of, slug
 
 TITLE = "Liu and Nguyen (2026), Bridging the Version Gap (DualLAAT)"
@@ -82,7 +82,7 @@ def tables(study: DualLaatStudy, corpora: Sequence[Corpus], folder: Path, wanted
 
 
 def _table(name: str, runs: dict[str, list[Run]]) -> Table:
-    rows = rows_beside_paper("dual_laat", name, runs, prefix=f"{SETS[name]}.")
+    rows = rows_with_paper_numbers("dual_laat", name, runs, prefix=f"{SETS[name]}.")
 
     def remarks(results: Results) -> Iterator[str]:
         for label in runs:
@@ -93,7 +93,7 @@ def _table(name: str, runs: dict[str, list[Run]]) -> Table:
 
 
 def run(task: Task) -> dict[str, Any]:
-    """Trains a coder and measures it on each set of codes; in a process of its own."""
+    """Trains a coder and measures it on each set of codes; in its own process."""
     from nosology.evaluation.measure import measure
     from nosology.models.train import train
 
@@ -102,10 +102,10 @@ def run(task: Task) -> dict[str, Any]:
     metrics, undefined = {}, {}
     for chosen in SETS.values():
         try:
-            found = measure(bundle, corpora[0], "test", folder / chosen, codes=chosen, tune=True).evaluation.metrics
+            measured = measure(bundle, corpora[0], "test", folder / chosen, codes=chosen, tune=True)
         except DataError as error:  # a small corpus may have no rare codes, or none in dev
             undefined[chosen] = str(error)
         else:
-            metrics |= {f"{chosen}.{name}": found.get(name) for name in COLUMNS}
+            metrics |= {f"{chosen}.{name}": measured.evaluation.metrics.get(name) for name in COLUMNS}
     metrics["micro_f1"] = metrics.get("full.micro_f1")
     return {"metrics": metrics, "undefined": undefined, "n_train": bundle.provenance["n_train"]}

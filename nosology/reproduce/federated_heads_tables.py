@@ -14,6 +14,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -30,7 +31,7 @@ from nosology.evaluation.counts import Counts
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.models.bundle import Bundle
 from nosology.reproduce import runner
-from nosology.reproduce.result_tables import Table, rows_beside_paper
+from nosology.reproduce.result_tables import Table, rows_with_paper_numbers
 from nosology.reproduce.runner import Results, Run, Task, check_splits, digest, slug
 
 TITLE = "Xu and Dray (2025), Federated Learning for ICD Classification with Lightweight Models"
@@ -70,8 +71,8 @@ class PartitionSettings(Settings):
     skew: Literal["iid", "size", "dirichlet"] = "iid"
     alpha: float = Field(0.5, gt=0)  # dirichlet: sites differ more with a smaller one
     exponent: float = Field(1.0, gt=0)  # size: site i has a share of (i + 1) ** -exponent
-    notes: int = Field(10, ge=0)  # a code is learned if each site can have so many notes of it; 0: every code is
-    stacked: bool = False  # all sites in one program without Flower: faster on a GPU, equal up to rounding
+    notes: int = Field(10, ge=0)  # codes of at least count x notes notes are learned; 0: all codes
+    engine: Literal["flower", "vectorized"] = "flower"  # vectorized: faster on a GPU, equal up to rounding
 
 
 class FederatedHeadsStudy(runner.StudySettings):
@@ -110,7 +111,7 @@ def tables(study: FederatedHeadsStudy, corpora: Sequence[Corpus], folder: Path, 
     if "federated" in settings and (least := max(r.federation.min_sites for r in recipes.values())) > study.sites.count:
         raise ConfigError(f"federation.min_sites must be at most sites.count, {study.sites.count}; got {least}")
     files_of = {embedder: _files(recipes[embedder, study.heads[0]]) for embedder in study.embedders}
-    found = []
+    tables = []
     for name, corpus in prepared(study, corpora, folder, settings).items():
         splits = split_corpora(study, corpus, folder, name) if "splits" in settings else []
         runs: dict[tuple[str, str, str], list[Run]] = {}
@@ -118,18 +119,18 @@ def tables(study: FederatedHeadsStudy, corpora: Sequence[Corpus], folder: Path, 
             for setting in settings:
                 for repeat, notes in enumerate(splits if setting == "splits" else [corpus]):
                     options = {"setting": setting, "files": files_of[embedder]}
-                    options |= {"stacked": study.sites.stacked} if setting == "federated" else {}
+                    options |= {"engine": study.sites.engine} if setting == "federated" else {}
                     names = (name, Path(embedder).name, head, setting)
                     run = Run(names, f"{__name__}:run", recipe, (notes,), repeat, options, f"{name} {embedder}")
                     runs.setdefault((embedder, head, setting), []).append(run)
-        found += [_table(number, study, name, _version(corpus), runs) for number in wanted]
-    return found
+        tables += [_table(number, study, name, _version(corpus), runs) for number in wanted]
+    return tables
 
 
 def _recipe(study: FederatedHeadsStudy, embedder: str, head: str) -> FederatedHeadsRecipe:
     """The recipe of a run. The rule of `sites.notes` is applied to the corpus, so the federation drops no code."""
-    own = [f"seed={study.seed}", f"embedder.model={embedder!r}", f"model.head={head}"]
-    recipe = study.load(f"heads-{head}", *own, "federation.min_site_notes=1", "federation.min_notes=1")
+    settings = [f"seed={study.seed}", f"embedder.model={embedder!r}", f"model.head={head}"]
+    recipe = study.load(f"heads-{head}", *settings, "federation.min_site_notes=1", "federation.min_notes=1")
     assert isinstance(recipe, FederatedHeadsRecipe)
     return recipe
 
@@ -138,8 +139,8 @@ def _files(recipe: FederatedHeadsRecipe) -> str:
     """A hash of the files of an embedder that is a folder; empty for a name."""
     try:
         return folder_fingerprint(recipe.embedder) or ""
-    except Exception:  # the files can be damaged in any way
-        return ""  # the runs will report what is wrong
+    except Exception:  # damaged files raise various exceptions
+        return ""  # the runs report what is wrong
 
 
 def prepared(
@@ -147,16 +148,16 @@ def prepared(
 ) -> dict[str, Corpus]:
     """Each corpus by name with its notes at sites. All settings learn the same codes: those that each site can have."""
     names = [slug(corpus.folder.resolve().name) for corpus in corpora]
-    found = {}
+    result = {}
     for corpus, name in zip(corpora, names):
         if set(settings) - {"splits"}:
             check_splits(corpus)
-        options = study.sites.model_dump(exclude={"stacked", "count", "notes"}) | {"seed": study.seed}
+        options = study.sites.model_dump(exclude={"engine", "count", "notes"}) | {"seed": study.seed}
         out = folder / "corpora" / f"{name}-sites-{digest(corpus.hash, study.sites.model_dump(), options)}"
         if not out.exists():
             site_corpus(corpus.folder, out, study.sites.count, min_notes=study.sites.notes, **options)
-        found[name if names.count(name) == 1 else f"{name}-{corpus.hash[:6]}"] = Corpus.open(out)
-    return found
+        result[name if names.count(name) == 1 else f"{name}-{corpus.hash[:6]}"] = Corpus.open(out)
+    return result
 
 
 def split_corpora(study: FederatedHeadsStudy, corpus: Corpus, folder: Path, name: str) -> list[Corpus]:
@@ -183,10 +184,12 @@ def _table(
 ) -> Table:
     columns = TOP_COLUMNS if number in "56" else COLUMNS
     pairs = [(embedder, head) for embedder in study.embedders for head in study.heads]
-    mine = {f"{Path(embedder).name} / {HEADS[head]}": runs[embedder, head, SETTING[number]] for embedder, head in pairs}
-    rows = rows_beside_paper("federated_heads", number, mine, within=f"{version} / ")
-    others = sorted(rows[len(mine) :], key=lambda row: -row.paper[list(columns)[-1]])
-    rows = rows[: len(mine)] + others[:1]  # of the paper's rows that we have no run for, the best
+    by_row = {
+        f"{Path(embedder).name} / {HEADS[head]}": runs[embedder, head, SETTING[number]] for embedder, head in pairs
+    }
+    rows = rows_with_paper_numbers("federated_heads", number, by_row, within=f"{version} / ")
+    others = sorted(rows[len(by_row) :], key=lambda row: -row.paper[list(columns)[-1]])
+    rows = rows[: len(by_row)] + others[:1]  # and the paper's best row without a run of ours
 
     def remarks(results: Results) -> Iterator[str]:
         """Federated minus central micro F1."""
@@ -203,8 +206,9 @@ def _table(
 
 
 def run(task: Task) -> dict[str, Any]:
-    """Trains a coder and measures it on the test notes; in a process of its own."""
+    """Trains a coder and measures it on the test notes; in its own process."""
     from nosology.evaluation.measure import measure
+    from nosology.federated.rounds.simulation import corpus_sites, run_simulation
     from nosology.models.train import train
 
     recipe, [corpus] = FederatedHeadsRecipe.model_validate(task.recipe), [Corpus.open(path) for path in task.corpora]
@@ -212,7 +216,8 @@ def run(task: Task) -> dict[str, Any]:
     folder = Path(task.folder)
     bundle_folder = folder / "bundle"
     if task.options["setting"] == "federated":
-        bundle = _federated(recipe, corpus, bundle_folder, Path(task.cache), task.options["stacked"])
+        engine, report = task.options["engine"], partial(print, file=sys.stderr)
+        bundle = run_simulation([corpus], corpus_sites([corpus]), recipe, bundle_folder, engine, report)
     else:
         bundle = train(recipe, [corpus], bundle_folder)
     _embed_from_cache(bundle, task.cache)
@@ -228,20 +233,6 @@ def run(task: Task) -> dict[str, Any]:
         "notes": {name: bundle.provenance[name] for name in ("n_train", "n_dev")},
         "threshold": bundle.decision.threshold,
     }
-
-
-def _federated(recipe: FederatedHeadsRecipe, corpus: Corpus, out: Path, cache: Path, stacked: bool) -> Bundle:
-    """The coder that the sites of the corpus train together."""
-    from nosology.federated.rounds.federation_server import run_federation
-    from nosology.federated.rounds.simulation import corpus_sites, simulated_sites, simulation_grid
-    from nosology.federated.rounds.vectorized import run_vectorized
-
-    sites = simulated_sites([corpus], corpus_sites([corpus]), recipe, cache)
-    about: dict[str, Any] = {"corpora": [{"hash": corpus.hash, "source": corpus.manifest["source"]}]}
-    about["report"] = lambda line: print(line, file=sys.stderr)
-    if stacked:
-        return run_vectorized(sites, recipe, out, **about)
-    return run_federation(simulation_grid(sites), recipe, out, **about).bundle
 
 
 def _embed_from_cache(bundle: Bundle, cache: str) -> None:

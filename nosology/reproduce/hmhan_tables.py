@@ -1,13 +1,13 @@
-"""Table 4 of Sasikala et al. (2025), what each part of HMHAN adds, and what a leaky protocol does to its score.
+"""Table 4 of Sasikala et al. (2025), ablations of HMHAN, and the effect of leaking protocols on its score.
 
 Protocols of table `leakage`:
 
-    by patient   patients, and reports that repeat each other, are in one split; synthetic rows come from train reports
-    by report    reports are split one by one: the reports of a patient, and copies of a report, are in several splits
-    resampled    MLSMOTE runs over all reports before the split: some test rows are synthetic, and lie between reports
-                 that training has seen
+    by patient   all reports of a patient, and near-duplicates, are in one split; synthetic rows of train reports only
+    by report    reports are split at random: a patient, or copies of a report, can be in several splits
+    resampled    MLSMOTE is applied to all reports before the split: some test rows are synthetic, interpolated between
+                 train reports
 
-The last breaks on purpose what the types of `report_batches.py` forbid. No coder trained here is for use.
+Do not use coders trained here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nosology.corpora.prepare import CorpusRecipe, prepare
 from nosology.corpora.simulate import simulate as simulate_hospital
 from nosology.corpora.splits import split_corpus, stratified_splits
 from nosology.evaluation import Evaluation, examine, tune_threshold
-from nosology.models.compare import METRICS, judged
+from nosology.models.compare import METRICS, evaluate_bundle
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet
 from nosology.models.hmhan.hmhan_settings import CombinationSettings, HmhanRecipe, SmoteSettings
 from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer, parameter_groups
@@ -36,7 +36,7 @@ from nosology.models.hmhan.report_batches import ReportBatchBuilder, SyntheticRo
 from nosology.models.neural import evaluating
 from nosology.models.train import train
 from nosology.reproduce import runner
-from nosology.reproduce.result_tables import Row, Table, paired_tests, rows_beside_paper
+from nosology.reproduce.result_tables import Row, Table, paired_tests, rows_with_paper_numbers
 from nosology.reproduce.runner import Run, Task, check_splits
 from nosology.training.examples import Examples
 from nosology.training.run_folder import fingerprint
@@ -44,12 +44,12 @@ from nosology.training.trainer import TrainingRun, fit, launch_fabric
 
 TITLE = "Sasikala et al. (2025), Automated ICD Medical Code Generation for Radiology ReportDataset (HMHAN)"
 TABLES = {"4": "HMHAN and its baselines", "ablations": "Parts of HMHAN", "leakage": "Protocols that leak"}
-PLAIN_LOSS = ["smote.share=0.0", "loss.focal=0.0", "loss.weighted=false"]
+PLAIN_LOSS = ["smote.ratio=0.0", "loss.focal=0.0", "loss.weighted=false"]
 VARIANTS: dict[str, dict[str, list[str]]] = {
     "4": {"HMHAN": [], "single attention": ["model.attention=single"], "no attention": ["model.attention=none"]},
     "ablations": {
         "HMHAN": [],
-        "without SMOTE": ["smote.share=0.0"],
+        "without SMOTE": ["smote.ratio=0.0"],
         "without focal loss": ["loss.focal=0.0"],
         "plain cross entropy": PLAIN_LOSS,
         "plain cross entropy, with words": [*PLAIN_LOSS, "words.features=30000"],
@@ -97,35 +97,35 @@ def tables(study: HmhanStudy, corpora: Sequence[Corpus], folder: Path, wanted: S
     [corpus] = corpora
 
     def runs(row: str, function: str, settings: Sequence[str] = (), **options: Any) -> list[Run]:
-        """The runs of a row, one per seed; they share the states of the frozen encoder."""
+        """The runs of a row, one per seed; they share the cached states of the frozen encoder."""
         base, function = "linear" if row == "linear" else study.base, f"{__name__}:{function}"
         seeded = enumerate(study.load(base, f"seed={seed}", *settings) for seed in range(study.seeds))
         return [Run((row,), function, recipe, (corpus,), seed, options, "states") for seed, recipe in seeded]
 
-    found = []
+    result = []
     for name in wanted:
         if name == "leakage":
-            rows = rows_beside_paper("hmhan", name, {p: runs(p, "run_protocol", protocol=p) for p in PROTOCOLS})
+            rows = rows_with_paper_numbers("hmhan", name, {p: runs(p, "run_protocol", protocol=p) for p in PROTOCOLS})
             rows.insert(3, Row(("resampled, real test rows",), rows[2].runs, {}, "real."))
-            found.append(Table(name, TABLES[name], ("protocol",), LEAK_COLUMNS, rows))
+            result.append(Table(name, TABLES[name], ("protocol",), LEAK_COLUMNS, rows))
             continue
         check_splits(corpus)
         by_row = {row: runs(row, "run_variant", settings) for row, settings in VARIANTS[name].items()}
-        rows = rows_beside_paper("hmhan", name, by_row)
+        rows = rows_with_paper_numbers("hmhan", name, by_row)
         tests = lambda results, rows=rows: paired_tests(rows, "micro_f1", results)  # noqa: E731
-        found.append(Table(name, TABLES[name], ("model",), COLUMNS, rows, remarks=tests))
-    return found
+        result.append(Table(name, TABLES[name], ("model",), COLUMNS, rows, remarks=tests))
+    return result
 
 
 def run_variant(task: Task) -> dict[str, Any]:
-    """Trains a coder and measures it on the test notes; in a process of its own."""
+    """Trains a coder and measures it on the test notes; in its own process."""
     recipe, [corpus] = check(task.recipe, task.function), map(Corpus.open, task.corpora)
     bundle = train(_with_cache(recipe, task.cache), [corpus], Path(task.folder) / "bundle")
-    return {"metrics": _metrics(judged(bundle, list(corpus.notes("test"))))}
+    return {"metrics": _metrics(evaluate_bundle(bundle, list(corpus.notes("test"))))}
 
 
 def run_protocol(task: Task) -> dict[str, Any]:
-    """Trains and measures under one of PROTOCOLS; in a process of its own."""
+    """Trains and measures under one of PROTOCOLS; in its own process."""
     recipe, [corpus], folder = check(task.recipe, task.function), map(Corpus.open, task.corpora), Path(task.folder)
     if not isinstance(recipe, HmhanRecipe):
         raise ConfigError(f"recipe must be of kind hmhan; got {recipe.kind}")
@@ -140,21 +140,20 @@ def _with_cache(recipe: Any, cache: str) -> Any:
 
 def _metrics(evaluation: Evaluation) -> dict[str, float | None]:
     gold = evaluation.scored.gold
-    found: dict[str, Any] = {name: evaluation.metrics[name] for name in METRICS}
-    return found | {"density": float(gold.nnz / np.prod(gold.shape))}
+    metrics: dict[str, Any] = {name: evaluation.metrics[name] for name in METRICS}
+    return metrics | {"density": float(gold.nnz / np.prod(gold.shape))}
 
 
 def protocol_metrics(recipe: HmhanRecipe, corpus: Corpus, protocol: str, folder: Path) -> dict[str, float | None]:
     """The metrics of a protocol. `resampled` has those of the real test rows too, with the prefix `real.`.
 
-    All protocols train one net with synthetic rows, and nothing else that a recipe may add, so that only the protocol
-    differs.
+    All protocols train one net with synthetic rows and no other option, so that only the protocol differs.
     """
     recipe = recipe.model_copy(
         update={
             "words": recipe.words.model_copy(update={"features": 0}),
             "model": recipe.model.model_copy(update={"ensemble_size": 1}),
-            "smote": recipe.smote if recipe.smote.share else SmoteSettings(share=3.0),
+            "smote": recipe.smote if recipe.smote.ratio else SmoteSettings(ratio=3.0),
             "combinations": CombinationSettings(prior="never"),
             "decision": recipe.decision.model_copy(update={"at_least_one": False}),
         }
@@ -173,18 +172,18 @@ def protocol_metrics(recipe: HmhanRecipe, corpus: Corpus, protocol: str, folder:
         raise DataError(f"{corpus.folder} has too few coded notes ({len(notes)}): none is left for {missing.pop()}")
     divided = write_corpus(notes, folder / "corpus", source=corpus.manifest["source"], filters=[], counts={})
     bundle = train(recipe, [divided], folder / "bundle")
-    metrics = _metrics(judged(bundle, [note for note in notes if note.split == "test"]))
+    metrics = _metrics(evaluate_bundle(bundle, [note for note in notes if note.split == "test"]))
     return metrics | {"shared_patients": _shared_patients(notes)}
 
 
 def _random_parts(n: int, seed: int) -> np.ndarray:
-    """The part (n,) of each row, 0 to 2 in the shares of RATIOS, by chance."""
+    """The random part (n,) of each row, 0 to 2 in the proportions of RATIOS."""
     rank = np.random.default_rng([seed, 7]).permutation(n)
     return np.searchsorted(np.cumsum(RATIOS)[:2] * n, rank, side="right")
 
 
 def _shared_patients(notes: Sequence[Note]) -> float:
-    """The share of test patients who are in train too."""
+    """The fraction of test patients who are in train too."""
     test, seen = ({note.patient or note.id for note in notes if note.split == split} for split in ("test", "train"))
     return len(test & seen) / max(1, len(test))
 
@@ -196,14 +195,14 @@ def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path, identity: s
     """
     trainer = HmhanEnsembleTrainer.from_notes(recipe, notes, folder, identity)
     train_reports, labels = trainer.train, trainer.model.labels
-    made = trainer.synthetic_rows(np.arange(len(notes)), recipe.seed)
-    if made is None or not len(made):
-        raise DataError("MLSMOTE makes no row of these notes, for no rare code has two: nothing can be resampled")
-    part = _random_parts(len(notes) + len(made), recipe.seed)
+    synthetic_rows = trainer.synthetic_rows(np.arange(len(notes)), recipe.seed)
+    if synthetic_rows is None or not len(synthetic_rows):
+        raise DataError("MLSMOTE needs a rare code with two notes; got none")
+    part = _random_parts(len(notes) + len(synthetic_rows), recipe.seed)
     real, synthetic = part[: len(notes)], part[len(notes) :]
     rows = np.flatnonzero(real == 0)
     net = trainer.build_net(rows, recipe.seed)
-    inside = made.subset(np.flatnonzero(synthetic == 0))
+    inside = synthetic_rows.subset(np.flatnonzero(synthetic == 0))
     fabric = launch_fabric(recipe.training)
     batches = ReportBatchBuilder(train_reports, rows, trainer.cached_states_on(fabric.device), inside)
     batches.synthetic_of = _assign_to_reports(train_reports.versions, rows, inside, recipe.seed)
@@ -227,7 +226,7 @@ def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path, identity: s
     def scores(number: int) -> tuple[np.ndarray, list[list[Any]], int]:
         """Probabilities and gold codes of the rows of a part, the real rows first, and the number of real rows."""
         chosen = np.flatnonzero(real == number)
-        more = made.subset(np.flatnonzero(synthetic == number))
+        more = synthetic_rows.subset(np.flatnonzero(synthetic == number))
         logits = model.logits_of([train_reports.reports[row] for row in chosen])
         logits = np.concatenate([logits, _synthetic_logits(trainer, net, more)])
         probabilities = (1 / (1 + np.exp(-np.clip(logits, -50, 50)))).astype(np.float32)
@@ -244,28 +243,32 @@ def _resampled(recipe: HmhanRecipe, notes: list[Note], folder: Path, identity: s
     return metrics | {f"real.{name}": value for name, value in only_real.items()}
 
 
-def _assign_to_reports(versions: np.ndarray, rows: np.ndarray, made: SyntheticRows, seed: int) -> dict[int, list[int]]:
+def _assign_to_reports(
+    versions: np.ndarray, rows: np.ndarray, synthetic: SyntheticRows, seed: int
+) -> dict[int, list[int]]:
     """Train report -> synthetic rows that are learned in its batch: drawn at random from those of its ICD version."""
     random = np.random.default_rng([seed, 8])
-    reports = rows[random.integers(0, len(rows), len(made))]
-    for version in np.unique(versions[made.first]).tolist():
-        like, mine = rows[versions[rows] == version], versions[made.first] == version
-        if len(like) < len(rows) and len(like):
-            reports[mine] = like[random.integers(0, len(like), int(mine.sum()))]
-    found: dict[int, list[int]] = {}
+    reports = rows[random.integers(0, len(rows), len(synthetic))]
+    for version in np.unique(versions[synthetic.first]).tolist():
+        candidates, selected = rows[versions[rows] == version], versions[synthetic.first] == version
+        if 0 < len(candidates) < len(rows):
+            reports[selected] = candidates[random.integers(0, len(candidates), int(selected.sum()))]
+    by_report: dict[int, list[int]] = {}
     for number, report in enumerate(reports.tolist()):
-        found.setdefault(report, []).append(number)
-    return found
+        by_report.setdefault(report, []).append(number)
+    return by_report
 
 
-def _synthetic_logits(trainer: HmhanEnsembleTrainer, net: HmhanNet, made: SyntheticRows) -> np.ndarray:
+def _synthetic_logits(trainer: HmhanEnsembleTrainer, net: HmhanNet, synthetic: SyntheticRows) -> np.ndarray:
     """Logits (S, L) of synthetic rows: the head reads a vector between the vectors of two reports, after attention."""
-    batches = ReportBatchBuilder(trainer.train, np.arange(len(trainer.train)), trainer.cached_states, made)
+    batches = ReportBatchBuilder(trainer.train, np.arange(len(trainer.train)), trainer.cached_states, synthetic)
     parts = [np.zeros((0, trainer.train.gold.shape[1]), np.float32)]
     device = next(net.parameters()).device
     with evaluating(net):
-        for start in range(0, len(made), 64):
-            every, rows = batches.add_synthetic(np.empty(0, np.int64), list(range(start, min(start + 64, len(made)))))
+        for start in range(0, len(synthetic), 64):
+            every, rows = batches.add_synthetic(
+                np.empty(0, np.int64), list(range(start, min(start + 64, len(synthetic))))
+            )
             assert rows is not None
             batch, rows = batches.collate(every).to(device), rows.to(device)
             vectors = rows.interpolate(net.code_vectors(batch))

@@ -27,13 +27,12 @@ from nosology.core.files import atomic_file
 from nosology.corpora.corpus import Corpus
 from nosology.evaluation.measure import measure
 from nosology.models.bundle import Bundle
-from nosology.models.neural_trainer import Notes
+from nosology.models.neural_trainer import TokenizedNotes
 from nosology.models.plant.plant_settings import PlantRecipe
-from nosology.models.plant.plant_trainer import PlantPipeline, PlantTrainer
-from nosology.models.plant.stage_cache import StageCache
+from nosology.models.plant.plant_trainer import PlantPipeline, PlantTrainer, StageCache
 from nosology.models.train import train
 from nosology.reproduce import runner
-from nosology.reproduce.result_tables import Row, Table, paired_tests, rows_beside_paper
+from nosology.reproduce.result_tables import Row, Table, paired_tests, rows_with_paper_numbers
 from nosology.reproduce.runner import Results, Run, Task, check_splits, part_of
 from nosology.training.examples import Examples, train_and_dev
 
@@ -108,26 +107,26 @@ def tables(study: PlantStudy, corpora: Sequence[Corpus], folder: Path, wanted: S
 
     def runs(coder: str, variant: str = "all parts", share: float = 1.0, leak: bool = False) -> list[Run]:
         """The runs of a coder, one per seed."""
-        made = []
+        seeded = []
         for seed in range(study.seeds):
             recipe = study.load(study.coders[coder], f"seed={seed}", *ABLATIONS[variant])
             notes = corpus if share == 1 else _share(corpus, share, seed, folder / "corpora")
             names = (coder, "all notes" if leak else variant, f"{share:g}")
-            shares = f"stages of seed {seed}" if coder == "PLANT" else ""
-            made.append(Run(names, f"{__name__}:run", recipe, (notes,), seed, {"leak": leak}, shares))
-        return made
+            group = f"stages of seed {seed}" if coder == "PLANT" else ""
+            seeded.append(Run(names, f"{__name__}:run", recipe, (notes,), seed, {"leak": leak}, group))
+        return seeded
 
     def main_table(name: str) -> Table:
         columns, prefix = (FEW_COLUMNS, "few.") if name == "6" else (COLUMNS, "")
-        rows = rows_beside_paper("plant", name, {coder: runs(coder) for coder in study.coders}, prefix=prefix)
+        rows = rows_with_paper_numbers("plant", name, {coder: runs(coder) for coder in study.coders}, prefix=prefix)
         tests = lambda results: paired_tests(rows, "macro_f1", results)  # noqa: E731
         return Table(name, TABLES[name], ("coder",), columns, rows, remarks=tests)
 
     def ablations() -> Table:
         variants = {variant: runs("PLANT", variant) for variant in ABLATIONS}
         whole = variants["all parts"][0].recipe  # it may have the settings of a variant already
-        different = {name: mine for name, mine in variants.items() if name == "all parts" or mine[0].recipe != whole}
-        rows = rows_beside_paper("plant", "8", different)
+        different = {name: r for name, r in variants.items() if name == "all parts" or r[0].recipe != whole}
+        rows = rows_with_paper_numbers("plant", "8", different)
         pairs = [(row.names[0], row.paper) for row in rows if row.paper]
         remarks = [
             f"P@15 in the paper, {name}: {v['p@15']:g}; with that part: {v['with_part']:g}." for name, v in pairs
@@ -136,7 +135,7 @@ def tables(study: PlantStudy, corpora: Sequence[Corpus], folder: Path, wanted: S
 
     def leakage() -> Table:
         by_notes = {"train notes": runs("PLANT"), "all notes": runs("PLANT", leak=True)}
-        rows = rows_beside_paper("plant", "leakage", by_notes)
+        rows = rows_with_paper_numbers("plant", "leakage", by_notes)
         return Table("leakage", TABLES["leakage"], ("stages learn from",), SHORT_COLUMNS, rows)
 
     makers = {"8": ablations, "leakage": leakage}
@@ -153,12 +152,12 @@ def _share(corpus: Corpus, share: float, seed: int, folder: Path) -> Corpus:
 
 def _figure_4(runs: dict[tuple[str, float], list[Run]]) -> Table:
     columns = {"train_notes": "train notes", "p@5": "P@5", "p@15": "P@15"}
-    rows = [Row((coder, f"{share:g}"), tuple(mine)) for (coder, share), mine in runs.items()]
+    rows = [Row((coder, f"{share:g}"), tuple(row_runs)) for (coder, share), row_runs in runs.items()]
 
     def curve(coder: str, metric: str, results: Results) -> list[tuple[float, float]]:
         """(train notes, metric) of a coder, ascending."""
-        mine = [row for row in rows if row.names[0] == coder]
-        points = [tuple(row.cell(results, name).mean for name in ("train_notes", metric)) for row in mine]
+        own_rows = [row for row in rows if row.names[0] == coder]
+        points = [tuple(row.cell(results, name).mean for name in ("train_notes", metric)) for row in own_rows]
         return sorted((notes, value) for notes, value in points if notes is not None and value is not None)
 
     def remarks(results: Results) -> Iterator[str]:
@@ -185,32 +184,32 @@ def _figure_4(runs: dict[tuple[str, float], list[Run]]) -> Table:
     return Table("figure-4", TABLES["figure-4"], ("coder", "share of train"), columns, rows, "", remarks, draw)
 
 
-def notes_for(curve: Sequence[tuple[float, float]], wanted: float) -> float | None:
+def notes_for(curve: Sequence[tuple[float, float]], target: float) -> float | None:
     """The number of train notes at which a curve reaches a value, by linear interpolation; None: it does not."""
-    if curve[0][1] >= wanted:
+    if curve[0][1] >= target:
         return curve[0][0]
     for (notes, low), (more, high) in pairwise(curve):
-        if high >= wanted:
-            return notes + (more - notes) * (wanted - low) / (high - low)
+        if high >= target:
+            return notes + (more - notes) * (target - low) / (high - low)
     return None
 
 
 def run(task: Task) -> dict[str, Any]:
-    """Trains a coder and measures it on all codes and on those with few train notes; in a process of its own."""
+    """Trains a coder and measures it on all codes and on those with few train notes; in its own process."""
     recipe, [corpus], folder = check(task.recipe, task.function), map(Corpus.open, task.corpora), Path(task.folder)
     if isinstance(recipe, PlantRecipe) and task.options["leak"]:
         bundle = train_on_all_notes(recipe, corpus, folder / "stages")
     else:
-        stages = {"stages": task.cache} if isinstance(recipe, PlantRecipe) else {}  # runs share them where they can
+        stages = {"stages": task.cache} if isinstance(recipe, PlantRecipe) else {}  # shared by runs
         bundle = train(recipe.model_copy(update=stages), [corpus], folder / "bundle")
     counts = Counter(code for note in corpus.notes("train", text=False) for code in set(note.codes))
     few = {code for code, count in counts.items() if count <= FEW}
-    found = measure(bundle, corpus, "test", folder / "report").evaluation.metrics
-    metrics = {name: found.get(name) for name in COLUMNS}
+    values = measure(bundle, corpus, "test", folder / "report").evaluation.metrics
+    metrics = {name: values.get(name) for name in COLUMNS}
     metrics["train_notes"] = corpus.manifest["counts"]["splits"]["train"]
     if few:
-        found = measure(bundle, corpus, "test", folder / "few", codes=few, tune=True).evaluation.metrics
-        metrics |= {f"few.{name}": found.get(name) for name in FEW_COLUMNS}
+        values = measure(bundle, corpus, "test", folder / "few", codes=few, tune=True).evaluation.metrics
+        metrics |= {f"few.{name}": values.get(name) for name in FEW_COLUMNS}
     return {"metrics": metrics, "few_codes": len(few)}
 
 
@@ -230,14 +229,14 @@ class StagesOfAllNotes(StageCache):
 
 
 def train_on_all_notes(recipe: PlantRecipe, corpus: Corpus, folder: Path) -> Bundle:
-    """The coder of a corpus whose language model and mutual information have seen dev and test notes too.
+    """The coder of a corpus whose language model and mutual information are computed with dev and test notes too.
 
-    It shows what the leak does to a score. Do not use such a coder.
+    It measures the effect of the leak. Do not use such a coder.
     """
     learn, dev, _ = train_and_dev([corpus], recipe.holdout.share, recipe.seed)
     pipeline = PlantPipeline.of(recipe, learn, folder)
     every = Examples([corpus], lambda note: True)
-    notes = Notes.of(every, recipe.labels, pipeline.tokenizer, pipeline.labels)
+    notes = TokenizedNotes.of(every, recipe.labels, pipeline.tokenizer, pipeline.labels)
     whole = replace(
         PlantPipeline.of(recipe, every, folder / "all"),
         notes=notes,
@@ -246,5 +245,5 @@ def train_on_all_notes(recipe: PlantRecipe, corpus: Corpus, folder: Path) -> Bun
     )
     stages = StagesOfAllNotes(whole.stages.folder, whole.stages.fingerprint, whole)
     trained = PlantTrainer(recipe, folder, stages).train(learn, dev, False)
-    model, decision, found = trained.model, trained.decision, trained.report
-    return Bundle(model, decision, recipe.model_dump(mode="json"), {"found": found})
+    provenance = {"found": trained.report}
+    return Bundle(trained.model, trained.decision, recipe.model_dump(mode="json"), provenance)

@@ -24,7 +24,7 @@ class Cell:
     """One number of a table."""
 
     values: tuple[float, ...]
-    runs: int  # that there should be
+    runs: int  # expected
     paper: float | None = None
 
     @property
@@ -94,12 +94,12 @@ class Table:
         return "\n".join([*lines, "", *(f"{remark}\n" for remark in self.remarks(results))])
 
 
-def rows_beside_paper(
+def rows_with_paper_numbers(
     paper: str, table: str, runs: Mapping[str, Sequence[Run]], *, prefix: str = "", within: str = ""
 ) -> list[Row]:
-    """A row for each of our models with the paper's numbers, then the paper's rows that we have no run for.
+    """A row for each of our models with the paper's numbers, then the paper's rows without a run of ours.
 
-    The names of a row are separated by " / ". within: how the paper's rows start that are about our corpus.
+    The names of a row are separated by " / ". within: prefix of the paper's rows about our corpus.
     """
     numbers: dict[str, dict[str, float]] = {}
     lines = (files("nosology.reproduce") / "data" / "paper_numbers.tsv").read_text(encoding="utf-8").splitlines()
@@ -109,7 +109,7 @@ def rows_beside_paper(
             row, *values = line.removeprefix(start).split("\t")
             pairs = (value.partition("=") for value in values)
             numbers[row] = {metric: float(number) for metric, _, number in pairs}
-    ours = [Row(tuple(row.split(" / ")), tuple(mine), numbers.pop(row, {}), prefix) for row, mine in runs.items()]
+    ours = [Row(tuple(row.split(" / ")), tuple(runs[row]), numbers.pop(row, {}), prefix) for row in runs]
     return ours + [Row(tuple(f"{row} (paper)".split(" / ")), (), values) for row, values in numbers.items()]
 
 
@@ -125,7 +125,7 @@ def paired_tests(rows: Sequence[Row], metric: str, results: Results) -> Iterator
 
 
 def write_tables(out: Path, tables: Sequence[Table], results: Results, failed: Mapping[str, str]) -> list[Path]:
-    """Writes a Markdown and a CSV file for each table name, with all its corpora; the Markdown files."""
+    """The Markdown files; writes a Markdown and a CSV file for each table name, with all its corpora."""
     written = []
     for name in dict.fromkeys(table.name for table in tables):
         chosen = [table for table in tables if table.name == name]

@@ -1,20 +1,18 @@
-"""Runs of a study, each in a process of its own.
+"""Runs of a study, each in its own process.
 
     OUT/runs/<key>.json      the result of a run, written atomically: a second call runs only what is missing
     OUT/failed/<key>.json    why a run failed; the next call tries it again
-    OUT/logs/<key>.log       what a failed run printed
-    OUT/work/<key>/          checkpoints and bundle of a run until it ends, or for good with `keep_bundles`
+    OUT/logs/<key>.log       the output of a failed run
+    OUT/work/<key>/          checkpoints and bundle of a run; deleted when it ends, unless `keep_bundles`
 
-A key ends with a hash of all that decides the result: corpora, recipe, options. This module is also the program of such
-a process: its task is one line of JSON on standard input, and it ends when its standard input does, so also when the
-study is killed.
+A key ends with a hash of corpora, recipe and options. This module is also the program of a process: it reads its task,
+one line of JSON, from standard input, and ends when standard input is closed, so also when the study is killed.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import shutil
 import signal
@@ -35,12 +33,13 @@ from typing import Any
 from pydantic import Field
 
 from nosology.config import load_recipe
-from nosology.core import SPLITS, SYSTEMS, ConfigError, DataError, NosologyError, Note, __version__
+from nosology.core import SPLITS, SYSTEMS, ConfigError, DataError, NosologyError, Note
 from nosology.core.files import json_sha256, write_json
 from nosology.core.settings import Settings
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.simulate import simulate_notes
 from nosology.corpora.splits import split_corpus
+from nosology.models.train import software
 from nosology.training.recipe_settings import Recipe
 
 COMMAND = (sys.executable, "-m", "nosology.reproduce.runner")
@@ -77,23 +76,23 @@ def _flat(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]
 class Run:
     """One experiment: a function of a recipe, corpora and options that returns metrics."""
 
-    names: tuple[str, ...]  # for people and for the key, such as corpus, model and setting
-    function: str  # "module:function"; it is called with a Task and returns JSON values, "metrics" among them
+    names: tuple[str, ...]  # for titles and the key, such as corpus, model and setting
+    function: str  # "module:function": takes a Task, returns a JSON object with "metrics"
     recipe: Recipe
     corpora: tuple[Corpus, ...]
     repeat: int = 0  # number of the seed or of the split
-    options: Mapping[str, Any] = field(default_factory=dict)  # JSON; they decide the result too
-    shares: str = ""  # of the runs with the same value the first fills a cache, so it does not run beside the others
+    options: Mapping[str, Any] = field(default_factory=dict)  # JSON, part of the key
+    cache_group: str = ""  # the first run of a group fills a cache, so the others wait for it
 
     @cached_property
     def key(self) -> str:
-        """The name of the run's files: the same as long as its result would be."""
-        decisive = [self.function, self.recipe.model_dump(mode="json"), [corpus.hash for corpus in self.corpora]]
-        return "-".join([*map(slug, self.names), f"{self.repeat:02d}", digest(*decisive, dict(self.options))])
+        """The name of the run's files; it changes with all that the result depends on."""
+        inputs = [self.function, self.recipe.model_dump(mode="json"), [corpus.hash for corpus in self.corpora]]
+        return "-".join([*map(slug, self.names), f"{self.repeat:02d}", digest(*inputs, dict(self.options))])
 
     @property
     def title(self) -> str:
-        """The run in words."""
+        """The run in a line of progress."""
         return f"{', '.join(self.names)}, run {self.repeat + 1}"
 
 
@@ -133,7 +132,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Runner:
-    """Does runs as processes. A run that crashes or is killed is noted, and the others go on."""
+    """Executes runs as processes. If a run crashes or is killed, its reason is saved and the others continue."""
 
     out: Path
     cache: Path
@@ -143,7 +142,7 @@ class Runner:
 
     def results(self, runs: Iterable[Run]) -> dict[str, dict[str, Any]]:
         """The results that exist, by key."""
-        return {run.key: found for run in runs if (found := read_json(self._path("runs", run.key))) is not None}
+        return {run.key: value for run in runs if (value := read_json(self._path("runs", run.key))) is not None}
 
     def failures(self, runs: Iterable[Run]) -> dict[str, str]:
         """The reasons why runs without a result failed, by key."""
@@ -151,13 +150,13 @@ class Runner:
         done = self.results(runs)
         return {key: str(reason.get("why")) for key, reason in reasons.items() if reason and key not in done}
 
-    def work(self, runs: Sequence[Run], say: Callable[[str], None] = lambda line: None) -> dict[str, str]:
-        """Does the runs that have no result yet; returns `failures`."""
+    def work(self, runs: Sequence[Run], report: Callable[[str], None] = lambda line: None) -> dict[str, str]:
+        """Executes the runs that have no result yet; returns `failures`."""
         results = self.results(runs)
         for key in results:  # of a run that ended after its study was killed
             self._clear(key)
         waiting = [run for run in runs if run.key not in results]
-        say(f"{len(runs)} runs: {len(results)} are done, {len(waiting)} to do")
+        report(f"{len(runs)} runs: {len(results)} are done, {len(waiting)} to do")
         seconds = [result.get("seconds", 0.0) for result in results.values()]
         for number, run in enumerate(self._processes(waiting), 1):
             if result := self.results([run]).get(run.key):
@@ -168,17 +167,17 @@ class Runner:
                 outcome = f"failed: {self.failures([run]).get(run.key)}"
             left = (len(waiting) - number) * fmean(seconds) / self.jobs if seconds else 0
             rest = f"; about {left / 60:.0f} min left" if left > 90 else f"; about {left:.0f} s left" if left else ""
-            say(f"[{number}/{len(waiting)}] {run.title}: {outcome}{rest}")
+            report(f"[{number}/{len(waiting)}] {run.title}: {outcome}{rest}")
         return self.failures(runs)
 
     def _processes(self, runs: Iterable[Run]) -> Iterator[Run]:
         """Each run when its process has ended."""
         waiting, running = list(runs), dict[str, tuple[Run, subprocess.Popen[bytes]]]()
-        filled = {""}  # values of Run.shares whose first run has ended
+        filled = {""}  # cache groups whose first run has ended
         try:
             while waiting or running:
-                busy = {run.shares for run, _ in running.values()} - filled
-                ready = [run for run in waiting if run.shares not in busy]
+                busy = {run.cache_group for run, _ in running.values()} - filled
+                ready = [run for run in waiting if run.cache_group not in busy]
                 if ready and len(running) < self.jobs:
                     waiting.remove(ready[0])
                     running[ready[0].key] = ready[0], self._start(ready[0])
@@ -187,7 +186,7 @@ class Runner:
                 for key in ended:
                     run, process = running.pop(key)
                     self._end(key, process)
-                    filled.add(run.shares)
+                    filled.add(run.cache_group)
                     yield run
                 if not ended:
                     time.sleep(_POLL)
@@ -212,9 +211,9 @@ class Runner:
                 self.command, stdin=subprocess.PIPE, stdout=out, stderr=out, env=environment, start_new_session=True
             )
         assert process.stdin is not None
-        with suppress(BrokenPipeError):  # the process is gone already, as its exit code will tell
+        with suppress(BrokenPipeError):  # the process has ended; its exit code is reported
             process.stdin.write(json.dumps(asdict(task)).encode() + b"\n")
-            process.stdin.flush()  # the pipe stays open: it ends with this process, and then the other one ends too
+            process.stdin.flush()  # the pipe stays open: the process ends when it is closed
         return process
 
     def _end(self, key: str, process: subprocess.Popen[bytes]) -> None:
@@ -276,7 +275,7 @@ def check_splits(corpus: Corpus) -> None:
 
 
 def main() -> None:
-    """Does the task on standard input; exit code 1 if it failed."""
+    """Executes the task on standard input; exit code 1 if it failed."""
     task = Task(**json.loads(sys.stdin.readline()))
     threading.Thread(target=_end_with_input, daemon=True).start()
     started = time.monotonic()
@@ -285,17 +284,15 @@ def main() -> None:
         result = getattr(import_module(module), name)(task)
     except NosologyError as error:
         why = str(error)
-    except Exception as error:  # a message that is not ours may contain note text: only type and place are stored
+    except Exception as error:  # its message may contain note text: only type and place are stored
         print("".join(traceback.format_tb(error.__traceback__)), type(error).__name__, file=sys.stderr)
         place = traceback.extract_tb(error.__traceback__)[-1]
         why = f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}"
     else:
         if not task.keep_bundles:
             shutil.rmtree(task.folder, ignore_errors=True)
-        about = {"package": f"nosology {__version__}", "python": platform.python_version()}
-        about["machine"] = f"{platform.system()} {platform.machine()}"
         seconds = round(time.monotonic() - started, 3)
-        write_json(task.result, result | {"recipe": task.recipe, "seconds": seconds} | about)
+        write_json(task.result, result | {"recipe": task.recipe, "seconds": seconds} | software())
         return
     write_json(task.failure, {"why": why})
     sys.exit(1)

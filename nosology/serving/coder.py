@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -14,18 +15,18 @@ from nosology.core import SYSTEMS, Code, CodeError, ConfigError, Note, Suggestio
 from nosology.core.model import Model, OpenVocabulary
 from nosology.models.bundle import Bundle, suggested_systems
 
-TOP = 50  # suggestions a note at least, where nobody asks for another number
+TOP = 50  # default number of suggestions per note; all accepted codes are added
 _BATCH = 64
 
 
 class Coder:
-    """A bundle that codes notes: within one code-set release, one list of codes, or some code systems if asked.
+    """A bundle that codes notes.
 
-    codes: the codes to choose among, each with the description by which it is read, in the place of those that the
-    coder was trained on; only a coder that reads descriptions can be given any.
-    systems: suggestions are of these code systems alone. Where neither systems nor codes are named, a neural coder that
-    knows both ICD-9 and ICD-10 suggests ICD-10 codes alone: otherwise a code of either version would stand in the list
-    for the same thing. The linear coder suggests whatever it was trained on.
+    release: translate suggestions to the codes of this release.
+    codes: the codes to choose among with their descriptions, instead of those of training; only for coders that read
+    descriptions.
+    systems: suggest only codes of these systems. Without systems and codes, a neural coder that knows ICD-9 and ICD-10
+    suggests only ICD-10 codes, or the list would name one diagnosis twice. The linear coder suggests all its codes.
     """
 
     def __init__(
@@ -38,9 +39,10 @@ class Coder:
     ):
         model = bundle.model if codes is None else _with_codes(bundle.model, codes)
         wanted = suggested_systems(model, systems, given=codes is not None)
-        self.model, self._kept = _narrowed(model, wanted)
+        self.model, self._mask = _restrict_systems(model, wanted)
         self.decision = bundle.decision
         self.release = release
+        self.reports_uncertain = False  # also what it would drop outside of claims
         descriptions = self.model.descriptions if isinstance(self.model, OpenVocabulary) else ()
         self._descriptions = dict(zip(self.model.labels.codes, descriptions))
         self._translate = release_translator(release) if release else None
@@ -55,7 +57,7 @@ class Coder:
         codes: Sequence[tuple[Code, str]] | str | Path | None = None,
         systems: Collection[str] = (),
     ) -> Coder:
-        """The coder in a bundle folder; `threshold` replaces the one found in training, for every code.
+        """The coder in a bundle folder; `threshold` replaces the tuned thresholds of all codes.
 
         codes: pairs of code and description, or a file of them (see `read_code_list`).
         """
@@ -63,27 +65,45 @@ class Coder:
             codes = read_code_list(codes)
         return cls(Bundle.load(folder).with_threshold(threshold), release, codes=codes, systems=systems)
 
+    @classmethod
+    def for_claims(cls, folder: str | Path, *, release: str | None = None, systems: Collection[str] = ()) -> Coder:
+        """The coder in a bundle folder for claims: a lexicon also reports uncertain diagnoses.
+
+        Whether they count depends on the setting of the encounter, which the claim knows.
+        """
+        from nosology.models.lexicon.lexicon_model import Lexicon
+
+        bundle, dropped = Bundle.load(folder), False
+        if isinstance(bundle.model, Lexicon):
+            context = bundle.model.recipe.context
+            if dropped := context.uncertain == "drop":
+                model = bundle.model.with_context(context.model_copy(update={"uncertain": "keep"}))
+                bundle = replace(bundle, model=model)
+        coder = cls(bundle, release, systems=systems)
+        coder.reports_uncertain = dropped
+        return coder
+
     def code(self, text: str, top: int | None = None) -> list[Suggestion]:
         """Suggestions for one note, the most probable first: `top` of them, or the first 50 and all accepted ones."""
         return next(self.code_all([text], top))
 
     def code_all(self, notes: Iterable[str | Note], top: int | None = None) -> Iterator[list[Suggestion]]:
-        """Suggestions for each note, in order; notes are read as they are needed.
+        """Suggestions for each note, in order; notes are read lazily.
 
-        notes: texts, or notes with what stands beside their texts, which a coder that reads columns then takes in.
+        notes: texts, or Notes, whose `extra` columns are input of some coders.
         """
         notes = (Note("", note) if isinstance(note, str) else note for note in notes)
         while batch := list(islice(notes, _BATCH)):
             probabilities = self.model.probabilities(batch)
-            if self._kept is not None:
-                probabilities = probabilities * self._kept
+            if self._mask is not None:
+                probabilities = probabilities * self._mask
             for note, row in zip(batch, probabilities):
                 yield self._suggest(note, row, top)
 
     def _ranked(self, probabilities: np.ndarray, top: int | None) -> dict[Code, tuple[float, int]]:
-        """The codes to suggest, each with its probability and the column it comes from; probabilities: (L,)."""
+        """The codes to suggest, each with its probability and column; probabilities: (L,)."""
         accepted = self.decision.accepted(self.model.labels, probabilities)
-        more = 0 if top is not None else int(accepted.sum())  # accepted codes still to come
+        more = 0 if top is not None else int(accepted.sum())  # accepted codes that are not ranked yet
         ranked: dict[Code, tuple[float, int]] = {}
         for column in np.argsort(-probabilities, kind="stable"):
             full = len(ranked) >= (TOP if top is None else top)
@@ -99,9 +119,9 @@ class Coder:
         return ranked
 
     def _describe(self, code: Code) -> str:
-        """The description of a code in the release asked for, else the one that the model reads it by."""
-        own = self._descriptions.get(code, "")
-        return describe(code, self.release) or own if self.release else own or describe(code)
+        """The description of a code in the release of this coder, or else the one that the model reads."""
+        of_model = self._descriptions.get(code, "")
+        return describe(code, self.release) or of_model if self.release else of_model or describe(code)
 
     def _suggest(self, note: Note, probabilities: np.ndarray, top: int | None) -> list[Suggestion]:
         ranked = self._ranked(probabilities, top)
@@ -121,7 +141,7 @@ class Coder:
 
 
 def _with_codes(model: Model, codes: Sequence[tuple[Code, str]]) -> Model:
-    """The model with these codes in the place of its own."""
+    """The model with these codes instead of its own."""
     if not isinstance(model, OpenVocabulary):
         raise ConfigError(
             f"codes cannot be given to a coder of kind {model.kind}: it knows only the codes it was trained on"
@@ -131,33 +151,33 @@ def _with_codes(model: Model, codes: Sequence[tuple[Code, str]]) -> Model:
     return model.with_codes(list(codes))
 
 
-def _narrowed(model: Model, systems: set[str]) -> tuple[Model, np.ndarray | None]:
-    """The model for the codes of these systems, and 1 for each label (L,) to keep, 0 for the others; None: all."""
-    kept = np.array([code.system in systems for code in model.labels.codes], dtype=np.float32)
-    if kept.all():
+def _restrict_systems(model: Model, systems: set[str]) -> tuple[Model, np.ndarray | None]:
+    """The model for the codes of these systems, and a mask (L,) with 1 for each label to suggest; None: all labels."""
+    mask = np.array([code.system in systems for code in model.labels.codes], dtype=np.float32)
+    if mask.all():
         return model, None
-    if isinstance(model, OpenVocabulary):  # then the others need not even be scored
+    if isinstance(model, OpenVocabulary):  # other codes need not be scored
         pairs = zip(model.labels.codes, model.descriptions)
-        return model.with_codes([pair for pair, keep in zip(pairs, kept) if keep]), None
-    return model, kept
+        return model.with_codes([pair for pair, keep in zip(pairs, mask) if keep]), None
+    return model, mask
 
 
 def release_translator(release: str) -> Callable[[Code], Code | None]:
-    """A function that gives a code's counterpart in a release, None where it has none.
+    """A function from a code to its successor or predecessor in a release, None if it has none.
 
-    Of several counterparts (M54.5 was divided into three) the unspecified one is taken: the coder has said no more.
-    Codes of systems without such a release stay as they are.
+    If there are several (M54.5 was divided into three), it is the unspecified one, because the coder gave no detail.
+    Codes of systems without such a release do not change.
     """
-    having = [system for system in SYSTEMS if release in releases(system)]
-    if not having:
+    translated_systems = [system for system in SYSTEMS if release in releases(system)]
+    if not translated_systems:
         allowed = sorted({name for system in SYSTEMS for name in releases(system)})
         raise CodeError(f"release must be one of {', '.join(allowed)}; got {release!r}")
 
     def translate(code: Code) -> Code | None:
-        if code.system not in having:
+        if code.system not in translated_systems:
             return code
-        heirs = in_release(code, release)
-        vague = (heir for heir in heirs if "unspecified" in describe(heir, release).lower())
-        return next(vague, heirs[0] if heirs else None)
+        targets = in_release(code, release)
+        unspecified = (target for target in targets if "unspecified" in describe(target, release).lower())
+        return next(unspecified, targets[0] if targets else None)
 
     return translate

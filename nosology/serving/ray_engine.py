@@ -1,27 +1,30 @@
-"""Many notes on many machines: the coder on Ray Data, one copy of the bundle a worker."""
+"""Coding on a Ray cluster with Ray Data; each worker loads the bundle."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import socket
+import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from nosology.core import ConfigError, Note
 from nosology.models.bundle import is_day_one
+from nosology.serving.coder import Coder
 
-_BATCH = 64  # notes a worker takes at a time
-_BLOCK = 16_384  # notes handed to Ray at once: what is held in memory here
+_BATCH = 64  # notes per task of a worker
+_BLOCK = 16_384  # notes in memory here, passed to Ray together
 
 
 class RayCoder:
-    """A coder in a Ray worker: blocks of notes come in, blocks of predictions as JSON go out."""
+    """A coder in a Ray worker: maps blocks of notes to blocks of predictions as JSON."""
 
     def __init__(self, options: dict[str, Any], top: int | None):
-        from nosology.serving.coder import Coder
-
         self.coder, self.top = Coder.load(**options), top
 
     def __call__(self, block: dict[str, Any]) -> dict[str, list[str]]:
@@ -30,11 +33,25 @@ class RayCoder:
             Note(str(name), str(text), extra=json.loads(extra))
             for name, text, extra in zip(block["id"], block["text"], block["extra"])
         ]
-        found = [
+        predictions = [
             json.dumps([suggestion.to_json() for suggestion in suggestions], ensure_ascii=False)
             for suggestions in self.coder.code_all(notes, self.top)
         ]
-        return {"place": list(block["place"]), "id": list(block["id"]), "codes": found}
+        return {"position": list(block["position"]), "id": list(block["id"]), "codes": predictions}
+
+
+@contextmanager
+def _native_messages_discarded() -> Iterator[None]:
+    """Discards what the C++ parts of Ray print to standard error. Python still prints there."""
+    sys.stderr.flush()
+    with os.fdopen(os.dup(2), "w") as stream, Path(os.devnull).open("w") as null:
+        before, sys.stderr = sys.stderr, stream
+        os.dup2(null.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stream.fileno(), 2)
+            sys.stderr = before
 
 
 def code_on_ray(
@@ -50,51 +67,72 @@ def code_on_ray(
 ) -> Iterator[tuple[str, str]]:
     """(id, predictions as JSON) of each note, in order, coded by workers of a Ray cluster.
 
-    address: that of a running cluster ("auto" finds it); without one, a cluster of this machine is started and ended.
-    The bundle must lie at the same path on every machine of the cluster.
+    address: of a running cluster ("auto" finds it); without one, a local cluster is started and stopped. The bundle
+    must have the same path on every machine of the cluster.
     """
     try:
         import ray
+        import ray.data
     except ImportError as error:
-        raise ConfigError("--engine ray needs its own packages: pip install nosology[ray]") from error
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-    ours = not ray.is_initialized()
-    if ours:
-        started = {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
-        ray.init(**started, log_to_driver=False, logging_level="ERROR")
+        raise ConfigError("--engine ray needs its own packages: pip install 'nosology[ray]'") from error
+    for name in ("ray", "ray.data"):  # after the import, which configures them
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     options = {
         "folder": str(bundle if is_day_one(bundle) else Path(bundle).absolute()),
         "release": release,
         "codes": None if codes is None else str(Path(codes).absolute()),
         "systems": tuple(systems),
     }
+    Coder.load(**options)  # wrong options must not fail in a worker
+    starts_ray = not ray.is_initialized()
+    with _native_messages_discarded():
+        if starts_ray:
+            _start_ray(address, workers)
+        try:
+            yield from _code_blocks(iter(notes), options, top, workers)
+        except ray.exceptions.RayError as error:  # its message has a traceback of the worker
+            raise ConfigError(f"a worker of the Ray cluster failed ({type(error).__name__}): see Ray's logs") from error
+        finally:
+            if starts_ray:
+                ray.shutdown()
+
+
+def _start_ray(address: str | None, workers: int) -> None:
+    """Connects to a cluster, or starts one on this machine; ConfigError if there is none at the address."""
+    import ray
+
+    cluster = {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
+    host, _, port = (address or "").rpartition(":")
     try:
-        yield from _coded(iter(notes), options, top, workers)
-    finally:
-        if ours:
-            ray.shutdown()
+        if host and port.isdecimal():  # Ray itself would try for minutes
+            socket.create_connection((host.rpartition("/")[2].strip("[]"), int(port)), timeout=10).close()
+        ray.init(**cluster, log_to_driver=False, logging_level="ERROR")
+    except (OSError, OverflowError, ValueError, RuntimeError) as error:
+        what = f"--address must be that of a running Ray cluster; got {address}" if address else "Ray does not start"
+        raise ConfigError(f"{what} ({type(error).__name__})") from error
 
 
-def row_of(place: int, note: Note) -> dict[str, Any]:
-    """A note as a row of a block; what stands beside its text is JSON, for notes may have different columns."""
-    return {"place": place, "id": note.id, "text": note.text, "extra": json.dumps(dict(note.extra), default=str)}
+def note_row(position: int, note: Note) -> dict[str, Any]:
+    """A note as a row of a block; its columns are JSON, because notes may have different columns."""
+    return {"position": position, "id": note.id, "text": note.text, "extra": json.dumps(dict(note.extra), default=str)}
 
 
-def _coded(notes: Iterator[Note], options: dict[str, Any], top: int | None, workers: int) -> Iterator[tuple[str, str]]:
+def _code_blocks(
+    notes: Iterator[Note], options: dict[str, Any], top: int | None, workers: int
+) -> Iterator[tuple[str, str]]:
     import ray
 
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     while block := list(islice(notes, _BLOCK)):
-        rows = [row_of(place, note) for place, note in enumerate(block)]
+        rows = [note_row(position, note) for position, note in enumerate(block)]
         data = ray.data.from_items(rows, override_num_blocks=max(1, min(len(rows), 4 * workers)))
-        found = data.map_batches(
+        predictions = data.map_batches(
             RayCoder,
             fn_constructor_args=(options, top),
             batch_size=_BATCH,
             compute=ray.data.ActorPoolStrategy(size=workers),
             num_cpus=1,
         ).take_all()
-        for row in sorted(found, key=lambda row: row["place"]):
+        for row in sorted(predictions, key=lambda row: row["position"]):
             yield row["id"], row["codes"]

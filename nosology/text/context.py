@@ -7,6 +7,7 @@ seen" and "has been seen", and an alternative may be empty. Phrases also match w
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise, product
@@ -16,10 +17,9 @@ import numpy as np
 
 from nosology.core import Span
 from nosology.text.cleaning import clean
-from nosology.text.data import function_words, rows
 from nosology.text.sections import sections
 from nosology.text.sentences import sentences
-from nosology.text.tokens import Tokens, tokenize, words_of
+from nosology.text.tokens import Tokens, function_words, rows, tokenize, words_of
 
 CATEGORIES = ("negated", "uncertain", "family", "historical", "hypothetical")
 NEGATION_PREFIX = "NOT_"
@@ -34,16 +34,51 @@ _PAST_TITLE = re.compile(r"\b(?:past|prior|pmhx?|medical|cardiac history|anteced
 # A list of past diseases ends at an empty line before text that is no list item, or at a line like a heading.
 _LIST_END = re.compile(r"\n[ \t]*\n\s*(?![-*•\d\s(])|\n[ \t]*(?=[A-ZÁÉÍÓÚÑ][^:.;,\n]{2,50}:)")
 
+_TEST = r"(?:PCR|s?Ag|Ab|Ig[MG]|[RD]NA|NAAT|antigens?|antibod(?:y|ies)|tests?|screen|swab|cultures?|cx|panel|serology)"
+_NEGATIVE = r"(?:negative|neg|non-?reactive|not detected)\b(?!\s+for\b)"
+_END = r"\s*(?=[.,;)\n\r]|$)"
+# A sentence that is no longer about relatives.
+_OTHER_TOPIC = re.compile(
+    r"(?<=[.;\n])\s*(?:Here (?:for|with|today|because)|Pt|Patient|Present(?:s|ed)|Social|S(?:oc )?Hx?|PMHx?|PSHx?"
+    r"|Med(?:ication)?s|Exam|ROS|Allerg\w+|Lives|Works|Retired|Tobacco|Smok\w+|Non-?smoker|Never smok\w+|Quit"
+    r"|Assessment|Plan|A/P|Imp(?:ression)?)\b"
+)
 # Negation of the words directly before: "PE ruled out with a scan", "Fever: denies.", "influenza A and B negative".
 _NEGATION_AFTER = re.compile(
     r"\s+(?:ruled out\b(?!\s+for\b)|excluded\b(?!\s+from\b)|negative\b|neg\b|descartad[oa]s?\b)"
     r"|\s*(?:, ?(?:ruled out|excluded)|\(\s*[–-]\s*\))\s*(?=[.,;)\n\r]|$)"
-    r"|\s*[:–-]\s*(?:no|none|nil|never|denies|denied|absent|niega|ningun[oa])\s*(?=[.,;)\n\r]|$)"
+    rf"|\s*[:–-]\s*(?:no|n|none|nil|never|denies|denied|absent|niega|ningun[oa]|not present){_END}"
+    rf"|(?:\s+(?:evaluation|eval|work-?up))?\s*(?:->|→|[:=(–-])\s*(?:ruled out|excluded|neg|negative){_END}"
+    r"|(?:\s+(?:evaluation|eval|work-?up))?\s*(?:->|→|[:=(–-])\s*(?:ruled out)\b(?!\s+for\b)"
+    rf"|(?:\s?/\s?[\w-]+){{0,4}}(?:\s+{_TEST}(?:/{_TEST})*)*\s*:?\s+{_NEGATIVE}"
+    rf"|\s+(?:denied|imm|immune|not testable|untestable|not assessed){_END}"
+    r"|\s*\(\s*(?:no|n|neg|negative|denies|denied|absent|never)\s*\)|\s?\?\s*(?:no|n|denies|negative)\b"
+    r"|\s*[:=]\s*n(?=\s{2}|\s*\|)"
+    r"|\s*[:?–-]?\s*(?:(?:\[ ?\]|☐)\s*y(?:es)?\s*)?(?:\[x\]|☑|☒)\s*no?\b"  # Falls: [ ] yes [x] no
     r"|(?:\s*(?:,|/|&|\band\b|\bor\b|\by\b)\s*[A-Z0-9]{1,2}\b)+\s+(?:negative|neg)\b(?!\s+for\b)"
     r"|\s+(?:no|absent)\s*(?=[,;)])",
     re.IGNORECASE,
 )
-_MINUS_BEFORE = re.compile(r"(?:^|[,;:.\n\r])\s*\(\s*[–-]\s*\)\s*$")  # "(-) fever, (-) cough"
+_NEGATION_INSIDE = re.compile(r"(?<=\w)[\s,;(]+(?:without|w/o|with no|not|no|sin)\b", re.IGNORECASE)
+_MINUS_BEFORE = re.compile(  # "(-) fever, [ ] cough", "neg tobacco"
+    r"(?:(?:^|[,;:.\n\r])\s*\(\s*[–-]\s*\)|\[ ?\]|☐|(?:^|[,;:.(\n\r]\s*|\bsh |\bua |\btoday )neg(?:ative)?)\s*$", re.I
+)
+_QUESTION_BEFORE = re.compile(r"(?:^|[\s,;:(/#-])\?\s?$")  # "?pneumonia", "? DKA"
+_QUESTION_AFTER = re.compile(r"\?(?!\s*(?:yes|y|positive)\b)", re.IGNORECASE)
+_BRACKETS = re.compile(r"\([^()\n]*\)|\[[^\[\]\n]*\]")
+# What follows a denial after a comma: "no angina, on aspirin".
+_NEW_CLAUSE = re.compile(
+    r",(?=\s+(?:on|with|w/|s/p|is|was|were|has|had|now|currently|treated|continues?|cont|started|stable|positive|pos"
+    r"|admitted|presents?|here)\b)",
+    re.IGNORECASE,
+)
+_LIST_WORD = re.compile(r"\b(?:or|and|nor|o|y|ni)\b|/", re.IGNORECASE)
+_ONE_ITEM = frozenset({"without", "w"})  # before one item, or before a list that ends with "or"
+_EXCLUSION = re.compile(r"ruled out|excluded|unlikely|less likely|not likely", re.IGNORECASE)
+_AS_NEEDED = frozenset({"prn", "needed", "for"})
+_NEXT_DRUG = re.compile(r"[,;](?=[^,;.\n]*\d ?(?:mg|mcg|g|ml|units?|puffs?|tabs?)\b)", re.IGNORECASE)
+_CLAUSE_SCOPED = ("negated", "uncertain")  # categories whose scopes end at a semicolon
+_BRACKET_SCOPED = ("negated", "uncertain", "hypothetical", "historical")  # whose scopes do not leave brackets
 _NEGATIVE_LIST = re.compile(  # "Negative: fever, chills"
     r"(?:^|[.;\n\r]\s*|\bpertinent\s+|\bROS\s+)(?:negatives?|neg|negativos?)\s*:"
     r"(?:(?!\b(?:positives?|but|except)\b)[^.;:\n\r])*$",
@@ -112,14 +147,42 @@ def contexts(text: str) -> list[ContextSpan]:
 
 def context_of(text: str, spans: Iterable[tuple[int, int]]) -> list[Context]:
     """The context of each span: a flag is true if any word of the span is in such a scope."""
-    tokens = tokenize(text)
-    flags = context_flags(text, tokens)
-    # counts[c, i]: the number of flags of category c among the first i words
-    counts = np.concatenate([np.zeros((len(CATEGORIES), 1), np.int64), np.cumsum(flags, axis=1)], axis=1)
-    offsets = np.array([tuple(span) for span in spans], dtype=np.int64).reshape(-1, 2)
-    first = np.searchsorted(tokens.ends, offsets[:, 0], side="right")
-    last = np.maximum(first, np.searchsorted(tokens.starts, offsets[:, 1], side="left"))
-    return [Context(*row) for row in (counts[:, last] > counts[:, first]).T.tolist()]
+    return TextContexts(text).of(spans)
+
+
+class TextContexts:
+    """The contexts of a text, analysed once for any number of spans."""
+
+    def __init__(self, text: str):
+        self._text = text
+        self._tokens = tokenize(text)
+        flags = context_flags(text, self._tokens)
+        counts = np.concatenate([np.zeros((len(CATEGORIES), 1), np.int64), np.cumsum(flags, axis=1)], axis=1)
+        # counts[i][c]: the number of flags of category c among the first i words
+        self._counts: list[list[int]] = counts.T.tolist()
+        self._starts: list[int] = self._tokens.starts.tolist()
+        self._ends: list[int] = self._tokens.ends.tolist()
+
+    def of(self, spans: Iterable[tuple[int, int]]) -> list[Context]:
+        """The context of each span: a flag is true if any word of the span is in such a scope."""
+        result = []
+        for start, end in spans:
+            first = bisect_right(self._ends, start)
+            last = max(first, bisect_left(self._starts, end))
+            result.append(Context(*map(int.__gt__, self._counts[last], self._counts[first])))
+        return result
+
+    def of_mention(self, start: int, end: int) -> Context:
+        """The context of a mention, also by what stands next to it: "Fever: denies", "CKD?"."""
+        context = self.of([(start, end)])[0]
+        if context.negated and (inside := _NEGATION_INSIDE.search(self._text, start, end)):
+            # "cystitis without hematuria": the words before the trigger say whether the mention is denied
+            context = context._replace(negated=self.of([(start, inside.start())])[0].negated)
+        denied = is_denied_by_previous_words(self._text, start) or is_denied_by_next_words(self._text, end)
+        return context._replace(
+            negated=context.negated or denied,
+            uncertain=context.uncertain or is_questioned(self._text, start, end),
+        )
 
 
 def context_flags(text: str, tokens: Tokens) -> np.ndarray:
@@ -170,6 +233,7 @@ def _sentence_bounds(text: str, tokens: Tokens) -> Iterator[tuple[int, int]]:
 def _scopes(text: str, tokens: Tokens) -> list[_Scope]:
     """The scopes of a text, none of them empty."""
     starts, ends = tokens.starts.tolist(), tokens.ends.tolist()
+    limits = _Limits(text, tokens)
     scopes = []
     for first, last in _sentence_bounds(text, tokens):
         triggers = [
@@ -179,19 +243,100 @@ def _scopes(text: str, tokens: Tokens) -> list[_Scope]:
             or not _is_answer(text, starts[trigger.first], tokens.words[trigger.first])
         ]
         for category, start, stop, trigger in _sentence_scopes(triggers, first, last):
+            start, stop = limits.apply(category, start, stop, trigger)
             if start < stop:
                 scopes.append(_Scope(category, start, stop, Span(starts[trigger.first], ends[trigger.last - 1])))
     for section in sections(text):
         if (category := SECTION_CATEGORY.get(section.kind)) is not None:
-            first, last = np.searchsorted(tokens.starts, section.body).tolist()
+            first, last = np.searchsorted(
+                tokens.starts, (section.body.start, _end_of_topic(text, section.body))
+            ).tolist()
             if first < last:
                 scopes.append(_Scope(category, first, last, Span(section.span.start, section.body.start)))
     return scopes
 
 
+def _end_of_topic(text: str, body: Span) -> int:
+    """Where a section about relatives ends: at an empty line, or at a line like a heading for another topic."""
+    start = body.start + len(text[body.start : body.end]) - len(text[body.start : body.end].lstrip())
+    if other := _OTHER_TOPIC.search(text, start, body.end):
+        body = Span(body.start, other.start())
+    for match in _LIST_END.finditer(text, start, body.end):
+        line = text[match.end() :].split("\n", 1)[0].split(":", 1)[0]
+        if not any(
+            effect.category == "family"
+            for words in [words_of(line)]
+            for trigger in find_triggers(words, 0, len(words))
+            for effect in trigger.effects
+        ):
+            return match.start()
+    return body.end
+
+
+class _Limits:
+    """Brackets and semicolons, as word numbers: a scope does not leave the brackets of its trigger or its clause."""
+
+    def __init__(self, text: str, tokens: Tokens):
+        self._text, self._tokens = text, tokens
+        self._clauses = np.searchsorted(tokens.starts, [match.start() for match in re.finditer(";", text)]).tolist()
+        clauses = [match.start() for match in _NEW_CLAUSE.finditer(text)]
+        self._new_clauses = np.searchsorted(tokens.starts, clauses).tolist()
+        brackets = [match.span() for match in _BRACKETS.finditer(text)]
+        self._brackets = np.searchsorted(tokens.starts, np.array(brackets, dtype=np.int64).reshape(-1, 2)).tolist()
+        self._opened = [first for first, _ in self._brackets]
+
+    def apply(self, category: str, start: int, stop: int, trigger: TriggerMatch) -> tuple[int, int]:
+        """The part of the words start..stop-1 that is in the same brackets and clause as the trigger."""
+        if category in _CLAUSE_SCOPED:
+            at = bisect_right(self._clauses, trigger.first)
+            if at and start < trigger.first:
+                start = max(start, self._clauses[at - 1])
+            if at < len(self._clauses) and stop > trigger.last:
+                stop = min(stop, max(trigger.last, self._clauses[at]))
+        if category == "negated":
+            start, stop = self._within_commas(start, stop, trigger)
+        if category == "hypothetical" and stop > trigger.last and self._tokens.words[trigger.last - 1] in _AS_NEEDED:
+            dose = _NEXT_DRUG.search(
+                self._text, int(self._tokens.starts[trigger.last]), int(self._tokens.ends[stop - 1])
+            )
+            stop = int(np.searchsorted(self._tokens.starts, dose.start())) if dose else stop
+        if category in _BRACKET_SCOPED:
+            at = bisect_right(self._opened, trigger.first) - 1
+            first, last = self._brackets[at] if at >= 0 else (0, 0)
+            if first <= trigger.first < last:
+                stop = min(stop, last)
+                start = max(start, first) if first < trigger.first else start  # "PE (ruled out)" is about the PE
+        return start, stop
+
+    def _within_commas(self, start: int, stop: int, trigger: TriggerMatch) -> tuple[int, int]:
+        """The scope of a denial up to a comma that ends it."""
+        text, starts, ends = self._text, self._tokens.starts, self._tokens.ends
+        if stop > trigger.last:
+            at = bisect_right(self._new_clauses, trigger.last)
+            if at < len(self._new_clauses):
+                stop = min(stop, self._new_clauses[at])
+            if self._tokens.words[trigger.first] in _ONE_ITEM and stop > trigger.last:
+                scope = text[int(starts[trigger.last]) : int(ends[stop - 1])]
+                comma = scope.find(",")
+                items = scope.split(",")[1:]
+                is_list = _LIST_WORD.search(scope) or (len(items) > 1 and all(len(item.split()) <= 2 for item in items))
+                if comma >= 0 and not is_list:
+                    stop = int(np.searchsorted(starts, int(starts[trigger.last]) + comma))
+        elif start < trigger.first and _EXCLUSION.search(
+            text[int(starts[trigger.first]) : int(ends[trigger.last - 1])]
+        ):
+            scope = text[int(starts[start]) : int(starts[trigger.first])]
+            comma = scope.rfind(",")
+            last = scope[comma + 1 :]
+            if comma >= 0 and any(character.isalpha() for character in last) and not _LIST_WORD.search(last):
+                start = max(start, int(np.searchsorted(starts, int(starts[start]) + comma)))
+        return start, stop
+
+
 def _is_answer(text: str, start: int, word: str) -> bool:
     """Whether a negation of one word answers what is before it, and has no scope: "HTN: no, DM: yes"."""
-    return word in _ANSWERS and text[start + len(word) : start + len(word) + 2].lstrip(" ")[:1] in _AFTER_ANSWER
+    following = text[start + len(word) : start + len(word) + 2].lstrip(" ")[:1]
+    return word in _ANSWERS and (following in _AFTER_ANSWER or (following == ":" and text[:start].rstrip()[-1:] == "?"))
 
 
 def _sentence_scopes(
@@ -253,9 +398,17 @@ def is_denied_by_next_words(text: str, end: int) -> bool:
     return _NEGATION_AFTER.match(text, end) is not None
 
 
+def is_questioned(text: str, start: int, end: int) -> bool:
+    """Whether a question mark stands before or after a mention: "?pneumonia", "? DKA", "CKD?"."""
+    return (
+        _QUESTION_AFTER.match(text, end) is not None
+        or _QUESTION_BEFORE.search(text[max(0, start - 3) : start]) is not None
+    )
+
+
 def is_denied_by_previous_words(text: str, start: int) -> bool:
     """Whether a mention that starts at a character is negated by a minus in brackets or "negative:" before a list."""
-    if _MINUS_BEFORE.search(text[max(0, start - 8) : start]) is not None:
+    if _MINUS_BEFORE.search(text[max(0, start - 16) : start]) is not None:
         return True
     before = text[max(0, start - _MAX_LIST) : start]
     return ":" in before and _NEGATIVE_LIST.search(before) is not None

@@ -11,16 +11,15 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from nosology.text.data import function_words, sided_words
 from nosology.text.sentences import sentences
 from nosology.text.stems import stem, word_keys
-from nosology.text.tokens import tokenize
+from nosology.text.tokens import Tokens, function_words, rows, sided_words, tokenize
 
 MAX_KEYS = 10  # longer phrases do not occur word for word
 SIDE_KEYS = frozenset(stem(word) for word in ("right", "left", "bilateral"))
@@ -28,6 +27,11 @@ SIDE_KEYS = frozenset(stem(word) for word in ("right", "left", "bilateral"))
 
 _SHORT_SIDES = {"r": "right", "rt": "right", "l": "left", "lt": "left"}  # only before sided words: R knee
 _COMMA = re.compile("[,;]")
+_LIST_NUMBER = re.compile(
+    r"(?:^[ \t]*[(#]?|(?<=[\s;,])\(?(?=\d{1,2}\))|(?:(?<=[.:;] )|(?<=[ \t]{2}))(?=\d{1,2}\.\s))(\d{1,2})[.)](?!\d)",
+    re.MULTILINE,
+)
+_DECIMAL = re.compile(r"(?<![\w.-])(\d{1,4})\.(\d{1,4})(?![\w-])")  # a measurement; 40.0-44.9 is a range of a term
 _MISSPELLED_LENGTH = 7  # the minimum number of letters of a word that may be misspelled
 _CORRECT_PREFIX = 4  # the first letters of a misspelled word are correct
 
@@ -42,11 +46,56 @@ class PhraseMatch(NamedTuple):
 
 def phrase_keys(text: str) -> tuple[str, ...]:
     """The sorted distinct keys of a phrase; () if it has none or too many."""
-    tokens = tokenize(text)
+    tokens = expand(text, tokenize(text))
     letters = _type_letters(text, tokens.words, tokens.starts.tolist())
     content = (word for i, word in enumerate(tokens.words) if word not in function_words() or i in letters)
     keys = sorted({word_keys(word)[0] for word in content})
     return tuple(keys) if len(keys) <= MAX_KEYS else ()
+
+
+class _Expansion(NamedTuple):
+    """The words of an abbreviation of `length` words; case: upper, lower or "" (any)."""
+
+    length: int
+    words: tuple[str, ...]
+    case: str
+
+
+@cache
+def _expansions() -> dict[str, tuple[tuple[str, ...], _Expansion]]:
+    """The first word of each abbreviation -> its words and its expansion."""
+    found = {}
+    for row in rows("expansions.tsv"):
+        short = tuple(row["short"].split())
+        found[short[0]] = short, _Expansion(len(short), tuple(row["long"].split()), row["case"])
+    return found
+
+
+def expand(text: str, tokens: Tokens) -> Tokens:
+    """The tokens with abbreviations written out (CHF: heart failure), so that they can be part of longer terms."""
+    table = _expansions()
+    places = [place for place, word in enumerate(tokens.words) if word in table]
+    if not places:
+        return tokens
+    words: list[str] = []
+    first: list[int] = []  # the first and last original word of each word
+    last: list[int] = []
+    done = 0
+    for place in places:
+        short, expansion = table[tokens.words[place]]
+        written = text[int(tokens.starts[place]) : int(tokens.ends[place])]
+        is_case = not expansion.case or (written.isupper() if expansion.case == "upper" else written.islower())
+        end = place + expansion.length
+        if place < done or not is_case or tuple(tokens.words[place:end]) != short:
+            continue
+        words += [*tokens.words[done:place], *expansion.words]
+        first += [*range(done, place), *[place] * len(expansion.words)]
+        last += [*range(done, place), *[end - 1] * len(expansion.words)]
+        done = end
+    words += tokens.words[done:]
+    first += range(done, len(tokens))
+    last += range(done, len(tokens))
+    return Tokens(words, tokens.starts[first], tokens.ends[last])
 
 
 @dataclass(frozen=True)
@@ -61,11 +110,12 @@ class TokenizedNote:
     clause: list[int]
     hyphenated: dict[int, str]  # the first of two words with a hyphen between them -> both as one word
     letters: frozenset[int]  # words that look like function words but are types: hepatitis A, vitamin E
+    list_numbers: frozenset[int]  # numbers of list items and measurements, which are part of no phrase
 
     @classmethod
     def from_text(cls, text: str) -> TokenizedNote:
-        """The words of a text."""
-        tokens = tokenize(text)
+        """The words of a text; the words of an expanded abbreviation all have its offsets."""
+        tokens = expand(text, tokenize(text))
         letters = _type_letters(text, tokens.words, tokens.starts.tolist())
         is_content = [word not in function_words() or i in letters for i, word in enumerate(tokens.words)]
         words = [
@@ -78,7 +128,10 @@ class TokenizedNote:
         hyphenated = {i: tokens.words[i] + tokens.words[i + 1] for i in adjacent if text[tokens.ends[i]] == "-"}
         clause = np.searchsorted([comma.start() for comma in _COMMA.finditer(text)], tokens.starts).tolist()
         content = (np.cumsum(is_content, dtype=np.int64) - is_content).tolist()
-        return cls(words, tokens.starts, tokens.ends, sentence, content, clause, hyphenated, letters)
+        numbers = np.searchsorted(tokens.starts, [match.start(1) for match in _LIST_NUMBER.finditer(text)])
+        decimals = [at for match in _DECIMAL.finditer(text) for at in (match.start(1), match.start(2))]
+        list_numbers = frozenset([*numbers.tolist(), *np.searchsorted(tokens.starts, decimals).tolist()])
+        return cls(words, tokens.starts, tokens.ends, sentence, content, clause, hyphenated, letters, list_numbers)
 
 
 @dataclass(frozen=True)
@@ -147,7 +200,8 @@ class PhraseIndex:
         number = self._number
         places: dict[int, list[int]] = {}
         for place, word in enumerate(note.words):
-            keys = () if word in function_words() and place not in note.letters else word_keys(word)
+            is_function_word = word in function_words() and place not in note.letters
+            keys = () if is_function_word or place in note.list_numbers else word_keys(word)
             for key in (*keys, *word_keys(note.hyphenated[place])) if place in note.hyphenated else keys:
                 if key in number:
                     places.setdefault(number[key], []).append(place)

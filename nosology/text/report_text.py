@@ -12,9 +12,8 @@ import numpy as np
 
 from nosology.text.cleaning import CleanedText, Edit
 from nosology.text.context import CATEGORIES, NEGATION_PREFIX, context_flags
-from nosology.text.data import function_words, rows
 from nosology.text.sections import sections
-from nosology.text.tokens import Tokens, tokenize, words_of
+from nosology.text.tokens import Tokens, function_words, rows, tokenize, words_of
 
 _NEGATORS = frozenset({"no", "not", "without", "never", "none", "nor"})  # function words that are never dropped
 _MAX_ABBREVIATION = 2  # words of an abbreviation: "r/o" is r and o

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from nosology.core import Span
-from nosology.text.data import rows
+from nosology.text.tokens import rows
 
 MAX_HEADING = 60
 """The largest number of characters of a heading."""
@@ -17,7 +17,10 @@ _LINE = re.compile(r"[^\n\r]+")
 _ORNAMENT = " \t\xa0-*#=•>_.:0123456789()[]"
 # One-line reports: "INDICATION: Cough. FINDINGS: Clear lungs."
 _INLINE = re.compile(r"(?<=[.;] )[A-ZÁÉÍÓÚÑ][A-ZÁÉÍÓÚÑ /&]{1,40}(?=:)")
+_LAST_HEADING = re.compile(r"[.;] +([A-Z][\w /&-]{1,40}):[ \t]*$", re.MULTILINE)
 _UNKNOWN = re.compile(r"[A-ZÁÉÍÓÚÑ][\w /&,()'-]{2,58}")
+_SHORT = 3  # letters of an abbreviation; "3. AF" is the item of a list and no heading
+_SPANISH = re.compile(r"\b(?:del|los|las|paciente|una|por|que)\b", re.IGNORECASE)
 _PLAIN = str.maketrans("áéíóúüñ", "aeiouun")
 
 
@@ -34,9 +37,14 @@ def _key(title: str) -> str:
     return " ".join(title.lower().translate(_PLAIN).strip(_ORNAMENT).split())
 
 
-@lru_cache(maxsize=1)
-def _kinds() -> dict[str, str]:
-    return {_key(row["heading"]): row["kind"] for row in rows("sections.tsv")}
+@lru_cache(maxsize=2)
+def _kinds(spanish: bool = True) -> dict[str, str]:
+    """The kind of each heading; Spanish abbreviations (AF: family history) only for Spanish notes."""
+    return {
+        _key(row["heading"]): row["kind"]
+        for row in rows("sections.tsv")
+        if spanish or row["lang"] != "es" or len(row["heading"]) > _SHORT
+    }
 
 
 def kinds() -> tuple[str, ...]:
@@ -50,6 +58,11 @@ def sections(text: str) -> list[Section]:
     The text before the first heading is a section of kind "start" without a title. A heading that is not in the table
     starts a section of kind "other" if it is alone on its line after an empty line.
     """
+    return list(_sections(text))
+
+
+@lru_cache(maxsize=4)  # context and claims both read the sections of a note
+def _sections(text: str) -> tuple[Section, ...]:
     result: list[Section] = []
     title, kind, start, body = "", "start", 0, 0
     for next_title, next_kind, next_start, next_body in _headings(text):
@@ -58,12 +71,12 @@ def sections(text: str) -> list[Section]:
         title, kind, start, body = next_title, next_kind, next_start, next_body
     if start < len(text):
         result.append(Section(title, kind, Span(start, len(text)), Span(body, len(text))))
-    return result
+    return tuple(result)
 
 
 def _headings(text: str) -> Iterator[tuple[str, str, int, int]]:
     """Title, kind, start of the heading and start of the body, for each heading."""
-    kinds, last_end = _kinds(), 0
+    kinds, last_end = _kinds(_SPANISH.search(text) is not None), 0
     for line in _LINE.finditer(text):
         start, end = line.span()
         if line[0].isspace():
@@ -71,11 +84,16 @@ def _headings(text: str) -> Iterator[tuple[str, str, int, int]]:
         colon = text.find(":", start, min(end, start + MAX_HEADING + 1))
         stop = colon if colon >= 0 else min(end, start + MAX_HEADING + 1)
         title = text[start:stop].strip(_ORNAMENT)
-        kind = kinds.get(_key(title)) if colon >= 0 or (stop == end and title[:1].isupper()) else None
+        alone = stop == end and title[:1].isupper() and (len(title) > _SHORT or title == text[start:end].strip())
+        kind = kinds.get(_key(title)) if colon >= 0 or alone else None
         if kind is None and colon >= 0 and text[colon:end].rstrip() == ":" and text.count("\n", last_end, start) != 1:
             kind = "other" if _UNKNOWN.fullmatch(title) else None
         if kind is not None:
             yield title, kind, start, stop + (colon >= 0)
+        last = _LAST_HEADING.search(text, start, end)  # "Home today. Clinical impression:"
+        if last and last.start(1) > start and (kind := kinds.get(_key(last[1]))) is not None:
+            yield last[1], kind, last.start(1), end
+            continue
         for inline in _INLINE.finditer(text, start, end):
             if (kind := kinds.get(_key(inline[0]))) is not None:
                 yield inline[0], kind, inline.start(), inline.end() + 1

@@ -6,19 +6,26 @@ import re
 from functools import lru_cache
 
 from nosology.core import Span
-from nosology.text.data import function_words, rows
+from nosology.text.tokens import function_words, rows
 
 # Each alternative matches a whole run of characters; this keeps the time linear.
-_MAYBE_END = re.compile(r"[.!?]+[\"'”’)\]]*|[\n\r]\s*")
+_MAYBE_END = re.compile(
+    r"[.!?]+[\"'”’)\]]*|[\n\r]\s*"
+    r"|(?<![ \t])(?:[ \t]++(?=\d{1,2}\)[ \t]+\w)|[ \t]{2,}+(?=\d{1,2}\.[ \t]+[A-Z]))"  # "1) gout 2) asthma"
+)
 _LIST_ITEM = re.compile(r"(?:[-*•▪●◦>#+]|\(?\d{1,3}[.)](?!\d)|[A-Za-z][.)])[ \t]*(?=\S)")
 _HEADING = re.compile(r"[A-ZÁÉÍÓÚÑ][^:.;\n]{0,50}:(?!\d)")
 _WHOLE_WORD = re.compile(r"(?<![\w.])(?=[^\W\d_]*[aeiouyáéíóúü])[^\W\d_]{4,}$", re.IGNORECASE)
 _CONTINUATION = re.compile(r"\s*(?:and|or|nor|of|with|for|to|by|in|at|y|o|ni|de|con|para|por|en)\b")
+_WORD = re.compile(r"\S{1,30}")
 _LAST_WORD = re.compile(r"[^\W\d_]+(?:\.[^\W\d_]+)*$")
 
-# A line of at least so many characters was wrapped; the second limit is for a next line in lower case.
+# A line of at least this many characters was wrapped; the second limit is for a next line in lower case.
 WRAPPED = 50
 WRAPPED_BEFORE_LOWER = 30
+# A line was not wrapped if its next word and this many characters more would have fitted into the longest line.
+ROOM = 15
+ROOM_BEFORE_LOWER = 60
 
 
 @lru_cache(maxsize=1)
@@ -29,15 +36,27 @@ def _abbreviations() -> dict[str, str]:
 
 def sentences(text: str) -> list[Span]:
     """The sentences in order, without the blanks around them; they cover all other characters."""
+    return list(_sentences(text))
+
+
+@lru_cache(maxsize=4)  # context, phrases and claims all read the sentences of a note
+def _sentences(text: str) -> tuple[Span, ...]:
     spans: list[Span] = []
-    start = 0
+    start, width = 0, max(map(len, text.splitlines()), default=0)
     for match in _MAYBE_END.finditer(text):
-        is_end = _is_hard_line_break if match[0][0] in "\n\r" else _is_sentence_end
-        if is_end(text, start, match.start(), match.end()):
+        if match[0][0] in "\n\r":
+            is_end = _is_hard_line_break(text, start, match.start(), match.end(), width)
+        elif match[0][0] in " \t":
+            is_end = start < match.start() and text.rfind("(", start, match.start()) <= text.rfind(
+                ")", start, match.start()
+            )
+        else:
+            is_end = _is_sentence_end(text, start, match.start(), match.end())
+        if is_end:
             _add(text, start, match.end(), spans)
             start = match.end()
     _add(text, start, len(text), spans)
-    return spans
+    return tuple(spans)
 
 
 def _add(text: str, start: int, end: int, spans: list[Span]) -> None:
@@ -48,8 +67,8 @@ def _add(text: str, start: int, end: int, spans: list[Span]) -> None:
         spans.append(Span(first, first + len(stripped)))
 
 
-def _is_hard_line_break(text: str, start: int, stop: int, resume: int) -> bool:
-    """Whether the line end at `stop` ends a sentence and is not from line wrapping."""
+def _is_hard_line_break(text: str, start: int, stop: int, resume: int, width: int) -> bool:
+    """Whether the line end at `stop` ends a sentence and is not from wrapping lines to a width."""
     if resume == len(text) or max(text.count("\n", stop, resume), text.count("\r", stop, resume)) > 1:
         return True
     line = text[max(start, stop - WRAPPED) : stop].rstrip()
@@ -57,10 +76,14 @@ def _is_hard_line_break(text: str, start: int, stop: int, resume: int) -> bool:
         return True
     if line[-1] in ",;-/&(" or line.rsplit(None, 1)[-1].lower() in function_words():
         return False
-    window = max(0, stop - WRAPPED)
+    window = max(0, stop - width)
     before = max(text.rfind("\n", window, stop), text.rfind("\r", window, stop))
     length = stop - window if before < 0 else stop - 1 - before
-    return length < (WRAPPED_BEFORE_LOWER if text[resume].islower() else WRAPPED)
+    word = _WORD.match(text, resume)
+    needed = length + 1 + (len(word[0]) if word else 0)
+    if text[resume].islower():
+        return length < WRAPPED_BEFORE_LOWER or needed + ROOM_BEFORE_LOWER <= width
+    return length < WRAPPED or needed + ROOM <= width
 
 
 def _is_whole_word(text: str, start: int, stop: int) -> bool:
@@ -84,5 +107,5 @@ def _is_sentence_end(text: str, start: int, stop: int, resume: int) -> bool:
         return True
     initial = len(word[0]) == 1 and word[0].isupper()
     as_last_word = "never" if initial else _abbreviations().get(word[0].lower())
-    capitalised = following[:1].isupper() and following[1:2].islower()
+    capitalised = following[:1].isupper() and following[1:2].isalpha()
     return as_last_word is None or (as_last_word == "seldom" and capitalised)

@@ -10,7 +10,7 @@ import re
 import unicodedata
 from functools import lru_cache
 
-from nosology.text.data import rows
+from nosology.text.tokens import rows
 
 _SHORT = 4  # words up to this length are not stemmed: they are abbreviations or have no ending
 # Words whose stems would collide: tests and testes, sangre (blood) and sangrado (bleeding), calloso and callus.
@@ -18,46 +18,13 @@ _NOT_STEMMED = frozenset(
     ["test", "tests", "tested", "testing", "testis", "testes", "teste", "sangre", "calloso", "callosum", "hipocondrio"]
 )
 _PLURAL = re.compile(r"[^siu]s$")
-_SPELLINGS = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"^(?:ps|pn)", lambda match: match[0][1]),
-        (r"^es(?=[cdfglmnpqt])", "s"),  # esclerosis, estenosis, espasmo
-        (r"(?<=[ao])es(?=[cpt])", "s"),  # broncoespasmo, arterioesclerosis
-        (r"[ao]e", "e"),
-        (r"our$", "or"),
-        (r"(?<=[bt])re$", "er"),
-        (r"ph", "f"),
-        (r"rrh|rh", "r"),
-        (r"th", "t"),
-        (r"ch|(?<!c)k", "c"),
-        (r"qu(?=[ei])", "c"),
-        (r"gu(?=[ei])", "g"),
-        (r"y", "i"),
-        (r"z", "c"),
-        (r"(?<![ws])h", ""),
-        (r"(?:cc|ct|[cstx])ion", "cion"),
-        (r"n(?=[fpbm])", "m"),
-        (r"mient", "ment"),
-        (r"([^aeiou])\1", r"\1"),
-    )
-]
-_ENDINGS = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"(?<=cion)(?:es|s|al|ales)$", ""),
-        (r"(?<=[a-z]{4})(?:ing|ings)$", ""),
-        (r"(?<=[a-z]{3}[^aeiou])ed$", ""),
-        (r"(?<=[a-z]{4})ad[ao]s?$", ""),
-        (r"idad(?:es)?$", "it"),
-        (r"(?<=[a-z]{3})o[su][ao]?s?$", ""),  # venous, venoso
-        (r"(?<=ic)al(?:es)?$", ""),
-        (r"(?<=[a-z]{3})(?:is|es|s)$", ""),
-        (r"(?<=[a-z]{4})(?:us|um)$", ""),
-        (r"(?<=nc)(?:ia|i|e)$", ""),
-    )
-]
 _FINAL_I = re.compile(r"(?<!fil)i$")  # retinopatía and retinopathy; but eosinófilo is not eosinofilia
+
+
+@lru_cache(maxsize=2)
+def _rules(step: str) -> list[tuple[re.Pattern[str], str]]:
+    """Patterns and replacements of a step: spelling or ending."""
+    return [(re.compile(row["pattern"]), row["replacement"]) for row in rows("stem_rules.tsv") if row["step"] == step]
 
 
 @lru_cache(maxsize=1 << 17)
@@ -70,9 +37,9 @@ def stem(word: str) -> str:
     reduced = plain[:-1] if len(plain) > _SHORT and _PLURAL.search(plain) else plain
     if len(reduced) <= _SHORT:
         return reduced
-    for pattern, replacement in _SPELLINGS:
+    for pattern, replacement in _rules("spelling"):
         reduced = pattern.sub(replacement, reduced)
-    for pattern, replacement in _ENDINGS:
+    for pattern, replacement in _rules("ending"):
         shorter = pattern.sub(replacement, reduced)
         if len(shorter) >= _SHORT - 1:
             reduced = shorter

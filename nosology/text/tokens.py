@@ -1,10 +1,13 @@
-"""Tokenization: the words of a text and their offsets."""
+"""Tokenization: the words of a text and their offsets; tables of words and rules (data/)."""
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
 
 import numpy as np
 
@@ -45,3 +48,30 @@ def tokenize(text: str | CleanedText, *, lower_case: bool = True) -> Tokens:
     pieces = _WORD.split(lower(text) if lower_case else text)
     bounds = np.cumsum(np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces)))
     return Tokens(pieces[1::2], bounds[0:-1:2], bounds[1::2])
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    """The rows of a table in data/, by column name."""
+    lines = files("nosology.text").joinpath("data", name).read_text(encoding="utf-8").splitlines()
+    return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+@lru_cache(maxsize=1)
+def function_words() -> frozenset[str]:
+    """Words without content: articles, prepositions, pronouns, negators."""
+    return frozenset(row["word"] for row in rows("function_words.tsv"))
+
+
+@lru_cache(maxsize=1)
+def sided_words() -> frozenset[str]:
+    """Words before which a single R or L is a side."""
+    return frozenset(row["word"] for row in rows("sided_words.tsv"))
+
+
+@lru_cache(maxsize=1)
+def general_words() -> dict[str, bool]:
+    """Words that alone name no condition: body parts, sides, times, degrees, measurements.
+
+    True for those that name one together with another word: loss, failure, lesion.
+    """
+    return {row["word"]: bool(row["joined"]) for row in rows("general_words.tsv")}

@@ -59,7 +59,7 @@ class BatchPlan:
     batch: int  # notes per step
     micro_tokens: int  # largest micro-batch in tokens, padding included; a single longer note is allowed
     seed: int
-    micro_batches: int = 1  # per step at least, if it has so many notes
+    micro_batches: int = 1  # per step at least, if it has this many notes
 
     def __post_init__(self) -> None:
         if self.lengths.ndim != 1 or self.lengths.shape != self.groups.shape:

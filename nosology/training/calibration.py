@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from scipy import sparse
@@ -58,10 +58,6 @@ class PlattScaling:
         """Probabilities (B, L), float32, of logits (B, L)."""
         return expit(np.float32(self.a) * logits + np.float32(self.b)).astype(np.float32)
 
-    def to_json(self) -> dict[str, float]:
-        """The two numbers by name."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class ScoreCalibration:
@@ -113,7 +109,3 @@ class ScoreCalibration:
         log_notes = np.log(notes)
         slope = self.score + self.both * log_notes
         return expit(scores * slope + (self.intercept + self.log_notes * log_notes)).astype(np.float32)
-
-    def to_json(self) -> dict[str, float]:
-        """The four numbers by name."""
-        return asdict(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -126,7 +127,9 @@ def _copy_tensors(net: nn.Module, tensors: dict[str, Tensor], path: Path) -> Non
 def write_tensors(path: Path, tensors: dict[str, Tensor], fingerprint: str, **metadata: Any) -> None:
     """Writes tensors with their fingerprint and JSON metadata to a safetensors file."""
     on_cpu = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    content = save(on_cpu, metadata={_METADATA: json.dumps({"fingerprint": fingerprint} | metadata)})
+    described = {"fingerprint": fingerprint} | metadata
+    described["sha256"] = _digest(on_cpu, described)
+    content = save(on_cpu, metadata={_METADATA: json.dumps(described)})
     with atomic_file(path) as temporary:
         temporary.write_bytes(content)  # save_file would not raise OSError when the disk is full
 
@@ -139,6 +142,18 @@ def read_tensors(path: Path, fingerprint: str) -> tuple[dict[str, Any] | None, d
             if metadata.get("fingerprint") != fingerprint:
                 return None, {}
             names = file.keys()
-            return metadata, {name: file.get_tensor(name) for name in names}
-    except (OSError, ValueError, SafetensorError) as error:
+            tensors = {name: file.get_tensor(name) for name in names}
+    except (OSError, ValueError, AttributeError, RecursionError, SafetensorError) as error:
         raise DataError(f"cannot read the checkpoint {path} ({error}); delete it to train again") from error
+    if metadata.pop("sha256", None) != _digest(tensors, metadata):
+        raise DataError(f"the checkpoint {path} is damaged; delete it to train again")
+    return metadata, tensors
+
+
+def _digest(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> str:
+    """The SHA-256 of metadata, names, types, shapes and values."""
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
+    for name, value in sorted(tensors.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -42,6 +42,11 @@ class Batch:
     targets: Tensor | None = None  # (B, L) float32, 0 or 1
     notes: Tensor | None = None  # (B,) int64, on the CPU: rows of the train notes
 
+    @property
+    def mask(self) -> Tensor:
+        """Mask (B, T): True at the tokens of the notes, False at padding."""
+        return token_mask(self.lengths, self.tokens.shape[1], self.tokens.device)
+
     def to(self, device: torch.device | str) -> Self:
         """The batch on a device. Lengths and labels stay on the CPU: reading them from a GPU would wait for it."""
         targets = None if self.targets is None else self.targets.to(device, non_blocking=True)

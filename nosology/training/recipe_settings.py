@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -12,7 +12,7 @@ from nosology.core.settings import Settings
 from nosology.evaluation.decision import DecisionSettings
 
 _WORD2VEC_NOTES = 20_000  # notes, counted over all epochs, that word2vec needs to separate words
-_DEFAULT_STEPS = 3000  # without a number of epochs: about so many steps,
+_DEFAULT_STEPS = 3000  # without a number of epochs: about this many steps,
 _MIN_EPOCHS, _MAX_EPOCHS = 10, 60  # within these bounds
 _WARMUP_DIVISOR = 10  # the warm-up is at most a tenth of all steps
 
@@ -60,7 +60,7 @@ class WordVectorSettings(Settings):
     workers: int = Field(1, ge=1)  # of word2vec; runs with more than one are not reproducible
 
     def resolved(self, notes: int) -> WordVectorSettings:
-        """The settings with a number of epochs for so many train notes.
+        """The settings with a number of epochs for this many train notes.
 
         word2vec starts with nearly equal vectors, and five epochs of a few hundred notes do not separate them.
         """
@@ -74,7 +74,7 @@ class TrainerSettings(Settings):
     renamed: ClassVar[dict[str, str]] = {"choose_by": "monitor", "leave_after": "stop_epoch"}
 
     epochs: int = Field(0, ge=0)  # 0: by the number of notes, see `resolve_schedule`
-    stop_epoch: int = Field(0, ge=0)  # ends after so many epochs, on the schedule of all epochs; 0: after the last
+    stop_epoch: int = Field(0, ge=0)  # ends after this many epochs, on the schedule of all epochs; 0: after the last
     batch: int = Field(32, ge=1)  # notes per step
     micro_tokens: int = Field(0, ge=0)  # tokens per micro-batch, padding included; 0: by the device
     micro_batches: int = Field(0, ge=0)  # per step at least; 0: one per process, at least two on CPUs
@@ -90,6 +90,22 @@ class TrainerSettings(Settings):
     validation_notes: int = Field(2000, ge=1)  # dev notes that are scored after each epoch
     checkpoint_minutes: float = Field(5.0, ge=0)  # between checkpoints; there is also one after each epoch
     log_steps: int = Field(20, ge=1)  # steps between logs; curves.csv has every step
+
+
+class NeuralRecipe(Recipe):
+    """Settings of every recipe that is trained with `training.trainer`."""
+
+    training: TrainerSettings = TrainerSettings()
+
+    def stop_after(self, epoch: int) -> Self:
+        """This recipe with a training that ends after an epoch, on the learning-rate schedule of all epochs."""
+        return self.model_copy(update={"training": self.training.model_copy(update={"stop_epoch": epoch})})
+
+
+class WordRecipe(NeuralRecipe):
+    """Settings of every neural recipe with word vectors."""
+
+    vectors: WordVectorSettings = WordVectorSettings()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -27,12 +26,13 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from nosology.core import ConfigError, DataError
+from nosology.core.progress import activity
 from nosology.training.batch_plan import BatchPlan, StepPlan, derive_seed
 from nosology.training.checkpoint import Checkpoints, TrainingState, named_tensors
 from nosology.training.cuda_graphs import CudaGraphBatchStep
 from nosology.training.data_loader import BatchLoader, DeviceBatch, MakeBatch, PrepareStep, StepBatches
 from nosology.training.recipe_settings import TrainerSettings, resolve_schedule
-from nosology.training.training_log import ProgressDisplay, TrainingCurves
+from nosology.training.run_folder import ProgressDisplay, TrainingCurves, process_counts
 
 if TYPE_CHECKING:
     from lightning_fabric.wrappers import _FabricModule
@@ -195,7 +195,6 @@ class Trainer:
         return self.state.epoch >= self.last or self.state.epochs_without_improvement >= self.settings.patience
 
     def train(self) -> TrainingResult:
-        """Trains until the end; the net then has the best weights."""
         run, fabric = self.run, self.fabric
         loader = BatchLoader(
             self.plan, run.make_batch, run.prepare_step, fabric.global_rank, fabric.world_size, pin_memory=self._on_gpu
@@ -308,7 +307,8 @@ class Trainer:
         metrics: dict[str, float] = {}
         if self.is_first and self.run.validate:
             self.net.eval()
-            with torch.no_grad(), self.fabric.autocast():
+            waiting = activity(f"{self.run.title}: epoch {epoch + 1}, dev notes", spinner=False)
+            with torch.no_grad(), self.fabric.autocast(), waiting:
                 metrics = {name: float(value) for name, value in self.run.validate(self.net).items()}
             self.net.train()
         metrics = self.fabric.broadcast(metrics)
@@ -380,13 +380,12 @@ class _LossModule(nn.Module):
         self.net = net
 
     def forward(self, get_batch: Callable[[], DeviceBatch]) -> Tensor:
-        """The loss of the batch."""
         return self.net(get_batch())
 
 
 def launch_fabric(settings: TrainerSettings) -> Fabric:
     """The device of this process and its connection to others: one device under python, all under torchrun."""
-    local, nodes = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), int(os.environ.get("GROUP_WORLD_SIZE", 1))
+    local, nodes = process_counts()
     bf16 = settings.precision == "bf16" or (
         settings.precision == "auto" and torch.cuda.is_available() and torch.cuda.is_bf16_supported(False)
     )

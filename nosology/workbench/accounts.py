@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Engine, RowMapping, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from nosology.core import ConfigError, ReviewError
+from nosology.core import ReviewError
 from nosology.core.files import text_sha256
 from nosology.workbench.database import insert_row, read_transaction, sessions, tokens, users, write_transaction
 from nosology.workbench.review import NotFound
@@ -25,6 +25,7 @@ MIN_PASSWORD_LENGTH, MAX_PASSWORD_LENGTH = 12, 500
 SESSION_HOURS, IDLE_HOURS = 12, 2
 MAX_FAILURES, LOCK_SECONDS = 5, 15 * 60  # consecutive wrong passwords that lock an account, and for how long
 TOKEN_PREFIX = "nos_"
+# Cookies and tokens are long and random, so the fast SHA-256 is safe for them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,6 @@ def _hasher() -> PasswordHasher:
 def _dummy_hash() -> str:
     """A hash of a random password: verifying an unknown user takes as long as verifying a wrong password."""
     return _hasher().hash(secrets.token_hex())
-
-
-def hash_secret(secret: str) -> str:
-    """The SHA-256 of a cookie or token. These are long and random, so a fast hash is safe."""
-    return text_sha256(secret)
 
 
 def _hash_password(password: str) -> str:
@@ -198,7 +194,7 @@ def update_user(connection: Connection, user: int, *, role: str | None = None, d
 def create_session(engine: Engine, user: int) -> str:
     """The cookie of a new session."""
     cookie, now = secrets.token_urlsafe(32), time.time()
-    row = {"id": hash_secret(cookie), "user_id": user, "csrf": secrets.token_urlsafe(32), "created": now, "seen": now}
+    row = {"id": text_sha256(cookie), "user_id": user, "csrf": secrets.token_urlsafe(32), "created": now, "seen": now}
     with write_transaction(engine) as connection:
         connection.execute(delete(sessions).where(sessions.c.created < now - SESSION_HOURS * 3600))
         connection.execute(insert(sessions).values(**row))
@@ -208,12 +204,12 @@ def create_session(engine: Engine, user: int) -> str:
 def delete_session(engine: Engine, cookie: str) -> None:
     """Ends a session."""
     with write_transaction(engine) as connection:
-        connection.execute(delete(sessions).where(sessions.c.id == hash_secret(cookie)))
+        connection.execute(delete(sessions).where(sessions.c.id == text_sha256(cookie)))
 
 
 def session_user(engine: Engine, cookie: str) -> User | None:
     """The user of a session cookie; None if the session is unknown, too old or was idle too long."""
-    now, session_id = time.time(), hash_secret(cookie)
+    now, session_id = time.time(), text_sha256(cookie)
     query = select(sessions.c.csrf, sessions.c.created, sessions.c.seen, users)
     query = query.join(users, users.c.id == sessions.c.user_id).where(sessions.c.id == session_id)
     with read_transaction(engine) as connection:
@@ -231,7 +227,7 @@ def session_user(engine: Engine, cookie: str) -> User | None:
 def create_token(connection: Connection, user: int, name: str) -> str:
     """A new API token. Only its hash is stored."""
     token = TOKEN_PREFIX + secrets.token_urlsafe(32)
-    row = {"user_id": user, "name": _clean_name(name, "the name of a token"), "hash": hash_secret(token)}
+    row = {"user_id": user, "name": _clean_name(name, "the name of a token"), "hash": text_sha256(token)}
     connection.execute(insert(tokens).values(**row, created=time.time(), revoked=False))
     return token
 
@@ -253,7 +249,7 @@ def list_tokens(connection: Connection, user: int) -> list[RowMapping]:
 def token_user(engine: Engine, token: str) -> User | None:
     """The user of an API token; None if the token is unknown or revoked."""
     query = select(users).join(tokens, tokens.c.user_id == users.c.id)
-    query = query.where(tokens.c.hash == hash_secret(token), tokens.c.revoked.is_(False), users.c.disabled.is_(False))
+    query = query.where(tokens.c.hash == text_sha256(token), tokens.c.revoked.is_(False), users.c.disabled.is_(False))
     with read_transaction(engine) as connection:
         row = connection.execute(query).mappings().first()
     return _user(row, None) if row is not None and not row["must_change"] else None
@@ -280,8 +276,6 @@ class RateLimit:
     """At most `limit` events per key within `seconds`; in memory, for one process."""
 
     def __init__(self, limit: int, seconds: float):
-        if limit < 1 or seconds <= 0:
-            raise ConfigError("a rate limit must allow at least one event in a positive number of seconds")
         self.limit, self.seconds = limit, seconds
         self._events: dict[str, deque[float]] = {}
 

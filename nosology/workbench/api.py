@@ -9,6 +9,8 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
 from sqlalchemy import func, select
 
+from nosology.claims.claim import Claim, build_claim
+from nosology.claims.encounter import Encounter
 from nosology.core import Note
 from nosology.workbench import api_schemas as schemas
 from nosology.workbench import measures
@@ -16,6 +18,7 @@ from nosology.workbench.audit_log import log_access
 from nosology.workbench.cases import count_by_status, decision_history, load_case, select_queue
 from nosology.workbench.coding import batch_progress, cancel_batch, resume_batch
 from nosology.workbench.database import notes, read_transaction
+from nosology.workbench.proposals import for_claim, propose_claim
 from nosology.workbench.security import MAX_ID, AddressDep, CurrentUser, RowId, ServicesDep
 from nosology.workbench.services import ImportedNotes
 from nosology.workbench.uploads import coder_columns, normalize_encounter, read_fhir
@@ -27,12 +30,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     404: {"description": "there is no such note, batch or code"},
     422: {"description": "a value is invalid"},
 }
+ENCOUNTER_FIELDS = {"date", "sex", "age", "kind", "setting", "admitted", "discharged", "role"}  # of a new note
 router = APIRouter(prefix="/api/v1", tags=["workbench"], responses=ERRORS)
-
-
-def _clean(text: str) -> str:
-    """The text without characters that no database stores."""
-    return text.replace("\x00", " ").encode("utf-8", "replace").decode("utf-8")
 
 
 @router.get("/notes")
@@ -64,17 +63,17 @@ def add_notes(services: ServicesDep, user: CurrentUser, address: AddressDep, bod
     incoming = [
         normalize_encounter(
             Note(
-                _clean(item.id).strip(),
-                _clean(item.text),
-                patient=item.patient and _clean(item.patient),
-                site=item.site and _clean(item.site),
-                lang=item.lang and _clean(item.lang),
-                extra=item.columns | item.model_dump(include={"date", "sex", "age", "kind"}, exclude_none=True),
+                item.id.strip(),
+                item.text,
+                patient=item.patient,
+                site=item.site,
+                lang=item.lang,
+                extra=item.columns | item.model_dump(include=ENCOUNTER_FIELDS, exclude_none=True),
             )
         )
         for item in body.notes
     ]
-    return services.import_notes(user, _clean(body.name), incoming, address)
+    return services.import_notes(user, body.name, incoming, address)
 
 
 @router.post("/fhir", status_code=202)
@@ -134,22 +133,44 @@ def export_note(
     format: Literal["fhir", "csv", "json"] = "fhir",
 ) -> Response:
     """The coded encounter as a file."""
-    return services.export(user, note_id, format, address).response()
+    return services.export(user, note_id, format, address)
 
 
 @router.post("/code", responses={503: {"description": "the coder's queue is full"}})
 async def code_text(services: ServicesDep, user: CurrentUser, body: schemas.TextToCode) -> schemas.CodedText:
     """The suggestions for a text, which is not stored."""
-    note = Note("", _clean(body.text), extra=coder_columns(body.columns))
+    note = Note("", body.text, extra=coder_columns(body.columns))
     # In threads of their own: the threads of the pages must not wait for the coder.
     (coded,) = await to_thread.run_sync(services.pool.code, [note], limiter=services.coding_limiter)
     return schemas.CodedText.model_validate(coded)
 
 
+@router.get("/notes/{note_id}/claim", response_model_exclude_unset=True)
+def read_claim(services: ServicesDep, user: CurrentUser, address: AddressDep, note_id: RowId) -> schemas.ProposedClaim:
+    """The claim that the suggestions of a note and its encounter lead to, whatever people have decided."""
+    case = services.read_case(user, note_id, address, "claim")
+    return schemas.ProposedClaim.model_validate(propose_claim(case).to_json())
+
+
+@router.post("/claim", responses={503: {"description": "the coder's queue is full"}}, response_model_exclude_unset=True)
+async def claim_text(services: ServicesDep, user: CurrentUser, body: schemas.TextToClaim) -> schemas.ProposedClaim:
+    """The claim for a text, which is not stored."""
+    stated = body.model_dump(exclude={"id", "text", "columns"}, exclude_none=True)
+    Encounter.of("", stated)  # a date without a code set is refused before the text is coded
+    note = Note(body.id, body.text, extra=coder_columns(body.columns | stated))
+
+    def build() -> Claim:
+        (coded,) = services.pool.code([note])
+        return build_claim(body.id, body.text, for_claim(coded.suggestions), stated)
+
+    claim = await to_thread.run_sync(build, limiter=services.coding_limiter)
+    return schemas.ProposedClaim.model_validate(claim.to_json())
+
+
 @router.post("/codes/search")
 def search(user: CurrentUser, body: schemas.CodeQuery) -> list[CodeLine]:
     """Codes for words or a code. A POST, because the words may be those of a note."""
-    return search_codes(_clean(body.query), body.system)
+    return search_codes(body.query, body.system)
 
 
 @router.get("/codes/{system}/{code}")

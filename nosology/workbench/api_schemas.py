@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from nosology.workbench.security import MAX_ID
 from nosology.workbench.uploads import MAX_NOTE_LENGTH
 
+
+def _storable(text: str) -> str:
+    """The text without characters that no database stores: NUL, unpaired surrogates."""
+    return text.replace("\x00", " ").encode("utf-8", "replace").decode("utf-8")
+
+
 NoteStatus = Literal["new", "open", "held", "second", "preaccepted", "done"]
 CodeSystem = Literal["icd9cm", "icd9proc", "icd10cm", "icd10pcs"]
-NoNul = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+Text = Annotated[str, AfterValidator(_storable)]
+NoNul = Annotated[Text, Field(pattern=r"^[^\x00]*$")]
 ShortText = Annotated[NoNul, Field(max_length=200)]
 Columns = dict[ShortText, ShortText | int | float]  # of a note, for a coder that reads columns
+Day = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
 CodeText = Annotated[str, BeforeValidator(str)]  # a core.Code as "icd10cm:I50.9"
 
 
@@ -23,17 +31,26 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class NewNote(RequestBody):
+class EncounterBody(RequestBody):
+    """An encounter; admitted, discharged: days. The code set is that of the discharge, or else of the date."""
+
+    date: Day | None = None
+    sex: Literal["F", "M"] | None = None
+    age: Annotated[int | float, Field(ge=0, le=130)] | None = None
+    setting: Literal["inpatient", "outpatient", "emergency"] | None = None
+    admitted: Day | None = None
+    discharged: Day | None = None
+    role: Literal["attending", "radiology", "pathology"] | None = None
+
+
+class NewNote(EncounterBody):
     """A note to import."""
 
-    id: str = Field(min_length=1, max_length=200, pattern=r"^[^\x00]*\S[^\x00]*$")
-    text: str = Field(min_length=1, max_length=MAX_NOTE_LENGTH)
+    id: Text = Field(min_length=1, max_length=200, pattern=r"^[^\x00]*\S[^\x00]*$")
+    text: Text = Field(min_length=1, max_length=MAX_NOTE_LENGTH)
     patient: NoNul | None = Field(None, max_length=200)
     site: NoNul | None = Field(None, max_length=200)
     lang: NoNul | None = Field(None, max_length=20)
-    date: str | None = Field(None, pattern=r"^\d{4}-\d{2}-\d{2}$")
-    sex: Literal["F", "M"] | None = None
-    age: int | None = Field(None, ge=0, le=130)
     kind: Literal["inpatient", "outpatient"] | None = None
     columns: Columns = Field({}, max_length=50)
 
@@ -63,14 +80,22 @@ class NewDecision(RequestBody):
 class TextToCode(RequestBody):
     """A text to code; it is not stored."""
 
-    text: str = Field(max_length=MAX_NOTE_LENGTH)
+    text: Text = Field(max_length=MAX_NOTE_LENGTH)
+    columns: Columns = Field({}, max_length=50)
+
+
+class TextToClaim(EncounterBody):
+    """A text whose claim is wanted; it is not stored. What is not stated of the encounter is read from the text."""
+
+    id: ShortText = ""
+    text: Text = Field(max_length=MAX_NOTE_LENGTH)
     columns: Columns = Field({}, max_length=50)
 
 
 class CodeQuery(RequestBody):
     """Words, or a code, to search for."""
 
-    query: str = Field(max_length=200)
+    query: Text = Field(max_length=200)
     system: CodeSystem = "icd10cm"
 
 
@@ -134,13 +159,85 @@ class CodedText(ResponseBody):
     suggestions: list[SuggestedCode]
 
 
+class Words(ResponseBody):
+    """Words of the note."""
+
+    start: int
+    end: int
+    text: str
+
+
+class ClaimCode(ResponseBody):
+    """A code of the claim; basis: mention, or the rule that adds it."""
+
+    system: str
+    code: str
+    description: str
+    probability: float
+    accepted: bool
+    role: Literal["principal", "secondary"]
+    poa: str
+    evidence: list[Words]
+    basis: Literal["mention", "rule"]
+    rule: str
+
+
+class LeftOutCode(ResponseBody):
+    """A code that is not in the claim, and why."""
+
+    code: str
+    reason: str
+    rule: str
+    evidence: list[Words]
+
+
+class PhysicianQuery(ResponseBody):
+    """A question to the physician."""
+
+    question: str
+    rule: str
+    evidence: list[Words]
+
+
+class ClaimConflict(ResponseBody):
+    """A problem of the claim that remains."""
+
+    code: str
+    level: str
+    kind: str
+    message: str
+
+
+class ClaimGroups(ResponseBody):
+    """DRG, severity (CC, MCC) and HCC of the claim."""
+
+    drg: int | None
+    drg_title: str
+    mdc_title: str
+    severity: dict[str, str]
+    hcc: dict[str, str]
+    risk: float | None
+
+
+class ProposedClaim(ResponseBody):
+    """The claim of a note as `nosology claim --json` prints it; no groups: the groupers or age or sex are missing."""
+
+    id: str
+    codes: list[ClaimCode]
+    left_out: list[LeftOutCode]
+    queries: list[PhysicianQuery]
+    conflicts: list[ClaimConflict]
+    groups: ClaimGroups | None = None
+
+
 class ChosenCode(ResponseBody):
-    """A chosen code; evidence: (start, end) of the spans that people marked."""
+    """A chosen code; evidence: (start, end) of the spans that people marked or a rule names."""
 
     code: CodeText
     origin: str
     poa: str
     evidence: list[tuple[int, int]]
+    rule: str
 
 
 class CodeCheck(ResponseBody):

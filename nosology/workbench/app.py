@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
+import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from anyio import to_thread
@@ -25,14 +29,18 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nosology.core import ConfigError, ConflictError, NosologyError, __version__
-from nosology.workbench import api, oidc, pages, pages_accounts
+from nosology.core.files import check_parent_folder
+from nosology.models.bundle import is_day_one, read_manifest
+from nosology.serving.coder import release_translator
+from nosology.workbench import api, pages, pages_accounts
 from nosology.workbench.accounts import create_admin
 from nosology.workbench.cases import count_by_status
 from nosology.workbench.coding import CoderBusyError
-from nosology.workbench.database import is_alive, notes, read_transaction
+from nosology.workbench.database import StoreGoneError, check_store, is_alive, notes, read_transaction
 from nosology.workbench.page_html import STATIC_FOLDER, render_page, static_path, template_environment
 from nosology.workbench.review import NotFound
 from nosology.workbench.security import (
+    OIDC_COOKIE,
     NotAuthenticated,
     PasswordChangeRequired,
     RequestTooLarge,
@@ -51,6 +59,7 @@ STATUS_CODES = {
     ConflictError: 409,
     RequestTooLarge: 413,
     CoderBusyError: 503,
+    StoreGoneError: 503,
 }
 TITLES = {403: "Not allowed", 404: "Not found", 405: "Not found", 413: "Too large", 503: "Busy"}
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
@@ -98,7 +107,7 @@ def create_app(settings: ServerSettings, services: Services | None = None) -> Fa
         app.add_middleware(
             SessionMiddleware,
             secret_key=secrets.token_urlsafe(32),
-            session_cookie=oidc.COOKIE,
+            session_cookie=OIDC_COOKIE,
             max_age=600,
             path="/oidc",
             https_only=settings.secure,
@@ -125,8 +134,8 @@ def _error_response(request: Request, status: int, message: str) -> Response:
     if _is_api(request) or request.headers.get("hx-request"):
         response: Response = JSONResponse({"detail": message}, status_code=status)
     else:
-        values = {"title": TITLES.get(status, "That did not work"), "message": message}
-        response = render_page(request, "message.html", None, values, status=status)
+        title = TITLES.get(status, "That did not work")
+        response = render_page(request, "message.html", None, status=status, title=title, message=message)
     if status == 503:
         response.headers["retry-after"] = "2"
     return response
@@ -162,8 +171,10 @@ def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 def _database_away(request: Request, error: OperationalError | InterfaceError) -> Response:
-    log.error("the database does not respond: %s", type(error).__name__)
-    return _error_response(request, 503, "The database does not respond; nothing was saved. Try again in a moment.")
+    kind = getattr(error.orig, "sqlite_errorname", type(error).__name__)
+    log.error("the database does not respond: %s", kind)
+    what = "disk of the database is full" if kind == "SQLITE_FULL" else "database does not respond"
+    return _error_response(request, 503, f"The {what}; nothing was saved. Try again in a moment.")
 
 
 def _invalid_value(request: Request, error: InvalidValue) -> Response:
@@ -261,17 +272,31 @@ def prometheus_metrics(services: ServicesDep, request: Request) -> Response:
 
 
 def serve(settings: ServerSettings, *, reset_admin: bool = False) -> None:
-    """Serves until Ctrl-C or SIGTERM; reset_admin: gives the user admin a new one-time password."""
+    """Serves until Ctrl-C, SIGTERM or, unless it is ignored, SIGHUP, the end of the terminal.
+
+    reset_admin: gives the user admin a new one-time password.
+    """
     import uvicorn
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    # force: the command line has silenced libraries with a handler of its own.
+    form = "%(asctime)s %(levelname)s %(message)s"
+    logging.basicConfig(level=logging.WARNING, format=form, stream=sys.stderr, force=True)
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    _check_port(settings.host, settings.port)
+    _check_settings(settings)
+    if settings.demo:
+        from nosology.workbench.demo import prepare_demo
+
+        prepare_demo(settings.store)
+    is_new = "://" not in settings.store and not Path(settings.store).exists()
     services = Services.start(settings)
+    if is_new:
+        print(f"Created the store {settings.store}", flush=True)
     password = create_admin(services.engine, reset=reset_admin)
     if password is not None:
         occasion = "New password" if reset_admin else "First start"
         print(f"{occasion}: sign in as admin with the one-time password {password} (it is shown only now).", flush=True)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     scheme = "https" if settings.tls_cert is not None else "http"
     print(f"Workbench at {scheme}://{settings.host}:{settings.port}", flush=True)
     uvicorn.run(
@@ -289,11 +314,39 @@ def serve(settings: ServerSettings, *, reset_admin: bool = False) -> None:
     )
 
 
+def _check_settings(settings: ServerSettings) -> None:
+    """Raises NosologyError if the server cannot start with these settings, before anything is written."""
+    _check_port(settings.host, settings.port)
+    _check_certificate(settings)
+    check_store(settings.store)
+    if settings.release is not None:
+        release_translator(settings.release)
+    if settings.demo and not settings.bundle.exists():
+        check_parent_folder(settings.bundle)
+    elif not is_day_one(settings.bundle):
+        read_manifest(settings.bundle)
+
+
 def _check_port(host: str, port: int) -> None:
     """Raises ConfigError if the port is not free, before the coder is loaded, which takes a while."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         socket.create_server((host, port), family=family).close()
     except OSError as error:
-        reason = error.strerror or "the address is not one of this machine"
+        reason = (error.strerror or "the address is not one of this machine").partition(" (")[0]
         raise ConfigError(f"--host and --port must be free to listen at; got {host}:{port} ({reason})") from error
+
+
+def _check_certificate(settings: ServerSettings) -> None:
+    """Raises ConfigError if the server could not use the certificate and its key."""
+    if settings.tls_cert is None:
+        return
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(settings.tls_cert, settings.tls_key, password=lambda: b"")  # a key without a password
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or type(error).__name__
+        files = f"{settings.tls_cert} and {settings.tls_key}"
+        raise ConfigError(
+            f"--tls-cert and --tls-key must be a PEM certificate and its key; got {files} ({reason})"
+        ) from error

@@ -54,11 +54,10 @@ def read_log(
 
 
 class _PendingRow:
-    """A row that waits to be written; error: the exception of its write."""
+    """A row that waits to be written."""
 
     def __init__(self, values: dict[str, Any]):
-        self.values, self.is_done = values, False
-        self.error: SQLAlchemyError | None = None
+        self.values, self.is_written = values, False
 
 
 class GroupCommitWriter:
@@ -79,28 +78,20 @@ class GroupCommitWriter:
         with self._list_lock:
             self._pending.append(row)
         with self._commit_lock:
-            if not row.is_done:
-                self._write_pending()
-        if row.error is not None:
-            raise row.error
-
-    def _write_pending(self) -> None:
-        with self._list_lock:
-            rows, self._pending = self._pending, []
-        try:
-            self._insert(rows)
-        except SQLAlchemyError:  # one row may be invalid: write each alone, so that the others succeed
-            for row in rows:
-                try:
-                    self._insert([row])
-                except SQLAlchemyError as error:
-                    row.error = error
-        for row in rows:
-            row.is_done = True
+            if row.is_written:
+                return
+            with self._list_lock:
+                others, self._pending = [other for other in self._pending if other is not row], []
+            try:
+                self._insert([row, *others])
+            except SQLAlchemyError:  # another row may be invalid: each thread then writes its row alone
+                self._insert([row])
 
     def _insert(self, rows: Sequence[_PendingRow]) -> None:
         with write_transaction(self._engine) as connection:
             connection.execute(insert(audit), [row.values for row in rows])
+        for row in rows:
+            row.is_written = True
 
 
 _writers: WeakKeyDictionary[Engine, GroupCommitWriter] = WeakKeyDictionary()

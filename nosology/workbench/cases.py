@@ -58,6 +58,11 @@ class EvidenceInContext(EvidenceSpan):
     context: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class UncertainSuggestion(Suggestion):
+    """A code that is accepted only where uncertain diagnoses count, which the proposed claim decides."""
+
+
 def suggestion_to_json(suggestion: Suggestion) -> dict[str, Any]:
     """A suggestion for the database. The evidence has no text, which the note has."""
     evidence = []
@@ -73,7 +78,7 @@ def suggestion_to_json(suggestion: Suggestion) -> dict[str, Any]:
         "probability": suggestion.probability,
         "accepted": suggestion.accepted,
         "evidence": evidence,
-    }
+    } | ({"uncertain": True} if isinstance(suggestion, UncertainSuggestion) else {})
 
 
 def suggestion_from_json(value: Mapping[str, Any], text: str = "") -> Suggestion:
@@ -83,7 +88,7 @@ def suggestion_from_json(value: Mapping[str, Any], text: str = "") -> Suggestion
         for s in value["evidence"]
     )
     fields = (value[name] for name in ("system", "code", "description", "probability", "accepted"))
-    return Suggestion(*fields, evidence=evidence)
+    return (UncertainSuggestion if value.get("uncertain") else Suggestion)(*fields, evidence=evidence)
 
 
 @dataclass(frozen=True)
@@ -113,9 +118,12 @@ class Case:
         return spans
 
 
-def create_batch(connection: Connection, name: str, user: int | None, total: int = 0) -> int:
+def create_batch(
+    connection: Connection, name: str, user: int | None, total: int = 0, *, now: float | None = None
+) -> int:
     """The id of a new batch."""
-    row = {"name": name[:200], "user_id": user, "created": time.time(), "status": "waiting", "total": total}
+    created = time.time() if now is None else now
+    row = {"name": name[:200], "user_id": user, "created": created, "status": "waiting", "total": total}
     return insert_row(connection, batches, row)
 
 
@@ -175,45 +183,62 @@ def record_decision(
     version: int,
     at: float | None = None,
 ) -> Case:
-    """The case after a decision, which is then committed; ConflictError if `version` is not the note's newest.
+    """The case after a decision, which is then committed; see `record_decisions`."""
+    return record_decisions(engine, note_id, [(action, details)], user=user, version=version, at=at)
 
-    The new state is computed before the database is locked. If two people decide on the same version, the unique pair
-    (note, version) lets only one of them write.
+
+def record_decisions(
+    engine: Engine,
+    note_id: int,
+    taken: Sequence[tuple[str, Details]],
+    *,
+    user: int | None,
+    version: int,
+    at: float | None = None,
+) -> Case:
+    """The case after decisions (action, details), all of which are then committed, or none.
+
+    ConflictError if `version` is not the note's newest. The new state is computed before the database is locked. If
+    two people decide on the same version, the unique pair (note, version) lets only one of them write.
     """
     with read_transaction(engine) as connection:
-        case, after = _decide(connection, note_id, action, details, user=user, version=version)
+        case, states = _decide(connection, note_id, taken, user=user, version=version)
     try:
         with write_transaction(engine) as connection:
-            _write_decision(connection, note_id, action, details, after, user=user, at=at)
+            for (action, details), after in zip(taken, states):
+                _write_decision(connection, note_id, action, details, after, user=user, at=at)
     except IntegrityError as error:  # somebody wrote the same version after our read
         with read_transaction(engine) as connection:
-            raise ConflictError(_conflict_message(connection, note_id, after.version)) from error
-    return replace(case, review=after)
+            raise ConflictError(_conflict_message(connection, note_id, states[0].version)) from error
+    return replace(case, review=states[-1])
 
 
 def record_decision_in(
     connection: Connection, note_id: int, action: str, details: Details, *, user: int | None, version: int
 ) -> None:
     """Writes a decision within the caller's transaction."""
-    _, after = _decide(connection, note_id, action, details, user=user, version=version)
+    _, (after,) = _decide(connection, note_id, [(action, details)], user=user, version=version)
     _write_decision(connection, note_id, action, details, after, user=user)
 
 
 def _decide(
-    connection: Connection, note_id: int, action: str, details: Details, *, user: int | None, version: int
-) -> tuple[Case, Review]:
-    """The case before the decision, and the state after it."""
+    connection: Connection, note_id: int, taken: Sequence[tuple[str, Details]], *, user: int | None, version: int
+) -> tuple[Case, list[Review]]:
+    """The case before the decisions, and the state after each."""
     case = load_case(connection, note_id)
     if case.review.version != version:
         raise ConflictError(_conflict_message(connection, note_id, case.review.version))
-    after = apply_decision(case.review, action, details, user, length=len(case.note["text"]))
-    if action == "assign" and after.assignee is not None:
-        active = select(users.c.id).where(users.c.id == after.assignee, users.c.disabled.is_(False))
-        if not connection.scalar(active):
-            raise ReviewError("user must be the id of somebody who can sign in; got another number")
-    if action == "accept" and parse_code(details) not in case.suggested:
-        raise ReviewError("only what the coder has suggested can be accepted; add any other code")
-    return case, after
+    after, states = case.review, []
+    for action, details in taken:
+        after = apply_decision(after, action, details, user, length=len(case.note["text"]))
+        states.append(after)
+        if action == "assign" and after.assignee is not None:
+            active = select(users.c.id).where(users.c.id == after.assignee, users.c.disabled.is_(False))
+            if not connection.scalar(active):
+                raise ReviewError("user must be the id of somebody who can sign in; got another number")
+        if action == "accept" and parse_code(details) not in case.suggested:
+            raise ReviewError("only what the coder has suggested can be accepted; add any other code")
+    return case, states
 
 
 def _write_decision(

@@ -12,18 +12,18 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine, Row, bindparam, func, insert, select, update
 
 from nosology.core import NosologyError, Note, Suggestion
-from nosology.workbench.cases import EvidenceInContext, record_decision_in, suggestion_to_json
+from nosology.workbench.cases import EvidenceInContext, UncertainSuggestion, record_decision_in, suggestion_to_json
 from nosology.workbench.database import (
     SerializedJson,
     batches,
@@ -73,17 +73,17 @@ def code_notes(coder: Coder, notes: Sequence[Note]) -> list[CodedNote]:
             span: tuple(name for name, is_set in context._asdict().items() if is_set)
             for span, context in zip(spans, context_of(note.text, spans) if spans else ())
         }
-        in_context = tuple(
-            replace(
-                item,
-                evidence=tuple(
-                    EvidenceInContext(s.start, s.end, s.text, s.score, flags[s.start, s.end]) for s in item.evidence
-                ),
-            )
-            for item in stored
-        )
-        results.append(CodedNote(in_context, note_profile(note.text, suggestions)))
+        in_context = tuple(_in_context(item, flags, uncertain=coder.reports_uncertain) for item in stored)
+        results.append(CodedNote(in_context, note_profile(note.text, in_context)))
     return results
+
+
+def _in_context(item: Suggestion, flags: Mapping[tuple[int, int], tuple[str, ...]], *, uncertain: bool) -> Suggestion:
+    """A suggestion with the context of its evidence; uncertain: one that is only uncertain is not accepted as it is."""
+    evidence = tuple(EvidenceInContext(s.start, s.end, s.text, s.score, flags[s.start, s.end]) for s in item.evidence)
+    if uncertain and item.accepted and evidence and all("uncertain" in span.context for span in evidence):
+        return UncertainSuggestion(item.system, item.code, item.description, item.probability, False, evidence)
+    return replace(item, evidence=evidence)
 
 
 def note_profile(text: str, suggestions: Sequence[Suggestion]) -> dict[str, float]:
@@ -102,15 +102,26 @@ def note_profile(text: str, suggestions: Sequence[Suggestion]) -> dict[str, floa
 def _load_coder(bundle: str, release: str | None) -> None:
     """Loads the coder of this worker process, which runs at a lower priority than the server."""
     global _coder
+    from nosology.models.bundle import is_day_one
     from nosology.serving.coder import Coder
 
     if hasattr(os, "nice"):
         os.nice(10)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles Ctrl-C and lets workers finish
+    threading.Thread(target=_exit_with_server, daemon=True).start()
+    for number in (signal.SIGINT, signal.SIGHUP):  # the server handles them and lets workers finish
+        signal.signal(number, signal.SIG_IGN)
     try:
-        _coder = Coder.load(bundle, release=release)
+        load = Coder.for_claims if is_day_one(bundle) else Coder.load
+        _coder = load(bundle, release=release)
     except NosologyError as error:  # an exception here would break the pool and hide the message
         _coder = error
+
+
+def _exit_with_server() -> None:
+    """Ends this worker process when the server process is gone, even if it was killed."""
+    if (server := parent_process()) is not None:
+        server.join()
+        os._exit(1)
 
 
 def _code_in_worker(notes: list[Note]) -> list[CodedNote]:
@@ -200,6 +211,7 @@ class BackgroundCoder:
         self._thread.join(timeout=60)
 
     def _run(self) -> None:
+        failure = ""  # an error that lasts is logged once
         with ThreadPoolExecutor(self.concurrency) as threads:
             while not self._stop.is_set():
                 self._wake.clear()
@@ -208,8 +220,10 @@ class BackgroundCoder:
                     chunks = [waiting[first : first + _CHUNK] for first in range(0, len(waiting), _CHUNK)]
                     list(threads.map(self._code_chunk, chunks))
                     self._close_finished_batches()
+                    failure = ""
                 except Exception as error:  # the database may be away for a moment; the thread must survive that
-                    log.error("coding in the background failed: %s", type(error).__name__)
+                    if failure != (failure := type(error).__name__):
+                        log.error("coding in the background failed: %s", failure)
                     waiting = []
                 if not waiting:
                     self._wake.wait(_POLL_SECONDS)

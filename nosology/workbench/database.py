@@ -10,9 +10,11 @@ assignee and codes in `notes` are a summary of these rows for the queue, written
 from __future__ import annotations
 
 import json
+import os
+import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,13 @@ from sqlalchemy import JSON, Boolean, Column, Connection, Double, Engine, Foreig
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 from sqlalchemy.schema import SchemaItem
 
-from nosology.core import ConfigError, OutputError
+from nosology.core import ConfigError, DataError, OutputError
+from nosology.core.files import check_parent_folder, output_errors
+
+
+class StoreGoneError(OutputError):
+    """The file of an open store was deleted or replaced."""
+
 
 metadata = sa.MetaData(
     naming_convention={
@@ -198,54 +206,134 @@ def _to_json(value: Any) -> str:
 _ENGINE_OPTIONS = {"hide_parameters": True, "json_serializer": _to_json, "pool_size": 20, "max_overflow": 30}
 
 
-def database_url(store: str) -> str:
-    """The SQLAlchemy URL of a store; a plain path is an SQLite file."""
-    if "://" not in store:
-        return f"sqlite:///{Path(store).expanduser().absolute()}"
-    if store.startswith(("postgres://", "postgresql://")):
-        return "postgresql+psycopg://" + store.partition("://")[2]
-    return store
+_STORE_MUST_BE = "store must be a file for SQLite or a postgresql:// address"
+APPLICATION_ID = 0x4E4F534F  # "NOSO" in the header of an SQLite file
+_OUR_TABLES = {"alembic_version", "users", "notes", "codings", "decisions"}  # in every version of a store
 
 
-def open_database(store: str) -> Engine:
-    """An engine for a store; its tables are created or migrated to the version of this program."""
-    url = database_url(store)
-    if not url.startswith(("sqlite", "postgresql+psycopg")):
-        raise ConfigError("store must be a file for SQLite or a postgresql:// address; got another kind of address")
+def open_database(store: str, *, existing: bool = False) -> Engine:
+    """An engine for a store; its tables are created or migrated to the version of this program.
+
+    existing: the store must exist and have the tables of this version; nothing is created or migrated. A database of
+    another program raises ConfigError and is never changed.
+    """
+    check_store(store, existing=existing)
     try:
-        engine = _sqlite_engine(url) if url.startswith("sqlite") else _postgres_engine(url)
+        engine = _postgres_engine(postgres_url(store)) if "://" in store else _sqlite_engine(store, existing)
     except (ArgumentError, ImportError, ValueError) as error:
-        raise ConfigError("store must be a file for SQLite or a postgresql:// address that SQLAlchemy reads") from error
+        raise ConfigError(f"{_STORE_MUST_BE} that SQLAlchemy reads") from error
     except OSError as error:
         raise OutputError("the store cannot be opened: its folder cannot be created") from error
     try:
-        migrate(engine)
-    except (OperationalError, OSError) as error:  # the driver's message may contain a password
+        _check_migrated(engine) if existing else migrate(engine)
+    except (OperationalError, OSError) as error:
         engine.dispose()
-        raise OutputError("the store cannot be opened: the file or server cannot be reached or written") from error
+        # The message of PostgreSQL's driver may contain a password.
+        cause = getattr(error, "orig", None)
+        reason = str(cause) if isinstance(cause, sqlite3.Error) else "it cannot be reached"
+        raise OutputError(f"the store cannot be opened: {reason}") from error
     except BaseException:
         engine.dispose()
         raise
     return engine
 
 
-def _sqlite_engine(url: str) -> Engine:
-    Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+def check_store(store: str, *, existing: bool = False) -> None:
+    """ConfigError, DataError or OutputError if a store cannot be used. Nothing is written, no server is asked."""
+    if "://" in store:
+        if not store.startswith(("postgres://", "postgresql://")):
+            raise ConfigError(f"{_STORE_MUST_BE}; got another kind of address")
+        return
+    path = _sqlite_path(store)
+    with output_errors(path):
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{_STORE_MUST_BE}; {path} is {'a folder' if path.is_dir() else 'no file'}")
+        if path.exists() and path.stat().st_size:
+            _check_sqlite_file(path)
+        elif existing:
+            raise DataError(f"no such store: {path}")
+    if not existing:
+        check_parent_folder(path)  # also for an existing file: SQLite writes its log next to it
+        if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+            raise OutputError(f"cannot write {path}: no permission")
+
+
+def _sqlite_path(store: str) -> Path:
+    try:
+        path = Path(store).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{_STORE_MUST_BE}; got {store}, a home folder that does not exist") from error
+    if not path.name or store.endswith("/"):
+        raise ConfigError(f"{_STORE_MUST_BE}; got {store!r}, a folder")
+    return path.absolute()
+
+
+def postgres_url(store: str) -> str:
+    """The SQLAlchemy URL of a postgresql:// address."""
+    return "postgresql+psycopg://" + store.partition("://")[2]
+
+
+def _sqlite_engine(store: str, existing: bool) -> Engine:
+    path = _sqlite_path(store)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    url = sa.URL.create("sqlite", database=str(path))  # the name of a file may have a question mark
     engine = sa.create_engine(url, connect_args={"check_same_thread": False}, **_ENGINE_OPTIONS)
+
+    opened: list[tuple[int, int]] = []  # the file of the first connection
+
+    def check_file() -> None:
+        # SQLite would write on into a deleted file, and all would be lost when the process ends.
+        if opened and _file_identity(path) != opened[0]:
+            raise StoreGoneError("the store was deleted or replaced; nothing was saved; restart the server")
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: Any) -> None:
+        check_file()
         connection.isolation_level = None  # transactions start explicitly, below
-        for pragma in _PRAGMAS:
+        for pragma in _PRAGMAS[1:] if existing else _PRAGMAS:  # the journal mode is stored in the file
             connection.execute(f"PRAGMA {pragma}")
+        if not opened and (identity := _file_identity(path)):
+            opened.append(identity)
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
+        check_file()
         # A writer takes the lock before it reads. Two writers that had read first would both fail.
         immediate = connection.get_execution_options().get("writes")
         connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 
     return engine
+
+
+def _file_identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of a file; None if there is none."""
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return state.st_dev, state.st_ino
+
+
+def _check_sqlite_file(path: Path) -> None:
+    """ConfigError if the file is no store of nosology. It is opened for reading only."""
+    with path.open("rb") as file:
+        header = file.read(100)
+    application = int.from_bytes(header[68:72])
+    if header.startswith(b"SQLite format 3\0") and application == APPLICATION_ID:
+        return
+    # Without a write-ahead log nobody writes now. `immutable` then keeps SQLite from creating files next to it.
+    mode = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?{mode}", uri=True)) as connection:
+            names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    except sqlite3.OperationalError as error:
+        raise OutputError(f"{path} cannot be opened: no permission, or another program has locked it") from error
+    except sqlite3.DatabaseError as error:
+        raise ConfigError(f"{path} is no SQLite database, or is damaged") from error
+    # Stores of version 0.1 have no application id; they are recognised by their tables. A database with nothing in it
+    # is what a full disk left of a new store.
+    if application or (names and not names >= _OUR_TABLES):
+        raise ConfigError(f"{path} is a database of another program; it was not changed")
 
 
 def _postgres_engine(url: str) -> Engine:
@@ -294,13 +382,31 @@ def migrate(engine: Engine) -> None:
         if engine.dialect.name == "postgresql":
             connection.execute(sa.text("SELECT pg_advisory_xact_lock(7410)"))
         config.attributes["connection"] = connection
-        if not sa.inspect(connection).has_table("alembic_version"):
+        tables = set(sa.inspect(connection).get_table_names())
+        if tables and not tables >= _OUR_TABLES:
+            raise ConfigError("the store is a database of another program; it was not changed")
+        if not tables:
             metadata.create_all(connection)
             command.stamp(config, "head")
+        is_sqlite = engine.dialect.name == "sqlite"
+        if is_sqlite and connection.exec_driver_sql("PRAGMA application_id").scalar() != APPLICATION_ID:
+            connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
         try:
             command.upgrade(config, "head")
         except CommandError as error:
             raise ConfigError("the store was made by a newer version of nosology; update the program") from error
+
+
+def _check_migrated(engine: Engine) -> None:
+    """ConfigError if the tables are not those of this version."""
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    with read_transaction(engine) as connection:
+        if not set(sa.inspect(connection).get_table_names()) >= _OUR_TABLES:
+            raise ConfigError("the store is a database of another program")
+        if compare_metadata(MigrationContext.configure(connection), metadata):
+            raise ConfigError("the store is of another version; `nosology serve` updates a store of an older one")
 
 
 def is_alive(engine: Engine) -> bool:
@@ -308,6 +414,6 @@ def is_alive(engine: Engine) -> bool:
     try:
         with read_transaction(engine) as connection:
             connection.execute(sa.text("SELECT 1"))
-    except SQLAlchemyError:
+    except (SQLAlchemyError, StoreGoneError):
         return False
     return True

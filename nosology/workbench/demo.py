@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Engine, insert, select
 
 from nosology.config import load_recipe
-from nosology.core import Note, __version__
+from nosology.core import ConfigError, Note, __version__
 from nosology.core.files import cache_folder
 from nosology.corpora.corpus import write_corpus
 from nosology.corpora.simulate.hospital import Hospital, subject_id
@@ -21,7 +21,7 @@ from nosology.serving.coder import Coder
 from nosology.workbench import cases
 from nosology.workbench.accounts import create_user
 from nosology.workbench.coding import code_notes, save_codings
-from nosology.workbench.database import audit, notes, open_database, read_transaction, write_transaction
+from nosology.workbench.database import audit, batches, notes, open_database, read_transaction, users, write_transaction
 from nosology.workbench.services import register_coder
 
 YEARS = (2023, 2025)
@@ -29,19 +29,44 @@ TRAINING_PATIENTS, QUEUE_PATIENTS, REVIEWED_NOTES = 2_000, 70, 48
 MIN_CODE_COUNT = 20  # training notes that a code needs
 PASSWORD = "demo-demo-demo"  # of a local database with simulated notes only
 USERS = (("coder", "coder"), ("reviewer", "reviewer"), ("admin", "admin"))
+PAST_BATCH = "simulated notes of last week"
 SYSTEMS = ("icd10cm", "icd10pcs")
+
+
+def prepare_demo(store: str) -> None:
+    """Trains the demo's coder and fills the store, unless that is done."""
+    _check_demo_store(store)
+    print("Preparing the demo: simulating patients and training a coder (once, about a minute) ...", flush=True)
+    fill_demo(store, demo_bundle())
+    print(f"Sign in as coder, reviewer or admin with the password {PASSWORD}", flush=True)
+
+
+def _check_demo_store(store: str) -> None:
+    """ConfigError if the store has users of its own: the demo's password is known to everybody."""
+    engine = open_database(store)
+    with read_transaction(engine) as connection:
+        is_used = connection.scalar(select(users.c.id).limit(1)) is not None
+        is_demo = connection.scalar(select(batches.c.id).where(batches.c.name == PAST_BATCH).limit(1)) is not None
+    engine.dispose()
+    if is_used and not is_demo:
+        raise ConfigError("--demo needs a new store, or one that it has made; the store has users already")
 
 
 def demo_bundle(folder: Path | None = None) -> Path:
     """The bundle of a coder trained on simulated patients, cached."""
     from nosology.models.train import train
 
-    folder = folder or cache_folder() / f"demo-{__version__}-{TRAINING_PATIENTS}"
+    folder = folder or demo_folder()
     bundle = folder / "bundle"
     if not (bundle / "bundle.json").is_file():
         corpus = write_corpus(_training_notes(), folder / "corpus", source={"kind": "demo"}, filters=[], counts={})
         train(load_recipe("linear", ["fit.c=[1.0]", "fit.max_features=[4000]"]), [corpus], bundle)
     return bundle
+
+
+def demo_folder() -> Path:
+    """The folder in the cache with the demo's corpus and bundle."""
+    return cache_folder() / f"demo-{__version__}-{TRAINING_PATIENTS}"
 
 
 def _training_notes() -> list[Note]:
@@ -100,28 +125,34 @@ def fill_demo(store: str, bundle: Path) -> None:
     incoming = demo_notes(QUEUE_PATIENTS, first=TRAINING_PATIENTS)
     past, queue = incoming[:REVIEWED_NOTES], incoming[REVIEWED_NOTES:]
     with write_transaction(engine) as connection:
-        users = [create_user(connection, name, role, PASSWORD) for name, role in USERS]
-        batch = cases.create_batch(connection, "simulated notes of last week", users[2], len(past))
-        cases.add_notes(connection, past, batch, now=time.time() - 9 * 86_400)
-        today = cases.create_batch(connection, "simulated notes of today", users[2], len(queue))
+        people = [create_user(connection, name, role, PASSWORD) for name, role in USERS]
+        received = time.time() - 9 * 86_400
+        batch = cases.create_batch(connection, PAST_BATCH, people[2], len(past), now=received)
+        cases.add_notes(connection, past, batch, now=received)
+        today = cases.create_batch(connection, "simulated notes of today", people[2], len(queue))
         cases.add_notes(connection, queue, today)
     coder_id, coder = register_coder(engine, bundle, None), Coder.load(bundle)
     with read_transaction(engine) as connection:
         rows = connection.execute(select(notes.c.ref, notes.c.id).where(notes.c.batch_id == batch))
         ids = {row.ref: row.id for row in rows}
-    for note in past:
+    now = time.time()
+    for note in sorted(past, key=lambda note: _review_time(note, now)):  # the audit log is in the order of time
         save_codings(engine, coder_id, [ids[note.id]], code_notes(coder, [note]))
-        _review_note(engine, ids[note.id], note, users[:2])
+        _review_note(engine, ids[note.id], note, people[:2], _review_time(note, now))
     engine.dispose()
 
 
-def _review_note(engine: Engine, note_id: int, note: Note, users: list[int]) -> None:
-    """Records the decisions of a coder who knows the note's codes, some days ago."""
+def _review_time(note: Note, now: float) -> float:
+    rng = Random(f"{note.id} time")
+    return now - (1 + rng.randrange(7)) * 86_400 + rng.randrange(20_000)
+
+
+def _review_note(engine: Engine, note_id: int, note: Note, users: list[int], at: float) -> None:
+    """Records the decisions of a coder who knows the note's codes, from the time `at` on."""
     rng = Random(note.id)
     with read_transaction(engine) as connection:
         suggested = cases.load_case(connection, note_id).suggested
     user = rng.choice(users)
-    at = time.time() - (1 + rng.randrange(7)) * 86_400 + rng.randrange(20_000)
     with write_transaction(engine) as connection:
         row = {"at": at, "user_id": user, "what": "note", "note_id": note_id, "address": "demo"}
         connection.execute(insert(audit).values(**row))

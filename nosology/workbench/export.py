@@ -5,15 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from fastapi.responses import Response
 from sqlalchemy import Engine, RowMapping, select
 
-from nosology.claims.assigned_codes import PROCEDURES, AssignedCode
+from nosology.claims.checks import PROCEDURES, AssignedCode
 from nosology.codes import describe
 from nosology.core import Code, Evidence, Note, __version__
 from nosology.workbench.audit_log import log_command_reads
@@ -35,28 +34,25 @@ CSV_COLUMNS = (
 _POA_URL = "https://www.cms.gov/Medicare/Medicare-Fee-for-Service-Payment/HospitalAcqCond/Coding"
 _TERMINOLOGY = "http://terminology.hl7.org/CodeSystem/"
 _LOCAL = "urn:nosology:"
+FORMATS = {  # (media type, suffix of the file name)
+    "json": ("application/json", "json"),
+    "csv": ("text/csv; charset=utf-8", "csv"),
+    "fhir": ("application/fhir+json", "fhir.json"),
+}
 
 
-@dataclass(frozen=True)
-class ExportFile:
-    """A file for download."""
-
-    body: str
-    media_type: str
-    name: str
-
-    def response(self) -> Response:
-        """The file as an HTTP response."""
-        disposition = {"content-disposition": f'attachment; filename="{self.name}"'}
-        return Response(self.body, media_type=self.media_type, headers=disposition)
-
-
-def export_case(case: Case, history: Sequence[RowMapping], form: str) -> ExportFile:
-    """The encounter in a format of FORMATS; NotFound for any other format."""
+def export_case(case: Case, history: Sequence[RowMapping], form: str) -> Response:
+    """The encounter as a file to download, in a format of FORMATS; NotFound for any other format."""
     if form not in FORMATS:
         raise NotFound(f"format must be one of {', '.join(FORMATS)}")
-    media_type, suffix, convert = FORMATS[form]
-    return ExportFile(convert(case, history), media_type, f"note-{case.note['id']}.{suffix}")
+    if form == "csv":
+        body = to_csv(case)
+    else:
+        value = to_fhir(case, history) if form == "fhir" else to_json(case, history)
+        body = json.dumps(value, ensure_ascii=False, indent=2)
+    media_type, suffix = FORMATS[form]
+    disposition = {"content-disposition": f'attachment; filename="note-{case.note["id"]}.{suffix}"'}
+    return Response(body, media_type=media_type, headers=disposition)
 
 
 def _timestamp(seconds: float) -> str:
@@ -239,18 +235,6 @@ def _provenance(targets: Sequence[str], case: Case, history: Sequence[RowMapping
         ]
         or [{"who": {"display": f"nosology {__version__}"}}],
     }
-
-
-def _dump(value: dict[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=2)
-
-
-# format: (media type, suffix of the file name, converter)
-FORMATS: dict[str, tuple[str, str, Callable[[Case, Sequence[RowMapping]], str]]] = {
-    "json": ("application/json", "json", lambda case, history: _dump(to_json(case, history))),
-    "csv": ("text/csv; charset=utf-8", "csv", lambda case, history: to_csv(case)),
-    "fhir": ("application/fhir+json", "fhir.json", lambda case, history: _dump(to_fhir(case, history))),
-}
 
 
 def reviewed_notes(engine: Engine) -> Iterator[Note]:

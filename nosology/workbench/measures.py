@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections import Counter
@@ -11,9 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
 
+import numpy as np
 from sqlalchemy import Connection, RowMapping, select
 
-from nosology.claims.assigned_codes import PROCEDURES
+from nosology.claims.checks import PROCEDURES
 from nosology.codes import describe, table
 from nosology.core import Code
 from nosology.workbench.database import audit, codings, decisions, notes
@@ -58,8 +58,8 @@ def load_reviewed_notes(connection: Connection) -> list[ReviewedNote]:
         part = rows[first : first + 500]
         ids = [row.id for row in part]
         coded = _by_note(connection, select(codings).where(codings.c.note_id.in_(ids)).order_by(codings.c.id))
-        made = select(decisions).where(decisions.c.note_id.in_(ids)).order_by(decisions.c.version)
-        decided = _by_note(connection, made)
+        query = select(decisions).where(decisions.c.note_id.in_(ids)).order_by(decisions.c.version)
+        decided = _by_note(connection, query)
         opened = _by_note(connection, select(audit).where(audit.c.note_id.in_(ids), audit.c.what == "note"))
         reviewed += [
             _reviewed_note(row.finished, coded[row.id][0], decided.get(row.id, []), opened.get(row.id, []))
@@ -206,24 +206,16 @@ def measure_drift(connection: Connection, window: int = 500) -> list[FeatureDrif
     for name, title in DRIFT_FEATURES.items():
         then, now = ([float(profile.get(name, 0.0)) for profile in part] for part in (first, last))
         index = population_stability_index(then, now)
-        rows.append(FeatureDrift(name, title, _mean(then), _mean(now), index))
+        rows.append(FeatureDrift(name, title, float(np.mean(then or 0)), float(np.mean(now or 0)), index))
     return rows
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def population_stability_index(then: Sequence[float], now: Sequence[float], bins: int = 10) -> float | None:
     """The sum of (q - p) ln(q / p) over the deciles of `then`; None if there are too few values."""
     if min(len(then), len(now)) < _MIN_SAMPLE:
         return None
-    ordered = sorted(then)
-    edges = sorted({ordered[len(ordered) * i // bins] for i in range(1, bins)})
-    shares = []
-    for values in (then, now):
-        counts = [0.5] * (len(edges) + 1)  # additive smoothing: an empty bin must not give infinity
-        for value in values:
-            counts[sum(edge <= value for edge in edges)] += 1
-        shares.append([count / sum(counts) for count in counts])
-    return sum((q - p) * math.log(q / p) for p, q in zip(*shares))
+    ordered = np.sort(then)
+    edges = np.unique(ordered[len(ordered) * np.arange(1, bins) // bins])
+    counts = [np.bincount(np.searchsorted(edges, part, "right"), minlength=len(edges) + 1) for part in (then, now)]
+    p, q = ((count + 0.5) / (count + 0.5).sum() for count in counts)  # smoothed: no bin is empty
+    return float(((q - p) * np.log(q / p)).sum())

@@ -1,6 +1,6 @@
-"""HTML of the pages: templates, formats of times and shares, rows of the queue, the text of a note.
+"""HTML of the pages: request context, templates, formats of times and shares, text of a note.
 
-Rows of the queue and text of a note are built without a template, which takes four to ten times as long.
+The text of a note is built without a template, which takes four to ten times as long.
 """
 
 from __future__ import annotations
@@ -10,33 +10,33 @@ import math
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from html import escape
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Depends, Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
-from sqlalchemy import Row
+from sqlalchemy import Connection
 
 from nosology.core import Code, Span
 from nosology.text import Section, contexts, sections
 from nosology.workbench.accounts import User
+from nosology.workbench.audit_log import log_access, log_access_in
+from nosology.workbench.database import read_transaction, write_transaction
 from nosology.workbench.review import POA, REASONS, STATUSES
+from nosology.workbench.security import CurrentUser, ServicesDep, client_address
+from nosology.workbench.services import Forbidden, Services
 from nosology.workbench.views import visible_text
 
 STATIC_FOLDER = Path(__file__).parent / "static"
 CONTEXTS = ("negated", "historical", "family", "uncertain", "hypothetical")
-_CODING_LABELS = {
-    "waiting": ' <span class="muted">being coded</span>',
-    "cancelled": ' <span class="muted">not coded</span>',
-    "failed": ' <span class="chip error">coder failed</span>',
-}
 
 
 @cache
@@ -97,49 +97,73 @@ def template_environment() -> Environment:
 
 
 def render_page(
-    request: Request, name: str, user: User | None, values: Mapping[str, Any] | None = None, *, status: int = 200
+    request: Request, template: str, user: User | None, *, status: int = 200, **values: Any
 ) -> HTMLResponse:
     """The response of a template."""
-    template = request.app.state.templates.get_template(name)
     demo = request.app.state.services.settings.demo
-    html = template.render(user=user, path=request.url.path, demo=demo, **(values or {}))
+    html = request.app.state.templates.get_template(template).render(
+        user=user, path=request.url.path, demo=demo, **values
+    )
     return HTMLResponse(html, status_code=status)
+
+
+@dataclass(frozen=True)
+class PageContext:
+    """A request for a page: the services of the server and the user who is signed in."""
+
+    request: Request
+    services: Services
+    user: User
+
+    @property
+    def address(self) -> str:
+        """The address of the client."""
+        return client_address(self.request)
+
+    def reading(self) -> AbstractContextManager[Connection]:
+        """A connection for reads."""
+        return read_transaction(self.services.engine)
+
+    def writing(self) -> AbstractContextManager[Connection]:
+        """A connection whose writes are committed together."""
+        return write_transaction(self.services.engine)
+
+    def log(self, what: str, connection: Connection | None = None) -> None:
+        """Writes an entry of the audit log, within the transaction of the connection if there is one."""
+        if connection is None:
+            log_access(self.services.engine, self.user.id, what, None, self.address)
+        else:
+            log_access_in(connection, self.user.id, what, None, self.address)
+
+    def render(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+        """The page of a template; its status is 422 if the values contain an error."""
+        status = 422 if values.get("error") else status
+        return render_page(self.request, template, self.user, status=status, **values)
+
+
+def page_context(request: Request, services: ServicesDep, user: CurrentUser) -> PageContext:
+    """The context of a request; refuses clients that are not signed in."""
+    return PageContext(request, services, user)
+
+
+def _require_role(role: str) -> Any:
+    def check(page: PageDep) -> PageContext:
+        if not page.user.has_role(role):
+            raise Forbidden(f"that is for people with the role {role}")
+        return page
+
+    return Depends(check)
+
+
+PageDep = Annotated[PageContext, Depends(page_context)]
+ReviewerPage = Annotated[PageContext, _require_role("reviewer")]
+AdminPage = Annotated[PageContext, _require_role("admin")]
 
 
 def axis_end(value: float) -> float:
     """The next value at which the axis of a chart can end: 1, 2, 4, 6, 8 or 10 times a power of ten."""
     size = 10 ** math.floor(math.log10(value)) if value > 0 else 0
     return next((size * step for step in (1, 2, 4, 6, 8, 10) if value <= size * step), 0)
-
-
-def queue_rows(rows: Sequence[Row]) -> Markup:
-    """The table body of the queue."""
-    return Markup("\n".join(map(_queue_row, rows)))
-
-
-def _queue_row(row: Row) -> str:
-    status = f'<span class="chip {row.status}">{STATUSES[row.status]}</span>{_CODING_LABELS.get(row.coding, "")}'
-    sex, age = row.encounter.get("sex"), row.encounter.get("age")
-    patient = (f" · {sex}" if sex else "") + ("" if age is None else f" {age}")
-    encounter = escape(f"{row.encounter.get('date') or '–'}{patient}")
-    cells = (
-        f'<th scope="row"><a href="/notes/{row.id}">{_isolated(row.ref)}</a></th>',
-        f"<td>{_isolated(row.patient)}</td><td>{_isolated(row.site)}</td><td>{encounter}</td>",
-        f"<td>{format_age(row.received)}</td><td>{status}</td><td>{escape(row.assignee or '–')}</td>",
-        f'<td class="n">{row.codes or "–"}</td><td>{_meter(row.confidence)}</td>',
-    )
-    return f"<tr>{''.join(cells)}</tr>"
-
-
-def _isolated(text: str | None) -> str:
-    """Text of unknown writing direction, isolated from its surroundings."""
-    return f"<bdi>{escape(text or '–')}</bdi>"
-
-
-def _meter(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f'<meter min="0" max="1" value="{value:.4f}" aria-label="Confidence"></meter> {format_percent(value)}'
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,30 +6,19 @@ import json
 from typing import Annotated, Any
 from urllib.parse import parse_qs, urlsplit
 
-from fastapi import APIRouter, File, Form, Request, UploadFile
+from fastapi import APIRouter, File, Form, UploadFile
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy import select
 
 from nosology.core import SYSTEMS, Code, ConflictError, NosologyError, Note, ReviewError
 from nosology.workbench import cases, coding, measures, triage
-from nosology.workbench.accounts import User
-from nosology.workbench.audit_log import log_access, log_access_in
-from nosology.workbench.database import notes, read_transaction, write_transaction
-from nosology.workbench.page_html import annotate_note, queue_rows, render_page
+from nosology.workbench.database import notes
+from nosology.workbench.page_html import AdminPage, PageContext, PageDep, ReviewerPage, annotate_note
+from nosology.workbench.proposals import claim_evidence
 from nosology.workbench.review import STATUSES, NotFound
-from nosology.workbench.security import (
-    MAX_ID,
-    AddressDep,
-    AdminUser,
-    CurrentUser,
-    ReviewerUser,
-    RowId,
-    ServicesDep,
-    client_address,
-)
-from nosology.workbench.services import Services
+from nosology.workbench.security import MAX_ID, RowId
 from nosology.workbench.uploads import normalize_encounter, read_upload
-from nosology.workbench.views import build_panel, code_book_page, search_codes
+from nosology.workbench.views import build_claim_panel, build_panel, code_book_page, search_codes
 
 TO_DO = ("new", "open", "held", "second")  # statuses that the queue shows first
 router = APIRouter(include_in_schema=False)
@@ -46,9 +35,7 @@ def _valid_order(order: str) -> str:
 
 @router.get("/")
 def queue_page(
-    request: Request,
-    services: ServicesDep,
-    user: CurrentUser,
+    page: PageDep,
     status: str = "",
     mine: str = "",
     site: str = "",
@@ -58,33 +45,29 @@ def queue_page(
 ) -> HTMLResponse:
     """The work queue."""
     filters = {"status": status, "mine": mine, "site": site, "order": order, "batch": batch}
-    return _render_queue(request, services, user, filters, number=min(_number(page_number), 1_000_000))
+    return _render_queue(page, filters, number=min(_number(page_number), 1_000_000))
 
 
 @router.post("/find")
-def find_note(
-    request: Request, services: ServicesDep, user: CurrentUser, ref: Annotated[str, Form(max_length=200)] = ""
-) -> Response:
+def find_note(page: PageDep, ref: Annotated[str, Form(max_length=200)] = "") -> Response:
     """The note with an id, or all notes whose id contains it. A POST, because an id may identify a patient."""
     ref = ref.strip()
-    with read_transaction(services.engine) as connection:
+    with page.reading() as connection:
         note_id = connection.scalar(select(notes.c.id).where(notes.c.ref == ref)) if ref else None
     if note_id:
         return RedirectResponse(f"/notes/{note_id}", status_code=303)
     filters = {"status": "all", "mine": "", "site": "", "order": "newest", "batch": ""}
-    return _render_queue(request, services, user, filters, ref=ref)
+    return _render_queue(page, filters, ref=ref)
 
 
-def _render_queue(
-    request: Request, services: Services, user: User, filters: dict[str, str], *, number: int = 0, ref: str = ""
-) -> HTMLResponse:
+def _render_queue(page: PageContext, filters: dict[str, str], *, number: int = 0, ref: str = "") -> HTMLResponse:
     """The queue with filters; invalid filters are ignored."""
     status, order = filters["status"], _valid_order(filters["order"])
-    with read_transaction(services.engine) as connection:
+    with page.reading() as connection:
         rows = cases.select_queue(
             connection,
             statuses=[status] if status in STATUSES else () if status == "all" else TO_DO,
-            assignee=user.id if filters["mine"] == "me" else None,
+            assignee=page.user.id if filters["mine"] == "me" else None,
             unassigned=filters["mine"] == "nobody",
             site=filters["site"] or None,
             batch=_number(filters["batch"]) or None,
@@ -93,69 +76,73 @@ def _render_queue(
             page=number,
         )
         counts, sites = cases.count_by_status(connection), cases.list_sites(connection)
-    log_access(services.engine, user.id, "queue", None, client_address(request))
-    values = {"body": queue_rows(rows), "counts": counts, "sites": sites, "number": number, "ref": ref}
-    values |= {"filters": {**filters, "order": order}, "more": len(rows) == cases.PAGE_SIZE}
-    return render_page(request, "queue.html", user, values)
+    page.log("queue")
+    return page.render(
+        "queue.html",
+        rows=rows,
+        counts=counts,
+        sites=sites,
+        number=number,
+        ref=ref,
+        filters={**filters, "order": order},
+        more=len(rows) == cases.PAGE_SIZE,
+    )
 
 
 @router.get("/next")
-def next_page(services: ServicesDep, user: CurrentUser, after: str = "", order: str = "oldest") -> RedirectResponse:
+def next_page(page: PageDep, after: str = "", order: str = "oldest") -> RedirectResponse:
     """A redirect to the next note in the order of the queue."""
     order = _valid_order(order)
-    with read_transaction(services.engine) as connection:
-        note_id = cases.next_note(connection, user.id, after=_number(after), order=order)
+    with page.reading() as connection:
+        note_id = cases.next_note(connection, page.user.id, after=_number(after), order=order)
     query = "" if order == "oldest" else f"?order={order}"
     return RedirectResponse(f"/notes/{note_id}{query}" if note_id else "/", status_code=303)
 
 
 @router.get("/notes/{note_id}")
-def note_page(
-    request: Request, services: ServicesDep, user: CurrentUser, note_id: RowId, order: str = "oldest"
-) -> HTMLResponse:
+def note_page(page: PageDep, note_id: RowId, order: str = "oldest") -> HTMLResponse:
     """A note with its suggestions; the access is logged."""
-    case = services.read_case(user, note_id, client_address(request))
+    case = page.services.read_case(page.user, note_id, page.address)
     accepted = {Code(item.system, item.code) for item in case.suggestions if item.accepted}
     highlighted = {*case.review.codes, *accepted} - case.review.rejected.keys()
-    sections = annotate_note(case.note["text"], case.evidence(), highlighted)
-    return _render_case(request, services, user, case, "note.html", order=order, more={"sections": sections})
+    evidence = case.evidence()
+    for code, spans in claim_evidence(case).items():
+        evidence[code] = list(dict.fromkeys([*evidence.get(code, ()), *spans]))
+    sections = annotate_note(case.note["text"], evidence, highlighted)
+    return _render_case(page, case, "note.html", order=order, sections=sections)
 
 
 def _render_case(
-    request: Request,
-    services: Services,
-    user: User,
+    page: PageContext,
     case: cases.Case,
     template: str,
     *,
     order: str,
     message: str = "",
     status: int = 200,
-    more: dict[str, Any] | None = None,
+    **values: Any,
 ) -> HTMLResponse:
-    with read_transaction(services.engine) as connection:
+    with page.reading() as connection:
         people = cases.list_assignees(connection)
-    values = {"case": case, "panel": build_panel(case), "people": people, "order": _valid_order(order)}
-    values |= {"message": message, "conflict": status == 409} | (more or {})
-    return render_page(request, template, user, values, status=status)
+    values |= {"case": case, "panel": build_panel(case), "claim": build_claim_panel(case)}
+    values |= {"people": people, "order": _valid_order(order)}
+    return page.render(template, status=status, message=message, conflict=status == 409, **values)
 
 
 @router.get("/notes/{note_id}/coded")
-def is_coded(services: ServicesDep, user: CurrentUser, note_id: RowId) -> Response:
+def is_coded(page: PageDep, note_id: RowId) -> Response:
     """A reload of the page once the note is coded. While it waits, the note is coded before all others."""
-    with read_transaction(services.engine) as connection:
+    with page.reading() as connection:
         coding = connection.scalar(select(notes.c.coding).where(notes.c.id == note_id))
     if coding != "waiting":
         return Response(status_code=204, headers={"HX-Refresh": "true"})
-    services.background.prioritize(note_id)
+    page.services.background.prioritize(note_id)
     return Response(status_code=204)
 
 
 @router.post("/notes/{note_id}/decide")
 def decide(
-    request: Request,
-    services: ServicesDep,
-    user: CurrentUser,
+    page: PageDep,
     note_id: RowId,
     action: Annotated[str, Form(max_length=20)],
     version: Annotated[int, Form(ge=0, le=MAX_ID)],
@@ -174,15 +161,15 @@ def decide(
     values["user"] = _number(assignee) or None
     message, status = "", 200
     try:
-        case = services.decide(user, note_id, action, values, version)
+        case = page.services.decide(page.user, note_id, action, values, version)
     except ReviewError as error:
         is_conflict = isinstance(error, ConflictError)
         message, status = f"{error}.", 409 if is_conflict else 422
         if not is_conflict:  # the message of a conflict starts with a name
             message = message[:1].upper() + message[1:]
-        case = services.read_case(user, note_id, client_address(request), "panel")  # it shows text of the note
-    order = parse_qs(urlsplit(request.headers.get("hx-current-url", "")).query).get("order", ["oldest"])[0]
-    return _render_case(request, services, user, case, "panel.html", order=order, message=message, status=status)
+        case = page.services.read_case(page.user, note_id, page.address, "panel")  # it shows text of the note
+    order = parse_qs(urlsplit(page.request.headers.get("hx-current-url", "")).query).get("order", ["oldest"])[0]
+    return _render_case(page, case, "panel.html", order=order, message=message, status=status)
 
 
 def _parse_list(raw: str) -> Any:
@@ -193,128 +180,121 @@ def _parse_list(raw: str) -> Any:
 
 
 @router.get("/notes/{note_id}/history")
-def history_page(request: Request, services: ServicesDep, user: CurrentUser, note_id: RowId) -> HTMLResponse:
+def history_page(page: PageDep, note_id: RowId) -> HTMLResponse:
     """The decisions on a note, and the coder's suggestions."""
-    case = services.read_case(user, note_id, client_address(request), "history")
-    with read_transaction(services.engine) as connection:
+    case = page.services.read_case(page.user, note_id, page.address, "history")
+    with page.reading() as connection:
         rows = cases.decision_history(connection, note_id)
         people = {row.id: row.name for row in cases.list_assignees(connection)}
-    return render_page(request, "history.html", user, {"case": case, "rows": rows, "people": people})
+    return page.render("history.html", case=case, rows=rows, people=people)
 
 
 @router.get("/notes/{note_id}/export/{form}")
-def export_note(services: ServicesDep, user: CurrentUser, address: AddressDep, note_id: RowId, form: str) -> Response:
+def export_note(page: PageDep, note_id: RowId, form: str) -> Response:
     """The coded encounter as a file."""
-    return services.export(user, note_id, form, address).response()
+    return page.services.export(page.user, note_id, form, page.address)
 
 
 @router.post("/codes/search")
 def code_search(
-    request: Request,
-    user: CurrentUser,
+    page: PageDep,
     query: Annotated[str, Form(max_length=200)] = "",
     system: Annotated[str, Form(max_length=10)] = "icd10cm",
 ) -> HTMLResponse:
     """Codes for words or a code. A POST, because the words may be those of a note."""
     system = system if system in SYSTEMS else "icd10cm"
-    values = {"lines": search_codes(query, system), "system": system, "query": query}
-    return render_page(request, "search_results.html", user, values)
+    return page.render("search_results.html", lines=search_codes(query, system), system=system, query=query)
 
 
 @router.get("/codes/{system}/{code}")
-def book_page(request: Request, user: CurrentUser, system: str, code: str, instead_of: str = "") -> HTMLResponse:
+def book_page(page: PageDep, system: str, code: str, instead_of: str = "") -> HTMLResponse:
     """A page of the code book."""
-    values = {"book": code_book_page(system, code), "instead_of": instead_of[:40]}
-    return render_page(request, "book.html", user, values)
+    return page.render("book.html", book=code_book_page(system, code), instead_of=instead_of[:40])
 
 
 @router.get("/batches")
-def batches_page(request: Request, services: ServicesDep, user: CurrentUser) -> HTMLResponse:
+def batches_page(page: PageDep) -> HTMLResponse:
     """The import form, and the progress of batches."""
-    return _render_batches(request, services, user)
-
-
-def _render_batches(request: Request, services: Services, user: User, error: str = "") -> HTMLResponse:
-    values = {"batches": coding.batch_progress(services.engine), "error": error}
-    return render_page(request, "batches.html", user, values, status=422 if error else 200)
+    return page.render("batches.html", batches=coding.batch_progress(page.services.engine), error="")
 
 
 @router.get("/batches/rows")
-def batch_rows(request: Request, services: ServicesDep, user: CurrentUser) -> HTMLResponse:
+def batch_rows(page: PageDep) -> HTMLResponse:
     """The table of batches, which the page polls."""
-    return render_page(request, "batch_rows.html", user, {"batches": coding.batch_progress(services.engine)})
+    return page.render("batch_rows.html", batches=coding.batch_progress(page.services.engine))
 
 
 @router.post("/batches")
 def upload_notes(
-    request: Request,
-    services: ServicesDep,
-    user: CurrentUser,
+    page: PageDep,
     files: Annotated[list[UploadFile], File()] = [],  # noqa: B006 (FastAPI copies it)
     text: Annotated[str, Form(max_length=4_000_000)] = "",
     ref: Annotated[str, Form(max_length=200)] = "",
 ) -> Response:
     """Imports files, or one note that was typed or pasted."""
     try:
-        names = [file.filename for file in files if file.filename]
-        incoming = [note for file in files if file.filename for note in read_upload(file.filename, file.file.read())]
+        named = [(file.filename, file) for file in files if file.filename]
+        incoming = [note for name, file in named for note in read_upload(name, file.file.read())]
         if text.strip():
             if not ref.strip():
                 raise ReviewError("a pasted note needs an id")
             incoming.append(normalize_encounter(Note(ref.strip(), text.replace("\x00", " "))))
         if not incoming:
             raise ReviewError("choose a file, or paste a note")
-        services.import_notes(user, names[0] if names else ref, incoming, client_address(request))
+        imported = page.services.import_notes(page.user, named[0][0] if named else ref, incoming, page.address)
     except NosologyError as error:
-        return _render_batches(request, services, user, f"{error}.")
+        return page.render("batches.html", batches=coding.batch_progress(page.services.engine), error=f"{error}.")
+    if imported.known:
+        notice = f"{imported.added:,} imported. {imported.known:,} skipped: notes with their ids exist already."
+        return page.render("batches.html", batches=coding.batch_progress(page.services.engine), error="", notice=notice)
     return RedirectResponse("/batches", status_code=303)
 
 
 @router.post("/batches/{batch}/{act}")
-def change_batch(services: ServicesDep, user: CurrentUser, batch: RowId, act: str) -> Response:
+def change_batch(page: PageDep, batch: RowId, act: str) -> Response:
     """Cancels or resumes a batch."""
     if act not in ("cancel", "resume"):
         raise NotFound("there is no such page")
-    (coding.cancel_batch if act == "cancel" else coding.resume_batch)(services.engine, batch)
-    services.background.notify()
+    (coding.cancel_batch if act == "cancel" else coding.resume_batch)(page.services.engine, batch)
+    page.services.background.notify()
     return RedirectResponse("/batches", status_code=303)
 
 
 @router.get("/measures")
-def measures_page(request: Request, services: ServicesDep, user: CurrentUser) -> HTMLResponse:
+def measures_page(page: PageDep) -> HTMLResponse:
     """Agreement between coder and reviewers, review time, drift."""
-    with read_transaction(services.engine) as connection:
+    with page.reading() as connection:
         reviewed = measures.load_reviewed_notes(connection)
         drift = measures.measure_drift(connection)
     days, chapters = measures.agreement_by_day(reviewed), measures.agreement_by_chapter(reviewed)
-    values = {
-        "notes": len(reviewed),
-        "total": measures.total_agreement(reviewed),
-        "seconds": measures.median([note.seconds for note in reviewed if note.seconds]),
-        "codes": measures.agreement_by_code(reviewed),
-        "chapters": chapters,
-        "chapter_bars": [(row.title, row.precision, row.recall) for row in chapters[:12]],
-        "drift": drift,
-        "daily_precision": [(day, value) for day, _, value, _ in days if value is not None],
-        "daily_seconds": [(day, value) for day, _, _, value in days],
-    }
-    return render_page(request, "measures.html", user, values)
+    return page.render(
+        "measures.html",
+        notes=len(reviewed),
+        total=measures.total_agreement(reviewed),
+        seconds=measures.median([note.seconds for note in reviewed if note.seconds]),
+        codes=measures.agreement_by_code(reviewed),
+        chapters=chapters,
+        chapter_bars=[(row.title, row.precision, row.recall) for row in chapters[:12]],
+        drift=drift,
+        daily_precision=[(day, value) for day, _, value, _ in days if value is not None],
+        daily_seconds=[(day, value) for day, _, _, value in days],
+    )
 
 
 @router.get("/triage")
-def triage_page(request: Request, services: ServicesDep, user: ReviewerUser) -> HTMLResponse:
+def triage_page(page: ReviewerPage) -> HTMLResponse:
     """The triage rule, and the effect of each threshold."""
-    return _render_triage(request, services, user)
+    return _render_triage(page)
 
 
-def _render_triage(request: Request, services: Services, user: User, error: str = "") -> HTMLResponse:
-    with read_transaction(services.engine) as connection:
+def _render_triage(page: PageContext, error: str = "") -> HTMLResponse:
+    with page.reading() as connection:
         reviewed = measures.load_reviewed_notes(connection)
         rule, stored = triage.load_triage_rule(connection), triage.load_calibration(connection)
         raw = triage.raw_confidences(connection)
     calibration = measures.fit_calibration(reviewed)
     if calibration != stored:
-        with write_transaction(services.engine) as connection:
+        with page.writing() as connection:
             triage.save_calibration(connection, calibration)
     observed = [
         (calibration.apply(note.raw_confidence), triage.code_f1(note.suggested, note.final))
@@ -323,16 +303,13 @@ def _render_triage(request: Request, services: Services, user: User, error: str 
     ]
     effects = triage.threshold_effects([calibration.apply(value) for value in raw], observed)
     errors = [(f"{row.threshold:.2f}", row.expected_error) for row in effects if row.expected_error is not None]
-    values = {"effects": effects, "rule": rule, "calibration": calibration, "error": error, "coded": len(raw)}
-    values |= {"expected_errors": errors}
-    return render_page(request, "triage.html", user, values, status=422 if error else 200)
+    values = {"effects": effects, "rule": rule, "calibration": calibration, "coded": len(raw)}
+    return page.render("triage.html", error=error, expected_errors=errors, **values)
 
 
 @router.post("/triage")
 def set_triage(
-    request: Request,
-    services: ServicesDep,
-    user: AdminUser,
+    page: AdminPage,
     threshold: Annotated[float, Form()] = 0.9,
     sample: Annotated[float, Form()] = 0.1,
     on: Annotated[str, Form(max_length=5)] = "",
@@ -341,8 +318,8 @@ def set_triage(
     try:
         rule = triage.TriageRule(on == "yes", threshold, sample)
     except NosologyError as error:
-        return _render_triage(request, services, user, f"{error}.")
-    with write_transaction(services.engine) as connection:
+        return _render_triage(page, f"{error}.")
+    with page.writing() as connection:
         triage.save_triage_rule(connection, rule)
-        log_access_in(connection, user.id, "triage", None, client_address(request))
+        page.log("triage", connection)
     return RedirectResponse("/triage", status_code=303)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nosology.claims.assigned_codes import PROCEDURES, AssignedCode, AssignedCodes
+from nosology.claims.checks import PROCEDURES, AssignedCode, AssignedCodes
 from nosology.codes import is_known, parse
 from nosology.core import SYSTEMS, Code, CodeError, ReviewError, Span
 
@@ -32,8 +32,8 @@ REASONS = {
     "other": "another reason",
 }
 POA = {"": "not set", "Y": "yes", "N": "no", "U": "unknown", "W": "undetermined", "1": "exempt"}
-EDITS = ("accept", "reject", "change", "add", "clear", "evidence", "order", "poa")
-FIELDS = {  # the details of each action; the other actions have none
+EDITS = ("accept", "reject", "change", "add", "clear", "evidence", "order", "poa", "claim")
+FIELDS = {  # the details of each action that a client sends; the other actions have none
     "accept": ("code",),
     "reject": ("code", "reason"),
     "change": ("code", "to"),
@@ -140,6 +140,15 @@ def _add(review: Review, details: Details, user: int | None, length: int) -> Rev
     return _choose(review, AssignedCode(_known_code(details), "added", evidence=_evidence_spans(details, length)))
 
 
+def _claim(review: Review, details: Details, user: int | None, length: int) -> Review:
+    """A code of the proposed claim: suggested by the coder, or added by a rule."""
+    rule = str(details.get("rule", ""))
+    pairs = ({"start": start, "end": end} for start, end in details.get("evidence", ()))
+    evidence = tuple(span for pair in pairs for span in _evidence_spans(pair, length))
+    origin, poa = "rule" if rule else "suggested", str(details.get("poa", ""))
+    return _choose(review, AssignedCode(_known_code(details), origin, poa, evidence, rule=rule))
+
+
 def _reject(review: Review, details: Details, user: int | None, length: int) -> Review:
     code, reason = parse_code(details), details.get("reason", "")
     if reason not in REASONS:
@@ -153,7 +162,7 @@ def _change(review: Review, details: Details, user: int | None, length: int) -> 
     if review.find(to) or code == to:
         raise ReviewError(f"{to.code} is chosen already")
     old = review.find(code)
-    new = replace(old or AssignedCode(code, "suggested"), code=to, origin="changed", instead_of=code)
+    new = replace(old or AssignedCode(code, "suggested"), code=to, origin="changed", instead_of=code, rule="")
     chosen = tuple(new if item is old else item for item in review.chosen) if old else (*review.chosen, new)
     return replace(review, chosen=chosen, rejected=_without(review.rejected, to) | {code: "unspecific"})
 
@@ -249,6 +258,7 @@ ACTIONS: dict[str, Action] = {
     "reject": _reject,
     "change": _change,
     "add": _add,
+    "claim": _claim,
     "clear": _clear,
     "evidence": _evidence,
     "order": _order,

@@ -1,19 +1,29 @@
-"""Authentication and authorisation of requests, CSRF protection, security headers."""
+"""Authentication and authorisation of requests, CSRF protection, security headers, sign-in with OpenID Connect.
+
+OpenID Connect is the work of Authlib: authorization code flow with PKCE, with signature and claims checked. Authlib
+keeps state, nonce and PKCE verifier in the session of Starlette's SessionMiddleware, a signed cookie.
+"""
 
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import httpx
 from fastapi import Depends, Path, Request
+from fastapi.responses import RedirectResponse
+from sqlalchemy import Engine
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nosology.core import NosologyError
-from nosology.workbench.accounts import User, session_user, token_user
-from nosology.workbench.services import Forbidden, Services
+from nosology.core import NosologyError, ReviewError
+from nosology.workbench.accounts import User, oidc_user, session_user, token_user
+from nosology.workbench.services import Forbidden, OidcSettings, Services
+
+if TYPE_CHECKING:
+    from authlib.integrations.starlette_client import StarletteOAuth2App
 
 SESSION_COOKIE = "nosology_session"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -86,18 +96,7 @@ async def _check_csrf(request: Request, user: User) -> None:
         raise Forbidden("the form is too old; load the page again")
 
 
-def _require_role(role: str) -> Any:
-    def check(user: Annotated[User, Depends(current_user)]) -> User:
-        if not user.has_role(role):
-            raise Forbidden(f"that is for people with the role {role}")
-        return user
-
-    return Depends(check)
-
-
 CurrentUser = Annotated[User, Depends(current_user)]
-ReviewerUser = Annotated[User, _require_role("reviewer")]
-AdminUser = Annotated[User, _require_role("admin")]
 ServicesDep = Annotated[Services, Depends(get_services)]
 AddressDep = Annotated[str, Depends(client_address)]
 RowId = Annotated[int, Path(ge=1, le=MAX_ID)]
@@ -132,7 +131,7 @@ class SecurityMiddleware:
             address = ",".join(Headers(scope=scope).getlist("x-forwarded-for")).rpartition(",")[2].strip()
             scope = {**scope, "scheme": "https", "client": (address, 0) if address else scope.get("client")}
         length = Headers(scope=scope).get("content-length", "0")
-        if not length.isdigit() or int(length) > MAX_REQUEST_BYTES:
+        if not length.isdecimal() or int(length) > MAX_REQUEST_BYTES:
             message = f"A request may have {MAX_REQUEST_BYTES >> 20} MB. Import fewer notes at a time."
             await PlainTextResponse(message, status_code=413)(scope, receive, send_with_headers)
             return
@@ -152,3 +151,68 @@ def _limit_body(receive: Receive) -> Receive:
         return message
 
     return limited
+
+
+OIDC_COOKIE = "nosology_oidc"
+ALGORITHMS = ("RS256", "ES256", "PS256")  # asymmetric ones only: neither "none" nor a shared secret
+
+
+class ProviderError(NosologyError):
+    """The provider did not respond, or its response is invalid."""
+
+
+async def _client(settings: OidcSettings) -> StarletteOAuth2App:
+    """An OAuth client with the provider's metadata."""
+    from authlib.integrations.starlette_client import OAuth
+
+    client = OAuth().register(
+        "provider",
+        client_id=settings.client_id,
+        client_secret=settings.client_secret,
+        server_metadata_url=settings.issuer.rstrip("/") + "/.well-known/openid-configuration",
+        client_kwargs={
+            "scope": "openid profile",
+            "code_challenge_method": "S256",
+            "token_endpoint_auth_method": "client_secret_post",
+            "timeout": 10,
+        },
+    )
+    metadata = await client.load_server_metadata()
+    if str(metadata.get("issuer")).rstrip("/") != settings.issuer.rstrip("/"):
+        raise ProviderError("the provider names another issuer than the configured one")
+    metadata["id_token_signing_alg_values_supported"] = list(ALGORITHMS)  # Authlib accepts what this says
+    return client
+
+
+async def redirect_to_provider(settings: OidcSettings, request: Request, callback: str) -> RedirectResponse:
+    """The redirect to the provider's sign-in page."""
+    try:
+        return await (await _client(settings)).authorize_redirect(request, callback)
+    except (httpx.HTTPError, ValueError, RuntimeError) as error:
+        raise ProviderError("the sign-in provider does not respond as it must") from error
+
+
+async def sign_in_user(settings: OidcSettings, engine: Engine, request: Request) -> int:
+    """The id of the user whom the provider's response names; ProviderError if any check fails."""
+    claims = await _claims(settings, request)
+    name = claims.get("preferred_username") or claims.get("name") or claims["sub"]
+    subject = f"{settings.issuer} {claims['sub']}"
+    try:
+        return await run_in_threadpool(oidc_user, engine, subject, str(name), settings.role)
+    except ReviewError as error:
+        raise ProviderError(f"this person cannot be signed in: {error}") from error
+
+
+async def _claims(settings: OidcSettings, request: Request) -> dict[str, Any]:
+    """The claims of the ID token. Authlib checks state, nonce, signature, issuer, audience and expiry."""
+    from authlib.common.errors import AuthlibBaseError
+    from joserfc.errors import JoseError
+
+    expected = {"iss": settings.issuer, "aud": settings.client_id}
+    options = {name: {"essential": True, "value": value} for name, value in expected.items()}
+    try:
+        client = await _client(settings)
+        token = await client.authorize_access_token(request, claims_options=options)
+        return token["userinfo"]
+    except (AuthlibBaseError, JoseError, httpx.HTTPError, ValueError, KeyError, RuntimeError) as error:
+        raise ProviderError("the sign-in failed or took too long; sign in again") from error

@@ -14,20 +14,23 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from anyio import CapacityLimiter
+from fastapi.responses import Response
 from sqlalchemy import Engine, select, update
 
-from nosology.claims.assigned_codes import AssignedCode, AssignedCodes
-from nosology.claims.checks import check_codes
+from nosology.claims.checks import AssignedCode, AssignedCodes, check_codes
+from nosology.claims.claim import build_claim
 from nosology.claims.grouping import payment_groups
 from nosology.codes import releases, table
-from nosology.core import SYSTEMS, Code, ConfigError, NosologyError, Note, __version__
+from nosology.core import SYSTEMS, Code, ConfigError, NosologyError, Note, ReviewError, __version__
+from nosology.corpora.plain_text import check_text
 from nosology.models.bundle import MANIFEST, Bundle, is_day_one, read_manifest
 from nosology.workbench import cases
 from nosology.workbench.accounts import ROLES, RateLimit, User
 from nosology.workbench.audit_log import log_access, log_access_in
 from nosology.workbench.coding import BackgroundCoder, CoderPool
 from nosology.workbench.database import batches, coders, insert_row, open_database, read_transaction, write_transaction
-from nosology.workbench.export import ExportFile, export_case
+from nosology.workbench.export import export_case
+from nosology.workbench.proposals import claim_decision, open_codes, propose_claim
 from nosology.workbench.review import FIELDS
 
 CONNECTIONS = 8  # opened at the start, a few more than concurrent requests
@@ -122,16 +125,15 @@ class Services:
     @classmethod
     def start(cls, settings: ServerSettings) -> Services:
         """The services of a server; the coder is loaded when this returns."""
-        engine = open_database(settings.store)
-        coder_id = register_coder(engine, settings.bundle, settings.release)
         pool = CoderPool(settings.bundle, settings.release, processes=settings.workers)
         try:
-            pool.load()
+            pool.load()  # first: a damaged bundle must not create a store
+            engine = open_database(settings.store)
+            coder_id = register_coder(engine, settings.bundle, settings.release)
+            _warm_up(engine)
         except BaseException:
             pool.close()
-            engine.dispose()
             raise
-        _warm_up(engine)
         background = BackgroundCoder(engine, pool, coder_id, concurrency=settings.workers + 1)
         background.start()
         return cls(settings, engine, pool, background, ready=True)
@@ -144,7 +146,9 @@ class Services:
         self.engine.dispose()
 
     def import_notes(self, user: User, name: str, notes: Sequence[Note], address: str) -> ImportedNotes:
-        """Adds notes as one batch, which the background coder then starts."""
+        """Adds notes as one batch, which the background coder then starts. DataError if one is not plain text."""
+        for note in notes:
+            check_text(note.text, f"the note {note.id}")
         with write_transaction(self.engine) as connection:
             batch = cases.create_batch(connection, name, user.id)
             added, known = cases.add_notes(connection, notes, batch)
@@ -161,21 +165,34 @@ class Services:
         return case
 
     def decide(self, user: User, note_id: int, action: str, values: Mapping[str, Any], version: int) -> cases.Case:
-        """The case after a user's decision; of `values`, only the fields of the action are stored."""
+        """The case after a user's decision; of `values`, only the fields of the action are stored.
+
+        The action claim accepts the proposed claim: one decision for each of its codes that nobody has decided on.
+        """
         if action == "approve" and not user.has_role("reviewer"):
             raise Forbidden("a second review is for people with the role reviewer")
         if action == "preaccept":
             raise Forbidden("only the triage rule pre-accepts notes")
+        if action == "claim":
+            return self._accept_claim(user, note_id, version)
         details = {name: values[name] for name in FIELDS.get(action, ()) if name in values}
         return cases.record_decision(self.engine, note_id, action, details, user=user.id, version=version)
 
-    def export(self, user: User, note_id: int, form: str, address: str) -> ExportFile:
+    def _accept_claim(self, user: User, note_id: int, version: int) -> cases.Case:
+        with read_transaction(self.engine) as connection:
+            case = cases.load_case(connection, note_id)
+        taken = [("claim", claim_decision(item)) for item in open_codes(case, propose_claim(case))]
+        if not taken:
+            raise ReviewError("the proposed claim has no code that is still to be decided")
+        return cases.record_decisions(self.engine, note_id, taken, user=user.id, version=version)
+
+    def export(self, user: User, note_id: int, form: str, address: str) -> Response:
         """The coded encounter as a file; the export is logged."""
         with read_transaction(self.engine) as connection:
             case, history = cases.load_case(connection, note_id), cases.decision_history(connection, note_id)
-        exported = export_case(case, history, form)
+        response = export_case(case, history, form)
         log_access(self.engine, user.id, f"export {form}", note_id, address)
-        return exported
+        return response
 
 
 def _warm_up(engine: Engine) -> None:
@@ -187,6 +204,7 @@ def _warm_up(engine: Engine) -> None:
     example = AssignedCodes(tuple(AssignedCode(code, "added") for code in codes))
     check_codes(example, {"date": "2025-11-01"})
     payment_groups(example, {"sex": "F", "age": 70})
+    build_claim("", "Acute on chronic systolic heart failure.", [])
     for system in SYSTEMS:
         table(system).search("heart", 1)
 

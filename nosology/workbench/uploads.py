@@ -5,52 +5,73 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections.abc import Iterator, Mapping
 from datetime import date
 from pathlib import PurePath
 from typing import Any
 
+from nosology.claims.encounter import ROLES, SETTINGS
 from nosology.core import DataError, Note
 from nosology.corpora.notes_file import is_notes_file, read_notes
-from nosology.corpora.text_files import InputFile, decode
+from nosology.corpora.text_files import InputFile, note_text, open_bytes
 from nosology.corpora.validation import RecordValidator
 
 MAX_NOTE_LENGTH = 4_000_000  # characters
+MAX_NOTES, MAX_UNPACKED_BYTES = 200_000, 256 << 20  # of a file
+_MAX_LENGTHS = {"text": MAX_NOTE_LENGTH, "id": 200, "patient": 200, "site": 200, "lang": 20}  # of the database
 ENCOUNTER_FIELDS = ("date", "sex", "age", "kind", "died", "title")  # all other columns are only for the coder
+_NUMBER = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,4})?")
 _SEX = {"f": "F", "female": "F", "m": "M", "male": "M"}
-_BINARY_FORMATS = {
-    b"%PDF": "a PDF",
-    b"PK\x03\x04": "a zip or office file",
-    b"\xd0\xcf\x11\xe0": "an office file",
-    b"{\\rtf": "RTF",
-    b"\xff\xfe": "UTF-16",
-    b"\xfe\xff": "UTF-16",
-}
 
 
 def read_upload(name: str, raw: bytes) -> list[Note]:
-    """The notes of an uploaded file; DataError names the file and row and never shows text."""
+    """The notes of an uploaded file; DataError names the file and row and never shows text.
+
+    No note is left out: a file with an empty note or an id that it has twice is refused.
+    """
     name = PurePath(name.replace("\\", "/")).name or "note.txt"
     if not raw.strip():
         raise DataError(f"{name} is empty")
-    if kind := next((kind for magic, kind in _BINARY_FORMATS.items() if raw.startswith(magic)), None):
-        raise DataError(f"{name} is {kind}, not text; save it as plain text in UTF-8")
     if _is_fhir(name, raw):
         notes = list(read_fhir(_fhir_json(name, raw), name))
     elif is_notes_file(name):
-        # Codes in the file are ignored: reviewers assign them.
-        notes = list(read_notes(InputFile(raw, name), RecordValidator(), coded=False))
+        notes = list(_limited(InputFile(raw, name)))
     else:
-        text, _ = decode(raw.removeprefix(b"\xef\xbb\xbf"))
-        notes = [Note(PurePath(name).stem, RecordValidator().clean_text(text, name, 1))]
-    for row, note in enumerate(notes, 1):
-        if len(note.text) > MAX_NOTE_LENGTH:
-            raise DataError(f"{name} row {row}: a note may have {MAX_NOTE_LENGTH:,} characters; got {len(note.text):,}")
-    return [normalize_encounter(note) for note in notes]
+        notes = [Note(PurePath(name).stem, RecordValidator().clean_text(note_text(raw, name), name, 1))]
+    if not notes:
+        raise DataError(f"{name} has no notes")
+    return [normalize_encounter(note, f"{name} row {row}") for row, note in enumerate(notes, 1)]
 
 
-def normalize_encounter(note: Note) -> Note:
-    """The note with `extra` in the form that the checks read; other columns stay if they are short or numbers."""
+def _limited(file: InputFile) -> Iterator[Note]:
+    """The notes of a notes file; DataError if it is too large when unpacked. A small file can unpack to terabytes."""
+    limits = f"{MAX_NOTES:,} notes or {MAX_UNPACKED_BYTES >> 20} MB when unpacked"
+    too_large = DataError(f"{file} has more than {limits}; import fewer notes at a time")
+    size = 0
+    if not file.name.lower().endswith(".parquet"):
+        with open_bytes(file) as unpacked:
+            while block := unpacked.read(1 << 20):
+                if (size := size + len(block)) > MAX_UNPACKED_BYTES:
+                    raise too_large
+    size = 0
+    # Codes in the file are ignored: reviewers assign them.
+    for count, note in enumerate(read_notes(file, RecordValidator(strict=True), coded=False), 1):
+        size += len(note.text)
+        if count > MAX_NOTES or size > MAX_UNPACKED_BYTES:
+            raise too_large
+        yield note
+
+
+def normalize_encounter(note: Note, where: str = "the note") -> Note:
+    """The note with `extra` in the form that the checks read; other columns stay if they are short or numbers.
+
+    DataError if a field is too long; where: of the note, for its message.
+    """
+    for name, limit in _MAX_LENGTHS.items():
+        if len(getattr(note, name) or "") > limit:
+            got = len(getattr(note, name))
+            raise DataError(f"{where}: {name} may have {limit:,} characters; got {got:,}")
     extra = {str(key).lower(): value for key, value in note.extra.items()}
     encounter = {str(k): v for k, v in note.extra.items() if str(k).lower() not in ENCOUNTER_FIELDS and _is_plain(v)}
     if (day := _iso_date(extra.get("date") or extra.get("encounter_date"))) is not None:
@@ -58,12 +79,12 @@ def normalize_encounter(note: Note) -> Note:
     if sex := _SEX.get(str(extra.get("sex") or extra.get("gender") or "").strip().lower()):
         encounter["sex"] = sex
     age = extra.get("age")
-    if isinstance(age, str) and age.strip().isdigit():
-        age = int(age)
+    if isinstance(age, str) and _NUMBER.fullmatch(age.strip()):
+        age = float(age) if "." in age else int(age)
     if isinstance(age, int | float) and not isinstance(age, bool) and 0 <= age <= 130:
         encounter["age"] = age
-    if str(extra.get("kind", "")).lower() in ("inpatient", "outpatient"):
-        encounter["kind"] = str(extra["kind"]).lower()
+    if (kind := _kind(extra)) is not None:
+        encounter["kind"] = kind
     if extra.get("died") in (True, 1, "1", "true"):
         encounter["died"] = True
     if isinstance(extra.get("title"), str):
@@ -74,6 +95,27 @@ def normalize_encounter(note: Note) -> Note:
 def coder_columns(encounter: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of a note for a coder that reads columns; sex is also given under its other usual name, gender."""
     return ({"gender": encounter["sex"]} if "sex" in encounter else {}) | dict(encounter)
+
+
+def claim_fields(encounter: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a note's encounter for its claim; values that the claim does not know are left out."""
+    given = {str(name).lower(): value for name, value in encounter.items()}
+    fields = {name: given[name] for name in ("sex", "age") if name in given}
+    for name, allowed in (("setting", SETTINGS), ("role", ROLES)):
+        if (value := str(given.get(name, "")).strip().lower()) in allowed:
+            fields[name] = value
+    if "setting" not in fields and "kind" in given:
+        fields["setting"] = given["kind"]
+    days = {name: _iso_date(given.get(name)) for name in ("date", "admitted", "discharged")}
+    return fields | {name: day for name, day in days.items() if day}
+
+
+def _kind(extra: Mapping[str, Any]) -> str | None:
+    """inpatient or outpatient by the column kind, or else by the column setting; None if neither says it."""
+    kind, setting = (str(extra.get(name, "")).strip().lower() for name in ("kind", "setting"))
+    if kind in ("inpatient", "outpatient"):
+        return kind
+    return None if setting not in SETTINGS else "inpatient" if setting == "inpatient" else "outpatient"
 
 
 def _is_plain(value: Any) -> bool:
@@ -175,4 +217,4 @@ def _attachment_text(content: Mapping[str, Any], name: str, row: int) -> str | N
         raw = base64.b64decode(attachment["data"], validate=True)
     except (binascii.Error, ValueError) as error:
         raise DataError(f"{name} row {row}: the attachment is not base64") from error
-    return RecordValidator().clean_text(decode(raw)[0], name, row)
+    return RecordValidator().clean_text(note_text(raw, f"{name} row {row}"), name, row)

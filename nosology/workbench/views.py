@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from nosology.claims.assigned_codes import PROCEDURES, AssignedCode
-from nosology.claims.checks import CodeIssue, check_codes
+from nosology.claims.checks import PROCEDURES, AssignedCode, CodeIssue, check_codes
+from nosology.claims.claim import ClaimCode
+from nosology.claims.draft import LeftOut
 from nosology.claims.grouping import PaymentGroups, payment_groups
+from nosology.claims.rules import rules_by_id
 from nosology.codes import describe, parse, table
-from nosology.core import SYSTEMS, Code, CodeError, Span, Suggestion
+from nosology.core import SYSTEMS, Code, CodeError, ConfigError, Span, Suggestion
 from nosology.workbench.cases import Case, EvidenceInContext
+from nosology.workbench.proposals import propose_claim
 from nosology.workbench.review import REASONS, NotFound
 
 MAX_QUOTES, MAX_QUOTE_LENGTH = 4, 60
@@ -22,7 +25,7 @@ BOOK_SECTIONS = {
     "inclusion_terms": "Inclusion terms",
     "includes": "Includes",
     "excludes1": "Excludes 1: never together",
-    "excludes2": "Excludes 2: not part of it, may be coded besides",
+    "excludes2": "Excludes 2: not part of it, may be coded in addition",
     "code_first": "Code first",
     "code_also": "Code also",
     "use_additional": "Use additional code",
@@ -65,6 +68,7 @@ class CodeCard:
     severity: str = ""
     hcc: str = ""
     reason: str = ""
+    rule: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,7 @@ def build_panel(case: Case) -> CodePanel:
             severity=groups.severity.get(code, ""),
             hcc=groups.hcc.get(code, ""),
             reason=REASONS.get(review.rejected.get(code, ""), ""),
+            rule=rule.message if item and (rule := rules_by_id().get(item.rule)) else item.rule if item else "",
         )
 
     decided = {*review.codes, *review.rejected}
@@ -119,6 +124,67 @@ def build_panel(case: Case) -> CodePanel:
         issues=issues,
         groups=groups,
         worst=worst,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedCode:
+    """A code of the proposed claim; rule: the sentence of the rule that adds it, section: of the guidelines."""
+
+    key: str
+    code: str
+    description: str
+    poa: str
+    quotes: tuple[EvidenceQuote, ...]
+    rule: str
+    section: str
+    state: str  # open, chosen or rejected
+
+
+@dataclass(frozen=True)
+class ClaimPanel:
+    """The proposed claim of a note; open: how many of its codes are still to be decided. reason: why there is none."""
+
+    codes: list[ProposedCode]
+    open: int
+    left_out: Sequence[LeftOut] = ()
+    queries: Sequence[tuple[str, tuple[EvidenceQuote, ...]]] = ()
+    conflicts: Sequence[CodeIssue] = ()
+    reason: str = ""
+
+
+def build_claim_panel(case: Case) -> ClaimPanel | None:
+    """The proposed claim and what people have decided about its codes; None until the note is coded."""
+    if case.coder is None:
+        return None
+    try:
+        claim = propose_claim(case)
+    except ConfigError as error:
+        return ClaimPanel([], 0, reason=str(error))
+    text, review = case.note["text"], case.review
+
+    def proposed(item: ClaimCode) -> ProposedCode:
+        code = Code(item.system, item.code)
+        state = "chosen" if review.find(code) else "rejected" if code in review.rejected else "open"
+        rule = rules_by_id().get(item.rule)
+        return ProposedCode(
+            key=str(code),
+            code=item.code,
+            description=item.description,
+            poa=item.poa,
+            quotes=_quotes(text, item.evidence, None),
+            rule=rule.message if rule else item.rule,
+            section=rule.section if rule else "",
+            state=state,
+        )
+
+    codes = [proposed(item) for item in claim.codes]
+    return ClaimPanel(
+        codes=codes,
+        open=sum(item.state == "open" for item in codes),
+        left_out=claim.left_out,
+        queries=[(item.question, _quotes(text, item.evidence, None)) for item in claim.queries],
+        conflicts=claim.conflicts,
     )
 
 
@@ -167,8 +233,9 @@ class CodeBookPage:
 
 def code_book_page(system: str, code: str) -> CodeBookPage:
     """The page of a code; NotFound if the newest release has no such line."""
-    if system not in SYSTEMS or (entry := (codes := table(system)).get(code)) is None:
+    if system not in SYSTEMS or code not in (codes := table(system)):
         raise NotFound("the code book has no such line")
+    entry = codes[code]
 
     def lines(names: Sequence[str]) -> list[CodeLine]:
         return [CodeLine(name, codes.description(name), codes.billable(name)) for name in names]

@@ -83,15 +83,16 @@ def test_follow():
         (["show", "I10", "--release", "1999"], "release of icd10cm must be one of 2019"),
         (["show", "I10", "--release", "2019", "--date", "2019-01-01"], "exclude each other"),
         (["show", "I10", "--system", "icd11"], "system must be one of"),
-        (["show", "I10", "--date", ""], "date must be YYYY-MM-DD; got ''"),
+        (["show", "I10", "--date", ""], "--date must not be empty"),
         (["search", "xyzzy"], "no icd10cm code has any of these words"),
         (["map", "428", "--to", "icd10cm"], "did you mean 428.0"),
         (["map", "39.95", "--from", "icd9proc", "--to", "icd10pcs"], "no built-in mapping from icd9proc to icd10pcs"),
         (["diff", "2024", "absent.txt"], "no such file: absent.txt"),
+        (["diff", "2024", "2025", "--json", "--limit", "3"], "--limit has no effect with --json"),
         (["follow", "Q99.99"], "no release of icd10cm has Q99.99"),
     ],
 )
-def test_what_is_wrong_is_answered_with_one_sentence(words, sentence):
+def test_invalid_input_is_one_sentence(words, sentence):
     with pytest.raises(NosologyError) as error:
         RUN.invoke(app, words, catch_exceptions=False)
     assert sentence in str(error.value) and "\n" not in str(error.value)

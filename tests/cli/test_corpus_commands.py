@@ -4,7 +4,8 @@ import pytest
 from typer.testing import CliRunner
 
 from nosology.cli.corpus_commands import app
-from nosology.core import ConfigError
+from nosology.core import ConfigError, DataError, OutputError
+from nosology.corpora.prepare import KINDS
 
 
 def run(*arguments):
@@ -26,8 +27,8 @@ def test_prepare_then_stats(notes, tmp_path):
     assert "1 notes with the id of an earlier note, left out: notes.csv row 5" in result.stdout
     shown = run("stats", tmp_path / "c").stdout
     assert "icd10cm          1 codes, 2 occurrences" in shown
-    found = json.loads(run("stats", tmp_path / "c", "--json").stdout)
-    assert (found["notes"], found["distinct_codes"]) == (3, 1)
+    stats = json.loads(run("stats", tmp_path / "c", "--json").stdout)
+    assert (stats["notes"], stats["distinct_codes"]) == (3, 1)
 
 
 def test_recipe_prints_expected_and_actual_counts(notes, tmp_path):
@@ -41,6 +42,32 @@ def test_recipe_prints_expected_and_actual_counts(notes, tmp_path):
 def test_unknown_kind_lists_the_allowed_kinds(notes, tmp_path):
     with pytest.raises(ConfigError, match="KIND must be one of mimic4, mimic4-radiology, mimic3, codiesp"):
         run("prepare", "tables", notes, "--out", tmp_path / "c")
+
+
+@pytest.mark.parametrize("option", [["--lang", "en"], ["--system", "icd10cm"], ["--strict"]])
+def test_options_without_effect_on_reviews_are_refused(tmp_path, option):
+    with pytest.raises(ConfigError, match=f"{option[0]} has no effect on reviews; leave it out"):
+        run("prepare", "reviews", tmp_path / "store.db", "--out", tmp_path / "c", *option)
+
+
+@pytest.mark.parametrize("words", [["prepare", "table", "{notes}", "--min-count", 2], ["prepare", "table", "{notes}"]])
+def test_prepare_checks_out_and_splits_before_it_reads_notes(notes, tmp_path, monkeypatch, words):
+    monkeypatch.setitem(KINDS, "table", lambda *_, **__: (pytest.fail("notes were read") for _ in [0]))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").touch()
+    words = [str(word).format(notes=notes) for word in words]
+    with pytest.raises(OutputError, match="will not overwrite"):
+        run(*words, "--out", tmp_path / "mine")
+    with pytest.raises(DataError, match="no such split file"):
+        run(*words, "--out", tmp_path / "c", "--splits", tmp_path / "missing.csv")
+
+
+def test_prepare_says_what_left_no_note(tmp_path):
+    (tmp_path / "notes.csv").write_text("id,text,codes\n1,{\\rtf1 x},I10\n2,cough,I10\n")
+    (tmp_path / "splits.csv").write_text("id,split\n3,train\n")
+    words = ["prepare", "table", tmp_path / "notes.csv", "--out", tmp_path / "c", "--system", "icd10cm"]
+    with pytest.raises(DataError, match=r"no note is left .*; 1 notes that are RTF.*; filter splits: 1 notes left out"):
+        run(*words, "--splits", tmp_path / "splits.csv")
 
 
 def test_all_four_commands_exist():

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from nosology.cli.corpus_commands import app
 from nosology.core import Code, ConfigError, Note
+from nosology.corpora import splits
 from nosology.corpora.corpus import Corpus, write_corpus
 
 
@@ -48,9 +49,9 @@ def test_a_leak_exits_with_three_and_names_ids_only(folder, tmp_path):
     assert "leak     patients in two splits" in result.stdout
     assert "n010 ~ n005" in result.stdout
     assert "secret" not in result.stdout
-    found = run("audit", tmp_path / "leaky", "--json")
-    assert found.exit_code == 3
-    assert json.loads(found.stdout)["leak"] is True
+    audit = run("audit", tmp_path / "leaky", "--json")
+    assert audit.exit_code == 3
+    assert json.loads(audit.stdout)["leak"] is True
 
 
 def test_k_sites_and_official_files(folder, tmp_path):
@@ -63,6 +64,13 @@ def test_k_sites_and_official_files(folder, tmp_path):
     assert "2 notes (train 1, dev 1)" in shown
     assert "198 notes left out (splits)" in shown
     assert "1 ids of the split file without a note" in shown
+
+
+@pytest.mark.parametrize("option", [["--sites", 101], ["--sites", 2, "--min-notes-per-site", 1000]])
+def test_split_counts_patients_before_it_computes_fingerprints(folder, tmp_path, monkeypatch, option):
+    monkeypatch.setattr(splits, "summarize_notes", lambda *_, **__: pytest.fail("texts were read"))
+    with pytest.raises(ConfigError, match=r"there must be 1 to 100 sites|no note is left for 2 sites"):
+        run("split", folder, "--out", tmp_path / "s", *option)
 
 
 def test_unmet_ratios_print_a_warning(folder, tmp_path):
@@ -80,9 +88,16 @@ def test_unmet_ratios_print_a_warning(folder, tmp_path):
         (["--ratios", "0.7;0.3"], "ratios must be numbers separated by commas"),
         (["--ratios", "0.7,0.7,0.1"], "sum to 1; got 0.7,0.7,0.1"),
         (["--sites", 3, "--skew", "zipf"], "skew must be one of iid, size, dirichlet; got 'zipf'"),
-        (["--sites", 101], "sites must lie between 1 and the 100 patients"),
+        (["--sites", 101], "there must be 1 to 100 sites, one per patient"),
         (["--sites", 3, "--k", 2], "exclude each other"),
-        (["--skew", "size"], "need --sites"),
+        (["--skew", "size"], "--skew has no effect without --sites"),
+        (["--alpha", "0.1"], "--alpha has no effect without --sites"),
+        (["--min-notes-per-site", 2], "--min-notes-per-site has no effect without --sites"),
+        (["--sites", 3, "--alpha", "0.1"], "--alpha has no effect without --skew dirichlet"),
+        (["--sites", 3, "--exponent", "2"], "--exponent has no effect without --skew size"),
+        (["--sites", 3, "--ratios", "0.8,0.1,0.1"], "--ratios has no effect with --sites"),
+        (["--official", "s.csv", "--seed", 3], "--seed has no effect with --official"),
+        (["--no-keep-duplicates-together", "--similarity", "0.9"], "--similarity has no effect with --no-keep"),
         (["--similarity", "85"], "must lie in"),
     ],
 )

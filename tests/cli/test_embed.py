@@ -84,6 +84,11 @@ def test_wrong_options_raise_a_clear_error(small_corpus, tmp_path):
         run(*common, "--split", "some")
     with pytest.raises(ConfigError, match=r"--precision: .*'fp32'.*; got 'int3'"):
         run(*common, "--precision", "int3")
+    with pytest.raises(ConfigError, match="--revision has no effect on a model that is not fetched"):
+        run(*common, "--revision", "main")
+    unsplit = write_corpus([Note("n", "cough")], tmp_path / "unsplit", source={}, filters=[], counts={})
+    with pytest.raises(DataError, match="unsplit: no dev notes to embed"):
+        run("--corpus", unsplit.folder, "--out", tmp_path / "cache", "--split", "dev")
     with pytest.raises(DataError, match="is no corpus"):
         run("--corpus", tmp_path, "--out", tmp_path / "cache")
     assert not (tmp_path / "cache").exists()

@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from nosology.cli import app
-from nosology.core import ConfigError, DataError, FederationError
+from nosology.core import ConfigError, DataError, FederationError, OutputError
+from nosology.core.files import exclusive_output
 from nosology.corpora.corpus import write_corpus
 from nosology.models.bundle import Bundle
 from tests.conftest import as_notes, small_notes
@@ -125,3 +126,100 @@ def test_small_site_is_excluded_from_a_simulation(tmp_path, cache, engine):
     assert result.exit_code == 0, result.exception
     assert "caution: tiny was excluded: it has 2 train notes; 3 are needed" in result.output
     assert list(Bundle.load(tmp_path / "a").provenance["federation"]["sites"]) == ["site-0", "site-1"]
+
+
+def test_keys_with_an_invalid_name_write_no_file(run, tmp_path):
+    code, _, err = run(
+        "federate", "keys", "--out", tmp_path / "k", "--host", "localhost", "--site", "a", "--site", "b/c"
+    )
+    assert code == 1 and "the name of a site must be" in err and not (tmp_path / "k").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("corpus.json", "{}", "it is a corpus"),
+        ("b.key", "junk", "is not a private key of"),
+        ("server.key", "junk", "is not a private key; it is not replaced"),
+        ("root.key", "junk", "is not a private key; it is not replaced"),
+        ("root.pem", "junk", "root.key must be there"),
+    ],
+)
+def test_keys_check_everything_before_they_write(run, tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    words = ["federate", "keys", "--out", tmp_path, "--host", "localhost", "--site", "a", "--site", "b"]
+    code, out, err = run(*words)
+    assert (code, out) == (1, "") and message in err
+    assert [path.name for path in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == content
+
+
+def test_keys_of_a_site_do_not_take_the_place_of_the_servers(run, tmp_path):
+    code, _, err = run("federate", "keys", "--out", tmp_path / "k", "--host", "localhost", "--site", "server")
+    assert code == 1 and "must not be root or server" in err and not (tmp_path / "k").exists()
+
+
+def test_keys_with_another_authority_are_refused(run, tmp_path):
+    for folder in ("a", "b"):
+        assert run("federate", "keys", "--out", tmp_path / folder, "--host", "localhost")[0] == 0
+    (tmp_path / "a" / "root.pem").write_bytes((tmp_path / "b" / "root.pem").read_bytes())
+    before = (tmp_path / "a" / "server.pem").read_bytes()
+    code, _, err = run("federate", "keys", "--out", tmp_path / "a", "--host", "localhost")
+    assert code == 1 and "root.pem is not the certificate of" in err
+    assert (tmp_path / "a" / "server.pem").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["corpus.json", "thesis.txt"])
+def test_server_refuses_a_folder_of_another_output(run, tmp_path, name):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / name).write_text("{}")
+    assert run("federate", "keys", "--out", tmp_path / "k", "--host", "localhost", "--site", "anna")[0] == 0
+    words = ["federate", "server", "--certificates", tmp_path / "k", "--sites", tmp_path / "k"]
+    code, _, err = run(*words, "--out", tmp_path / "state")
+    assert code == 1 and "will not write to" in err
+    assert [path.name for path in (tmp_path / "state").iterdir()] == [name]
+
+
+def test_simulation_checks_its_output_before_notes_are_embedded(small_corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("nosology.encoders.embedder.Embedder.load", lambda *_: pytest.fail("notes are embedded"))
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "thesis.txt").write_text("")
+    kept = simulate(small_corpus, tmp_path / "a", "--sites", "4")
+    assert isinstance(kept.exception, OutputError) and "will not overwrite" in str(kept.exception)
+    with exclusive_output(tmp_path / "b"):
+        busy = simulate(small_corpus, tmp_path / "b", "--sites", "4")
+    assert isinstance(busy.exception, OutputError) and "another federation is running" in str(busy.exception)
+    private = ["federation.privacy.site_clip=1.0"]
+    wrong = simulate(small_corpus, tmp_path / "c", "--sites", "4", "--engine", "vectorized", settings=private)
+    assert isinstance(wrong.exception, ConfigError)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
+
+
+def test_simulation_keeps_a_foreign_run_folder(small_corpus, tmp_path, cache):
+    kept = tmp_path / "a.run" / "embeddings" / "mine.txt"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("mine")
+    result = simulate(small_corpus, tmp_path / "a", "--sites", "4", settings=[cache])
+    assert result.exit_code == 0, result.exception
+    assert [path for path in (tmp_path / "a.run").rglob("*") if path.is_file()] == [kept]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--cache", "{folder}"], "it has other files"),
+        (["--record-noise", "nan"], "record-noise of a site must be a finite number"),
+        (["--record-noise", "inf"], "record-noise of a site must be a finite number"),
+        (["--peers", "{folder}/none"], "no folder with the public keys of sites"),
+        (["--peers", "{folder}/empty"], "no public key"),
+    ],
+)
+def test_site_checks_its_policy_and_peers_at_the_start(run, small_corpus, tmp_path, options, message):
+    (tmp_path / "empty").mkdir()
+    assert run("federate", "keys", "--out", tmp_path, "--host", "localhost", "--site", "anna")[0] == 0
+    files = ["--root", tmp_path / "root.pem", "--key", tmp_path / "anna.key", "--cache", tmp_path / "cache"]
+    words = ["federate", "site", "anna", "--server", "localhost:1", "--corpus", small_corpus.folder, *files]
+    code, _, err = run(*words, *(option.format(folder=tmp_path) for option in options))
+    assert code == 1 and message in err
+    words[2] = "an/na"
+    code, _, err = run(*words)
+    assert code == 1 and "the name of a site must be" in err

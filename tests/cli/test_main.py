@@ -1,5 +1,6 @@
-"""The verbs as a user types them: right ones, wrong ones, and what is left behind."""
+"""The commands: valid and invalid input, files left behind."""
 
+import gzip
 import io
 import json
 import os
@@ -11,13 +12,17 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from typer.main import get_command
 
+from nosology import cli
+from nosology.cli import INTERRUPTED, app
+from nosology.core.files import exclusive_output
 from nosology.corpora.corpus import write_corpus
 from nosology.corpora.notes_file import note_to_json
 from tests.conftest import small_notes
 
 SET = ["--set", "decision.threshold=1"]
-SECRET = "xyzzyplugh"  # stands in every note below and must stand in no message
+SECRET = "xyzzyplugh"  # in every note below, and in no message
 
 
 @pytest.fixture
@@ -58,14 +63,45 @@ def test_text_files_standard_input_and_old_encodings(run, small_bundle, tmp_path
     assert [item["code"] for item in json.loads(out)["codes"]] == ["E11.9"]
 
 
-def test_systems_when_coding(run, small_bundle, tmp_path):
+def test_standard_input_may_be_gzip_as_files_may_be(run, small_bundle, monkeypatch):
+    stdin = type("Stdin", (), {"buffer": io.BytesIO(gzip.compress(b"type 2 diabetes"))})()
+    monkeypatch.setattr(sys, "stdin", stdin)
+    code, out, _ = run("code", small_bundle, "-", "--json", "--top", "1")
+    assert code == 0 and [item["code"] for item in json.loads(out)["codes"]] == ["E11.9"]
+
+
+def test_a_named_pipe_is_read(run, small_bundle, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = subprocess.Popen(["sh", "-c", 'echo "type 2 diabetes" > "$0"', tmp_path / "pipe"])
+    code, out, _ = run("code", small_bundle, tmp_path / "pipe")
+    assert writer.wait() == 0 and code == 0 and "E11.9" in out
+
+
+def test_an_empty_note_is_named(run, small_bundle, tmp_path):
+    (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "none.csv").write_text("id,text\n")
+    code, out, err = run("code", small_bundle, tmp_path / "none.csv")
+    assert (code, out) == (0, "") and err == f"caution: {tmp_path / 'none.csv'} has no note\n"
+    (tmp_path / "notes.csv").write_text("id,text\n7,\n8,type 2 diabetes\n")
+    code, out, err = run("code", small_bundle, tmp_path / "empty.txt", tmp_path / "notes.csv", "--json")
+    assert code == 0 and [json.loads(line)["id"] for line in out.splitlines()] == ["empty.txt", "7", "8"]
+    assert err.splitlines() == [f"caution: {name} is empty: there is nothing to code" for name in ("empty.txt", "7")]
+
+
+def test_a_row_that_is_no_text_is_refused(run, small_bundle, tmp_path):
+    (tmp_path / "notes.csv").write_text(f"id,text\n7,type 2 diabetes\n8,{{\\rtf1 {SECRET}}}\n")
+    code, _, err = run("code", small_bundle, tmp_path / "notes.csv")
+    assert code == 1 and "notes.csv row 3: the note is an RTF document" in err and SECRET not in err
+
+
+def test_system_restricts_codes(run, small_bundle, tmp_path):
     note = tmp_path / "n.txt"
     note.write_text("congestive heart failure")
     _, out, _ = run("code", small_bundle, note, "--json", "--system", "icd9cm", "--system", "icd10pcs")
     assert {item["system"] for item in json.loads(out)["codes"]} == {"icd9cm", "icd10pcs"}
 
 
-def test_patients_on_two_sides_of_two_corpora_are_counted_and_not_named(run, small_corpus, tmp_path, monkeypatch):
+def test_patients_shared_by_train_and_test_are_counted(run, small_corpus, tmp_path, monkeypatch):
     years = [replace(note, id=f"old-{note.id}", split="test") for note in small_notes(12, seed=1)]
     other = write_corpus(years, tmp_path / "other", source={"kind": "test"}, filters=[], counts={})
     words = ["train", "linear", "--corpus", small_corpus.folder, "--out", tmp_path / "bundle"]
@@ -74,23 +110,44 @@ def test_patients_on_two_sides_of_two_corpora_are_counted_and_not_named(run, sma
     assert code == 0 and "linear coder" in out
     assert err.startswith("caution: 6 patients are in train of one corpus and in dev or test of another")
     assert err.count("\n") == 1 and "split that" in err and not any(note.patient in err for note in years)
-    monkeypatch.setenv("RANK", "1")
-    assert run(*words, "--corpus", other.folder)[1:] == ("", "")
+    set_rank(monkeypatch, 1)
+    assert "caution" not in run(*words, "--corpus", other.folder)[2]
 
 
-def test_of_several_processes_the_first_writes_and_speaks(run, small_corpus, tmp_path, monkeypatch):
+def set_rank(monkeypatch, rank):
+    """The environment of one of two processes that torchrun starts."""
+    for name, value in {"RANK": rank, "LOCAL_WORLD_SIZE": 2, "GROUP_WORLD_SIZE": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+
+
+def test_train_with_a_rank_but_no_other_process_writes_the_bundle(run, small_corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    code, out, err = run("train", "linear", "--corpus", small_corpus.folder, "--out", tmp_path / "bundle")
-    assert (code, out, err) == (0, "", "")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    code, out, _ = run("train", "linear", "--corpus", small_corpus.folder, "--out", tmp_path / "bundle")
+    assert code == 0 and "linear coder" in out and (tmp_path / "bundle" / "bundle.json").exists()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "two")
+    code, _, err = run("train", "linear", "--corpus", small_corpus.folder, "--out", tmp_path / "bundle")
+    assert code == 1 and "$LOCAL_WORLD_SIZE must be a number" in err
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("kind", ["linear", "lexicon"])
+def test_coders_of_one_process_refuse_several(run, small_corpus, tmp_path, monkeypatch, kind, rank):
+    set_rank(monkeypatch, rank)
+    code, out, err = run("train", kind, "--corpus", small_corpus.folder, "--out", tmp_path / "bundle")
+    assert (code, out) == (1, "") and f"a {kind} coder is trained by one process" in err
     assert not (tmp_path / "bundle").exists()
 
 
-def test_a_set_of_codes_and_a_threshold_of_its_own(run, small_bundle, small_corpus, tmp_path):
+def test_evaluate_tunes_a_threshold_for_a_set_of_codes(run, small_bundle, small_corpus, tmp_path):
     words = ["evaluate", small_bundle, "--corpus", small_corpus.folder, "--codes", "frequent", "--tune"]
     code, _, err = run(*words, "--out", tmp_path / "r")
     assert code == 0 and err == ""
-    made = json.loads((tmp_path / "r" / "provenance.json").read_text())
-    assert made["codes"].startswith("frequent (10 notes or more)") and made["threshold"].startswith("tuned on the dev")
+    provenance = json.loads((tmp_path / "r" / "provenance.json").read_text())
+    assert provenance["codes"].startswith("frequent (10 notes or more)")
+    assert provenance["threshold"].startswith("tuned on the dev")
 
 
 def test_settings_when_coding(run, small_bundle, tmp_path):
@@ -114,7 +171,7 @@ def test_settings_when_coding(run, small_bundle, tmp_path):
         (["train", "linear", "--corpus", "{corpus}", "--out", "{out}", "--set", "fit.k=1"], "[fit] has no key 'k'"),
         (["train", "linear", "--corpus", "{corpus}", "--out", "{corpus}"], "will not overwrite"),
         (["code", "/no/bundle", "{note}"], "is no bundle: it holds no bundle.json"),
-        (["code", "{bundle}", "/no/note.txt"], "no such note: /no/note.txt"),
+        (["code", "{bundle}", "/no/note.txt"], "no such file: /no/note.txt"),
         (["code", "{bundle}", "{note}", "--release", "1066"], "release must be one of"),
         (["code", "{bundle}", "{broken}"], "broken.jsonl row 2"),
         (["code", "{bundle}", "{note}", "--system", "icd11"], "system must be one of icd9cm"),
@@ -153,7 +210,7 @@ def test_settings_when_coding(run, small_bundle, tmp_path):
         (["codes", "map", "428.0", "--to", "icd11"], "icd11"),
     ],
 )
-def test_wrong_input_is_one_sentence(run, words, sentence, small_corpus, small_bundle, tmp_path):
+def test_invalid_input_gives_an_error_of_one_sentence(run, words, sentence, small_corpus, small_bundle, tmp_path):
     note, broken, out = tmp_path / "note.txt", tmp_path / "broken.jsonl", tmp_path / "out"
     note.write_text(SECRET)
     broken.write_text(f'{{"id": "1", "text": "{SECRET}"}}\n{{"id": "2", "text": "{SECRET}\n')
@@ -192,8 +249,8 @@ def command(*words, **options):
     )
 
 
-def test_ctrl_c_leaves_nothing_behind(tmp_path):
-    # whoever runs the tests in the background may have made them deaf to Ctrl-C
+def test_ctrl_c_leaves_no_partial_output(tmp_path):
+    # Ctrl-C may be ignored if the tests run in the background
     hearing = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
     process = command("simulate", "--patients", 100_000, "--out", tmp_path / "h", preexec_fn=hearing)
     try:
@@ -210,10 +267,10 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_one_sentence(small_corpus, tmp_path):
+def test_a_full_disk_gives_an_error_of_one_sentence(small_corpus, tmp_path):
     """A file size limit makes every write fail as a full disk does."""
     limited = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); from nosology.cli import main; main()"
+    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); from nosology.cli import app, main; main()"
     words = ["train", "linear", "--corpus", str(small_corpus.folder), "--out", str(tmp_path / "b")]
     done = subprocess.run([sys.executable, "-c", limited, *words], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1, done.stderr
@@ -221,7 +278,7 @@ def test_a_full_disk_is_one_sentence(small_corpus, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_standard_output_that_is_full_is_one_sentence():
+def test_full_standard_output_gives_an_error_of_one_sentence():
     with open("/dev/full", "w") as full:  # noqa: PTH123
         done = subprocess.run(
             [sys.executable, "-m", "nosology", "codes", "show", "I10"],
@@ -232,7 +289,7 @@ def test_standard_output_that_is_full_is_one_sentence():
         )
     assert (done.returncode, done.stderr) == (
         1,
-        "nosology: cannot read or write standard output: No space left on device\n",
+        "nosology: cannot write to standard output: No space left on device\n",
     )
 
 
@@ -244,7 +301,7 @@ def test_output_into_a_closed_pipe_ends_quietly(small_bundle, notes_file):
     assert "Traceback" not in err and "Exception" not in err
 
 
-def test_help_is_instant_and_light():
+def test_help_imports_no_heavy_module():
     """Help must not load the scientific stack; time on a shared machine is too noisy to assert, imports are not."""
     heavy = ["numpy", "scipy", "sklearn", "pyarrow", "torch", "matplotlib", "pydantic"]
     probe = f"""
@@ -265,3 +322,218 @@ def test_readme_commands_exist(run):
     assert code == 0
     for verb in ("codes", "corpus", "simulate", "train", "evaluate", "code"):
         assert verb in out
+
+
+def test_an_argument_that_is_no_file_gets_a_hint(run, small_bundle, tmp_path):
+    code, _, err = run("code", small_bundle, f"Patient has pneumonia {SECRET}")
+    assert code == 1 and "pipe it: echo TEXT | nosology code" in err and SECRET not in err
+    assert run("code", small_bundle, SECRET * 200)[2].startswith("nosology: NOTE must be a file")
+    assert "pipe it: echo TEXT | nosology claim -\n" in run("claim", "--coder", small_bundle, "a text of a note")[2]
+    assert "echo TEXT | nosology explain BUNDLE -\n" in run("explain", small_bundle, "a text of a note")[2]
+    code, _, err = run("code", small_bundle, tmp_path)
+    assert code == 1 and f"is a folder; give its files, for example {tmp_path}/*.txt" in err
+
+
+def test_a_note_in_utf_16_gives_the_codes_of_utf_8_and_a_picture_is_refused(run, small_bundle, tmp_path):
+    codes = []
+    for encoding in ("utf-8", "utf-16"):
+        (tmp_path / "n.txt").write_text("congestive heart failure", encoding=encoding)
+        codes.append(run("code", small_bundle, tmp_path / "n.txt", "--json")[1])
+    assert codes[0] == codes[1] and '"accepted": true' in codes[0]
+    (tmp_path / "n.txt").write_bytes(b"\x89PNG\r\n\x1a\n")
+    code, out, err = run("code", small_bundle, tmp_path / "n.txt")
+    assert (code, out) == (1, "") and "is a picture, not text" in err
+
+
+def walk_commands(group, names=()):
+    """(names, command) of every command and group."""
+    yield names, group
+    for name, command in getattr(group, "commands", {}).items():
+        yield from walk_commands(command, (*names, name))
+
+
+ALL_COMMANDS = [pytest.param(names, id=" ".join(names) or "nosology") for names, _ in walk_commands(get_command(app))]
+
+
+PARAMETERS = [
+    pytest.param(
+        (*names, *parameter.opts[:1]) if parameter.opts[0].startswith("-") else names,
+        id=f"{' '.join(names)} {parameter.name}",
+    )
+    for names, command in walk_commands(get_command(app))
+    for parameter in command.params
+    if not (hasattr(command, "commands") or getattr(parameter, "is_flag", False) or parameter.default == "")
+]
+
+
+@pytest.mark.parametrize("words", PARAMETERS)
+def test_an_empty_value_is_refused(run, words):
+    code, out, err = run(*words, "")
+    assert (code, out) == (1, "") and err.endswith(" must not be empty\n"), err
+
+
+def test_a_folder_name_that_is_not_utf_8_is_refused_before_the_work(run, tmp_path):
+    for words in (["corpus", "prepare", "table", "n\udce9.csv", "--out", "c"], ["simulate", "--out", "h\udce9"]):
+        code, _, err = run(*words)
+        assert code == 1 and "must be UTF-8; got " in err and "rename the file or folder" in err
+
+
+def test_a_note_may_have_a_file_name_that_is_not_utf_8(run, small_bundle, tmp_path):
+    note = tmp_path / "caf\udce9.txt"
+    note.write_text("type 2 diabetes")
+    code, out, _ = run("code", small_bundle, note, "--json")
+    assert code == 0 and json.loads(out)["id"] == "caf?.txt"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("compare linear --out c", "the same command continues from there"),
+        ("embed --out e", "the same command continues from there"),
+        ("reproduce hmhan --out r", "the same command continues from there"),
+        ("corpus split c --out s --k 5", "splits in OUT are complete, but some are missing"),
+        ("corpus split c --out s --keep-duplicates-together", "no incomplete output was left behind"),
+        ("train linear --out b", "no incomplete bundle was left behind"),
+    ],
+)
+def test_ctrl_c_says_what_is_left(run, monkeypatch, words, sentence):
+    def interrupt():
+        raise SystemExit(INTERRUPTED)
+
+    monkeypatch.setattr(cli, "app", interrupt)
+    code, _, err = run(*words.split())
+    assert code == INTERRUPTED and err.startswith("nosology: interrupted; ") and sentence in err
+
+
+@pytest.mark.parametrize("names", ALL_COMMANDS)
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_describes_every_parameter_once(run, names, flag):
+    command = dict(walk_commands(get_command(app)))[names]
+    code, out, err = run(*names, flag)
+    assert (code, err) == (0, "") and "\\[" not in out
+    words = "".join(out.split())  # lines may be broken at any hyphen
+    for parameter in command.params:
+        if not getattr(parameter, "hidden", False):
+            assert parameter.help, f"{parameter.name} has no help"
+            assert words.count("".join(parameter.help.split())) == 1
+
+
+def test_help_names_recipes_and_kinds(run):
+    assert "dual_laat" in run("train", "--help")[1] and "linear" in run("train", "--help")[1]
+    assert "reviews" in run("corpus", "prepare", "--help")[1]
+
+
+def test_a_misspelt_command_gets_one_suggestion(run):
+    code, _, err = run("tran")
+    assert code == 2 and err.count("train") == 1
+
+
+def test_output_that_is_cut_off_ends_with_0(tmp_path):
+    """`nosology ... | head -1`, many lines."""
+    command = f"{sys.executable} -m nosology codes search heart --limit 5000 | head -1; exit ${{PIPESTATUS[0]}}"
+    end = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert (end.returncode, end.stderr) == (0, "") and end.stdout.count("\n") == 1 and "heart" in end.stdout
+
+
+@pytest.mark.parametrize("output", ["| true", "2>&1 | true", "2>/dev/full | true"])
+def test_work_goes_on_when_nobody_reads_its_output(small_corpus, tmp_path, output):
+    out = tmp_path / "out"
+    work = f"compare linear 'linear fit.c=[1.0]' --seeds 2 --corpus {small_corpus.folder} --out {out}"
+    command = f"{sys.executable} -m nosology {work} {output}; exit ${{PIPESTATUS[0]}}"
+    end = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert end.returncode == 0 and "Traceback" not in end.stderr
+    assert (out / "compare.json").exists() and len(list(out.glob("*/bundle.json"))) == 4
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't allocate memory")], ids=["python", "torch"])
+def test_too_little_memory_is_one_sentence(run, small_corpus, tmp_path, monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr("nosology.models.train.train", fail)
+    code, _, err = run("train", "linear", "--corpus", small_corpus.folder, "--out", tmp_path / "b")
+    assert (code, err) == (1, "nosology: there is not enough memory for these settings and notes\n")
+
+
+def test_commands_work_with_closed_standard_streams(small_corpus, tmp_path):
+    command = (
+        f"{sys.executable} -m nosology train linear --corpus {small_corpus.folder} --out {tmp_path / 'b'} 2>&- <&-"
+    )
+    end = subprocess.run(["bash", "-c", command], stdout=subprocess.PIPE, text=True, timeout=120)
+    assert end.returncode == 0 and "linear coder" in end.stdout and (tmp_path / "b" / "bundle.json").exists()
+    end = subprocess.run(["bash", "-c", f"{command} >&-"], timeout=120)
+    assert end.returncode == 0
+
+
+def test_control_characters_of_an_id_are_not_printed(run, small_bundle, tmp_path):
+    (tmp_path / "n.jsonl").write_text(json.dumps({"id": "n\x1b[31m", "text": "congestive heart\x1b[2J failure"}))
+    code, out, _ = run("code", small_bundle, tmp_path / "n.jsonl")
+    assert code == 0 and "n\ufffd[31m: 1 code" in out and "\x1b" not in out
+
+
+@pytest.mark.parametrize("words", [["compare", "linear"], ["embed"], ["reproduce", "hmhan", "--small"]])
+def test_results_are_not_written_into_a_corpus(run, small_corpus, words):
+    before = sorted(small_corpus.folder.iterdir())
+    code, _, err = run(*words, "--corpus", small_corpus.folder, "--out", small_corpus.folder)
+    assert code == 1 and "it is a corpus; give another folder" in err
+    assert sorted(small_corpus.folder.iterdir()) == before
+
+
+def test_cache_of_reproduce_is_not_written_into_a_corpus(run, small_corpus, tmp_path):
+    before = sorted(small_corpus.folder.iterdir())
+    words = ["reproduce", "hmhan", "--small", "--corpus", small_corpus.folder, "--out", tmp_path / "out"]
+    code, _, err = run(*words, "--cache", small_corpus.folder)
+    assert code == 1 and "it is a corpus; give another folder" in err
+    assert sorted(small_corpus.folder.iterdir()) == before and not (tmp_path / "out").exists()
+
+
+def test_two_trainings_into_one_folder_are_refused(run, small_corpus, tmp_path):
+    with exclusive_output(tmp_path / "b"):
+        code, _, err = run("train", "linear", "--corpus", small_corpus.folder, "--out", tmp_path / "b")
+    assert code == 1 and "another process is writing" in err
+
+
+def test_corpus_prepare_names_every_kind(run, notes_file, tmp_path):
+    code, _, err = run("corpus", "prepare", "tabel", notes_file, "--out", tmp_path / "c")
+    assert code == 1 and "table or reviews; got 'tabel'" in err
+
+
+def test_deep_nesting_is_one_sentence(run, small_corpus, tmp_path, monkeypatch):
+    monkeypatch.setenv("NOSOLOGY_DATA", str(tmp_path / "data"))
+    (tmp_path / "r.toml").write_text(f"kind = 'linear'\nx = {'[' * 3000}{']' * 3000}")
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "bundle.json").write_text("[" * 100_000)
+    term = "<term><title>x</title>"
+    (tmp_path / "i.xml").write_text(
+        f"<ICD10CM.index><version>2027</version><letter><mainTerm><title>x</title>{term * 3000}{'</term>' * 3000}"
+        "</mainTerm></letter></ICD10CM.index>"
+    )
+    for words, message in (
+        (["train", tmp_path / "r.toml", "--corpus", small_corpus.folder, "--out", tmp_path / "b"], "is not TOML"),
+        (["code", tmp_path / "bundle", tmp_path / "r.toml"], "is damaged"),
+        (["codes", "add-index", tmp_path / "i.xml"], "at most 50 levels"),
+    ):
+        code, _, err = run(*words)
+        assert code == 1 and message in err and err.count("\n") == 1
+
+
+def test_a_folder_of_the_user_next_to_the_bundle_is_not_deleted(run, small_corpus, tmp_path):
+    mine = tmp_path / "b.run" / "embeddings" / "mine.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    assert run("train", "linear", "--corpus", small_corpus.folder, "--out", tmp_path / "b")[0] == 0
+    assert mine.read_text() == "mine"
+    assert run("train", "linear", "--corpus", small_corpus.folder, "--out", tmp_path / "c")[0] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "b.run", "c"]
+
+
+def test_splits_that_may_drop_notes_do_not_replace_the_corpus(run, small_corpus, tmp_path):
+    (tmp_path / "train.csv").write_text("n1\n")
+    for options in (["--official", tmp_path / "train.csv"], ["--sites", "2"], ["--k", "2"]):
+        code, _, err = run("corpus", "split", small_corpus.folder, "--out", small_corpus.folder, *options)
+        assert code == 1 and ("must be another folder" in err or "it is a corpus" in err)
+    assert sorted(path.name for path in small_corpus.folder.iterdir()) == ["corpus.json", "notes.parquet"]
+    (tmp_path / "out" / "split-01").mkdir(parents=True)
+    (tmp_path / "out" / "split-01" / "thesis.doc").write_text("")
+    assert run("corpus", "split", small_corpus.folder, "--out", tmp_path / "out", "--k", "2")[0] == 1
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["split-01"]

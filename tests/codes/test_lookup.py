@@ -3,7 +3,8 @@
 import pytest
 
 from nosology.codes import describe, diff, table
-from nosology.codes.lookup import label_description, read_order
+from nosology.codes.lookup import label_description
+from nosology.codes.order_file import read_order
 from nosology.core import Code, DataError
 
 
@@ -35,9 +36,9 @@ def order_line(number: int, code: str, billable: bool, title: str) -> str:
 
 
 def order_text(system: str, release: str | None = None) -> str:
-    found = table(system, release)
-    codes = [code for code in found.codes() if system != "icd10pcs" or len(code) in (3, 7)]
-    rows = [(code.replace(".", ""), found.billable(code), found.description(code)) for code in codes]
+    code_table = table(system, release)
+    codes = [code for code in code_table.codes() if system != "icd10pcs" or len(code) in (3, 7)]
+    rows = [(code.replace(".", ""), code_table.billable(code), code_table.description(code)) for code in codes]
     return "\n".join(order_line(number, *row) for number, row in enumerate(rows, 1)) + "\n"
 
 

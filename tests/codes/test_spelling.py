@@ -51,8 +51,8 @@ def test_a_zero_is_restored_where_the_plain_reading_does_not_exist():
     assert len(lost) > 30
     for code in lost:
         if code[1] != "0":
-            found, repairs = parse(code[1:], "icd9cm")
-            assert found.code == f"{code[:3]}.{code[3:]}" and "leading zeros restored" in repairs
+            parsed, repairs = parse(code[1:], "icd9cm")
+            assert parsed.code == f"{code[:3]}.{code[3:]}" and "leading zeros restored" in repairs
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_parse_infers_the_system(raw, code):
 
 
 def test_an_ambiguous_code_lists_the_alternatives():
-    found, repairs = parse("9671")
-    assert str(found) == "icd9cm:967.1" and "icd9proc:96.71" in repairs[-1]
+    parsed, repairs = parse("9671")
+    assert str(parsed) == "icd9cm:967.1" and "icd9proc:96.71" in repairs[-1]
     assert str(parse("V433").code) == "icd9cm:V43.3"
     with pytest.raises(CodeError):
         parse("FOO")
@@ -124,3 +124,12 @@ def test_normalise_is_idempotent(raw, system):
     except CodeError:
         return
     assert normalise(code.code, system) == code
+
+
+@pytest.mark.parametrize("raw", ["E11..9", "I5.0.9", "4.2.8"])
+def test_two_dots_are_not_a_code(raw):
+    for system in SYSTEMS:
+        with pytest.raises(CodeError, match=f"not an {system} code"):
+            normalise(raw, system)
+    with pytest.raises(CodeError, match="not a code of icd"):
+        parse(raw)

@@ -1,4 +1,4 @@
-"""What must hold for every net, whatever it is made of; a new kind is one line in MODELS."""
+"""The contract of all nets; a new kind is one line in MODELS."""
 
 from __future__ import annotations
 
@@ -19,21 +19,18 @@ from nosology.core import Code
 from nosology.core.label_space import LabelSpace
 from nosology.encoders.tokenizers import PAD, ReportTokenizer, Vocabulary, WordTokenizer
 from nosology.encoders.transformer import load_pretrained
-from nosology.models.caml_laat.caml_laat_model import Caml, CamlNet, Laat, LaatNet
-from nosology.models.caml_laat.caml_laat_settings import CamlSettings, LaatSettings
-from nosology.models.dual_laat.dual_laat_model import DualLaat
-from nosology.models.dual_laat.dual_laat_net import DualLaatNet
+from nosology.models.dual_laat.dual_laat_model import DualLaat, DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatSettings
 from nosology.models.hmhan.code_groups import CodeCategories
 from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet
 from nosology.models.hmhan.hmhan_settings import HmhanSettings, LossSettings
+from nosology.models.laat.laat_model import Caml, Laat, PlmIcd, PlmIcdNet, WordEncoderNet
+from nosology.models.laat.laat_settings import CamlSettings, LaatSettings, PlmIcdSettings
 from nosology.models.neural import NeuralModel
 from nosology.models.plant.plant_model import Plant
 from nosology.models.plant.plant_settings import PlantSettings, RankerSettings
 from nosology.models.plant.relevance import Relevance
-from nosology.models.plm_icd.plm_icd_model import PlmIcd, PlmIcdNet
-from nosology.models.plm_icd.plm_icd_settings import PlmIcdSettings
 from nosology.text.tokens import words_of
 from nosology.training.data_loader import Batch, pad_notes, token_mask
 from tests.conftest import as_notes
@@ -42,49 +39,49 @@ from tests.encoders.tiny import tiny_bert
 CODES = LabelSpace(Code("icd10cm", code) for code in ("I50.9", "J18.9", "M54.5", "E10.9", "E11.9", "R51.9", "Z23"))
 NOTES = np.arange(1, len(CODES) + 1)
 WORDS = words_of("chronic low back pain heart failure pneumonia of the right lobe type 1 2")
-READER = WordTokenizer(Vocabulary(WORDS), 40)
+TOKENIZER = WordTokenizer(Vocabulary(WORDS), 40)
 
 
 def _caml(_: Path) -> Caml:
     shape = CamlSettings(filters=12, kernel=4)
-    return Caml(CODES, NOTES, READER, CamlNet(shape, len(READER.vocabulary), 8, len(CODES)), shape)
+    return Caml(CODES, NOTES, TOKENIZER, WordEncoderNet(shape, len(TOKENIZER.vocabulary), 8, len(CODES)), shape)
 
 
 def _laat(_: Path) -> Laat:
     shape = LaatSettings(hidden=6, projection=10)
-    return Laat(CODES, NOTES, READER, LaatNet(shape, len(READER.vocabulary), 8, len(CODES)), shape)
+    return Laat(CODES, NOTES, TOKENIZER, WordEncoderNet(shape, len(TOKENIZER.vocabulary), 8, len(CODES)), shape)
 
 
 def _plm_icd(folder: Path) -> PlmIcd:
     shape = PlmIcdSettings(encoder="tiny", window=10, max_tokens=40)
-    reader, encoder = load_pretrained(str(tiny_bert(folder / "encoder")), shape.window, shape.max_tokens)
-    return PlmIcd(CODES, NOTES, reader, PlmIcdNet(shape, encoder, len(CODES)), shape)
+    tokenizer, encoder = load_pretrained(str(tiny_bert(folder / "encoder")), shape.window, shape.max_tokens)
+    return PlmIcd(CODES, NOTES, tokenizer, PlmIcdNet(shape, encoder, len(CODES)), shape)
 
 
 def _dual_laat(_: Path, encoder: str = "gru") -> DualLaat:
     shape = DualLaatSettings(encoder=encoder, width=6, heads=2, max_description=5).resolved(100)
     words = ["heart failure", "pneumonia", "low back pain", "type 1", "type 2", "pain of the heart", "chronic"]
-    net = DualLaatNet(shape, len(READER.vocabulary), 8)
-    model = DualLaat(CODES, NOTES, READER, net, shape, descriptions=words)
-    net.descriptions = model.description_ids(words)  # training asks for them
+    net = DualLaatNet(shape, len(TOKENIZER.vocabulary), 8)
+    model = DualLaat(CODES, NOTES, TOKENIZER, net, shape, descriptions=words)
+    net.descriptions = model.description_ids(words)  # needed by training
     return model
 
 
 def _plant(_: Path, direction: str = "forward") -> Plant:
     shape = PlantSettings(size=8, hidden=10, layers=2, inattention=3, window=5, direction=direction)
     rng = np.random.default_rng(0)
-    presence, gold = rng.random((40, len(READER.vocabulary))) < 0.4, rng.random((40, len(CODES))) < 0.4
+    presence, gold = rng.random((40, len(TOKENIZER.vocabulary))) < 0.4, rng.random((40, len(CODES))) < 0.4
     relevance = Relevance.of(*(sparse.csr_matrix(part.astype(np.int8)) for part in (presence, gold)))
-    return Plant.of(CODES, NOTES, READER, shape, RankerSettings(hidden=6), relevance)
+    return Plant.of(CODES, NOTES, TOKENIZER, shape, RankerSettings(hidden=6), relevance)
 
 
 def _hmhan(folder: Path, attention: str = "hierarchical") -> Hmhan:
     shape = HmhanSettings(encoder="tiny", attention=attention, heads=2, hidden=[12, 6], frozen=False)
     loss = LossSettings(focal=0, weighted=False)
-    reader, encoder = load_pretrained(str(tiny_bert(folder / "encoder")), 0, 40)
+    tokenizer, encoder = load_pretrained(str(tiny_bert(folder / "encoder")), 0, 40)
     categories = CodeCategories.at_level(CODES, "chapter")
     net = HmhanEnsemble([HmhanNet(shape, loss, encoder, torch.from_numpy(categories.of_label))])
-    return Hmhan(CODES, NOTES, ReportTokenizer(reader.tokenizer_json, 40), net, shape, categories=categories)
+    return Hmhan(CODES, NOTES, ReportTokenizer(tokenizer.tokenizer_json, 40), net, shape)
 
 
 MODELS: dict[str, Callable[[Path], NeuralModel]] = {
@@ -106,7 +103,7 @@ def model(request, tmp_path_factory) -> NeuralModel:
     torch.manual_seed(1)
     model = MODELS[request.param](tmp_path_factory.mktemp(request.param))
     with torch.no_grad():
-        for weight in model.net.parameters():  # away from the beginning, where all tokens weigh nearly the same
+        for weight in model.net.parameters():  # at initialization all tokens have nearly the same attention
             weight.add_(0.3 * torch.randn_like(weight))
         for module in model.net.modules():
             if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
@@ -120,8 +117,8 @@ def _notes(lengths: list[int], seed: int = 0) -> list[np.ndarray]:
     return [rng.integers(1, 16, size=length, dtype=np.int32) for length in lengths]
 
 
-def _batch(notes: list[np.ndarray], **asked: torch.Tensor) -> Batch:
-    return Batch(*pad_notes(notes), **asked)
+def _batch(notes: list[np.ndarray], **fields: torch.Tensor) -> Batch:
+    return Batch(*pad_notes(notes), **fields)
 
 
 def _wider(batch: Batch, pads: int) -> Batch:
@@ -139,14 +136,14 @@ QUICK = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCh
 
 @QUICK
 @given(lengths=LENGTHS, pads=st.integers(1, 50), seed=st.integers(0, 99))
-def test_padding_never_changes_a_score(model, lengths, pads, seed):
+def test_padding_does_not_change_logits(model, lengths, pads, seed):
     batch = _batch(_notes(lengths, seed))
     assert _logits(model, _wider(batch, pads)) == pytest.approx(_logits(model, batch), abs=1e-5)
 
 
 @QUICK
 @given(lengths=LENGTHS, seed=st.integers(0, 99))
-def test_batch_mates_never_change_a_score(model, lengths, seed):
+def test_other_notes_of_a_batch_do_not_change_logits(model, lengths, seed):
     notes = _notes(lengths, seed)
     alone = np.concatenate([_logits(model, _batch([note])) for note in notes])
     assert _logits(model, _batch(notes)) == pytest.approx(alone, abs=1e-5)
@@ -154,15 +151,15 @@ def test_batch_mates_never_change_a_score(model, lengths, seed):
 
 @QUICK
 @given(columns=st.lists(st.integers(0, len(CODES) - 1), min_size=1, max_size=9), seed=st.integers(0, 99))
-def test_other_labels_never_change_a_score(model, columns, seed):
+def test_other_labels_do_not_change_logits(model, columns, seed):
     notes = _notes([7, 20, 3], seed)
-    some = _logits(model, _batch(notes, labels=torch.tensor(columns)))
-    assert some == pytest.approx(_logits(model, _batch(notes))[:, columns], abs=1e-5)
+    selected = _logits(model, _batch(notes, labels=torch.tensor(columns)))
+    assert selected == pytest.approx(_logits(model, _batch(notes))[:, columns], abs=1e-5)
 
 
 @QUICK
 @given(lengths=LENGTHS, pads=st.integers(0, 20), seed=st.integers(0, 99))
-def test_attention_is_shared_among_the_tokens_of_the_note(model, lengths, pads, seed):
+def test_attention_is_a_distribution_over_tokens(model, lengths, pads, seed):
     batch = _wider(_batch(_notes(lengths, seed)), pads)
     with torch.no_grad():
         weights = model.batch_attention(batch)
@@ -173,7 +170,7 @@ def test_attention_is_shared_among_the_tokens_of_the_note(model, lengths, pads, 
     assert (weights * ~inside[:, None]).abs().max() == 0
 
 
-def test_attention_of_some_labels_is_that_of_all(model):
+def test_attention_does_not_depend_on_other_labels(model):
     notes = _notes([30])
     with torch.no_grad():
         some = model.batch_attention(_batch(notes, labels=torch.tensor([5, 2])))
@@ -181,7 +178,7 @@ def test_attention_of_some_labels_is_that_of_all(model):
     assert some.numpy() == pytest.approx(every[:, [5, 2]].numpy(), abs=1e-6)
 
 
-def test_the_loss_is_the_mean_cross_entropy_of_the_logits(model):
+def test_loss_is_the_mean_cross_entropy(model):
     columns = torch.tensor([0, 3, 6])
     targets = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]])
     batch = _batch(_notes([9, 22]), labels=columns, targets=targets)
@@ -191,7 +188,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_logits(model):
         assert float(model.net(batch)) == pytest.approx(float(expected), abs=1e-5)
 
 
-def test_a_gradient_reaches_every_weight(model):
+def test_all_weights_have_a_gradient(model):
     model.net.train()
     targets = (torch.arange(4 * len(CODES)).reshape(4, -1) % 3 == 0).float()
     model.net(_batch(_notes([40, 35, 38, 30]), labels=torch.arange(len(CODES)), targets=targets)).backward()
@@ -201,7 +198,7 @@ def test_a_gradient_reaches_every_weight(model):
     assert not unreached
 
 
-def test_a_step_lowers_the_loss(model):
+def test_gradient_step_lowers_the_loss(model):
     net = deepcopy(model.net)
     targets = (torch.arange(3 * len(CODES)).reshape(3, -1) % 2 == 0).float()
     batch = _batch(_notes([20, 8, 33]), labels=torch.arange(len(CODES)), targets=targets)
@@ -213,19 +210,19 @@ def test_a_step_lowers_the_loss(model):
         assert float(net(batch)) < float(before)
 
 
-def test_evaluation_is_the_same_each_time_and_training_has_dropout(model):
+def test_evaluation_is_deterministic_and_training_has_dropout(model):
     reads = [model.tokenizer.tokenize("chronic low back pain, heart failure"), model.tokenizer.tokenize("pneumonia")]
     assert np.array_equal(model.logits_of(reads), model.logits_of(reads))
     model.net.train()
     batch = _batch(_notes([20, 30]), labels=torch.arange(len(CODES)), targets=torch.zeros(2, len(CODES)))
     with torch.no_grad():
         losses = {float(model.net(batch)) for _ in range(3)}
-    assert model.logits_of(reads) is not None and model.net.training, "the mode must be as it was"
+    assert model.logits_of(reads) is not None and model.net.training, "logits_of must restore the mode"
     model.net.eval()
     assert len(losses) == 3
 
 
-def test_a_saved_model_gives_the_same_logits(model, tmp_path):
+def test_loaded_model_has_the_same_probabilities(model, tmp_path):
     texts = ["Chronic low back pain.", "Type 1 diabetes; type 2 diabetes", "", "heart failure and pneumonia " * 9]
     model.save(tmp_path)
     assert all(path.suffix in (".json", ".safetensors") and path.is_file() for path in tmp_path.iterdir())
@@ -235,7 +232,7 @@ def test_a_saved_model_gives_the_same_logits(model, tmp_path):
     assert np.array_equal(loaded.probabilities(as_notes(texts)), model.probabilities(as_notes(texts)))
 
 
-def test_evidence_lies_in_the_note(model):
+def test_evidence_spans_are_in_the_note(model):
     text = "Chronic low back pain.\nPneumonia of the RIGHT lobe, type 2"
     spans = model.evidence(as_notes([text])[0], [4, 0], limit=3)
     assert len(spans) == 2 and all(1 <= len(found) <= 3 for found in spans)
@@ -244,15 +241,15 @@ def test_evidence_lies_in_the_note(model):
     assert model.evidence(as_notes([""])[0], [1, 2]) == [[], []]
 
 
-def test_a_note_without_a_token_has_no_code(model):
+def test_note_without_tokens_has_no_codes(model):
     found = model.probabilities(as_notes(["", "heart failure", " \n"]))
     assert found.shape == (3, len(CODES)) and found.dtype == np.float32
     assert not found[[0, 2]].any() and found[1].all()
     assert model.probabilities(as_notes([])).shape == (0, len(CODES))
 
 
-def test_half_precision_trains(model):
-    """bf16 as autocast gives it, on the CPU here: the loss is near that of float32 and every gradient is finite."""
+def test_bf16_loss_and_gradients(model):
+    """Under autocast to bf16 the loss is close to that of float32, and all gradients are finite."""
     net = deepcopy(model.net).eval()
     if isinstance(net, DualLaatNet):
         net.descriptions = model.description_ids(model.descriptions)

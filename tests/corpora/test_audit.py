@@ -54,8 +54,10 @@ def test_a_patient_in_two_splits_is_a_leak(tmp_path):
 
 def test_count_leaked_patients_across_corpora(tmp_path):
     def corpus(name: str, *notes: tuple[str | None, str | None]):
-        made = [Note(f"{name}{i}", "text", patient=patient, split=split) for i, (patient, split) in enumerate(notes)]
-        return write_corpus(made, tmp_path / name, source={}, filters=[], counts={})
+        corpus_notes = [
+            Note(f"{name}{i}", "text", patient=patient, split=split) for i, (patient, split) in enumerate(notes)
+        ]
+        return write_corpus(corpus_notes, tmp_path / name, source={}, filters=[], counts={})
 
     learned = [("a", "train"), ("b", "train"), ("c", "train"), ("d", None), (None, "train")]
     first = corpus("first", *learned, ("e", "train"), ("e", "test"), ("f", "dev"))

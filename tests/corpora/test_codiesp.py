@@ -45,7 +45,7 @@ def test_spanish_with_evidence(dataset):
     assert TEXT[two.start : two.end] == "ecografía del riñón derecho"
     assert " ".join(TEXT[start:end] for start, end in two.extra["spans"]) == two.extra["text"]
     assert (test.split, test.codes, test.evidence) == ("test", (), ())
-    assert {kind: (found["count"], found["first"]) for kind, found in validator.issues.items()} == {
+    assert {kind: (issue["count"], issue["first"]) for kind, issue in validator.issues.items()} == {
         "repeated_code": (1, ["trainD.tsv row 2"]),
         "ragged_row": (1, ["trainP.tsv row 2"]),
         "bad_evidence": (2, ["trainX.tsv row 4", "S0001-train-1.txt row 1"]),

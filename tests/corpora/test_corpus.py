@@ -1,5 +1,6 @@
 import json
 import random
+from contextlib import suppress
 
 import pyarrow as pa
 import pytest
@@ -136,22 +137,51 @@ def test_invalid_corpus_folders_raise_data_error(tmp_path):
     (tmp_path / "c" / MANIFEST).write_text('{"format": 9, "counts": {"notes": 2}, "hash": ""}')
     with pytest.raises(DataError, match="format must be 1; got 9"):
         Corpus.open(tmp_path / "c")
-    (tmp_path / "c" / MANIFEST).write_text("{")
-    with pytest.raises(DataError, match="is damaged"):
-        Corpus.open(tmp_path / "c")
+    for damaged in ("{", "[" * 100_000, '{"counts": ' * 100_000):
+        (tmp_path / "c" / MANIFEST).write_text(damaged)
+        with pytest.raises(DataError, match="is damaged"):
+            Corpus.open(tmp_path / "c")
 
 
-def test_damaged_notes_are_read_or_raise_data_error(tmp_path):
-    write([note(number, codes=(Code("icd10cm", "I10"),), extra={"ward": "w"}) for number in range(30)], tmp_path / "c")
-    whole = (tmp_path / "c" / NOTES).read_bytes()
+@pytest.mark.parametrize("version", ["0.2", "0.1"])
+def test_a_flipped_bit_in_the_notes_is_refused(tmp_path, monkeypatch, version):
+    monkeypatch.setenv("NOSOLOGY_CACHE", str(tmp_path / "cache"))
+    notes = [note(number, codes=(Code("icd10cm", "I10"),), extra={"ward": "w"}) for number in range(30)]
+    corpus = write(notes, tmp_path / "c")
+    if version == "0.1":  # without a hash of the file
+        manifest = json.loads((tmp_path / "c" / MANIFEST).read_text())
+        del manifest["sha256"], manifest["digest"]
+        (tmp_path / "c" / MANIFEST).write_text(json.dumps(manifest))
+    original = (tmp_path / "c" / NOTES).read_bytes()
     rng = random.Random(0)
-    refused = 0
-    for _ in range(150):
-        flipped = bytearray(whole)
-        flipped[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+    for _ in range(60):
+        flipped = bytearray(original)
+        flipped[rng.randrange(len(original))] ^= 1 << rng.randrange(8)
         (tmp_path / "c" / NOTES).write_bytes(flipped)
-        try:
-            list(Corpus.open(tmp_path / "c").notes())
-        except DataError:
-            refused += 1
-    assert refused > 50
+        with suppress(DataError):
+            read = list(Corpus.open(tmp_path / "c").notes())
+            assert version == "0.1" and read == notes
+    (tmp_path / "c" / NOTES).write_bytes(original)
+    assert list(Corpus.open(tmp_path / "c").notes()) == list(corpus.notes()) == notes
+
+
+def test_a_flipped_bit_in_the_manifest_is_refused(tmp_path):
+    written = write([note(number, codes=(Code("icd10cm", "I10"),)) for number in range(3)], tmp_path / "c")
+    path = tmp_path / "c" / MANIFEST
+    original = path.read_bytes()
+    for position in range(len(original)):
+        flipped = bytearray(original)
+        flipped[position] ^= 1 << position % 7
+        path.write_bytes(flipped)
+        with suppress(DataError):  # white space may change
+            assert Corpus.open(tmp_path / "c").manifest == written.manifest
+
+
+def test_an_unchanged_corpus_is_verified_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("NOSOLOGY_CACHE", str(tmp_path / "cache"))
+    write([note(1)], tmp_path / "c")
+    monkeypatch.setattr(corpus_module, "sha256", lambda path: pytest.fail("read again"))
+    Corpus.open(tmp_path / "c")
+    (tmp_path / "cache" / "verified_corpora.json").write_text("[")
+    monkeypatch.undo()
+    assert len(Corpus.open(tmp_path / "c")) == 1

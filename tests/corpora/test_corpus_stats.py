@@ -14,23 +14,23 @@ def test_statistics_in_total_per_split_and_per_system(tmp_path):
     common, rare = Code("icd10cm", "I10"), Code("icd9proc", "39.95")
     notes = [Note(f"n{i}", "word " * i, patient="p", split="train", codes=(common,)) for i in range(11)]
     notes.append(Note("last", "a\nb\tc", codes=(common, rare, Code("icd10cm", "Z99.77"))))
-    found = corpus_stats(corpus(tmp_path / "c", notes))
+    stats = corpus_stats(corpus(tmp_path / "c", notes))
     words = [*range(11), 3]
-    assert found["notes"] == 12
-    assert list(found["words_a_note"].values()) == pytest.approx(np.percentile(words, [25, 50, 75]))
-    assert found["codes_a_note"]["mean"] == pytest.approx(14 / 12)
-    assert found["codes_a_note"]["std"] == pytest.approx(np.std([1] * 11 + [3]))
-    assert found["share_of_codes_seen_under_10_times"] == pytest.approx(2 / 3)
-    assert list(found["splits"]) == ["train", "none"]
-    assert found["splits"]["train"]["distinct_codes"] == 1
-    assert found["systems"]["icd9proc"]["occurrences"] == 1
-    top = found["chapters"][0]
+    assert stats["notes"] == 12
+    assert list(stats["words_a_note"].values()) == pytest.approx(np.percentile(words, [25, 50, 75]))
+    assert stats["codes_a_note"]["mean"] == pytest.approx(14 / 12)
+    assert stats["codes_a_note"]["std"] == pytest.approx(np.std([1] * 11 + [3]))
+    assert stats["share_of_codes_seen_under_10_times"] == pytest.approx(2 / 3)
+    assert list(stats["splits"]) == ["train", "none"]
+    assert stats["splits"]["train"]["distinct_codes"] == 1
+    assert stats["systems"]["icd9proc"]["occurrences"] == 1
+    top = stats["chapters"][0]
     assert (top["system"], top["occurrences"]) == ("icd10cm", 12)
     assert "circulatory" in top["chapter"].lower()
-    assert {"system": "icd10cm", "chapter": "unknown", "occurrences": 1} in found["chapters"]
+    assert {"system": "icd10cm", "chapter": "unknown", "occurrences": 1} in stats["chapters"]
 
 
 def test_an_empty_corpus_has_no_means(tmp_path):
-    found = corpus_stats(corpus(tmp_path / "c", []))
-    assert found["notes"] == 0
-    assert found["words_a_note"] is found["codes_a_note"] is found["share_of_codes_seen_under_10_times"] is None
+    stats = corpus_stats(corpus(tmp_path / "c", []))
+    assert stats["notes"] == 0
+    assert stats["words_a_note"] is stats["codes_a_note"] is stats["share_of_codes_seen_under_10_times"] is None

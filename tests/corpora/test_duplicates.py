@@ -57,9 +57,9 @@ def test_nearly_all_pairs_above_the_threshold_are_found_and_none_below(threshold
         if true_jaccard(words, other) >= threshold:
             truth.add((2 * number, 2 * number + 1))
     pairs, similarity = near_pairs([fingerprint(" ".join(words)) for words in notes], threshold)
-    found = set(map(tuple, pairs.tolist()))
-    assert found <= truth
-    assert len(found) >= 0.98 * len(truth) > 0
+    detected = set(map(tuple, pairs.tolist()))
+    assert detected <= truth
+    assert len(detected) >= 0.98 * len(truth) > 0
     for (left, right), value in zip(pairs, similarity):
         assert value == pytest.approx(true_jaccard(notes[left], notes[right]))
 

@@ -17,13 +17,13 @@ def test_keep_codes_drops_codes_with_their_evidence_and_notes_without_codes():
         Note("3", "x"),
     ]
     record = {}
-    kept = list(keep_codes(notes, {A}.__contains__, record))
-    assert [(note.id, note.codes, [item.code for item in note.evidence]) for note in kept] == [
+    filtered = list(keep_codes(notes, {A}.__contains__, record))
+    assert [(note.id, note.codes, [item.code for item in note.evidence]) for note in filtered] == [
         ("1", (A,), [A]),
         ("3", (), []),
     ]
     assert record == {"code_occurrences_left_out": 2, "notes_left_out": 1}
-    assert [note.id for note in drop_uncoded(kept, record)] == ["1"]
+    assert [note.id for note in drop_uncoded(filtered, record)] == ["1"]
     assert record["notes_left_out"] == 1
 
 

@@ -26,8 +26,8 @@ def labels(notes: int, codes: int, seed: int) -> sparse.csr_matrix:
 
 def distance(matrix: sparse.csr_matrix, part: np.ndarray) -> float:
     """The mean difference of a label's frequency in a part and in the whole (Sechidis et al.'s label distribution)."""
-    whole = np.asarray(matrix.mean(axis=0)).ravel()
-    return float(np.mean([np.abs(np.asarray(matrix[part == p].mean(axis=0)).ravel() - whole) for p in range(3)]))
+    overall = np.asarray(matrix.mean(axis=0)).ravel()
+    return float(np.mean([np.abs(np.asarray(matrix[part == p].mean(axis=0)).ravel() - overall) for p in range(3)]))
 
 
 @pytest.mark.parametrize(("notes", "codes"), [(400, 30), (1500, 100), (1500, 700)])

@@ -54,7 +54,7 @@ def test_notes_get_the_codes_of_their_admission_in_order(tmp_path):
     assert notes[0].codes == (Code("icd10cm", "I50.9"), Code("icd10cm", "I10"), Code("icd10pcs", "02HV33Z"))
     assert notes[1].codes == (Code("icd9cm", "038.9"), Code("icd9proc", "00.66"))
     assert notes[2].codes == ()
-    assert {kind: found["first"] for kind, found in validator.issues.items()} == {
+    assert {kind: issue["first"] for kind, issue in validator.issues.items()} == {
         "malformed_code": ["diagnoses_icd.csv.gz row 6", "diagnoses_icd.csv.gz row 7"],
         "empty_code": ["diagnoses_icd.csv.gz row 8"],
         "no_admission": ["discharge.csv.gz row 4"],

@@ -122,7 +122,7 @@ def test_issues_are_counted_with_file_and_row(tmp_path):
     assert [note.id for note in notes] == ["1", "3", "4"]
     assert notes[0].codes == (Code("icd10cm", "I10"),)
     assert notes[1].codes == (Code("icd10cm", "Z99.77"),)
-    assert {kind: found["first"] for kind, found in validator.issues.items()} == {
+    assert {kind: issue["first"] for kind, issue in validator.issues.items()} == {
         "malformed_code": ["a.jsonl row 1"],
         "repeated_code": ["a.jsonl row 1"],
         "empty_note": ["a.jsonl row 2"],
@@ -135,6 +135,12 @@ def test_issues_are_counted_with_file_and_row(tmp_path):
 def test_without_a_validator_every_note_is_returned_in_order(tmp_path):
     path = lines(tmp_path / "a.jsonl", {"id": 1, "text": ""}, {"id": 1, "text": "word"}, {"id": 2, "text": None})
     assert [(note.id, note.text) for note in read_notes(path)] == [("1", ""), ("1", "word"), ("2", "")]
+
+
+def test_a_repeated_key_is_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"id": 1, "text": "secret", "text": "cough"}')
+    with pytest.raises(DataError, match=r"a\.jsonl row 1: not a line of JSON \(a key is given twice\)"):
+        list(read_notes(tmp_path / "a.jsonl"))
 
 
 def test_coded_false_ignores_codes(tmp_path):
@@ -250,3 +256,12 @@ def test_messages_name_the_stream():
         list(read_notes(InputFile(b"a,b\n1,2\n", "upload.csv")))
     with pytest.raises(DataError, match=r"^upload\.docx: a notes file must end in"):
         list(read_notes(InputFile(b"", "upload.docx")))
+
+
+@pytest.mark.parametrize(("start", "end"), [(False, True), (0, True), (0.0, 2.0), ("0", "2")])
+def test_evidence_offsets_must_be_integers(tmp_path, start, end):
+    span = {"system": "icd10cm", "code": "I10", "start": start, "end": end}
+    path = lines(tmp_path / "a.jsonl", {"id": 1, "text": "word", "codes": ["I10"], "evidence": [span]})
+    validator = RecordValidator()
+    (note,) = read_notes(path, validator, system="icd10cm")
+    assert note.evidence == () and validator.issues["bad_evidence"]["count"] == 1

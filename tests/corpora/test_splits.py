@@ -45,7 +45,7 @@ def test_no_patient_is_in_two_splits(count, patients, seed):
     splits_of_patient = defaultdict(set)
     for note in all_notes:
         splits_of_patient[note.patient].add(split[note.id])
-    assert all(len(found) == 1 for found in splits_of_patient.values())
+    assert all(len(splits) == 1 for splits in splits_of_patient.values())
     assert split.keys() == {note.id for note in all_notes}
 
 
@@ -98,8 +98,8 @@ def test_each_site_gets_its_share_of_every_split():
     all_notes = [replace(note, site=f"s{number % 4}") for number, note in enumerate(notes(1000, patients=600))]
     split = stratified_splits(summarize_notes(all_notes))[0]
     for site in range(4):
-        found = Counter(split[note.id] for note in all_notes if note.site == f"s{site}")
-        assert found["test"] / 250 == pytest.approx(0.15, abs=0.02)
+        counts = Counter(split[note.id] for note in all_notes if note.site == f"s{site}")
+        assert counts["test"] / 250 == pytest.approx(0.15, abs=0.02)
 
 
 @pytest.mark.parametrize("ratios", [(0.7, 0.2, 0.2), (0.5, 0.5), (1.2, -0.1, -0.1), (float("nan"), 0.5, 0.5)])
@@ -116,7 +116,7 @@ def test_a_split_without_dev_leaves_dev_empty():
 
 def test_too_few_patients_raise_config_error():
     all_notes = [replace(note, patient="one") for note in notes(10)]
-    with pytest.raises(ConfigError, match=r"3 splits need as many patients .* got 1"):
+    with pytest.raises(ConfigError, match=r"there must be 1 to 1 splits, one per patient .* got 3"):
         stratified_splits(summarize_notes(all_notes))
 
 
@@ -185,13 +185,15 @@ def chapter_notes(count: int, seed: int = 0, patients: int = 0) -> list[Note]:
 
 def skewness(roster: list[NoteSummary], site: dict[str, str]) -> float:
     """The mean distance (total variation) of the sites' code frequencies from the whole corpus's."""
-    whole = Counter(code for row in roster for code in row.codes)
+    overall = Counter(code for row in roster for code in row.codes)
     by_site: dict[str, Counter] = defaultdict(Counter)
     for row in roster:
         by_site[site[row.id]].update(row.codes)
-    total = whole.total()
+    total = overall.total()
     return float(
-        np.mean([sum(abs(c[code] / c.total() - whole[code] / total) for code in whole) / 2 for c in by_site.values()])
+        np.mean(
+            [sum(abs(c[code] / c.total() - overall[code] / total) for code in overall) / 2 for c in by_site.values()]
+        )
     )
 
 
@@ -203,7 +205,7 @@ def test_no_patient_is_at_two_sites_and_no_site_is_empty(skew, sites, seed):
     splits_of_patient = defaultdict(set)
     for note in all_notes:
         splits_of_patient[note.patient].add(site[note.id])
-    assert all(len(found) == 1 for found in splits_of_patient.values())
+    assert all(len(names) == 1 for names in splits_of_patient.values())
     assert len(set(site.values())) == sites
 
 
@@ -248,8 +250,8 @@ def test_existing_splits_keep_their_shares_at_each_site():
     ]
     site = assign_sites(summarize_notes(all_notes), 4)
     for number in range(4):
-        found = Counter(note.split for note in all_notes if site[note.id] == f"site-0{number}")
-        assert found["test"] / found.total() == pytest.approx(0.2, abs=0.02)
+        counts = Counter(note.split for note in all_notes if site[note.id] == f"site-0{number}")
+        assert counts["test"] / counts.total() == pytest.approx(0.2, abs=0.02)
 
 
 def test_min_notes_keeps_only_codes_with_enough_notes_for_each_site(tmp_path):
@@ -262,9 +264,13 @@ def test_min_notes_keeps_only_codes_with_enough_notes_for_each_site(tmp_path):
     written = site_corpus(tmp_path / "in", tmp_path / "out", 7, min_notes=3)
     assert {code for note in written.notes() for code in note.codes} == {common}
     assert next(written.notes()).evidence == ()
-    kept, dealt = written.manifest["filters"]
-    assert (kept["min_count"], kept["code_occurrences_left_out"], kept["notes_left_out"]) == (21, 20, 1)
-    assert (dealt["sites"], dealt["skew"]) == (7, "iid")
+    codes_step, sites_step = written.manifest["filters"]
+    assert (codes_step["min_count"], codes_step["code_occurrences_left_out"], codes_step["notes_left_out"]) == (
+        21,
+        20,
+        1,
+    )
+    assert (sites_step["sites"], sites_step["skew"]) == (7, "iid")
     assert len({note.site for note in written.notes()}) == 7
     with pytest.raises(ConfigError, match="no note is left for 7 sites: no code has 700 notes"):
         site_corpus(tmp_path / "in", tmp_path / "none", 7, min_notes=100)
@@ -274,8 +280,8 @@ def test_min_notes_keeps_only_codes_with_enough_notes_for_each_site(tmp_path):
     ("settings", "sentence"),
     [
         ({"sites": 2, "skew": "zipf"}, "skew must be one of iid, size, dirichlet; got 'zipf'"),
-        ({"sites": 31}, r"sites must lie between 1 and the 30 patients .*; got 31"),
-        ({"sites": 0}, "sites must lie between 1 and"),
+        ({"sites": 31}, r"there must be 1 to 30 sites, one per patient .*; got 31"),
+        ({"sites": 0}, "there must be 1 to 30 sites"),
         ({"sites": 2, "alpha": 0}, "alpha must be positive; got 0"),
     ],
 )

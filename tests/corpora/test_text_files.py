@@ -1,3 +1,4 @@
+import codecs
 import gzip
 
 import pytest
@@ -6,7 +7,7 @@ from hypothesis import strategies as st
 
 from nosology.core import DataError
 from nosology.corpora import text_files
-from nosology.corpora.text_files import columns, decode, table_rows, text_lines
+from nosology.corpora.text_files import columns, decode, note_text, table_rows, text_lines
 from nosology.corpora.validation import RecordValidator
 
 
@@ -25,9 +26,9 @@ def test_lines_do_not_depend_on_blocks(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_bytes("\n".join(["ñandú"] * 40).encode() + "\nñ\nlast".encode("cp1252"))
     whole_validator, blocks_validator = RecordValidator(), RecordValidator()
-    whole = list(text_lines(path, whole_validator))
+    lines = list(text_lines(path, whole_validator))
     monkeypatch.setattr(text_files, "_BLOCK", 7)
-    assert list(text_lines(path, blocks_validator)) == whole
+    assert list(text_lines(path, blocks_validator)) == lines
     assert blocks_validator.issues == whole_validator.issues == {"encoding": {"count": 1, "first": ["a.txt line 41"]}}
 
 
@@ -90,3 +91,38 @@ def test_a_line_that_is_not_utf8_is_counted_by_its_line_not_its_row(tmp_path):
     validator = RecordValidator()
     assert [row for row, _ in table_rows(tmp_path / "a.csv", validator)] == [1, 2, 3]
     assert validator.issues["encoding"]["first"] == ["a.csv line 4"]
+
+
+NOTE = "Fiebre y neumonía. Temperature 39 °C.\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32", "cp1252"])
+def test_note_text_reads_the_encodings_of_text_files(encoding):
+    assert note_text(NOTE.encode(encoding), "note.txt") == NOTE
+    marked = codecs.BOM_UTF16_BE + NOTE.encode("utf-16-be")
+    assert note_text(marked, "note.txt") == NOTE
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"%PDF-1.7 ...", "a PDF document"),
+        (b"PK\x03\x04 word/document.xml", "a ZIP archive or an Office document"),
+        (rb"{\rtf1\ansi Pneumonia}", "an RTF document"),
+        (b"\n {\\rtf1\\ansi Pneumonia}", "an RTF document"),
+        (codecs.BOM_UTF8 + b"{\\rtf1\\ansi Pneumonia}", "an RTF document"),
+        (gzip.compress(b"Pneumonia", mtime=0), "a gzip archive"),
+        (NOTE.encode("utf-16-le"), "control characters"),
+        (bytes(range(256)) * 20, "control characters"),
+        (codecs.BOM_UTF16_LE + b"odd", "starts with a byte-order mark"),
+    ],
+)
+def test_note_text_refuses_what_is_not_text(content, message):
+    with pytest.raises(DataError, match=f"^note.txt is .*{message}") as caught:
+        note_text(content, "note.txt")
+    assert "neum" not in str(caught.value) and caught.value.__cause__ is None
+
+
+def test_note_text_accepts_a_few_control_characters_and_an_empty_note():
+    assert note_text(b"page one\x0cpage two\x1c" + b"x" * 200, "note.txt").startswith("page one")
+    assert note_text(b"", "note.txt") == ""

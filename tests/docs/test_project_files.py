@@ -1,8 +1,12 @@
 """The changelog, CITATION.cff, REFERENCES.md and the Makefile agree with the package."""
 
+import ast
 import importlib
 import pkgutil
 import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import nosology
@@ -55,3 +59,25 @@ def test_phony_targets_of_the_makefile_exist():
     makefile = read("Makefile")
     (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
     assert {name for name in phony.split() if not re.search(rf"^{name}:", makefile, re.MULTILINE)} == set()
+
+
+def test_every_imported_package_is_a_declared_dependency():
+    project = tomllib.loads(read("pyproject.toml"))["project"]
+    groups = [project["dependencies"], *(v for k, v in project["optional-dependencies"].items() if k != "dev")]
+    declared = {re.split(r"[\[<>=; ]", entry)[0].lower().replace("_", "-") for group in groups for entry in group}
+    modules = {
+        name.partition(".")[0]
+        for path in (ROOT / "nosology").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name in _imported(node)
+    }
+    providers = packages_distributions()
+    for module in sorted(modules - set(sys.stdlib_module_names) - {"nosology", "triton"}):  # torch brings triton
+        names = {provider.lower().replace("_", "-") for provider in providers[module]}
+        assert names & declared, f"{module} is imported and not declared"
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []

@@ -12,25 +12,21 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
 PAGES = [ROOT / "README.md", DOCS / "evaluation.md", *sorted((DOCS / "tutorials").glob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_blocks_of_a_page_run(page, tmp_path):
+def test_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
     assert blocks
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    script = ""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     for language, block in blocks:
-        if language == "sh":
-            command = ["bash", "-euc", block]
-        else:
-            script += block  # later blocks may use the names of earlier ones
-            command = [sys.executable, "-c", script]
-        done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True)
+        if language == "python":
+            exec(compile(block, page.name, "exec"), {})  # readers paste single blocks: each has its imports
+            continue
+        done = subprocess.run(["bash", "-euc", block], capture_output=True, text=True)
         assert done.returncode == 0, f"{block}\n{done.stderr[-2000:]}"
 
 

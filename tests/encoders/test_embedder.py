@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from nosology.core import ConfigError, DataError
 from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedder_config import KNOWN_EMBEDDERS, POOLING_MODES, EmbedderSettings
-from nosology.encoders.packed import PackedTransformer, PaddedTransformer
-from nosology.encoders.pooling import pool
+from nosology.encoders.packed import PackedTransformer, PaddedTransformer, pool
 from nosology.encoders.transformer import minilm_folder
 from tests.encoders.tiny import WORDS
 from tests.encoders.tiny_embedders import KINDS, tiny_embedder
@@ -200,8 +199,8 @@ def test_prompt_precedes_each_window(folders):
     assert np.allclose(prompted.embed(["back pain"]), plain.embed(["type 2: back pain"]), atol=1e-6)
     windows = load(folder, prompt="type 2: ", window=9)  # [CLS] type 2 : and [SEP] leave room for four
     halves = plain.embed(["type 2: chronic low back pain", "type 2: heart failure pneumonia of"])
-    whole = windows.embed(["chronic low back pain heart failure pneumonia of"])
-    assert np.allclose(whole[0], halves.mean(0), atol=1e-5)
+    vector = windows.embed(["chronic low back pain heart failure pneumonia of"])
+    assert np.allclose(vector[0], halves.mean(0), atol=1e-5)
 
 
 def test_prompt_can_be_excluded_from_pooling(folders, tmp_path):

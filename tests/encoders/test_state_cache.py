@@ -11,6 +11,7 @@ from nosology.encoders import state_cache
 from nosology.encoders.append_only_store import INDEX_FILE
 from nosology.encoders.state_cache import STATES, CachedStates, DeviceCachedStates, EncoderStateCache, load_on_device
 
+KEY = "c" * 64
 TEXTS = [np.arange(n, dtype=np.int32) + 10 * n for n in (3, 7, 1, 0, 5)]
 
 
@@ -25,23 +26,23 @@ def encode(encoded: list | None = None):
 
 
 def test_states_are_returned_in_order_without_padding(tmp_path):
-    cached = EncoderStateCache(tmp_path, "k", 4).add(TEXTS, encode())
+    cached = EncoderStateCache(tmp_path, KEY, 4).add(TEXTS, encode())
     for text, batch in zip(TEXTS, (cached[i] for i in range(len(TEXTS)))):
         assert batch.dtype == np.float16 and np.array_equal(batch, np.outer(text, np.ones(4)) + 0.5)
-    assert (tmp_path / "k" / STATES).stat().st_size == sum(map(len, TEXTS)) * 4 * 2, "no padding on disk"
+    assert (tmp_path / KEY / STATES).stat().st_size == sum(map(len, TEXTS)) * 4 * 2, "no padding on disk"
     assert isinstance(cached.states, np.memmap)
 
 
 def test_cached_texts_are_not_encoded_again(tmp_path):
-    EncoderStateCache(tmp_path, "k", 4).add(TEXTS[:3], encode())
+    EncoderStateCache(tmp_path, KEY, 4).add(TEXTS[:3], encode())
     encoded = []
-    cached = EncoderStateCache(tmp_path, "k", 4).add([TEXTS[4], TEXTS[1], TEXTS[4]], encode(encoded))
+    cached = EncoderStateCache(tmp_path, KEY, 4).add([TEXTS[4], TEXTS[1], TEXTS[4]], encode(encoded))
     assert [len(text) for text in encoded] == [5]
     assert np.array_equal(cached[0], cached[2]) and cached[1][0, 0] == 70.5
 
 
 def test_padded_batch_is_zero_at_padding(tmp_path):
-    cached = EncoderStateCache(tmp_path, "k", 4).add(TEXTS, encode())
+    cached = EncoderStateCache(tmp_path, KEY, 4).add(TEXTS, encode())
     batch = cached.padded_batch([1, 3, 2], 8)
     assert batch.shape == (3, 8, 4) and not batch[0, 7:].any() and not batch[1].any() and not batch[2, 1:].any()
     into = np.full((3, 8, 4), np.nan, np.float16)
@@ -51,26 +52,40 @@ def test_padded_batch_is_zero_at_padding(tmp_path):
 
 @pytest.mark.parametrize("name", [STATES, INDEX_FILE])
 def test_incomplete_tail_is_truncated(tmp_path, name):
-    EncoderStateCache(tmp_path, "k", 4).add(TEXTS[:2], encode())
-    with (tmp_path / "k" / name).open("ab") as file:
+    EncoderStateCache(tmp_path, KEY, 4).add(TEXTS[:2], encode())
+    with (tmp_path / KEY / name).open("ab") as file:
         file.write(b"half")
-    cache = EncoderStateCache(tmp_path, "k", 4)
+    cache = EncoderStateCache(tmp_path, KEY, 4)
     assert len(cache) == 2
     assert np.array_equal(cache.add(TEXTS, encode())[4], np.outer(TEXTS[4], np.ones(4)) + 0.5)
 
 
 def test_damaged_state_cache_raises(tmp_path):
-    EncoderStateCache(tmp_path, "k", 4).add(TEXTS[:2], encode())
-    with (tmp_path / "k" / STATES).open("r+b") as file:
+    EncoderStateCache(tmp_path, KEY, 4).add(TEXTS[:2], encode())
+    with (tmp_path / KEY / STATES).open("r+b") as file:
         file.truncate(8)
     with pytest.raises(DataError, match="damaged"):
-        EncoderStateCache(tmp_path, "k", 4)
+        EncoderStateCache(tmp_path, KEY, 4)
     with pytest.raises(DataError, match="width 5"):
-        EncoderStateCache(tmp_path, "k", 5)
+        EncoderStateCache(tmp_path, KEY, 5)
+
+
+@pytest.mark.parametrize("bit", range(0, 12 * 4 * 16, 61))
+def test_flipped_bit_is_encoded_again(tmp_path, bit):
+    EncoderStateCache(tmp_path, KEY, 4).add(TEXTS, encode())
+    path = tmp_path / KEY / STATES
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+    encoded = []
+    cached = EncoderStateCache(tmp_path, KEY, 4).add(TEXTS, encode(encoded))
+    assert len(encoded) == 1
+    for row, text in enumerate(TEXTS):
+        assert np.array_equal(cached[row], np.outer(text, np.ones(4)) + 0.5)
 
 
 ARRAY = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float16)
-CACHED = CachedStates(ARRAY, np.array([[30, 7], [3, 0], [3, 5], [30, 7], [20, 1], [8, 0], [8, 12]]))  # two are alike
+CACHED = CachedStates(ARRAY, np.array([[30, 7], [3, 0], [3, 5], [30, 7], [20, 1], [8, 0], [8, 12]]))  # two are equal
 
 
 @pytest.mark.parametrize("texts", [1, 2, 256])

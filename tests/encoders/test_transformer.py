@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -64,9 +67,9 @@ def test_mask_is_passed_only_with_padding(folders, name):
     with torch.no_grad():
         full = encoder(*pad_notes([ids[:20], ids[5:15]]))
         assert seen.pop() is None
-        beside = encoder(*pad_notes([ids[:20], ids[5:15], ids[:3]]))
+        batched = encoder(*pad_notes([ids[:20], ids[5:15], ids[:3]]))
         assert seen.pop() is not None
-    assert np.allclose(full, beside[:2], atol=1e-5)
+    assert np.allclose(full, batched[:2], atol=1e-5)
 
 
 def test_half_precision_weights_give_half_precision_states(folders):
@@ -224,3 +227,11 @@ def test_encoder_decoder_is_refused(tmp_path):
         copy(bert / name, tmp_path / name)
     with pytest.raises(ConfigError, match="must not be an encoder-decoder"):
         load_pretrained(str(tmp_path), 12, 100)
+
+
+def test_an_unknown_name_without_a_network_is_one_request(tmp_path):
+    """The hub is a closed port here; the library would try six times."""
+    program = "from nosology.encoders.transformer import load_pretrained; load_pretrained('nobody/nothing', 128, 128)"
+    environment = {**os.environ, "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    end = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=120)
+    assert "got 'nobody/nothing'" in end.stderr and "Retry" not in end.stderr

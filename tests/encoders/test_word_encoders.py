@@ -103,12 +103,12 @@ def test_awd_lstm_without_dropout_equals_three_lstms():
 
 def test_awd_lstm_in_windows_equals_the_whole_text():
     model, x = awd_lstm().eval(), random_tokens(words=23)
-    whole, parts, state = model(x)[0], [], None
+    expected, parts, state = model(x)[0], [], None
     for part in x.split(5, dim=1):
         outputs, state = model(part, state)
         parts.append(outputs)
         state = detach_state(state)
-    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected, atol=1e-6, rtol=1e-5)
 
 
 def test_padding_and_batch_size_change_nothing():

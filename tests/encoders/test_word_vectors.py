@@ -10,7 +10,7 @@ import pytest
 
 from nosology.core import ConfigError
 from nosology.encoders.tokenizers import PAD, Vocabulary
-from nosology.encoders.word_vectors import train_word_vectors
+from nosology.encoders.word_encoders import train_word_vectors
 
 SEEN = ["fever and cough today", "fever with cough again", "heart failure was seen", "failure of the heart"] * 30
 VOCABULARY = Vocabulary.build(SEEN, min_notes=1, extra_words=["appendectomy"])
@@ -78,5 +78,5 @@ def test_notes_without_known_words_leave_random_vectors():
 
 def test_missing_gensim_raises_config_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "gensim.models", None)
-    with pytest.raises(ConfigError, match=r"gensim.*pip install nosology\[train\]"):
+    with pytest.raises(ConfigError, match=r"gensim.*pip install 'nosology\[train\]'"):
         vectors()

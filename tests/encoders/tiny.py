@@ -1,4 +1,4 @@
-"""Transformers small enough for a test, written as folders in the way Hugging Face writes them."""
+"""Transformers small enough for a test, as Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIZES = {
 
 
 def tiny_bert(folder: Path) -> Path:
-    """A folder with a random BERT of 62 places and a WordPiece tokenizer."""
+    """A folder with a random BERT of 62 positions and a WordPiece tokenizer."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
@@ -37,7 +37,7 @@ def tiny_bert(folder: Path) -> Path:
 
 
 def tiny_roberta(folder: Path) -> Path:
-    """A folder with a random RoBERTa of 62 places (64 with those it does not use) and a byte-level tokenizer."""
+    """A folder with a random RoBERTa of 62 positions (64 with the unused ones) and a byte-level tokenizer."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
@@ -59,3 +59,17 @@ def tiny_roberta(folder: Path) -> Path:
     config = RobertaConfig(vocab_size=size, max_position_embeddings=64, pad_token_id=1, **_SIZES)
     RobertaModel(config).save_pretrained(folder)
     return folder
+
+
+def tiny_hmhan_settings(folder: Path) -> list[str]:
+    """Settings of HMHAN with a tiny encoder, which is written to the folder."""
+    return [
+        f"model.encoder='{tiny_bert(folder)}'",
+        "model.heads=2",
+        "model.hidden=[16, 8]",
+        "model.ensemble_size=1",
+        "training.epochs=3",
+        "training.learning_rate=5e-3",
+        "words.features=500",
+        "words.c=[3.0]",
+    ]

@@ -35,10 +35,10 @@ def test_merged_counts_equal_pooled_counts(some, data):
 
 def test_metrics_of_counts_equal_evaluate(make_case):
     case = make_case(seed=1, n_outside=2)
-    whole = evaluate(case.labels, case.gold, case.scores, 0.4, replicates=0)
+    pooled = evaluate(case.labels, case.gold, case.scores, 0.4, replicates=0)
     counts = examine(case.labels, case.gold, case.scores, 0.4, replicates=0).counts
     for name, value in counts.metrics().items():
-        assert value == pytest.approx(whole[name], abs=1e-12), name
+        assert value == pytest.approx(pooled[name], abs=1e-12), name
 
 
 def test_different_label_spaces_do_not_add(make_case):

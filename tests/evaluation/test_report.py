@@ -20,7 +20,7 @@ INVENTED = Code("icd10cm", "<script>")
 
 
 @pytest.fixture(scope="module")
-def found():
+def evaluation():
     rng = np.random.default_rng(0)
     true = rng.random((80, len(LABELS))) < 0.2
     true[:, 4] = False
@@ -37,10 +37,10 @@ def train_counts():
 
 
 @pytest.fixture(scope="module")
-def folder(found, train_counts, tmp_path_factory):
+def folder(evaluation, train_counts, tmp_path_factory):
     out = tmp_path_factory.mktemp("report") / "r"
     provenance = {"recipe": "linear", "corpus": {"hash": "ab<cd>"}, "seed": 1, "hardware": ["2 cores", "24 GB"]}
-    write_report(out, found, train_counts=train_counts, provenance=provenance, title="A & B <test>")
+    write_report(out, evaluation, train_counts=train_counts, provenance=provenance, title="A & B <test>")
     return out
 
 
@@ -49,7 +49,7 @@ def _rows(path):
         return list(csv.DictReader(lines))
 
 
-def test_files(folder):
+def test_report_has_all_files(folder):
     assert {path.name for path in folder.iterdir()} == {
         "index.html",
         "metrics.json",
@@ -66,14 +66,14 @@ def test_files(folder):
         assert png.read_bytes().startswith(b"\x89PNG")
 
 
-def test_metrics_file_is_flat_and_equal(folder, found):
+def test_metrics_file_is_flat_and_equals_the_metrics(folder, evaluation):
     stored = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    assert {name: stored[name] for name in found.metrics} == found.metrics
+    assert {name: stored[name] for name in evaluation.metrics} == evaluation.metrics
     assert all(value is None or isinstance(value, int | float) for value in stored.values())
     assert 0 <= stored["ece"] <= 1
 
 
-def test_page_asks_for_nothing_outside_and_escapes(folder):
+def test_page_loads_nothing_and_escapes_text(folder):
     html = (folder / "index.html").read_text(encoding="utf-8")
     tags = []
 
@@ -94,44 +94,44 @@ def test_page_asks_for_nothing_outside_and_escapes(folder):
     assert "&lt;script&gt;" in html
 
 
-def test_codes_that_cannot_be_named_are_shown(folder):
+def test_codes_outside_the_label_space_are_shown(folder):
     html = (folder / "index.html").read_text(encoding="utf-8")
-    assert "True codes the model cannot name" in html
+    assert "True codes outside the label space" in html
     row = next(row for row in _rows(folder / "per_code.csv") if row["code"] == OUTSIDE.code)
     assert (row["nameable"], row["support"], row["fn"], row["tp"], row["auc"]) == ("no", "2", "2", "0", "0.5")
     assert row["description"] == "Gastrointestinal hemorrhage, unspecified"
     assert (row["precision"], row["threshold"]) == ("", "")
 
 
-def test_rows_per_code_add_up(folder, found):
+def test_rows_per_code_add_up(folder, evaluation):
     rows = _rows(folder / "per_code.csv")
     assert len(rows) == len(LABELS) + 3
-    assert sum(int(row["tp"]) for row in rows) == found.counts.tp.sum()
+    assert sum(int(row["tp"]) for row in rows) == evaluation.counts.tp.sum()
     never_true = next(row for row in rows if row["code"] == CODES[4])
     assert (never_true["recall"], never_true["auc"]) == ("", "")
 
 
-def test_strata_and_chapters_partition_the_assignments(found, train_counts):
-    rows = by_frequency(found, train_counts)
+def test_strata_and_chapters_partition_the_assignments(evaluation, train_counts):
+    rows = by_frequency(evaluation, train_counts)
     bands = {row["train_notes"]: row for row in rows}
     assert sum(bands[name]["codes"] for name in ("0", "1-9", "10-99", "100-999", "1000+")) == len(LABELS) + 3
     assert bands["0"]["micro_recall"] == 0
     assert bands["1-5"]["codes"] == sum(1 <= n <= 5 for n in train_counts.values())
-    rows = by_chapter(found)
-    assert sum(row["true_assignments"] for row in rows) == found.scored.gold.nnz
+    rows = by_chapter(evaluation)
+    assert sum(row["true_assignments"] for row in rows) == evaluation.scored.gold.nnz
     circulatory = next(row for row in rows if "irculatory" in row["title"] and row["system"] == "icd10cm")
     assert circulatory["codes"] == 3
     assert sum(row["title"] == "not in the code table" for row in rows) == 1
     assert any("usculoskeletal" in row["title"] for row in rows)
 
 
-def test_without_train_counts_there_are_no_strata(found, tmp_path):
-    write_report(tmp_path / "r", found)
+def test_without_train_counts_there_are_no_strata(evaluation, tmp_path):
+    write_report(tmp_path / "r", evaluation)
     assert not (tmp_path / "r" / "strata.csv").exists()
     assert {row["train_count"] for row in _rows(tmp_path / "r" / "per_code.csv")} == {""}
 
 
-def test_nothing_true_still_gives_a_report(tmp_path):
+def test_notes_without_codes_give_a_report(tmp_path):
     scores = np.full((3, len(LABELS)), 0.2, dtype=np.float32)
     empty = examine(LABELS, [[], [], []], scores, np.full(len(LABELS), 0.5), replicates=10)
     metrics = write_report(tmp_path / "r", empty, train_counts={})
@@ -139,8 +139,8 @@ def test_nothing_true_still_gives_a_report(tmp_path):
     assert "a threshold for each code" in (tmp_path / "r" / "index.html").read_text(encoding="utf-8")
 
 
-def test_somebody_elses_folder_is_left_alone(found, tmp_path):
-    (tmp_path / "thesis.txt").write_text("mine")
+def test_existing_folder_without_a_report_is_refused(evaluation, tmp_path):
+    (tmp_path / "thesis.txt").write_text("text")
     with pytest.raises(OutputError, match=r"has no metrics\.json"):
-        write_report(tmp_path, found)
+        write_report(tmp_path, evaluation)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]

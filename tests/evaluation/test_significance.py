@@ -12,7 +12,7 @@ METRICS = ("micro_f1", "micro_precision", "macro_f1", "map", "r_precision")
 
 
 def _pair(make_case, seed: int, harm: float):
-    """Two models on the same notes; the second one's scores are blurred by `harm`."""
+    """Two models on the same notes; the scores of the second have more noise."""
     case = make_case(seed=seed, n_notes=80, n_outside=1)
     rng = np.random.default_rng(seed)
     blurred = [
@@ -23,18 +23,18 @@ def _pair(make_case, seed: int, harm: float):
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_difference_is_that_of_the_metrics(make_case, metric):
+def test_value_is_the_difference_of_the_metrics(make_case, metric):
     _, (first, second) = _pair(make_case, 1, 0.2)
-    gap = first.metrics[metric] - second.metrics[metric]
+    difference = first.metrics[metric] - second.metrics[metric]
     swapped = approximate_randomisation(first, second, metric, replicates=200)
     bootstrapped = paired_bootstrap(first, second, metric, replicates=200)
-    assert swapped.value == pytest.approx(gap, abs=1e-12)
-    assert bootstrapped.value == pytest.approx(gap, abs=1e-12)
-    assert bootstrapped.low < gap < bootstrapped.high
+    assert swapped.value == pytest.approx(difference, abs=1e-12)
+    assert bootstrapped.value == pytest.approx(difference, abs=1e-12)
+    assert bootstrapped.low < difference < bootstrapped.high
 
 
 @pytest.mark.parametrize("test", [paired_bootstrap, approximate_randomisation])
-def test_a_large_difference_is_found_and_none_is_not(make_case, test):
+def test_p_is_small_only_for_a_large_difference(make_case, test):
     _, (first, second) = _pair(make_case, 2, 0.3)
     assert test(first, second, replicates=500).p < 0.01
     assert test(first, first, replicates=100).p == 1
@@ -42,18 +42,23 @@ def test_a_large_difference_is_found_and_none_is_not(make_case, test):
 
 def test_randomisation_equals_the_sign_flip_test_of_scipy(make_case):
     _, (first, second) = _pair(make_case, 3, 0.08)
-    gaps = first.per_note["map"] - second.per_note["map"]
-    gaps = gaps[~np.isnan(gaps)]
+    differences = first.per_note["map"] - second.per_note["map"]
+    differences = differences[~np.isnan(differences)]
     oracle = stats.permutation_test(
-        (gaps,), np.mean, permutation_type="samples", n_resamples=5000, rng=np.random.default_rng(1), vectorized=True
+        (differences,),
+        np.mean,
+        permutation_type="samples",
+        n_resamples=5000,
+        rng=np.random.default_rng(1),
+        vectorized=True,
     )
-    found = approximate_randomisation(first, second, "map", replicates=5000)
+    result = approximate_randomisation(first, second, "map", replicates=5000)
     assert 0.001 < oracle.pvalue < 0.9
-    assert found.p == pytest.approx(oracle.pvalue, abs=0.03)
+    assert result.p == pytest.approx(oracle.pvalue, abs=0.03)
 
 
 @pytest.mark.parametrize("test", [paired_bootstrap, approximate_randomisation])
-def test_equal_models_are_told_apart_one_time_in_twenty(make_case, test):
+def test_equal_models_differ_significantly_in_one_case_of_twenty(make_case, test):
     values = [test(*_pair(make_case, seed, 0.0)[1], replicates=200, seed=seed).p for seed in range(100)]
     assert 0.01 < np.mean(np.array(values) < 0.05) < 0.11
     assert 0.4 < np.mean(values) < 0.6
@@ -63,17 +68,17 @@ def test_label_spaces_may_differ(make_case):
     case, (first, _) = _pair(make_case, 4, 0.1)
     fewer = LabelSpace(reversed(case.labels.codes[5:]))
     second = examine(fewer, case.gold, case.scores[:, :4:-1], 0.4, replicates=0)
-    found = paired_bootstrap(first, second, "macro_f1", replicates=50)
-    assert found.value == pytest.approx(first.metrics["macro_f1"] - second.metrics["macro_f1"], abs=1e-12)
+    result = paired_bootstrap(first, second, "macro_f1", replicates=50)
+    assert result.value == pytest.approx(first.metrics["macro_f1"] - second.metrics["macro_f1"], abs=1e-12)
     assert second.metrics == evaluate(fewer, case.gold, case.scores[:, :4:-1], 0.4, replicates=0)
 
 
 def test_t_test_equals_scipy():
     first, second = [0.51, 0.52, 0.49, 0.53, 0.50], [0.48, 0.50, 0.49, 0.50, 0.47]
     oracle = stats.ttest_rel(first, second)
-    found = paired_t_test(first, second)
+    result = paired_t_test(first, second)
     low, high = oracle.confidence_interval()
-    assert (found.p, found.low, found.high) == pytest.approx((oracle.pvalue, low, high))
+    assert (result.p, result.low, result.high) == pytest.approx((oracle.pvalue, low, high))
     assert paired_t_test([0.5, 0.5], [0.5, 0.5]).p is None
 
 
@@ -91,7 +96,7 @@ def test_bad_comparisons_are_named(make_case):
         paired_bootstrap(nothing, nothing, "map")
 
 
-def test_patients_are_drawn_with_all_their_notes(make_case):
+def test_groups_draws_patients_with_all_their_notes(make_case):
     _, (first, second) = _pair(make_case, 3, 0.3)
     n = first.scored.n_notes
     alone = paired_bootstrap(first, second, groups=[str(i) for i in range(n)], seed=1)
@@ -100,15 +105,15 @@ def test_patients_are_drawn_with_all_their_notes(make_case):
     assert alone.value == by_note.value == few.value
     assert alone.high - alone.low == pytest.approx(by_note.high - by_note.low, rel=0.2)
     assert (few.low, few.high) != (by_note.low, by_note.high)
-    with pytest.raises(ValueError, match="groups must name the patient"):
+    with pytest.raises(ValueError, match="groups must have the patient"):
         paired_bootstrap(first, second, groups=["a"])
 
 
-def test_at_least_one_code_a_note(make_case):
+def test_at_least_one_accepts_a_code_per_note(make_case):
     case = make_case(5)
     some = examine(*case, 0.999, replicates=0)
     one = examine(*case, 0.999, at_least_one=True, replicates=0)
-    counts, more = (np.diff(found.predicted.indptr) for found in (some, one))
+    counts, more = (np.diff(result.predicted.indptr) for result in (some, one))
     has = (case.scores > 0).any(1)
     assert (more[has] >= 1).all() and (more[counts > 0] == counts[counts > 0]).all()
     bare = np.flatnonzero((counts == 0) & has)
@@ -116,10 +121,10 @@ def test_at_least_one_code_a_note(make_case):
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_draws_of_patients_without_a_code_leave_the_interval_finite(metric):
+def test_draws_without_codes_leave_the_interval_finite(metric):
     labels = LabelSpace([Code("icd10cm", "I10"), Code("icd10cm", "J90")])
     gold = [[labels.codes[0]], [], [labels.codes[1]]]
     models = [np.array([[0.9, 0.1], [0.1, other], [0.2, 0.8]], np.float32) for other in (0.1, 0.2)]
     first, second = (examine(labels, gold, scores, 0.5, replicates=0) for scores in models)
-    found = paired_bootstrap(first, second, metric, groups=["a", "b", "c"], replicates=300)
-    assert np.isfinite([found.value, found.p, found.low, found.high]).all()
+    result = paired_bootstrap(first, second, metric, groups=["a", "b", "c"], replicates=300)
+    assert np.isfinite([result.value, result.p, result.low, result.high]).all()

@@ -31,8 +31,8 @@ def test_of_several_versions_the_one_that_is_suggested_is_explained(within_versi
         within_versions=within_versions,
         probabilities=lambda notes: np.tile([0.8, 0.7, 0.9], (len(notes), 1)),
     )
-    found = accepted_labels(Bundle(model, Decision(0.5), {}, {}), Note("", "heart failure"), systems)
-    assert [model.labels.codes[column].code for column in found] == expected
+    columns = accepted_labels(Bundle(model, Decision(0.5), {}, {}), Note("", "heart failure"), systems)
+    assert [model.labels.codes[column].code for column in columns] == expected
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from nosology.federated.deploy.flower_process import free_port, wait_until
 from tests.conftest import small_notes
 from tests.encoders.tiny_embedders import tiny_embedder
 
-NOTES = {"anna": 48, "berta": 64, "clara": 80}  # a quarter each is dev and test
+NOTES = {"anna": 32, "berta": 40, "clara": 48}  # a quarter each is dev and test
 ODD = "dora"  # has another embedder
 TIMEOUT = 150  # seconds; starting a site takes 9 seconds of computing
 
@@ -47,7 +47,7 @@ class Program:
         return self.log.read_text()
 
     def wait_for(self, text: str, seconds: float = TIMEOUT) -> str:
-        """All it has lines, once the words are in it."""
+        """The output of the process, once it contains a text."""
         wait_until(lambda: text in self.text or self.process.poll() is not None, seconds, pause=0.05)
         assert text in self.text, f"{text!r} not in:\n{self.text[-3000:]}"
         return self.text
@@ -110,7 +110,7 @@ class Federation:
             create_site_key(site_folder, name)
             (self.folder / "keys").mkdir(exist_ok=True)
             (site_folder / f"{name}.pub").rename(self.folder / "keys" / f"{name}.pub")
-            notes = small_notes(NOTES.get(name, 48), seed)
+            notes = small_notes(NOTES.get(name, 32), seed)
             write_corpus(notes, site_folder / "corpus", source={"kind": "test"}, filters=[], counts={})
             if name == ODD:
                 tiny_embedder(site_folder / "embedder", "bert", ("max",))
@@ -128,19 +128,17 @@ class Federation:
         self.programs.append(Program(folder, name, *arguments))
         return self.programs[-1]
 
-    def start_site(self, name: str, key: Path | None = None) -> Program:
+    def start_site(self, name: str) -> Program:
         site_folder = self.folder / name
         arguments = [name, "--server", f"localhost:{self.port}", "--root", str(self.credentials.root)]
-        arguments += ["--key", str(key or site_folder / f"{name}.key"), "--corpus", "corpus", "--cache", "cache"]
+        arguments += ["--key", str(site_folder / f"{name}.key"), "--corpus", "corpus", "--cache", "cache"]
         arguments += ["--set", "embedder.model=embedder", "--min-notes", "2"]
-        program = self._start(site_folder, name if key is None else "stranger", "site", *arguments)
-        if key is None:
-            self.sites[name] = program
-        return program
+        self.sites[name] = self._start(site_folder, name, "site", *arguments)
+        return self.sites[name]
 
     def run(self, out: str, **federation: float) -> Program:
         """A run of a small head. federation: settings of the table [federation]."""
-        settings = {"rounds": 4, "min_sites": 3, "quorum": 2, "min_site_notes": 2, "min_notes": 2, "wait": 30}
+        settings = {"rounds": 4, "min_sites": 3, "quorum": 2, "min_site_notes": 2, "min_notes": 2, "timeout": 30}
         arguments = [
             "heads-mlp",
             "--server",

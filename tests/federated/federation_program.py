@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from nosology.federated.rounds.federation_server import run_federation
+from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.simulation import simulation_grid
 from tests.federated.small_hospitals import recipe, sites
 
@@ -16,7 +16,7 @@ ROUNDS = 6
 
 
 def settings(strategy: str):
-    return recipe(rounds=ROUNDS, strategy=strategy, fraction_train=0.7, evaluate_every=2, server_rate=0.02)
+    return recipe(rounds=ROUNDS, strategy=strategy, fraction_train=0.7, evaluate_every=2, server_learning_rate=0.02)
 
 
 def slow_grid():
@@ -34,4 +34,4 @@ def slow_grid():
 
 
 if __name__ == "__main__":
-    run_federation(slow_grid(), settings(sys.argv[2]), sys.argv[1], report=lambda line: print(line, flush=True))
+    FlowerFederation(slow_grid(), settings(sys.argv[2]), lambda line: print(line, flush=True)).run(sys.argv[1])

@@ -9,7 +9,7 @@ from nosology.core import Code
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.rounds.federated_site import FederatedSite
 from nosology.federated.rounds.federation_setup import embedder_key
-from nosology.models.heads.vector_training import CodedVectors
+from nosology.models.heads.heads_net import CodedVectors
 
 torch.set_num_threads(1)
 DIM, CODES = 8, [Code("icd10cm", f"A{i:02d}") for i in range(12)]
@@ -53,8 +53,8 @@ def recipe(head: str = "deep", rounds: int = 3, training: dict | None = None, **
         "quorum": 1,
         "min_site_notes": 1,
         "min_notes": 1,
-        "wait": 5.0,
-        "repeats": 0,
+        "timeout": 5.0,
+        "max_retries": 0,
     }
     widths = {"mlp": [16], "deep": [16, 12, 12], "res": [16, 12, 12]}[head]
     return FederatedHeadsRecipe.model_validate(

@@ -1,4 +1,4 @@
-"""A bundle comes back as it was saved, or not at all."""
+"""Saving and loading of bundles."""
 
 import json
 
@@ -10,8 +10,7 @@ from nosology.core.label_space import LabelSpace
 from nosology.evaluation.decision import Decision
 from nosology.models.bundle import Bundle
 from nosology.models.linear.linear_model import Linear
-from nosology.models.linear.linear_settings import LinearRecipe
-from nosology.models.linear.linear_trainer import Choice, fit_linear
+from nosology.models.linear.linear_trainer import Choice, LinearRecipe, fit_linear
 from nosology.models.linear.tfidf import Tfidf, TfidfSettings
 from nosology.training.calibration import ScoreCalibration
 from tests.conftest import as_notes
@@ -39,21 +38,21 @@ def test_round_trip(bundle):
     assert {path.suffix for path in folder.iterdir()} == {".json", ".safetensors"}
 
 
-def test_saving_again_replaces(bundle):
+def test_save_replaces_an_earlier_bundle(bundle):
     saved, folder = bundle
     saved.with_threshold(0.9).save(folder)
     assert Bundle.load(folder).decision == Decision(0.9)
 
 
 @pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
-def test_changed_and_missing_files_are_named(bundle, name):
+def test_error_names_changed_and_missing_files(bundle, name):
     _, folder = bundle
     content = (folder / name).read_bytes()
     (folder / name).write_bytes(content[:-1] + b"x")
     with pytest.raises(BundleError, match=f"damaged: {name}"):
         Bundle.load(folder)
     (folder / name).unlink()
-    with pytest.raises(BundleError, match=f"not whole: {name} is missing"):
+    with pytest.raises(BundleError, match=f"incomplete: {name} is missing"):
         Bundle.load(folder)
 
 
@@ -62,7 +61,7 @@ def test_changed_and_missing_files_are_named(bundle, name):
     [
         ({"kind": "pickle"}, "kind must be one of linear.*got 'pickle'"),
         ({"format": 99}, "format must be 1"),
-        ({"files": {"../../etc/passwd": "0"}}, "not whole"),
+        ({"files": {"../../etc/passwd": "0"}}, "incomplete"),
         ({"decision": {}}, "cannot be read: KeyError"),
         ({"decision": {"threshold": 7, "by_code": []}}, "cannot be read: ValueError"),
         ({"kind": ["linear"]}, "kind is missing or no str"),
@@ -72,7 +71,7 @@ def test_changed_and_missing_files_are_named(bundle, name):
         ({"labels_hash": "0"}, "its codes are not those"),
     ],
 )
-def test_a_wrong_manifest_is_one_sentence(bundle, change, sentence):
+def test_wrong_manifest_is_refused(bundle, change, sentence):
     _, folder = bundle
     path = folder / "bundle.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -80,7 +79,22 @@ def test_a_wrong_manifest_is_one_sentence(bundle, change, sentence):
         Bundle.load(folder)
 
 
-def test_no_bundle_at_all(tmp_path):
+def test_changed_value_of_the_manifest_is_refused(bundle):
+    saved, folder = bundle
+    path = folder / "bundle.json"
+    text = path.read_text()
+    for old, new in (('"threshold": 0.4', '"threshold": 0.5'), ('"seed": 1', '"seed": 3'), ('"digest"', '"dhgest"')):
+        assert text.count(old) == 1
+        path.write_text(text.replace(old, new))
+        with pytest.raises(BundleError, match="its digest is not that of its content"):
+            Bundle.load(folder)
+    manifest = json.loads(text)
+    del manifest["digest"]  # as version 0.1 wrote it
+    path.write_text(json.dumps(manifest))
+    assert Bundle.load(folder).decision == saved.decision
+
+
+def test_folder_without_bundle_is_refused(tmp_path):
     with pytest.raises(BundleError, match=r"holds no bundle\.json"):
         Bundle.load(tmp_path)
     (tmp_path / "bundle.json").write_text("{")

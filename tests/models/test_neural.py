@@ -1,4 +1,4 @@
-"""What all neural coders share, seen through a net whose logits can be worked out by hand."""
+"""Tests of what all neural models share, with a net whose logits can be computed by hand."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CountSettings(Settings):
 
 
 class CountNet(nn.Module):
-    """logit of a label = the sum of its weights for the tokens of a note; two names stand for one table."""
+    """logit of a label = the sum of its weights for the tokens of a note; one table has two names."""
 
     def __init__(self, words: int, labels: int):
         super().__init__()
@@ -45,13 +45,13 @@ class CountNet(nn.Module):
     def logits(self, batch):
         self.seen.append((*batch.tokens.shape, self.training))
         inside = token_mask(batch.lengths, batch.tokens.shape[1], batch.tokens.device)
-        found = (self.table(batch.tokens) * inside[..., None]).sum(1)
-        return found if batch.labels is None else found[:, batch.labels]
+        actual = (self.table(batch.tokens) * inside[..., None]).sum(1)
+        return actual if batch.labels is None else actual[:, batch.labels]
 
     def attention(self, batch):
         inside = token_mask(batch.lengths, batch.tokens.shape[1], batch.tokens.device)
-        found = self.table(batch.tokens).exp() * inside[..., None]
-        return (found / found.sum(1, keepdim=True)).transpose(1, 2)[:, batch.labels]
+        actual = self.table(batch.tokens).exp() * inside[..., None]
+        return (actual / actual.sum(1, keepdim=True)).transpose(1, 2)[:, batch.labels]
 
 
 class Count(NeuralModel):
@@ -67,9 +67,9 @@ class Count(NeuralModel):
 
 @pytest.fixture
 def model() -> Count:
-    reader = WordTokenizer(Vocabulary(WORDS), 100)
+    tokenizer = WordTokenizer(Vocabulary(WORDS), 100)
     torch.manual_seed(0)
-    return Count(LABELS, np.array([3, 2, 1]), reader, CountNet(len(reader.vocabulary), 3), CountSettings())
+    return Count(LABELS, np.array([3, 2, 1]), tokenizer, CountNet(len(tokenizer.vocabulary), 3), CountSettings())
 
 
 def by_hand(model: Count, text: str) -> np.ndarray:
@@ -77,16 +77,16 @@ def by_hand(model: Count, text: str) -> np.ndarray:
     return table[model.tokenizer.tokenize(text).ids].sum(0)
 
 
-def test_probabilities_come_in_the_order_of_the_notes_and_do_not_need_a_list(model):
+def test_probabilities_are_in_the_order_of_the_notes(model):
     texts = ["heart failure " * n for n in (3, 1, 40, 7)] + ["pain", ""]
-    found = model.probabilities(as_notes(iter(texts)))
-    assert found.dtype == np.float32 and found.shape == (6, 3)
-    for text, row in zip(texts[:5], found):
+    actual = model.probabilities(as_notes(iter(texts)))
+    assert actual.dtype == np.float32 and actual.shape == (6, 3)
+    for text, row in zip(texts[:5], actual):
         assert row == pytest.approx(expit(by_hand(model, text)), abs=1e-5)
-    assert not found[5].any()
+    assert not actual[5].any()
 
 
-def test_logits_of_some_columns_and_of_empty_notes(model):
+def test_logits_of_columns_and_of_empty_notes(model):
     reads = [model.tokenizer.tokenize(text) for text in ("pneumonia", "", "pain pain")]
     every = model.logits_of(reads)
     assert (every[1] == EXCLUDED_LOGIT).all()
@@ -94,7 +94,7 @@ def test_logits_of_some_columns_and_of_empty_notes(model):
     assert model.logits_of([]).shape == (0, 3)
 
 
-def test_scoring_is_in_evaluation_mode_and_leaves_the_mode_as_it_was(model):
+def test_scoring_uses_evaluation_mode_and_restores_the_mode(model):
     model.net.train()
     model.probabilities(as_notes(["pain"]))
     assert model.net.seen[-1][-1] is False and model.net.training
@@ -103,14 +103,14 @@ def test_scoring_is_in_evaluation_mode_and_leaves_the_mode_as_it_was(model):
     assert not model.net.training
 
 
-def test_weights_that_were_scored_with_can_still_be_trained(model):
+def test_weights_can_be_trained_after_scoring(model):
     model.probabilities(as_notes(["pain"]))
     model.net.table(torch.tensor([1])).sum().backward()
     assert model.net.table.weight.grad is not None
 
 
 @given(st.lists(st.integers(0, 60), max_size=40), st.integers(1, 100), st.integers(1, 9))
-def test_batches_hold_every_note_once_and_keep_their_bounds(lengths, tokens, notes):
+def test_batches_contain_every_note_once_within_limits(lengths, tokens, notes):
     lengths = np.array(lengths, dtype=np.int64)
     batches = list(by_length(lengths, tokens, notes))
     rows = np.concatenate(batches) if batches else np.empty(0, int)
@@ -118,10 +118,10 @@ def test_batches_hold_every_note_once_and_keep_their_bounds(lengths, tokens, not
     for batch in batches:
         assert len(batch) <= notes
         assert len(batch) == 1 or len(batch) * lengths[batch].max() <= tokens
-    assert (np.diff(lengths[rows]) <= 0).all(), "notes of like length are together"
+    assert (np.diff(lengths[rows]) <= 0).all(), "notes of similar length share a batch"
 
 
-def test_evidence_is_the_words_with_the_largest_attention(model):
+def test_evidence_has_the_words_with_the_highest_attention(model):
     with torch.no_grad():
         model.net.table.weight.fill_(-9.0)
         model.net.table.weight[model.tokenizer.vocabulary.ids(["pneumonia"])[0], 1] = 5.0
@@ -132,22 +132,22 @@ def test_evidence_is_the_words_with_the_largest_attention(model):
     assert first.text == "Heart  failure" and first.score == pytest.approx(1, abs=1e-3)
 
 
-def test_top_words_are_distinct_and_sum_over_their_places(model):
+def test_top_words_are_summed_over_occurrences(model):
     with torch.no_grad():
         model.net.table.weight.fill_(-9.0)
         model.net.table.weight[model.tokenizer.vocabulary.ids(["pneumonia"])[0], 0] = np.log(3)
         model.net.table.weight[model.tokenizer.vocabulary.ids(["heart"])[0], 0] = np.log(2)
-    found = top_words(model, as_notes(["heart pneumonia Heart"])[0], [0], limit=2)[0]
-    assert [(item.text, item.start, pytest.approx(item.score, abs=1e-3)) for item in found] == [
+    actual = top_words(model, as_notes(["heart pneumonia Heart"])[0], [0], limit=2)[0]
+    assert [(item.text, item.start, pytest.approx(item.score, abs=1e-3)) for item in actual] == [
         ("heart", 0, 4 / 7),
         ("pneumonia", 6, 3 / 7),
     ]
 
 
-def test_pieces_of_a_word_count_together(model):
+def test_attention_of_subwords_is_summed_by_word(model):
     class Pieces:
         def tokenize(self, text):
-            # "pneu" "mon" "ia" of one word, then a piece without a place, then "pain"
+            # "pneu" "mon" "ia" of one word, then an empty subword, then "pain"
             return Encoding(
                 np.array([2, 3, 4, 5, 5], np.int32), np.array([0, 0, 0, 9, 10]), np.array([9, 9, 9, 9, 14], np.int64)
             )
@@ -159,7 +159,7 @@ def test_pieces_of_a_word_count_together(model):
     assert [(span.text, pytest.approx(span.score)) for span in spans] == [("pneumonia", 0.6), ("pain", 0.2)]
 
 
-def test_saving_keeps_shared_weights_shared_and_nothing_is_a_pickle(model, tmp_path):
+def test_save_and_load_keep_tied_weights(model, tmp_path):
     model.calibration = PlattScaling(0.5, -1.0)
     model.save(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"model.json", "model.safetensors"}
@@ -172,7 +172,7 @@ def test_saving_keeps_shared_weights_shared_and_nothing_is_a_pickle(model, tmp_p
     assert loaded.device == torch.device("cpu")
 
 
-def test_calibrating_makes_a_new_model_and_passes_over_empty_notes(model):
+def test_calibrated_returns_a_new_model_and_ignores_empty_notes(model):
     logits = np.concatenate([np.random.default_rng(0).normal(size=(400, 3)), np.full((50, 3), EXCLUDED_LOGIT)])
     gold = np.random.default_rng(1).random(logits.shape) < expit(2 * logits - 1)
     gold[400:] = True
@@ -181,30 +181,30 @@ def test_calibrating_makes_a_new_model_and_passes_over_empty_notes(model):
     assert changed.calibration.a == pytest.approx(2, abs=0.4) and changed.calibration.b == pytest.approx(-1, abs=0.2)
 
 
-def test_platt_finds_the_pair_that_made_the_data():
+def test_platt_scaling_recovers_its_parameters():
     rng = np.random.default_rng(3)
     logits = rng.normal(-2, 3, size=(2000, 20))
     gold = sparse.csr_matrix((rng.random(logits.shape) < expit(0.6 * logits - 0.8)).astype(np.int8))
-    found = PlattScaling.fit(logits, gold)
-    assert (found.a, found.b) == (pytest.approx(0.6, abs=0.03), pytest.approx(-0.8, abs=0.06))
+    actual = PlattScaling.fit(logits, gold)
+    assert (actual.a, actual.b) == (pytest.approx(0.6, abs=0.03), pytest.approx(-0.8, abs=0.06))
     thinned = PlattScaling.fit(logits, gold, max_cells=10_000)
     assert (thinned.a, thinned.b) == (pytest.approx(0.6, abs=0.06), pytest.approx(-0.8, abs=0.12))
-    assert found(logits) == pytest.approx(expit(found.a * logits + found.b), abs=1e-6)
+    assert actual(logits) == pytest.approx(expit(actual.a * logits + actual.b), abs=1e-6)
 
 
-def test_platt_is_the_logistic_regression_of_scikit_learn_where_data_are_many():
+def test_platt_scaling_equals_logistic_regression_of_scikit_learn():
     from sklearn.linear_model import LogisticRegression
 
     rng = np.random.default_rng(5)
     logits = rng.normal(size=(3000, 5)) * 2
     target = rng.random(logits.shape) < expit(1.4 * logits + 0.3)
-    found = PlattScaling.fit(logits, sparse.csr_matrix(target.astype(np.int8)))
+    actual = PlattScaling.fit(logits, sparse.csr_matrix(target.astype(np.int8)))
     oracle = LogisticRegression(C=1e6).fit(logits.reshape(-1, 1), target.ravel())
-    assert found.a == pytest.approx(float(oracle.coef_[0, 0]), abs=2e-3)
-    assert found.b == pytest.approx(float(oracle.intercept_[0]), abs=2e-3)
+    assert actual.a == pytest.approx(float(oracle.coef_[0, 0]), abs=2e-3)
+    assert actual.b == pytest.approx(float(oracle.intercept_[0]), abs=2e-3)
 
 
-def test_platt_never_turns_the_order_around_and_believes_logits_without_a_true_cell():
+def test_platt_scaling_never_reverses_the_order():
     logits = np.linspace(-4, 4, 200).reshape(20, 10)
     wrong = PlattScaling.fit(logits, sparse.csr_matrix((logits < 0).astype(np.int8)))
     assert wrong.a > 0
@@ -212,7 +212,7 @@ def test_platt_never_turns_the_order_around_and_believes_logits_without_a_true_c
 
 
 @pytest.mark.parametrize("perfect", [4, 1])
-def test_platt_stays_finite_where_dev_is_separated_or_tiny(perfect):
+def test_platt_scaling_of_separable_or_few_notes_is_finite(perfect):
     logits = np.array([[-3.0, 3.0], [-2.0, 5.0]])[:perfect]
-    found = PlattScaling.fit(logits, sparse.csr_matrix((logits > 0).astype(np.int8)))
-    assert 1 <= found.a < 3 and abs(found.b) < 1
+    actual = PlattScaling.fit(logits, sparse.csr_matrix((logits > 0).astype(np.int8)))
+    assert 1 <= actual.a < 3 and abs(actual.b) < 1

@@ -1,4 +1,4 @@
-"""The way of the neural coders from notes to a bundle."""
+"""Tests of the training of neural models, from notes to a bundle."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from nosology.core import Code, ConfigError, DataError, Note, OutputError
 from nosology.core.label_space import ICD9, ICD10, LabelSpace
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.evaluation.measure import measure
-from nosology.models import coder_trainer as trainer
 from nosology.models import neural_trainer as neural
+from nosology.models import train as trainer
 from nosology.models.bundle import Bundle
 from nosology.models.neural_trainer import Targets
 from nosology.models.registry import load_class
-from nosology.models.train import run_folder, train
+from nosology.models.train import train
 from nosology.training.examples import Examples
+from nosology.training.run_folder import run_folder
 from tests.conftest import PHRASES, as_notes, small_notes
 
 QUICK = ["vectors.size=32", "vectors.epochs=1", "training.batch=16", "training.warmup=20"]
@@ -56,11 +57,11 @@ def coder(larger, tmp_path_factory) -> Bundle:
 
 def test_dual_laat_learns_both_versions(coder, larger, tmp_path):
     for systems in (["icd10cm", "icd10pcs"], ["icd9cm"]):
-        found = measure(coder, larger, "test", tmp_path / "report", systems=systems).evaluation.metrics
-        assert found["map"] > 0.9, systems
+        metrics = measure(coder, larger, "test", tmp_path / "report", systems=systems).evaluation.metrics
+        assert metrics["map"] > 0.9, systems
 
 
-def test_the_coder_shows_the_words_and_takes_other_codes(coder):
+def test_model_shows_evidence_and_scores_other_codes(coder):
     text = "Seen today. Chronic low back pain. Feels well."
     column = coder.model.labels.column(Code("icd10cm", "M54.5"))
     best = coder.model.evidence(as_notes([text])[0], [column])[0][0]
@@ -69,29 +70,29 @@ def test_the_coder_shows_the_words_and_takes_other_codes(coder):
     assert other.probabilities(as_notes([text])).shape == (1, 1)
 
 
-def test_the_bundle_says_how_it_was_trained(coder):
-    found = coder.provenance["found"]
-    assert 1 <= found["best_epoch"] <= found["epochs"] <= 8
-    assert found["metrics"]["map"] > 0.8
-    assert found["shape"]["labels"] == 512  # fitted to the number of notes
+def test_bundle_reports_its_training(coder):
+    report = coder.provenance["found"]
+    assert 1 <= report["best_epoch"] <= report["epochs"] <= 8
+    assert report["metrics"]["map"] > 0.8
+    assert report["shape"]["labels"] == 512  # resolved from the number of notes
 
 
-def test_the_run_folder_is_gone_when_the_bundle_is_there(small_corpus, tmp_path):
+def test_run_folder_is_deleted_after_training(small_corpus, tmp_path):
     train(recipe("caml", "training.epochs=1"), [small_corpus], tmp_path / "bundle")
     assert not run_folder(tmp_path / "bundle").exists()
     assert (tmp_path / "bundle" / "curves.csv").is_file()
 
 
-def test_pads_take_part_in_imported_weights_alone(small_corpus, tmp_path):
+def test_reference_padding_cannot_be_trained(small_corpus, tmp_path):
     with pytest.raises(ConfigError, match=r"model\.reference_padding is only for imported weights"):
         train(recipe("dual_laat", "model.reference_padding=true"), [small_corpus], tmp_path / "bundle")
 
 
 @pytest.mark.parametrize("kind", ["caml", "laat"])
-def test_the_baselines_learn(kind, small_corpus, tmp_path):
+def test_caml_and_laat_learn(kind, small_corpus, tmp_path):
     bundle = train(recipe(kind, "training.epochs=15"), [small_corpus], tmp_path / "bundle")
-    found = measure(bundle, small_corpus, "test", tmp_path / "report", systems=["icd10cm"]).evaluation.metrics
-    assert found["map"] > 0.8
+    metrics = measure(bundle, small_corpus, "test", tmp_path / "report", systems=["icd10cm"]).evaluation.metrics
+    assert metrics["map"] > 0.8
 
 
 def test_plm_icd_learns_with_the_packaged_transformer(tmp_path):
@@ -106,8 +107,8 @@ def test_plm_icd_learns_with_the_packaged_transformer(tmp_path):
     )
 
 
-def test_a_stopped_run_goes_on_where_it_was(small_corpus, tmp_path, monkeypatch):
-    whole = train(recipe("caml", "training.epochs=3"), [small_corpus], tmp_path / "whole")
+def test_stopped_run_resumes(small_corpus, tmp_path, monkeypatch):
+    uninterrupted = train(recipe("caml", "training.epochs=3"), [small_corpus], tmp_path / "whole")
 
     def stop(*_):
         raise KeyboardInterrupt
@@ -118,14 +119,14 @@ def test_a_stopped_run_goes_on_where_it_was(small_corpus, tmp_path, monkeypatch)
             train(recipe("caml", "training.epochs=3"), [small_corpus], tmp_path / "bundle")
     assert (run_folder(tmp_path / "bundle") / "checkpoint.safetensors").is_file()
     again = train(recipe("caml", "training.epochs=3"), [small_corpus], tmp_path / "bundle")
-    assert again.provenance["found"]["resumed_at"] == whole.provenance["found"]["steps"]
+    assert again.provenance["found"]["resumed_at"] == uninterrupted.provenance["found"]["steps"]
     texts = ["congestive heart failure and type 2 diabetes"]
     np.testing.assert_array_equal(
-        again.model.probabilities(as_notes(texts)), whole.model.probabilities(as_notes(texts))
+        again.model.probabilities(as_notes(texts)), uninterrupted.model.probabilities(as_notes(texts))
     )
 
 
-def test_without_dev_notes_some_train_notes_stand_in_and_all_are_learned_from(tmp_path, capsys):
+def test_without_dev_notes_train_notes_are_held_out_and_then_used(tmp_path, capsys):
     notes = [replace(note, split=None) for note in small_notes(60)]
     corpus = write_corpus(notes, tmp_path / "corpus", source={}, filters=[], counts={})
     bundle = train(recipe("caml", "training.epochs=2"), [corpus], tmp_path / "bundle")
@@ -142,20 +143,20 @@ def test_notes_without_a_word_are_refused(tmp_path):
         train(recipe("caml", "training.epochs=1"), [corpus], tmp_path / "bundle")
 
 
-def test_only_train_notes_teach_words(small_corpus, tmp_path):
+def test_vocabulary_comes_from_train_notes_only(small_corpus, tmp_path):
     changed = [
         note if note.split == "train" else replace(note, text=note.text + " zebrafish" * 5) for note in small_notes(160)
     ]
     other = write_corpus(changed, tmp_path / "corpus", source={}, filters=[], counts={})
-    made = [
+    results = [
         neural.build_word_tokenizer(
             recipe("caml"), LabelSpace(PHRASES), Examples([corpus], lambda note: note.split == "train")
         )
         for corpus in (small_corpus, other)
     ]
-    assert "zebrafish" not in made[1][0].vocabulary
-    assert made[0][0] == made[1][0]
-    np.testing.assert_array_equal(made[0][1], made[1][1])
+    assert "zebrafish" not in results[1][0].vocabulary
+    assert results[0][0] == results[1][0]
+    np.testing.assert_array_equal(results[0][1], results[1][1])
 
 
 def captured(monkeypatch, small_corpus, kind: str, *more: str) -> SimpleNamespace:
@@ -177,7 +178,7 @@ def captured(monkeypatch, small_corpus, kind: str, *more: str) -> SimpleNamespac
 
 
 @pytest.mark.parametrize("kind", ["dual_laat", "caml"])
-def test_a_step_asks_for_codes_of_its_own_version_alone(kind, small_corpus, monkeypatch):
+def test_step_has_only_codes_of_its_icd_version(kind, small_corpus, monkeypatch):
     call = captured(monkeypatch, small_corpus, kind)
     labels = LabelSpace(sorted(PHRASES))
     every = {"icd9cm", "icd10cm", "icd10pcs"}
@@ -195,11 +196,11 @@ def _columns(call: SimpleNamespace, shared: np.ndarray, labels: LabelSpace, kind
         return shared.tolist()
     # Descriptions are sorted as rows of numbers; find the label of each by what it says.
     model = call.validate.args[0]
-    own = {tuple(row): column for column, row in enumerate(model.description_ids(model.descriptions).tolist())}
-    return [own[tuple(row)] for row in call.net.descriptions[shared].tolist()]
+    column_of = {tuple(row): column for column, row in enumerate(model.description_ids(model.descriptions).tolist())}
+    return [column_of[tuple(row)] for row in call.net.descriptions[shared].tolist()]
 
 
-def test_codes_that_share_a_description_are_one_question():
+def test_codes_with_the_same_description_share_a_target():
     labels = LabelSpace([Code("icd10cm", "A00"), Code("icd10cm", "A01"), Code("icd9cm", "001")])
     targets = Targets.of(labels, np.array([4, 4, 4]), 10)
     assert {version: pool.tolist() for version, pool in targets.pools.items()} == {
@@ -209,39 +210,41 @@ def test_codes_that_share_a_description_are_one_question():
     }
 
 
-def test_what_is_saved_is_what_was_tuned(larger, tmp_path, monkeypatch):
+def test_saved_model_is_the_tuned_model(larger, tmp_path, monkeypatch):
     """Also where the best weights are not the last: descriptions must be read anew by the best."""
     scores = iter([0.9, 0.1, 0.1])
     monkeypatch.setattr(neural, "brief", lambda *_: {"map": next(scores), "micro_f1": 0.0})
-    made = train(recipe("dual_laat", "training.epochs=3"), [larger], tmp_path / "bundle")
-    assert made.provenance["found"]["best_epoch"] == 1
+    results = train(recipe("dual_laat", "training.epochs=3"), [larger], tmp_path / "bundle")
+    assert results.provenance["found"]["best_epoch"] == 1
     texts = [note.text for note in small_notes(20)]
     loaded = Bundle.load(tmp_path / "bundle")
     np.testing.assert_allclose(
-        made.model.probabilities(as_notes(texts)), loaded.model.probabilities(as_notes(texts)), atol=1e-6
+        results.model.probabilities(as_notes(texts)), loaded.model.probabilities(as_notes(texts)), atol=1e-6
     )
     dev = Examples([larger], lambda note: note.split == "dev")
-    tuned = neural.Notes.of(dev, recipe("dual_laat").labels, made.model.tokenizer, made.model.labels)
+    tuned = neural.TokenizedNotes.of(dev, recipe("dual_laat").labels, results.model.tokenizer, results.model.labels)
     logits = loaded.model.logits_of(tuned.reads)
-    neural.mask_other_versions(logits, tuned.versions, neural.label_versions(made.model.labels), neural.EXCLUDED_LOGIT)
-    assert made.model.calibration == pytest.approx(loaded.model.calibrated(logits, tuned.gold).calibration)
+    neural.mask_other_versions(
+        logits, tuned.versions, neural.label_versions(results.model.labels), neural.EXCLUDED_LOGIT
+    )
+    assert results.model.calibration == pytest.approx(loaded.model.calibrated(logits, tuned.gold).calibration)
 
 
-def test_notes_of_a_version_that_is_not_learned_are_left_out(small_corpus, monkeypatch):
-    whole = captured(monkeypatch, small_corpus, "caml")
+def test_notes_of_other_icd_versions_are_ignored(small_corpus, monkeypatch):
+    every = captured(monkeypatch, small_corpus, "caml")
     some = captured(monkeypatch, small_corpus, "caml", "labels.systems=['icd10cm']")
-    assert set(whole.groups) == {ICD9, ICD10, ICD9 | ICD10}
+    assert set(every.groups) == {ICD9, ICD10, ICD9 | ICD10}
     assert set(some.groups) == {ICD10, ICD9 | ICD10}
 
 
-def test_a_corpus_without_splits_is_not_passed_over(small_corpus, tmp_path):
+def test_corpus_without_splits_is_refused_next_to_others(small_corpus, tmp_path):
     notes = [replace(note, id=f"x{note.id}", split=None) for note in small_notes(10)]
     other = write_corpus(notes, tmp_path / "corpus", source={}, filters=[], counts={})
     with pytest.raises(DataError, match="no splits"):
         train(recipe("caml"), [small_corpus, other], tmp_path / "bundle")
 
 
-def test_a_folder_of_the_user_stays(small_corpus, tmp_path):
+def test_folder_of_the_user_is_not_overwritten(small_corpus, tmp_path):
     theirs = tmp_path / "bundle.run" / "thesis.txt"
     theirs.parent.mkdir()
     theirs.write_text("mine")
@@ -249,7 +252,7 @@ def test_a_folder_of_the_user_stays(small_corpus, tmp_path):
     assert [path.name for path in theirs.parent.iterdir()] == ["thesis.txt"]
 
 
-def test_a_folder_that_may_not_be_replaced_is_refused_before_training(small_corpus, tmp_path, monkeypatch):
+def test_wrong_output_folder_is_refused_before_training(small_corpus, tmp_path, monkeypatch):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "thesis.txt").write_text("mine")
     monkeypatch.setattr(neural, "fit", lambda *_, **__: pytest.fail("it was trained"))
@@ -257,7 +260,7 @@ def test_a_folder_that_may_not_be_replaced_is_refused_before_training(small_corp
         train(recipe("caml"), [small_corpus], tmp_path / "taken")
 
 
-def test_dev_codes_that_are_not_learned_do_not_end_in_a_trace(tmp_path):
+def test_dev_notes_may_have_unknown_codes(tmp_path):
     old, new = Code("icd9cm", "428.0"), Code("icd10cm", "I50.9")
     notes = [
         Note(f"n{i}", "heart failure today", patient=f"p{i}", split=("train", "dev")[i % 2], codes=((new, old)[i % 2],))

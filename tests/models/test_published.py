@@ -1,4 +1,4 @@
-"""Published language models: loaded by word, refused where they do not fit or hold more than tensors."""
+"""Published language models."""
 
 from __future__ import annotations
 
@@ -28,47 +28,47 @@ def published(tmp_path):
     return source, tmp_path
 
 
-def test_words_that_both_know_and_all_layers_are_taken_over(published):
+def test_loads_known_words_and_all_layers(published):
     source, folder = published
     vocabulary = Vocabulary(["pain", "unheard", "heart"])
-    own = AwdLstm(len(vocabulary), size=5, hidden=7, layers=2)
-    assert load_language_model(own, vocabulary, folder / "lm.pth", folder / "words.txt") == 2
-    torch.testing.assert_close(own.encoder.weight[2], source.encoder.weight[2])
-    torch.testing.assert_close(own.encoder.weight[4], source.encoder.weight[1])
-    torch.testing.assert_close(own.encoder.weight[3], source.encoder.weight.mean(0))
-    torch.testing.assert_close(own.encoder.weight[1], source.encoder.weight.mean(0))
+    model = AwdLstm(len(vocabulary), size=5, hidden=7, layers=2)
+    assert load_language_model(model, vocabulary, folder / "lm.pth", folder / "words.txt") == 2
+    torch.testing.assert_close(model.encoder.weight[2], source.encoder.weight[2])
+    torch.testing.assert_close(model.encoder.weight[4], source.encoder.weight[1])
+    torch.testing.assert_close(model.encoder.weight[3], source.encoder.weight.mean(0))
+    torch.testing.assert_close(model.encoder.weight[1], source.encoder.weight.mean(0))
     (folder / "words.txt").write_text("xxunk\nheart\npain\nlung\n")
-    load_language_model(own, vocabulary, folder / "lm.pth", folder / "words.txt")
-    torch.testing.assert_close(own.encoder.weight[1], source.encoder.weight[0])
-    for mine, its in zip(own.rnns.parameters(), source.rnns.parameters()):
+    load_language_model(model, vocabulary, folder / "lm.pth", folder / "words.txt")
+    torch.testing.assert_close(model.encoder.weight[1], source.encoder.weight[0])
+    for mine, its in zip(model.rnns.parameters(), source.rnns.parameters()):
         torch.testing.assert_close(mine, its)
 
 
-def test_a_model_within_a_file_of_model_and_optimiser(published):
+def test_loads_a_file_with_model_and_optimizer(published):
     _, folder = published
     torch.save({"model": torch.load(folder / "lm.pth", weights_only=True)}, folder / "whole.pth")
-    own = AwdLstm(3, size=5, hidden=7, layers=2)
-    assert load_language_model(own, Vocabulary(["lung"]), folder / "whole.pth", folder / "words.txt") == 1
+    model = AwdLstm(3, size=5, hidden=7, layers=2)
+    assert load_language_model(model, Vocabulary(["lung"]), folder / "whole.pth", folder / "words.txt") == 1
 
 
-def test_other_sizes_are_refused_by_name(published):
+def test_other_sizes_are_refused(published):
     _, folder = published
     with pytest.raises(BundleError, match=r"encoder\.weight must be \(words, 6\); got \(4, 5\)"):
         load_language_model(AwdLstm(3, size=6, hidden=7), Vocabulary(["lung"]), folder / "lm.pth", folder / "words.txt")
     with pytest.raises(BundleError, match=r"rnns\.0\.weight_hh_l0_raw must be \(32, 8\); got \(28, 7\)"):
-        own = AwdLstm(3, size=5, hidden=8, layers=2)
-        load_language_model(own, Vocabulary(["lung"]), folder / "lm.pth", folder / "words.txt")
+        model = AwdLstm(3, size=5, hidden=8, layers=2)
+        load_language_model(model, Vocabulary(["lung"]), folder / "lm.pth", folder / "words.txt")
     for lines, answer in (("a\nb\nc\n", "a line for each of the 4 vectors; got 3"), ("a\nb\na\nc", "has 1 twice")):
         (folder / "other.txt").write_text(lines)
         with pytest.raises(ConfigError, match=answer):
-            own = AwdLstm(3, size=5, hidden=7, layers=2)
-            load_language_model(own, Vocabulary(["lung"]), folder / "lm.pth", folder / "other.txt")
+            model = AwdLstm(3, size=5, hidden=7, layers=2)
+            load_language_model(model, Vocabulary(["lung"]), folder / "lm.pth", folder / "other.txt")
     with pytest.raises(ConfigError, match="one word per line"):
-        own = AwdLstm(3, size=5, hidden=7, layers=2)
-        load_language_model(own, Vocabulary(["lung"]), folder / "lm.pth", folder / "none.txt")
+        model = AwdLstm(3, size=5, hidden=7, layers=2)
+        load_language_model(model, Vocabulary(["lung"]), folder / "lm.pth", folder / "none.txt")
 
 
-def test_a_file_that_runs_a_program_is_refused(published):
+def test_pickled_code_is_refused(published):
     _, folder = published
 
     class Evil:
@@ -77,6 +77,6 @@ def test_a_file_that_runs_a_program_is_refused(published):
 
     (folder / "lm.pth").write_bytes(pickle.dumps({"0.encoder.weight": Evil()}))
     with pytest.raises(BundleError, match="holds more than tensors"):
-        own = AwdLstm(3, size=5, hidden=7, layers=2)
-        load_language_model(own, Vocabulary(["lung"]), folder / "lm.pth", folder / "words.txt")
+        model = AwdLstm(3, size=5, hidden=7, layers=2)
+        load_language_model(model, Vocabulary(["lung"]), folder / "lm.pth", folder / "words.txt")
     assert not (folder / "evil").exists()

@@ -1,4 +1,4 @@
-"""A training run uses train for learning, dev for choices, and nothing else."""
+"""Training runs: train notes for learning, dev notes for choices."""
 
 from dataclasses import replace
 
@@ -24,12 +24,12 @@ def every_byte(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_the_same_seed_gives_the_same_bundle(small_corpus, small_bundle, tmp_path):
+def test_same_seed_gives_the_same_bundle(small_corpus, small_bundle, tmp_path):
     train(load_recipe("linear"), [small_corpus], tmp_path / "b")
     assert every_byte(tmp_path / "b") == every_byte(small_bundle)
 
 
-def test_test_notes_never_matter(small_bundle, tmp_path):
+def test_test_notes_have_no_effect(small_bundle, tmp_path):
     changed = [
         replace(note, text="changed", codes=(Code("icd10cm", "A00.0"),)) if note.split == "test" else note
         for note in small_notes(160)
@@ -44,17 +44,17 @@ def test_dev_words_and_codes_are_not_learned_without_refit(tmp_path):
         replace(note, text=note.text + " xylophone", codes=(*note.codes, new)) if note.split == "dev" else note
         for note in small_notes(80)
     ]
-    made = corpus(notes, tmp_path / "c")
-    plain = train(load_recipe("linear"), [made], tmp_path / "plain")
+    source = corpus(notes, tmp_path / "c")
+    plain = train(load_recipe("linear"), [source], tmp_path / "plain")
     assert new not in plain.model.labels
     assert "xylophone" not in plain.model.tfidf.words
-    refit = train(load_recipe("linear"), [made], tmp_path / "refit", refit=True)
+    refit = train(load_recipe("linear"), [source], tmp_path / "refit", refit=True)
     assert new in refit.model.labels
     assert refit.decision == plain.decision
     assert refit.provenance["trained_on"] == ["dev", "train"]
 
 
-def test_a_corpus_without_splits_holds_out_a_share_and_then_uses_all(tmp_path):
+def test_corpus_without_splits_holds_out_a_share_then_refits(tmp_path):
     notes = [replace(note, split=None) for note in small_notes(120)]
     bundle = train(load_recipe("linear"), [corpus(notes, tmp_path / "c")], tmp_path / "b")
     assert 0 < bundle.provenance["n_dev"] < 60
@@ -85,7 +85,7 @@ I10, E11 = Code("icd10cm", "I10"), Code("icd10cm", "E11.9")
     ids=["two notes", "one code", "one code in five", "codes seen once", "one patient", "few coded", "foreign dev"],
 )
 @pytest.mark.parametrize("threshold", ["global", "per_code"])
-def test_tiny_corpora_make_a_coder(notes, threshold, tmp_path):
+def test_tiny_corpora_can_be_trained_on(notes, threshold, tmp_path):
     recipe = load_recipe("linear", [f"decision.threshold={threshold}"])
     bundle = train(recipe, [corpus(notes, tmp_path / "c")], tmp_path / "b")
     assert bundle.provenance["n_train"] and bundle.provenance["n_dev"]
@@ -93,26 +93,26 @@ def test_tiny_corpora_make_a_coder(notes, threshold, tmp_path):
     assert Bundle.load(tmp_path / "b").model.probabilities(as_notes(["cough"])).shape == (1, len(bundle.model.labels))
 
 
-def test_a_lone_coded_note_is_refused(tmp_path):
-    made = corpus([*tiny([I10]), Note(id="x", text="well")], tmp_path / "c")
+def test_single_coded_note_is_refused(tmp_path):
+    source = corpus([*tiny([I10]), Note(id="x", text="well")], tmp_path / "c")
     with pytest.raises(DataError, match="two notes with codes"):
-        train(load_recipe("linear"), [made], tmp_path / "b")
+        train(load_recipe("linear"), [source], tmp_path / "b")
 
 
-def test_notes_without_a_feature_are_refused(tmp_path):
+def test_notes_without_features_are_refused(tmp_path):
     with pytest.raises(DataError, match="no word"):
         train(
             load_recipe("linear", ["features.min_notes=99"]), [corpus(tiny([I10, E11]), tmp_path / "c")], tmp_path / "b"
         )
 
 
-def test_several_corpora_are_one(tmp_path):
+def test_several_corpora_equal_their_union(tmp_path):
     notes = small_notes(160)
     halves = [corpus(notes[:80], tmp_path / "a"), corpus(notes[80:], tmp_path / "b")]
     split = train(load_recipe("linear"), halves, tmp_path / "two")
-    whole = train(load_recipe("linear"), [corpus(notes, tmp_path / "c")], tmp_path / "one")
+    union = train(load_recipe("linear"), [corpus(notes, tmp_path / "c")], tmp_path / "one")
     assert weights(tmp_path / "two") == weights(tmp_path / "one")
-    assert split.decision == whole.decision
+    assert split.decision == union.decision
 
 
 def test_label_settings(small_corpus, tmp_path):
@@ -134,19 +134,19 @@ def test_label_settings(small_corpus, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_trained_on_is_answered(change, sentence, tmp_path):
-    made = corpus([change(note) for note in small_notes(40)], tmp_path / "c")
+def test_unusable_corpora_are_refused(change, sentence, tmp_path):
+    source = corpus([change(note) for note in small_notes(40)], tmp_path / "c")
     with pytest.raises(DataError, match=sentence):
-        train(load_recipe("linear"), [made], tmp_path / "b")
+        train(load_recipe("linear"), [source], tmp_path / "b")
 
 
-def test_the_bundle_on_disk_is_the_one_returned(small_corpus, tmp_path):
-    made = train(load_recipe("linear"), [small_corpus], tmp_path / "b")
+def test_saved_bundle_equals_the_returned_one(small_corpus, tmp_path):
+    trained = train(load_recipe("linear"), [small_corpus], tmp_path / "b")
     again = Bundle.load(tmp_path / "b")
-    assert again.decision == made.decision
-    assert again.provenance == made.provenance
+    assert again.decision == trained.decision
+    assert again.provenance == trained.provenance
 
 
-def test_a_corpus_twice_is_refused(small_corpus, tmp_path):
+def test_same_corpus_twice_is_refused(small_corpus, tmp_path):
     with pytest.raises(ConfigError, match="each corpus must be given once"):
         train(load_recipe("linear"), [small_corpus, small_corpus], tmp_path / "b")

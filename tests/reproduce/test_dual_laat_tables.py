@@ -1,4 +1,4 @@
-"""The tables of DualLAAT: their corpora, and one run."""
+"""Tests of the tables of Liu and Nguyen (2026): corpora, runs, one run."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def corpora(study, tmp_path_factory):
     return dual.simulate(study, tmp_path_factory.mktemp("dual") / "simulated")
 
 
-def test_the_hospital_has_a_corpus_per_icd_version(corpora):
+def test_simulate_returns_one_corpus_per_icd_version(corpora):
     versions = [{code.system[:4] for note in corpus.notes(text=False) for code in note.codes} for corpus in corpora]
     assert versions == [{"icd1"}, {"icd9"}]
     patients = [{(note.patient, note.split) for note in corpus.notes(text=False)} for corpus in corpora]
     assert not {p for p, split in patients[0] if split == "test"} & {p for p, s in patients[1] if s == "train"}
 
 
-def test_mixed_rows_learn_from_the_train_notes_of_other_corpora_alone(study, corpora, tmp_path):
+def test_mixed_rows_add_only_train_notes_of_other_corpora(study, corpora, tmp_path):
     tables = dual.tables(study, corpora, tmp_path, list(dual.TABLES))
     assert [table.name for table in tables] == ["1", "2", "4"]
     assert tables[0].runs.keys() == tables[1].runs.keys() == tables[2].runs.keys()
@@ -45,7 +45,7 @@ def test_mixed_rows_learn_from_the_train_notes_of_other_corpora_alone(study, cor
     assert next(row.names[0] for row in tables[2].rows if not row.runs) == "PLM-ICD (paper)"
 
 
-def test_a_run_measures_each_set_of_codes(study, tmp_path):
+def test_run_returns_metrics_of_each_set_of_codes(study, tmp_path):
     rare = Code("icd10cm", "J90")
     notes = small_notes(80)
     for split in ("train", "dev", "test"):
@@ -55,9 +55,9 @@ def test_a_run_measures_each_set_of_codes(study, tmp_path):
     recipe = study.load("dual_laat", "model.width=16", "model.heads=1")
     recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"epochs": 1})})
     task = Task("m:f", recipe.model_dump(mode="json"), [str(corpus.folder)], {}, str(tmp_path / "run"), "", "", "")
-    found = dual.run(task)
-    metrics = found["metrics"]
-    assert found["undefined"] == {}
+    result = dual.run(task)
+    metrics = result["metrics"]
+    assert result["undefined"] == {}
     for chosen in ("frequent", "rare", "full"):
         assert 0 <= metrics[f"{chosen}.map"] <= 1
     assert metrics["micro_f1"] == metrics["full.micro_f1"]

@@ -1,4 +1,4 @@
-"""Which runs the tables of the federated paper have, and the numbers they show."""
+"""Tests of the tables of Xu and Dray (2025): their runs and their numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def small_study(*settings: str) -> heads.STUDY:
 
 @pytest.fixture
 def small_runs(small_corpus, tmp_path, monkeypatch):
-    """The runs of the small tables, on sites and splits that need not be made: all on one corpus."""
+    """The runs of the small tables, all on one corpus without sites and splits."""
     monkeypatch.setattr(heads, "prepared", lambda study, corpora, folder, settings: {"one": small_corpus})
     monkeypatch.setattr(heads, "split_corpora", lambda study, corpus, *rest: [corpus] * study.seeds)
 
@@ -39,7 +39,7 @@ def small_runs(small_corpus, tmp_path, monkeypatch):
     return runs
 
 
-def test_the_paper_has_216_runs_per_corpus(small_corpus, tmp_path, monkeypatch):
+def test_full_study_has_216_runs_per_corpus(small_corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(heads, "prepared", lambda *rest: {"icd10": small_corpus, "icd9": small_corpus})
     monkeypatch.setattr(heads, "split_corpora", lambda study, corpus, *rest: [corpus] * study.seeds)
     tables = heads.tables(heads.STUDY(), [small_corpus], tmp_path, list(heads.TABLES))
@@ -49,14 +49,14 @@ def test_the_paper_has_216_runs_per_corpus(small_corpus, tmp_path, monkeypatch):
     assert Counter(run.names[3] for run in runs.values()) == {"central": 36, "federated": 36, "splits": 360}
 
 
-def test_keys_change_with_what_the_result_follows_from(small_runs):
+def test_run_keys_change_with_the_settings(small_runs):
     before = {run.key for run in small_runs()}
     assert before == {run.key for run in small_runs()} and len(before) == 8
     assert not before & {run.key for run in small_runs("recipe.heads.training.epochs=4")}
     assert {run.key for run in small_runs(wanted=["3"])} < before
 
 
-def test_keys_change_with_the_files_of_an_embedder_that_is_a_folder(small_runs, tmp_path):
+def test_run_keys_change_with_the_files_of_an_embedder_folder(small_runs, tmp_path):
     folders = [tiny_embedder(tmp_path / name, "bert") for name in ("tuned", "still")]
 
     def keys() -> dict[str, set[str]]:
@@ -86,44 +86,44 @@ def test_keys_change_with_the_files_of_an_embedder_that_is_a_folder(small_runs, 
         (["sites.count=1"], "federation.min_sites must be at most sites.count, 1; got 2"),
     ],
 )
-def test_wrong_settings_are_refused(small_runs, settings, sentence):
+def test_invalid_settings_raise(small_runs, settings, sentence):
     with pytest.raises(ConfigError) as refused:
         small_runs(*settings)
     assert sentence in str(refused.value)
 
 
-def test_corpora_are_prepared_once_and_keep_codes_that_sites_can_share(small_corpus, tmp_path):
+def test_corpora_are_written_once_with_codes_of_enough_notes(small_corpus, tmp_path):
     study = small_study("sites.notes=18")
-    [(name, whole)] = heads.prepared(study, [small_corpus], tmp_path, ["central"]).items()
-    splits = heads.split_corpora(study, whole, tmp_path, name)
+    [(name, prepared)] = heads.prepared(study, [small_corpus], tmp_path, ["central"]).items()
+    splits = heads.split_corpora(study, prepared, tmp_path, name)
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("notes.parquet")}
     assert name == "corpus" and len(written) == 3 and splits[0].hash != splits[1].hash
-    assert heads.prepared(study, [small_corpus], tmp_path, ["central"])["corpus"].hash == whole.hash
-    assert heads.split_corpora(study, whole, tmp_path, name)[0].hash == splits[0].hash
+    assert heads.prepared(study, [small_corpus], tmp_path, ["central"])["corpus"].hash == prepared.hash
+    assert heads.split_corpora(study, prepared, tmp_path, name)[0].hash == splits[0].hash
     assert written == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("notes.parquet")}
     counts = Counter(code for note in small_corpus.notes() for code in note.codes)
-    kept = {code for note in whole.notes() for code in note.codes}
-    assert kept == {code for code in counts if counts[code] >= 54} != set(counts)
-    assert {note.site for note in whole.notes()} == {"site-00", "site-01", "site-02"}
+    codes = {code for note in prepared.notes() for code in note.codes}
+    assert codes == {code for code in counts if counts[code] >= 54} != set(counts)
+    assert {note.site for note in prepared.notes()} == {"site-00", "site-01", "site-02"}
 
 
-def test_a_corpus_without_test_notes_is_refused(tmp_path, small_corpus):
+def test_corpus_without_test_notes_raises(tmp_path, small_corpus):
     [two] = split_corpus(small_corpus.folder, tmp_path / "two", ratios=(0.8, 0.2, 0.0))
     with pytest.raises(DataError, match="has no test notes"):
         heads.tables(small_study(), [two], tmp_path / "out", ["3"])
 
 
-def test_rows_of_the_papers_embedders_have_its_numbers(small_runs, small_corpus, tmp_path, monkeypatch):
+def test_rows_have_the_numbers_of_the_paper(small_runs, small_corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(heads, "_version", lambda corpus: "icd9")
     study = small_study("embedders=['nomic-v1.5']", "heads=['res']")
     tables = {table.name: table for table in heads.tables(study, [small_corpus], tmp_path, list(heads.TABLES))}
-    own = {name: table.rows[0].paper for name, table in tables.items()}
-    assert own["3"]["micro_f1"] == 0.3776 and own["4"]["macro_f1"] == 0.1426 and own["7"]["macro_f1"] == 0.2534
-    assert own["5"]["top50.macro_f1"] == 0.4534 and own["6"]["top10.macro_precision"] == 0.4520
+    paper = {name: table.rows[0].paper for name, table in tables.items()}
+    assert paper["3"]["micro_f1"] == 0.3776 and paper["4"]["macro_f1"] == 0.1426 and paper["7"]["macro_f1"] == 0.2534
+    assert paper["5"]["top50.macro_f1"] == 0.4534 and paper["6"]["top10.macro_precision"] == 0.4520
     assert [row.names for row in tables["3"].rows[1:]] == [("gte-qwen2-1.5b", "DeepResMLP (paper)")], "its best"
 
 
-def test_the_remark_of_table_4_is_the_mean_difference(small_runs, small_corpus, tmp_path):
+def test_remark_of_table_4_is_the_mean_difference(small_runs, small_corpus, tmp_path):
     tables = heads.tables(small_study(), [small_corpus], tmp_path, ["3", "4"])
     f1 = {("mlp", "central"): 0.5, ("mlp", "federated"): 0.4, ("deep", "central"): 0.3, ("deep", "federated"): 0.4}
     runs = {key: run for table in tables for key, run in table.runs.items()}
@@ -134,7 +134,7 @@ def test_the_remark_of_table_4_is_the_mean_difference(small_runs, small_corpus, 
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2**32 - 1), st.integers(2, 12))
-def test_top_codes_score_as_in_scikit_learn(seed, k):
+def test_top_metrics_equal_scikit_learn(seed, k):
     rng = np.random.default_rng(seed)
     codes = [Code("icd10cm", f"A{i:02d}") for i in range(10)]
     gold, predicted = (rng.random((30, 10)) < 0.4 for _ in range(2))
@@ -143,7 +143,7 @@ def test_top_codes_score_as_in_scikit_learn(seed, k):
     true = [[codes[j] for j in np.flatnonzero(row)] for row in gold]
     evaluation = examine(LabelSpace(codes), true, predicted.astype(np.float32), 0.5, replicates=0)
     columns = sorted(range(10), key=lambda j: (-notes[codes[j]], codes[j]))[:k]
-    found = heads.top_metrics(evaluation, notes, k)
+    metrics = heads.top_metrics(evaluation, notes, k)
     for average in ("macro", "micro"):
         wanted = precision_recall_fscore_support(gold[:, columns], predicted[:, columns], average=average)[:3]
-        assert [found[f"{average}_{name}"] for name in ("precision", "recall", "f1")] == pytest.approx(wanted)
+        assert [metrics[f"{average}_{name}"] for name in ("precision", "recall", "f1")] == pytest.approx(wanted)

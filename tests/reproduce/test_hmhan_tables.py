@@ -1,4 +1,4 @@
-"""The tables of HMHAN, with a transformer small enough for a test."""
+"""Tests of the tables of Sasikala et al. (2025), with a tiny transformer."""
 
 from __future__ import annotations
 
@@ -14,22 +14,12 @@ from nosology.models.hmhan.report_batches import ReportBatchBuilder
 from nosology.reproduce import hmhan_tables as hmhan
 from nosology.reproduce.runner import Task
 from tests.conftest import small_notes
-from tests.encoders.tiny import tiny_bert
+from tests.encoders.tiny import tiny_hmhan_settings
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> list[str]:
-    encoder = tiny_bert(tmp_path_factory.mktemp("hmhan") / "encoder")
-    return [
-        f"model.encoder='{encoder}'",
-        "model.heads=2",
-        "model.hidden=[16, 8]",
-        "model.ensemble_size=1",
-        "training.epochs=3",
-        "training.learning_rate=5e-3",
-        "words.features=500",
-        "words.c=[3.0]",
-    ]
+    return tiny_hmhan_settings(tmp_path_factory.mktemp("hmhan"))
 
 
 def corpus_of(notes, folder):
@@ -37,47 +27,47 @@ def corpus_of(notes, folder):
 
 
 def protocols(tiny, corpus, folder, names=hmhan.PROTOCOLS):
-    recipe = load_recipe("hmhan", [*tiny, "training.epochs=1", "model.frozen=true", "smote.share=2.0"])
+    recipe = load_recipe("hmhan", [*tiny, "training.epochs=1", "model.frozen=true", "smote.ratio=2.0"])
     return {name: hmhan.protocol_metrics(recipe, corpus, name, folder / name) for name in names}
 
 
-def test_protocols_differ_in_the_patients_that_training_has_seen(tiny, tmp_path):
+def test_only_the_protocol_by_patient_shares_no_patient(tiny, tmp_path):
     notes = [replace(note, split=None, patient=f"p{i // 4}") for i, note in enumerate(small_notes(80))]
-    found = protocols(tiny, corpus_of(notes, tmp_path / "corpus"), tmp_path)
-    assert found["by patient"]["shared_patients"] == 0 < found["by report"]["shared_patients"]
-    resampled = found["resampled"]
-    assert {name.removeprefix("real.") for name in resampled} == found["by patient"].keys() - {"shared_patients"}
+    metrics = protocols(tiny, corpus_of(notes, tmp_path / "corpus"), tmp_path)
+    assert metrics["by patient"]["shared_patients"] == 0 < metrics["by report"]["shared_patients"]
+    resampled = metrics["resampled"]
+    assert {name.removeprefix("real.") for name in resampled} == metrics["by patient"].keys() - {"shared_patients"}
     assert resampled["density"] != resampled["real.density"]
 
 
-def test_batches_of_resampled_rows_are_of_one_icd_version(tiny, tmp_path, monkeypatch):
+def test_resampled_batches_have_one_icd_version(tiny, tmp_path, monkeypatch):
     notes = [replace(note, split=None) for note in small_notes(80)]  # coded in either version, or in both
     versions = []
-    make = ReportBatchBuilder.build
+    build = ReportBatchBuilder.build
 
-    def watched(self, chosen, given):
+    def recording_build(self, chosen, labels):
         versions.append(np.unique(self.train.versions[self.rows[chosen]]))
-        return make(self, chosen, given)
+        return build(self, chosen, labels)
 
-    monkeypatch.setattr(ReportBatchBuilder, "build", watched)
+    monkeypatch.setattr(ReportBatchBuilder, "build", recording_build)
     protocols(tiny, corpus_of(notes, tmp_path / "corpus"), tmp_path, ["resampled"])
-    assert {len(found) for found in versions} == {1}
+    assert {len(batch_versions) for batch_versions in versions} == {1}
 
 
-def test_protocols_need_a_note_for_every_split(tiny, tmp_path):
+def test_too_few_notes_raise(tiny, tmp_path):
     corpus = corpus_of([replace(note, split=None) for note in small_notes(4)], tmp_path / "corpus")
     with pytest.raises(DataError, match="too few coded notes"):
         protocols(tiny, corpus, tmp_path, ["by patient", "by report"])
 
 
-def test_resampling_without_a_synthetic_row_is_refused(tiny, tmp_path):
+def test_resampling_without_synthetic_rows_raises(tiny, tmp_path):
     codes = [Code("icd10cm", code) for code in ("J18.9", "I50.9", "J90", "N17.9")]
     single = [replace(n, codes=(codes[0],) if i > 2 else (codes[i + 1],)) for i, n in enumerate(small_notes(40))]
-    with pytest.raises(DataError, match="MLSMOTE makes no row"):
+    with pytest.raises(DataError, match="MLSMOTE needs a rare code with two notes"):
         protocols(tiny, corpus_of(single, tmp_path / "corpus"), tmp_path, ["resampled"])
 
 
-def test_table_4_has_three_attentions_without_words_and_a_run_measures_one(tiny, small_corpus, tmp_path):
+def test_table_4_compares_three_attentions_and_its_runs_return_metrics(tiny, small_corpus, tmp_path):
     study = checked(hmhan.STUDY, hmhan.SMALL, "hmhan")
     four, parts, leakage = hmhan.tables(study, [small_corpus], tmp_path, list(hmhan.TABLES))
     recipes = [row.runs[0].recipe for row in four.rows]

@@ -1,4 +1,4 @@
-"""The tables of PLANT: which runs they have, and the leak."""
+"""Tests of the tables of Saha Roy et al. (2024): runs, figure and leakage."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def tables(small_corpus, tmp_path):
 
 
 def test_tables_share_the_runs_with_all_train_notes(tables):
-    whole = tables["7"].runs.keys()
-    assert tables["6"].runs.keys() == whole and len(whole) == 3
-    assert whole < tables["figure-4"].runs.keys() and len(tables["figure-4"].runs) == 6
-    [own] = [run.key for run in tables["7"].rows[0].runs]
-    assert own in tables["8"].runs and own in tables["leakage"].runs
+    shared = tables["7"].runs.keys()
+    assert tables["6"].runs.keys() == shared and len(shared) == 3
+    assert shared < tables["figure-4"].runs.keys() and len(tables["figure-4"].runs) == 6
+    [first] = [run.key for run in tables["7"].rows[0].runs]
+    assert first in tables["8"].runs and first in tables["leakage"].runs
 
 
-def test_ablations_that_the_recipe_has_already_are_left_out(tables):
+def test_ablations_equal_to_the_recipe_are_omitted(tables):
     assert "one learning rate" not in [row.names[0] for row in tables["8"].rows if row.runs]
     assert "no inattention: 0.424; with that part: 0.4251." in "\n".join(tables["8"].remarks({}))
     assert len(tables["8"].runs) == 7
 
 
-def test_smaller_shares_of_train_are_part_of_larger_ones(small_corpus, tmp_path):
+def test_smaller_shares_of_train_are_subsets_of_larger_ones(small_corpus, tmp_path):
     notes = [
         {note.id: note.split for note in plant._share(small_corpus, share, 0, tmp_path).notes(text=False)}
         for share in (0.2, 0.5)
@@ -60,7 +60,7 @@ def test_figure_4_interpolates_the_notes_that_plant_needs(tables, tmp_path):
     assert (tmp_path / "figure-4.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_stages_of_all_notes_know_the_test_notes(small_corpus, tmp_path):
+def test_stages_of_all_notes_include_test_notes(small_corpus, tmp_path):
     recipe = load_recipe("plant", [*SMALL, "training.epochs=3", "language.training.epochs=1", "ranker.epochs=5"])
     honest = train(recipe, [small_corpus], tmp_path / "bundle")
     leaky = plant.train_on_all_notes(recipe, small_corpus, tmp_path / "leak")

@@ -1,4 +1,4 @@
-"""nosology reproduce for real: processes, a kill in the middle, tables; and what it refuses."""
+"""Tests of `nosology reproduce` with real processes: killed and resumed studies, tables, invalid input."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from nosology.reproduce import PAPERS
 PATIENCE = 240  # seconds, for a busy machine
 
 
-def command(corpus: Path, place: Path, *more: str) -> list[str]:
+def command(corpus: Path, folder: Path, *more: str) -> list[str]:
     """One head of the small study: central, federated and one random split."""
     start = [sys.executable, "-m", "nosology", "reproduce", "federated_heads", "--small", "--corpus", str(corpus)]
-    return [*start, "--out", str(place / "out"), "--seeds", "1", "--set", "heads=['mlp']", *more]
+    return [*start, "--out", str(folder / "out"), "--seeds", "1", "--set", "heads=['mlp']", *more]
 
 
 def children(pid: int) -> set[int]:
     """The processes that a process has started."""
-    found = set()
+    processes = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:  # it has ended meanwhile
             continue
         if int(fields[1]) == pid and fields[0] != "Z":
-            found.add(int(stat.parent.name))
-    return found
+            processes.add(int(stat.parent.name))
+    return processes
 
 
 def wait_for(condition, what: str):
     until = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < until, f"{what} did not come about"
+    while not (value := condition()):
+        assert time.monotonic() < until, f"no {what} in time"
         time.sleep(0.02)
-    return found
+    return value
 
 
 @pytest.mark.timeout(900)  # processes that each import torch, on a machine that may be busy
-def test_a_study_that_is_killed_resumes_and_ends_in_tables(small_corpus, tmp_path):
+def test_killed_study_resumes_and_writes_tables(small_corpus, tmp_path):
     out = tmp_path / "out"
     arguments = command(small_corpus.folder, tmp_path, "--keep-bundles")
 
@@ -66,7 +66,7 @@ def test_a_study_that_is_killed_resumes_and_ends_in_tables(small_corpus, tmp_pat
         finally:
             os.kill(study.pid, signal.SIGKILL)
     before = results()
-    assert len(before) == 1, "the study was to be killed in the middle"
+    assert len(before) == 1, "the study must be killed before its second result"
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in in_flight), "the end of the run in flight")
     assert results() == before
 
@@ -83,30 +83,25 @@ def test_a_study_that_is_killed_resumes_and_ends_in_tables(small_corpus, tmp_pat
 
     corpus = Corpus.open(next((out / "corpora").glob("corpus-sites-*")))
     for path in (out / "runs").glob("*.json"):
-        found = json.loads(path.read_text())
-        assert found["metrics"]["micro_f1"] > 0.6, path.name
+        result = json.loads(path.read_text())
+        assert result["metrics"]["micro_f1"] > 0.6, path.name
         if "splits" not in path.name:
             bundle = Bundle.load(out / "work" / path.stem / "bundle")
             measured = measure(bundle, corpus, "test", tmp_path / "report").evaluation.metrics
-            own = {name: value for name, value in found["metrics"].items() if "." not in name}
-            assert own == pytest.approx({name: measured[name] for name in own}), path.name
+            top_level = {name: value for name, value in result["metrics"].items() if "." not in name}
+            assert top_level == pytest.approx({name: measured[name] for name in top_level}), path.name
 
 
-def test_a_study_with_failed_runs_ends_with_1_and_reports_why(small_corpus, tmp_path):
-    arguments = command(small_corpus.folder, tmp_path, "--set", "embedders=['no/such-model']")
+def test_study_with_failed_runs_exits_with_1_and_names_the_reason(small_corpus, tmp_path):
+    arguments = command(small_corpus.folder, tmp_path, "3", "--set", "embedders=['no/such-model']")
     ended = subprocess.run(arguments, capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
     assert ended.returncode == 1, ended.stderr
-    assert ended.stdout.count(": failed: embedder.model") == 3
-    assert "3 runs, 3 missing (3 of them failed)" in ended.stderr
+    assert ended.stdout.count(": failed: embedder.model") == 1
+    assert "1 runs, 1 missing (1 of them failed)" in ended.stderr
     assert "failed: embedder.model" in (tmp_path / "out" / "table_3.md").read_text()
 
 
-def test_wrong_input_is_refused_with_one_sentence(small_corpus, tmp_path):
-    ended = subprocess.run(
-        command(small_corpus.folder, tmp_path, "--set", "sites.hospitals=3"), capture_output=True, text=True
-    )
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("nosology: federated_heads: [sites] has no key 'hospitals'; allowed: count")
+def test_invalid_input_raises(small_corpus, tmp_path):
     corpus, out = ["--corpus", str(small_corpus.folder)], ["--out", str(tmp_path / "out")]
     for arguments, sentence in (
         (["grid"], "PAPER must be one of federated_heads, dual_laat, hmhan, plant; got 'grid'"),
@@ -115,6 +110,10 @@ def test_wrong_input_is_refused_with_one_sentence(small_corpus, tmp_path):
         (["dual_laat", "1", "--small"], "--out and --corpus must be given"),
         (["dual_laat", "1", *corpus, *out], "--corpus must name the ICD-10 corpus and then one ICD-9 corpus or more"),
         (["dual_laat", "1", *corpus, *corpus, *out], "each corpus must be given once"),
+        (
+            ["federated_heads", "--small", *out, "--set", "sites.hospitals=3"],
+            "federated_heads: [sites] has no key 'hospitals'; allowed: count",
+        ),
         (["hmhan", "--small", "--set", "nothing=3", *out], "hmhan: a recipe has no key 'nothing'; allowed: seeds"),
     ):
         refused = CliRunner().invoke(app, ["reproduce", *arguments])
@@ -127,7 +126,7 @@ def test_tables_are_listed(paper):
     assert listed.exit_code == 0 and len(listed.stdout.splitlines()) >= 4
 
 
-def test_removed_commands_name_their_successor():
+def test_removed_commands_name_the_new_command():
     for name, successor in (("grid", "federated_heads"), ("leakage", "hmhan leakage")):
         ended = CliRunner().invoke(app, [name, "small", "--corpus", "x", "--seeds", "2"])
         assert ended.exit_code == 2 and f"nosology reproduce {successor}" in ended.stderr

@@ -1,4 +1,4 @@
-"""Tables of results: what they show, and what they show where runs are missing."""
+"""Tests of the tables of results, complete and with missing runs."""
 
 from __future__ import annotations
 
@@ -11,21 +11,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nosology.config import load_recipe
-from nosology.reproduce.result_tables import Cell, Row, Table, missing, paired_tests, rows_beside_paper, write_tables
+from nosology.reproduce.result_tables import (
+    Cell,
+    Row,
+    Table,
+    missing,
+    paired_tests,
+    rows_with_paper_numbers,
+    write_tables,
+)
 from nosology.reproduce.runner import Run
 
 COLUMNS = {"micro_f1": "F1", "hamming_loss": "Hamming loss"}
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=12))
-def test_mean_and_std_are_those_of_a_sample(values):
+def test_mean_and_std_equal_numpy(values):
     cell = Cell(tuple(values), len(values))
     assert cell.mean == pytest.approx(np.mean(values))
     assert cell.std == pytest.approx(np.std(values, ddof=1), abs=1e-12)
     assert str(cell) == f"{cell.mean:.4f} ± {cell.std:.4f}"
 
 
-def test_cells_show_what_is_missing_and_what_the_paper_has():
+def test_cell_shows_missing_runs_and_the_number_of_the_paper():
     assert str(Cell((), 2)) == "-"
     assert str(Cell((0.5,), 1)) == "0.5000"
     assert str(Cell((0.25, 0.5), 3)) == "0.3750 ± 0.1768 (2 of 3)"
@@ -39,14 +47,14 @@ def some_runs(corpus) -> dict[str, list[Run]]:
 
 def results_of(runs) -> dict[str, dict]:
     rng = np.random.default_rng(0)
-    every = [run for mine in runs.values() for run in mine]
+    every = [run for row_runs in runs.values() for run in row_runs]
     return {run.key: {"metrics": dict(zip(COLUMNS, rng.random(2).tolist()))} for run in every}
 
 
-def test_tables_show_the_means_of_their_runs_beside_the_paper(small_corpus, tmp_path):
+def test_tables_show_means_and_numbers_of_the_paper(small_corpus, tmp_path):
     runs = some_runs(small_corpus)
     results = results_of(runs)
-    rows = rows_beside_paper("hmhan", "4", runs)
+    rows = rows_with_paper_numbers("hmhan", "4", runs)
     table = Table("4", "Models", ("model",), COLUMNS, rows, "reports", lambda r: paired_tests(rows, "micro_f1", r))
     assert write_tables(tmp_path, [table], results, {}) == [tmp_path / "table_4.md"]
     lines = list(csv.DictReader((tmp_path / "table_4.csv").read_text(encoding="utf-8").splitlines()))
@@ -64,12 +72,12 @@ def test_tables_show_the_means_of_their_runs_beside_the_paper(small_corpus, tmp_
         assert f"**{choose(float(v) for (_, m), v in means.items() if m == metric):.4f} ±" in page
 
 
-def test_missing_runs_are_dashes_and_are_counted(small_corpus, tmp_path):
+def test_missing_runs_are_counted_and_shown_as_dashes(small_corpus, tmp_path):
     runs = some_runs(small_corpus)
     every = results_of(runs)
     results = {runs["HMHAN"][0].key: every[runs["HMHAN"][0].key]}
     failed = {runs["HMHAN"][1].key: "it was killed"}
-    table = Table("4", "Models", ("model",), COLUMNS, [Row((name,), tuple(mine)) for name, mine in runs.items()])
+    table = Table("4", "Models", ("model",), COLUMNS, [Row((name,), tuple(runs[name])) for name in runs])
     assert missing(table.runs, results, failed) == "3 missing (1 of them failed)"
     write_tables(tmp_path, [table], results, failed)
     page = (tmp_path / "table_4.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Runs as processes: keys, resume, runs that die."""
+"""Tests of runs as processes: keys, resume, crashed and killed runs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from nosology.core import ConfigError
 from nosology.corpora.corpus import Corpus
 from nosology.reproduce.runner import Run, Runner, StudySettings
 
-# A process that does no work: it notes which run it was, and ends as the run's option says.
+# A process that does no work: it logs its run, and ends as the option `end` of the run says.
 FAKE = """
 import json, os, signal, sys, time
 task = json.loads(sys.stdin.readline())
 place = os.environ["RUNNER_TEST"]
 with open(place, "a") as file:
     file.write("start " + os.path.basename(task["result"]) + "\\n")
-if task["options"]["end"] == "kill" and not os.path.exists(place + ".mended"):
+if task["options"]["end"] == "kill" and not os.path.exists(place + ".fixed"):
     os.kill(os.getpid(), signal.SIGKILL)
-if task["options"]["end"] == "exit" and not os.path.exists(place + ".mended"):
+if task["options"]["end"] == "exit" and not os.path.exists(place + ".fixed"):
     sys.exit(3)
-if task["options"]["end"] == "failure" and not os.path.exists(place + ".mended"):
+if task["options"]["end"] == "failure" and not os.path.exists(place + ".fixed"):
     os.makedirs(os.path.dirname(task["failure"]), exist_ok=True)
     json.dump({"why": "there is no such model"}, open(task["failure"], "w"))
     sys.exit(1)
@@ -48,16 +48,16 @@ def some_runs(corpus: Corpus, *ends: str, repeats: int = 3, **more) -> list[Run]
 
 
 def events(tmp_path: Path) -> list[str]:
-    found = (tmp_path / "ran").read_text().splitlines()
+    lines = (tmp_path / "ran").read_text().splitlines()
     (tmp_path / "ran").write_text("")
-    return found
+    return lines
 
 
 def started(tmp_path: Path) -> list[str]:
     return [line.removeprefix("start ") for line in events(tmp_path) if line.startswith("start ")]
 
 
-def test_runs_that_die_are_noted_and_tried_again_and_the_others_go_on(small_corpus, tmp_path, monkeypatch):
+def test_failed_runs_are_reported_and_repeated(small_corpus, tmp_path, monkeypatch):
     runner = fake_runner(tmp_path, monkeypatch, jobs=2)
     runs = some_runs(small_corpus, "well", "kill", "exit", "failure")
     lines: list[str] = []
@@ -75,7 +75,7 @@ def test_runs_that_die_are_noted_and_tried_again_and_the_others_go_on(small_corp
     done = {key: (tmp_path / "out" / "runs" / f"{key}.json").stat().st_mtime_ns for key in runner.results(runs)}
     assert len(done) == 3
 
-    (tmp_path / "ran.mended").touch()
+    (tmp_path / "ran.fixed").touch()
     assert runner.work(runs) == {} == runner.failures(runs)
     assert sorted(started(tmp_path)) == sorted(f"{key}.json" for key in failed)
     assert all((tmp_path / "out" / "runs" / f"{key}.json").stat().st_mtime_ns == at for key, at in done.items())
@@ -95,7 +95,7 @@ def test_damaged_results_are_run_again(small_corpus, tmp_path, monkeypatch):
     assert json.loads(path.read_text())["seconds"] == 1.0
 
 
-def test_the_first_of_the_runs_that_share_a_cache_runs_alone(small_corpus, tmp_path, monkeypatch):
+def test_first_run_of_a_cache_group_runs_alone(small_corpus, tmp_path, monkeypatch):
     runner = fake_runner(tmp_path, monkeypatch, jobs=3)
     recipe, options = load_recipe("linear"), {"end": "well", "seconds": 0.3}
     runs = [Run(("a",), "m:f", recipe, (small_corpus,), i, options, "cache") for i in range(3)]
@@ -105,7 +105,7 @@ def test_the_first_of_the_runs_that_share_a_cache_runs_alone(small_corpus, tmp_p
     assert [line.split()[0] for line in seen[2:4]] == ["start", "start"]
 
 
-def test_keys_change_with_what_decides_the_result(small_corpus):
+def test_keys_depend_on_all_inputs(small_corpus):
     recipe = load_recipe("linear")
 
     def key(**changes) -> str:
@@ -114,10 +114,10 @@ def test_keys_change_with_what_decides_the_result(small_corpus):
 
     different = [key(), key(function="m:g"), key(recipe=load_recipe("linear", ["seed=1"])), key(options={"x": 1})]
     different += [key(corpora=()), key(repeat=1)]
-    assert len(set(different)) == 6 and key() == key(shares="cache")
+    assert len(set(different)) == 6 and key() == key(cache_group="cache")
 
 
-def test_settings_of_a_study_change_recipes_but_not_what_a_table_sets():
+def test_study_settings_change_recipes_but_not_settings_of_a_table():
     study = StudySettings(recipe={"laat": {"training": {"epochs": 3}, "labels": {"systems": ["icd10cm"]}}})
     recipe = study.load("laat", "seed=4")
     assert (recipe.training.epochs, recipe.seed, recipe.labels.systems) == (3, 4, ["icd10cm"])

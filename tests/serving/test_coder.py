@@ -1,4 +1,4 @@
-"""A note goes in, codes with evidence come out."""
+"""Suggested codes and evidence of a note."""
 
 import numpy as np
 import pytest
@@ -18,31 +18,33 @@ def coder(small_bundle):
     return nosology.load(small_bundle)
 
 
-def test_the_contract(coder):
-    found = coder.code(TEXT)
-    assert {item.code for item in found if item.accepted} == {"I50.9", "M54.5"}
-    assert [item.probability for item in found] == sorted((item.probability for item in found), reverse=True)
-    first = next(item for item in found if item.code == "I50.9")
+def test_suggestions_are_sorted_and_have_evidence(coder):
+    suggestions = coder.code(TEXT)
+    assert {item.code for item in suggestions if item.accepted} == {"I50.9", "M54.5"}
+    assert [item.probability for item in suggestions] == sorted(
+        (item.probability for item in suggestions), reverse=True
+    )
+    first = next(item for item in suggestions if item.code == "I50.9")
     assert first.system == "icd10cm"
     assert first.description == "Heart failure, unspecified"
     assert any("heart failure" in span.text for span in first.evidence)
-    for item in found:
+    for item in suggestions:
         for span in item.evidence:
             assert TEXT[span.start : span.end] == span.text
 
 
-def test_one_coder_carries_several_systems(coder):
+def test_a_coder_suggests_codes_of_several_systems(coder):
     assert {item.system for item in coder.code(TEXT, top=None)} == {"icd10cm", "icd10pcs", "icd9cm"}
 
 
-def test_top(coder):
+def test_top_limits_the_number_of_suggestions(coder):
     assert len(coder.code(TEXT, top=2)) == 2
 
 
 def test_accepted_codes_are_never_cut_off(coder, monkeypatch):
-    whole = coder.code(TEXT)
+    suggestions = coder.code(TEXT)
     monkeypatch.setattr("nosology.serving.coder.TOP", 1)
-    assert coder.code(TEXT) == [item for item in whole if item.accepted]
+    assert coder.code(TEXT) == [item for item in suggestions if item.accepted]
     assert len(coder.code(TEXT, top=1)) == 1
 
 
@@ -50,22 +52,22 @@ def test_an_empty_note_has_no_codes(coder):
     assert coder.code("") == []
 
 
-def test_many_notes_keep_their_order_and_equal_one_by_one(coder):
+def test_batches_give_the_suggestions_of_single_notes_in_order(coder):
     texts = [TEXT, "", "type 2 diabetes"] * 40
     together = list(coder.code_all(texts))
     assert len(together) == len(texts)
-    for text, found in zip(texts[:3], together):
-        assert [item.code for item in found] == [item.code for item in coder.code(text)]
+    for text, suggestions in zip(texts[:3], together):
+        assert [item.code for item in suggestions] == [item.code for item in coder.code(text)]
 
 
-def test_a_release_translates_and_drops(small_bundle):
+def test_a_release_translates_codes_and_drops_unknown_ones(small_bundle):
     now = {item.code for item in Coder.load(small_bundle, release="2026").code(TEXT) if item.accepted}
     then = {item.code for item in Coder.load(small_bundle, release="2019").code(TEXT) if item.accepted}
     assert now == {"I50.9", "M54.50"}
     assert then == {"I50.9", "M54.5"}
 
 
-def test_an_unknown_release_is_answered(small_bundle):
+def test_an_unknown_release_is_refused(small_bundle):
     with pytest.raises(CodeError, match=r"release must be one of .*2019.*; got '1999'"):
         Coder.load(small_bundle, release="1999")
 
@@ -75,17 +77,17 @@ def test_a_threshold_replaces_the_tuned_one(small_bundle):
     assert all(item.accepted for item in Coder.load(small_bundle, threshold=0.0).code(TEXT))
 
 
-def test_systems_keep_suggestions_to_themselves(small_bundle):
-    whole = Coder.load(small_bundle).code(TEXT)
+def test_systems_restrict_suggestions(small_bundle):
+    everything = Coder.load(small_bundle).code(TEXT)
     narrow = Coder.load(small_bundle, systems=["icd9cm", "icd10pcs"]).code(TEXT)
-    assert narrow == [item for item in whole if item.system in ("icd9cm", "icd10pcs")]
+    assert narrow == [item for item in everything if item.system in ("icd9cm", "icd10pcs")]
     with pytest.raises(ConfigError, match=r"system must be one of icd9cm, .*; got icd11"):
         Coder.load(small_bundle, systems=["icd11"])
     with pytest.raises(ConfigError, match=r"system must be one that the coder knows: .*; got icd9proc"):
         Coder.load(small_bundle, systems=["icd9proc"])
 
 
-def test_a_linear_coder_takes_no_codes(small_bundle):
+def test_a_linear_coder_refuses_a_list_of_codes(small_bundle):
     with pytest.raises(ConfigError, match="kind linear: it knows only the codes it was trained on"):
         Coder.load(small_bundle, codes=[(Code("icd10cm", "I50.9"), "Heart failure")])
 
@@ -94,7 +96,7 @@ HEART9, HEART10, PAIN = Code("icd9cm", "428.0"), Code("icd10cm", "I50.9"), Code(
 
 
 class ByDescription:
-    """A coder that reads descriptions: a code is as probable as many of its words stand in the note."""
+    """A coder that reads descriptions: a code is more probable the more of its words are in the note."""
 
     kind, within_versions = "fake", True
 
@@ -124,35 +126,35 @@ def bundle():
     return Bundle(model, Decision(0.5), {}, {})
 
 
-def found(coder):
+def suggested_codes(coder):
     return {Code(item.system, item.code) for item in coder.code(TEXT)}
 
 
 def test_of_several_versions_the_newest_is_suggested(bundle):
-    assert found(Coder(bundle)) == {HEART10, PAIN}
-    assert found(Coder(bundle, systems=["icd9cm"])) == {HEART9}
-    assert found(Coder(bundle, systems=["icd9cm", "icd10cm"])) == {HEART9, HEART10}
+    assert suggested_codes(Coder(bundle)) == {HEART10, PAIN}
+    assert suggested_codes(Coder(bundle, systems=["icd9cm"])) == {HEART9}
+    assert suggested_codes(Coder(bundle, systems=["icd9cm", "icd10cm"])) == {HEART9, HEART10}
 
 
 def test_a_coder_of_one_old_version_suggests_it(bundle):
     alone = Bundle(bundle.model.with_codes([(HEART9, "heart failure")]), bundle.decision, {}, {})
-    assert found(Coder(alone)) == {HEART9}
+    assert suggested_codes(Coder(alone)) == {HEART9}
 
 
-def test_codes_of_the_user_take_the_place_of_those_trained(bundle, tmp_path):
+def test_codes_of_the_user_replace_those_of_training(bundle, tmp_path):
     new = Code("icd10cm", "I50.77")
     codes = [(new, "Heart failure of next year"), (HEART9, "congestive")]
     coder = Coder(bundle, codes=codes)
-    assert found(coder) == {new, HEART9}  # the user has chosen: no version is left out
+    assert suggested_codes(coder) == {new, HEART9}  # the user has chosen: no version is left out
     assert {item.description for item in coder.code(TEXT)} == {"Heart failure of next year", "congestive"}
-    assert found(Coder(bundle, codes=codes, systems=["icd10cm"])) == {new}
+    assert suggested_codes(Coder(bundle, codes=codes, systems=["icd10cm"])) == {new}
     dated = Coder(bundle, "2026", codes=[(HEART10, "my heart")])
     assert [item.description for item in dated.code(TEXT)] == ["Heart failure, unspecified"]
-    assert found(Coder(bundle)) == {HEART10, PAIN}
+    assert suggested_codes(Coder(bundle)) == {HEART10, PAIN}
 
 
 def test_codes_may_come_from_a_file(bundle, tmp_path, monkeypatch):
     path = tmp_path / "my_codes.csv"
     path.write_text("code,description\nI50.77,heart\n")
     monkeypatch.setattr(Bundle, "load", lambda folder: bundle)
-    assert found(Coder.load("anywhere", codes=path)) == {Code("icd10cm", "I50.77")}
+    assert suggested_codes(Coder.load("anywhere", codes=path)) == {Code("icd10cm", "I50.77")}

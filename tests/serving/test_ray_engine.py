@@ -1,4 +1,4 @@
-"""The coder on a Ray cluster of two workers says what it says here."""
+"""Coding on a Ray cluster of two workers gives the predictions of one process."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from nosology.core import ConfigError
 from nosology.serving.coder import Coder
 from tests.conftest import small_notes
 
-# A process of its own: Ray's threads and its log handlers would outlive a test.
+# A separate process: Ray's threads and its log handlers would outlive a test.
 PROGRAM = """
 import json, sys
 from nosology.core import Note
@@ -23,7 +23,7 @@ for note_id, codes in code_on_ray(notes, bundle=sys.argv[1], top=3, workers=2):
 
 
 @pytest.mark.timeout(180)
-def test_two_workers_give_the_same_in_the_same_order(small_bundle):
+def test_two_workers_give_the_predictions_of_one_process_in_order(small_bundle):
     notes = small_notes(150, seed=3)
     lines = "\n".join(json.dumps({"id": note.id, "text": note.text}) for note in notes)
     run = subprocess.run(
@@ -34,15 +34,34 @@ def test_two_workers_give_the_same_in_the_same_order(small_bundle):
         env={**os.environ, "RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0"},
         timeout=170,
     )
-    assert run.returncode == 0, run.stderr[-2000:]
-    found = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("[")]
-    assert [note_id for note_id, _ in found] == [note.id for note in notes]
+    assert (run.returncode, run.stderr) == (0, "")  # nothing of Ray
+    predictions = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("[")]
+    assert [note_id for note_id, _ in predictions] == [note.id for note in notes]
     coder = Coder.load(small_bundle)
-    for (_, codes), suggestions in zip(found, coder.code_all((note.text for note in notes), 3)):
+    for (_, codes), suggestions in zip(predictions, coder.code_all((note.text for note in notes), 3)):
         assert codes == [json.loads(json.dumps(item.to_json())) for item in suggestions]
 
 
-def test_the_engine_must_be_one_that_is_there(small_bundle, tmp_path):
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--engine", "ray", "--json", "--release", "1850"], "release must be one of"),
+        (["--engine", "ray", "--json", "--system", "icd11"], "system must be one of"),
+        (["--engine", "ray", "--json", "--address", "127.0.0.1:1"], "--address must be that of a running Ray cluster"),
+        (["--engine", "ray", "--json", "--address", "nowhere"], "--address must be that of a running Ray cluster"),
+        (["--workers", "3"], "--workers has no effect without --engine ray"),
+        (["--address", "auto"], "--address has no effect without --engine ray"),
+    ],
+)
+def test_wrong_options_are_refused_with_one_sentence(small_bundle, tmp_path, options, sentence):
+    (tmp_path / "n.txt").write_text("x")
+    command = [sys.executable, "-m", "nosology", "code", str(small_bundle), str(tmp_path / "n.txt"), *options]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=170)
+    assert run.returncode == 1 and run.stderr.startswith("nosology: ") and run.stderr.count("\n") == 1
+    assert sentence in run.stderr
+
+
+def test_unknown_engines_are_refused(small_bundle, tmp_path):
     from nosology.cli.coder_commands import code
 
     (tmp_path / "n.txt").write_text("x")

@@ -86,3 +86,16 @@ def test_a_word_with_one_wrong_letter_matches():
 def test_another_ending_or_a_short_word_does_not_match(word):
     index = index_of(["keratitis", "eosinophilia", "necrosis", "ilium", "ptosis"])
     assert index.find(TokenizedNote.from_text(word), 0) == []
+
+
+def test_numbers_of_list_items_are_part_of_no_phrase():
+    index = index_of(["type 1 diabetes", "stage 2"])
+    assert index.find(TokenizedNote.from_text("1. Diabetes, type not stated\n2) Ulcer, stage unknown"), 2) == []
+    assert index.find(TokenizedNote.from_text("1. Diabetes type 1"), 2)
+
+
+@pytest.mark.parametrize("text", ["chronic CHF", "chronic chf"])
+def test_abbreviations_are_written_out_inside_longer_phrases(text):
+    note = TokenizedNote.from_text(text)
+    match = index_of(["chronic heart failure"]).find(note, 2)[0]
+    assert [(int(note.starts[place]), int(note.ends[place])) for place in match.places] == [(0, 7), (8, 11), (8, 11)]

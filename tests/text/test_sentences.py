@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nosology.text import sentences
+from tests.timing import assert_linear_time
 
 
 def split(text):
@@ -62,5 +63,18 @@ def test_sentences_cover_all_characters_except_blanks(text):
 @pytest.mark.parametrize(
     "piece", [" ", ".", ". ", "\n", "\n ", "_", "a.", "1. ", "A: ", "?)", "\r", "a\n", "word ", "aaaaaaaaaa1. "]
 )
-def test_time_is_linear(assert_linear_time, piece):
-    assert_linear_time(sentences, piece, 100_000)
+def test_time_is_linear(piece):
+    assert_linear_time(lambda count: sentences(piece * count), 30_000)
+
+
+def test_a_line_with_room_for_the_next_word_was_not_wrapped():
+    text = (
+        "Dialysis three times a week; missed two sessions because of no transportation\nChronic heart failure\n"
+        + "Course: dialysis twice, potassium back to normal, no volume overload, lungs clear, discharged the next day."
+    )
+    assert split(text)[1] == "Chronic heart failure"
+
+
+@pytest.mark.parametrize("text", ["No bladder sx. DM2 diet controlled.", "Sister lung ca. TB test done."])
+def test_capitals_after_an_abbreviation_start_a_sentence(text):
+    assert len(split(text)) == 2

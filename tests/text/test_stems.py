@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nosology.text.data import rows
 from nosology.text.stems import stem, word_keys
+from nosology.text.tokens import rows
 
 EQUAL = [
     "haemorrhages hemorrhage hemorragia hemorragias",

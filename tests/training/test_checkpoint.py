@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from contextlib import suppress
+
 import pytest
 import torch
 from torch import nn
@@ -110,3 +113,26 @@ def test_temporary_files_of_a_killed_run_are_deleted(tmp_path):
         path.write_bytes(b"half")
     Checkpoints(tmp_path, "x").prepare()
     assert list(tmp_path.iterdir()) == [unrelated]
+
+
+def test_a_flipped_bit_is_an_error(tmp_path):
+    checkpoints = Checkpoints(tmp_path, "run")
+    checkpoints.prepare()
+    net, optimizer = net_and_optimizer(0)
+    take_steps(net, optimizer, 2)
+    checkpoints.save(net, optimizer, TrainingState(step=2))
+    checkpoints.save_best(net, {"epoch": 1})
+    generator = random.Random(0)
+    for path, load in (
+        (checkpoints.path, lambda: checkpoints.load(*net_and_optimizer(1))),
+        (checkpoints.best, lambda: checkpoints.load_best(TiedNet(1))),
+    ):
+        intact = path.read_bytes()
+        for _ in range(60):
+            damaged = bytearray(intact)
+            damaged[generator.randrange(len(intact))] ^= 1 << generator.randrange(8)
+            path.write_bytes(damaged)
+            with suppress(DataError):
+                assert load() is None  # the flipped bit is in the fingerprint: a checkpoint of another run
+        path.write_bytes(intact)
+        assert load() in (TrainingState(step=2), {"epoch": 1})

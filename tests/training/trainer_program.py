@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.tensorboard import SummaryWriter  # noqa: F401
 
 from nosology.training import checkpoint
 from nosology.training.data_loader import Batch, pad_notes, token_mask
@@ -146,7 +147,8 @@ def _kill_after_best(number: int) -> None:
 
 
 def run_in_subprocesses(folder: str, runs: list[dict]) -> None:
-    """Runs each run in a subprocess and prints its exit code. A run says where to kill it, and settings that differ."""
+    """Runs each run in a subprocess and prints its exit code; a run names its kill point and changed settings."""
+    torch.optim.AdamW([nn.Parameter(torch.zeros(1))])  # imports, as SummaryWriter above, once for all processes
     for run in runs:
         child = os.fork()
         if child == 0:

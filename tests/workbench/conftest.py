@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, text
 from nosology.core import Note
 from nosology.workbench.accounts import create_token, create_user
 from nosology.workbench.cases import add_notes
-from nosology.workbench.database import database_url, open_database, write_transaction
+from nosology.workbench.database import open_database, postgres_url, write_transaction
 from nosology.workbench.services import ServerSettings
 
 PASSWORD = "correct horse battery"
@@ -63,7 +63,7 @@ def new_store(request, folder, kind: str) -> str:
         return str(folder / "workbench.db")
     address = request.getfixturevalue("postgres")
     name = f"test_{next(_numbers)}"
-    admin = create_engine(database_url(address), isolation_level="AUTOCOMMIT")
+    admin = create_engine(postgres_url(address), isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
         connection.execute(text(f"CREATE SCHEMA {name}"))  # faster than a new database
     admin.dispose()
@@ -73,9 +73,9 @@ def new_store(request, folder, kind: str) -> str:
 @pytest.fixture
 def engine(store):
     """An open store with its tables."""
-    made = open_database(store)
-    yield made
-    made.dispose()
+    engine = open_database(store)
+    yield engine
+    engine.dispose()
 
 
 @pytest.fixture
@@ -96,12 +96,12 @@ def note_id(engine) -> int:
 
 def fill_people(address: str) -> dict[str, str]:
     """The API tokens of new users, by name."""
-    made, found = open_database(address), {}
-    with write_transaction(made) as connection:
+    engine, tokens = open_database(address), {}
+    with write_transaction(engine) as connection:
         for name, role in {"ann": "coder", "ben": "coder", "rita": "reviewer", "adam": "admin"}.items():
-            found[name] = create_token(connection, create_user(connection, name, role, PASSWORD), "tests")
-    made.dispose()
-    return found
+            tokens[name] = create_token(connection, create_user(connection, name, role, PASSWORD), "tests")
+    engine.dispose()
+    return tokens
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def waiting(engine: Engine) -> int:
 def chromium():
     """Debian's Chromium (`make test` installs it), or another installed one."""
     with sync_playwright() as playwright:
-        path = next((found for name in NAMES if (found := shutil.which(name))), None)
+        path = next((located for name in NAMES if (located := shutil.which(name))), None)
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
         yield browser
         browser.close()
@@ -283,14 +283,14 @@ EVERYTHING = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-prac
 )
 def test_axe_finds_no_violation(chromium, address, scheme, rules, paths):
     page = signed_in(chromium, address, "adam", color_scheme=scheme)
-    found = {}
+    violations = {}
     for path in paths:
         page.goto(address + path)
         page.evaluate(AXE)  # the page's own policy lets no other script in; this is the debugger's way
         result = page.evaluate("(rules) => axe.run(document, {runOnly: rules})", rules)
         if result["violations"]:
-            found[path] = [(v["id"], [n["html"][:120] for n in v["nodes"][:3]]) for v in result["violations"]]
-    assert found == {}
+            violations[path] = [(v["id"], [n["html"][:120] for n in v["nodes"][:3]]) for v in result["violations"]]
+    assert violations == {}
 
 
 def test_pages_fit_small_and_large_screens(chromium, address):

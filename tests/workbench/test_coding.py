@@ -27,10 +27,10 @@ from nosology.workbench.uploads import normalize_encounter
 @pytest.fixture(scope="module")
 def pool(small_bundle):
     """One process with the small coder."""
-    made = CoderPool(small_bundle, processes=1, max_pending=2)
-    made.load()
-    yield made
-    made.close()
+    pool = CoderPool(small_bundle, processes=1, max_pending=2)
+    pool.load()
+    yield pool
+    pool.close()
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_urgent_notes_and_small_batches_come_first(engine, batch, pool, small_bu
     background = BackgroundCoder(engine, pool, register_coder(engine, small_bundle, None), concurrency=1)
     assert [row.note_id for row in background._waiting_notes(3)] == [41, 1, 2]
     background.prioritize(30)
-    background.prioritize(999)  # there is none, and nobody waits for it for ever
+    background.prioritize(999)  # an unknown note: nothing waits for it
     assert [row.note_id for row in background._waiting_notes(3)] == [30, 41, 1]
     assert list(background._urgent) == [30]
 

@@ -11,7 +11,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from nosology.core import Code, ConfigError, ConflictError, Note, OutputError, ReviewError
+from nosology.core import Code, ConfigError, ConflictError, DataError, Note, OutputError, ReviewError
 from nosology.workbench.audit_log import log_access, read_log
 from nosology.workbench.cases import (
     add_notes,
@@ -22,9 +22,12 @@ from nosology.workbench.cases import (
     select_queue,
 )
 from nosology.workbench.database import (
+    APPLICATION_ID,
+    StoreGoneError,
     audit,
     codings,
     decisions,
+    is_alive,
     metadata,
     migrate,
     notes,
@@ -53,6 +56,69 @@ def test_a_database_of_version_0_1_opens_and_has_the_present_tables(tmp_path):
     engine.dispose()
 
 
+@pytest.mark.parametrize(
+    "tables", ["CREATE TABLE users (name TEXT)", "CREATE TABLE alembic_version (version_num TEXT)"]
+)
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_database_of_another_program_is_refused_and_not_changed(tmp_path, tables, existing):
+    path = tmp_path / "other.db"
+    with closing(sqlite3.connect(path)) as other:
+        other.execute(tables)
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="database of another program"):
+        open_database(str(path), existing=existing)
+    assert path.read_bytes() == before and [file.name for file in tmp_path.iterdir()] == ["other.db"]
+
+
+def test_a_file_that_is_no_database_is_refused_and_not_changed(tmp_path):
+    (tmp_path / "notes.txt").write_text("no database" * 100)
+    with pytest.raises(ConfigError, match="no SQLite database"):
+        open_database(str(tmp_path / "notes.txt"))
+    assert (tmp_path / "notes.txt").read_text() == "no database" * 100
+
+
+def test_an_empty_database_is_a_new_store(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")  # what a full disk leaves of a new store
+    assert (tmp_path / "store.db").stat().st_size
+    open_database(str(tmp_path / "store.db")).dispose()
+
+
+def test_a_replaced_store_is_not_written(tmp_path):
+    engine = open_database(str(tmp_path / "store.db"))
+    open_database(str(tmp_path / "other.db")).dispose()
+    (tmp_path / "other.db").rename(tmp_path / "store.db")
+    with pytest.raises(StoreGoneError, match="deleted or replaced"), write_transaction(engine) as connection:
+        add_notes(connection, [Note("a", "text")], None)
+    assert not is_alive(engine)
+    engine.dispose()
+
+
+def test_a_store_that_must_exist_is_not_created(tmp_path):
+    with pytest.raises(DataError, match="no such store"):
+        open_database(str(tmp_path / "missing.db"), existing=True)
+    assert list(tmp_path.iterdir()) == []
+    open_database(str(tmp_path / "store.db")).dispose()
+    open_database(str(tmp_path / "store.db"), existing=True).dispose()
+
+
+def test_a_store_has_an_application_id(tmp_path):
+    open_database(str(tmp_path / "store.db")).dispose()
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection:
+        assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+
+
+def test_a_store_of_version_0_1_is_not_migrated_when_it_is_read(tmp_path):
+    path = tmp_path / "old.db"
+    with closing(sqlite3.connect(path)) as old:
+        old.executescript((Path(__file__).parent / "database_0_1.sql").read_text())
+        old.execute("DROP INDEX ix_notes_site")
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="of another version"):
+        open_database(str(path), existing=True)
+    assert path.read_bytes() == before
+
+
 def test_a_database_is_reopened_unchanged(store, engine, note_id, people):
     record_decision(engine, note_id, "add", HEART, user=people["ann"], version=0)
     again = open_database(store)
@@ -76,7 +142,7 @@ def test_invalid_stores_give_an_error_without_password(tmp_path):
         open_database("postgresql://me:secret@127.0.0.1:1/x")
     assert "secret" not in str(caught.value)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(OutputError, match="cannot be opened"):
+    with pytest.raises(OutputError, match=r"cannot write .*file is no folder"):
         open_database(str(tmp_path / "file" / "below.db"))
 
 
@@ -139,9 +205,9 @@ def test_concurrent_decisions_get_distinct_versions(engine, note_id, people):
     for thread in threads:
         thread.join()
     with read_transaction(engine) as connection:
-        kept = [(row["version"], row["user_id"]) for row in decision_history(connection, note_id)]
-    assert sorted(wins) == kept
-    assert [version for version, _ in kept] == list(range(1, len(kept) + 1))
+        stored = [(row["version"], row["user_id"]) for row in decision_history(connection, note_id)]
+    assert sorted(wins) == stored
+    assert [version for version, _ in stored] == list(range(1, len(stored) + 1))
     assert len(wins) + len(conflicts) == 48
 
 
@@ -202,7 +268,24 @@ def test_concurrent_accesses_are_all_logged(engine, note_id, people):
 
 def test_an_invalid_log_entry_raises_and_spoils_no_other(engine, note_id, people):
     with pytest.raises(SQLAlchemyError):
-        log_access(engine, 999, "note", note_id, "x")  # nobody has that number
+        log_access(engine, 999, "note", note_id, "x")  # no user has this id
     log_access(engine, people["ann"], "note", note_id, "x")
     with read_transaction(engine) as connection:
         assert connection.scalar(select(func.count()).select_from(audit)) == 1
+
+
+@pytest.mark.parametrize("name", ["other.db", "a?b.db"])
+def test_a_foreign_database_with_a_write_ahead_log_gets_no_new_files(tmp_path, name):
+    with closing(sqlite3.connect(tmp_path / name)) as other:
+        other.execute("PRAGMA journal_mode=WAL")
+        other.execute("CREATE TABLE theirs (x)")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ConfigError, match="database of another program"):
+        open_database(str(tmp_path / name))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("address", ["sqlite://", "sqlite:////tmp/o.db?timeout=3", "sqlite+pysqlite:////tmp/o.db"])
+def test_addresses_of_sqlite_are_refused(address):
+    with pytest.raises(ConfigError, match="store must be a file"):
+        open_database(address)

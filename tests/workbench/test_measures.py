@@ -1,5 +1,8 @@
 """Reviewed notes as a corpus, the demo, and the agreement between its coder and reviewers."""
 
+import time
+from pathlib import Path
+
 import pytest
 from sqlalchemy import func, select
 
@@ -9,7 +12,7 @@ from nosology.corpora.corpus import Corpus
 from nosology.workbench import demo
 from nosology.workbench.audit_log import read_log
 from nosology.workbench.cases import add_notes, load_case, record_decision
-from nosology.workbench.database import notes, open_database, read_transaction, users, write_transaction
+from nosology.workbench.database import audit, batches, notes, open_database, read_transaction, users, write_transaction
 from nosology.workbench.export import reviewed_notes
 from nosology.workbench.measures import (
     agreement_by_chapter,
@@ -37,23 +40,27 @@ def finished(engine, people):
 
 
 def test_reviewed_notes_are_those_that_people_finished(finished):
-    found = list(reviewed_notes(finished))
-    assert [note.id for note in found] == ["n0", "n1"]
-    assert found[0].codes == (HEART,) and found[0].evidence == (Evidence(HEART, 0, 5),)
-    assert found[0].patient == "p0"
+    notes = list(reviewed_notes(finished))
+    assert [note.id for note in notes] == ["n0", "n1"]
+    assert notes[0].codes == (HEART,) and notes[0].evidence == (Evidence(HEART, 0, 5),)
+    assert notes[0].patient == "p0"
     with read_transaction(finished) as connection:
         assert [(row["what"], row["note_id"]) for row in read_log(connection)] == [("corpus", 2), ("corpus", 1)]
 
 
 def test_corpus_prepare_reviews_hides_the_address_of_the_store(finished, store, tmp_path):
-    from pathlib import Path
-
     prepare("reviews", [Path(store)], tmp_path / "corpus")
     corpus = Corpus.open(tmp_path / "corpus")
     assert [note.codes for note in corpus.notes()] == [(HEART,), (HEART,)]
     assert corpus.manifest["source"]["kind"] == "reviews" and corpus.manifest["source"]["paths"] == []
     with pytest.raises(DataError, match="no such store"):
         prepare("reviews", [tmp_path / "nothing.db"], tmp_path / "other")
+
+
+def test_corpus_prepare_of_a_store_without_reviews(store, tmp_path):
+    open_database(store).dispose()
+    with pytest.raises(DataError, match="the store has no reviewed notes"):
+        prepare("reviews", [Path(store)], tmp_path / "corpus")
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +94,23 @@ def test_the_demo_has_users_a_queue_and_reviewed_notes(shown):
 
 def test_agreement_counts_of_the_demo_add_up(shown):
     with read_transaction(shown) as connection:
-        found, changes = load_reviewed_notes(connection), measure_drift(connection)
-    whole = total_agreement(found)
-    assert len(found) == 4 and all(item.by_person and item.seconds > 0 for item in found)
-    assert whole.kept == sum(len(item.suggested & item.final) for item in found)
+        reviewed, changes = load_reviewed_notes(connection), measure_drift(connection)
+    total = total_agreement(reviewed)
+    assert len(reviewed) == 4 and all(item.by_person and item.seconds > 0 for item in reviewed)
+    assert total.kept == sum(len(item.suggested & item.final) for item in reviewed)
     assert (
-        sum(row.final for row in agreement_by_chapter(found)) == whole.final == sum(len(item.final) for item in found)
+        sum(row.final for row in agreement_by_chapter(reviewed))
+        == total.final
+        == sum(len(item.final) for item in reviewed)
     )
-    assert sum(day[1] for day in agreement_by_day(found)) == 4
-    assert agreement_by_code(found)[0].final >= 1 and {row.verdict for row in changes} == {"too few notes"}
+    assert sum(day[1] for day in agreement_by_day(reviewed)) == 4
+    assert agreement_by_code(reviewed)[0].final >= 1 and {row.verdict for row in changes} == {"too few notes"}
+
+
+def test_the_demo_has_the_dates_that_it_tells(shown):
+    now = time.time()
+    with read_transaction(shown) as connection:
+        created = dict(connection.execute(select(batches.c.name, batches.c.created)).all())
+        logged = connection.scalars(select(audit.c.at).order_by(audit.c.id)).all()
+    assert now - created[demo.PAST_BATCH] > 8 * 86_400
+    assert logged == sorted(logged) and len(logged) == 4

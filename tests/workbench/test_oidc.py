@@ -67,11 +67,18 @@ class Provider:
         client_id: Annotated[str, Form()],
         client_secret: Annotated[str, Form()],
     ) -> dict:
-        kept = self.codes.pop(code)
+        authorization = self.codes.pop(code)
         digest = base64.urlsafe_b64encode(hashlib.sha256(code_verifier.encode()).digest()).rstrip(b"=").decode()
-        assert (digest, client_id, client_secret) == (kept["challenge"], CLIENT, SECRET)
+        assert (digest, client_id, client_secret) == (authorization["challenge"], CLIENT, SECRET)
         now = int(time.time())
-        claims = {"iss": self.issuer, "sub": "7", "aud": CLIENT, "iat": now, "exp": now + 60, "nonce": kept["nonce"]}
+        claims = {
+            "iss": self.issuer,
+            "sub": "7",
+            "aud": CLIENT,
+            "iat": now,
+            "exp": now + 60,
+            "nonce": authorization["nonce"],
+        }
         claims |= {"preferred_username": "olga"} | self.faults.get("claims", {})
         key = self.other if self.faults.get("key") else self.key
         if self.faults.get("none"):

@@ -108,16 +108,16 @@ DETAILS = st.fixed_dictionaries(
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from([*ACTIONS, "?"]), DETAILS, st.integers(1, 3)), max_size=12))
 def test_any_decisions_give_a_valid_state_or_an_error(acts):
-    review, kept = Review(), []
+    review, history = Review(), []
     for action, details, user in acts:
         try:
             review = apply_decision(review, action, details, user, length=10)
         except ReviewError:
             continue
-        kept.append((action, details, user))
+        history.append((action, details, user))
         assert len(set(review.codes)) == len(review.codes)
         assert not set(review.codes) & review.rejected.keys()
         assert review.status in STATUSES
-        assert review.version == len(kept)
+        assert review.version == len(history)
         assert all(0 <= span.start < span.end <= 10 for item in review.chosen for span in item.evidence)
-    assert replay(kept, length=10) == review
+    assert replay(history, length=10) == review

@@ -32,8 +32,8 @@ def test_no_response_is_a_server_error(server, mode):
     app, token = server
     schema = schemathesis.openapi.from_asgi("/api/openapi.json", app)
     tried = Counter()
-    for found in schema.get_all_operations():
-        operation = found.ok()
+    for result in schema.get_all_operations():
+        operation = result.ok()
 
         @settings(
             max_examples=EXAMPLES, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
@@ -59,8 +59,8 @@ def test_no_response_is_a_server_error(server, mode):
 
 def test_requests_without_sign_in_are_refused(server):
     schema = schemathesis.openapi.from_asgi("/api/openapi.json", server[0])
-    for found in schema.get_all_operations():
-        operation = found.ok()
+    for result in schema.get_all_operations():
+        operation = result.ok()
         if operation.path.startswith("/api/"):
             path = operation.path.format(note_id=1, batch=1, act="cancel", system="icd10cm", code="I10")
             response = TestClient(server[0]).request(operation.method, path, json={})

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import closing
 from http.client import HTTPException
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from nosology.cli import app
 from nosology.cli.serve import serve as serve_command
-from nosology.core import ConfigError, Note
+from nosology.core import ConfigError, NosologyError, Note
 from nosology.workbench.app import serve
 from nosology.workbench.cases import add_notes, decision_history
 from nosology.workbench.database import open_database, read_transaction, write_transaction
@@ -69,9 +77,9 @@ def test_kill_9_loses_no_acknowledged_decision(small_bundle, store, tmp_path):
     try:
         for note in range(1, 9):
             status, rows = call(again, tokens["ann"], f"/notes/{note}/decisions")
-            kept = [row["version"] for row in rows]
-            assert status == 200 and kept == list(range(1, len(kept) + 1))
-            assert {version for number, version in acknowledged if number == note} <= set(kept)
+            versions = [row["version"] for row in rows]
+            assert status == 200 and versions == list(range(1, len(versions) + 1))
+            assert {version for number, version in acknowledged if number == note} <= set(versions)
         with read_transaction(engine) as connection:
             assert sum(len(decision_history(connection, note)) for note in range(1, 9)) >= len(acknowledged) >= 60
         # And it ends in peace: what is in flight is answered, the exit is clean.
@@ -92,8 +100,77 @@ def test_the_first_start_prints_only_the_one_time_password_and_the_address(small
     server = Server(small_bundle, str(tmp_path / "w.db"), log=log).start()
     server.stop()
     lines = log.read_text().splitlines()
-    assert re.fullmatch(r"First start: sign in as admin with the one-time password \S{20} .*", lines[0])
-    assert lines[1:] == [f"Workbench at {server.address}"]
+    assert lines[0] == f"Created the store {tmp_path / 'w.db'}"
+    assert re.fullmatch(r"First start: sign in as admin with the one-time password \S{20} .*", lines[1])
+    assert lines[2:] == [f"Workbench at {server.address}"]
+
+
+def is_running(process: int) -> bool:
+    """Whether a process exists and has not ended: a dead one without a parent that waits for it is a zombie."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_workers_end_when_the_server_is_killed(small_bundle, tmp_path):
+    server = Server(small_bundle, str(tmp_path / "w.db"), log=tmp_path / "log").start()
+    workers = [
+        int(pid)
+        for task in Path(f"/proc/{server.process.pid}/task").iterdir()
+        for pid in (task / "children").read_text().split()
+    ]
+    assert workers and all(map(is_running, workers))
+    server.process.kill()
+    server.process.wait()
+    end = time.monotonic() + 60
+    while any(map(is_running, workers)):
+        assert time.monotonic() < end, "a worker outlived the server"
+        time.sleep(0.05)
+
+
+def test_the_end_of_the_terminal_ends_the_server_in_peace(small_bundle, tmp_path):
+    store = str(tmp_path / "w.db")
+    token = fill_people(store)["ann"]
+    server = Server(small_bundle, store, log=tmp_path / "log").start()
+    responses = []
+    value = {"text": "type 2 diabetes " * 30_000}
+    asking = threading.Thread(target=lambda: responses.append(call(server, token, "/code", value)[0]))
+    asking.start()
+    while b"nosology_coder_waiting 1.0" not in urllib.request.urlopen(f"{server.address}/metrics").read():
+        time.sleep(0.01)
+    os.killpg(server.process.pid, signal.SIGHUP)  # a terminal sends it to the workers too
+    server.process.wait(timeout=60)
+    asking.join()
+    assert responses == [200]
+
+
+def test_a_store_that_is_deleted_under_the_server_takes_no_more_notes(small_bundle, tmp_path):
+    store = str(tmp_path / "w.db")
+    token = fill_people(store)["adam"]
+    server = Server(small_bundle, store, log=tmp_path / "log").start()
+    for path in tmp_path.glob("w.db*"):
+        path.unlink()
+    batch = {"name": "b", "notes": [{"id": "n", "text": "type 2 diabetes"}]}
+    assert call(server, token, "/notes", batch)[0] == 503
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        urllib.request.urlopen(f"{server.address}/health/ready")
+    end = time.monotonic() + 60
+    while "coding in the background failed: StoreGoneError" not in (tmp_path / "log").read_text():
+        assert time.monotonic() < end, "errors of the server must be in its log"
+        time.sleep(0.05)
+    server.stop()
+    assert not (tmp_path / "w.db").exists()
+
+
+def test_a_wrong_certificate_is_refused_before_anything_is_created(small_bundle, tmp_path):
+    (tmp_path / "cert.pem").write_text("no certificate")
+    settings = ServerSettings(
+        bundle=small_bundle, store=str(tmp_path / "w.db"), tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "cert.pem"
+    )
+    with pytest.raises(ConfigError, match="must be a PEM certificate and its key"):
+        serve(settings)
+    assert not (tmp_path / "w.db").exists()
 
 
 def test_serve_refuses_invalid_options(small_bundle, tmp_path):
@@ -104,7 +181,51 @@ def test_serve_refuses_invalid_options(small_bundle, tmp_path):
     command = [sys.executable, "-m", "nosology", "serve", str(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert run.returncode == 1 and "Traceback" not in run.stderr
-    assert "is no bundle" in run.stderr
+    assert "is no bundle" in run.stderr and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["BUNDLE", "--release", "1850"], "release must be one of 2015"),
+        (["BUNDLE", "--store", "folder"], "folder is a folder"),
+        (["BUNDLE", "--store", "new/"], "got 'new/', a folder"),
+        (["BUNDLE", "--store", ""], "--store must not be empty"),
+        (["BUNDLE", "--store", "/dev/null"], "/dev/null is no file"),
+        (["BUNDLE", "--store", "~nobody-of-that-name/w.db"], "a home folder that does not exist"),
+        (["BUNDLE", "--store", "other.db/w.db"], "other.db is no folder"),
+        (["BUNDLE", "--oidc-role", "coder"], "--oidc-role has no effect without --oidc-issuer"),
+        (["BUNDLE", "--oidc-issuer", ""], "--oidc-issuer must not be empty"),
+        (["--demo", "--new-admin-password"], "--new-admin-password has no effect with --demo"),
+        (["--demo", "--store", "other.db"], "is a database of another program"),
+        (["--demo", "--store", "ours.db"], "--demo needs a new store"),
+        (["--demo", "--release", "1850"], "release must be one of 2015"),
+    ],
+)
+def test_serve_checks_its_options_before_anything_is_written(small_bundle, tmp_path, monkeypatch, options, sentence):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NOSOLOGY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("nosology.workbench.app._check_port", lambda host, port: None)  # others may listen there
+    (tmp_path / "folder").mkdir()
+    with closing(sqlite3.connect("other.db")) as other:
+        other.execute("CREATE TABLE theirs (name TEXT)")
+    fill_people("ours.db")
+    before = {path.name: path.is_file() and path.read_bytes() for path in tmp_path.iterdir()}
+    words = [str(small_bundle) if word == "BUNDLE" else word for word in options]
+    result = CliRunner().invoke(app, ["serve", *words])
+    assert isinstance(result.exception, NosologyError) and sentence in str(result.exception)
+    assert {path.name: path.is_file() and path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_damaged_bundle_creates_no_store(small_bundle, tmp_path):
+    bundle = shutil.copytree(small_bundle, tmp_path / "bundle")
+    (bundle / "model.safetensors").write_bytes(b"damaged")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(NosologyError):
+        serve(ServerSettings(bundle=bundle, store=str(tmp_path / "w.db"), port=port))
+    assert not (tmp_path / "w.db").exists()
 
 
 def test_a_used_port_is_refused_before_anything_is_loaded(tmp_path):

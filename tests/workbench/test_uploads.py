@@ -1,11 +1,16 @@
 """Uploads: text files, notes files, FHIR resources."""
 
 import base64
+import gzip
+import io
 import json
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet as pq
 
 from nosology.core import DataError
+from nosology.workbench import uploads
 from nosology.workbench.uploads import read_upload
 
 
@@ -76,10 +81,55 @@ def test_bulk_export_has_one_resource_per_line():
         read_upload("x.ndjson", raw.partition(b"\n")[0] + b"\n{")
 
 
-@pytest.mark.parametrize("first", [b"%PDF-1.7", b"PK\x03\x04", b"{\\rtf1", "\ufeffhello".encode("utf-16")])
+@pytest.mark.parametrize("first", [b"%PDF-1.7", b"PK\x03\x04", b"{\\rtf1", b"\x1f\x8b"])
 def test_binary_formats_are_refused(first):
     with pytest.raises(DataError, match="not text; save it as plain text"):
         read_upload("letter.txt", first + b"secret")
+
+
+def unpacks_to(megabytes: int, start: bytes, line: bytes) -> bytes:
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as file:
+        file.write(start)
+        for _ in range(megabytes):
+            file.write(line * ((1 << 20) // len(line)))
+    return packed.getvalue()
+
+
+def parquet(texts: list[str]) -> bytes:
+    raw = io.BytesIO()
+    pq.write_table(pa.table({"id": list(map(str, range(len(texts)))), "text": texts}), raw, compression="zstd")
+    return raw.getvalue()
+
+
+def test_files_that_are_too_large_when_unpacked_are_refused(monkeypatch):
+    monkeypatch.setattr(uploads, "MAX_UNPACKED_BYTES", 3 << 20)
+    monkeypatch.setattr(uploads, "MAX_NOTES", 50)
+    for name, raw in (
+        ("lines.jsonl.gz", unpacks_to(4, b"", b"\n")),
+        ("rows.csv.gz", unpacks_to(4, b"id,text\n", b"1,abc\n")),
+        ("texts.parquet", parquet(["a" * 1_000_000] * 4)),
+        ("many.csv", b"id,text\n" + b"".join(b"%d,abc\n" % number for number in range(51))),
+    ):
+        with pytest.raises(DataError, match=f"{name} has more than 50 notes or 3 MB when unpacked"):
+            read_upload(name, raw)
+    assert len(read_upload("texts.parquet", parquet(["a" * 1_000_000] * 3))) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "sentence"),
+    [
+        ("a.csv", b"id,text\n1,abc\n1,def\n", "row 3: found notes with the id of an earlier note"),
+        ("a.jsonl", b'{"id": 1, "text": "abc"}\n{"id": 2, "text": " "}\n', "row 2: found notes without a word"),
+        ("a.csv.gz", gzip.compress(b"id,text\n", mtime=0), "has no notes"),
+        ("a.csv", b"id,text\n" + b"x" * 201 + b",abc\n", "row 1: id may have 200 characters; got 201"),
+        ("a.csv", b"id,text,lang\n1,abc," + b"x" * 21 + b"\n", "row 1: lang may have 20 characters; got 21"),
+    ],
+    ids=["twice", "empty", "none", "id", "lang"],
+)
+def test_no_note_of_a_file_is_left_out(name, raw, sentence):
+    with pytest.raises(DataError, match=sentence):
+        read_upload(name, raw)
 
 
 def test_errors_of_invalid_files_show_no_text():
@@ -87,3 +137,10 @@ def test_errors_of_invalid_files_show_no_text():
         with pytest.raises(DataError) as caught:
             read_upload(name, raw)
         assert "secret" not in str(caught.value)
+
+
+def test_a_row_that_is_no_text_is_refused():
+    raw = b"id,text\n7,hello\n8,{\\rtf1 secret}\n"
+    with pytest.raises(DataError, match=r"notes\.csv row 3: .*not plain text") as caught:
+        read_upload("notes.csv", raw)
+    assert "secret" not in str(caught.value)

@@ -11,7 +11,7 @@ from typing import Any
 from nosology.core import ConfigError, __version__
 from nosology.core.files import atomic_folder, write_json
 from nosology.core.progress import progress
-from nosology.corpora.simulate.hospital import YEARS, Hospital, Mimic4Writer, simulate_notes
+from nosology.corpora.simulate.hospital import EVIDENCE, YEARS, Hospital, Mimic4Writer, simulate_notes
 
 __all__ = ["LAYOUTS", "MARKER", "YEARS", "simulate", "simulate_notes"]
 
@@ -32,7 +32,7 @@ def simulate(
     if patients < 1:
         raise ConfigError(f"patients must be at least 1; got {patients}")
     hospital = Hospital(years)
-    with atomic_folder(out, marker=MARKER) as folder:
+    with atomic_folder(out, marker=MARKER, files=["hosp/*.csv.gz", "note/*.csv.gz", EVIDENCE]) as folder:
         with LAYOUTS[layout](folder) as writer:
             writer.write_titles()
             for index in progress(range(patients), "simulating", unit="patients"):

@@ -272,7 +272,7 @@ class _ConditionSampler:
         self.present[key] = concept, is_coded
         self.excluded.update(concept.excludes)
         self.coded += is_coded
-        for linked, probability in concept.links:
+        for linked, probability in concept.links.items():
             if self.coded < self.n_codes and self.rng.random() < probability:
                 self.add(self.clinic.concepts[linked])
         return True

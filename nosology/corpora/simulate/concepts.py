@@ -1,33 +1,35 @@
 """Clinical concepts of the simulated hospital: conditions and procedures, their codes, and the words for them.
 
-The files in data/conditions have one block per concept:
+The files in data/conditions have one table per concept:
 
-    @ key kind [F|M] [18-50] | cluster weight, ... | general weight young middle old
-    CODE[/ICD9] weight [if key ...] [: wordings of this code; ...]     (:= if the general wordings do not fit it)
-    ~ wordings of the whole concept; ...
-    lay | rx | lab | ex | hc | im   signals that imply it without a mention: lay words, drugs, laboratory values,
-                                    examination, hospital course, imaging (EXAM: finding)
-    + key probability, ...          concepts that occur with it
-    ! key, ...                      concepts that it excludes
+    [cad]
+    kind = "chronic"                       # see clinic.VISIBILITY; optional: sex = "F", ages = [18, 50]
+    clusters = { cardiac = 22 }            # weight in each cluster of patients
+    general = [0, 9, 20]                   # weight in the general population: young, middle, old
+    codes = [{ code = "I25.10", weight = 80 }]   # with the fields of Coding and the names of this code only
+    names = ["coronary artery disease", "CAD"]   # names of the whole concept; {a|b} and <1-9> are choices
+    signals.drug = ["Aspirin 81 mg PO DAILY"]    # implies it without a mention; also lay, lab, exam, course, imaging
+    links = { hld = 0.5 }                  # probabilities of concepts that occur with it
+    excludes = ["no_cad"]                  # concepts that it excludes
 """
 
 from __future__ import annotations
 
-import re
+import tomllib
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib.resources import files
 from itertools import accumulate
 from random import Random
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from zlib import crc32
 
 import numpy as np
 
 from nosology.codes import describe, map_code, table
-from nosology.core import Code, DataError
+from nosology.core import Code
 from nosology.corpora.simulate.wording import (
     NO_WORDING,
     Wording,
@@ -39,11 +41,6 @@ from nosology.corpora.simulate.wording import (
 
 if TYPE_CHECKING:
     from nosology.corpora.simulate.clinic import HospitalSite
-
-KINDS = ("chronic", "acute", "symptom", "status", "family", "cause", "procedure")
-SIGNALS = ("lay", "rx", "lab", "ex", "hc", "im")
-
-_CODE = re.compile(r"([A-Z0-9.]+)(?:/([A-Z0-9.]+))?\s+([\d.]+)(?:\s+if\s+([a-z0-9_ ]+?))?\s*(?:(:=?)\s*(.*))?$")
 
 # Standard deviations of the log frequency of a code: between categories, and between the codes of a category.
 # Frequencies are clipped at MAX_DEVIATIONS; codes below MIN_DEVIATIONS do not occur.
@@ -69,7 +66,7 @@ class Coding:
     code: str
     icd9: str | None = None
     weight: float = 1.0
-    requires: tuple[str, ...] = ()
+    requires: Sequence[str] = ()
     wording: Wording = NO_WORDING
     distinct: bool = False
 
@@ -83,101 +80,35 @@ class Concept:
     codings: tuple[Coding, ...]
     generic: Wording = NO_WORDING
     sex: str = ""
-    ages: tuple[int, int] = (18, 120)
+    ages: Sequence[int] = (18, 120)
     clusters: dict[str, float] = field(default_factory=dict)
-    general: tuple[float, ...] = (0.0, 0.0, 0.0)
-    signals: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    links: tuple[tuple[str, float], ...] = ()
-    excludes: tuple[str, ...] = ()
+    general: Sequence[float] = (0.0, 0.0, 0.0)
+    signals: dict[str, list[str]] = field(default_factory=dict)
+    links: dict[str, float] = field(default_factory=dict)
+    excludes: Sequence[str] = ()
 
 
 @cache
 def concepts() -> dict[str, Concept]:
     """key -> concept, all hand-written concepts."""
-    by_key: dict[str, Concept] = {}
     folder = files("nosology.corpora.simulate").joinpath("data/conditions")
-    for file in sorted(folder.iterdir(), key=lambda file: file.name):
-        for row, block in _blocks(file.read_text(encoding="utf-8")):
-            try:
-                concept = _parse_concept(block)
-            except (ValueError, IndexError) as error:
-                raise DataError(f"{file.name}, line {row}: cannot read the block: {error}") from error
-            by_key[concept.key] = concept
-    for concept in by_key.values():
-        required = [key for coding in concept.codings for key in coding.requires]
-        keys = [*required, *(key for key, _ in concept.links), *concept.excludes]
-        if unknown := [key for key in keys if key not in by_key]:
-            raise DataError(f"simulate/data/conditions: {concept.key} names unknown concepts {', '.join(unknown)}")
-    return by_key
+    paths = sorted(folder.iterdir(), key=lambda path: path.name)
+    tables = [tomllib.loads(path.read_text(encoding="utf-8")) for path in paths]
+    return {key: _concept(key, values) for table in tables for key, values in table.items()}
 
 
-def _blocks(text: str) -> Iterator[tuple[int, list[str]]]:
-    block: list[str] = []
-    start = 0
-    for row, line in enumerate(text.splitlines(), 1):
-        if line.startswith("@"):
-            if block:
-                yield start, block
-            block, start = [line], row
-        elif line.strip() and not line.startswith("#"):
-            block.append(line.strip())
-    if block:
-        yield start, block
+def _concept(key: str, values: dict[str, Any]) -> Concept:
+    codings = tuple(Coding(wording=_pop_wording(code), **code) for code in values.pop("codes"))
+    signals = {kind: _expand(patterns) for kind, patterns in values.pop("signals", {}).items()}
+    return Concept(key, codings=codings, generic=_pop_wording(values), signals=signals, **values)
 
 
-def _parse_concept(block: list[str]) -> Concept:
-    head, *weights = block[0][1:].split("|")
-    key, kind, *limits = head.split()
-    if kind not in KINDS:
-        raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind}")
-    sex, ages = "", (18, 120)
-    for limit in limits:
-        if limit in ("F", "M"):
-            sex = limit
-        else:
-            low, high = limit.split("-")
-            ages = (int(low), int(high))
-    codings: list[Coding] = []
-    lines: dict[str, list[str]] = {}
-    for line in block[1:]:
-        mark, _, rest = line.partition(" ")
-        if mark in ("~", "+", "!", *SIGNALS):
-            lines.setdefault(mark, []).extend(_parse_phrases(rest, mark))
-        else:
-            codings.append(_parse_coding(line))
-    if not codings:
-        raise ValueError(f"{key} has no code")
-    return Concept(
-        key=key,
-        kind=kind,
-        codings=tuple(codings),
-        generic=Wording.of(lines.get("~", [])),
-        sex=sex,
-        ages=ages,
-        clusters=dict(_parse_weights(_parse_phrases(weights[0] if weights else "", "+"))),
-        general=tuple(float(weight) for weight in weights[1].split()) if len(weights) > 1 else (0.0, 0.0, 0.0),
-        signals={mark: tuple(lines[mark]) for mark in SIGNALS if mark in lines},
-        links=tuple(_parse_weights(lines.get("+", []))),
-        excludes=tuple(lines.get("!", ())),
-    )
+def _pop_wording(values: dict[str, Any]) -> Wording:
+    return Wording.of(_expand(values.pop("names", ())))
 
 
-def _parse_weights(phrases: list[str]) -> list[tuple[str, float]]:
-    return [(phrase.split()[0], float(phrase.split()[1])) for phrase in phrases]
-
-
-def _parse_phrases(text: str, mark: str) -> list[str]:
-    parts = [part.strip() for part in text.split("," if mark in "+!" else ";")]
-    return [phrase for part in parts if part for phrase in ([part] if mark in "+!" else expand_pattern(part))]
-
-
-def _parse_coding(line: str) -> Coding:
-    match = _CODE.match(line)
-    if not match:
-        raise ValueError(f"neither a code line nor a known mark: {line[:30]!r}")
-    code, icd9, weight, requires, mark, names = match.groups()
-    wording = Wording.of(_parse_phrases(names, "~")) if names else NO_WORDING
-    return Coding(code, icd9, float(weight), tuple((requires or "").split()), wording, distinct=mark == ":=")
+def _expand(patterns: Iterable[str]) -> list[str]:
+    return [phrase for pattern in patterns for phrase in expand_pattern(pattern)]
 
 
 T = TypeVar("T")

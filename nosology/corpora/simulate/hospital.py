@@ -17,8 +17,7 @@ from nosology.codes import table
 from nosology.core import Code, ConfigError, Evidence, Note
 from nosology.corpora.simulate.clinic import Admission, Clinic, Patient
 from nosology.corpora.simulate.concepts import RELEASE, MentionWriter
-from nosology.corpora.simulate.discharge import DischargeWriter
-from nosology.corpora.simulate.radiology import Exam, RadiologyWriter
+from nosology.corpora.simulate.note_writers import DischargeWriter, Exam, RadiologyWriter
 from nosology.corpora.simulate.wording import read_data
 
 YEARS = (2008, 2019)

@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from nosology.core import ConfigError, DataError
-from nosology.core.files import atomic_file
+from nosology.core.files import atomic_file, check_results_folder
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1")  # how programs on the server's machine reach it
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -52,14 +52,38 @@ class ServerCredentials:
             if not path.is_file():
                 raise DataError(f"no {path.name} in {self.folder}: create it with `nosology federate keys`")
         for path in (self.root, self.certificate):
-            if (end := _read_certificate(path).not_valid_after_utc) <= datetime.datetime.now(datetime.UTC):
+            if (end := _load_certificate(path).not_valid_after_utc) <= datetime.datetime.now(datetime.UTC):
                 raise DataError(f"{path} expired on {end:%Y-%m-%d}: delete it and run `nosology federate keys` again")
         return self
+
+
+def check_new_credentials(folder: Path, hosts: list[str], sites: list[str]) -> None:
+    """Raises if credentials of these hosts and sites cannot be created in a folder; call it before the first is."""
+    check_results_folder(folder)
+    for site in sites:
+        check_site_name(site)
+        if hosts and site in ("root", "server"):
+            raise ConfigError(f"with --host, the name of a site must not be root or server; got {site!r}")
+        if (folder / f"{site}.key").exists():
+            read_site_key(folder / f"{site}.key")
+    if not hosts:
+        return
+    for host in hosts:
+        _general_name(host)
+    credentials = ServerCredentials(folder)
+    keys = [_read_tls_key(path) for path in (credentials.authority_key, credentials.key) if path.exists()]
+    if not credentials.root.exists():
+        return
+    if not credentials.authority_key.exists():
+        raise DataError(f"{credentials.authority_key} must be there to sign a new certificate for {credentials.root}")
+    if _load_certificate(credentials.root).public_key() != keys[0].public_key():
+        raise DataError(f"{credentials.root} is not the certificate of {credentials.authority_key}")
 
 
 def create_server_credentials(folder: Path, hosts: list[str], *, days: int = 730) -> ServerCredentials:
     """The credentials of a server, valid for hosts (names or addresses) and for this machine; keeps existing keys."""
     names = [_general_name(host) for host in dict.fromkeys([*hosts, *LOCAL_HOSTS])]
+    check_new_credentials(folder, hosts, [])
     credentials = ServerCredentials(folder)
     folder.mkdir(parents=True, exist_ok=True)
     authority_key = _tls_key(credentials.authority_key)
@@ -80,10 +104,15 @@ def create_server_credentials(folder: Path, hosts: list[str], *, days: int = 730
     return credentials
 
 
-def create_site_key(folder: Path, site: str) -> tuple[Path, Path]:
-    """The private and the public key file of a site; keeps an existing key."""
+def check_site_name(site: str) -> None:
+    """ConfigError if this cannot be the name of a site."""
     if not SITE_NAME.fullmatch(site):
         raise ConfigError(f"the name of a site must be 1 to 64 letters, digits, '.', '_' or '-'; got {site!r}")
+
+
+def create_site_key(folder: Path, site: str) -> tuple[Path, Path]:
+    """The private and the public key file of a site; keeps an existing key."""
+    check_site_name(site)
     folder.mkdir(parents=True, exist_ok=True)
     private, public = folder / f"{site}.key", folder / f"{site}.pub"
     if not private.exists():
@@ -140,10 +169,15 @@ def key_fingerprint(pem: bytes) -> str:
 
 def certificate_fingerprint(path: Path) -> str:
     """A short fingerprint of a certificate file."""
-    return _grouped(_read_certificate(path).fingerprint(hashes.SHA256()).hex())
+    return _grouped(_load_certificate(path).fingerprint(hashes.SHA256()).hex())
 
 
-def _read_certificate(path: Path) -> x509.Certificate:
+def read_certificate(path: Path) -> bytes:
+    """A certificate as PEM; DataError if it cannot be read."""
+    return _load_certificate(path).public_bytes(Encoding.PEM)
+
+
+def _load_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
@@ -210,9 +244,13 @@ def _tls_key(path: Path) -> ec.EllipticCurvePrivateKey:
     if not path.exists():
         new_key = ec.generate_private_key(ec.SECP256R1())
         _write_private(path, new_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return _read_tls_key(path)
+
+
+def _read_tls_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_pem_private_key(path.read_bytes(), None)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise DataError(f"{path} is not a private key; it is not replaced") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise DataError(f"{path} must be an elliptic curve key; it is not replaced")

@@ -38,12 +38,11 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from nosology.core import DataError, FederationError
-from nosology.core.files import atomic_file
-from nosology.federated.deploy.credentials import key_fingerprint, public_bytes, read_site_key
+from nosology.core import FederationError
+from nosology.core.files import atomic_file, exclusive_output
+from nosology.federated.deploy.credentials import key_fingerprint, public_bytes, read_certificate, read_site_key
 from nosology.federated.deploy.flower_process import FlowerProcess, free_port
-from nosology.federated.deploy.superlink import check_address, connection_error, read_root
-from nosology.federated.rounds.federation_setup import lock_file
+from nosology.federated.deploy.superlink import check_address, connection_error
 from nosology.federated.rounds.messages import pack_message, unpack_message
 
 POLL_SECONDS = 0.25  # between requests for tasks
@@ -54,19 +53,50 @@ Report = Callable[[str], None]
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class SiteCredentials:
-    """What a site needs to connect."""
+    """The key of a site and the certificate of its server; both files are read at once."""
 
     name: str
     server: str  # HOST:PORT
     root: Path  # certificate of the authority
     key: Path  # private key of the site
 
-    @property
-    def node_file(self) -> Path:
-        """The file with the node id of the site, next to its key."""
-        return self.key.with_suffix(".node")
+    def __post_init__(self) -> None:
+        check_address(self.server)
+        self._private, self._certificate = read_site_key(self.key), read_certificate(self.root)
+
+    def activate(self) -> int:
+        """The node id of the site, if the server accepts its key: activates its node and deactivates it again.
+
+        A site that was killed is still active at the server, which refuses a second node with its key. So the last node
+        is deactivated first. Its id is in a file next to the key.
+        """
+        public, node_file = public_bytes(self._private.public_key()), self.key.with_suffix(".node")
+        version = RuntimeVersionHttpInterceptor(component_name="nosology")
+        signature = NodeAuthHttpInterceptor(self._private, self._private.public_key())
+        interceptors = [version, signature]
+        with FleetHttpClient.from_server_address(self.server, False, self._certificate, interceptors) as client:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, httpx.HTTPStatusError):
+                last = int(json.loads(node_file.read_text(encoding="utf-8"))["node"])
+                client.DeactivateNode(DeactivateNodeRequest(node_id=last))
+            request = ActivateNodeRequest(public_key=public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+            try:
+                node = client.ActivateNode(request).node_id
+            except httpx.HTTPStatusError as error:
+                raise self._refusal(error.response.status_code, public) from error
+            with atomic_file(node_file) as path:
+                path.write_text(json.dumps({"node": node}), encoding="utf-8")
+            client.DeactivateNode(DeactivateNodeRequest(node_id=node))
+            return node
+
+    def _refusal(self, status: int, public: bytes) -> FederationError:
+        if status not in (httpx.codes.UNAUTHORIZED, httpx.codes.PRECONDITION_FAILED):
+            return FederationError(f"{self.server} answered with HTTP status {status}")
+        return FederationError(
+            f"{self.server} refuses the key of {self.name} (fingerprint {key_fingerprint(public)}): it is not"
+            " registered there, or another process uses it, or the clocks differ"
+        )
 
 
 def serve_site(
@@ -76,24 +106,23 @@ def serve_site(
 
     node_config: the config in the Context of the app. log_file: of the SuperNode.
     """
-    activation = NodeActivation(credentials)
     name, server = credentials.name, credentials.server
-    lock = lock_file(credentials.key.with_suffix(".lock"), f"another process uses {credentials.key}")
+    lock = exclusive_output(credentials.key, f"another process uses {credentials.key}")
     with lock, tempfile.TemporaryDirectory(prefix="nosology-site-") as folder:
         while True:
-            node = _wait_for_server(activation, report)
+            node = _wait_for_server(credentials, report)
             report(f"{name}: connected to {server} as node {node}")
             _serve(credentials, app, node_config, Path(folder), log_file)
             report(f"{name}: the connection to {server} has ended; trying again")
             time.sleep(RETRY_SECONDS)
 
 
-def _wait_for_server(activation: NodeActivation, report: Report) -> int:
+def _wait_for_server(credentials: SiteCredentials, report: Report) -> int:
     """The node of the site, once the server answers."""
-    reported, credentials = False, activation.credentials
+    reported = False
     while True:
         try:
-            return activation.check_key()
+            return credentials.activate()
         except httpx.TransportError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise FederationError(f"{credentials.server}: {connection_error(error)}") from error
@@ -122,59 +151,6 @@ def _serve(credentials: SiteCredentials, app: ClientApp, node_config: dict[str, 
                     time.sleep(POLL_SECONDS)
     finally:
         process.stop()
-
-
-class NodeActivation:
-    """Checks whether the server accepts the key of a site."""
-
-    def __init__(self, credentials: SiteCredentials):
-        check_address(credentials.server)
-        self.credentials = credentials
-        self._private = read_site_key(credentials.key)
-        self._public = public_bytes(self._private.public_key())
-        self._root = read_root(credentials.root)
-
-    def check_key(self) -> int:
-        """The node id of the site: activates its node and deactivates it again.
-
-        A site that was killed is still active at the server, which refuses a second node with its key. So the last node
-        is deactivated first.
-        """
-        version = RuntimeVersionHttpInterceptor(component_name="nosology")
-        signature = NodeAuthHttpInterceptor(self._private, self._private.public_key())
-        credentials = self.credentials
-        try:
-            client = FleetHttpClient.from_server_address(credentials.server, False, self._root, [version, signature])
-        except (OSError, ValueError) as error:
-            raise DataError(f"{credentials.root} is not a certificate") from error
-        with client:
-            last = self._last_node()
-            if last is not None:
-                with contextlib.suppress(httpx.HTTPStatusError):
-                    client.DeactivateNode(DeactivateNodeRequest(node_id=last))
-            request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
-            try:
-                node = client.ActivateNode(request).node_id
-            except httpx.HTTPStatusError as error:
-                raise self._refusal(error) from error
-            with atomic_file(credentials.node_file) as path:
-                path.write_text(json.dumps({"node": node}), encoding="utf-8")
-            client.DeactivateNode(DeactivateNodeRequest(node_id=node))
-            return node
-
-    def _refusal(self, error: httpx.HTTPStatusError) -> FederationError:
-        server, name = self.credentials.server, self.credentials.name
-        if error.response.status_code not in (httpx.codes.UNAUTHORIZED, httpx.codes.PRECONDITION_FAILED):
-            return FederationError(f"{server} answered with HTTP status {error.response.status_code}")
-        return FederationError(
-            f"{server} refuses the key of {name} (fingerprint {key_fingerprint(self._public)}): it is not"
-            " registered there, or another process uses it, or the clocks differ"
-        )
-
-    def _last_node(self) -> int | None:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return int(json.loads(self.credentials.node_file.read_text(encoding="utf-8"))["node"])
-        return None
 
 
 class TaskExecutor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable
 from logging import INFO
 
@@ -13,11 +12,11 @@ from flwr.supercore import log
 from pydantic import ValidationError
 
 from nosology.core import ConfigError
-from nosology.federated.deploy.flower_process import PAUSE, end_with_parent
+from nosology.federated.deploy.flower_process import end_with_parent
 from nosology.federated.federation_settings import FederatedHeadsRecipe
-from nosology.federated.rounds.federation_server import run_federation
+from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.messages import pack_message, unpack_message
-from nosology.federated.rounds.simulation import BasicGrid
+from nosology.federated.rounds.participants import SiteGrid
 
 app = ServerApp()
 
@@ -37,19 +36,19 @@ def main(grid: Grid, context: Context) -> None:
     except ValidationError as error:
         raise ConfigError(f"the recipe of the run must be of kind heads: {error.errors()[0]['msg']}") from error
     names = {int(node): name for node, name in json.loads(str(context.run_config["sites"])).items()}
-    bundle = run_federation(DeployedGrid(grid, names), checked, out, report=lambda line: log(INFO, "%s", line)).bundle
+    bundle = FlowerFederation(DeployedGrid(grid, names), checked, lambda line: log(INFO, "%s", line)).run(out).bundle
     labels = len(bundle.model.labels)
     log(INFO, "%s: heads coder, %d codes, threshold %.3f", out, labels, bundle.decision.threshold)
 
 
-class DeployedGrid(BasicGrid):
+class DeployedGrid(SiteGrid):
     """The grid of a SuperLink, with packed messages. Lists of messages may be empty, which Flower's grid refuses.
 
     names: site name of each node, by its key.
     """
 
     def __init__(self, grid: Grid, names: dict[int, str]):
-        self._grid, self._run, self.names = grid, grid.run, names
+        self._grid, self.names = grid, names
 
     def get_node_ids(self) -> list[int]:
         """The ids of the nodes that are online."""
@@ -72,18 +71,4 @@ class DeployedGrid(BasicGrid):
         for reply in replies:
             if reply.has_content():
                 reply.content = unpack_message(reply.content)
-        return replies
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """The replies that come within the timeout."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        waiting, replies = set(self.push_messages(messages)), []
-        while waiting:
-            new = self.pull_messages(waiting)
-            replies += new
-            waiting -= {reply.metadata.reply_to_message_id for reply in new}
-            if waiting and deadline is not None and time.monotonic() > deadline:
-                break
-            if waiting:
-                time.sleep(PAUSE)
         return replies

@@ -14,14 +14,15 @@ import httpx
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.serde import fab_to_proto, user_config_to_proto
 from flwr.proto import control_pb2 as control
+from flwr.proto.run_pb2 import RunStatus
 from flwr.supercore.constant import NodeStatus
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import FlowerError
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-from nosology.core import ConfigError, DataError, FederationError
-from nosology.federated.deploy.credentials import ServerCredentials, key_fingerprint
+from nosology.core import ConfigError, FederationError
+from nosology.federated.deploy.credentials import ServerCredentials, key_fingerprint, read_certificate
 from nosology.federated.deploy.flower_process import FlowerProcess, wait_until
 
 APP = Path(__file__).parent / "flower_app"
@@ -33,39 +34,12 @@ HIDDEN_LINES = ("Start `flwr-serverapp` process", "Successfully installed ")  # 
 Report = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class RunStatus:
-    """The status of a run."""
-
-    status: str  # pending, starting, running, finished
-    end: str  # of a finished run: completed, failed, stopped
-    details: str  # why it failed
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run has ended, with or without success."""
-        return self.status == "finished"
-
-    @property
-    def completed(self) -> bool:
-        """Whether the run has ended with success."""
-        return self.finished and self.end == "completed"
-
-
 def check_address(address: str) -> str:
     """The address, if it is HOST:PORT."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536 or "/" in host:
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536 or "/" in host:
         raise ConfigError(f"--server must be HOST:PORT; got {address!r}")
     return address
-
-
-def read_root(path: Path) -> bytes:
-    """The certificate of the authority."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot read the root certificate {path}: {error.strerror}") from error
 
 
 class ControlClient:
@@ -73,12 +47,8 @@ class ControlClient:
 
     def __init__(self, address: str, root: Path):
         self.address = check_address(address)
-        try:
-            self._client = ControlHttpClient.from_server_address(
-                address, False, read_root(root), [RuntimeVersionHttpInterceptor("nosology")]
-            )
-        except (OSError, ValueError) as error:
-            raise DataError(f"{root} is not a certificate") from error
+        version = RuntimeVersionHttpInterceptor("nosology")
+        self._client = ControlHttpClient.from_server_address(address, False, read_certificate(root), [version])
 
     def __enter__(self) -> ControlClient:
         return self
@@ -136,8 +106,11 @@ class ControlClient:
     def status(self, run: int) -> RunStatus:
         """The status of a run."""
         with self._errors("return the status of the run"):
-            status = self._client.ListRuns(control.ListRunsRequest(run_id=run)).run_dict[run].status
-            return RunStatus(status.status, status.sub_status, status.details)
+            return self._client.ListRuns(control.ListRunsRequest(run_id=run)).run_dict[run].status
+
+    def has_finished(self, run: int) -> bool:
+        """Whether a run has ended, with or without success."""
+        return self.status(run).status == "finished"
 
     def logs(self, run: int) -> Iterator[str]:
         """The lines of the log of a run, until it ends; reconnects if the connection breaks."""
@@ -155,7 +128,7 @@ class ControlClient:
                         f"the connection to {self.address} was lost in run {run}: start the run again when the server"
                         " is back, and it continues after its last saved round"
                     ) from error
-                if self.status(run).finished:
+                if self.has_finished(run):
                     break
         if rest:
             yield rest
@@ -262,14 +235,14 @@ def follow_run(server: str, root: Path, config: Mapping[str, str], report: Repor
         try:
             for line in _clean_log(client.logs(run)):
                 report(line)
-            wait_until(lambda: client.status(run).finished, 30.0, pause=0.5)
+            wait_until(lambda: client.has_finished(run), 30.0, pause=0.5)
         except KeyboardInterrupt:
             client.stop(run)
             raise
         status = client.status(run)
-        if not status.completed:
+        if (status.status, status.sub_status) != ("finished", "completed"):
             details = " ".join(status.details.removeprefix("ServerApp failed with exception: ").split())
-            end = status.end or status.status
+            end = status.sub_status or status.status
             raise FederationError(f"run {run} did not complete ({end}): {details or 'no reason was given'}")
 
 

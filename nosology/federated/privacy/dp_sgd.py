@@ -21,8 +21,16 @@ import torch
 from torch import Tensor, nn
 
 from nosology.core import ConfigError
-from nosology.models.heads.heads_net import BatchNorm, HeadNet, VectorBatch, hybrid_loss
-from nosology.models.heads.vector_training import Penalty, VectorNotes, make_optimizer, make_plan
+from nosology.models.heads.heads_net import (
+    BatchNorm,
+    HeadNet,
+    Penalty,
+    VectorBatch,
+    VectorNotes,
+    hybrid_loss,
+    make_optimizer,
+    make_plan,
+)
 from nosology.training.cuda_graphs import run_epochs
 from nosology.training.recipe_settings import TrainerSettings
 

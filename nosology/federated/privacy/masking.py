@@ -25,7 +25,7 @@ SHARE_BYTES = 33
 
 
 def to_fixed_point(values: np.ndarray, sites: int) -> np.ndarray:
-    """Numbers (N,) as integers modulo 2^64, uint64; DataError if a sum over so many sites could overflow."""
+    """Numbers (N,) as integers modulo 2^64, uint64; DataError if a sum over this many sites could overflow."""
     values = np.asarray(values, dtype=np.float64)
     if not np.isfinite(values).all():
         raise DataError("the update of the site contains NaN or infinity")

@@ -24,17 +24,9 @@ from nosology.federated.federation_settings import PrivacySettings
 from nosology.federated.privacy.masking import from_fixed_point
 from nosology.federated.privacy.secure_aggregation import Json, SecureServer, SecureSession, site_noise_scale
 from nosology.federated.privacy.site_noise import PrivacyBudget, clip_update, secure_normal, weight_difference
-from nosology.federated.rounds.federated_site import LABEL_ROWS, LocalUpdate
+from nosology.federated.rounds.federated_site import LABEL_ROWS, SiteUpdate
 from nosology.federated.rounds.federation_setup import Arrays
-from nosology.federated.rounds.messages import (
-    ARRAYS,
-    CONFIG,
-    SiteUpdate,
-    error_reason,
-    get_arrays,
-    get_value,
-    make_content,
-)
+from nosology.federated.rounds.messages import ARRAYS, CONFIG, error_reason, get_arrays, get_value, make_content
 from nosology.federated.rounds.participants import Participants
 from nosology.federated.rounds.strategy import ValidatingStrategy
 
@@ -47,9 +39,9 @@ def vector_size(weights: Arrays) -> int:
     return sum(array.size for array in weights.values()) + len(weights["out.bias"]) + 3
 
 
-def to_vector(update: LocalUpdate, initial: Arrays, privacy: PrivacySettings, threshold: int) -> np.ndarray:
+def to_vector(update: SiteUpdate, initial: Arrays, privacy: PrivacySettings, threshold: int) -> np.ndarray:
     """The vector (N,), float64, of a site. initial: the weights at the start of the round."""
-    added = weight_difference(update.weights, initial)
+    added = weight_difference(update.arrays, initial)
     weight = float(update.notes)
     if privacy.site_clip:
         added, weight = clip_update(added, privacy.site_clip), 1.0
@@ -123,7 +115,7 @@ class SecureRounds:
         replies = self.participants.request(kind, contents)
         for site in contents:
             if site not in replies:
-                self.strategy.refused[site] = f"no reply within {self.participants.settings.wait:g} s"
+                self.strategy.refused[site] = f"no reply within {self.participants.settings.timeout:g} s"
             elif replies[site].has_error():
                 self.strategy.refused[site] = error_reason(replies[site].error)
         return {site: reply for site, reply in sorted(replies.items()) if not reply.has_error()}

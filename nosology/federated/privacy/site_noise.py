@@ -23,8 +23,8 @@ import numpy as np
 from nosology.core import ConfigError
 from nosology.federated.federation_settings import FederatedHeadsRecipe, PrivacySettings
 from nosology.federated.privacy.dp_sgd import PrivacyAccountant, secure_generator
+from nosology.federated.rounds.federated_site import SiteUpdate
 from nosology.federated.rounds.federation_setup import Arrays
-from nosology.federated.rounds.messages import SiteUpdate
 from nosology.federated.rounds.strategy import ROBUST
 
 _MIN_SECURE_SITES = 3  # of two sites each could subtract its own update from the sum
@@ -126,7 +126,7 @@ class CentralNoise:
 class PrivacyBudget:
     """The privacy mechanisms of the server, and the accountants of sites (`central`) and of notes (`records`).
 
-    With `record_noise`, the notes of a site are accounted for whenever the site is asked to train, even if its reply is
+    With `record_noise`, each request to train counts against the notes of the site, even if its reply is
     lost. Sampling rate and steps follow from its reported number of notes.
     """
 

@@ -11,6 +11,7 @@ Replies never quote exceptions of other libraries, because these may contain dat
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -29,9 +30,9 @@ from nosology.federated.privacy.masking import to_fixed_point
 from nosology.federated.privacy.secure_aggregation import SecureSite, SiteSignatures
 from nosology.federated.privacy.secure_round import MASKED, SECURE, to_vector
 from nosology.federated.rounds import messages
-from nosology.federated.rounds.federated_site import FederatedSite, LocalUpdate
+from nosology.federated.rounds.federated_site import FederatedSite, SiteUpdate
 from nosology.federated.rounds.federation_setup import COMPATIBILITY
-from nosology.models.heads.vector_training import CodedVectors, Scaler
+from nosology.models.heads.heads_net import CodedVectors, Scaler
 from nosology.training.calibration import PlattScaling
 from nosology.training.examples import codes_in_systems
 from nosology.training.recipe_settings import LabelSettings
@@ -65,10 +66,25 @@ def read_recipe(message: Message, context: Context) -> FederatedHeadsRecipe:
         MIN_NOTES: ("federation.min_site_notes", recipe.federation.min_site_notes),
         RECORD_NOISE: ("federation.privacy.record_noise", recipe.federation.privacy.record_noise),
     }
+    policy = read_policy(context)
     for option, (name, value) in values.items():
-        if value < (minimum := float(context.node_config.get(option) or 0)):
+        if not value >= (minimum := policy[option]):
             raise FederationError(f"the site policy demands {name} of at least {minimum:g}; got {value:g}")
     return recipe
+
+
+def read_policy(context: Context) -> dict[str, float]:
+    """The smallest values that the site accepts in a recipe; ConfigError if the node config has other than numbers."""
+    policy = {}
+    for option in (MIN_NOTES, RECORD_NOISE):
+        value = str(context.node_config.get(option) or 0)
+        try:
+            policy[option] = float(value)
+        except ValueError:
+            policy[option] = math.nan
+        if not 0 <= policy[option] < math.inf:
+            raise ConfigError(f"{option} of a site must be a finite number of at least 0; got {value}")
+    return policy
 
 
 def check_plain_allowed(recipe: FederatedHeadsRecipe, context: Context) -> None:
@@ -174,8 +190,8 @@ class _Handlers:
         update = self._update(message, context)
         return RecordDict(
             {
-                messages.ARRAYS: messages.to_record(update.weights),
-                messages.METRICS: MetricRecord({messages.NOTES: update.notes, messages.LOSS: float(update.loss)}),
+                messages.ARRAYS: messages.to_record(update.arrays),
+                messages.METRICS: MetricRecord({messages.NOTES: update.notes, messages.LOSS: update.loss}),
                 messages.CONFIG: ConfigRecord({messages.LABEL_MASK: np.packbits(update.label_mask).tobytes()}),
             }
         )
@@ -225,7 +241,7 @@ class _Handlers:
         context.state[_SECURE] = ConfigRecord({"state": json.dumps(site.to_json())})
         return messages.make_content(secure=reply)
 
-    def _update(self, message: Message, context: Context) -> LocalUpdate:
+    def _update(self, message: Message, context: Context) -> SiteUpdate:
         """The update of the site; saves its optimizer state in the context."""
         recipe = read_recipe(message, context)
         site = self._prepared_site(message, context, recipe)
@@ -235,10 +251,8 @@ class _Handlers:
         previous = messages.from_record(state.array_records[_PREVIOUS]) if _PREVIOUS in state else None
         update = site.train(messages.get_arrays(message.content), recipe, number, previous)
         if update.optimizer_state:
-            state[_OPTIMIZER], state[_ROUND] = (
-                messages.to_record(update.optimizer_state),
-                ConfigRecord({"round": number}),
-            )
+            state[_OPTIMIZER] = messages.to_record(update.optimizer_state)
+            state[_ROUND] = ConfigRecord({"round": number})
         return update
 
     def _prepared_site(self, message: Message, context: Context, recipe: FederatedHeadsRecipe) -> FederatedSite:
@@ -261,9 +275,13 @@ def read_signatures(context: Context) -> SiteSignatures | None:
         return None
     if not key:
         raise ConfigError(f"the node config must have {SECURE_KEY} if it has {SECURE_PEERS}")
-    from nosology.federated.deploy.credentials import read_public_keys, read_site_key
+    from nosology.federated.deploy.credentials import public_bytes, read_public_keys, read_site_key
 
-    return SiteSignatures(read_site_key(Path(key)), read_public_keys(Path(peers)))
+    private_key, public_keys = read_site_key(Path(key)), read_public_keys(Path(peers))
+    name = str(context.node_config.get("site-name") or "")
+    if public_keys.get(name, own := public_bytes(private_key.public_key())) != own:
+        raise ConfigError(f"{key} is not the key of {name}: {Path(peers) / name}.pub belongs to another")
+    return SiteSignatures(private_key, public_keys)
 
 
 app = make_app(open_site)

@@ -20,15 +20,15 @@ from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedder_config import EmbedderSettings
 from nosology.encoders.embedding_cache import EmbeddingCache
 from nosology.evaluation.counts import Counts, micro
-from nosology.evaluation.ranking_metrics import note_values, rank
+from nosology.evaluation.ranking_metrics import note_values, rank_codes
 from nosology.evaluation.scored import Scored
 from nosology.federated.federation_settings import FederatedHeadsRecipe, FederationSettings
 from nosology.federated.privacy.dp_sgd import PrivacyAccountant, train_epochs_private
 from nosology.federated.rounds.federation_setup import PREPROCESSING, Arrays, SiteMetadata
-from nosology.models.heads.heads_net import HeadNet
-from nosology.models.heads.vector_training import (
+from nosology.models.heads.heads_net import (
     CodedVectors,
     FeatureStatistics,
+    HeadNet,
     Scaler,
     VectorNotes,
     make_optimizer,
@@ -46,12 +46,13 @@ LABEL_ROWS = ("out.weight", "out.bias")  # weights with one row per label
 _EDGES = np.round(np.arange(-3000, 3001) / 100, 2).astype(np.float32)  # of the bins of logits
 
 
-@dataclass(frozen=True)
-class LocalUpdate:
-    """The result of a round of training at a site."""
+@dataclass(frozen=True, eq=False)
+class SiteUpdate:
+    """The weights of a site after a round, or the mean of several sites."""
 
-    weights: Arrays
-    notes: int
+    site: str
+    arrays: Arrays
+    notes: float  # its weight in the mean
     loss: float  # mean per note
     label_mask: np.ndarray  # (L,) bool: labels that the site codes with; the rows of other labels are unchanged
     optimizer_state: Arrays = field(default_factory=dict)  # of AdamW, with optimizer_state = "keep"; stays at the site
@@ -143,7 +144,7 @@ class FederatedSite:
         recipe: FederatedHeadsRecipe,
         round_number: int,
         optimizer_state: Arrays | None = None,
-    ) -> LocalUpdate:
+    ) -> SiteUpdate:
         """The update of one round of local training. Rounds are counted from 1."""
         notes, net = self.tensors("train"), self._net(weights, recipe)
         settings, federation = loop_settings(recipe), recipe.federation
@@ -185,7 +186,7 @@ class FederatedSite:
         for name in LABEL_ROWS:  # weight decay has moved the rows of labels that the site does not use
             mask = self.label_mask.reshape(-1, *[1] * (trained[name].ndim - 1))
             trained[name] = np.where(mask, trained[name], weights[name])
-        return LocalUpdate(trained, len(notes), loss, self.label_mask, state)
+        return SiteUpdate(self.name, trained, len(notes), loss, self.label_mask, state)
 
     def evaluate(
         self,
@@ -342,5 +343,5 @@ def _average_precisions(labels: LabelSpace, codes: Sequence[Collection[Code]], s
     if not any(codes):
         return np.zeros(2)
     scored = Scored.of(labels, codes, scores)
-    values = note_values(scored, rank(scored, np.empty(0)))["map"]
+    values = note_values(scored, rank_codes(scored, np.empty(0)))["map"]
     return np.array([np.nansum(values), np.isfinite(values).sum()], dtype=np.float64)

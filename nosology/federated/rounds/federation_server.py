@@ -9,37 +9,35 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Message
-from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 
 from nosology.core import FederationError
-from nosology.core.files import check_output_folder
+from nosology.corpora.corpus import Corpus
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.privacy.secure_round import SecureRounds
 from nosology.federated.privacy.site_noise import PrivacyBudget, check_privacy
 from nosology.federated.rounds import messages, outcome
-from nosology.federated.rounds.federated_site import SiteCounts
+from nosology.federated.rounds.federated_site import SiteCounts, SiteUpdate
 from nosology.federated.rounds.federation_setup import (
     Arrays,
     FederationSetup,
     RoundCheckpoint,
     clear,
-    run_lock,
     shared_labels,
 )
-from nosology.federated.rounds.messages import SiteUpdate
 from nosology.federated.rounds.outcome import HistoryRow
-from nosology.federated.rounds.participants import Participants, format_reasons
+from nosology.federated.rounds.participants import PAUSE, Participants, SiteGrid, format_reasons
 from nosology.federated.rounds.strategy import ValidatingStrategy
-from nosology.models.bundle import MANIFEST, Bundle
-from nosology.models.heads.vector_training import FeatureStatistics
-from nosology.training.run_folder import run_folder
+from nosology.models.bundle import Bundle, check_bundle_folder
+from nosology.models.heads.heads_net import FeatureStatistics
+from nosology.training.run_folder import open_run_folder, run_folder
 
 Report = Callable[[str], None]  # is called with one line per round
 
@@ -53,6 +51,14 @@ class FederationResult:
     refused: dict[str, str]  # sites that were excluded, and why
 
 
+@contextmanager
+def federation_output(out: str | Path) -> Iterator[Path]:
+    """The run folder of a federation, as `open_run_folder`, after a check of its bundle folder."""
+    check_bundle_folder(out)
+    with open_run_folder(out, f"another federation is running in {run_folder(out)}") as folder:
+        yield folder
+
+
 class FederationLoop(ABC):
     """Setup, rounds, evaluation and bundle of a federation; subclasses communicate with the sites.
 
@@ -63,9 +69,16 @@ class FederationLoop(ABC):
     checkpoint: RoundCheckpoint
 
     def __init__(self, recipe: FederatedHeadsRecipe, report: Report):
+        self.check(recipe)
         self.recipe, self.settings, self.report = recipe, recipe.federation, report
         self.refused: dict[str, str] = {}  # sites that do not take part, and why
         self._dev: SiteCounts | None = None  # of all sites, after the last round
+
+    @classmethod
+    def check(cls, recipe: FederatedHeadsRecipe) -> None:
+        """ConfigError for settings that this federation does not support."""
+        outcome.check_recipe(recipe)
+        check_privacy(recipe)
 
     @abstractmethod
     def make_setup(self, resumed: FederationSetup | None, notes: str) -> FederationSetup:
@@ -89,19 +102,24 @@ class FederationLoop(ABC):
         """Further values of the checkpoint."""
         return {}
 
-    def run(self, out: str | Path, corpora: list[dict[str, Any]], notes: str) -> FederationResult:
-        """The result of all rounds; writes the bundle to `out`."""
-        outcome.check_recipe(self.recipe)
-        check_privacy(self.recipe)
-        check_output_folder(out, marker=MANIFEST)
-        self.folder = run_folder(out)
-        with run_lock(self.folder):
-            self._start(notes)
-            while self.checkpoint.number < self.settings.rounds:
-                self._run_round(self.checkpoint.number + 1)
-            bundle, history = self.finish(corpora), self.checkpoint.history
-            bundle.save(out, also=outcome.write_history(history, self.folder))
-            clear(self.folder)
+    def run(self, out: str | Path, corpora: Sequence[Corpus] = (), notes: str = "") -> FederationResult:
+        """The result of all rounds; writes the bundle to `out`.
+
+        corpora: for the provenance of the bundle, if the server knows them. notes: hash of the notes of the sites, if
+        it is known; a run with other notes is not continued.
+        """
+        with federation_output(out) as folder:
+            return self.run_in(folder, out, corpora, notes)
+
+    def run_in(self, folder: Path, out: str | Path, corpora: Sequence[Corpus], notes: str) -> FederationResult:
+        """As `run`, within `federation_output`, whose folder is given."""
+        self.folder = folder
+        self._start(notes)
+        while self.checkpoint.number < self.settings.rounds:
+            self._run_round(self.checkpoint.number + 1)
+        bundle, history = self.finish(corpora), self.checkpoint.history
+        bundle.save(out, also=outcome.write_history(history, self.folder))
+        clear(self.folder)
         return FederationResult(bundle, history, self.refused)
 
     def _start(self, notes: str) -> None:
@@ -133,7 +151,7 @@ class FederationLoop(ABC):
         self.checkpoint.save(self.folder)
         self.report(outcome.format_round(row, self.settings.rounds) + format_reasons(self.checkpoint.refused))
 
-    def finish(self, corpora: list[dict[str, Any]]) -> Bundle:
+    def finish(self, corpora: Sequence[Corpus]) -> Bundle:
         """The bundle: calibration and threshold from the dev notes of all sites, metrics from their test notes."""
         number, weights = self.checkpoint.number, self.checkpoint.weights
         dev = self._dev or self.evaluate(number, weights, "dev", 1.0)
@@ -147,29 +165,12 @@ class FederationLoop(ABC):
         return bundle
 
 
-def run_federation(
-    grid: Grid,
-    recipe: FederatedHeadsRecipe,
-    out: str | Path,
-    *,
-    corpora: list[dict[str, Any]] | None = None,
-    notes: str = "",
-    report: Report = lambda line: None,
-) -> FederationResult:
-    """The coder that the sites of a Flower grid train, saved in `out`; FederationError if the run fails.
-
-    corpora: for the provenance of the bundle, if the server knows them. notes: hash of the notes of the sites, if it is
-    known; a run with other notes is not continued.
-    """
-    return FlowerFederation(grid, recipe, report).run(out, corpora or [], notes)
-
-
 class FlowerFederation(FederationLoop):
-    """A federation on a Flower grid."""
+    """A federation of the sites of a grid. A run fails with a FederationError."""
 
-    def __init__(self, grid: Grid, recipe: FederatedHeadsRecipe, report: Report):
+    def __init__(self, grid: SiteGrid, recipe: FederatedHeadsRecipe, report: Report = lambda line: None):
         super().__init__(recipe, report)
-        self.grid, self.participants = grid, Participants(grid, recipe)
+        self.participants = Participants(grid, recipe)
         self.refused = self.participants.refused
         self.strategy = ValidatingStrategy(self.settings, recipe.seed)
 
@@ -232,31 +233,29 @@ class FlowerFederation(FederationLoop):
 
     def train(self, number: int) -> tuple[Arrays, HistoryRow]:
         """New weights and history of a round. A round with too few valid replies is repeated; then the run stops."""
-        record, strategy = messages.to_record(self.checkpoint.weights), self.strategy
+        strategy, reason = self.strategy, ""
         content = messages.make_content(recipe=self.recipe.model_dump(mode="json"), round=number, setup=self.setup.hash)
-        config, reason = content.config_records[messages.CONFIG], ""
-        for attempt in range(self.settings.repeats + 1):
+        config = content.config_records[messages.CONFIG]
+        for attempt in range(self.settings.max_retries + 1):
             needed = self._wait_for_sites(number)
-            requests = list(strategy.configure_train(number, record, config, self.grid))
-            weights = metrics = None
-            reason = ""
+            online = self.participants.online()
+            requests = strategy.configure_train(number, self.checkpoint.weights, config, online)
             try:
                 updates = self._updates(requests)
-                if len(strategy.accepted) >= self._needed():
-                    weights, metrics = strategy.reduce_and_aggregate(number, updates)
+                if (valid := len(strategy.accepted)) >= max(needed, self._needed()):
+                    weights, loss = strategy.aggregate(number, updates)
+                    row: HistoryRow = {"loss": loss, "sites": valid, "refused": len(strategy.refused)}
+                    return weights, row | self.privacy.epsilons()
+                reason = f"{valid} of {len(requests)} replies were valid, {needed} are needed"
             except AggregationError as error:
                 reason = str(error)
-            self._save_privacy()
-            valid = len(strategy.accepted)
-            if weights is not None and metrics is not None and valid >= needed:
-                row: HistoryRow = {"loss": metrics[messages.LOSS], "sites": valid, "refused": len(strategy.refused)}
-                return messages.from_record(weights), row | self.privacy.epsilons()
-            reason = reason or f"{valid} of {len(requests)} replies were valid, {needed} are needed"
-            if attempt < self.settings.repeats:
+            finally:
+                self._save_privacy()
+            if attempt < self.settings.max_retries:
                 self.report(f"round {number} is repeated: {reason}{format_reasons(strategy.refused)}")
         raise FederationError(
-            f"round {number} failed {self.settings.repeats + 1} times and the run stops; {number - 1} rounds are saved "
-            f"in {self.folder}: {reason}{format_reasons(strategy.refused)}"
+            f"round {number} failed {self.settings.max_retries + 1} times and the run stops; {number - 1} rounds are "
+            f"saved in {self.folder}: {reason}{format_reasons(strategy.refused)}"
         )
 
     def _updates(self, requests: list[Message]) -> list[SiteUpdate]:
@@ -271,7 +270,7 @@ class FlowerFederation(FederationLoop):
         updates = self.strategy.validate(replies.items())
         for site in sites:
             if site not in replies:
-                self.strategy.refused[site] = f"no reply within {self.settings.wait:g} s"
+                self.strategy.refused[site] = f"no reply within {self.settings.timeout:g} s"
         return updates
 
     def _save_privacy(self) -> None:
@@ -291,17 +290,16 @@ class FlowerFederation(FederationLoop):
         return max(self.strategy.min_replies, min(self.settings.quorum, sampled))
 
     def _wait_for_sites(self, number: int) -> int:
-        """The number of replies that a round needs; waits, with a timeout, until so many sites are online."""
+        """The number of replies that a round needs; waits, with a timeout, until this many sites are online."""
         participants, fraction = self.participants, self.settings.fraction_train
         deadline = time.monotonic() + participants.timeout
         while True:
             participants.poll()
-            online, needed = participants.online(), self._needed()
-            sampled = self.strategy.sample_sites("train", number, fraction, online.values())
+            needed, online = self._needed(), participants.online().values()
+            sampled = self.strategy.sample_sites("train", number, fraction, online)
             if len(sampled) >= needed or time.monotonic() >= deadline:
-                self.strategy.sites = online
                 return needed
-            time.sleep(min(0.5, participants.timeout / 10))
+            time.sleep(min(PAUSE, participants.timeout / 10))
 
     def evaluate(
         self, number: int, weights: Arrays, split: str, fraction: float, tuned: Bundle | None = None
@@ -314,7 +312,7 @@ class FlowerFederation(FederationLoop):
             setup=self.setup.hash,
             split=split,
             threshold=tuned.decision.threshold if tuned else None,
-            calibration=outcome.calibration(tuned).to_json() if tuned else None,
+            calibration=asdict(outcome.calibration(tuned)) if tuned else None,
         )
         total: SiteCounts | None = None
         for site, reply in sorted(self.participants.request(messages.EVALUATE, dict.fromkeys(sites, content)).items()):
@@ -325,7 +323,7 @@ class FlowerFederation(FederationLoop):
                 total = counts if total is None else total + counts
         return total
 
-    def finish(self, corpora: list[dict[str, Any]]) -> Bundle:
+    def finish(self, corpora: Sequence[Corpus]) -> Bundle:
         """The bundle, see `FederationLoop.finish`; waits for the sites of a resumed run."""
         if self._dev is None:
             self._wait_for_sites(self.checkpoint.number)

@@ -1,37 +1,33 @@
 """What server and sites fix before the first round, and the checkpoint after each round.
 
 setup.safetensors is written once, round.safetensors after each round, both atomically. Everything but arrays is JSON in
-the header of the file. A server that was killed continues after the last checkpoint.
+the header of the file, with a SHA-256 of all. A server that was killed continues after the last checkpoint.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+import torch
 
-from nosology.core import SYSTEMS, BundleError, Code, ConfigError, DataError, OutputError, __version__
-from nosology.core.files import atomic_file, json_sha256
+from nosology.core import SYSTEMS, BundleError, Code, ConfigError, DataError, __version__
+from nosology.core.files import json_sha256
 from nosology.core.label_space import LabelSpace
 from nosology.federated.federation_settings import FederatedHeadsRecipe, FederationSettings
-from nosology.models.heads.heads_net import HeadNet
-from nosology.models.heads.vector_training import Scaler, build_head, compute_dtype
+from nosology.models.heads.heads_net import HeadNet, Scaler, build_head, compute_dtype
+from nosology.training.checkpoint import read_tensors, write_tensors
 
 PREPROCESSING = "text as given, standardised vectors"  # change it when notes are processed differently before the head
 COMPATIBILITY = ("package", "embedder", "dim", "preprocessing")  # must be equal at all sites
 SETUP_FILE, ROUND_FILE = "setup.safetensors", "round.safetensors"
 HISTORY, PLOT = "history.csv", "history.png"  # written at the end and moved into the bundle
-LOCK = "lock"
 
 Arrays = dict[str, np.ndarray]
 
@@ -116,6 +112,11 @@ def _differences(site: SiteMetadata, reference: SiteMetadata) -> list[str]:
     if site.notes < 1:
         reasons.append("it has no training notes")
     return reasons
+
+
+def too_few_notes(notes: int, minimum: int) -> str:
+    """Why a site with too few train notes is refused."""
+    return f"it has {notes} train notes; {minimum} are needed (federation.min_site_notes)"
 
 
 def shared_labels(metadata: Mapping[str, SiteMetadata], settings: FederationSettings) -> LabelSpace:
@@ -229,61 +230,23 @@ def clear(folder: Path) -> None:
     """Removes the files of a federation, and the folder if it is empty then."""
     for name in (ROUND_FILE, SETUP_FILE, HISTORY, PLOT):
         (folder / name).unlink(missing_ok=True)
-    _remove_empty(folder)
-
-
-@contextmanager
-def run_lock(folder: Path) -> Iterator[None]:
-    """Locks the folder of a federation; removes the folder afterwards if it is empty."""
-    with lock_folder(folder, "federation"):
-        try:
-            yield
-        finally:
-            (folder / LOCK).unlink(missing_ok=True)
-            _remove_empty(folder)
-
-
-@contextmanager
-def lock_folder(folder: Path, program: str) -> Iterator[None]:
-    """Locks a folder against other processes; OutputError if it is locked. The lock ends with the process."""
-    with lock_file(folder / LOCK, f"another {program} is running in {folder}"):
-        yield
-
-
-@contextmanager
-def lock_file(path: Path, message: str) -> Iterator[None]:
-    """Locks a file, which is created if it is missing; OutputError with this message if another process has it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a")
-    except OSError as error:
-        raise OutputError(f"cannot write {path.parent}: {error.strerror}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OutputError(message) from error
-        yield
-
-
-def _remove_empty(folder: Path) -> None:
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 
 
 def _write(path: Path, arrays: Mapping[str, np.ndarray], header: dict[str, Any]) -> None:
-    metadata = {"state": json.dumps(header, allow_nan=False)}
-    content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata=metadata)
-    with atomic_file(path) as temporary:
-        temporary.write_bytes(content)
+    tensors = {name: torch.tensor(array) for name, array in arrays.items()}
+    write_tensors(path, tensors, "", state=json.dumps(header, allow_nan=False))
 
 
 def _read(path: Path) -> tuple[Arrays, dict[str, Any]] | None:
     if not path.is_file():
         return None
+    error = None
     try:
-        with safe_open(path, framework="numpy") as file:
-            header = json.loads(file.metadata()["state"])
-            return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        raise BundleError(f"{path} is damaged: delete {path.parent} to start again") from error
+        metadata, tensors = read_tensors(path, "")
+        if metadata is not None:
+            return {name: tensor.numpy() for name, tensor in tensors.items()}, json.loads(metadata["state"])
+    except DataError as damage:
+        error = damage
+    raise BundleError(f"{path} is damaged or of another version: delete {path.parent} to start again") from error

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,9 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from nosology.core.label_space import LabelSpace
-from nosology.federated.rounds.federated_site import SiteCounts
+from nosology.federated.rounds.federated_site import SiteCounts, SiteUpdate
 from nosology.federated.rounds.federation_setup import Arrays
-from nosology.models.heads.vector_training import FeatureStatistics
+from nosology.models.heads.heads_net import FeatureStatistics
 
 ARRAYS, CONFIG, METRICS, PACKED = "arrays", "config", "metrics", "packed"  # records of a message
 NOTES, LOSS, LABEL_MASK = "num-examples", "loss", "label-mask"  # values in a training reply
@@ -110,17 +109,6 @@ def error_reason(error: Error) -> str:
     reason = _FLOWER_ERRORS.get(error.code, f"error {error.code}")
     exception = re.match(r"<class '([\w.]+)'>", error.reason or "")
     return f"{reason} ({exception[1].rpartition('.')[2]})" if exception else reason
-
-
-@dataclass(frozen=True, eq=False)
-class SiteUpdate:
-    """The valid update of a site."""
-
-    site: str
-    arrays: Arrays
-    notes: float  # its weight in the mean
-    loss: float
-    label_mask: np.ndarray  # (L,) bool: labels that the site codes with
 
 
 def read_update(site: str, reply: Message, initial: Arrays, expected_notes: int | None = None) -> SiteUpdate | str:

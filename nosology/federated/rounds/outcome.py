@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import csv
-import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from nosology.core import ConfigError, __version__
+from nosology.core import ConfigError
 from nosology.core.files import atomic_file
+from nosology.corpora.corpus import Corpus
 from nosology.evaluation.decision import UNTUNED, Decision
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.rounds.federated_site import SiteCounts
 from nosology.federated.rounds.federation_setup import HISTORY, PLOT, FederationSetup, RoundCheckpoint
 from nosology.models.bundle import Bundle
 from nosology.models.heads.heads_model import Heads
+from nosology.models.train import provenance
 from nosology.training.calibration import PlattScaling
 from nosology.training.recipe_settings import LabelSettings
 
@@ -54,7 +55,7 @@ def build_bundle(
     setup: FederationSetup,
     checkpoint: RoundCheckpoint,
     dev: SiteCounts | None,
-    corpora: list[dict[str, Any]],
+    corpora: Sequence[Corpus],
     refused: Mapping[str, str],
 ) -> Bundle:
     """The bundle of the last checkpoint, with calibration and threshold from the summed dev counts.
@@ -70,8 +71,7 @@ def build_bundle(
         threshold = recipe.decision.threshold
     sites = {name: site.notes for name, site in setup.metadata.items()}
     last = checkpoint.history[-1] if checkpoint.history else {}
-    provenance = {
-        "corpora": corpora,
+    facts = {
         "trained_on": ["train"],
         "tuned_on": "dev",
         "n_train": sum(sites.values()),
@@ -85,13 +85,9 @@ def build_bundle(
             "epsilon": last.get("epsilon"),
             "record_epsilon": last.get("record_epsilon"),
         },
-        "seed": recipe.seed,
-        "package": f"nosology {__version__}",
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}",
     }
     model = build_model(setup, checkpoint.weights, calibration)
-    return Bundle(model, Decision(threshold), recipe.model_dump(mode="json"), provenance)
+    return Bundle(model, Decision(threshold), recipe.model_dump(mode="json"), provenance(recipe, corpora, facts))
 
 
 def calibration(bundle: Bundle) -> PlattScaling:

@@ -2,27 +2,58 @@
 
 from __future__ import annotations
 
+import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 
 from flwr.app import Message, RecordDict
-from flwr.serverapp import Grid
 
 from nosology.core import FederationError
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.rounds import messages
-from nosology.federated.rounds.federation_setup import FederationSetup, SiteMetadata, incompatible_sites
+from nosology.federated.rounds.federation_setup import FederationSetup, SiteMetadata, incompatible_sites, too_few_notes
 
-_PAUSE = 0.5  # seconds between polls
+PAUSE = 0.5  # seconds between polls
+
+
+class SiteGrid(ABC):
+    """The nodes of the sites: the part of a Flower grid that a federation uses."""
+
+    names: Mapping[int, str] = {}
+    timeout: float | None = None  # seconds to wait for sites; None: federation.timeout
+
+    @abstractmethod
+    def get_node_ids(self) -> list[int]:
+        """The ids of the nodes that are online."""
+
+    @abstractmethod
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """The ids of the messages, which are sent."""
+
+    @abstractmethod
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """The replies that have come. Each is returned once."""
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float = math.inf) -> list[Message]:
+        """The replies that come within the timeout."""
+        deadline = time.monotonic() + timeout
+        waiting, replies = self.push_messages(messages), list[Message]()
+        while True:
+            replies += self.pull_messages(waiting)
+            received = {reply.metadata.reply_to_message_id for reply in replies}
+            waiting = [message_id for message_id in waiting if message_id not in received]
+            if not waiting or time.monotonic() > deadline:
+                return replies
+            time.sleep(PAUSE)
 
 
 class Participants:
     """The sites by name. Sites that come after the setup must be compatible with it."""
 
-    def __init__(self, grid: Grid, recipe: FederatedHeadsRecipe):
+    def __init__(self, grid: SiteGrid, recipe: FederatedHeadsRecipe):
         self.grid, self.recipe, self.settings = grid, recipe, recipe.federation
-        self.timeout: float = getattr(grid, "timeout", self.settings.wait)  # seconds to wait for sites
-        self.names: Mapping[int, str] = getattr(grid, "names", {})  # of nodes that are authenticated by their key
+        self.timeout = self.settings.timeout if grid.timeout is None else grid.timeout  # seconds to wait for sites
         self.setup: FederationSetup | None = None
         self.metadata: dict[str, SiteMetadata] = {}  # of sites that take part, online or not
         self.refused: dict[str, str] = {}  # other sites, and why
@@ -49,7 +80,7 @@ class Participants:
     def _add_node(self, node: int, reply: Message) -> None:
         if reply.has_error():
             self.refused[f"node {node}"] = messages.error_reason(reply.error)
-            if reply.error.code == messages.REFUSED:  # final; after other errors the node is asked again
+            if reply.error.code == messages.REFUSED:  # final; after other errors the request is repeated
                 self._replied.add(node)
             return
         self._replied.add(node)
@@ -60,8 +91,8 @@ class Participants:
         except (KeyError, TypeError, ValueError):
             self.refused[f"node {node}"] = "its metadata cannot be read"
             return
-        if self.names.get(node, site) != site:
-            self.refused[f"node {node}"] = f"its name must be {self.names[node]}, the name of its key"
+        if self.grid.names.get(node, site) != site:
+            self.refused[f"node {node}"] = f"its name must be {self.grid.names[node]}, the name of its key"
             return
         if site in self.online().values() and self._node[site] != node:
             # A site that was killed and restarted is online twice for a while. The newer node is the right one.
@@ -75,9 +106,7 @@ class Participants:
         self.refused.pop(site, None)
         minimum = self.settings.min_site_notes
         if metadata.notes < minimum:
-            self.refused[site] = (
-                f"it has {metadata.notes} train notes; {minimum} are needed (federation.min_site_notes)"
-            )
+            self.refused[site] = too_few_notes(metadata.notes, minimum)
             return
         if self.setup:
             reference = self.setup.metadata[min(self.setup.metadata)]  # "" is first by name, so it is the reference
@@ -105,7 +134,7 @@ class Participants:
                     f"{len(compatible)} sites were online after {self.timeout:g} s; "
                     f"federation.min_sites = {self.settings.min_sites}{format_reasons(self.refused)}"
                 )
-            time.sleep(min(_PAUSE, self.timeout / 10))
+            time.sleep(min(PAUSE, self.timeout / 10))
         for site in set(self.metadata) - self._compatible():
             self.exclude(site, incompatible_sites(self.metadata)[site])
 
@@ -124,16 +153,15 @@ class Participants:
 
     def _message(self, content: RecordDict, node: int, kind: str) -> Message:
         """A message that expires when the server stops waiting for the reply."""
-        return Message(content, node, kind, ttl=self.settings.wait)
+        return Message(content, node, kind, ttl=self.settings.timeout)
 
     def send(self, requests: Iterable[Message]) -> dict[str, Message]:
         """The replies to messages, by site. A site that has lost the setup gets it again, and then its message."""
         requests = list(requests)
         names = self.online()
         replies = self._send(requests, names)
-        lost = [
-            site for site, reply in replies.items() if reply.has_error() and reply.error.code == messages.UNPREPARED
-        ]
+        failed = {site: reply.error.code for site, reply in replies.items() if reply.has_error()}
+        lost = [site for site, code in failed.items() if code == messages.UNPREPARED]
         if not lost or self.setup is None:
             return replies
         prepared = self.request(messages.PREPARE, dict.fromkeys(lost, self.setup_content(self.setup)))
@@ -147,7 +175,7 @@ class Participants:
         return {site: reply for site, reply in replies.items() if site not in ready} | self._send(again, names)
 
     def _send(self, requests: list[Message], names: dict[int, str]) -> dict[str, Message]:
-        replies = self.grid.send_and_receive(requests, timeout=self.settings.wait) if requests else []
+        replies = self.grid.send_and_receive(requests, timeout=self.settings.timeout) if requests else []
         return {names[reply.metadata.src_node_id]: reply for reply in replies if reply.metadata.src_node_id in names}
 
     def setup_content(self, setup: FederationSetup) -> RecordDict:

@@ -1,4 +1,4 @@
-"""A federation in one process: the hospitals of a simulation, and a Flower grid without Ray and network."""
+"""A federation in one process: the hospitals of a simulation, and a grid without Ray and network."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import json
 from collections.abc import Iterable, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
-from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from nosology.core import DataError
@@ -26,35 +25,19 @@ from nosology.encoders.embedding_cache import EmbeddingCache
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.rounds.client_app import make_app
 from nosology.federated.rounds.federated_site import SPLITS, FederatedSite
-from nosology.models.heads.vector_training import CodedVectors
+from nosology.federated.rounds.federation_server import FederationLoop, FlowerFederation, Report, federation_output
+from nosology.federated.rounds.participants import SiteGrid
+from nosology.federated.rounds.vectorized import VectorizedFederation
+from nosology.models.bundle import Bundle
+from nosology.models.heads.heads_net import CodedVectors
 from nosology.training.examples import codes_in_systems
+from nosology.training.run_folder import VECTORS, clear_run_folder
 
 SITE_NAME = "site-name"  # in the node config
 _FIRST_NODE = 100  # the server has node id 1
 
 
-class BasicGrid(Grid):
-    """The parts of a Flower grid that the simulation and the deployment share."""
-
-    _run: Run
-
-    def set_run(self, run: Run) -> None:
-        """Sets the run."""
-        self._run = run
-
-    @property
-    def run(self) -> Run:
-        """The run."""
-        return self._run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """A message to a node."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
-
-class InProcessGrid(BasicGrid):
+class InProcessGrid(SiteGrid):
     """A grid of nodes in this process, all with the same ClientApp.
 
     Nodes process messages one after the other, in the order of the messages. Each has a Context that lives as long as
@@ -64,7 +47,7 @@ class InProcessGrid(BasicGrid):
     timeout = 0.0  # seconds to wait for nodes: all are online from the start
 
     def __init__(self, app: ClientApp, sites: Iterable[str], run_id: int = 1):
-        self.app, self._run = app, Run.create_empty(run_id)
+        self.app, self.run_id = app, run_id
         self._contexts: dict[int, Context] = {}
         self._replies: dict[str, Message] = {}
         self._ids, self._nodes = count(1), count(_FIRST_NODE)
@@ -77,7 +60,7 @@ class InProcessGrid(BasicGrid):
         """The id of a new node of a site; an existing node of the site is removed with its state."""
         self.remove(site)
         node_id = next(self._nodes)
-        self._contexts[node_id] = Context(self._run.run_id, node_id, {SITE_NAME: site}, RecordDict(), {})
+        self._contexts[node_id] = Context(self.run_id, node_id, {SITE_NAME: site}, RecordDict(), {})
         return node_id
 
     def remove(self, site: str) -> None:
@@ -97,10 +80,6 @@ class InProcessGrid(BasicGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """The replies to messages, in their order. Each reply is returned once."""
         return [self._replies.pop(message_id) for message_id in message_ids if message_id in self._replies]
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """The replies to messages, in their order."""
-        return self.pull_messages(self.push_messages(messages))
 
     def _push(self, message: Message) -> str:
         # a message has no public setter for its id
@@ -139,7 +118,7 @@ def corpus_sites(corpora: Sequence[Corpus]) -> dict[str, str]:
 def partition_sites(corpora: Sequence[Corpus], sites: int, skew: str, alpha: float, seed: int) -> dict[str, str]:
     """A new partition: the site of every note id. No patient and no duplicate note is at two sites."""
     _check_ids(corpora)
-    notes = (note for corpus in corpora for note in progress(corpus.notes(), "sites"))
+    notes = (note for corpus in corpora for note in progress(corpus.notes(), "assigning sites", total=len(corpus)))
     return assign_sites(summarize_notes(notes), sites, skew=skew, alpha=alpha, seed=seed)
 
 
@@ -166,10 +145,48 @@ def simulated_sites(
     for split in SPLITS:
         notes = [note for corpus in corpora for note in corpus.notes(split, text=False)]
         texts = (note.text for corpus in corpora for note in corpus.notes(split))
-        vectors = embeddings.vectors(progress(texts, f"vectors, {split}", total=len(notes)), lambda: embedder)
+        vectors = embeddings.vectors(texts, lambda: embedder)
         codes = codes_in_systems(recipe.labels, [note.codes for note in notes])
         names = np.array([site_of[note.id] for note in notes], dtype=object)
         for name, part in parts.items():
             rows = np.flatnonzero(names == name)
             part[split] = CodedVectors(vectors[rows], [codes[row] for row in rows])
     return [FederatedSite(name, embedder.identity, embedder.key, part) for name, part in parts.items()]
+
+
+def run_simulation(
+    corpora: Sequence[Corpus],
+    site_of: dict[str, str],
+    recipe: FederatedHeadsRecipe,
+    out: Path,
+    engine: Literal["flower", "vectorized"],
+    report: Report,
+) -> Bundle:
+    """The coder that the sites train, saved in `out`; a run that was killed is continued.
+
+    site_of: site of every note id. `min_sites` and `quorum` are at most the number of sites with enough notes.
+    """
+    (VectorizedFederation if engine == "vectorized" else FlowerFederation).check(recipe)
+    with federation_output(out) as folder:
+        loop = _simulated_loop(corpora, site_of, recipe, folder, engine, report)
+        bundle = loop.run_in(folder, out, corpora, notes_hash(corpora, site_of)).bundle
+        clear_run_folder(folder, marked=True)
+    return bundle
+
+
+def _simulated_loop(
+    corpora: Sequence[Corpus],
+    site_of: dict[str, str],
+    recipe: FederatedHeadsRecipe,
+    folder: Path,
+    engine: Literal["flower", "vectorized"],
+    report: Report,
+) -> FederationLoop:
+    federation, cache = recipe.federation, Path(recipe.vectors.cache or folder / VECTORS)
+    sites = simulated_sites(corpora, site_of, recipe, cache)
+    count = max(1, sum(len(site.notes["train"].codes) >= federation.min_site_notes for site in sites))
+    limits = {"min_sites": min(federation.min_sites, count), "quorum": min(federation.quorum, count)}
+    recipe = recipe.model_copy(update={"federation": federation.model_copy(update=limits)})
+    if engine == "vectorized":
+        return VectorizedFederation(sites, recipe, report)
+    return FlowerFederation(simulation_grid(sites), recipe, report)

@@ -5,7 +5,7 @@ effect. Rows of a label are averaged over the sites that use the label. Sites ar
 statistics of batch normalization are averaged, not passed to the server optimizer. Weights keep their dtype.
 
 For privacy, `reduce` replaces the valid updates of a round by one, for example their noisy mean (`CentralNoise`).
-Secure aggregation computes that one update itself and passes it to `aggregate`. Neither is possible with strategies
+Secure aggregation computes that one update itself. Neither is possible with strategies
 that compare sites (`ROBUST`).
 """
 
@@ -18,20 +18,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.message.message import make_message
 from flwr.app.metadata import Metadata
-from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, FedProx, FedTrimmedAvg, FedYogi, Krum, Strategy
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, FedProx, FedTrimmedAvg, FedYogi, Krum
 from flwr.serverapp.strategy.fedopt import FedOpt
 from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 
 from nosology.federated.federation_settings import FederationSettings
 from nosology.federated.rounds import messages
-from nosology.federated.rounds.federated_site import LABEL_ROWS
+from nosology.federated.rounds.federated_site import LABEL_ROWS, SiteUpdate
 from nosology.federated.rounds.federation_setup import Arrays
-from nosology.federated.rounds.messages import SiteUpdate
 from nosology.training.batch_plan import derive_seed
 
 ROBUST = ("trimmed_mean", "median", "krum")  # strategies that compare sites
@@ -47,7 +45,9 @@ def flower_strategy(settings: FederationSettings) -> FedAvg:
     """The Flower strategy of the settings."""
     if settings.strategy in ("fedadam", "fedyogi"):
         optimizer = FedAdam if settings.strategy == "fedadam" else FedYogi
-        return optimizer(eta=settings.server_rate, beta_1=_BETA_1, beta_2=_BETA_2, tau=_TAU[settings.optimizer])
+        return optimizer(
+            eta=settings.server_learning_rate, beta_1=_BETA_1, beta_2=_BETA_2, tau=_TAU[settings.optimizer]
+        )
     if settings.strategy == "fedprox":
         return FedProx(proximal_mu=settings.mu)
     if settings.strategy == "trimmed_mean":
@@ -57,11 +57,11 @@ def flower_strategy(settings: FederationSettings) -> FedAvg:
     return FedMedian() if settings.strategy == "median" else FedAvg()
 
 
-class ValidatingStrategy(Strategy):
+class ValidatingStrategy:
     """One of Flower's strategies, with validation of replies.
 
-    The caller sets `sites` (names by node id) and `notes` (reported number of notes by site). `validate` sets
-    `accepted` and `refused`.
+    The caller sets `notes` (reported number of notes by site). `configure_train` sets `sites` (names by node id),
+    `validate` sets `accepted` and `refused`.
     """
 
     def __init__(self, settings: FederationSettings, seed: int = 0, reduce: Reduce | None = None):
@@ -90,41 +90,14 @@ class ValidatingStrategy(Strategy):
         return sorted(names[i] for i in rng.permutation(len(names))[:size])
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """The training messages of a round."""
-        self.initial = messages.from_record(arrays)
-        return self._messages("train", server_round, arrays, config, grid, self.settings.fraction_train)
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """The evaluation messages of a round."""
-        return self._messages("evaluate", server_round, arrays, config, grid, self.settings.fraction_evaluate)
-
-    def _messages(
-        self, kind: str, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, fraction: float
+        self, server_round: int, weights: Arrays, config: ConfigRecord, online: Mapping[int, str]
     ) -> list[Message]:
-        nodes = {self.sites[node]: node for node in grid.get_node_ids() if node in self.sites}
-        record = RecordDict({messages.ARRAYS: arrays, messages.CONFIG: config})
-        sites = self.sample_sites(kind, number, fraction, nodes)
-        return [Message(record, nodes[site], kind, ttl=self.settings.wait) for site in sites]
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """New weights and mean loss; None without a valid reply."""
-        nodes = [(reply.metadata.src_node_id, reply) for reply in replies]
-        updates = self.validate([(self.sites.get(node, f"node {node}"), reply) for node, reply in nodes])
-        return self.reduce_and_aggregate(server_round, updates)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """None: the server adds evaluation counts itself."""
-        return None
-
-    def summary(self) -> None:
-        """Logs the settings of Flower's strategy."""
-        self.inner.summary()
+        """The training messages of a round. online: site of each node."""
+        self.initial, self.sites = weights, dict(online)
+        nodes = {site: node for node, site in online.items()}
+        record = RecordDict({messages.ARRAYS: messages.to_record(weights), messages.CONFIG: config})
+        sites = self.sample_sites("train", server_round, self.settings.fraction_train, nodes)
+        return [Message(record, nodes[site], messages.TRAIN, ttl=self.settings.timeout) for site in sites]
 
     def validate(self, replies: Iterable[tuple[str, Message]]) -> list[SiteUpdate]:
         """The valid updates of (site, reply) pairs, by site name; sets `accepted` and `refused`."""
@@ -141,18 +114,10 @@ class ValidatingStrategy(Strategy):
         self.accepted = sorted(updates)
         return [updates[site] for site in self.accepted]
 
-    def reduce_and_aggregate(
-        self, server_round: int, updates: list[SiteUpdate]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """New weights and mean loss of valid updates, with `reduce` if it is set."""
-        if self.reduce is not None and updates:
+    def aggregate(self, server_round: int, updates: list[SiteUpdate]) -> tuple[Arrays, float]:
+        """New weights and mean loss of one or more updates; AggregationError if they are not finite or too large."""
+        if self.reduce is not None:
             updates = [self.reduce(server_round, self.initial, updates)]
-        return self.aggregate(server_round, updates)
-
-    def aggregate(self, server_round: int, updates: list[SiteUpdate]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """New weights and mean loss of updates; AggregationError if they are not finite or too large."""
-        if not updates:
-            return None, None
         notes = sum(update.notes for update in updates)
         loss = sum(update.notes * update.loss for update in updates) / notes if notes else math.nan
         if not math.isfinite(loss):
@@ -167,7 +132,7 @@ class ValidatingStrategy(Strategy):
             raise AggregationError(f"the weights of the round are not finite, or beyond {messages.MAX_VALUE:g}")
         if any(messages.has_negative_variance(name, array) for name, array in new.items()):
             raise AggregationError("a variance of the round is negative")
-        return messages.to_record(new), MetricRecord({messages.LOSS: loss, messages.NOTES: notes})
+        return new, loss
 
     def _apply(self, server_round: int, updates: list[SiteUpdate]) -> Arrays:
         """The weights that Flower's strategy returns, in the order of the initial weights."""
@@ -192,7 +157,7 @@ class ValidatingStrategy(Strategy):
         return {name: new[name] for name in self.initial}
 
     def optimizer_state(self) -> Arrays:
-        """The server's first and second optimizer_tensors (m_t, v_t)."""
+        """The server's first and second moments (m_t, v_t)."""
         parts = {"m": getattr(self.inner, "m_t", None), "v": getattr(self.inner, "v_t", None)}
         return {f"{part}.{name}": array for part, arrays in parts.items() for name, array in (arrays or {}).items()}
 

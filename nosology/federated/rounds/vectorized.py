@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,33 +26,21 @@ from nosology.federated.rounds.federated_site import (
     round_epochs,
 )
 from nosology.federated.rounds.federation_server import FederationLoop, Report
-from nosology.federated.rounds.federation_setup import Arrays, FederationSetup, incompatible_sites, shared_labels
+from nosology.federated.rounds.federation_setup import (
+    Arrays,
+    FederationSetup,
+    incompatible_sites,
+    shared_labels,
+    too_few_notes,
+)
 from nosology.federated.rounds.outcome import HistoryRow
 from nosology.models.bundle import Bundle
-from nosology.models.heads.heads_net import HeadNet, VectorBatch
-from nosology.models.heads.vector_training import VectorNotes, dropout_seed, make_plan
+from nosology.models.heads.heads_net import HeadNet, VectorBatch, VectorNotes, dropout_seed, make_plan
 from nosology.training.batch_plan import BatchPlan
 from nosology.training.cuda_graphs import CudaGraphStep, adamw, run_epochs
 from nosology.training.recipe_settings import TrainerSettings
 
 Stack = dict[str, Tensor]  # weights of S sites (S, ...), by name
-
-
-def run_vectorized(
-    sites: Sequence[FederatedSite],
-    recipe: FederatedHeadsRecipe,
-    out: str | Path,
-    *,
-    corpora: list[dict[str, Any]] | None = None,
-    notes: str = "",
-    report: Report = lambda line: None,
-) -> Bundle:
-    """The coder that the sites train together, saved in `out`; a run that was killed is continued.
-
-    notes: hash of the notes of the sites; a run with other notes is not continued.
-    """
-    check_vectorized(recipe)
-    return VectorizedFederation(sites, recipe, report).run(out, corpora or [], notes).bundle
 
 
 def check_vectorized(recipe: FederatedHeadsRecipe) -> None:
@@ -79,15 +65,19 @@ def check_vectorized(recipe: FederatedHeadsRecipe) -> None:
 class VectorizedFederation(FederationLoop):
     """A federation of sites in this process. Sites with equally many steps per epoch are trained together."""
 
-    def __init__(self, sites: Sequence[FederatedSite], recipe: FederatedHeadsRecipe, report: Report):
+    def __init__(
+        self, sites: Sequence[FederatedSite], recipe: FederatedHeadsRecipe, report: Report = lambda line: None
+    ):
         super().__init__(recipe, report)
         minimum, sizes = self.settings.min_site_notes, {site.name: len(site.notes["train"].codes) for site in sites}
-        self.refused = {
-            name: f"it has {size} train notes; {minimum} are needed (federation.min_site_notes)"
-            for name, size in sizes.items()
-            if size < minimum
-        }
+        self.refused = {name: too_few_notes(size, minimum) for name, size in sizes.items() if size < minimum}
         self.sites = sorted((site for site in sites if site.name not in self.refused), key=lambda site: site.name)
+
+    @classmethod
+    def check(cls, recipe: FederatedHeadsRecipe) -> None:
+        """ConfigError for settings that this federation does not support."""
+        check_vectorized(recipe)
+        super().check(recipe)
 
     def make_setup(self, resumed: FederationSetup | None, notes: str) -> FederationSetup:
         """The setup with all sites that have enough notes."""

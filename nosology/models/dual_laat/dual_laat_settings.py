@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from nosology.core.settings import Settings
-from nosology.training.recipe_settings import Recipe, TrainerSettings, WordVectorSettings
+from nosology.training.recipe_settings import WordRecipe
 
 _MANY = 5000  # train notes from which a model of full size is better
 
@@ -19,14 +19,14 @@ class DualLaatSettings(Settings):
 
     encoder: Literal["gru", "conv"] = "gru"
     width: int = Field(0, ge=0)  # gru: hidden units per direction; conv: filters; 0: by the number of notes
-    kernel: int = Field(10, ge=1)  # conv alone
+    kernel: int = Field(10, ge=1)  # of conv
     heads: int = Field(4, ge=1)
     dropout: float = Field(0.3, ge=0, lt=1)  # of word vectors
     max_description: int = Field(48, ge=1)  # words
-    labels: int = Field(0, ge=0)  # codes a batch is scored against: its own and sampled others; 0: by the notes
-    chunk: int = Field(8, ge=1)  # notes whose attention is in memory at once; changes memory and speed alone
+    labels: int = Field(0, ge=0)  # codes per batch: gold codes and sampled negatives; 0: by the number of notes
+    chunk: int = Field(8, ge=1)  # notes whose attention is in memory at once; changes only memory and speed
     tie_initialization: bool = False  # both encoders start with equal weights; better with few notes
-    reference_padding: bool = False  # as the authors' program: pads take part
+    reference_padding: bool = False  # as the authors' program: padding takes part
 
     def resolved(self, notes: int) -> DualLaatSettings:
         """These settings with the sizes for this number of train notes in place of 0."""
@@ -42,11 +42,9 @@ class TwoStageSettings(Settings):
     candidates: int = Field(0, ge=0)  # codes per note; 0: the net scores all codes
 
 
-class DualLaatRecipe(Recipe):
+class DualLaatRecipe(WordRecipe):
     """A recipe of kind `dual_laat`."""
 
     kind: Literal["dual_laat"] = "dual_laat"
-    vectors: WordVectorSettings = WordVectorSettings()
     model: DualLaatSettings = DualLaatSettings()
-    training: TrainerSettings = TrainerSettings()
     two_stage: TwoStageSettings = TwoStageSettings()

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import string
+from collections.abc import Iterator
+from itertools import chain
+
 import numpy as np
 import torch
 
+from nosology.codes import table
 from nosology.codes.lookup import label_description
 from nosology.core import ConfigError
 from nosology.core.label_space import LabelSpace
-from nosology.models.coder_trainer import TrainedCoder
 from nosology.models.dual_laat.candidate_retriever import CandidateRetriever
-from nosology.models.dual_laat.dual_laat_model import DualLaat
-from nosology.models.dual_laat.dual_laat_net import DualLaatNet
+from nosology.models.dual_laat.dual_laat_model import DualLaat, DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatRecipe
 from nosology.models.neural_trainer import NeuralTrainer, Targets, build_word_tokenizer
+from nosology.models.train import TrainedCoder
+from nosology.text.tokens import words_of
 from nosology.training.examples import Examples
 
 
-class DualLaatTrainer(NeuralTrainer[DualLaatRecipe]):
+class DualLaatTrainer(NeuralTrainer[DualLaatRecipe, DualLaat]):
     """Trains DualLAAT; with [two_stage] also the retriever of candidate codes."""
 
     def train(self, train_notes: Examples, dev_notes: Examples, refit: bool) -> TrainedCoder:
-        """The coder that is trained on train notes and tuned on dev notes; refit: finally trained on union."""
+        """The coder that is trained on train notes and tuned on dev notes; refit: then trained again on both."""
         trained = super().train(train_notes, dev_notes, refit)
         candidates = self.recipe.two_stage.candidates
-        if not candidates:
+        model = trained.model
+        if not candidates or not isinstance(model, DualLaat):
             return trained
-        model: DualLaat = trained.model
         model.retriever = CandidateRetriever.fit(
             [read.ids for read in self.notes.reads], self.notes.gold, _description_ids(model)
         )
@@ -37,7 +42,7 @@ class DualLaatTrainer(NeuralTrainer[DualLaatRecipe]):
         recipe = self.recipe
         if recipe.model.reference_padding:
             raise ConfigError("model.reference_padding is only for imported weights (nosology import)")
-        tokenizer, vectors = build_word_tokenizer(recipe, labels, examples)
+        tokenizer, vectors = build_word_tokenizer(recipe, labels, examples, _description_words(labels))
         settings = recipe.model.resolved(len(examples))
         torch.manual_seed(recipe.seed)
         net = DualLaatNet(settings, len(tokenizer.vocabulary), recipe.vectors.size, vectors)
@@ -50,6 +55,13 @@ class DualLaatTrainer(NeuralTrainer[DualLaatRecipe]):
         competing = min(settings.labels, max(map(len, targets.pools.values())))
         net.initialize_bias(min(max(positives / competing, 1e-6), 0.5))
         return model, targets
+
+
+def _description_words(labels: LabelSpace) -> Iterator[str]:
+    """The words of all descriptions of the labels' code systems, and digits for numbers that none of them has."""
+    yield from string.digits
+    for system in labels.systems:
+        yield from chain.from_iterable(map(words_of, table(system).descriptions()))
 
 
 def _description_ids(model: DualLaat) -> np.ndarray:

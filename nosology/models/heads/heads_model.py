@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -17,11 +17,10 @@ from nosology.core import BundleError, EvidenceSpan, Note
 from nosology.core.label_space import LabelSpace
 from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedder_config import EmbedderSettings
-from nosology.models.heads.heads_net import HeadNet
+from nosology.models.evidence_spans import occlusion
+from nosology.models.heads.heads_net import HeadNet, Scaler
 from nosology.models.heads.heads_settings import HeadShape
-from nosology.models.heads.vector_training import Scaler
 from nosology.models.neural import Calibrated, default_device, evaluating
-from nosology.models.occlusion import occlusion
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
 
 _ROWS = 4096  # notes per forward pass
@@ -82,14 +81,13 @@ class Heads(Calibrated):
         return occlusion(note.text, self.logits, labels, limit)
 
     def save(self, folder: Path) -> None:
-        """Writes model.json and model.safetensors."""
         described = {
             "kind": self.kind,
             "codes": self.labels.to_json(),
             "embedder": self.settings.model_dump(mode="json"),
             "identity": self.identity,
             "shape": self.net.shape.model_dump(mode="json"),
-            "calibration": self.calibration.to_json(),
+            "calibration": asdict(self.calibration),
         }
         (folder / "model.json").write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
         tensors = {f"net.{name}": value.detach().cpu().contiguous() for name, value in self.net.state_dict().items()}

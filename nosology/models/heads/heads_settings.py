@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from nosology.core.settings import Settings
 from nosology.encoders.embedder_config import EmbedderSettings
-from nosology.training.recipe_settings import Recipe, TrainerSettings
+from nosology.training.recipe_settings import NeuralRecipe, TrainerSettings
 
 # Numbers of weights are within 6% of those of Xu and Dray (2025).
 WIDTHS = {"mlp": [896], "deep": [1024, 512, 512], "res": [1600, 384, 384]}
@@ -44,7 +44,7 @@ class CacheSettings(Settings):
     cache: str = ""  # a folder of `nosology embed`; empty: a temporary folder next to the bundle
 
 
-class HeadsRecipe(Recipe):
+class HeadsRecipe(NeuralRecipe):
     """A recipe of kind `heads`."""
 
     kind: Literal["heads"] = "heads"

@@ -9,20 +9,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from nosology.core.progress import progress
 from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedding_cache import EmbeddingCache
 from nosology.evaluation import brief
-from nosology.models.coder_trainer import CalibratedTrainer, Fit
 from nosology.models.heads.heads_model import Heads
-from nosology.models.heads.heads_settings import HeadsRecipe
-from nosology.models.heads.vector_training import (
+from nosology.models.heads.heads_net import (
     CodedVectors,
     FeatureStatistics,
     build_head,
     draw_dropout_seed,
     make_vector_notes,
 )
+from nosology.models.heads.heads_settings import HeadsRecipe
+from nosology.models.train import CalibratedTrainer, Fit
 from nosology.training.examples import Examples, codes_in_systems, label_space
 from nosology.training.run_folder import REFIT, VECTORS, fingerprint
 from nosology.training.trainer import TrainingResult, TrainingRun, fit
@@ -47,16 +46,13 @@ class HeadsTrainer(CalibratedTrainer[HeadsRecipe, Heads]):
 
     def refit(self, notes: Examples, fitted: Fit[Heads]) -> Heads:
         """A model trained on all notes for as many epochs as were best."""
-        settings = self.recipe.training.model_copy(update={"stop_epoch": fitted.choice})
-        recipe = self.recipe.model_copy(update={"training": settings})
+        recipe = self.recipe.stop_after(fitted.choice)
         key = fingerprint(recipe, notes)
         return _fitted(recipe, self.embedder, self._embed(notes), None, self.folder / REFIT, key)[0]
 
     def _embed(self, examples: Examples) -> CodedVectors:
-        texts = progress(examples.texts(), "vectors", total=len(examples))
-        return CodedVectors(
-            self.cache.vectors(texts, lambda: self.embedder), codes_in_systems(self.recipe.labels, examples.codes)
-        )
+        vectors = self.cache.vectors(examples.texts(), lambda: self.embedder)
+        return CodedVectors(vectors, codes_in_systems(self.recipe.labels, examples.codes))
 
 
 def _fitted(

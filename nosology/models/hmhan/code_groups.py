@@ -114,7 +114,6 @@ class CodeCombinations:
         return best
 
     def to_json(self) -> dict[str, Any]:
-        """The state as JSON values; `from_json` reads it."""
         return {
             "sets": [list(key) for key in _row_keys(self.sets)],
             "notes": self.notes.tolist(),
@@ -124,7 +123,6 @@ class CodeCombinations:
 
     @classmethod
     def from_json(cls, value: dict[str, Any], labels: int) -> CodeCombinations:
-        """The combinations that `to_json` wrote; labels: L."""
         return cls(_set_matrix(value["sets"], labels), np.array(value["notes"]), value["share"], value["weight"])
 
 

@@ -21,7 +21,7 @@ from nosology.models.neural import EXCLUDED_LOGIT
 
 _MAX_F1_LOSS = 0.015
 _NET_WEIGHTS = (1.0, 0.75, 0.5, 0.25, 0.0)
-_STANDARD_ERRORS = 2.0  # a net weight within so many standard errors of the best is as good
+_STANDARD_ERRORS = 2.0  # a net weight within this many standard errors of the best is as good
 
 
 def tune_on_held_out(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,12 @@ from nosology.core.model import WordWeights
 from nosology.encoders.state_cache import CachedStates
 from nosology.encoders.tokenizers import Encoding, ReportTokenizer
 from nosology.encoders.transformer import WindowedTransformer
+from nosology.models.evidence_spans import best_spans
 from nosology.models.hmhan.code_groups import CodeCategories, CodeCombinations
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet, ReportBatch, SyntheticBatch
 from nosology.models.hmhan.hmhan_settings import HmhanSettings, LossSettings
 from nosology.models.hmhan.report_features import EncodedReport, MetadataColumns, WordFeatures
 from nosology.models.neural import EXCLUDED_LOGIT, NeuralModel, by_length, by_word, evaluating
-from nosology.models.spans import best_spans
 from nosology.text.tokens import tokenize
 from nosology.training.data_loader import Batch, pad_notes, pad_rows
 
@@ -58,7 +59,6 @@ class Hmhan(NeuralModel):
 
     net: HmhanEnsemble  # pyrefly: ignore[bad-override-mutable-attribute]  # always the type of `build_net`
     settings: HmhanSettings  # pyrefly: ignore[bad-override-mutable-attribute]  # always of `settings_class`
-    categories: CodeCategories | None = None
     columns: MetadataColumns = field(default_factory=MetadataColumns)
     words: WordFeatures | None = None
     combinations: CodeCombinations | None = None
@@ -116,15 +116,25 @@ class Hmhan(NeuralModel):
                 logits[rows] = self.net.logits(batch.to(self.device)).float().cpu().numpy()
         return logits
 
+    @cached_property
+    def categories(self) -> CodeCategories:
+        """The categories of the labels."""
+        return CodeCategories.at_level(self.labels, self.settings.level)
+
     @property
     def has_category_attention(self) -> bool:
         """Whether the attention is hierarchical."""
         return self.settings.attention == "hierarchical"
 
+    @property
+    def has_net_weight(self) -> bool:
+        """Whether the net has a weight above 0; otherwise word features alone decide."""
+        return self.net.has_net_weight
+
     def category_attention(self, note: Note, labels: Sequence[int]) -> WordWeights:
         """The attention of each label's category over the words of a report."""
         encoding = self.tokenizer.tokenize(note.text)
-        if not len(encoding) or not self.has_category_attention or self.categories is None:
+        if not len(encoding) or not self.has_category_attention:
             return WordWeights(np.empty(0, np.int64), np.empty(0, np.int64), np.zeros((len(labels), 0), np.float32))
         with evaluating(self.net):
             batch = Batch(*pad_notes([encoding.ids])).to(self.device)
@@ -156,12 +166,10 @@ class Hmhan(NeuralModel):
         }
 
     def load_extra_config(self, config: dict[str, Any]) -> None:
-        """Restores what `extra_config` returned."""
         self.columns = MetadataColumns.from_json(config["columns"])
         self.words = WordFeatures.from_json(config["words"]) if config["words"] else None
         combinations = config["combinations"]
         self.combinations = CodeCombinations.from_json(combinations, len(self.labels)) if combinations else None
-        self.categories = CodeCategories.at_level(self.labels, self.settings.level)
 
     @classmethod
     def build_net(  # pyrefly: ignore[bad-override]  # called with `settings_class` and `tokenizer_class` only

@@ -38,7 +38,6 @@ class SyntheticBatch:
     targets: Tensor  # (S, L)
 
     def to(self, device: torch.device | str) -> SyntheticBatch:
-        """The rows on a device."""
         return SyntheticBatch(*(value.to(device, non_blocking=True) for value in vars(self).values()))
 
     def pin_memory(self) -> SyntheticBatch:
@@ -231,7 +230,6 @@ class HmhanEnsemble(nn.Module):
         self.nets = nn.ModuleList(nets)  # pyrefly: ignore[bad-assignment]  # ModuleList has no type of its items
 
     def forward(self, batch: Batch) -> Tensor:
-        """The mean of the losses of the nets."""
         reports = ReportBatch.from_batch(batch)
         return torch.stack([net(reports) for net in self.nets]).mean()
 

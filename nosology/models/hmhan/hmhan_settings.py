@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from nosology.core.settings import Settings
-from nosology.training.recipe_settings import Recipe, TrainerSettings
+from nosology.training.recipe_settings import NeuralRecipe, TrainerSettings
 
 _MAX_FINE_TUNED_TOKENS = 400_000  # of all train reports; with more, the encoder is frozen by default
 
@@ -93,7 +93,9 @@ class LossSettings(Settings):
 class SmoteSettings(Settings):
     """MLSMOTE: synthetic rows for rare codes, interpolated between code vectors after attention."""
 
-    share: float = Field(0.0, ge=0)  # synthetic rows per report with a rare code, on average; 0: none
+    renamed: ClassVar[dict[str, str]] = {"share": "ratio"}
+
+    ratio: float = Field(0.0, ge=0)  # synthetic rows per report with a rare code, on average; 0: none
     neighbours: int = Field(5, ge=1)
 
 
@@ -111,7 +113,7 @@ class CombinationSettings(Settings):
     prior: Literal["auto", "never"] = "auto"  # auto: if it improves F1 on held-out reports
 
 
-class HmhanRecipe(Recipe):
+class HmhanRecipe(NeuralRecipe):
     """A recipe of kind `hmhan`."""
 
     kind: Literal["hmhan"] = "hmhan"

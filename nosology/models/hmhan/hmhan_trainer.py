@@ -26,8 +26,7 @@ from nosology.encoders.state_cache import CachedStates, DeviceCachedStates, Enco
 from nosology.encoders.tokenizers import ReportTokenizer
 from nosology.encoders.transformer import WindowedTransformer, load_pretrained
 from nosology.evaluation import brief
-from nosology.models.coder_trainer import CoderTrainer, TrainedCoder
-from nosology.models.hmhan.code_groups import CodeCategories, CodeCombinations
+from nosology.models.hmhan.code_groups import CodeCombinations
 from nosology.models.hmhan.hmhan_decision import tune_on_held_out, word_logits
 from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet
@@ -43,6 +42,7 @@ from nosology.models.hmhan.report_batches import (
 )
 from nosology.models.hmhan.report_features import MetadataColumns, WordFeatures, WordSvms, fit_word_svms
 from nosology.models.neural import EXCLUDED_LOGIT
+from nosology.models.train import CoderTrainer, TrainedCoder
 from nosology.training.examples import Examples, codes_in_systems, label_space, union
 from nosology.training.losses import class_weights
 from nosology.training.run_folder import REFIT, STATES, fingerprint
@@ -64,7 +64,6 @@ class HmhanEnsembleTrainer:
 
     @staticmethod
     def from_notes(recipe: HmhanRecipe, notes: list[Note], folder: Path, run_fingerprint: str) -> HmhanEnsembleTrainer:
-        """The trainer for some train notes."""
         labels = label_space(recipe.labels, codes_in_systems(recipe.labels, [note.codes for note in notes]))
         tokenizer, encoder = _load_encoder(recipe)
         columns = MetadataColumns.fit((note.extra for note in notes), recipe.columns.numbers, recipe.columns.choices)
@@ -72,11 +71,8 @@ class HmhanEnsembleTrainer:
         if recipe.words.features:
             texts = (note.text for note in progress(notes, "counting words", total=len(notes)))
             words = WordFeatures.fit(texts, recipe.words.min_notes, recipe.words.features, recipe.words.pairs)
-        categories = CodeCategories.at_level(labels, recipe.model.level)
-        model = Hmhan(
-            labels, np.zeros(len(labels), np.int64), tokenizer, HmhanEnsemble([]), recipe.model, categories=categories,
-            columns=columns, words=words,
-        )  # fmt: skip
+        counts = np.zeros(len(labels), np.int64)
+        model = Hmhan(labels, counts, tokenizer, HmhanEnsemble([]), recipe.model, columns=columns, words=words)
         train = ReportDataset.from_notes(notes, recipe, model)
         tokens = sum(len(report) for report in train.reports)
         if not tokens:
@@ -105,7 +101,7 @@ class HmhanEnsembleTrainer:
     def build_net(self, rows: np.ndarray, seed: int) -> HmhanNet:
         """An untrained net, initialised for these rows of the train reports."""
         torch.manual_seed(seed)
-        recipe, model, categories = self.recipe, self.model, self.categories
+        recipe, model, categories = self.recipe, self.model, self.model.categories
         encoder = self.encoder or _load_encoder(recipe)[1]
         net = HmhanNet(
             model.settings, recipe.loss, encoder, torch.from_numpy(categories.of_label), len(model.columns),
@@ -130,11 +126,6 @@ class HmhanEnsembleTrainer:
             )
         return net
 
-    @property
-    def categories(self) -> CodeCategories:
-        """The categories of the labels."""
-        return self.model.categories or CodeCategories.at_level(self.model.labels, self.recipe.model.level)
-
     def _mean_states(self, encoder: WindowedTransformer, texts: list[str]) -> torch.Tensor:
         """The mean state (N, D) of each text; 0 for a text without tokens."""
         tokens = [self.model.tokenizer.tokenize(text).ids for text in texts]
@@ -151,7 +142,7 @@ class HmhanEnsembleTrainer:
         """A net trained on these rows of the train reports; stop_epoch: 0 for all epochs or early stopping on dev."""
         recipe, seed = self.recipe, self.recipe.seed + 1000 * number
         net = self.build_net(rows, seed)
-        settings = recipe.training.model_copy(update={"stop_epoch": stop_epoch}) if stop_epoch else recipe.training
+        settings = (recipe.stop_after(stop_epoch) if stop_epoch else recipe).training
         fabric = launch_fabric(settings)
         batches = ReportBatchBuilder(
             self.train,
@@ -196,13 +187,13 @@ class HmhanEnsembleTrainer:
     def synthetic_rows(self, rows: np.ndarray, seed: int) -> SyntheticRows | None:
         """MLSMOTE rows between reports of these rows only; distances are between mean encoder states and columns."""
         settings = self.recipe.smote
-        if not settings.share:
+        if not settings.ratio:
             return None
         train = self.train.subset(rows)
         states = self.encode(self.train) if self.cached_states is None else self.cached_states
         columns = np.stack([report.columns for report in train.reports])
         vectors = np.concatenate([states.means()[rows], columns], axis=1)
-        synthetic = mlsmote(train.gold, vectors, share=settings.share, neighbours=settings.neighbours, seed=seed)
+        synthetic = mlsmote(train.gold, vectors, ratio=settings.ratio, neighbours=settings.neighbours, seed=seed)
         return synthetic.reindexed(rows)
 
 
@@ -210,7 +201,7 @@ class HmhanTrainer(CoderTrainer[HmhanRecipe]):
     """Trains an ensemble of nets on one encoder, with or without word features."""
 
     def train(self, train_notes: Examples, dev_notes: Examples, refit: bool) -> TrainedCoder:
-        """The coder that is trained on train notes and tuned on dev notes; refit: finally trained on union."""
+        """The coder that is trained on train notes and tuned on dev notes; refit: then trained again on both."""
         recipe, folder = self.recipe, self.folder
         all_notes = union(train_notes, dev_notes)
         if refit and recipe.model.ensemble_size > 1:

@@ -46,7 +46,6 @@ class ReportDataset:
 
     @staticmethod
     def from_notes(notes: list[Note], recipe: HmhanRecipe, model: Hmhan) -> ReportDataset:
-        """The notes, encoded by the model."""
         codes = codes_in_labels(recipe.labels, model.labels, [note.codes for note in notes])
         reports = [model.tokenize(note) for note in progress(notes, "reading", total=len(notes))]
         versions = note_versions([note.codes for note in notes])
@@ -58,7 +57,6 @@ class ReportDataset:
         return ReportDataset(reports, codes, model.labels.encode(codes), versions, groups)
 
     def subset(self, rows: np.ndarray) -> ReportDataset:
-        """The reports at `rows`."""
         return ReportDataset(
             [self.reports[row] for row in rows],
             [self.codes[row] for row in rows],
@@ -133,7 +131,6 @@ class SyntheticRows:
         return replace(self, first=rows[self.first], second=rows[self.second])
 
     def subset(self, chosen: np.ndarray) -> SyntheticRows:
-        """The synthetic rows at `chosen`."""
         return SyntheticRows(self.first[chosen], self.second[chosen], self.fractions[chosen], self.targets[chosen])
 
 
@@ -151,9 +148,9 @@ def minority_labels(gold: sparse.csr_matrix) -> np.ndarray:
 
 
 def mlsmote(
-    gold: sparse.csr_matrix, vectors: np.ndarray, *, share: float, neighbours: int = 5, seed: int = 0
+    gold: sparse.csr_matrix, vectors: np.ndarray, *, ratio: float, neighbours: int = 5, seed: int = 0
 ) -> SyntheticRows:
-    """Synthetic rows of train reports (MLSMOTE, Charte et al. 2015): on average `share` per report and minority label.
+    """Synthetic rows of train reports (MLSMOTE, Charte et al. 2015): on average `ratio` per report and minority label.
 
     gold: 0/1 (B, L). vectors: (B, D), for the distance between reports. A report is interpolated with one of its
     nearest neighbours that have the same minority label. The row gets that label and all labels that at least half of
@@ -168,7 +165,7 @@ def mlsmote(
             continue
         for row in bag.tolist():
             nearest = _nearest(vectors, row, bag[bag != row], neighbours)
-            for _ in range(int(share) + (rng.random() < share % 1)):
+            for _ in range(int(ratio) + (rng.random() < ratio % 1)):
                 votes = dense[row].astype(int) + dense[nearest].sum(0)
                 target = 2 * votes >= len(nearest) + 1
                 target[label] = True

@@ -81,12 +81,10 @@ class MetadataColumns:
         return np.array(parts, dtype=np.float32)
 
     def to_json(self) -> dict[str, Any]:
-        """The state as JSON values; `from_json` reads it."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> MetadataColumns:
-        """The columns that `to_json` wrote."""
         return cls({name: (pair[0], pair[1]) for name, pair in value["numbers"].items()}, value["choices"])
 
 
@@ -147,12 +145,10 @@ class WordFeatures:
         return contributions
 
     def to_json(self) -> dict[str, Any]:
-        """The state as JSON values; `from_json` reads it."""
         return {"names": self.names, "scale": self.scale.tolist(), "pairs": self.pairs}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> WordFeatures:
-        """The features that `to_json` wrote."""
         return cls(value["names"], np.array(value["scale"], dtype=np.float32), value["pairs"])
 
 

@@ -1,9 +1,12 @@
-"""The lexicon coder: terms found in the note, each with the codes that it may mean; training is optional."""
+"""The lexicon coder: finds terms in a note and scores the codes of each term. Training is optional.
+
+The bundle `day-one` is the untrained lexicon with all codes of ICD-10-CM; it is built in and has no folder.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,17 +14,18 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from nosology.codes.lookup import table
-from nosology.core import Code, EvidenceSpan, Note
+from nosology.core import Code, ConfigError, EvidenceSpan, Note, __version__
 from nosology.core.label_space import LabelSpace
+from nosology.evaluation.decision import Decision
+from nosology.models.bundle import Bundle
 from nosology.models.lexicon.learned_phrases import is_separate
-from nosology.models.lexicon.lexicon_settings import ContextSettings, LexiconRecipe
+from nosology.models.lexicon.lexicon_settings import CORPUS, ContextSettings, LexiconRecipe
 from nosology.models.lexicon.lexicon_terms import Resolver, Terms
 from nosology.models.lexicon.mention_features import padded
 from nosology.models.lexicon.mentions import NoteMentions, find_mentions
-from nosology.models.lexicon.rule_scorer import ContextPolicy, MentionScores, ScoredMention, score_mentions
-from nosology.models.lexicon.trained_scorer import TrainedScorer
+from nosology.models.lexicon.scorers import ContextPolicy, MentionScores, ScoredMention, TrainedScorer, score_mentions
 
-THRESHOLD = 0.3  # without training: between the first code of a category title (0.35) and second choices
+DAY_ONE_THRESHOLD = 0.3  # below the first code of a category title (0.35), above second codes
 _CACHED_NOTES = 128  # notes whose mentions are cached: evidence is requested after probabilities
 
 
@@ -32,7 +36,7 @@ class Lexicon:
     recipe: LexiconRecipe
     labels: LabelSpace = field(repr=False)
     train_counts: np.ndarray = field(repr=False)  # (L,) training notes of each code
-    terms: Terms | None = field(repr=False)  # of ICD-10-CM, where its codes are asked for
+    terms: Terms | None = field(repr=False)  # of ICD-10-CM; None: not used
     policy: ContextPolicy
     scorer: TrainedScorer | None = field(default=None, repr=False)
     _cache: dict[str, tuple[NoteMentions, MentionScores]] = field(default_factory=dict, repr=False)
@@ -41,30 +45,25 @@ class Lexicon:
     within_versions = False
 
     @classmethod
-    def untrained(cls, recipe: LexiconRecipe) -> Lexicon:
-        """The lexicon of a release, without training."""
-        return cls._of(recipe, ["icd10cm"], None)
+    def build(cls, recipe: LexiconRecipe, scorer: TrainedScorer | None = None) -> Lexicon:
+        """The lexicon of a recipe. scorer: what was learned from train notes; None: an untrained lexicon.
 
-    @classmethod
-    def trained(cls, recipe: LexiconRecipe, scorer: TrainedScorer) -> Lexicon:
-        """The trained lexicon: the codes of its train notes, and all of ICD-10-CM if some are of ICD-10-CM."""
-        return cls._of(recipe, {code.system for code in scorer.learned.codes}, scorer)
-
-    @classmethod
-    def _of(cls, recipe: LexiconRecipe, systems: Iterable[str], scorer: TrainedScorer | None) -> Lexicon:
+        An untrained lexicon has all codes of ICD-10-CM. A trained one has the codes of its train notes, and all of
+        ICD-10-CM if some of them are of ICD-10-CM.
+        """
         terms, codes = None, set() if scorer is None else set(scorer.learned.codes)
-        if "icd10cm" in systems and (scorer is None or recipe.learn.terms):
+        if scorer is None or (recipe.learn.terms and any(code.system == "icd10cm" for code in codes)):
             terms = Terms.open(recipe.codes.release, seventh=recipe.codes.has_seventh)
-            every = table("icd10cm", recipe.codes.release).codes(billable=True)
-            codes.update(Code("icd10cm", code) for code in (*every, *terms.codes))
+            billable = table("icd10cm", recipe.codes.release).codes(billable=True)
+            codes.update(Code("icd10cm", code) for code in (*billable, *terms.codes))
             if scorer is not None and scorer.learned.padded:
                 codes.update(filter(None, map(padded, sorted(codes))))
         labels = LabelSpace(sorted(codes))
-        notes = np.zeros(len(labels), dtype=np.int64)
+        counts = np.zeros(len(labels), dtype=np.int64)
         if scorer is not None:
-            notes[[labels.column(code) for code in scorer.learned.codes]] = scorer.learned.notes
-        resolve = Resolver(recipe.codes.release, seventh=recipe.codes.has_seventh)
-        return cls(recipe, labels, notes, terms, ContextPolicy(recipe.context, recipe.codes, resolve), scorer)
+            counts[[labels.column(code) for code in scorer.learned.codes]] = scorer.learned.notes
+        resolver = Resolver(recipe.codes.release, seventh=recipe.codes.has_seventh)
+        return cls(recipe, labels, counts, terms, ContextPolicy(recipe.context, recipe.codes, resolver), scorer)
 
     def with_context(self, context: ContextSettings) -> Lexicon:
         """The same lexicon with another policy for contexts."""
@@ -76,42 +75,41 @@ class Lexicon:
         if text not in self._cache:
             if len(self._cache) >= _CACHED_NOTES:
                 self._cache.clear()
-            match = self.recipe.match
+            settings = self.recipe.match
+            index = self.scorer.learned.index if self.scorer else None
+            mentions = find_mentions(text, self.terms, index, settings.gap, settings.learned_gap)
             if self.scorer is None:
-                found = find_mentions(text, self.terms, None, match.gap)
-                self._cache[text] = found, score_mentions(found, self.policy)
+                scores = score_mentions(mentions, self.policy)
             else:
-                found = find_mentions(text, self.terms, self.scorer.learned.index, match.gap, match.learned_gap)
-                self._cache[text] = found, self.scorer.score(found, text, self.terms, self.policy)
+                scores = self.scorer.score(mentions, text, self.terms, self.policy)
+            self._cache[text] = mentions, scores
         return self._cache[text]
 
     def probabilities(self, notes: Sequence[Note]) -> np.ndarray:
         """Probabilities (B, L). A code without a mention has 0, or nearly 0 after training."""
-        rows = []
-        for note in notes:
-            row = np.zeros(len(self.labels), dtype=np.float32)
+        probabilities = np.zeros((len(notes), len(self.labels)), dtype=np.float32)
+        for row, note in zip(probabilities, notes):
             for code, probability in self.analyse(note.text)[1].codes.items():
                 if code in self.labels:
                     row[self.labels.column(code)] = probability
-            rows.append(row)
-        return np.array(rows).reshape(-1, len(self.labels))
+        return probabilities
 
     def evidence(self, note: Note, labels: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
         """For each label, the mentions of its code, most probable first; of overlapping mentions the best."""
-        found, weighed = self.analyse(note.text)
+        mentions, scores = self.analyse(note.text)
         votes: dict[Code, list[ScoredMention]] = {self.labels.codes[label]: [] for label in labels}
-        for vote in weighed.votes:
+        for vote in scores.votes:
             if vote.code in votes:
                 votes[vote.code].append(vote)
-        return [self._spans(note.text, found, votes[self.labels.codes[label]], limit) for label in labels]
+        return [self._spans(note.text, mentions, votes[self.labels.codes[label]], limit) for label in labels]
 
-    def _spans(self, text: str, found: NoteMentions, votes: list[ScoredMention], limit: int) -> list[EvidenceSpan]:
-        least = self.scorer.evidence_from if self.scorer else 0.0
+    def _spans(self, text: str, note: NoteMentions, votes: list[ScoredMention], limit: int) -> list[EvidenceSpan]:
+        minimum = self.scorer.evidence_from if self.scorer else 0.0
         spans: list[EvidenceSpan] = []
         for number, _, probability in sorted(votes, key=lambda vote: (-vote.probability, vote.mention)):
-            mention = found.mentions[number]
-            own = is_separate(mention.start, mention.end, ((span.start, span.end) for span in spans))
-            if own and (probability >= least or not spans) and len(spans) < limit:
+            mention = note.mentions[number]
+            separate = is_separate(mention.start, mention.end, ((span.start, span.end) for span in spans))
+            if separate and (probability >= minimum or not spans) and len(spans) < limit:
                 spans.append(EvidenceSpan(mention.start, mention.end, text[mention.start : mention.end], probability))
         return spans
 
@@ -128,11 +126,34 @@ class Lexicon:
 
     @classmethod
     def load(cls, folder: Path) -> Lexicon:
-        """The lexicon that `save` wrote."""
         stored = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         recipe = LexiconRecipe.model_validate(stored["recipe"])
-        if stored["adapted"] is None:
-            return cls.untrained(recipe)
-        return cls.trained(
-            recipe, TrainedScorer.from_stored(load_file(folder / "model.safetensors"), stored["adapted"])
-        )
+        state = stored["adapted"]
+        scorer = TrainedScorer.from_stored(load_file(folder / "model.safetensors"), state) if state else None
+        return cls.build(recipe, scorer)
+
+
+def day_one(recipe: LexiconRecipe | None = None) -> Bundle:
+    """The bundle of the untrained lexicon."""
+    recipe = recipe or LexiconRecipe()
+    _check_untrained(recipe)
+    threshold = recipe.decision.threshold
+    decision = Decision(threshold if isinstance(threshold, float) else DAY_ONE_THRESHOLD)
+    provenance = {"package": f"nosology {__version__}", "trained_on": [], "corpora": [], "tuned_on": None}
+    return Bundle(Lexicon.build(recipe), decision, recipe.model_dump(mode="json"), provenance)
+
+
+def _check_untrained(recipe: LexiconRecipe) -> None:
+    """Raises ConfigError for settings that have an effect only in training."""
+    if CORPUS in (recipe.codes.release, recipe.codes.seventh):
+        raise ConfigError("codes.release and codes.seventh can be left to a corpus only in training; got corpus")
+    for name, policy in recipe.context:
+        if policy == "learn":
+            raise ConfigError(f"context.{name} can be learned only in training; day one knows keep, drop, history")
+    default = LexiconRecipe()
+    for section in ("labels", "learn"):
+        if getattr(recipe, section) != getattr(default, section):
+            raise ConfigError(f"day one does not learn: {section} can be set only in training")
+    threshold = recipe.decision.threshold
+    if (threshold != "global" and not isinstance(threshold, float)) or recipe.decision.at_least_one:
+        raise ConfigError(f"day one's decision.threshold must be a number, without at_least_one; got {threshold}")

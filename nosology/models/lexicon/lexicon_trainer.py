@@ -21,11 +21,10 @@ from nosology.codes.lookup import table
 from nosology.codes.releases import releases
 from nosology.core import Code, ConfigError, Evidence, Note
 from nosology.core.label_space import LabelSpace
-from nosology.core.progress import progress
+from nosology.core.progress import activity, progress
 from nosology.corpora.group_splits import group_folds
 from nosology.evaluation import tune_threshold
 from nosology.evaluation.decision import UNTUNED, Decision
-from nosology.models.coder_trainer import CoderTrainer, TrainedCoder
 from nosology.models.lexicon.learned_phrases import (
     LearnedPhrases,
     is_same_span,
@@ -36,10 +35,11 @@ from nosology.models.lexicon.learned_phrases import (
 from nosology.models.lexicon.lexicon_model import Lexicon
 from nosology.models.lexicon.lexicon_settings import CORPUS, CodeSetSettings, ContextSettings, LexiconRecipe
 from nosology.models.lexicon.lexicon_terms import Terms
-from nosology.models.lexicon.mention_features import MentionTable, Priors, code_table, mention_table
+from nosology.models.lexicon.mention_features import MentionTable, code_table, mention_table
 from nosology.models.lexicon.mentions import NoteMentions, find_mentions
-from nosology.models.lexicon.trained_scorer import TrainedScorer
+from nosology.models.lexicon.scorers import TrainedScorer
 from nosology.models.lexicon.trees import TreeEnsemble, Trees
+from nosology.models.train import CoderTrainer, TrainedCoder
 from nosology.text.context import CATEGORIES
 from nosology.training.examples import Examples, union
 from nosology.training.recipe_settings import LabelSettings
@@ -54,6 +54,7 @@ CodeTable = tuple[list[Code], np.ndarray]  # the codes of a note and their featu
 class LexiconTrainer(CoderTrainer[LexiconRecipe]):
     """Learns phrases, a mention classifier and a code classifier from coded notes."""
 
+    @activity("training the lexicon", spinner=False)
     def train(self, train_notes: Examples, dev_notes: Examples, refit: bool) -> TrainedCoder:
         """The trained lexicon and its threshold; refit: dev notes are train notes too."""
         recipe = self.recipe
@@ -89,7 +90,7 @@ class LexiconTrainer(CoderTrainer[LexiconRecipe]):
             "folds": recipe.learn.folds,
             "edition": recipe.codes.model_dump(mode="json", include={"release", "seventh"}),
         }
-        return TrainedCoder(Lexicon.trained(recipe, scorer), Decision(threshold), report)
+        return TrainedCoder(Lexicon.build(recipe, scorer), Decision(threshold), report)
 
 
 def _check(recipe: LexiconRecipe) -> None:
@@ -136,7 +137,6 @@ class CrossValidation:
 
     @cached_property
     def folds(self) -> np.ndarray:
-        """The fold of each note."""
         return note_folds(self.notes, self.recipe.learn.folds, self.recipe.seed)
 
     @cached_property
@@ -149,7 +149,6 @@ class CrossValidation:
         return 2 * sum(any(item.code.system in self.systems for item in note.evidence) for note in coded) > len(coded)
 
     def learn(self, notes: Sequence[Note]) -> LearnedPhrases:
-        """The phrases of some notes."""
         match = self.recipe.match
         if self._most_have_evidence(notes):
             return learn_from_evidence(notes, self.systems, match.learned_gap, tagger=self.recipe.learn.tagger)
@@ -159,13 +158,12 @@ class CrossValidation:
         """The mentions of each note, found with phrases of the other folds."""
         examples: dict[int, MentionExamples] = {}
         match = self.recipe.match
-        for fold in progress(range(self.recipe.learn.folds), "learning phrases"):
+        for fold in progress(range(self.recipe.learn.folds), "learning phrases", unit="folds"):
             learned = self.learn([note for note, its_fold in zip(self.notes, self.folds) if its_fold != fold])
-            priors = Priors(learned)
             for number in np.flatnonzero(self.folds[:_MAX_NOTES] == fold).tolist():
                 note = self.notes[number]
                 mentions = find_mentions(note.text, self.terms, learned.index, match.gap, match.learned_gap)
-                table = mention_table(mentions, learned, priors, note.text, self.terms)
+                table = mention_table(mentions, learned, note.text, self.terms)
                 examples[number] = MentionExamples(note, mentions, table, self._target(note, mentions, table))
         return [examples[number] for number in sorted(examples)]
 
@@ -203,7 +201,7 @@ class CrossValidation:
     ) -> list[np.ndarray]:
         scores: list[np.ndarray] = [np.zeros(0)] * len(rows)
         folds = self.folds[: len(rows)]
-        for fold in progress(range(self.recipe.learn.folds), title):
+        for fold in progress(range(self.recipe.learn.folds), title, unit="folds"):
             train = np.flatnonzero(folds != fold).tolist()
             classifier = fit([rows[i] for i in train], [targets[i] for i in train])
             for i in np.flatnonzero(folds == fold).tolist():

@@ -1,4 +1,4 @@
-"""Numbers that tell whether a mention is coded as a code: a row of features for each pair of them."""
+"""Features of (mention, code) pairs and of codes, the inputs of the classifiers of a trained lexicon."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from nosology.models.lexicon.learned_phrases import KeyCounts, LearnedPhrases
 from nosology.models.lexicon.lexicon_terms import Terms
 from nosology.models.lexicon.mentions import Mention, NoteMentions, surface
 from nosology.text.context import CATEGORIES
-from nosology.text.data import function_words
 from nosology.text.stems import word_keys
+from nosology.text.tokens import function_words
 
 NO_SOURCE = len(SOURCES)
 FEATURES = (
@@ -29,13 +29,13 @@ FEATURES = (
     "tag_low", "tag_mean", "tag_begin", "tag_end", "tag_before", "tag_after", "begin_within", "end_within",
     "begin_after", "end_before", "guessed",
 )  # fmt: skip
-_MANY = 20.0
-_LIKELIEST = 3  # codes of a term that are looked at
+_NO_ORDER = 20.0  # of a code that no term names
+_MAX_NAMED = 3  # candidate codes of a term, the most likely ones
 _PADDED = len("W19.XXX")
 
 
 class Pair(NamedTuple):
-    """A mention (its number) and a code that it may be coded as."""
+    """A mention (its index) and a candidate code."""
 
     mention: int
     code: Code
@@ -49,56 +49,55 @@ class MentionTable:
     rows: np.ndarray
 
 
-def mention_table(
-    note: NoteMentions, learned: LearnedPhrases, priors: Priors, text: str, terms: Terms | None
-) -> MentionTable:
-    """The pairs of a note's mentions and the codes that terms or learned phrases give them, with their features."""
-    found, pairs, rows = note.mentions, [], []
-    candidates = [_candidates(mention, learned, terms) for mention in found]
-    shares = [_any_share(mention.learned, learned) for mention in found]
-    of_code = Counter(code for own in candidates for code in own)
-    of_category = Counter(code.code[:3] for own in candidates for code in own)
-    of_phrase = Counter(mention.learned for mention in found)
+def mention_table(note: NoteMentions, learned: LearnedPhrases, text: str, terms: Terms | None) -> MentionTable:
+    """All pairs of a note's mentions and the codes of their terms or learned phrases, with features."""
+    pairs, rows = [], []
+    candidates = [_candidates(mention, learned, terms) for mention in note.mentions]
+    shares = [_coded_share(mention.learned, learned) for mention in note.mentions]
+    code_mentions = Counter(code for codes in candidates for code in codes)
+    category_mentions = Counter(code.code[:3] for codes in candidates for code in codes)
+    phrase_mentions = Counter(mention.learned for mention in note.mentions)
     occurrence: Counter[str] = Counter()
     n_words = max(1, len(note.words.words))
     tags = None if learned.tagger is None else learned.tagger.probabilities(note.words, text)
-    for number, mention in enumerate(found):
+    for number, mention in enumerate(note.mentions):
         if not candidates[number]:
             continue
         written = surface(note.words, mention.places)
         surface_seen, surface_codes = learned.surfaces.get(written, (0, {}))
         seen = int(learned.seen[mention.learned]) if mention.learned >= 0 else 0
-        holder = max((shares[other] for other in mention.holders), default=0.0)
-        total = [coded for coded, _ in candidates[number].values()]
-        common = (
-            mention.keys, mention.gap, mention.end - mention.start, min(mention.inside, 5), holder, *mention.marks,
-            mention.places[0] / n_words, n_words,
+        holder_share = max((shares[other] for other in mention.holders), default=0.0)
+        counts = [coded for coded, _ in candidates[number].values()]
+        of_mention = (
+            len(mention.places), mention.gap, mention.end - mention.start, min(len(mention.holders), 5), holder_share,
+            *mention.marks, mention.places[0] / n_words, n_words,
         )  # fmt: skip
         words = [learned.keys.get(word_keys(note.words.words[place])[0]) for place in mention.places]
-        told = _evidence_rates(note, mention, words, learned)
+        rates = _evidence_rates(note, mention, words, learned)
         occurrence[written] += 1
-        edges = _edges(mention, tags, note.words.sentence)
+        tag_features = _tag_features(mention, tags, note.words.sentence)
         capitals = text[mention.start : mention.end].isupper()
         for code, (coded, order) in candidates[number].items():
-            source, named_order = mention.named.get(_unpadded(code), (NO_SOURCE, _MANY))
+            source, named_order = mention.named.get(_unpadded(code), (NO_SOURCE, _NO_ORDER))
             column = learned.column.get(code, -1)
-            written_coded = surface_codes.get(column, 0)
-            rival = max((other for i, other in enumerate(total) if i != order), default=0) if seen else 0
+            surface_coded = surface_codes.get(column, 0)
+            rival = max((other for i, other in enumerate(counts) if i != order), default=0) if seen else 0
             rows.append((
                 source, named_order, len(mention.named), coded, seen, _share(coded, seen), shares[number],
-                _share(rival, seen), order, written_coded, surface_seen, _share(written_coded, surface_seen), *common,
-                priors.code(code), priors.category(code), of_code[code], of_phrase[mention.learned],
-                ord(code.code[0]), len(code.code), code.code[-1] == "9", of_category[code.code[:3]], capitals,
-                column >= 0, *told, *_affinity(words, code), occurrence[written],
-                bool(mention.side), code.code[:2] in ("Z8", "I2"), *edges, mention.guessed,
+                _share(rival, seen), order, surface_coded, surface_seen, _share(surface_coded, surface_seen),
+                *of_mention, int(learned.notes[column]) if column >= 0 else 0, learned.category_notes[code.code[:3]],
+                code_mentions[code], phrase_mentions[mention.learned], ord(code.code[0]), len(code.code),
+                code.code[-1] == "9", category_mentions[code.code[:3]], capitals, column >= 0, *rates,
+                *_affinity(words, code), occurrence[written], bool(mention.side), code.code[:2] in ("Z8", "I2"),
+                *tag_features, mention.guessed,
             ))  # fmt: skip
             pairs.append(Pair(number, code))
     return MentionTable(pairs, np.array(rows, dtype=np.float32).reshape(-1, len(FEATURES)))
 
 
 def _candidates(mention: Mention, learned: LearnedPhrases, terms: Terms | None) -> dict[Code, tuple[int, int]]:
-    """The codes of a mention, each with how often its phrase was coded so and its place in the list."""
-    found: dict[Code, tuple[int, int]] = {}
+    """The candidate codes of a mention: how often its phrase was coded so, and the rank of the code."""
+    candidates: dict[Code, tuple[int, int]] = {}
     if mention.learned >= 0:
         for order, (column, coded) in enumerate(learned.entries(mention.learned)):
             code = learned.codes[column]
@@ -107,20 +106,20 @@ def _candidates(mention: Mention, learned: LearnedPhrases, terms: Terms | None) 
                 if not sided:
                     continue
                 code = Code(code.system, sided)
-            found.setdefault(code, (coded, order))
+            candidates.setdefault(code, (coded, order))
     for code, (_, order) in mention.named.items():
-        if order < _LIKELIEST:
-            found.setdefault(code, (0, len(found)))
-            if learned.padded and (whole := padded(code)):
-                found.setdefault(whole, (0, len(found)))
-    for code in list(found) if terms else ():
-        if past := _history(code, mention):
-            found.setdefault(past, (0, len(found)))
-    return found
+        if order < _MAX_NAMED:
+            candidates.setdefault(code, (0, len(candidates)))
+            if learned.padded and (with_x := padded(code)):
+                candidates.setdefault(with_x, (0, len(candidates)))
+    for code in list(candidates) if terms else ():
+        if history := _history(code, mention):
+            candidates.setdefault(history, (0, len(candidates)))
+    return candidates
 
 
 def padded(code: Code) -> Code | None:
-    """An injury without its seventh character, written with the X that holds places before it: W19.XXX of W19."""
+    """The code of an injury without seventh character, filled up with X: W19.XXX for W19. None for other codes."""
     if code.system != "icd10cm" or code.code[0] not in "STVWX" or len(code.code) >= _PADDED:
         return None
     return Code(code.system, (code.code if "." in code.code else f"{code.code}.").ljust(_PADDED, "X"))
@@ -131,50 +130,53 @@ def _unpadded(code: Code) -> Code:
 
 
 def _history(code: Code, mention: Mention) -> Code | None:
-    """The code for a history where the mention is past or of a relative."""
+    """The history code if the mention is historical or about a relative."""
     marks = dict(zip(CATEGORIES, mention.marks))
     if code.system != "icd10cm" or not (marks["family"] or marks["historical"]):
         return None
-    own = (family_history if marks["family"] else personal_history)(code.code)
-    return Code("icd10cm", own) if own else None
+    history = (family_history if marks["family"] else personal_history)(code.code)
+    return Code("icd10cm", history) if history else None
 
 
-def _any_share(phrase: int, learned: LearnedPhrases) -> float:
+def _coded_share(phrase: int, learned: LearnedPhrases) -> float:
+    """The share of the occurrences of a learned phrase that were coded at all."""
     if phrase < 0:
         return 0.0
     return _share(sum(coded for _, coded in learned.entries(phrase)), int(learned.seen[phrase]))
 
 
 def _share(coded: float, seen: float) -> float:
-    """How often of so many times, drawn a little towards seldom where there were few."""
+    """The share of occurrences that were coded, smoothed towards 0."""
     return coded / (seen + 0.5)
 
 
 def _evidence_rates(
     note: NoteMentions, mention: Mention, words: list[KeyCounts | None], learned: LearnedPhrases
 ) -> tuple[float, float, float, float, float]:
-    """How often a mention's words stand inside evidence: least, most, mean; and the words before and after it."""
+    """How often words are inside evidence: minimum, maximum and mean over the mention, word before, word after.
+
+    -1 for a neighbour that is a function word or in another sentence.
+    """
+
+    def neighbour_rate(place: int) -> float:
+        tokens = note.words
+        is_inside = 0 <= place < len(tokens.words) and tokens.sentence[place] == tokens.sentence[mention.places[0]]
+        if not is_inside or tokens.words[place] in function_words():
+            return -1.0
+        return _rate(learned.keys.get(word_keys(tokens.words[place])[0]))
+
     rates = [_rate(counts) for counts in words]
-    first, last, sentence = mention.places[0], mention.places[-1], note.words.sentence[mention.places[0]]
-    before, after = (_rate_at(note, place, sentence, learned) for place in (first - 1, last + 1))
+    before, after = neighbour_rate(mention.places[0] - 1), neighbour_rate(mention.places[-1] + 1)
     return min(rates), max(rates), sum(rates) / len(rates), before, after
 
 
 def _rate(counts: KeyCounts | None) -> float:
-    """How often a word stands inside evidence."""
+    """How often a word is inside evidence."""
     return 0.0 if counts is None else counts.inside / (counts.seen + 1)
 
 
-def _rate_at(note: NoteMentions, place: int, sentence: int, learned: LearnedPhrases) -> float:
-    """The same of the word at a place; -1 for a function word and outside the sentence."""
-    words = note.words
-    if not 0 <= place < len(words.words) or words.sentence[place] != sentence or words.words[place] in function_words():
-        return -1.0
-    return _rate(learned.keys.get(word_keys(words.words[place])[0]))
-
-
-def _edges(mention: Mention, tags: np.ndarray | None, sentence: list[int]) -> tuple[float, ...]:
-    """What the tagger says of a mention's words, of its ends, and of its neighbours, -1 where there are none."""
+def _tag_features(mention: Mention, tags: np.ndarray | None, sentence: list[int]) -> tuple[float, ...]:
+    """The tagger's probabilities (TAGS, T) at the words of a mention, its ends and its neighbours; -1 for none."""
     if tags is None:
         return (0.0,) * 10
     inside, begin, end = tags
@@ -191,7 +193,7 @@ def _edges(mention: Mention, tags: np.ndarray | None, sentence: list[int]) -> tu
 
 
 def _affinity(words: list[KeyCounts | None], code: Code) -> tuple[float, float]:
-    """How much of the evidence that the words stand in is of the code's category, and of its chapter."""
+    """The share of the words' evidence that is of the category of the code, and of its chapter."""
     category = chapter = 0.0
     for counts in words:
         if counts is not None:
@@ -201,74 +203,49 @@ def _affinity(words: list[KeyCounts | None], code: Code) -> tuple[float, float]:
     return category / len(words), chapter / len(words)
 
 
-class Priors:
-    """How often codes and categories are given at all."""
-
-    def __init__(self, learned: LearnedPhrases):
-        self.learned = learned
-        self._category: Counter[str] = Counter()
-        for code, notes in zip(learned.codes, learned.notes.tolist()):
-            self._category[code.code[:3]] += notes
-
-    def code(self, code: Code) -> int:
-        """Training notes with the code."""
-        column = self.learned.column.get(code)
-        return int(self.learned.notes[column]) if column is not None else 0
-
-    def category(self, code: Code) -> int:
-        """Training notes with a code of its category."""
-        return self._category[code.code[:3]]
-
-
 CODE_FEATURES = (
     "best", "second", "sum", "none", "votes", "rank", "same_category", "overlapping", "elsewhere",
     "share", "surface_share", "source", "order", "keys", "inside", "prior", "category_prior", "words", "chapter",
     "coded",
 )  # fmt: skip
-_OF_BEST = [FEATURES.index(name) for name in CODE_FEATURES[9:]]
+_OF_BEST = [FEATURES.index(name) for name in CODE_FEATURES[9:]]  # features of the best mention of a code
 
 
 def code_table(note: NoteMentions, table: MentionTable, votes: np.ndarray) -> tuple[list[Code], np.ndarray]:
-    """The codes that mentions of a note speak for, and their features (codes, F); votes: (N,) of the table's pairs."""
+    """The codes of a note's pairs, and their features (codes, F); votes: (N,) the probability of each pair."""
     rows_of: dict[Code, list[int]] = {}
     for row, pair in enumerate(table.pairs):
         rows_of.setdefault(pair.code, []).append(row)
     best = {code: float(votes[rows].max()) for code, rows in rows_of.items()}
     ranked = np.sort(list(best.values()))
-    at_word = _strongest(note, table, votes)
+    at_word = _best_codes_at_words(note, table, votes)
     in_category: dict[str, list[tuple[float, Code]]] = {}
     for code, value in best.items():
         in_category.setdefault(code.code[:3], []).append((value, code))
     features = []
     for code, rows in rows_of.items():
-        own = np.sort(votes[rows])[::-1]
-        strongest = rows[int(np.argmax(votes[rows]))]
-        mention = note.mentions[table.pairs[strongest].mention]
+        of_code = np.sort(votes[rows])[::-1]
+        best_row = rows[int(np.argmax(votes[rows]))]
+        places = note.mentions[table.pairs[best_row].mention].places
+        sentences = {note.words.sentence[note.mentions[table.pairs[row].mention].places[0]] for row in rows}
         features.append((
-            own[0], own[1] if len(own) > 1 else 0.0, own.sum(), np.prod(1 - own), len(own),
-            len(ranked) - np.searchsorted(ranked, own[0], "right"),
+            of_code[0], of_code[1] if len(of_code) > 1 else 0.0, of_code.sum(), np.prod(1 - of_code), len(of_code),
+            len(ranked) - np.searchsorted(ranked, of_code[0], "right"),
             max((value for value, other in in_category[code.code[:3]] if other != code), default=0.0),
-            max(_other(at_word[place], code) for place in mention.places),
-            min(_apart(note, table, rows), 5),
-            *table.rows[strongest, _OF_BEST],
+            max(next((value for value, other in at_word[place] if other != code), 0.0) for place in places),
+            min(len(sentences), 5),
+            *table.rows[best_row, _OF_BEST],
         ))  # fmt: skip
     return list(rows_of), np.array(features, dtype=np.float32).reshape(-1, len(CODE_FEATURES))
 
 
-def _strongest(note: NoteMentions, table: MentionTable, votes: np.ndarray) -> dict[int, list[tuple[float, Code]]]:
-    """At each word the two strongest votes of different codes."""
-    found: dict[int, dict[Code, float]] = {}
+def _best_codes_at_words(
+    note: NoteMentions, table: MentionTable, votes: np.ndarray
+) -> dict[int, list[tuple[float, Code]]]:
+    """The two codes with the highest probabilities at each word."""
+    at_word: dict[int, dict[Code, float]] = {}
     for pair, vote in zip(table.pairs, votes.tolist()):
         for place in note.mentions[pair.mention].places:
-            here = found.setdefault(place, {})
-            here[pair.code] = max(vote, here.get(pair.code, 0.0))
-    return {place: sorted(((v, c) for c, v in here.items()), reverse=True)[:2] for place, here in found.items()}
-
-
-def _other(strongest: list[tuple[float, Code]], code: Code) -> float:
-    return next((value for value, other in strongest if other != code), 0.0)
-
-
-def _apart(note: NoteMentions, table: MentionTable, rows: list[int]) -> int:
-    """In how many sentences a code is mentioned."""
-    return len({note.words.sentence[note.mentions[table.pairs[row].mention].places[0]] for row in rows})
+            codes = at_word.setdefault(place, {})
+            codes[pair.code] = max(vote, codes.get(pair.code, 0.0))
+    return {place: sorted(((v, c) for c, v in codes.items()), reverse=True)[:2] for place, codes in at_word.items()}

@@ -1,8 +1,10 @@
-"""Mentions: the places of a note where terms were found, what each may be coded as, and in what context it stands."""
+"""Mentions: where terms occur in a note, the codes that each may have, and the context of each (negated ...)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -10,26 +12,33 @@ from typing import NamedTuple
 import numpy as np
 
 from nosology.codes.related_codes import SIDES, is_past_event
+from nosology.codes.terms import SOURCES
 from nosology.core import Code
-from nosology.models.lexicon.lexicon_terms import Terms
+from nosology.models.lexicon.lexicon_terms import Terms, title_words
+from nosology.text.ambiguous_words import is_supported
 from nosology.text.context import (
     CATEGORIES,
     context_flags,
     is_denied_by_next_words,
     is_denied_by_previous_words,
     is_negated_inside_phrase,
+    is_questioned,
     past_history_flags,
 )
 from nosology.text.phrases import PhraseIndex, TokenizedNote
 from nosology.text.stems import is_listed_word, stem, word_keys
-from nosology.text.tokens import Tokens
+from nosology.text.tokens import Tokens, words_of
 
-_SIDE_NEAR = 5  # words between a mention and the side it is on
-_CAPITALS = 3  # a word of so few letters is an abbreviation, and only in capitals
+_DESCRIPTION = SOURCES.index("description")
+# Lines, without a number or the name of a section; parts of a line between semicolons.
+_ITEMS = (re.compile(r"[^\n]+"), re.compile(r"(?<=[:.)*•-] )[^\n]+"), re.compile(r"[^\n;]+"))
+_SIDE_DISTANCE = 5  # words between a mention and its side, at most
+_MAX_REPEATS = 200  # mentions of the same words in one note
+_MAX_ABBREVIATION = 3  # letters; such a word counts only in capitals
 
 
 class Named(NamedTuple):
-    """A code that a term of the classification names: where the term comes from, and how many codes are likelier."""
+    """How a term of the classification names a code: source of the term, and rank of the code among its codes."""
 
     source: int
     order: int
@@ -37,31 +46,29 @@ class Named(NamedTuple):
 
 @dataclass(slots=True)
 class Mention:
-    """Words of a note that are a term: `places` among its words, characters start to end.
+    """A term at the words `places` of a note, characters start to end.
 
-    named: what the classification's terms call it. learned: the number of the learned phrase, -1 for none.
-    inside: how many longer mentions hold all of its words. marks: which context scopes it stands in (see CATEGORIES).
-    side: right, left or bilateral where a word says so that is not of the phrase: its codes are those of that side.
-    guessed: how many of its words are spelt otherwise than in the phrase.
+    gap: other content words between them. marks: the contexts that it is in, in the order of CATEGORIES.
+    named: codes by terms of the classification. learned: number of the learned phrase, -1 for none.
+    side: right, left or bilateral if a word outside of the learned phrase says so; the codes are those of that side.
+    guessed: words that are spelled differently than in the phrase. holders: longer mentions with all of its words.
     """
 
     places: tuple[int, ...]
     start: int
     end: int
     gap: int
-    keys: int
     marks: tuple[bool, ...]
     named: dict[Code, Named] = field(default_factory=dict)
     learned: int = -1
     side: str = ""
     guessed: int = 0
-    inside: int = 0
     holders: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class NoteMentions:
-    """A note's words and its mentions, in the order of their places."""
+    """The words of a note and its mentions, in the order of their places."""
 
     words: TokenizedNote
     mentions: list[Mention]
@@ -70,62 +77,122 @@ class NoteMentions:
 def find_mentions(
     text: str, terms: Terms | None, learned: PhraseIndex | None, gap: int, learned_gap: int | None = None
 ) -> NoteMentions:
-    """Every mention of a term of the classification or of a learned phrase, which may have gaps of their own."""
-    found: dict[tuple[int, ...], Mention] = {}
-    reading = TokenizedNote.from_text(text)
-    marks = context_flags(text, Tokens(reading.words, reading.starts, reading.ends))
+    """All mentions of terms of the classification and of learned phrases, which may have another gap."""
+    by_places: dict[tuple[int, ...], Mention] = {}
+    note = TokenizedNote.from_text(text)
+    tokens = Tokens(note.words, note.starts, note.ends)
+    vocabulary = frozenset(words_of(text))
+    marks = context_flags(text, tokens)
 
-    def mention_at(places: tuple[int, ...], between: int) -> Mention | None:
-        if places not in found and _written_out(text, reading, places):
-            found[places] = _mention(text, reading, marks, places, between)
-        return found.get(places)
+    def mention_at(places: tuple[int, ...], gap: int) -> Mention | None:
+        if places not in by_places and _can_be_term(text, note, places, vocabulary):
+            by_places[places] = _mention(text, note, marks, places, gap)
+        return by_places.get(places)
 
     if terms is not None:
-        for hit in terms.index.find(reading, gap):
-            if mention := mention_at(hit.places, hit.gap):
-                for order, (name, source) in enumerate(terms.entries(hit.phrase)):
+        for match in terms.index.find(note, gap):
+            if mention := mention_at(match.places, match.gap):
+                for order, (name, source) in enumerate(terms.entries(match.phrase)):
                     code = Code("icd10cm", name)
                     if code not in mention.named or mention.named[code].order > order:
                         mention.named[code] = Named(source, order)
-    for hit in learned.find(reading, gap if learned_gap is None else learned_gap) if learned else ():
-        if mention := mention_at(hit.places, hit.gap):
-            mention.learned = hit.phrase
+    for match in learned.find(note, gap if learned_gap is None else learned_gap) if learned else ():
+        if mention := mention_at(match.places, match.gap):
+            mention.learned = match.phrase
     if terms:
-        for mention in [found[places] for places in sorted(found)]:
-            _take_side(mention, reading, terms, mention_at)
-    mentions = [found[places] for places in sorted(found)]
-    _count_guesses(mentions, reading, terms, learned)
-    _nest(mentions)
-    _deny_within(text, mentions)
-    _date_listed(mentions, past_history_flags(text, Tokens(reading.words, reading.starts, reading.ends)))
-    return NoteMentions(reading, mentions)
+        for mention in [by_places[places] for places in sorted(by_places)]:
+            _add_sided(mention, note, terms, mention_at)
+    if terms is not None:
+        by_places |= {mention.places: mention for mention in _whole_descriptions(text, note, terms, marks)}
+    if terms is not None:
+        for mention in _whole_descriptions(text, note, terms, marks):
+            by_places[mention.places] = mention
+    mentions = _without_many_repeats([by_places[places] for places in sorted(by_places)], note.words)
+    _count_misspelled(mentions, note, terms, learned)
+    _set_holders(mentions)
+    past = past_history_flags(text, tokens)
+    for mention in mentions:
+        # "hepatitis B negative" also denies hepatitis
+        if any(_is_denied_answer(text, mentions[holder]) for holder in mention.holders):
+            _mark(mention, "negated")
+        # In a list of past diseases, events are past; chronic diseases go on.
+        if past[mention.places[0]] and any(
+            order == 0 and is_past_event(code.code) for code, (_, order) in mention.named.items()
+        ):
+            _mark(mention, "historical")
+    return NoteMentions(note, mentions)
 
 
-def _take_side(
-    mention: Mention, reading: TokenizedNote, terms: Terms, mention_at: Callable[[tuple[int, ...], int], Mention | None]
-) -> None:
-    """Adds the mention together with the nearest side in its sentence, and the codes that it then has."""
-    first, last, sentence = mention.places[0], mention.places[-1], reading.sentence[mention.places[0]]
-    if any(_side_of(reading.words[place]) for place in mention.places):
+def _whole_descriptions(text: str, note: TokenizedNote, terms: Terms, marks: np.ndarray) -> Iterator[Mention]:
+    """The lines and list items that are a description of the classification, word for word.
+
+    Its own words are no context: "without complications" in a description denies nothing.
+    """
+    if not terms.titles:
         return
-    window = range(max(0, first - _SIDE_NEAR), min(len(reading.words), last + _SIDE_NEAR + 1))
-    sides = [place for place in window if reading.sentence[place] == sentence and _side_of(reading.words[place])]
+    parts = {(part.start(), part.end()) for pattern in _ITEMS for part in pattern.finditer(text)}
+    for start, end in sorted(parts):
+        code = terms.titles.get(title_words(text[start:end]))
+        places = range(*np.searchsorted(note.starts, (start, end)).tolist())
+        if code is None or not places:
+            continue
+        item = TokenizedNote.from_text(text[start:end])
+        own = context_flags(text[start:end], Tokens(item.words, item.starts, item.ends)).any(axis=1)
+        around = marks[:, places.start : places.stop].any(axis=1)
+        yield Mention(
+            places=tuple(places),
+            start=int(note.starts[places[0]]),
+            end=int(note.ends[places[-1]]),
+            gap=0,
+            marks=tuple(bool(mark) for mark in np.logical_and(around, ~own).tolist()),
+            named={Code("icd10cm", code): Named(_DESCRIPTION, 0)},
+        )
+
+
+def _without_many_repeats(mentions: Iterable[Mention], words: Sequence[str]) -> list[Mention]:
+    """The mentions; of the same words only the first ones, so that a note of copied text takes no minutes."""
+    counts: Counter[tuple[str, ...]] = Counter()
+    kept = []
+    for mention in mentions:
+        key = tuple(words[place] for place in mention.places)
+        counts[key] += 1
+        if counts[key] <= _MAX_REPEATS:
+            kept.append(mention)
+    return kept
+
+
+def _add_sided(
+    mention: Mention, note: TokenizedNote, terms: Terms, mention_at: Callable[[tuple[int, ...], int], Mention | None]
+) -> None:
+    """Adds a mention of the same words with the nearest side in the sentence, and its codes on that side."""
+    first, last, sentence = mention.places[0], mention.places[-1], note.sentence[mention.places[0]]
+    if any(_side_of(note.words[place]) for place in mention.places):
+        return
+    window = range(max(0, first - _SIDE_DISTANCE), min(len(note.words), last + _SIDE_DISTANCE + 1))
+    sides = [place for place in window if note.sentence[place] == sentence and _side_of(note.words[place])]
     if not sides:
         return
-    clause = reading.clause
-    near = min(sides, key=lambda at: min((clause[at] != clause[own], abs(at - own), at) for own in mention.places))
-    side = _side_of(reading.words[near])
-    named = {code: terms.sides.get(code.code, {}).get(side) for code in mention.named}
-    if mention.learned < 0 and not any(named.values()):
+    clause = note.clause
+    nearest = min(sides, key=lambda at: min((clause[at] != clause[p], abs(at - p), at) for p in mention.places))
+    joined = [place for place in sides if 0 < abs(place - nearest) <= 2 and _is_joined(note, place, nearest)]
+    side = "bilateral" if joined else _side_of(note.words[nearest])
+    variants = {code: terms.sides.get(code.code, {}).get(side) for code in mention.named}
+    if mention.learned < 0 and not any(variants.values()):
         return
-    sided = mention_at(tuple(sorted((*mention.places, near))), mention.gap)
+    sided = mention_at(tuple(sorted((*mention.places, nearest))), mention.gap)
     if sided is None:
         return
-    for code, own in named.items():
-        if own is not None:
-            sided.named.setdefault(Code("icd10cm", own), mention.named[code])
+    for code, variant in variants.items():
+        if variant is not None:
+            sided.named.setdefault(Code("icd10cm", variant), mention.named[code])
     if sided.learned < 0 and mention.learned >= 0:
         sided.learned, sided.side = mention.learned, side
+
+
+def _is_joined(note: TokenizedNote, one: int, other: int) -> bool:
+    """Whether two sides are both meant: "right and left"."""
+    between = note.words[min(one, other) + 1 : max(one, other)]
+    return _side_of(note.words[one]) != _side_of(note.words[other]) and between in (["and"], ["y"], [])
 
 
 @lru_cache(maxsize=1 << 12)
@@ -134,82 +201,69 @@ def _side_of(word: str) -> str:
     return next((side for side in SIDES if stem(side) in word_keys(word)), "")
 
 
-def _written_out(text: str, reading: TokenizedNote, places: tuple[int, ...]) -> bool:
-    """Whether a single short word stands in capitals, as an abbreviation does."""
+def _can_be_term(text: str, note: TokenizedNote, places: tuple[int, ...], vocabulary: frozenset[str]) -> bool:
+    """False for a single short word that is not in capitals, as an abbreviation is, and not in the word list.
+
+    Also for ambiguous words (RA, MS, PE) if nothing in the note supports the disease.
+    """
+    if not is_supported(text, note, places, vocabulary):
+        return False
     if len(places) > 1:
-        return True
-    start, end = int(reading.starts[places[0]]), int(reading.ends[places[0]])
-    return end - start > _CAPITALS or text[start:end].isupper() or is_listed_word(reading.words[places[0]])
+        return ";" not in text[int(note.ends[places[0]]) : int(note.starts[places[-1]])]
+    start, end, word = int(note.starts[places[0]]), int(note.ends[places[0]]), note.words[places[0]]
+    written = text[start:end]
+    is_expanded = written.lower() != word
+    return end - start > _MAX_ABBREVIATION or is_expanded or written.isupper() or is_listed_word(word)
 
 
-def _mention(text: str, reading: TokenizedNote, marks: np.ndarray, places: tuple[int, ...], gap: int) -> Mention:
-    flags = [bool(flag) for flag in marks[:, list(places)].any(axis=1)]
-    start, end = int(reading.starts[places[0]]), int(reading.ends[places[-1]])
-    if text[max(0, start - 1) : start] == "?":  # ?pneumonia
-        flags[CATEGORIES.index("uncertain")] = True
-    if (
-        is_denied_by_previous_words(text, start)
-        or is_denied_by_next_words(text, end)
-        or any(
-            place
-            and reading.sentence[place - 1] == reading.sentence[place]
-            and is_negated_inside_phrase(reading.words, place)
-            for place in places
-            if place - 1 not in places
-        )
-    ):
-        flags[CATEGORIES.index("negated")] = True
-    return Mention(places, start, end, gap, len(places), tuple(flags))
+def _mention(text: str, note: TokenizedNote, marks: np.ndarray, places: tuple[int, ...], gap: int) -> Mention:
+    start, end = int(note.starts[places[0]]), int(note.ends[places[-1]])
+    mention = Mention(places, start, end, gap, tuple(bool(row.any()) for row in marks[:, list(places)]))
+    if is_questioned(text, start, end):
+        _mark(mention, "uncertain")
+    is_negated_inside = any(
+        place and note.sentence[place - 1] == note.sentence[place] and is_negated_inside_phrase(note.words, place)
+        for place in places
+        if place - 1 not in places
+    )
+    if is_negated_inside or is_denied_by_previous_words(text, start) or is_denied_by_next_words(text, end):
+        _mark(mention, "negated")
+    return mention
 
 
-def _count_guesses(
-    mentions: list[Mention], reading: TokenizedNote, terms: Terms | None, learned: PhraseIndex | None
+def _mark(mention: Mention, category: str) -> None:
+    mention.marks = tuple(marked or name == category for name, marked in zip(CATEGORIES, mention.marks))
+
+
+def _count_misspelled(
+    mentions: list[Mention], note: TokenizedNote, terms: Terms | None, learned: PhraseIndex | None
 ) -> None:
-    """Counts for each mention the words that are spelt otherwise than in the term or phrase it was found by."""
-    by_terms = frozenset(terms.index.misspelled(reading)) if terms else frozenset()
-    by_learned = frozenset(learned.misspelled(reading)) if learned else frozenset()
-    if not by_terms and not by_learned:
+    """Sets `guessed`, the number of words that are spelled differently than in the term or learned phrase."""
+    in_terms = frozenset(terms.index.misspelled(note)) if terms else frozenset()
+    in_learned = frozenset(learned.misspelled(note)) if learned else frozenset()
+    if not in_terms and not in_learned:
         return
     for mention in mentions:
-        by = ([by_terms] if mention.named else []) + ([by_learned] if mention.learned >= 0 else [])
-        mention.guessed = min((len(own.intersection(mention.places)) for own in by), default=0)
+        misspelled = ([in_terms] if mention.named else []) + ([in_learned] if mention.learned >= 0 else [])
+        mention.guessed = min((len(words.intersection(mention.places)) for words in misspelled), default=0)
 
 
-def _nest(mentions: list[Mention]) -> None:
-    """Counts for each mention the longer ones that hold all of its words."""
+def _set_holders(mentions: list[Mention]) -> None:
+    """Sets `holders`, the longer mentions that have all words of a mention."""
     at: dict[int, list[int]] = {}
     sets = [frozenset(mention.places) for mention in mentions]
     for number, places in enumerate(sets):
         for place in places:
             at.setdefault(place, []).append(number)
-    for number, (mention, places) in enumerate(zip(mentions, sets)):
-        around = at[mention.places[0]]
-        mention.holders = [other for other in around if other != number and places < sets[other]]
-        mention.inside = len(mention.holders)
+    for mention, places in zip(mentions, sets):
+        mention.holders = [other for other in at[mention.places[0]] if places < sets[other]]
 
 
-def _deny_within(text: str, mentions: list[Mention]) -> None:
-    """Denies what stands inside a run of words that an answer denies: "hepatitis B negative" tells of no hepatitis."""
-    negated = CATEGORIES.index("negated")
-    for mention in mentions:
-        around = (mentions[holder] for holder in mention.holders)
-        if any(
-            own.places[-1] - own.places[0] < len(own.places) and is_denied_by_next_words(text, own.end)
-            for own in around
-        ):
-            mention.marks = tuple(marked or i == negated for i, marked in enumerate(mention.marks))
+def _is_denied_answer(text: str, mention: Mention) -> bool:
+    """Whether the words of a mention are neighbours and followed by a denial: "hepatitis B negative"."""
+    return mention.places[-1] - mention.places[0] < len(mention.places) and is_denied_by_next_words(text, mention.end)
 
 
-def _date_listed(mentions: list[Mention], past: np.ndarray) -> None:
-    """Marks events as past that stand in a list of past diseases; a chronic disease there goes on."""
-    historical = CATEGORIES.index("historical")
-    for mention in mentions:
-        if past[mention.places[0]] and any(
-            order == 0 and is_past_event(code.code) for code, (_, order) in mention.named.items()
-        ):
-            mention.marks = tuple(marked or i == historical for i, marked in enumerate(mention.marks))
-
-
-def surface(reading: TokenizedNote, places: tuple[int, ...]) -> str:
+def surface(note: TokenizedNote, places: tuple[int, ...]) -> str:
     """The words at some places as they are written."""
-    return " ".join(reading.words[place] for place in places)
+    return " ".join(note.words[place] for place in places)

@@ -1,4 +1,4 @@
-"""Which words of a note are evidence, told by their letters and neighbours, in phrases never seen as well."""
+"""A tagger that predicts which words of a note are evidence from their letters and neighbours."""
 
 from __future__ import annotations
 
@@ -18,62 +18,64 @@ from nosology.text.tokens import Tokens
 
 TAGS = ("inside", "begin", "end")
 _BUCKETS = 1 << 18  # of hashed features
-_MOST_NOTES = 1000  # that it learns from
+_MAX_NOTES = 1000  # that it is trained on
 _OUTSIDE = "_"
 
 
 @dataclass(frozen=True)
 class Tagger:
-    """P(word is inside evidence, begins it, ends it) = sigmoid(weights . features + bias), the features 0/1."""
+    """P(word is inside evidence, begins it, ends it) = sigmoid(weights . features + bias); features are 0 or 1."""
 
     weights: np.ndarray  # (TAGS, buckets)
     bias: np.ndarray  # (TAGS,)
 
     @classmethod
-    def fit(cls, notes: Sequence[Note], spans: Sequence[Sequence[Evidence]]) -> Tagger | None:
-        """The tagger that notes and their evidence teach; None where no word is evidence, or all are."""
+    def fit(cls, notes: Sequence[Note], evidence: Sequence[Sequence[Evidence]]) -> Tagger | None:
+        """The tagger trained on notes and their evidence; None if no word is evidence, or all are."""
         from sklearn.linear_model import LogisticRegression
 
-        readings = [TokenizedNote.from_text(note.text) for note in notes[:_MOST_NOTES]]
-        rows = sparse.vstack([_features(reading, note.text) for reading, note in zip(readings, notes)]).tocsr()
-        targets = np.concatenate([_tags(reading, items) for reading, items in zip(readings, spans)], axis=1)
-        if any(own.all() or not own.any() for own in targets):
+        tokenized = [TokenizedNote.from_text(note.text) for note in notes[:_MAX_NOTES]]
+        rows = sparse.vstack([_features(words, note.text) for words, note in zip(tokenized, notes)]).tocsr()
+        targets = np.concatenate([_tags(words, items) for words, items in zip(tokenized, evidence)], axis=1)
+        if any(target.all() or not target.any() for target in targets):
             return None
-        fitted = [LogisticRegression(solver="liblinear", tol=0.02, max_iter=1000).fit(rows, own) for own in targets]
+        fitted = [
+            LogisticRegression(solver="liblinear", tol=0.02, max_iter=1000).fit(rows, target) for target in targets
+        ]
         weights = np.concatenate([one.coef_ for one in fitted]).astype(np.float32)
         return cls(weights, np.concatenate([one.intercept_ for one in fitted]).astype(np.float32))
 
-    def probabilities(self, reading: TokenizedNote, text: str) -> np.ndarray:
+    def probabilities(self, tokenized: TokenizedNote, text: str) -> np.ndarray:
         """Probabilities (TAGS, T) of a note's T words."""
-        return expit((_features(reading, text) @ self.weights.T).T + self.bias[:, None])
+        return expit((_features(tokenized, text) @ self.weights.T).T + self.bias[:, None])
 
 
-def _tags(reading: TokenizedNote, items: Sequence[Evidence]) -> np.ndarray:
-    """Which words are what: boolean (TAGS, T); evidence in pieces begins with the first and ends with the last."""
-    found = np.zeros((len(TAGS), len(reading.words)), dtype=bool)
+def _tags(tokenized: TokenizedNote, items: Sequence[Evidence]) -> np.ndarray:
+    """The gold tags, boolean (TAGS, T); discontinuous evidence begins with its first part and ends with its last."""
+    tags = np.zeros((len(TAGS), len(tokenized.words)), dtype=bool)
     for item in items:
         for start, end in item.extra.get("spans") or [(item.start, item.end)]:
-            found[0] |= (reading.starts >= start) & (reading.starts < end)
-        own = np.flatnonzero((reading.starts >= item.start) & (reading.starts < item.end))
-        if len(own):
-            found[1, own[0]] = found[2, own[-1]] = True
-    return found
+            tags[0] |= (tokenized.starts >= start) & (tokenized.starts < end)
+        words = np.flatnonzero((tokenized.starts >= item.start) & (tokenized.starts < item.end))
+        if len(words):
+            tags[1, words[0]] = tags[2, words[-1]] = True
+    return tags
 
 
-def _features(reading: TokenizedNote, text: str) -> sparse.csr_matrix:
-    """0/1 (T, buckets): what each word and its neighbours are, hashed the same way in every process."""
-    rows = [sorted({crc32(name.encode()) % _BUCKETS for name in names}) for names in _names(reading, text)]
+def _features(tokenized: TokenizedNote, text: str) -> sparse.csr_matrix:
+    """0/1 (T, buckets): hashed features of each word and its neighbours; crc32 is the same in every process."""
+    rows = [sorted({crc32(name.encode()) % _BUCKETS for name in names}) for names in _names(tokenized, text)]
     bounds = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int32)
     columns = np.array([column for row in rows for column in row], dtype=np.int32)
     return sparse.csr_matrix((np.ones(len(columns), np.float32), columns, bounds), shape=(len(rows), _BUCKETS))
 
 
-def _names(reading: TokenizedNote, text: str) -> Iterator[list[str]]:
-    """For each word the names of its features."""
-    words, sentence, n = reading.words, reading.sentence, len(reading.words)
+def _names(tokenized: TokenizedNote, text: str) -> Iterator[list[str]]:
+    """The names of the features of each word."""
+    words, sentence, n = tokenized.words, tokenized.sentence, len(tokenized.words)
     keys = [word_keys(word)[0] for word in words]
-    starts, ends = reading.starts.tolist(), reading.ends.tolist()
-    marks = context_flags(text, Tokens(words, reading.starts, reading.ends))
+    starts, ends = tokenized.starts.tolist(), tokenized.ends.tolist()
+    marks = context_flags(text, Tokens(words, tokenized.starts, tokenized.ends))
 
     def at(here: int, there: int, of: list[str]) -> str:
         return of[there] if 0 <= there < n and sentence[there] == sentence[here] else _OUTSIDE

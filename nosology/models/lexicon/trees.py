@@ -1,9 +1,10 @@
-"""Boosted trees and random forests as plain arrays: fitted by scikit-learn, stored and evaluated without it."""
+"""Boosted trees and random forests as arrays: fitted with scikit-learn, stored and evaluated without it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.special import expit
@@ -15,16 +16,15 @@ _ARRAYS = ("feature", "threshold", "left", "right", "value", "roots")
 class Trees:
     """K binary trees over F features; a row goes left at a node where its feature is at most the threshold.
 
-    total = start + the values of the K leaves that a row falls into; the probability is sigmoid(total) of boosted
-    trees, the total itself of a forest. At a leaf, left and right lead back to the leaf, so that all rows take `depth`
-    steps in all trees at once.
+    total = start + the values of the K leaves of a row. The probability is sigmoid(total) for boosted trees, and the
+    total for a forest. left and right of a leaf are the leaf itself, so all rows take `depth` steps in all trees.
     """
 
     feature: np.ndarray  # (nodes,)
     threshold: np.ndarray  # (nodes,)
     left: np.ndarray  # (nodes,)
     right: np.ndarray  # (nodes,)
-    value: np.ndarray  # (nodes,) 0 but at leaves
+    value: np.ndarray  # (nodes,) 0 except at leaves
     roots: np.ndarray  # (K,)
     start: float
     depth: int
@@ -34,7 +34,7 @@ class Trees:
     def boost(
         cls, rows: np.ndarray, target: np.ndarray, *, rounds: int, leaves: int, rate: float, min_leaf: int, seed: int
     ) -> Trees:
-        """Trees that tell true rows from others; rows (N, F), target (N,) of 0/1. Of one kind alone: a constant."""
+        """Gradient-boosted trees that separate true from false rows (N, F); target: (N,) of 0/1."""
         if target.all() or not target.any():
             return cls.constant(float(np.clip(target.mean() if len(target) else 0.0, 0.01, 0.99)))
         from sklearn.ensemble import HistGradientBoostingClassifier
@@ -48,27 +48,21 @@ class Trees:
             early_stopping=False,
             random_state=seed,
         ).fit(rows.astype(np.float64), target)
-        nodes = [grown[0].nodes for grown in fitted._predictors]  # a test holds this against predict_proba
-        roots = np.cumsum([0, *(len(tree) for tree in nodes[:-1])])
-        whole = np.concatenate(nodes)
-        first = np.repeat(roots, [len(tree) for tree in nodes])
-        leaf, own = whole["is_leaf"].astype(bool), np.arange(len(whole))
-        return cls(
-            np.where(leaf, 0, whole["feature_idx"]).astype(np.int32),
-            np.where(leaf, np.inf, whole["num_threshold"]),
-            np.where(leaf, own, whole["left"] + first).astype(np.int32),
-            np.where(leaf, own, whole["right"] + first).astype(np.int32),
-            np.where(leaf, whole["value"], 0.0),
-            roots.astype(np.int32),
-            float(fitted._baseline_prediction.ravel()[0]),
-            int(whole["depth"].max()),
+        trees = [predictors[0].nodes for predictors in fitted._predictors]  # private; a test compares predict_proba
+        nodes = np.concatenate(trees)
+        return cls._pack(
+            [len(tree) for tree in trees],
+            nodes["is_leaf"].astype(bool),
+            *(nodes[name] for name in ("feature_idx", "num_threshold", "left", "right", "value")),
+            start=float(fitted._baseline_prediction.ravel()[0]),
+            depth=int(nodes["depth"].max()),
         )
 
     @classmethod
     def forest(
         cls, rows: np.ndarray, target: np.ndarray, *, trees: int, leaves: int, min_leaf: int, seed: int
     ) -> Trees:
-        """A random forest for the same task: less sharp than boosted trees, and wrong in other places."""
+        """A random forest for the same task; it makes other errors than boosted trees."""
         if target.all() or not target.any():
             return cls.constant(float(np.clip(target.mean() if len(target) else 0.0, 0.01, 0.99)))
         from sklearn.ensemble import RandomForestClassifier
@@ -76,31 +70,53 @@ class Trees:
         fitted = RandomForestClassifier(
             trees, max_leaf_nodes=leaves, min_samples_leaf=min_leaf, max_features=0.3, random_state=seed
         ).fit(rows, target)
-        grown = [one.tree_ for one in fitted.estimators_]
-        sizes = [tree.node_count for tree in grown]
-        roots = np.cumsum([0, *sizes[:-1]])
-        first, own = np.repeat(roots, sizes), np.arange(sum(sizes))
+        grown = [estimator.tree_ for estimator in fitted.estimators_]
         left, right, feature, threshold = (
             np.concatenate([getattr(tree, name) for tree in grown])
             for name in ("children_left", "children_right", "feature", "threshold")
         )
-        leaf = left < 0
         value = np.concatenate([tree.value[:, 0, 1] / tree.value[:, 0].sum(axis=1) for tree in grown])
-        return cls(
-            np.where(leaf, 0, feature).astype(np.int32),
-            np.where(leaf, np.inf, threshold),
-            np.where(leaf, own, left + first).astype(np.int32),
-            np.where(leaf, own, right + first).astype(np.int32),
-            np.where(leaf, value / trees, 0.0),
-            roots.astype(np.int32),
-            0.0,
-            max(tree.max_depth for tree in grown),
+        return cls._pack(
+            [tree.node_count for tree in grown],
+            left < 0,
+            feature,
+            threshold,
+            left,
+            right,
+            value / trees,
+            start=0.0,
+            depth=max(tree.max_depth for tree in grown),
             boosted=False,
         )
 
     @classmethod
+    def _pack(
+        cls,
+        sizes: list[int],
+        is_leaf: np.ndarray,
+        feature: np.ndarray,
+        threshold: np.ndarray,
+        left: np.ndarray,
+        right: np.ndarray,
+        value: np.ndarray,
+        **rest: Any,
+    ) -> Trees:
+        """The trees with these numbers of nodes; left and right count nodes within each tree."""
+        roots = np.cumsum([0, *sizes[:-1]])
+        first, node = np.repeat(roots, sizes), np.arange(sum(sizes))
+        return cls(
+            np.where(is_leaf, 0, feature).astype(np.int32),
+            np.where(is_leaf, np.inf, threshold),
+            np.where(is_leaf, node, left + first).astype(np.int32),
+            np.where(is_leaf, node, right + first).astype(np.int32),
+            np.where(is_leaf, value, 0.0),
+            roots.astype(np.int32),
+            **rest,
+        )
+
+    @classmethod
     def constant(cls, share: float) -> Trees:
-        """No tree at all: every row has the same probability."""
+        """No tree: every row has the same probability."""
         none, numbers = np.zeros(0, dtype=np.int32), np.zeros(0)
         return cls(none, numbers, none, none, numbers, none, float(np.log(share / (1 - share))), 0)
 
@@ -115,13 +131,12 @@ class Trees:
         return expit(total) if self.boosted else total
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
-        """The trees for a safetensors file, each array's name begun with `name`."""
+        """The arrays for a safetensors file; their names start with `name`."""
         numbers = np.array([self.start, self.depth, self.boosted], dtype=np.float64)
         return {f"{name}.{part}": getattr(self, part) for part in _ARRAYS} | {f"{name}.numbers": numbers}
 
     @classmethod
     def from_arrays(cls, stored: Mapping[str, np.ndarray], name: str) -> Trees:
-        """The trees that `arrays` gave."""
         start, depth, boosted = stored[f"{name}.numbers"].tolist()
         arrays = {part: stored[f"{name}.{part}"] for part in _ARRAYS}
         return cls(**arrays, start=start, depth=int(depth), boosted=bool(boosted))
@@ -136,7 +151,6 @@ class TreeEnsemble:
 
     @classmethod
     def constant(cls, share: float) -> TreeEnsemble:
-        """The same probability for every row."""
         return cls(Trees.constant(share), Trees.constant(share))
 
     def probabilities(self, rows: np.ndarray) -> np.ndarray:
@@ -144,10 +158,8 @@ class TreeEnsemble:
         return (self.boosted.probabilities(rows) + self.forest.probabilities(rows)) / 2
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
-        """Both for a safetensors file."""
         return self.boosted.arrays(f"{name}.boosted") | self.forest.arrays(f"{name}.forest")
 
     @classmethod
     def from_arrays(cls, stored: Mapping[str, np.ndarray], name: str) -> TreeEnsemble:
-        """What `arrays` gave."""
         return cls(*(Trees.from_arrays(stored, f"{name}.{part}") for part in ("boosted", "forest")))

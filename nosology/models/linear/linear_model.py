@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,8 @@ from scipy import sparse
 from nosology.core import EvidenceSpan, Note
 from nosology.core.label_space import LabelSpace
 from nosology.core.model import WordWeights
+from nosology.models.evidence_spans import best_spans
 from nosology.models.linear.tfidf import Tfidf
-from nosology.models.spans import best_spans
 from nosology.training.calibration import ScoreCalibration
 
 
@@ -39,13 +39,10 @@ class Linear:
 
     def probabilities(self, notes: Sequence[Note]) -> np.ndarray:
         """Probabilities (B, L); zeros for a note without a known word."""
-        return self.vector_probabilities(self.tfidf.transform(note.text for note in notes))
-
-    def vector_probabilities(self, vectors: sparse.csr_matrix) -> np.ndarray:
-        """The same (B, L) of vectors (B, features)."""
-        found = self.to_probabilities(self.scores(vectors))
-        found[np.diff(vectors.indptr) == 0] = 0
-        return found
+        vectors = self.tfidf.transform(note.text for note in notes)
+        probabilities = self.to_probabilities(self.scores(vectors))
+        probabilities[np.diff(vectors.indptr) == 0] = 0
+        return probabilities
 
     def to_probabilities(self, scores: np.ndarray) -> np.ndarray:
         """Probabilities (B, L) of scores (B, L)."""
@@ -56,20 +53,17 @@ class Linear:
     def word_contributions(self, note: Note, labels: Sequence[int]) -> WordWeights:
         """How much each token adds to the score of each label.
 
-        A word's part is shared among its occurrences, a pair's part between its two words; over all tokens the parts
-        add up to score - bias.
+        The contribution of a feature is divided among its occurrences, that of a pair between its two words. The sum
+        over all tokens is score - bias.
         """
-        found = self.tfidf.occurrences(note.text)
-        vector = self.tfidf.transform([note.text])
-        value = np.zeros(len(self.tfidf), dtype=np.float32)
-        value[vector.indices] = vector.data
-        times = np.bincount(found.features, minlength=len(self.tfidf))[found.features]
-        parts = self.weights[found.features][:, labels].toarray() * (value[found.features] / times)[:, None]
-        total = np.zeros((len(found.tokens), len(labels)))
-        for offset in (0, 1):  # a pair's second token
-            covers = found.length > offset
-            np.add.at(total, found.first[covers] + offset, parts[covers] / found.length[covers, None])
-        return WordWeights(found.tokens.starts, found.tokens.ends, total.T)
+        features, first, length, tokens = self.tfidf.occurrences(note.text)
+        value = self.tfidf.transform([note.text]).toarray()[0, features]
+        count = np.bincount(features, minlength=1)[features]
+        parts = self.weights[features][:, labels].toarray() * (value / count / length)[:, None]
+        total = np.zeros((len(tokens), len(labels)))
+        for offset in (0, 1):
+            np.add.at(total, (first + offset)[length > offset], parts[length > offset])
+        return WordWeights(tokens.starts, tokens.ends, total.T)
 
     def evidence(self, note: Note, labels: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
         """For each label, the spans of the note that add most to its score, strongest first."""
@@ -77,12 +71,11 @@ class Linear:
         return [best_spans(note.text, row, words.starts, words.ends, limit) for row in words.weights]
 
     def save(self, folder: Path) -> None:
-        """Writes model.json and model.safetensors."""
         described = {
             "codes": self.labels.to_json(),
             "words": self.tfidf.words,
             "shortest": self.tfidf.shortest,
-            "calibration": self.calibration.to_json() if self.calibration else None,
+            "calibration": asdict(self.calibration) if self.calibration else None,
         }
         (folder / "model.json").write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
         arrays = {
@@ -95,11 +88,10 @@ class Linear:
             "weights.indptr": self.weights.indptr,
         }
         packed = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
-        (folder / "model.safetensors").write_bytes(packed)  # save_file would not say OSError when the disk is full
+        (folder / "model.safetensors").write_bytes(packed)  # save_file does not raise OSError on a full disk
 
     @classmethod
     def load(cls, folder: Path) -> Linear:
-        """The model that `save` wrote."""
         described = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         arrays = load_file(folder / "model.safetensors")
         labels = LabelSpace(described["codes"])

@@ -4,26 +4,49 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field, PositiveInt
 from scipy import sparse
 
 from nosology.core import DataError
 from nosology.core.label_space import LabelSpace
-from nosology.core.progress import progress
-from nosology.models.coder_trainer import CalibratedTrainer, Fit
+from nosology.core.progress import activity, progress
+from nosology.core.settings import Settings
 from nosology.models.linear.linear_model import Linear
-from nosology.models.linear.linear_settings import FitSettings, LinearRecipe
-from nosology.models.linear.tfidf import Tfidf
+from nosology.models.linear.tfidf import Tfidf, TfidfSettings, keep_largest
+from nosology.models.train import CalibratedTrainer, Fit
 from nosology.training.examples import Examples, codes_in_labels, label_space
+from nosology.training.recipe_settings import Recipe
 
-_PART = 32  # codes that a process takes at a time
-_WORTH_PROCESSES = 50_000_000  # codes x stored values; below this, starting processes costs more than it saves
+_PART = 32  # codes per task of a process
+_MIN_PARALLEL = 50_000_000  # codes x stored values; below this, starting processes costs more than it saves
+
+Strength = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class FitSettings(Settings):
+    """How the linear SVMs are fitted."""
+
+    c: list[Strength] = Field([0.3, 1.0, 10.0], min_length=1)  # inverse regularisation
+    max_features: list[PositiveInt] = Field([100, 300, 1000, 4000], min_length=1)  # largest weights per code
+    choice_codes: int = Field(300, ge=1)  # codes on which values of c and max_features are compared, on dev
+    negatives: int = Field(2000, ge=1)  # sampled notes without the code, per code,
+    negatives_per_positive: int = Field(10, ge=1)  # or per note with the code, if that is more
+
+
+class LinearRecipe(Recipe):
+    """A recipe of kind `linear`."""
+
+    kind: Literal["linear"] = "linear"
+    features: TfidfSettings = TfidfSettings()
+    fit: FitSettings = FitSettings()
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The settings that dev decides on."""
+    """The settings that are chosen on dev."""
 
     c: float
     max_features: int
@@ -32,6 +55,7 @@ class Choice:
 class LinearTrainer(CalibratedTrainer[LinearRecipe, Linear]):
     """Chooses regularisation and sparsity on dev notes."""
 
+    @activity("fitting the linear coder", spinner=False)
     def fit(self, train_notes: Examples, dev_notes: Examples) -> Fit[Linear]:
         """A model fitted on train notes; settings are chosen on dev notes."""
         recipe = self.recipe
@@ -45,6 +69,7 @@ class LinearTrainer(CalibratedTrainer[LinearRecipe, Linear]):
         empty = np.diff(dev_vectors.indptr) == 0
         return Fit(model, model.scores(dev_vectors), dev_gold, dev_codes, asdict(choice), empty, choice)
 
+    @activity("fitting the linear coder again", spinner=False)
     def refit(self, notes: Examples, fitted: Fit[Linear]) -> Linear:
         """A model fitted on all notes with the settings of an earlier fit."""
         labels = label_space(self.recipe.labels, notes.codes)
@@ -62,7 +87,7 @@ def fit_linear(
 ) -> Linear:
     """The model, not yet calibrated, of training notes.
 
-    tfidf, vectors: what `Tfidf.fit` made of the notes. gold: 0/1 (B, L), each code with a true note at least.
+    tfidf, vectors: the result of `Tfidf.fit`. gold: 0/1 (B, L); each code has at least one note.
     """
     weights, bias = _fit_codes(recipe, vectors, gold, np.arange(len(labels)), choice)
     notes = np.asarray(gold.sum(0)).ravel().astype(np.int64)
@@ -87,27 +112,16 @@ def choose(
     quality: dict[Choice, float] = {}
     for c in recipe.fit.c:
         weights, bias = _fit_codes(recipe, vectors, gold, columns, Choice(c, max(recipe.fit.max_features)))
-        for kept in sorted(recipe.fit.max_features):
-            scores = (dev_vectors @ _largest(weights, kept)).toarray() + bias
-            quality[Choice(c, kept)] = float(average_precision_score(target, scores.ravel()))
+        for limit in sorted(recipe.fit.max_features):
+            scores = (dev_vectors @ keep_largest(weights.tocsc(), limit).tocsr()).toarray() + bias
+            quality[Choice(c, limit)] = float(average_precision_score(target, scores.ravel()))
     return max(quality, key=quality.__getitem__)
-
-
-def _largest(weights: sparse.csr_matrix, kept: int) -> sparse.csr_matrix:
-    """The weights (features, L) with only the `kept` largest of each column."""
-    columns = weights.tocsc()
-    for start, end in zip(columns.indptr[:-1], columns.indptr[1:]):
-        if end - start > kept:
-            part = columns.data[start:end]
-            part[np.argpartition(-np.abs(part), kept)[kept:]] = 0
-    columns.eliminate_zeros()
-    return columns.tocsr()
 
 
 def _fit_codes(
     recipe: LinearRecipe, vectors: sparse.csr_matrix, gold: sparse.csr_matrix, columns: np.ndarray, choice: Choice
 ) -> tuple[sparse.csr_matrix, np.ndarray]:
-    """Weights (features, len(columns)) and biases of one machine a column."""
+    """Weights (features, len(columns)) and biases of one linear SVM per column."""
     from joblib import Parallel, delayed
 
     if not vectors.shape[1]:
@@ -115,14 +129,13 @@ def _fit_codes(
     vectors, positives = vectors.astype(np.float64), gold.tocsc()  # LIBLINEAR computes in float64
     true = [positives.indices[positives.indptr[column] : positives.indptr[column + 1]] for column in columns]
     # Threads would share LIBLINEAR's one random generator, and the weights would depend on their order.
-    workers = (os.cpu_count() or 1) if len(columns) * vectors.nnz > _WORTH_PROCESSES else 1
+    workers = (os.cpu_count() or 1) if len(columns) * vectors.nnz > _MIN_PARALLEL else 1
     parts = [range(start, min(start + _PART, len(columns))) for start in range(0, len(columns), _PART)]
     with Parallel(n_jobs=workers, return_as="generator") as pool:
         work = delayed(_fit_part)
         results = pool(work(recipe, vectors, [(int(columns[i]), true[i]) for i in part], choice) for part in parts)
-        fitted = [
-            one for part in progress(results, "fitting", total=len(parts), unit=f"x {_PART} codes") for one in part
-        ]
+        codes = (code for part in results for code in part)
+        fitted = list(progress(codes, "fitting", total=len(columns), unit="codes"))
     features, values, bias = zip(*fitted)
     indptr = np.concatenate([[0], np.cumsum([len(part) for part in features])])
     shape = (vectors.shape[1], len(columns))
@@ -133,18 +146,18 @@ def _fit_codes(
 def _fit_part(
     recipe: LinearRecipe, vectors: sparse.csr_matrix, codes: list[tuple[int, np.ndarray]], choice: Choice
 ) -> list[tuple[np.ndarray, np.ndarray, float]]:
-    """The machines of some codes, given as column and rows of the notes that have it."""
+    """The SVMs of some codes; codes: the column and the positive rows of each."""
     return [_fit_code(recipe.fit, vectors, true, choice, (recipe.seed, column)) for column, true in codes]
 
 
 def _fit_code(
     fit: FitSettings, vectors: sparse.csr_matrix, true: np.ndarray, choice: Choice, seed: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """One machine: the features it uses in ascending order, their weights, and its bias."""
+    """One linear SVM: its features in ascending order, their weights, and its bias."""
     from sklearn.svm import LinearSVC
 
     n = vectors.shape[0]
-    if len(true) == n:  # nothing to tell apart
+    if len(true) == n:  # no negative note
         return np.empty(0, np.int32), np.empty(0, np.float32), 1.0
     target = np.full(n, -1)
     target[true] = 1
@@ -153,9 +166,9 @@ def _fit_code(
         false = np.random.default_rng(seed).choice(np.flatnonzero(target < 0), wanted, replace=False)
         rows = np.sort(np.concatenate([true, false]))
         vectors, target = vectors[rows], target[rows]
-    machine = LinearSVC(C=choice.c, tol=0.1, random_state=0).fit(vectors, target)
-    weights = machine.coef_[0]
+    svm = LinearSVC(C=choice.c, tol=0.1, random_state=0).fit(vectors, target)
+    weights = svm.coef_[0]
     used = np.flatnonzero(weights)
     if len(used) > choice.max_features:
         used = np.sort(used[np.argsort(-np.abs(weights[used]), kind="stable")[: choice.max_features]])
-    return used.astype(np.int32), weights[used].astype(np.float32), float(machine.intercept_[0])
+    return used.astype(np.int32), weights[used].astype(np.float32), float(svm.intercept_[0])

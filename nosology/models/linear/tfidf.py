@@ -1,10 +1,10 @@
-"""Words and word pairs of a note as one sparse unit vector."""
+"""TF-IDF vectors of notes over words and word pairs."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -13,36 +13,37 @@ from scipy import sparse
 from nosology.core.settings import Settings
 from nosology.text import Tokens, tokenize
 
-SHORT_SHARE = 0.05  # of the training notes may be shorter than `Tfidf.shortest`
+_SHORT_SHARE = 0.05  # of the training notes have shorter rows than `Tfidf.shortest`
 
 
 class TfidfSettings(Settings):
     """How notes become vectors."""
 
-    min_notes: int = Field(1, ge=1)  # a word in fewer training notes is no feature
-    words_a_note: int = Field(400, ge=1)  # if notes have more different words on average, the commonest are left out
-    pair_min_notes: int = Field(2, ge=1)  # the same for a pair of neighbouring words
-    pair_weight: float = Field(0.3, ge=0)  # pairs count less than words; 0 leaves them out
-    max_words: int = Field(200_000, ge=1)  # the most frequent are kept
+    renamed: ClassVar[dict[str, str]] = {"words_a_note": "words_per_note"}
+
+    min_notes: int = Field(1, ge=1)  # words in fewer training notes are ignored
+    words_per_note: int = Field(400, ge=1)  # mean number of distinct words; the most common words are ignored first
+    pair_min_notes: int = Field(2, ge=1)  # the same for pairs of neighbouring words
+    pair_weight: float = Field(0.3, ge=0)  # factor of pairs; 0: no pairs
+    max_words: int = Field(200_000, ge=1)  # the most frequent ones
     max_pairs: int = Field(400_000, ge=0)
     pair_sample: int = Field(40_000, ge=1)  # pairs are chosen on at most this many notes
 
 
-@dataclass(frozen=True)
-class Occurrences:
-    """The features of one note where they stand: features[i] covers length[i] tokens from token first[i] on."""
+class Occurrences(NamedTuple):
+    """The features of a note at their positions: features[i] covers length[i] tokens, starting with token first[i]."""
 
-    tokens: Tokens
     features: np.ndarray
     first: np.ndarray
     length: np.ndarray
+    tokens: Tokens
 
 
 class Tfidf:
     """Log term frequency times inverse document frequency, pairs scaled by `pair_weight`, rows of unit length.
 
-    A note shorter than almost all training notes keeps a shorter row: stretched to unit length, its few words would
-    weigh many times what they do in the notes that the weights come from. Half the way (in logarithms) is gone.
+    A note shorter than almost all training notes has a shorter row: with unit length, its few words would weigh much
+    more than in training notes. Its norm is halfway between the two, in logarithms.
 
     Features 0 .. W-1 are words; feature W + i is the pair `pairs[i]` = first word * W + second word.
     """
@@ -59,23 +60,25 @@ class Tfidf:
 
     @classmethod
     def fit(cls, texts: Iterable[str], settings: TfidfSettings) -> tuple[Tfidf, sparse.csr_matrix]:
-        """The vectoriser of these notes, and their vectors (B, features). The texts are read once and not kept."""
+        """The vectoriser of these notes, and their vectors (B, features). The texts are streamed; none is stored."""
         ids: defaultdict[str, int] = defaultdict()
         ids.default_factory = ids.__len__
         notes = [np.fromiter(map(ids.__getitem__, tokenize(text).words), dtype=np.int32) for text in texts]
         word_notes = _document_frequency(notes, len(ids))
-        rare = np.where(word_notes <= _commonest(word_notes, len(notes), settings.words_a_note), word_notes, 0)
-        kept = _most_frequent(rare, settings.min_notes, settings.max_words)
+        rare = np.where(word_notes <= _max_frequency(word_notes, len(notes), settings.words_per_note), word_notes, 0)
+        chosen = _most_frequent(rare, settings.min_notes, settings.max_words)
         renumber = np.full(len(ids) + 1, -1, dtype=np.int64)
-        renumber[kept] = np.arange(len(kept))
+        renumber[chosen] = np.arange(len(chosen))
         notes = [renumber[note] for note in notes]
-        pairs, pair_notes = _frequent_pairs(notes, len(kept), settings)
+        pairs, pair_notes = _frequent_pairs(notes, len(chosen), settings)
         spelling = list(ids)
-        idf = np.concatenate([_idf(word_notes[kept], len(notes)), _idf(pair_notes, len(notes)) * settings.pair_weight])
-        fitted = cls([spelling[i] for i in kept], pairs, idf, 0.0)
+        idf = np.concatenate(
+            [_idf(word_notes[chosen], len(notes)), _idf(pair_notes, len(notes)) * settings.pair_weight]
+        )
+        fitted = cls([spelling[i] for i in chosen], pairs, idf, 0.0)
         lengths = [length for note in notes if (length := np.linalg.norm(fitted._values(note)[1])) > 0]
         if lengths:
-            fitted.shortest = float(np.quantile(lengths, SHORT_SHARE, method="lower"))
+            fitted.shortest = float(np.quantile(lengths, _SHORT_SHARE, method="lower"))
         return fitted, _stack([fitted._vector(note) for note in notes], len(fitted))
 
     def transform(self, texts: Iterable[str]) -> sparse.csr_matrix:
@@ -83,16 +86,16 @@ class Tfidf:
         return _stack([self._vector(self._ids(tokenize(text).words)) for text in texts], len(self))
 
     def occurrences(self, text: str) -> Occurrences:
-        """Every feature of a note at every place where it stands, words first."""
-        found = tokenize(text)
-        ids = self._ids(found.words)
+        """Every occurrence of every feature of a note, words first."""
+        tokens = tokenize(text)
+        ids = self._ids(tokens.words)
         words = np.flatnonzero(ids >= 0)
         pair_features, pair_first = self._pairs_of(ids)
         return Occurrences(
-            found,
             np.concatenate([ids[words], pair_features]),
             np.concatenate([words, pair_first]),
             np.repeat([1, 2], [len(words), len(pair_first)]),
+            tokens,
         )
 
     def _ids(self, words: list[str]) -> np.ndarray:
@@ -100,7 +103,7 @@ class Tfidf:
         return np.fromiter((get(word, -1) for word in words), dtype=np.int64, count=len(words))
 
     def _pairs_of(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The pair features of a token sequence and the places of their first words."""
+        """The pair features of a token sequence, and the positions of their first words."""
         if not len(self.pairs):
             return np.empty(0, np.int64), np.empty(0, np.int64)
         keys, first = _pair_keys(ids, len(self.words))
@@ -120,20 +123,30 @@ class Tfidf:
         return features, (1 + np.log(counts)) * self.scale[features]
 
 
+def keep_largest(matrix: sparse.csr_matrix, k: int) -> sparse.csr_matrix:
+    """The matrix with only the k largest absolute values of each row (CSR) or column (CSC), changed in place."""
+    for start, end in zip(matrix.indptr[:-1], matrix.indptr[1:]):
+        if end - start > k:
+            part = matrix.data[start:end]
+            part[np.argpartition(-np.abs(part), k)[k:]] = 0
+    matrix.eliminate_zeros()
+    return matrix
+
+
 def _pair_keys(ids: np.ndarray, n_words: int) -> tuple[np.ndarray, np.ndarray]:
     first = np.flatnonzero((ids[:-1] >= 0) & (ids[1:] >= 0))
     return ids[first] * n_words + ids[first + 1], first
 
 
 def _frequent_pairs(notes: list[np.ndarray], n_words: int, settings: TfidfSettings) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs to keep, sorted, and the number of notes each stands in (scaled up where only a sample was read)."""
+    """The most frequent pairs, sorted, and the number of notes with each, estimated from a sample."""
     step = -(-len(notes) // settings.pair_sample)  # every step-th note
     if not settings.pair_weight or not settings.max_pairs or not notes:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     keys = np.concatenate([np.unique(_pair_keys(note, n_words)[0]) for note in notes[::step]])
     pairs, pair_notes = np.unique(keys, return_counts=True)
-    kept = _most_frequent(pair_notes, settings.pair_min_notes, settings.max_pairs)
-    return pairs[kept], np.minimum(pair_notes[kept] * step, len(notes))
+    chosen = _most_frequent(pair_notes, settings.pair_min_notes, settings.max_pairs)
+    return pairs[chosen], np.minimum(pair_notes[chosen] * step, len(notes))
 
 
 def _document_frequency(notes: list[np.ndarray], n_words: int) -> np.ndarray:
@@ -143,23 +156,23 @@ def _document_frequency(notes: list[np.ndarray], n_words: int) -> np.ndarray:
     return total
 
 
-def _commonest(word_notes: np.ndarray, n_notes: int, words_a_note: int) -> float:
-    """The document frequency up to which words fit into `words_a_note` different words a note on average.
+def _max_frequency(word_notes: np.ndarray, n_notes: int, words_per_note: int) -> float:
+    """The largest document frequency with which notes have at most `words_per_note` distinct words on average.
 
-    Long notes share most of their words; these tell no code apart and take most of the time. Short notes keep them all,
-    since there a common word may name a common disease.
+    Long notes share most of their words; these separate no codes and take most of the time. In short notes all words
+    are features, because a common word may name a common disease.
     """
     ascending = np.sort(word_notes)
-    fitting = np.cumsum(ascending) <= words_a_note * n_notes
+    fitting = np.cumsum(ascending) <= words_per_note * n_notes
     return np.inf if fitting.all() else ascending[np.argmin(fitting)] - 1
 
 
 def _most_frequent(counts: np.ndarray, at_least: int, at_most: int) -> np.ndarray:
-    """Positions of the counts to keep, ascending."""
-    kept = np.flatnonzero(counts >= at_least)
-    if len(kept) > at_most:
-        kept = np.sort(kept[np.argsort(-counts[kept], kind="stable")[:at_most]])
-    return kept
+    """The positions of the largest counts, ascending."""
+    chosen = np.flatnonzero(counts >= at_least)
+    if len(chosen) > at_most:
+        chosen = np.sort(chosen[np.argsort(-counts[chosen], kind="stable")[:at_most]])
+    return chosen
 
 
 def _idf(document_frequency: np.ndarray, n_notes: int) -> np.ndarray:

@@ -1,56 +1,320 @@
-"""The model of kind `plant`: one reading direction, or the mean of both."""
+"""PLANT (pretrained and leveraged attention, Saha Roy et al. 2024): an AWD-LSTM below three kinds of attention.
+
+Learned attention has one query per label, static attention is the mutual information of words and labels, and planted
+attention comes from a ranker that has learned to order words by mutual information.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
+from nosology.attention.planted_attention import (
+    AttentionState,
+    LabelDecoder,
+    PlantedScores,
+    accumulate,
+    accumulated_logits,
+    pair_scores,
+    planted_loss,
+    top_k_mask,
+)
 from nosology.core.label_space import LabelSpace
-from nosology.encoders.tokenizers import WordTokenizer
-from nosology.models.neural import NeuralModel
-from nosology.models.plant.plant_net import PlantNet
+from nosology.encoders.tokenizers import SPECIALS, WordTokenizer
+from nosology.encoders.word_encoders import AwdLstm, DropoutRates, locked_dropout
+from nosology.models.neural import LabelNet, NeuralModel
 from nosology.models.plant.plant_settings import PlantSettings, RankerSettings
 from nosology.models.plant.relevance import Relevance
-from nosology.training.data_loader import Batch
+from nosology.training.data_loader import Batch, token_mask
 
+_WORD_VECTOR_STD = 0.3  # initial standard deviation of the ranker's word vectors
+_LONG_NOTE = 2048  # tokens; `chunk` is the number of such notes per chunk of the loss
+_MAX_LABELS = 4096  # whose attention is in memory at once during inference
+_GPU_WINDOW = 16_384  # tokens of all notes per window on a GPU: wider windows are faster
+_MAX_SELECTED = 1 << 26  # notes x labels x tokens that planted attention carries from window to window
+_GPU_MEMORY_SHARE = 0.5  # of the free memory at the first cached state; the rest is for training
 _RELEVANCE = "relevance."
 
 
-class PlantNets(nn.Module):
-    """Nets of one or both directions."""
+class Ranker(nn.Module):
+    """f(label, word): the rank score of a word for a label (equation 2).
 
-    def __init__(self, nets: list[PlantNet]):
+    A word has its vector of the language model and a vector of the ranker. Similar words share information through the
+    first; the second separates words whose vectors in the language model are nearly equal.
+    """
+
+    def __init__(self, settings: RankerSettings, size: int, words: int, labels: int):
+        super().__init__()
+        self.scorer = settings.scorer
+        self.labels = nn.Parameter(0.1 * torch.randn(labels, size))  # e_l
+        wide = settings.hidden if settings.scorer == "mlp" else size
+        self.words = nn.Parameter(_WORD_VECTOR_STD * torch.randn(words, wide))
+        self.of_label = nn.Linear(size, wide)
+        self.of_word = nn.Linear(size, wide, bias=False)
+        self.weights = nn.Parameter(torch.randn(wide) / wide**0.5)
+
+    def forward(self, words: Tensor, vectors: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Scores (L, W), float32, of labels (None: all) with words (W,) that have vectors (W, E).
+
+        Outside of training they are computed in float64. The choice between two words with nearly equal scores must not
+        depend on the other notes of the batch, but the rounding of a matrix product in float32 does.
+        """
+        dtype = torch.float32 if self.training else torch.float64
+        chosen = (self.labels if labels is None else self.labels[labels]).to(dtype)
+        with torch.autocast(chosen.device.type, enabled=False):
+            left = linear(chosen, self.of_label.weight.to(dtype), self.of_label.bias.to(dtype))
+            right = linear(vectors.to(dtype), self.of_word.weight.to(dtype)) + self.words[words].to(dtype)
+            weights = self.weights.to(dtype)
+            scores = (left * weights) @ right.T if self.scorer == "dot" else pair_scores(left, right, weights)
+        return scores.float()
+
+
+class StaticRelevance(nn.Module):
+    """The relevance of words for labels as buffers on the device of the net, sorted by word."""
+
+    bounds: Tensor  # (V + 1,) of the entries of each word
+    rows: Tensor  # the label of each entry
+    scores: Tensor  # of each entry
+
+    def __init__(self, relevance: Relevance):
+        super().__init__()
+        by_word = relevance.matrix().tocsc()
+        self.labels = len(relevance)
+        self.register_buffer("bounds", torch.from_numpy(by_word.indptr.astype(np.int64)), False)
+        self.register_buffer("rows", torch.from_numpy(by_word.indices.astype(np.int64)), False)
+        self.register_buffer("scores", torch.from_numpy(by_word.data.astype(np.float32)), False)
+
+    def forward(self, words: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Scores (L, W), float32, of labels (None: all) with words (W,)."""
+        first, counts = self.bounds[words], self.bounds[words + 1] - self.bounds[words]
+        column = torch.arange(len(words), device=words.device).repeat_interleave(counts)
+        entry = torch.arange(len(column), device=words.device) + (first - counts.cumsum(0) + counts)[column]
+        scores = self.scores.new_zeros(self.labels, len(words))
+        scores[self.rows[entry], column] = self.scores[entry]
+        return scores if labels is None else scores[labels]
+
+
+class PlantNet(LabelNet):
+    """One direction of PLANT."""
+
+    def __init__(
+        self,
+        settings: PlantSettings,
+        ranker: RankerSettings,
+        words: int,
+        labels: int,
+        relevance: Relevance | None,
+        backward: bool,
+    ):
+        super().__init__()
+        self.settings, self.backward_reading = settings, backward
+        self.encoder = AwdLstm(
+            words, settings.size, settings.hidden, settings.layers, DropoutRates(**settings.drop.model_dump())
+        )
+        self.ranker = Ranker(ranker, settings.size, words, labels) if settings.planted else None
+        self.queries = nn.Parameter(0.1 * torch.randn(labels, settings.size))  # U
+        independent = 0.1 * torch.randn(labels, settings.size)
+        tied = self.queries.detach().clone()
+        self.weights = nn.Parameter(tied if settings.tie_initialization else independent)  # W
+        self.bias = nn.Parameter(torch.zeros(labels))
+        self.static_relevance: StaticRelevance | None = None
+        self.cache = CachedNoteStates(settings.cache_gb)
+        if relevance is not None:
+            self.set_relevance(relevance)
+
+    def set_relevance(self, relevance: Relevance) -> None:
+        """Sets the scores of static attention."""
+        self.static_relevance = StaticRelevance(relevance).to(self.bias.device) if self.settings.static else None
+
+    def groups(self) -> list[tuple[str, list[nn.Parameter]]]:
+        """The parts of the net, the last first: the order in which gradual unfreezing starts to train them."""
+        parts = [("decoder", [self.queries, self.weights, self.bias])]
+        if self.ranker is not None:
+            parts.append(("ranker", list(self.ranker.parameters())))
+        parts += [("encoder", list(layer.parameters())) for layer in reversed(self.encoder.rnns)]
+        return [*parts, ("encoder", list(self.encoder.encoder.parameters()))]
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The loss: the mean binary cross-entropy over notes x labels."""
+        assert batch.targets is not None
+        tokens = self._reverse(batch.tokens, batch.lengths)
+        states = locked_dropout(self._states(tokens, batch), self.encoder.drop.output, self.training)
+        labels = batch.labels
+        if labels is not None and torch.equal(labels, torch.arange(len(self.bias))):
+            labels = None  # saves an indexing operation
+        planted, places = self._planted(tokens, labels)
+        chunk, literal_zero = max(1, self.settings.chunk * _LONG_NOTE // tokens.shape[1]), self.settings.literal_zero
+        inputs = (states, batch.mask, places, self._decoder(labels), planted, batch.targets)
+        return planted_loss(*inputs, chunk=chunk, literal_zero=literal_zero)
+
+    def _states(self, tokens: Tensor, batch: Batch) -> Tensor:
+        """States (B, T, D) for training. States of a frozen encoder are computed once per note, without dropout."""
+        if any(parameter.requires_grad for parameter in self.encoder.parameters()):
+            self.cache.clear()
+            return self.encoder(tokens)[0]
+
+        def encode(rows: list[int]) -> Tensor:
+            self.encoder.eval()
+            states = self.encoder(tokens[rows] if len(rows) < len(tokens) else tokens)[0]
+            self.encoder.train(self.training)
+            return states
+
+        if batch.notes is None:
+            return encode(list(range(len(tokens))))
+        return self.cache.states(batch.notes, batch.lengths, tokens.shape[1], encode)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Logits (B, L), computed window by window: memory does not grow with the length of the notes."""
+        labels = batch.labels if batch.labels is not None else torch.arange(len(self.bias))
+        size = max(_MAX_LABELS, _MAX_SELECTED // (len(batch.tokens) * max(1, self.settings.inattention)))
+        return torch.cat([self._chunk_logits(batch, chunk.split(_MAX_LABELS)) for chunk in labels.split(size)], dim=1)
+
+    def _chunk_logits(self, batch: Batch, parts: Sequence[Tensor]) -> Tensor:
+        """Logits (B, L) of parts of the labels; each window is encoded once for all parts."""
+        tokens, lstm_state = self._reverse(batch.tokens, batch.lengths), None
+        decoders = [self._decoder(labels) for labels in parts]
+        sums = [AttentionState.empty(len(tokens), len(labels), 0, self.bias) for labels in parts]
+        window = max(self.settings.window, _GPU_WINDOW // len(tokens) if tokens.is_cuda else 0)
+        for first in range(0, tokens.shape[1], window):
+            part = tokens[:, first : first + window]
+            states, lstm_state = self.encoder(part, lstm_state)
+            inside = token_mask(batch.lengths - first, part.shape[1], part.device)
+            for number, labels in enumerate(parts):
+                planted, places = self._planted(part, labels)
+                sums[number] = accumulate(states, inside, places, decoders[number], planted, sums[number])
+        literal_zero = self.settings.literal_zero
+        return torch.cat([accumulated_logits(*pair, literal_zero) for pair in zip(sums, decoders)], dim=1)
+
+    def attention(self, batch: Batch) -> Tensor:
+        """The weights (B, L, T) of each label over the tokens: learned, static and planted, normalized to sum 1."""
+        tokens = self._reverse(batch.tokens, batch.lengths)
+        states, _ = self.encoder(tokens)
+        inside = batch.mask[:, None]
+        decoder, (planted, places) = self._decoder(batch.labels), self._planted(tokens, batch.labels)
+        scores = torch.einsum("btd,ld->blt", states, decoder.queries).float()
+        weights = torch.softmax(scores.masked_fill(~inside, -torch.inf), dim=2).nan_to_num()
+        if planted.static is not None:
+            weights = weights + planted.static[:, places].movedim(0, 1) * inside
+        if planted.scores is not None:
+            scores = planted.scores[:, places].movedim(0, 1).float()
+            selected = top_k_mask(scores, inside, self.settings.inattention)
+            scores = scores.masked_fill(~selected, 0.0 if self.settings.literal_zero else -torch.inf)
+            weights = weights + torch.softmax(scores.masked_fill(~inside, -torch.inf), dim=2).nan_to_num()
+        weights = weights / weights.sum(2, keepdim=True).clamp(min=1e-12)
+        return self._reverse(weights, batch.lengths)
+
+    def _decoder(self, labels: Tensor | None) -> LabelDecoder:
+        if labels is None:
+            return LabelDecoder(self.queries, self.weights, self.bias)
+        labels = labels.to(self.bias.device)
+        return LabelDecoder(self.queries[labels], self.weights[labels], self.bias[labels])
+
+    def _planted(self, tokens: Tensor, labels: Tensor | None) -> tuple[PlantedScores, Tensor]:
+        """The planted scores of the distinct words of tokens (B, T), and the index of the word of each token (B, T)."""
+        words, places = torch.unique(tokens, return_inverse=True)
+        chosen = None if labels is None else labels.to(tokens.device)
+        static = self.static_relevance(words, chosen) if self.static_relevance is not None else None
+        scores = self.ranker(words, self.encoder.encoder(words), chosen) if self.ranker is not None else None
+        return PlantedScores(static, scores, self.settings.inattention), places
+
+    def _reverse(self, values: Tensor, lengths: Tensor) -> Tensor:
+        """Values of tokens (B, T) or (B, L, T), reversed if this net reads backward; padding stays at the end."""
+        if not self.backward_reading:
+            return values
+        place, end = torch.arange(values.shape[-1], device=values.device), lengths.to(values.device)[:, None]
+        places = torch.where(place < end, end - 1 - place, place)
+        return values.gather(-1, (places if values.dim() == 2 else places[:, None]).expand_as(values))
+
+
+class CachedNoteStates:
+    """Cached encoder states by note, on the device of the encoder. Notes beyond the memory limit are not cached."""
+
+    def __init__(self, limit_gb: float):
+        self.limit = int(limit_gb * 2**30)
+        self.bytes = 0
+        self._budget = self.limit
+        self._states: dict[int, Tensor] = {}
+
+    def states(self, notes: Tensor, lengths: Tensor, width: int, read: Callable[[list[int]], Tensor]) -> Tensor:
+        """States (B, T, D) of notes (B,), from the cache or, for rows that are not cached, from `read`.
+
+        lengths: (B,), on the CPU; width: T. The values at padding are undefined.
+        """
+        cached = {row: self._states[note] for row, note in enumerate(notes.tolist()) if note in self._states}
+        missing = [row for row in range(len(notes)) if row not in cached]
+        if missing:
+            new = read(missing)
+            for row, state in zip(missing, new):
+                cached[row] = state[: lengths[row]]
+                self._store(int(notes[row]), cached[row])
+            if len(missing) == len(notes):
+                return new
+        states = cached[0].new_zeros(len(notes), width, cached[0].shape[1])
+        for row, state in cached.items():
+            states[row, : len(state)] = state
+        return states
+
+    def clear(self) -> None:
+        """Empties the cache: the encoder is trained now, or the training has ended."""
+        self._states.clear()
+        self.bytes = 0
+
+    def _store(self, note: int, state: Tensor) -> None:
+        if not self.bytes:
+            free = torch.cuda.mem_get_info(state.device)[0] if state.is_cuda else self.limit / _GPU_MEMORY_SHARE
+            self._budget = min(self.limit, int(_GPU_MEMORY_SHARE * free))
+        if note not in self._states and self.bytes + state.nbytes <= self._budget:
+            self._states[note] = state.detach().clone(memory_format=torch.contiguous_format)
+            self.bytes += state.nbytes
+
+
+class PlantNets(LabelNet):
+    """The nets of one or both reading directions; a trained pair averages its probabilities."""
+
+    def __init__(self, nets: Sequence[PlantNet]):
         super().__init__()
         self.nets = nn.ModuleList(nets)
 
+    @classmethod
+    def of(
+        cls, settings: PlantSettings, ranker: RankerSettings, words: int, labels: int, relevance: Relevance | None
+    ) -> PlantNets:
+        """Untrained nets, one per direction of the settings."""
+        return cls([PlantNet(settings, ranker, words, labels, relevance, way) for way in directions(settings)])
+
+    @property
+    def by_direction(self) -> list[PlantNet]:
+        """The nets, typed."""
+        return [net for net in self.nets if isinstance(net, PlantNet)]
+
     def forward(self, batch: Batch) -> Tensor:
-        """The mean binary cross entropy over the batch's notes x labels; directions are trained one by one."""
-        if len(self.nets) == 1:
-            return self.nets[0](batch)
-        return nn.functional.binary_cross_entropy_with_logits(self.logits(batch), batch.targets)
+        """The loss of one direction; directions are trained one by one."""
+        return self.nets[0](batch) if len(self.nets) == 1 else super().forward(batch)
 
     def logits(self, batch: Batch) -> Tensor:
         """Logits (B, L) of the mean of the nets' probabilities."""
-        found = [net.logits(batch) for net in self.nets]
-        if len(found) == 1:
-            return found[0]
-        yes, no = (torch.stack([nn.functional.logsigmoid(sign * x) for x in found]).logsumexp(0) for sign in (1, -1))
+        logits = [net.logits(batch) for net in self.by_direction]
+        if len(logits) == 1:
+            return logits[0]
+        yes, no = (torch.stack([nn.functional.logsigmoid(sign * x) for x in logits]).logsumexp(0) for sign in (1, -1))
         return yes - no
 
     def attention(self, batch: Batch) -> Tensor:
-        """The attention weights (B, L, T), mean over the nets."""
-        return torch.stack([net.attention(batch) for net in self.nets]).mean(0)
+        """The weights (B, L, T) of each label over the tokens, mean over the nets."""
+        return torch.stack([net.attention(batch) for net in self.by_direction]).mean(0)
 
 
 @dataclass
-class Plant(NeuralModel):
-    """PLANT; `relevance` has the most informative words of each code."""
+class Plant(NeuralModel[PlantNets, PlantSettings, WordTokenizer]):
+    """A model of kind `plant`; `relevance` has the most informative words of each code."""
 
-    relevance: Relevance | None = None
+    relevance: Relevance = field(default_factory=Relevance.empty)
     ranker: RankerSettings = field(default_factory=RankerSettings)
 
     kind, tokenizer_class, settings_class = "plant", WordTokenizer, PlantSettings
@@ -59,24 +323,21 @@ class Plant(NeuralModel):
     def of(
         cls,
         labels: LabelSpace,
-        notes: np.ndarray,
+        train_counts: np.ndarray,
         tokenizer: WordTokenizer,
         settings: PlantSettings,
         ranker: RankerSettings,
         relevance: Relevance,
     ) -> Plant:
         """An untrained model."""
-        nets = [
-            PlantNet(settings, ranker, len(tokenizer.vocabulary), len(labels), relevance, backward)
-            for backward in directions(settings)
-        ]
-        return cls(labels, notes, tokenizer, PlantNets(nets), settings, relevance=relevance, ranker=ranker)
+        net = PlantNets.of(settings, ranker, len(tokenizer.vocabulary), len(labels), relevance)
+        return cls(labels, train_counts, tokenizer, net, settings, relevance=relevance, ranker=ranker)
 
     def relevant_words(self, label: int, limit: int = 10) -> list[tuple[str, float]]:
         """The most informative words of a label with their scores, highest first."""
-        numbers, scores = self.relevance.best(label, limit)
-        names = ("", "", *self.tokenizer.vocabulary.words)
-        return [(names[number], float(score)) for number, score in zip(numbers, scores)]
+        ids, scores = self.relevance.best(label, limit)
+        words = self.tokenizer.vocabulary.words
+        return [(words[number - SPECIALS], float(score)) for number, score in zip(ids.tolist(), scores)]
 
     @classmethod
     def build_net(
@@ -84,8 +345,7 @@ class Plant(NeuralModel):
     ) -> PlantNets:
         """Nets without learned weights."""
         ranker = RankerSettings.model_validate(config["ranker"])
-        words = len(tokenizer.vocabulary)
-        return PlantNets([PlantNet(settings, ranker, words, len(labels), None, back) for back in directions(settings)])
+        return PlantNets.of(settings, ranker, len(tokenizer.vocabulary), len(labels), None)
 
     def extra_config(self) -> dict[str, Any]:
         """The settings of the ranker."""
@@ -101,12 +361,17 @@ class Plant(NeuralModel):
 
     def load_extra_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Restores what `extra_tensors` returned."""
-        found = {n.removeprefix(_RELEVANCE): t.numpy() for n, t in tensors.items() if n.startswith(_RELEVANCE)}
-        self.relevance = Relevance.from_arrays(found)
-        for net in self.net.nets:
+        arrays = {n.removeprefix(_RELEVANCE): t.numpy() for n, t in tensors.items() if n.startswith(_RELEVANCE)}
+        self.relevance = Relevance.from_arrays(arrays)
+        for net in self.net.by_direction:
             net.set_relevance(self.relevance)
 
 
 def directions(settings: PlantSettings) -> list[bool]:
     """One value per net: whether it reads notes backward."""
     return {"forward": [False], "backward": [True], "both": [False, True]}[settings.direction]
+
+
+def direction_name(backward: bool) -> str:
+    """The name of a reading direction in files, reports and messages."""
+    return "backward" if backward else "forward"

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from nosology.core.settings import Settings
-from nosology.training.recipe_settings import Recipe, TrainerSettings
+from nosology.training.recipe_settings import NeuralRecipe, TrainerSettings
 
 
 class DropoutSettings(Settings):
@@ -112,13 +112,13 @@ class RateSettings(Settings):
     renamed: ClassVar[dict[str, str]] = {"fall": "layer_decay"}
 
     decoder: float = Field(1.0, gt=0)
-    ranker: float = Field(0.5, gt=0)  # (PLANT, see REFERENCES.md, section 5)
+    ranker: float = Field(0.5, gt=0)  # Saha Roy et al. (2024), section 5
     encoder: float = Field(0.5, ge=0)  # of the last layer; 0: the encoder is frozen
-    layer_decay: float = Field(2.6, ge=1)  # each layer below has a rate so many times smaller (Howard and Ruder 2018)
+    layer_decay: float = Field(2.6, ge=1)  # each layer below has a rate this many times smaller (Howard and Ruder 2018)
     gradual: bool = True  # unfreeze one more part per epoch, the last first; False: all at once
 
 
-class PlantRecipe(Recipe):
+class PlantRecipe(NeuralRecipe):
     """A recipe of kind `plant`."""
 
     kind: Literal["plant"] = "plant"

@@ -1,4 +1,4 @@
-"""Training of PLANT (PLANT, see REFERENCES.md) in four stages: language model, mutual information, ranker, classifier.
+"""Training of PLANT in four stages: language model, mutual information, ranker, classifier.
 
 Every stage uses train notes only. Dev notes are for the epoch of the classifier, calibration and threshold. The result
 of a stage is stored in the run folder, or in a folder that the recipe names, with a fingerprint of its inputs. A run
@@ -7,7 +7,9 @@ that was stopped, or another run with the same first stages, resumes from there.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,25 +18,24 @@ from scipy import sparse
 from torch import Tensor
 
 from nosology.codes.lookup import label_description
-from nosology.core.files import atomic_file
-from nosology.core.label_space import LabelSpace, label_versions, mask_other_versions
+from nosology.core import ConfigError, DataError
+from nosology.core.files import atomic_file, json_sha256, sha256
+from nosology.core.label_space import LabelSpace
 from nosology.core.progress import progress
+from nosology.encoders.append_only_store import check_cache_folder
 from nosology.encoders.tokenizers import SPECIALS, Vocabulary, WordTokenizer
 from nosology.encoders.word_encoders import AwdLstm, DropoutRates
-from nosology.models.coder_trainer import CalibratedTrainer, Fit
-from nosology.models.neural import EXCLUDED_LOGIT
-from nosology.models.neural_trainer import Notes, Targets, fit_labels
-from nosology.models.plant.language_model import LanguageModel
-from nosology.models.plant.plant_model import Plant, PlantNets, directions
-from nosology.models.plant.plant_net import PlantNet
+from nosology.models.neural_trainer import Targets, TokenizedNotes, fit_labels, fit_on_dev
+from nosology.models.plant.language_model import LanguageModel, StreamPlan, TextStreams
+from nosology.models.plant.plant_model import Plant, PlantNet, PlantNets, direction_name, directions
 from nosology.models.plant.plant_settings import LanguageSettings, PlantRecipe, PlantSettings, RateSettings
 from nosology.models.plant.ranker import train_ranker
 from nosology.models.plant.relevance import Relevance
-from nosology.models.plant.stage_cache import StageCache, file_hash
-from nosology.models.plant.text_streams import StreamPlan, TextStreams
 from nosology.models.published import load_language_model
+from nosology.models.train import CalibratedTrainer, Fit
+from nosology.training.checkpoint import read_tensors, write_tensors
 from nosology.training.examples import Examples, codes_in_systems, label_space
-from nosology.training.run_folder import REFIT, fingerprint
+from nosology.training.run_folder import BEST, CHECKPOINT, REFIT, fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit
 
 WORDS = "language_words.txt"  # of a language model, one per line, in the order of its vectors
@@ -47,11 +48,38 @@ _WITHOUT_EFFECT = {
 
 
 @dataclass(frozen=True)
+class StageCache:
+    """Results of the stages of one training set. The run folder of stage NAME is folder/NAME."""
+
+    folder: Path
+    fingerprint: str  # of what all stages depend on
+
+    def get_or_compute(self, name: str, inputs: list, compute: Callable[[str], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """The tensors of a stage: read if they were computed from the same inputs, else computed and written.
+
+        inputs: JSON values on which the tensors depend, without the common fingerprint. compute: gets the fingerprint
+        of the stage.
+        """
+        path = self.folder / f"{name}.safetensors"
+        fingerprint = json_sha256([self.fingerprint, inputs])
+        with suppress(DataError):  # a damaged file is computed again
+            metadata, tensors = read_tensors(path, fingerprint)
+            if metadata is not None:
+                return tensors
+        tensors = compute(fingerprint)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_tensors(path, tensors, fingerprint)
+        for checkpoint in (CHECKPOINT, BEST):  # of the stage: three times as large, and no longer needed
+            (self.folder / name / checkpoint).unlink(missing_ok=True)
+        return tensors
+
+
+@dataclass(frozen=True)
 class PlantPipeline:
     """The training stages of one set of notes. Each is computed at its first use, or read from the cache."""
 
     recipe: PlantRecipe
-    notes: Notes
+    notes: TokenizedNotes
     labels: LabelSpace
     tokenizer: WordTokenizer
     folder: Path  # of the classifier's loop
@@ -71,17 +99,16 @@ class PlantPipeline:
         texts = progress(examples.texts(), "counting words", total=len(examples))
         vocabulary = Vocabulary.build(texts, recipe.words.min_notes, max_words=recipe.words.max_words)
         tokenizer = WordTokenizer(vocabulary, recipe.model.max_words)
-        notes = Notes.of(examples, recipe.labels, tokenizer, labels)
+        notes = TokenizedNotes.of(examples, recipe.labels, tokenizer, labels)
         return PlantPipeline(recipe, notes, labels, tokenizer, folder, stages or _stages(recipe, examples, folder))
 
     def language(self, backward: bool) -> AwdLstm:
         """The encoder of a language model that was trained on the train notes."""
-        recipe, name = self.recipe, "backward" if backward else "forward"
-        settings = recipe.language
+        recipe, name = self.recipe, direction_name(backward)
+        settings, model = recipe.language, recipe.model
         torch.manual_seed(recipe.seed)
         drop = DropoutRates(**settings.drop.model_dump())
-        shape = recipe.model
-        encoder = AwdLstm(len(self.tokenizer.vocabulary), shape.size, shape.hidden, shape.layers, drop)
+        encoder = AwdLstm(len(self.tokenizer.vocabulary), model.size, model.hidden, model.layers, drop)
 
         def compute(fingerprint: str) -> dict[str, Tensor]:
             if weights := _published_weights(settings, backward):
@@ -114,14 +141,14 @@ class PlantPipeline:
         return encoder
 
     def _language_inputs(self, backward: bool) -> list:
-        """The inputs of a language model besides the notes; the codes are not among them."""
+        """The inputs of a language model except the notes; the codes are not among them."""
         shape, settings = self.recipe.model, self.recipe.language
         language = _canonical(settings).model_dump(mode="json", exclude={"weights", "words", "backward_weights"})
         files = [file_hash(path) for path in (_published_weights(settings, backward), settings.words)]
         return [language, files, shape.size, shape.hidden, shape.layers]
 
     def _relevance_inputs(self) -> list:
-        """The inputs of the relevance of words besides the notes."""
+        """The inputs of the relevance of words except the notes."""
         return [part.model_dump(mode="json") for part in (self.recipe.labels, self.recipe.relevance)]
 
     def relevance(self) -> Relevance:
@@ -129,8 +156,8 @@ class PlantPipeline:
         settings = self.recipe.relevance
 
         def compute(fingerprint: str) -> dict[str, Tensor]:
-            found = Relevance.of(self._presence(), self.notes.gold, settings.kind, settings.top)
-            return {name: torch.from_numpy(array) for name, array in found.arrays().items()}
+            relevance = Relevance.of(self._presence(), self.notes.gold, settings.kind, settings.top)
+            return {name: torch.from_numpy(array) for name, array in relevance.arrays().items()}
 
         tensors = self.stages.get_or_compute("relevance", self._relevance_inputs(), compute)
         return Relevance.from_arrays({name: value.numpy() for name, value in tensors.items()})
@@ -145,49 +172,46 @@ class PlantPipeline:
 
     def net(self, backward: bool) -> PlantNet:
         """The net of a direction with a trained encoder and ranker, and an untrained classifier."""
-        recipe, relevance = self.recipe, self.relevance()
+        recipe, relevance, words = self.recipe, self.relevance(), len(self.tokenizer.vocabulary)
         encoder = self.language(backward)
         torch.manual_seed(recipe.seed + 1)
-        net = PlantNet(
-            recipe.model, recipe.ranker, len(self.tokenizer.vocabulary), len(self.labels), relevance, backward
-        )
+        net = PlantNet(recipe.model, recipe.ranker, words, len(self.labels), relevance, backward)
         net.encoder.load_state_dict(encoder.state_dict())
         rates = np.asarray(self.notes.gold.mean(0)).ravel()
         with torch.no_grad():
             net.bias.copy_(torch.from_numpy(np.log(np.maximum(rates, 1e-6) / np.maximum(1 - rates, 1e-6))).float())
-        if net.ranker is not None:
-            self._rank(net, relevance, backward)
+        self._train_ranker(net, relevance)
         return net
 
     def train_ranker(self, backward: bool) -> float:
         """The nDCG@k of the ranker of a direction on the words of the train notes; 0 if there is no ranker."""
-        net = self.net(backward)
-        return self._rank(net, self.relevance(), backward) if net.ranker is not None else 0.0
+        return self._train_ranker(self.net(backward), self.relevance())
 
-    def _rank(self, net: PlantNet, relevance: Relevance, backward: bool) -> float:
-        """The nDCG@k of the ranker after its training."""
-        recipe, name = self.recipe, "backward" if backward else "forward"
+    def _train_ranker(self, net: PlantNet, relevance: Relevance) -> float:
+        """The nDCG@k of the ranker of a net after its training; 0 if it has no ranker."""
+        recipe, ranker, name = self.recipe, net.ranker, f"ranker_{direction_name(net.backward_reading)}"
+        if ranker is None:
+            return 0.0
         vectors = net.encoder.encoder.weight.detach()
         with torch.no_grad():
-            net.ranker.labels.copy_(self._description_vectors(vectors))
+            ranker.labels.copy_(self._description_vectors(vectors))
 
         def compute(fingerprint: str) -> dict[str, Tensor]:
-            reached = train_ranker(
-                net.ranker,
-                vectors,
-                relevance,
-                recipe.ranker,
-                folder=self.stages.folder / f"ranker_{name}",
-                fingerprint=fingerprint,
-                seed=recipe.seed,
+            folder, seed = self.stages.folder / name, recipe.seed
+            ndcg = train_ranker(
+                ranker, vectors, relevance, recipe.ranker, folder=folder, fingerprint=fingerprint, seed=seed
             )
-            return {k: v.detach().cpu() for k, v in net.ranker.state_dict().items()} | {"ndcg": torch.tensor([reached])}
+            return {key: v.detach().cpu() for key, v in ranker.state_dict().items()} | {"ndcg": torch.tensor([ndcg])}
 
-        inputs = [*self._language_inputs(backward), *self._relevance_inputs(), recipe.ranker.model_dump(mode="json")]
-        tensors = dict(self.stages.get_or_compute(f"ranker_{name}", inputs, compute))
-        reached = float(tensors.pop("ndcg"))
-        net.ranker.load_state_dict(tensors)
-        return reached
+        inputs = [
+            *self._language_inputs(net.backward_reading),
+            *self._relevance_inputs(),
+            recipe.ranker.model_dump(mode="json"),
+        ]
+        tensors = dict(self.stages.get_or_compute(name, inputs, compute))
+        ndcg = float(tensors.pop("ndcg"))
+        ranker.load_state_dict(tensors)
+        return ndcg
 
     def _description_vectors(self, vectors: Tensor) -> Tensor:
         """The initial vectors (L, E) of labels: the mean of the word vectors of each description."""
@@ -203,6 +227,8 @@ def _stages(recipe: PlantRecipe, examples: Examples, folder: Path) -> StageCache
     """The stage cache of examples: in the run folder, or in a subfolder of the folder in the recipe."""
     parts = {"seed": recipe.seed, "holdout": recipe.holdout, "words": recipe.words}
     common = fingerprint(PlantRecipe(**parts, model=PlantSettings(max_words=recipe.model.max_words)), examples)
+    if recipe.stages:
+        check_cache_folder(recipe.stages)
     return StageCache(Path(recipe.stages) / common[:16] if recipe.stages else folder, common)
 
 
@@ -226,29 +252,26 @@ class PlantTrainer(CalibratedTrainer[PlantRecipe, Plant]):
 
     def fit(self, train_notes: Examples, dev_notes: Examples) -> Fit[Plant]:
         """A model trained on train notes; the best epoch of each direction is chosen on dev notes."""
-        recipe = self.recipe
-        pipeline = PlantPipeline.of(recipe, train_notes, self.folder, self.stages)
-        dev = Notes.of(dev_notes, recipe.labels, pipeline.tokenizer, pipeline.labels)
-        model, fitted = _classifiers(pipeline, dev, _classifier_fingerprint(recipe, train_notes, dev_notes), {})
-        logits = mask_other_versions(
-            model.logits_of(dev.reads), dev.versions, label_versions(pipeline.labels), EXCLUDED_LOGIT
-        )
-        report = {name: asdict(result) for name, result in fitted.items()} | {"shape": model.settings.model_dump()}
-        return Fit(model, logits, dev.gold, dev.codes, report, choice=fitted)
+        model, results, dev = self._classifiers(train_notes, dev_notes)
+        return fit_on_dev(model, dev, {name: asdict(result) for name, result in results.items()}, results)
 
     def refit(self, notes: Examples, fitted: Fit[Plant]) -> Plant:
         """A model trained on all notes, each direction for as many epochs as were best."""
         pipeline = PlantPipeline.of(self.recipe, notes, self.folder / REFIT)
-        return _classifiers(pipeline, None, _classifier_fingerprint(self.recipe, notes), fitted.choice)[0]
+        return _train_classifiers(pipeline, None, _classifier_fingerprint(self.recipe, notes), fitted.choice)[0]
 
+    def train_classifiers(self, train_notes: Examples, dev_notes: Examples) -> dict[str, TrainingResult]:
+        """The training result of the classifier of each direction; `fit` then reads them from the folder."""
+        return self._classifiers(train_notes, dev_notes)[1]
 
-def train_classifiers(
-    recipe: PlantRecipe, train_notes: Examples, dev_notes: Examples, folder: Path
-) -> dict[str, TrainingResult]:
-    """The training result of the classifier of each direction; `PlantTrainer` reads the classifiers from the folder."""
-    pipeline = PlantPipeline.of(recipe, train_notes, folder)
-    dev = Notes.of(dev_notes, recipe.labels, pipeline.tokenizer, pipeline.labels)
-    return _classifiers(pipeline, dev, _classifier_fingerprint(recipe, train_notes, dev_notes), {})[1]
+    def _classifiers(
+        self, train_notes: Examples, dev_notes: Examples
+    ) -> tuple[Plant, dict[str, TrainingResult], TokenizedNotes]:
+        """The trained model, the result of each direction, and the tokenized dev notes."""
+        pipeline = PlantPipeline.of(self.recipe, train_notes, self.folder, self.stages)
+        dev = TokenizedNotes.of(dev_notes, self.recipe.labels, pipeline.tokenizer, pipeline.labels)
+        key = _classifier_fingerprint(self.recipe, train_notes, dev_notes)
+        return *_train_classifiers(pipeline, dev, key, {}), dev
 
 
 def _classifier_fingerprint(recipe: PlantRecipe, *examples: Examples) -> str:
@@ -260,27 +283,18 @@ def _classifier_fingerprint(recipe: PlantRecipe, *examples: Examples) -> str:
     return fingerprint(recipe.model_copy(update=same), *examples)
 
 
-def _classifiers(
-    pipeline: PlantPipeline, dev: Notes | None, fingerprint: str, before: dict[str, TrainingResult]
+def _train_classifiers(
+    pipeline: PlantPipeline, dev: TokenizedNotes | None, fingerprint: str, before: dict[str, TrainingResult]
 ) -> tuple[Plant, dict[str, TrainingResult]]:
-    """The coder with all directions trained; before: the results of an earlier training, for a refit."""
-    recipe, fitted = pipeline.recipe, {}
-    counts = np.asarray(pipeline.notes.gold.sum(0)).ravel().astype(np.int64)
+    """The model with all directions trained, and their results; before: results of an earlier training, for a refit."""
+    recipe, results, counts = pipeline.recipe, {}, pipeline.notes.label_counts
     model = Plant.of(pipeline.labels, counts, pipeline.tokenizer, recipe.model, recipe.ranker, pipeline.relevance())
-    targets = Targets.of(pipeline.labels)
     for number, backward in enumerate(directions(recipe.model)):
-        name = "backward" if backward else "forward"
-        net = pipeline.net(backward)
-        single = Plant(
-            model.labels, counts, pipeline.tokenizer, PlantNets([net]), model.settings, relevance=model.relevance
-        )
-        settings = recipe.training
-        if name in before:
-            settings = settings.model_copy(update={"stop_epoch": before[name].best_epoch})
-        fitted[name] = fit_labels(
-            recipe.model_copy(update={"training": settings}),
-            single,
-            targets,
+        name, net = direction_name(backward), pipeline.net(backward)
+        results[name] = fit_labels(
+            recipe.stop_after(before[name].best_epoch) if name in before else recipe,
+            replace(model, net=PlantNets([net])),
+            Targets.of(pipeline.labels),
             pipeline.notes,
             dev,
             pipeline.folder / f"classifier_{name}",
@@ -290,16 +304,26 @@ def _classifiers(
         )
         net.cache.clear()
         model.net.nets[number] = net
-    return model, fitted
+    return model, results
 
 
 def parameter_groups(net: PlantNet, rates: RateSettings) -> list[ParameterGroup]:
     """The parameter groups of a net, the last layer first, each with its learning-rate factor and first epoch."""
-    found, below = [], 0
+    groups, below = [], 0
     for number, (name, parameters) in enumerate(net.groups()):
         rate = getattr(rates, name)
         if name == "encoder":
             rate, below = rate / rates.layer_decay**below, below + 1
-        begins = number if rates.gradual else 0
-        found.append(ParameterGroup(parameters, rate, begins if rate else NEVER))
-    return found
+        start_epoch = number if rates.gradual else 0
+        groups.append(ParameterGroup(parameters, rate, start_epoch if rate else NEVER))
+    return groups
+
+
+def file_hash(path: str) -> str:
+    """The SHA-256 of a file; an empty string for an empty path."""
+    if not path:
+        return ""
+    try:
+        return sha256(Path(path))
+    except OSError as error:
+        raise ConfigError(f"{path} must be a readable file: {error.strerror or error}") from error

@@ -1,4 +1,4 @@
-"""Mutual information of words and codes in train notes (PLANT, see REFERENCES.md, section 3.1)."""
+"""Mutual information of words and codes in train notes (Saha Roy et al. 2024, section 3.1)."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ class Relevance:
     size: int  # V, of the vocabulary
 
     @staticmethod
+    def empty() -> Relevance:
+        """The relevance for no label."""
+        return Relevance(np.zeros(1, np.int64), np.zeros(0, np.uint16), np.zeros(0, np.float32), 0)
+
+    @staticmethod
     def of(words: sparse.csr_matrix, codes: sparse.csr_matrix, kind: Kind = "normalised", top: int = 1000) -> Relevance:
         """The relevance of words for codes, from the notes that have them: 0/1 (B, V) and (B, L).
 
@@ -34,21 +39,22 @@ class Relevance:
         n, size = words.shape
         of_code = codes.T.tocsr()
         word_notes, code_notes = (np.diff(matrix.tocsc().indptr).astype(np.float64) for matrix in (words, codes))
-        kinds = np.uint16 if size <= 1 << 16 else np.uint32
-        numbers, scores, bounds = [], [], [0]
+        dtype = np.uint16 if size <= 1 << 16 else np.uint32
+        ids, scores = [np.empty(0, dtype)], [np.empty(0, np.float32)]
+        bounds = [0]
         step = max(1, _CELLS // max(1, size))
         present = words.astype(np.int32)
         for first in range(0, codes.shape[1], step):
             joint = (of_code[first : first + step].astype(np.int32) @ present).toarray()
             for together, with_code in zip(joint, code_notes[first : first + step]):
-                candidates = np.flatnonzero(together * float(n) > with_code * word_notes)  # int32 would pass its end
+                candidates = np.flatnonzero(together * float(n) > with_code * word_notes)  # int32 would overflow
                 value = _information(together[candidates], word_notes[candidates], with_code, n, kind)
                 best = np.argsort(-value, kind="stable")[:top]
                 best = best[value[best] > 0]
-                numbers.append(candidates[best].astype(kinds))
+                ids.append(candidates[best].astype(dtype))
                 scores.append(value[best].astype(np.float32))
                 bounds.append(bounds[-1] + len(best))
-        return Relevance(np.array(bounds), _joined(numbers, kinds), _joined(scores, np.float32), size)
+        return Relevance(np.array(bounds), np.concatenate(ids), np.concatenate(scores), size)
 
     def __len__(self) -> int:
         """L, the number of labels."""
@@ -61,18 +67,18 @@ class Relevance:
 
     def matrix(self) -> sparse.csr_matrix:
         """Scores (L, V)."""
-        shape = (len(self), self.size)
-        found = sparse.csr_matrix((self.scores.copy(), self.words.astype(np.int32), self.bounds.copy()), shape=shape)
-        found.sort_indices()
-        return found
+        parts = (self.scores.copy(), self.words.astype(np.int32), self.bounds.copy())
+        matrix = sparse.csr_matrix(parts, shape=(len(self), self.size))
+        matrix.sort_indices()
+        return matrix
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What `from_arrays` makes it of."""
+        """The fields as arrays, for `from_arrays`."""
         return {"bounds": self.bounds, "words": self.words, "scores": self.scores, "size": np.array([self.size])}
 
     @staticmethod
     def from_arrays(arrays: dict[str, np.ndarray]) -> Relevance:
-        """The relevance that `arrays` gave."""
+        """The relevance that `arrays` described."""
         return Relevance(arrays["bounds"], arrays["words"], arrays["scores"], int(arrays["size"][0]))
 
 
@@ -90,7 +96,3 @@ def _information(together: np.ndarray, with_word: np.ndarray, with_code: float, 
         return gain
     entropy = -np.sum(cells * logs, axis=0)
     return np.divide(gain, entropy, out=np.zeros_like(gain), where=entropy > 0)
-
-
-def _joined(parts: list[np.ndarray], kind: type) -> np.ndarray:
-    return np.concatenate(parts) if parts else np.empty(0, dtype=kind)

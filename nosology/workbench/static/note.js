@@ -72,7 +72,7 @@ async function send(values, words) {
   if (message) { message.scrollIntoView({ block: "nearest" }); pressed.length = 0; } // they were meant for another state
   // Select the next open code, or stay at this one.
   const refused = message && card(now)?.dataset.state === "open";
-  const stays = ["order", "poa", "evidence", "assign", "clear"].includes(values.action) || refused;
+  const stays = ["order", "poa", "evidence", "assign", "clear", "claim"].includes(values.action) || refused;
   const next = before.slice(at + 1).find((key) => card(key)?.dataset.state === "open");
   const target = stays ? now : values.to ?? (values.action === "add" ? values.code : next);
   const focus = document.activeElement?.id !== "find"; // the user types already
@@ -106,6 +106,8 @@ const ACTS = {
   reject: (key) => { reasons.dataset.code = key; document.getElementById("reasons-title").textContent = `Why is ${name(key)} wrong?`; reasons.showModal(); reasons.querySelector("[data-reason]").focus(); },
   change: (key) => openBook(key, key),
   book: (key) => openBook(key, card(key) ? key : ""),
+  claim: (_, from) => decide({ action: "claim" }, from.textContent.includes("1 code ") ? "the proposed code is accepted" : "the proposed codes are accepted"),
+  point: (_, from) => reveal(Number(from.dataset.start), "[data-k]"),
   clear: (key) => decide({ action: "clear", code: key }, `${name(key)} is open again`),
   up: (key) => order(key, -1),
   down: (key) => order(key, 1),
@@ -151,8 +153,8 @@ function paint(key) {
   select(key, { jump: false });
 }
 
-function reveal(start) {
-  const piece = [...note.querySelectorAll("[data-k].on")].find((item) => Number(item.dataset.s) >= start);
+function reveal(start, among = "[data-k].on") {
+  const piece = [...note.querySelectorAll(among)].find((item) => Number(item.dataset.s) >= start);
   note.querySelectorAll(".at").forEach((item) => item.classList.remove("at"));
   piece?.classList.add("at");
   piece?.scrollIntoView({ block: "center" });
@@ -258,7 +260,7 @@ document.addEventListener("keydown", (event) => {
   }
   if (!isShortcut(event) || document.querySelector("dialog[open]")) return;
   if (marking && markKey(event)) return;
-  if (sending && (KEYS[event.key] || "jknbhstfo".includes(event.key))) pressed.push(event.key);
+  if (sending && (KEYS[event.key] || "jknbhstfoy".includes(event.key))) pressed.push(event.key);
   else if (!act(event.key)) return;
   event.preventDefault();
 });
@@ -283,6 +285,7 @@ function act(key) {
   else if (key === "s") ACTS.second();
   else if (key === "t") ACTS.take();
   else if (key === "f") (panel().querySelector('[data-act="finish"], [data-act="approve"]'))?.click();
+  else if (key === "y") panel().querySelector('[data-act="claim"]')?.click();
   else if (key === "o") cyclePoa();
   else if (KEYS[key]) {
     const state = now && card(now)?.dataset.state;

@@ -3,7 +3,7 @@
 import pytest
 
 from nosology.codes import table
-from nosology.corpora.simulate.clinic import Clinic
+from nosology.corpora.simulate.clinic import VISIBILITY, Clinic
 from nosology.corpora.simulate.concepts import LongTail, Wording, concepts
 
 
@@ -32,12 +32,20 @@ def test_nearly_every_diagnosis_has_an_icd9_code():
     assert len(without) < 0.02 * len(diagnoses)
 
 
-def test_the_vocabulary_is_rich():
-    found = concepts()
-    assert len(found) > 250
-    assert all(concept.generic or concept.codings[0].wording for concept in found.values())
-    assert sum(len(c.generic.long) + len(c.generic.short) for c in found.values()) > 1000
-    assert sum(bool(concept.signals) for concept in found.values()) > 120
+def test_concepts_have_many_wordings_and_signals():
+    known = concepts()
+    assert len(known) > 250
+    assert all(concept.generic or concept.codings[0].wording for concept in known.values())
+    assert sum(len(c.generic.long) + len(c.generic.short) for c in known.values()) > 1000
+    assert sum(bool(concept.signals) for concept in known.values()) > 120
+
+
+def test_concepts_refer_to_known_concepts():
+    known = concepts().keys()
+    for concept in concepts().values():
+        required = {key for coding in concept.codings for key in coding.requires}
+        assert known >= required | concept.links.keys() | set(concept.excludes), concept.key
+        assert concept.kind in VISIBILITY and concept.codings
 
 
 def test_clusters_are_known():

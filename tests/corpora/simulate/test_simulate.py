@@ -75,9 +75,9 @@ def test_tables_agree(folder):
 def test_corpus_of_the_files_equals_the_stream(folder, tmp_path):
     corpus = prepare("mimic4", [folder], tmp_path / "corpus")
     read = {note.id: note for note in corpus.notes()}
-    made = list(simulate_notes(PATIENTS, 11))
-    assert len(read) == len(made)
-    for note in made:
+    simulated = list(simulate_notes(PATIENTS, 11))
+    assert len(read) == len(simulated)
+    for note in simulated:
         other = read[note.id]
         assert other.text == note.text
         assert (other.patient, other.site, set(other.codes)) == (note.patient, note.site, set(note.codes))

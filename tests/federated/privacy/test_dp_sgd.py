@@ -21,9 +21,8 @@ from nosology.federated.privacy.dp_sgd import (
     secure_generator,
     train_epochs_private,
 )
-from nosology.models.heads.heads_net import HeadNet
+from nosology.models.heads.heads_net import HeadNet, VectorNotes, train_epochs
 from nosology.models.heads.heads_settings import HeadShape
-from nosology.models.heads.vector_training import VectorNotes, train_epochs
 from nosology.training.recipe_settings import TrainerSettings
 
 DIM, LABELS = 12, 7

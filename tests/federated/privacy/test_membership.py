@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from nosology.cli import app
 from nosology.config import load_recipe
-from nosology.core import BundleError, DataError
+from nosology.core import BundleError, DataError, OutputError
 from nosology.corpora.corpus import write_corpus
 from nosology.federated.privacy.membership import MembershipAttack, attack_features, probe, probe_bundle
 from nosology.models.bundle import Bundle
@@ -23,7 +23,7 @@ from tests.conftest import small_notes
 
 
 def side(n: int, seed: int, sure: float, labels: int = 12) -> tuple[np.ndarray, np.ndarray]:
-    """Notes whose logits point to the truth, the more the surer."""
+    """Logits and true codes of n notes; a larger `sure` separates true from false codes better."""
     rng = np.random.default_rng(seed)
     true = rng.random((n, labels)) < np.linspace(0.02, 0.4, labels)
     return rng.normal(np.where(true, sure, -sure), 2.0).astype(np.float32), true
@@ -143,8 +143,20 @@ def test_probe_command(trained, small_bundle, small_corpus):
     report = json.loads((folder / "probe.json").read_text())
     assert report["sentence"] in run.stdout and "control: dev against test" in run.stdout
     assert set(report["attacks"]) == {"loss", "calibrated loss", "logistic"}
+    assert CliRunner().invoke(app, ["probe", str(folder / "short"), *words]).exit_code == 0  # replaces its own file
     with pytest.raises(BundleError, match="of kind heads; got linear"):
         probe_bundle(Bundle.load(small_bundle), small_corpus)
+
+
+@pytest.mark.parametrize("content", ["Dear diary", '{"attacks": 1}', "[" * 100_000], ids=["text", "json", "nested"])
+def test_probe_replaces_only_its_own_files_and_checks_this_first(tmp_path, content):
+    (tmp_path / "mine.json").write_text(content)
+    words = ["probe", str(tmp_path / "no_bundle"), "--corpus", str(tmp_path / "no_corpus"), "--out"]
+    run = CliRunner().invoke(app, [*words, str(tmp_path / "mine.json")])
+    assert isinstance(run.exception, OutputError) and "will not overwrite" in str(run.exception)
+    assert (tmp_path / "mine.json").read_text() == content
+    for out in (tmp_path, tmp_path / "mine.json" / "probe.json"):
+        assert isinstance(CliRunner().invoke(app, [*words, str(out)]).exception, OutputError)
 
 
 def test_other_corpus_gives_a_caution(trained, small_corpus):

@@ -145,7 +145,7 @@ def test_unmasking_below_threshold_raises():
 
 
 def test_server_never_sees_vectors_or_secrets():
-    """The server's own objects, and every message of three rounds: no number of a vector, no key of who was there."""
+    """The server's objects and all messages of three rounds have no number of a vector and no key of a present site."""
     world = World(size=300)
     stored, private = [], {}
     original = SecureSite.mask
@@ -163,8 +163,8 @@ def test_server_never_sees_vectors_or_secrets():
     seen = all_text(world.log, [vars(item) if hasattr(item, "__dict__") else item for item in stored])
     for name in NAMES:
         assert world.masked[name].tobytes().hex() in seen, "the search must be able to find a vector"
-        for number, whole in zip(world.vectors[name][:20], to_fixed_point(world.vectors[name], len(NAMES))):
-            assert whole.tobytes().hex() not in seen
+        for number, fixed in zip(world.vectors[name][:20], to_fixed_point(world.vectors[name], len(NAMES))):
+            assert fixed.tobytes().hex() not in seen
             assert number.tobytes().hex() not in seen
     for (name, number), keys in private.items():
         assert len(keys) == 3
@@ -191,9 +191,9 @@ def test_masked_vectors_are_uniform_for_the_server():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(masking, "keystream", keeping)
         assert np.allclose(from_fixed_point(serving.receive_unmasked(answers)), world.plain(sending), atol=1e-8)
-    own, lost_pairs = streams[: len(sending)], streams[len(sending) :]
+    seed_masks, lost_pairs = streams[: len(sending)], streams[len(sending) :]
     assert len(lost_pairs) == len(sending)
-    for name, seed_mask, pair_mask in zip(sending, own, lost_pairs):
+    for name, seed_mask, pair_mask in zip(sending, seed_masks, lost_pairs):
         label_mask = to_fixed_point(world.vectors[name], 7)
         rest = world.masked[name] - seed_mask
         rest = rest - pair_mask if name < NAMES[-1] else rest + pair_mask
@@ -364,7 +364,7 @@ def signatures(names) -> dict[str, SiteSignatures]:
 
 
 def test_unsigned_keys_are_refused():
-    """A server that hands out a key of its own for another site is found out by the signature."""
+    """The signature reveals a server that replaces the key of a site by another key."""
     world = World(size=5, signatures=signatures(NAMES))
     assert np.allclose(from_fixed_point(world.run(server(1))), world.plain(NAMES), atol=1e-8)
     _, requests = started(world, 2)

@@ -15,8 +15,8 @@ from nosology.federated.privacy.dp_sgd import PrivacyAccountant
 from nosology.federated.privacy.masking import from_fixed_point, to_fixed_point
 from nosology.federated.privacy.secure_round import from_vector, to_vector, vector_size
 from nosology.federated.privacy.site_noise import PrivacyBudget, clip_update, update_norm, weight_difference
-from nosology.federated.rounds.federated_site import LocalUpdate
-from nosology.federated.rounds.federation_server import run_federation
+from nosology.federated.rounds.federated_site import SiteUpdate
+from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.messages import ARRAYS, CONFIG, TRAIN, from_record, make_content
 from nosology.federated.rounds.simulation import InProcessGrid, simulation_grid
 from tests.federated.small_hospitals import CODES, recipe, site, sites
@@ -65,8 +65,8 @@ def test_secure_federation_equals_plain_federation(tmp_path, strategy):
         site("some", 9, 50, code_list=frozenset(CODES[:7])),
         site("others", 8, 33, code_list=frozenset(CODES[5:])),
     ]
-    one = run_federation(simulation_grid(hospitals), plain(strategy=strategy), tmp_path / "plain")
-    two = run_federation(simulation_grid(hospitals), secret(strategy=strategy), tmp_path / "secure")
+    one = FlowerFederation(simulation_grid(hospitals), plain(strategy=strategy)).run(tmp_path / "plain")
+    two = FlowerFederation(simulation_grid(hospitals), secret(strategy=strategy)).run(tmp_path / "secure")
     assert np.abs(weights(one) - weights(two)).max() < (1e-5 if strategy != "fedadam" else 1e-3)
     assert [row["loss"] for row in two.history] == pytest.approx([row["loss"] for row in one.history], abs=1e-6)
     assert two.history[-1]["micro_f1"] == pytest.approx(one.history[-1]["micro_f1"], abs=1e-9)
@@ -74,10 +74,9 @@ def test_secure_federation_equals_plain_federation(tmp_path, strategy):
 
 def test_secure_aggregation_of_batch_norm(tmp_path):
     settings = {"min_sites": 3, "quorum": 3}
-    one = run_federation(simulation_grid(sites()), recipe("deep", **settings), tmp_path / "plain")
-    two = run_federation(
-        simulation_grid(sites()), recipe("deep", **settings, privacy={"secure": True}), tmp_path / "secure"
-    )
+    one = FlowerFederation(simulation_grid(sites()), recipe("deep", **settings)).run(tmp_path / "plain")
+    secure = recipe("deep", **settings, privacy={"secure": True})
+    two = FlowerFederation(simulation_grid(sites()), secure).run(tmp_path / "secure")
     assert np.abs(weights(one) - weights(two)).max() < 1e-5
 
 
@@ -86,11 +85,11 @@ def test_site_lost_at_any_stage_is_only_missing(tmp_path, kind):
     grid = Watched(
         simulation_grid(sites(5)), lambda what, name, number: what == kind and name == "site-02" and number == 2
     )
-    result = run_federation(grid, secret(), tmp_path / "bundle")
+    result = FlowerFederation(grid, secret()).run(tmp_path / "bundle")
     counted = [row["sites"] for row in result.history]
     assert counted == ([5, 5, 5] if kind == "query.secure_unmask" else [5, 4, 5])
     assert [row["refused"] for row in result.history] == [0, 1, 0]
-    without = run_federation(simulation_grid(sites(5)), plain(), tmp_path / "plain")
+    without = FlowerFederation(simulation_grid(sites(5)), plain()).run(tmp_path / "plain")
     if kind == "query.secure_unmask":
         assert np.abs(weights(result) - weights(without)).max() < 1e-5
 
@@ -101,15 +100,15 @@ def test_round_with_too_few_sites_is_repeated_or_fails(tmp_path):
         lambda kind, name, number: kind == "train.secure" and number == 1 and name > "site-01",
     )
     lines = []
-    result = run_federation(grid, secret(quorum=4, repeats=1), tmp_path / "bundle", report=lines.append)
+    result = FlowerFederation(grid, secret(quorum=4, max_retries=1), lines.append).run(tmp_path / "bundle")
     assert any("round 1 is repeated: secure round 1, attempt 1 ends: 2 sites" in line for line in lines)
-    same = run_federation(simulation_grid(sites(5)), plain(), tmp_path / "plain")
+    same = FlowerFederation(simulation_grid(sites(5)), plain()).run(tmp_path / "plain")
     assert np.abs(weights(result) - weights(same)).max() < 1e-5
     grid = Watched(simulation_grid(sites(5)), lambda kind, name, number: kind == "train.secure" and name > "site-01")
     with pytest.raises(
         FederationError, match=r"round 1 failed .*secure round 1, attempt 2 ends: 2 sites \(site-00, site-01\)"
     ):
-        run_federation(grid, secret(quorum=4, repeats=1), tmp_path / "none")
+        FlowerFederation(grid, secret(quorum=4, max_retries=1)).run(tmp_path / "none")
 
 
 def texts(seen) -> str:
@@ -135,13 +134,13 @@ def test_server_never_sees_the_update_of_one_site(tmp_path):
 
         hospital.train = noted
     grid = Watched(simulation_grid(hospitals))
-    run_federation(grid, secret("mlp", rounds=2), tmp_path / "bundle")
+    FlowerFederation(grid, secret("mlp", rounds=2)).run(tmp_path / "bundle")
     seen = texts(grid.seen) + "".join(path.read_bytes().hex() for path in tmp_path.rglob("*") if path.is_file())
     assert len(learned) == 8
     for start, update in learned:
         vector = to_fixed_point(to_vector(update, start, PrivacySettings(), 3), 4)
-        first = update.weights["hidden.0.linear.weight"].ravel()
-        added = weight_difference(update.weights, start)["hidden.0.linear.weight"].ravel()
+        first = update.arrays["hidden.0.linear.weight"].ravel()
+        added = weight_difference(update.arrays, start)["hidden.0.linear.weight"].ravel()
         for i in range(0, 60):
             assert vector[i].tobytes().hex() not in seen
             assert first[i : i + 2].tobytes().hex() not in seen
@@ -180,14 +179,14 @@ def test_vector_round_trips():
         after = {name: (array + rng.normal(size=array.shape)).astype(np.float32) for name, array in start.items()}
         for name in ("out.weight", "out.bias"):
             after[name][~label_mask] = start[name][~label_mask]
-        updates.append(LocalUpdate(after, notes, loss=notes / 100, label_mask=label_mask))
+        updates.append(SiteUpdate("site", after, notes, loss=notes / 100, label_mask=label_mask))
     privacy = PrivacySettings()
     total = sum(to_vector(update, start, privacy, 3) for update in updates)
     assert total.shape == (vector_size(start),)
     mean = from_vector(from_fixed_point(to_fixed_point(total, 1)), start, privacy)
     assert mean.notes == 40 and mean.loss == pytest.approx((10 * 0.1 + 30 * 0.3) / 40)
     assert mean.label_mask.tolist() == [True, True, False]
-    a, b = (update.weights for update in updates)
+    a, b = (update.arrays for update in updates)
     hidden = "hidden.0.linear.weight"
     assert np.allclose(mean.arrays[hidden], (10 * a[hidden] + 30 * b[hidden]) / 40, atol=1e-6)
     assert np.allclose(
@@ -201,7 +200,7 @@ def test_sites_clip_and_add_their_part_of_the_noise():
     rng = np.random.default_rng(0)
     start = {"out.weight": np.zeros((40, 50), np.float32), "out.bias": np.zeros(40, np.float32)}
     after = {name: (array + rng.normal(size=array.shape)).astype(np.float32) for name, array in start.items()}
-    update = LocalUpdate(after, 10, 0.5, np.ones(40, bool))
+    update = SiteUpdate("site", after, 10, 0.5, np.ones(40, bool))
     only_clip = to_vector(update, start, PrivacySettings(site_clip=0.1), 9)
     assert np.linalg.norm(only_clip[: -40 - 3]) == pytest.approx(0.1)
     assert np.allclose(only_clip[:2000], clip_update(weight_difference(after, start), 0.1)["out.weight"].ravel())
@@ -217,9 +216,9 @@ def test_sites_clip_and_add_their_part_of_the_noise():
 def test_clip_and_noise_in_a_federation(tmp_path, secure):
     """A clip alone gives the same with and without secure sums; noise moves the weights as much as it should."""
     clip = {"site_clip": 0.05, "secure": secure}
-    one = run_federation(simulation_grid(sites()), secret("mlp", 1, clip), tmp_path / "clip")
-    two = run_federation(
-        simulation_grid(sites()), secret("mlp", 1, clip | {"site_noise": 30.0, "delta": 1e-3}), tmp_path / "noise"
+    one = FlowerFederation(simulation_grid(sites()), secret("mlp", 1, clip)).run(tmp_path / "clip")
+    two = FlowerFederation(simulation_grid(sites()), secret("mlp", 1, clip | {"site_noise": 30.0, "delta": 1e-3})).run(
+        tmp_path / "noise"
     )
     off = weights(two) - weights(one)
     more = np.sqrt(4 / 3) if secure else 1.0  # all 4 sites add what 3 must
@@ -227,11 +226,11 @@ def test_clip_and_noise_in_a_federation(tmp_path, secure):
     assert one.history[-1]["epsilon"] is None
     assert 0.01 < two.history[-1]["epsilon"] < 0.2
     assert two.history[-1]["sites"] == 4
-    plain_clip = run_federation(
-        simulation_grid(sites()), secret("mlp", 1, {"site_clip": 0.05, "secure": False}), tmp_path / "p"
+    plain_clip = FlowerFederation(simulation_grid(sites()), secret("mlp", 1, {"site_clip": 0.05, "secure": False})).run(
+        tmp_path / "p"
     )
     assert np.abs(weights(plain_clip) - weights(one)).max() < 1e-6
-    start = run_federation(simulation_grid(sites()), secret("mlp", 1, {"site_clip": 1e-9}), tmp_path / "start")
+    start = FlowerFederation(simulation_grid(sites()), secret("mlp", 1, {"site_clip": 1e-9})).run(tmp_path / "start")
     assert update_norm({"all": weights(one) - weights(start)}) <= 0.05 + 1e-6
 
 
@@ -240,8 +239,8 @@ def test_record_noise_in_a_federation(tmp_path, plain):
     """DP-SGD at the sites, epsilon of the smallest site in every row, and other weights at each run."""
     private = secret("deep", 2, {"secure": False, "record_noise": 1.5, "record_clip": 0.5}, **plain)
     hospitals = sites()
-    one = run_federation(simulation_grid(hospitals), private, tmp_path / "one")
-    two = run_federation(simulation_grid(sites()), private, tmp_path / "two")
+    one = FlowerFederation(simulation_grid(hospitals), private).run(tmp_path / "one")
+    two = FlowerFederation(simulation_grid(sites()), private).run(tmp_path / "two")
     spent = [row["record_epsilon"] for row in one.history]
     assert 0 < spent[0] < spent[1] == two.history[1]["record_epsilon"]
     assert spent[1] == pytest.approx(max(hospital.accountant.epsilon(1e-5) for hospital in hospitals))
@@ -275,8 +274,8 @@ def test_killed_server_accounts_for_every_attempt(tmp_path, place):
 
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            run_federation(Killed(simulation_grid(hospitals)), settings, tmp_path / "bundle")
-    rows = run_federation(simulation_grid(hospitals), settings, tmp_path / "bundle").history
+            FlowerFederation(Killed(simulation_grid(hospitals)), settings).run(tmp_path / "bundle")
+    rows = FlowerFederation(simulation_grid(hospitals), settings).run(tmp_path / "bundle").history
     assert [row["round"] for row in rows] == [1, 2]
     expected = PrivacyAccountant(
         [(1.5, 1 / 4, 4 * 4)]
@@ -288,9 +287,9 @@ def test_killed_server_accounts_for_every_attempt(tmp_path, place):
 
 
 def test_secure_replies_contain_only_masked_vectors(tmp_path):
-    """Replies of secure rounds hold masked vectors and protocol answers, nothing beside them."""
+    """Replies of secure rounds hold masked vectors and protocol answers, nothing else."""
     grid = Watched(simulation_grid(sites(4)))
-    run_federation(grid, secret("mlp", rounds=1), tmp_path / "bundle")
+    FlowerFederation(grid, secret("mlp", rounds=1)).run(tmp_path / "bundle")
     replies = [records for i, (kind, _, records) in enumerate(grid.seen) if kind == "train.secure" and i % 2]
     assert len(replies) == 4
     for records in replies:

@@ -57,7 +57,7 @@ def test_clip_of_a_zero_update_is_zero():
 
 
 def test_sensitivity_of_the_mean_is_clip_over_sites():
-    """What the accounting rests on: any update of one site, in place of none, changes the mean no further."""
+    """The sensitivity that the accounting assumes: adding any update of one site changes the mean by at most this."""
     others = [weight_difference(arrays(i), arrays(99)) for i in range(4)]
     nothing = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     without = noisy_mean([*others, nothing], 0.7, 0.0, np.random.default_rng(0).standard_normal)

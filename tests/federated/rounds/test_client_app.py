@@ -7,10 +7,11 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from nosology.core import ConfigError
+from nosology.federated.deploy.credentials import create_site_key
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.privacy.secure_round import KEYS
-from nosology.federated.rounds.client_app import open_site
-from nosology.federated.rounds.federation_server import run_federation
+from nosology.federated.rounds.client_app import open_site, read_signatures
+from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.messages import EVALUATE, METADATA, STATISTICS, TRAIN, make_content
 from nosology.federated.rounds.simulation import simulation_grid
 from tests.federated.small_hospitals import recipe, sites
@@ -66,10 +67,18 @@ def test_every_message_of_a_recipe_below_the_site_policy_is_refused(kind, policy
     assert sentence in send(grid, kind, recipe("mlp", **federation).model_dump(mode="json")).error.reason
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "much"])
+def test_policy_that_is_no_finite_number_refuses_every_recipe(value):
+    grid = simulation_grid(sites(2))
+    set_policy(grid, record_noise=value)
+    reply = send(grid, TRAIN, recipe("mlp").model_dump(mode="json"))
+    assert reply.error.reason == f"record-noise of a site must be a finite number of at least 0; got {value}"
+
+
 def test_site_that_refuses_by_policy_is_named_and_the_others_continue(tmp_path):
     grid = simulation_grid(sites(3))
     set_policy(grid, min_notes="10")
-    result = run_federation(grid, recipe("mlp", rounds=1), tmp_path / "bundle")
+    result = FlowerFederation(grid, recipe("mlp", rounds=1)).run(tmp_path / "bundle")
     assert result.history[0]["sites"] == 2
     reason = "the site policy demands federation.min_site_notes of at least 10; got 1"
     assert list(result.refused.values()) == [reason]
@@ -86,7 +95,7 @@ def test_evaluation_on_train_notes_is_refused(tmp_path):
     grid = simulation_grid(sites(2))
     messages = []
     grid.app, inner = (lambda message, context: messages.append(message) or inner(message, context)), grid.app
-    run_federation(grid, recipe("mlp", rounds=1), tmp_path / "bundle")
+    FlowerFederation(grid, recipe("mlp", rounds=1)).run(tmp_path / "bundle")
     message = next(message for message in messages if message.metadata.message_type == EVALUATE)
     node = message.metadata.dst_node_id
     assert grid.send_and_receive([Message(message.content, node, EVALUATE)])[0].has_content()
@@ -100,3 +109,12 @@ def test_recipe_that_meets_the_site_policy_is_accepted():
     set_policy(grid, min_notes="10", record_noise="1.0")
     accepted = recipe("mlp", min_site_notes=10, privacy={"record_noise": 1.0})
     assert send(grid, METADATA, accepted.model_dump(mode="json")).has_content()
+
+
+def test_key_of_another_site_is_refused(tmp_path):
+    keys = {name: create_site_key(tmp_path, name)[0] for name in ("a", "b")}
+    peers = str(tmp_path)
+    assert read_signatures(context(site_name="a", secure_key=str(keys["a"]), secure_peers=peers)) is not None
+    assert read_signatures(context(site_name="c", secure_key=str(keys["a"]), secure_peers=peers)) is not None
+    with pytest.raises(ConfigError, match=r"a\.key is not the key of b: .*b\.pub belongs to another"):
+        read_signatures(context(site_name="b", secure_key=str(keys["a"]), secure_peers=peers))

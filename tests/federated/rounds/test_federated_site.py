@@ -13,8 +13,8 @@ from nosology.core.label_space import LabelSpace, label_versions, mask_other_ver
 from nosology.evaluation import brief, evaluate
 from nosology.federated.federation_settings import FederatedHeadsRecipe, FederationSettings
 from nosology.federated.rounds.federated_site import FederatedSite, SiteCounts, loop_settings
+from nosology.models.heads.heads_net import CodedVectors, build_head, train_epochs
 from nosology.models.heads.heads_settings import HeadShape
-from nosology.models.heads.vector_training import CodedVectors, build_head, train_epochs
 from nosology.training.calibration import PlattScaling
 
 CODES = [Code("icd10cm", f"A0{i}") for i in range(6)] + [Code("icd10pcs", "0DTJ4ZZ")]
@@ -88,7 +88,7 @@ def test_kept_optimizer_state_equals_central_training(ready):
     now, optimizer_state = weights(), None
     for number in (1, 2, 3):
         update = ready.train(now, keep, number, optimizer_state)
-        now, optimizer_state = update.weights, update.optimizer_state
+        now, optimizer_state = update.arrays, update.optimizer_state
     net = build_head(RECIPE.model, DIM, len(CODES), RECIPE.seed)
     train_epochs(net, ready.tensors("train"), loop_settings(RECIPE), range(3), seed=RECIPE.seed)
     for name, value in net.state_dict().items():
@@ -96,28 +96,28 @@ def test_kept_optimizer_state_equals_central_training(ready):
     one = RECIPE.model_copy(
         update={"federation": RECIPE.federation.model_copy(update={"rounds": 1, "local_epochs": 3})}
     )
-    for name, value in ready.train(weights(), one, 1).weights.items():
+    for name, value in ready.train(weights(), one, 1).arrays.items():
         np.testing.assert_allclose(net.state_dict()[name].numpy(), value, atol=1e-6)
 
 
 def test_fedsgd_does_not_depend_on_the_partition():
     """One step at each site, averaged by notes, is one step on all notes, for a head without batch normalisation."""
-    whole = site()
+    pooled = site()
     no_dropout = RECIPE.model_copy(
         update={
             "federation": RECIPE.federation.model_copy(update={"strategy": "fedadam", "optimizer": "fedsgd"}),
             "model": HeadShape(head="mlp", widths=[16], dropout=0.0),
         }
     )
-    scaler = whole.statistics(1).scaler()
+    scaler = pooled.statistics(1).scaler()
     first = weights(no_dropout)
 
     def trained(rows: slice) -> dict[str, np.ndarray]:
-        train = whole.notes["train"]
+        train = pooled.notes["train"]
         part = {"train": CodedVectors(train.vectors[rows], train.codes[rows])}
-        result = FederatedSite("part", {"model": "none"}, "k", whole.notes | part, None, torch.device("cpu"))
+        result = FederatedSite("part", {"model": "none"}, "k", pooled.notes | part, None, torch.device("cpu"))
         result.configure(LabelSpace(CODES), scaler)
-        return result.train(first, no_dropout, 1).weights
+        return result.train(first, no_dropout, 1).arrays
 
     parts = [(slice(0, 7), 7), (slice(7, 40), 33), (slice(40, 60), 20)]
     sent = [(trained(rows), notes) for rows, notes in parts]
@@ -172,7 +172,7 @@ def test_bias_gradient_reveals_note_counts(ready):
     no_dropout = HeadShape(head="mlp", widths=[16], dropout=0.0, bce=1.0)
     fedsgd = RECIPE.model_copy(update={"federation": plain, "model": no_dropout})
     first = weights(fedsgd)
-    sent = ready.train(first, fedsgd, 1).weights["out.bias"] - first["out.bias"]
+    sent = ready.train(first, fedsgd, 1).arrays["out.bias"] - first["out.bias"]
     with torch.no_grad():
         head = build_head(no_dropout, DIM, len(CODES), RECIPE.seed).eval()
         mean = torch.sigmoid(head.logits(ready.tensors("train").vectors)).mean(0).numpy()
@@ -186,16 +186,16 @@ def test_unused_labels_get_no_gradient():
         result.configure(LabelSpace(CODES), result.statistics(1).scaler())
         update = result.train(weights(), RECIPE, 1)
         assert update.label_mask.tolist() == [True] * 6 + [False]
-        np.testing.assert_array_equal(update.weights["out.weight"][6], weights()["out.weight"][6])
-        np.testing.assert_array_equal(update.weights["out.bias"][6], weights()["out.bias"][6])
-        assert (update.weights["out.weight"][:6] != weights()["out.weight"][:6]).all()
+        np.testing.assert_array_equal(update.arrays["out.weight"][6], weights()["out.weight"][6])
+        np.testing.assert_array_equal(update.arrays["out.bias"][6], weights()["out.bias"][6])
+        assert (update.arrays["out.weight"][:6] != weights()["out.weight"][:6]).all()
         assert not {code for code in result.metadata(1).codes if code.system == "icd10pcs"}
 
 
 def test_fedprox_moves_less(ready):
     def moved(mu: float) -> float:
         prox = RECIPE.federation.model_copy(update={"strategy": "fedprox", "mu": mu, "local_epochs": 5})
-        after = ready.train(weights(), RECIPE.model_copy(update={"federation": prox}), 1).weights
+        after = ready.train(weights(), RECIPE.model_copy(update={"federation": prox}), 1).arrays
         return float(sum(np.square(after[k] - v).sum() for k, v in weights().items() if "running" not in k))
 
     assert moved(10.0) < 0.7 * moved(0.0)
@@ -227,8 +227,8 @@ def test_summed_counts_equal_pooled_evaluation():
     assert metrics["macro_f1"] is metrics["hamming_loss"] is None  # the number of codes without a label is not reported
     # within a bin of a hundredth, the best F1 over edges is that over all scores
     assert result.best[1] == pytest.approx(brief(labels, gold, PlattScaling()(logits))["micro_f1"], abs=0.01)
-    whole = PlattScaling.fit(logits, labels.encode(gold))
-    assert (result.calibration.a, result.calibration.b) == pytest.approx((whole.a, whole.b), abs=0.02)
+    pooled_scaling = PlattScaling.fit(logits, labels.encode(gold))
+    assert (result.calibration.a, result.calibration.b) == pytest.approx((pooled_scaling.a, pooled_scaling.b), abs=0.02)
 
 
 def test_macro_metrics_equal_pooled_evaluation_if_all_codes_are_labels(ready):
@@ -241,7 +241,7 @@ def test_macro_metrics_equal_pooled_evaluation_if_all_codes_are_labels(ready):
 
 
 NINE, TEN = ([Code(system, str(400 + i)) for i in range(6)] for system in ("icd9cm", "icd10cm"))
-LABELS = LabelSpace(NINE[:4] + TEN[:4])  # the others are learned by nobody
+LABELS = LabelSpace(NINE[:4] + TEN[:4])  # no site learns the others
 EXACT = ("micro_f1", "micro_precision", "micro_recall", "exact_match", "map")
 
 
@@ -257,13 +257,13 @@ def test_note_is_scored_on_codes_of_its_version(seed):
     scores, label_mask = PlattScaling(1.1, 0.2)(logits), np.ones(8, bool)
     result = SiteCounts.of(LABELS, logits[:25], scores[:25], codes[:25], label_mask, 0.6)
     result += SiteCounts.of(LABELS, logits[25:], scores[25:], codes[25:], label_mask, 0.6)
-    own = mask_other_versions(scores, note_versions(codes), label_versions(LABELS))
-    pooled = evaluate(LABELS, codes, own, 0.6, replicates=0)
+    masked = mask_other_versions(scores, note_versions(codes), label_versions(LABELS))
+    pooled = evaluate(LABELS, codes, masked, 0.6, replicates=0)
     assert pooled["exact_match"] > 0 and result.outside[0] > 0
     assert {name: result.metrics(LABELS)[name] for name in EXACT} == pytest.approx(
         {name: pooled[name] for name in EXACT}, abs=1e-12
     )
-    assert result.cells.sum() == (own > 0).sum() and result.true.sum() == LABELS.encode(codes).nnz
+    assert result.cells.sum() == (masked > 0).sum() and result.true.sum() == LABELS.encode(codes).nnz
 
 
 def test_notes_without_codes_are_scored_on_all_labels():

@@ -17,13 +17,14 @@ from flwr.app import MetricRecord
 
 from nosology.core import Code, ConfigError, FederationError, OutputError
 from nosology.core.label_space import LabelSpace
+from nosology.corpora.corpus import write_corpus
 from nosology.evaluation import evaluate
 from nosology.evaluation.decision import DecisionSettings
-from nosology.federated.rounds.federation_server import run_federation
+from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.messages import METADATA, to_record
 from nosology.federated.rounds.simulation import simulation_grid
 from nosology.models.bundle import Bundle
-from nosology.models.heads.vector_training import (
+from nosology.models.heads.heads_net import (
     CodedVectors,
     FeatureStatistics,
     build_head,
@@ -35,8 +36,8 @@ from tests.federated import federation_program as program
 from tests.federated.small_hospitals import CODES, DIM, recipe, site, sites
 
 
-def run(hospitals, settings, out, grid=None, **more):
-    return run_federation(grid or simulation_grid(hospitals), settings, out, **more)
+def run(hospitals, settings, out, grid=None, report=lambda line: None, **more):
+    return FlowerFederation(grid or simulation_grid(hospitals), settings, report).run(out, **more)
 
 
 def weights_of(federated) -> dict[str, np.ndarray]:
@@ -75,7 +76,7 @@ def test_one_site_equals_central_training(tmp_path, head, rounds):
 
 def test_repeated_round_starts_from_the_same_optimizer_state(tmp_path):
     """A site that has trained, but whose reply is lost, does not train the round on top of itself."""
-    settings = recipe("deep", 3, quorum=2, repeats=1, optimizer_state="keep")
+    settings = recipe("deep", 3, quorum=2, max_retries=1, optimizer_state="keep")
     grid = simulation_grid(sites(2))
 
     def losing(message, context, app):
@@ -110,15 +111,15 @@ def test_order_of_sites_has_no_effect(tmp_path):
 
 def test_bundle_contains_provenance_and_history(tmp_path):
     hospitals, out = sites(4), tmp_path / "bundle"
-    lines = []
-    result = run(hospitals, recipe(rounds=4, evaluate_every=2), out, report=lines.append, corpora=[{"hash": "h"}])
+    lines, corpus = [], write_corpus([], tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
+    result = run(hospitals, recipe(rounds=4, evaluate_every=2), out, report=lines.append, corpora=[corpus])
     bundle = Bundle.load(out)
     assert bundle.model.kind == "heads" and bundle.decision == result.bundle.decision
     provenance = bundle.provenance
     assert (
         provenance["n_train"] == sum(len(each.notes["train"].codes) for each in hospitals) and provenance["n_dev"] == 80
     )
-    assert provenance["corpora"] == [{"hash": "h"}] and provenance["n_test"] == 64
+    assert provenance["corpora"] == [{"hash": corpus.hash, "source": {"kind": "test"}}] and provenance["n_test"] == 64
     assert provenance["federation"]["sites"]["site-03"] == 51
     with (out / "history.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -157,7 +158,7 @@ OUTSIDE = (Code("icd10cm", "Z98"), Code("icd10pcs", "0DTJ4ZZ"))
 
 
 def pooled(bundle: Bundle, hospitals, split: str):
-    """What `nosology evaluate` finds on the notes of all hospitals together."""
+    """The result of `nosology evaluate` on the notes of all hospitals together."""
     vectors = np.concatenate([each.notes[split].vectors for each in hospitals])
     codes = [codes for each in hospitals for codes in each.notes[split].codes]
     scores = bundle.model.calibration(bundle.model.logits_of(vectors))
@@ -183,12 +184,12 @@ def test_incompatible_sites_are_excluded_with_the_difference(tmp_path):
 
 def test_site_with_code_list_does_not_change_other_labels(tmp_path):
     some = frozenset(CODES[:6])
-    part, whole = site("part", seed=1, code_list=some), site("whole", seed=2)
+    part, full = site("part", seed=1, code_list=some), site("whole", seed=2)
     settings = recipe("mlp", 1)
-    both = weights_of(run([part, whole], settings, tmp_path / "both"))
-    update = whole.train(first_weights(settings, 12), settings, 1)  # it has labels and scaler from the run
-    np.testing.assert_allclose(both["out.weight"][6:], update.weights["out.weight"][6:], atol=1e-6)
-    assert np.abs(both["out.weight"][:6] - update.weights["out.weight"][:6]).max() > 1e-3
+    both = weights_of(run([part, full], settings, tmp_path / "both"))
+    update = full.train(first_weights(settings, 12), settings, 1)  # it has labels and scaler from the run
+    np.testing.assert_allclose(both["out.weight"][6:], update.arrays["out.weight"][6:], atol=1e-6)
+    assert np.abs(both["out.weight"][:6] - update.arrays["out.weight"][:6]).max() > 1e-3
 
 
 def first_weights(settings, labels: int) -> dict[str, np.ndarray]:
@@ -255,7 +256,7 @@ def test_failing_site_is_named_and_the_round_continues(tmp_path, act, reason):
 def test_round_below_quorum_is_repeated(tmp_path):
     grid, lines = simulation_grid(sites(3)), []
     Broken(grid, "site-01", "train", raising, times=1)
-    result = run(None, recipe(rounds=2, quorum=3, repeats=1), tmp_path / "bundle", grid, report=lines.append)
+    result = run(None, recipe(rounds=2, quorum=3, max_retries=1), tmp_path / "bundle", grid, report=lines.append)
     assert lines[1].startswith("round 1 is repeated: 2 of 3 replies were valid, 3 are needed; site-01: its app raised")
     assert_near(weights_of(result), weights_of(run(sites(3), recipe(rounds=2, quorum=3), tmp_path / "other")), 0)
 
@@ -265,7 +266,7 @@ def test_run_stops_with_reasons_if_all_sites_fail(tmp_path):
     for name in ("site-00", "site-01"):
         Broken(grid, name, "train", raising)
     with pytest.raises(FederationError) as error:
-        run(None, recipe(rounds=2, repeats=1), out, grid)
+        run(None, recipe(rounds=2, max_retries=1), out, grid)
     for part in ("round 1 failed 2 times", "site-00: its app raised an exception (RuntimeError)", "site-01"):
         assert part in str(error.value)
     assert not out.exists()
@@ -276,7 +277,7 @@ def test_krum_is_refused_with_too_few_sites(tmp_path):
     grid, trained = simulation_grid(sites(4)), []
     Broken(grid, "site-00", "train", lambda message, context, app: trained.append(1))
     with pytest.raises(FederationError, match="krum needs 5 sites in a round; there are 4"):
-        run(None, recipe(strategy="krum", malicious=1, wait=0.2), tmp_path / "bundle", grid)
+        run(None, recipe(strategy="krum", malicious=1, timeout=0.2), tmp_path / "bundle", grid)
     assert not trained and not (tmp_path / "bundle.run").exists()
 
 
@@ -285,7 +286,7 @@ def test_wait_for_sites_has_a_timeout(tmp_path):
     grid.timeout = 0.3
     with pytest.raises(FederationError, match=r"2 sites were online after 0.3 s; federation.min_sites = 5"):
         run(None, recipe(min_sites=5), tmp_path / "bundle", grid)
-    assert 0.3 < time.monotonic() - started < 5
+    assert time.monotonic() - started > 0.3
 
 
 def test_sites_join_and_leave_between_rounds(tmp_path):
@@ -401,7 +402,7 @@ def test_at_least_one_decision_is_refused(tmp_path):
 
 
 def test_site_cannot_use_the_name_of_another_site(tmp_path):
-    """A node's key says who it is; who comes with another site's name is refused, and that site stays."""
+    """A node's key determines its name; a node with the name of another site is refused, and that site stays."""
     grid = simulation_grid(sites(3))
     grid.names = dict(zip(grid.get_node_ids(), ["site-00", "site-01", "site-02"]))
     Broken(grid, "site-02", METADATA, changing(site="site-00"))
@@ -477,8 +478,8 @@ def test_killed_server_resumes_to_the_same_weights(tmp_path, strategy):
     lines = []
     resumed = run(sites(4), program.settings(strategy), out, report=lines.append)
     assert lines[0].endswith("continues after round 3")
-    whole = run(sites(4), program.settings(strategy), tmp_path / "whole")
-    assert_near(weights_of(resumed), weights_of(whole), 1e-5)
-    without = [{key: row[key] for key in row if key != "seconds"} for row in whole.history]
+    uninterrupted = run(sites(4), program.settings(strategy), tmp_path / "whole")
+    assert_near(weights_of(resumed), weights_of(uninterrupted), 1e-5)
+    without = [{key: row[key] for key in row if key != "seconds"} for row in uninterrupted.history]
     assert [{key: row[key] for key in row if key != "seconds"} for row in resumed.history] == without
     assert torch.isfinite(next(resumed.bundle.model.net.parameters())).all()

@@ -1,4 +1,4 @@
-"""Tests of the setup of a federation, its checkpoints and locks."""
+"""Tests of the setup of a federation and its checkpoints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nosology.core import BundleError, Code, ConfigError, DataError, OutputError, __version__
+from nosology.core import BundleError, Code, ConfigError, DataError, __version__
 from nosology.core.label_space import LabelSpace
 from nosology.federated.federation_settings import FederationSettings
 from nosology.federated.rounds.federation_setup import (
@@ -20,12 +20,9 @@ from nosology.federated.rounds.federation_setup import (
     clear,
     embedder_key,
     incompatible_sites,
-    lock_file,
-    lock_folder,
-    run_lock,
     shared_labels,
 )
-from nosology.models.heads.vector_training import Scaler
+from nosology.models.heads.heads_net import Scaler
 from tests.federated.small_hospitals import CODES, DIM, IDENTITY, recipe
 
 A, B = Code("icd10cm", "I10"), Code("icd10cm", "E11.9")
@@ -146,11 +143,25 @@ def test_hash_depends_on_labels_and_scaler():
 def test_damaged_file_raises_with_its_name(tmp_path, name):
     setup().save(tmp_path)
     RoundCheckpoint("hash", 3, {"a": np.zeros(100, np.float32)}).save(tmp_path)
-    whole = (tmp_path / name).read_bytes()
-    (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+    original = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(original[: len(original) // 2])
     with pytest.raises(BundleError, match=name):
         FederationSetup.load(tmp_path)
         RoundCheckpoint.load(tmp_path, "hash")
+
+
+@pytest.mark.parametrize("name", [SETUP_FILE, ROUND_FILE])
+def test_flipped_bits_are_refused(tmp_path, name):
+    setup().save(tmp_path)
+    weights = {"a": np.zeros(100, np.float32)}
+    RoundCheckpoint("hash", 3, weights, privacy={"sites": {"north": [[1.0, 0.5, 12]]}}).save(tmp_path)
+    original = (tmp_path / name).read_bytes()
+    for bit in range(0, 8 * len(original), 191):
+        content = bytearray(original)
+        content[bit // 8] ^= 1 << bit % 8
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(BundleError, match=f"{name} is damaged or of another version: delete"):
+            FederationSetup.load(tmp_path) if name == SETUP_FILE else RoundCheckpoint.load(tmp_path, "hash")
 
 
 def test_failed_save_keeps_the_last_checkpoint(tmp_path):
@@ -174,47 +185,8 @@ def test_resume_refuses_another_recipe_or_other_notes(tmp_path):
         FederationSetup.resume(tmp_path, written.recipe, "b")
 
 
-def test_run_lock_excludes_a_second_federation(tmp_path):
-    folder = tmp_path / "run"
-    with run_lock(folder):
-        with pytest.raises(OutputError, match="another federation is running"), run_lock(folder):
-            pass
-        setup().save(folder)
-    assert [path.name for path in folder.iterdir()] == [SETUP_FILE]
-    with run_lock(folder):
-        clear(folder)
-    assert not folder.exists()
-    with run_lock(folder):
-        pass
-    assert not folder.exists()
-
-
 def test_clear_removes_the_folder(tmp_path):
     folder = tmp_path / "run"
     setup().save(folder)
     clear(folder)
     assert not folder.exists()
-
-
-def test_lock_folder_excludes_a_second_lock(tmp_path):
-    folder = tmp_path / "new"
-    with (
-        lock_folder(folder, "grid"),
-        pytest.raises(OutputError, match="another grid is running"),
-        lock_folder(folder, "grid"),
-    ):
-        pass
-    with lock_folder(folder, "grid"):
-        pass
-
-
-def test_lock_file_excludes_a_second_lock(tmp_path):
-    first, other = lock_file(tmp_path / "a.lock", "taken"), lock_file(tmp_path / "b.lock", "taken")
-    with first, other, pytest.raises(OutputError, match="taken"), lock_file(tmp_path / "a.lock", "taken"):
-        pass
-
-
-def test_lock_of_an_impossible_folder_raises(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot write"), lock_folder(tmp_path / "file" / "sub", "grid"):
-        pass

@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from nosology.core.label_space import LabelSpace
 from nosology.federated.rounds.federated_site import SiteCounts
 from nosology.federated.rounds.messages import make_content, pack_message, read_counts, read_statistics, unpack_message
-from nosology.models.heads.vector_training import FeatureStatistics
+from nosology.models.heads.heads_net import FeatureStatistics
 from nosology.training.calibration import PlattScaling
 from tests.federated.small_hospitals import CODES, DIM, notes
 

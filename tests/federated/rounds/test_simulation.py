@@ -9,7 +9,7 @@ from nosology.federated.rounds.simulation import SITE_NAME, InProcessGrid
 
 
 def counting() -> ClientApp:
-    """An app that counts its messages in its node's state, and fails where it is reply to."""
+    """An app that counts its messages in its node's state, and fails if the message says so."""
     app = ClientApp()
 
     @app.query("count")

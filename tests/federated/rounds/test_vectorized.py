@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from nosology.core import Code, ConfigError, FederationError, OutputError
+from nosology.core.files import exclusive_output
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.rounds.federated_site import FederatedSite
-from nosology.federated.rounds.federation_server import run_federation
-from nosology.federated.rounds.federation_setup import embedder_key, run_lock
+from nosology.federated.rounds.federation_server import FlowerFederation
+from nosology.federated.rounds.federation_setup import embedder_key
 from nosology.federated.rounds.simulation import simulation_grid
-from nosology.federated.rounds.vectorized import VectorizedSites, run_vectorized
+from nosology.federated.rounds.vectorized import VectorizedFederation, VectorizedSites
+from nosology.models.heads.heads_net import CodedVectors, VectorNotes, build_head, train_epochs
 from nosology.models.heads.heads_settings import HeadShape
-from nosology.models.heads.vector_training import CodedVectors, VectorNotes, build_head, train_epochs
 from nosology.training.recipe_settings import LabelSettings
 
 CODES = [Code("icd10cm", f"A0{i}") for i in range(6)] + [Code("icd10pcs", "0DTJ4ZZ")]
@@ -52,8 +53,8 @@ def recipe(**federation) -> FederatedHeadsRecipe:
 def test_weights_equal_the_flower_engine(tmp_path, strategy):
     sizes, settings = [40, 40, 33, 52], recipe(strategy=strategy, mu=0.5, local_epochs=2)
     grid = simulation_grid(sites(sizes, without=2))
-    flower = run_federation(grid, settings, tmp_path / "flower").bundle
-    vectorized = run_vectorized(sites(sizes, without=2), settings, tmp_path / "vectorized")
+    flower = FlowerFederation(grid, settings).run(tmp_path / "flower").bundle
+    vectorized = VectorizedFederation(sites(sizes, without=2), settings).run(tmp_path / "vectorized").bundle
     for name, value in flower.model.net.state_dict().items():
         torch.testing.assert_close(vectorized.model.net.state_dict()[name], value, atol=1e-5, rtol=1e-4)
     np.testing.assert_allclose(vectorized.decision.threshold, flower.decision.threshold, atol=1e-3)
@@ -65,8 +66,9 @@ def test_weights_equal_the_flower_engine_in_double_precision(tmp_path):
     settings = recipe(rounds=15, local_epochs=2)
     settings = settings.model_copy(update={"training": settings.training.model_copy(update={"precision": "fp64"})})
     grid = simulation_grid(sites([40, 40, 33]))
-    flower = run_federation(grid, settings, tmp_path / "flower").bundle.model.net.state_dict()
-    vectorized = run_vectorized(sites([40, 40, 33]), settings, tmp_path / "vectorized").model.net.state_dict()
+    flower = FlowerFederation(grid, settings).run(tmp_path / "flower").bundle.model.net.state_dict()
+    result = VectorizedFederation(sites([40, 40, 33]), settings).run(tmp_path / "vectorized")
+    vectorized = result.bundle.model.net.state_dict()
     for name, value in flower.items():
         assert value.dtype == torch.float32
         torch.testing.assert_close(vectorized[name], value, atol=1e-7, rtol=1e-6)
@@ -74,7 +76,7 @@ def test_weights_equal_the_flower_engine_in_double_precision(tmp_path):
 
 def test_interrupted_run_continues(tmp_path):
     settings = recipe()
-    uninterrupted = run_vectorized(sites([40, 40]), settings, tmp_path / "uninterrupted")
+    uninterrupted = VectorizedFederation(sites([40, 40]), settings).run(tmp_path / "uninterrupted").bundle
 
     class StopError(Exception):
         pass
@@ -84,13 +86,13 @@ def test_interrupted_run_continues(tmp_path):
             raise StopError
 
     with pytest.raises(StopError):
-        run_vectorized(sites([40, 40]), settings, tmp_path / "resumed", report=stop)
+        VectorizedFederation(sites([40, 40]), settings, stop).run(tmp_path / "resumed")
     with pytest.raises(ConfigError, match="other notes"):
-        run_vectorized(sites([40, 40]), settings, tmp_path / "resumed", notes="others")
-    with run_lock(tmp_path / "resumed.run"), pytest.raises(OutputError, match="is running"):
-        run_vectorized(sites([40, 40]), settings, tmp_path / "resumed")
+        VectorizedFederation(sites([40, 40]), settings).run(tmp_path / "resumed", notes="others")
+    with exclusive_output(tmp_path / "resumed"), pytest.raises(OutputError, match="another federation is running"):
+        VectorizedFederation(sites([40, 40]), settings).run(tmp_path / "resumed")
     lines = []
-    resumed = run_vectorized(sites([40, 40]), settings, tmp_path / "resumed", report=lines.append)
+    resumed = VectorizedFederation(sites([40, 40]), settings, lines.append).run(tmp_path / "resumed").bundle
     assert "continues after round 2" in lines[0]
     for name, value in uninterrupted.model.net.state_dict().items():
         torch.testing.assert_close(resumed.model.net.state_dict()[name], value, atol=0, rtol=0)
@@ -98,15 +100,15 @@ def test_interrupted_run_continues(tmp_path):
 
 def test_small_site_is_excluded(tmp_path):
     settings, lines = recipe(min_site_notes=10), []
-    result = run_vectorized(sites([40, 40, 9]), settings, tmp_path / "three", report=lines.append)
+    result = VectorizedFederation(sites([40, 40, 9]), settings, lines.append).run(tmp_path / "three").bundle
     reason = "it has 9 train notes; 10 are needed (federation.min_site_notes)"
     assert lines[0] == f"site-2 is excluded: {reason}"
     assert result.provenance["federation"]["refused"] == {"site-2": reason}
-    without = run_vectorized(sites([40, 40]), settings, tmp_path / "two").model.net.state_dict()
+    without = VectorizedFederation(sites([40, 40]), settings).run(tmp_path / "two").bundle.model.net.state_dict()
     for name, value in result.model.net.state_dict().items():
         torch.testing.assert_close(value, without[name], atol=0, rtol=0)
     with pytest.raises(FederationError, match="no site has 10 train notes"):
-        run_vectorized(sites([9, 9]), settings, tmp_path / "none")
+        VectorizedFederation(sites([9, 9]), settings).run(tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -120,24 +122,24 @@ def test_small_site_is_excluded(tmp_path):
 )
 def test_privacy_is_refused(tmp_path, privacy):
     with pytest.raises(ConfigError, match=r"federation\.privacy\.\w+ must not be set with the vectorized engine"):
-        run_vectorized(sites([20, 20]), recipe(privacy=privacy), tmp_path / "b")
+        VectorizedFederation(sites([20, 20]), recipe(privacy=privacy)).run(tmp_path / "b")
     assert not (tmp_path / "b").exists()
 
 
 def test_unsupported_settings_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"federation\.strategy must be fedavg or fedprox"):
-        run_vectorized(sites([20, 20]), recipe(strategy="krum"), tmp_path / "b")
+        VectorizedFederation(sites([20, 20]), recipe(strategy="krum")).run(tmp_path / "b")
     narrow = recipe().model_copy(update={"labels": LabelSettings(top_k=3)})
     with pytest.raises(ConfigError, match=r"labels\.top_k must not be set in a federation"):
-        run_vectorized(sites([20, 20]), narrow, tmp_path / "b")
+        VectorizedFederation(sites([20, 20]), narrow).run(tmp_path / "b")
     half = recipe()
     half = half.model_copy(update={"training": half.training.model_copy(update={"precision": "bf16"})})
     with pytest.raises(ConfigError, match=r"training\.precision must be"):
-        run_vectorized(sites([20, 20]), half, tmp_path / "b")
+        VectorizedFederation(sites([20, 20]), half).run(tmp_path / "b")
     other = sites([20, 20, 20])
     other[2].key, other[2].identity = "other", {"model": "another", "dim": DIM}
     with pytest.raises(FederationError, match="site-2 cannot take part: embedder: model must be 'none'"):
-        run_vectorized(other, recipe(), tmp_path / "b")
+        VectorizedFederation(other, recipe()).run(tmp_path / "b")
 
 
 FEATURES, LABELS = 6, 5

@@ -1,4 +1,4 @@
-"""The retriever: it finds codes by their words, by their descriptions and by how frequent they are."""
+"""Tests of the candidate retriever: codes are retrieved by words, descriptions and frequency."""
 
 from __future__ import annotations
 
@@ -29,94 +29,94 @@ def corpus(notes: int, seed: int = 0) -> tuple[list[np.ndarray], sparse.csr_matr
     return ids, sparse.csr_matrix(gold), texts.astype(np.int64)
 
 
-def recall(made: CandidateRetriever, ids: list[np.ndarray], gold: sparse.csr_matrix, k: int) -> float:
-    found = sum(np.isin(true.indices, made.retrieve(note, k)).sum() for note, true in zip(ids, gold))
-    return found / gold.nnz
+def recall(fitted: CandidateRetriever, ids: list[np.ndarray], gold: sparse.csr_matrix, k: int) -> float:
+    recalled = sum(np.isin(true.indices, fitted.retrieve(note, k)).sum() for note, true in zip(ids, gold))
+    return recalled / gold.nnz
 
 
 @pytest.fixture(scope="module")
-def made() -> CandidateRetriever:
+def fitted() -> CandidateRetriever:
     return CandidateRetriever.fit(*corpus(400))
 
 
-def test_true_codes_are_among_the_candidates(made):
+def test_gold_codes_are_among_the_candidates(fitted):
     ids, gold, _ = corpus(100, seed=1)
-    assert recall(made, ids, gold, 15) > 0.95
-    by_frequency = np.argsort(-made.bias)[:15]
-    assert np.isin(gold.indices, by_frequency).mean() < 0.6, "which is not because all codes are frequent"
+    assert recall(fitted, ids, gold, 15) > 0.95
+    by_frequency = np.argsort(-fitted.bias)[:15]
+    assert np.isin(gold.indices, by_frequency).mean() < 0.6, "codes are not retrieved by frequency alone"
 
 
-def test_best_are_those_of_highest_score_in_order(made):
+def test_candidates_are_sorted_by_score(fitted):
     ids, _, _ = corpus(5, seed=2)
     for note in ids:
-        scores = made.scores(note)
+        scores = fitted.scores(note)
         assert scores.shape == (CODES,)
-        best = made.retrieve(note, 10)
+        best = fitted.retrieve(note, 10)
         assert np.array_equal(scores[best], np.sort(scores)[::-1][:10])
-    assert sorted(made.retrieve(ids[0], 999).tolist()) == list(range(CODES))
-    assert made.retrieve(ids[0], 0).shape == (0,)
+    assert sorted(fitted.retrieve(ids[0], 999).tolist()) == list(range(CODES))
+    assert fitted.retrieve(ids[0], 0).shape == (0,)
 
 
-def test_a_score_is_the_sum_over_distinct_words(made):
+def test_score_is_the_sum_over_distinct_words(fitted):
     note = np.array([5, 300, 5, 5, 301, 0, 1, 100_000])
-    wanted = made.bias + np.asarray(made.weights[[5, 300, 301]].sum(0)).ravel()
-    assert made.scores(note) == pytest.approx(wanted, abs=1e-5)
-    assert made.scores(np.array([], dtype=np.int32)) == pytest.approx(made.bias)
+    expected = fitted.bias + np.asarray(fitted.weights[[5, 300, 301]].sum(0)).ravel()
+    assert fitted.scores(note) == pytest.approx(expected, abs=1e-5)
+    assert fitted.scores(np.array([], dtype=np.int32)) == pytest.approx(fitted.bias)
 
 
-def test_few_words_a_code(made):
-    assert np.diff(made.weights.tocsc().indptr).max() <= retriever._WORDS + 2
+def test_number_of_words_per_code_is_limited(fitted):
+    assert np.diff(fitted.weights.tocsc().indptr).max() <= retriever._WORDS + 2
 
 
-def test_counts_in_parts_are_the_same(monkeypatch, made):
+def test_fit_does_not_depend_on_the_chunk_size(monkeypatch, fitted):
     monkeypatch.setattr(retriever, "_CODES", 7)
     again = CandidateRetriever.fit(*corpus(400))
-    assert abs(again.weights - made.weights).max() < 1e-6
-    assert np.array_equal(again.bias, made.bias)
+    assert abs(again.weights - fitted.weights).max() < 1e-6
+    assert np.array_equal(again.bias, fitted.bias)
 
 
-def test_a_frequent_code_comes_first_where_words_say_nothing(made):
-    assert made.bias[-1] > made.bias[0] > 0
-    assert made.retrieve(np.array([1, 1]), 5).min() > CODES // 2
+def test_frequent_codes_rank_first_without_known_words(fitted):
+    assert fitted.bias[-1] > fitted.bias[0] > 0
+    assert fitted.retrieve(np.array([1, 1]), 5).min() > CODES // 2
 
 
-def test_codes_keep_their_scores_in_another_order(made):
+def test_for_codes_keeps_the_scores(fitted):
     ids, _, texts = corpus(3, seed=3)
-    kept = np.random.default_rng(0).permutation(CODES)[:20]
-    other = made.for_codes(kept.tolist(), texts[kept])
+    columns = np.random.default_rng(0).permutation(CODES)[:20]
+    other = fitted.for_codes(columns.tolist(), texts[columns])
     for note in ids:
-        assert other.scores(note) == pytest.approx(made.scores(note)[kept], abs=1e-5)
+        assert other.scores(note) == pytest.approx(fitted.scores(note)[columns], abs=1e-5)
 
 
-def test_a_new_code_is_found_by_its_description(made):
+def test_new_code_is_retrieved_by_its_description(fitted):
     _, _, texts = corpus(1)
     words = np.array([[FIRST_OWN, FIRST_OWN + 7, 0], [FIRST_OWN + 50, FIRST_OWN + 51, 0], [10**6, 1, 0]])
-    other = made.for_codes([*range(CODES), -1, -1, -1], np.concatenate([texts, words]))
+    other = fitted.for_codes([*range(CODES), -1, -1, -1], np.concatenate([texts, words]))
     note = np.array([3, 4, FIRST_OWN + 50, FIRST_OWN + 51])
     assert CODES + 1 in other.retrieve(note, 3)
     assert CODES + 1 not in other.retrieve(np.array([3, 4]), 30)
-    assert other.scores(note)[CODES + 2] == 0, "words that nobody knows say nothing"
+    assert other.scores(note)[CODES + 2] == 0, "unknown words are ignored"
     again = other.for_codes([CODES + 1, -1], words[1:])
     assert again.scores(note) == pytest.approx(other.scores(note)[[CODES + 1, CODES + 2]])
 
 
-def test_no_code_at_all(made):
-    none = made.for_codes([], np.zeros((0, 1), dtype=np.int64))
+def test_retriever_without_codes_returns_nothing(fitted):
+    none = fitted.for_codes([], np.zeros((0, 1), dtype=np.int64))
     assert none.retrieve(np.array([4]), 3).shape == (0,)
     assert none.for_codes([-1], np.array([[300]])).retrieve(np.array([300]), 3).tolist() == [0]
 
 
-def test_arrays_hold_all_of_it(made):
-    arrays = made.arrays()
+def test_arrays_round_trip(fitted):
+    arrays = fitted.arrays()
     assert all(array.dtype != object for array in arrays.values())
     again = CandidateRetriever.from_arrays(arrays)
     note = corpus(1, seed=4)[0][0]
-    assert np.array_equal(again.scores(note), made.scores(note))
-    assert again.unseen == pytest.approx(made.unseen) and np.array_equal(again.rarity, made.rarity)
+    assert np.array_equal(again.scores(note), fitted.scores(note))
+    assert again.unseen == pytest.approx(fitted.unseen) and np.array_equal(again.rarity, fitted.rarity)
 
 
-def test_arrays_that_point_beyond_their_ends_are_refused(made):
-    arrays = made.arrays()
+def test_indices_out_of_range_are_refused(fitted):
+    arrays = fitted.arrays()
     arrays["indices"] = arrays["indices"] + CODES
     with pytest.raises(ValueError, match="ind"):
         CandidateRetriever.from_arrays(arrays)
@@ -126,26 +126,26 @@ def test_arrays_that_point_beyond_their_ends_are_refused(made):
 @given(
     st.lists(st.lists(st.integers(0, 12), max_size=8), min_size=1, max_size=12), st.integers(1, 6), st.integers(0, 9)
 )
-def test_anything_can_be_fitted(notes, codes, seed):
+def test_fit_accepts_any_notes(notes, codes, seed):
     rng = np.random.default_rng(seed)
     gold = sparse.csr_matrix(rng.random((len(notes), codes)) < 0.3)
     texts = rng.integers(0, 14, (codes, 3))
-    made = CandidateRetriever.fit([np.array(note, dtype=np.int32) for note in notes], gold, texts)
+    fitted = CandidateRetriever.fit([np.array(note, dtype=np.int32) for note in notes], gold, texts)
     for note in notes:
-        assert np.isfinite(made.scores(np.array(note, dtype=np.int32))).all()
-        assert len(set(made.retrieve(np.array(note, dtype=np.int32), 4).tolist())) == min(4, codes)
+        assert np.isfinite(fitted.scores(np.array(note, dtype=np.int32))).all()
+        assert len(set(fitted.retrieve(np.array(note, dtype=np.int32), 4).tolist())) == min(4, codes)
 
 
-def test_26_000_codes_are_gone_through_in_milliseconds():
+def test_retrieval_among_26_000_codes_takes_milliseconds():
     rng = np.random.default_rng(0)
     words, codes = rng.integers(0, 50_000, 1_300_000), rng.integers(0, 26_000, 1_300_000)
     weights = sparse.csr_matrix((rng.random(1_300_000, np.float32), (words, codes)), shape=(50_000, 26_000))
-    made = CandidateRetriever(weights, np.zeros(26_000, np.float32), np.zeros(50_000, np.float32), 1.0)
+    fitted = CandidateRetriever(weights, np.zeros(26_000, np.float32), np.zeros(50_000, np.float32), 1.0)
     note = rng.integers(2, 50_000, 1500)
-    made.retrieve(note, 300)
+    fitted.retrieve(note, 300)
     taken = []
     for _ in range(5):
         started = time.thread_time()
-        made.retrieve(note, 300)
+        fitted.retrieve(note, 300)
         taken.append(time.thread_time() - started)
     assert min(taken) < 0.02

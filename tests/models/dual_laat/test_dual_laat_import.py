@@ -1,4 +1,4 @@
-"""Checkpoints of DualLAAT's authors: the same logits, and an answer for everything that is wrong with a folder."""
+"""Import of checkpoints of DualLAAT's authors: equal logits, and an error for each kind of invalid folder."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from torch import nn
 
 from nosology.cli import app
 from nosology.core import BundleError, Code, ConfigError
-from nosology.encoders.tokenizers import PAD, UNKNOWN, WordTokenizer
+from nosology.encoders.tokenizers import PAD, UNKNOWN
 from nosology.models.bundle import Bundle
 from nosology.models.dual_laat.dual_laat_import import import_bundle, import_checkpoint
-from nosology.models.dual_laat.dual_laat_net import DualLaatNet
 from nosology.serving.coder import Coder
 from nosology.training.data_loader import Batch
 
@@ -97,7 +96,7 @@ def publish(tmp_path):
         config = COMMON | kind | more
         torch.manual_seed(7)
         model = Original(config).eval()
-        for parameter in model.parameters():  # large enough that attention is far from even
+        for parameter in model.parameters():  # large, so that attention is not uniform
             nn.init.normal_(parameter, std=0.6)
         folder = tmp_path / "published"
         folder.mkdir(exist_ok=True)
@@ -110,18 +109,15 @@ def publish(tmp_path):
 
 
 def our_logits(folder) -> torch.Tensor:
-    shape, vocabulary, state, details = import_checkpoint(folder)
-    assert shape.reference_padding
-    net = DualLaatNet(shape, len(vocabulary), details.size)
-    net.load_state_dict(state)
-    reader = WordTokenizer(vocabulary, details.max_note_length, reference_padding=True)
-    described = [reader.description_ids(text, shape.max_description) for text in CODES]
+    checkpoint = import_checkpoint(folder)
+    net, tokenizer = checkpoint.net, checkpoint.tokenizer
+    assert net.settings.reference_padding and tokenizer.reference_padding
+    described = [tokenizer.description_ids(text, net.settings.max_description) for text in CODES]
     net.descriptions = torch.full((len(CODES), max(map(len, described))), PAD)
     for row, ids in zip(net.descriptions, described):
         row[: len(ids)] = torch.from_numpy(ids)
-    tokens = torch.from_numpy(np.stack([reader.tokenize(text).ids for text in NOTES]).astype(np.int64))
-    lengths = torch.full((len(NOTES),), tokens.shape[1])
-    return net.eval().logits(Batch(tokens, lengths))
+    tokens = torch.from_numpy(np.stack([tokenizer.tokenize(text).ids for text in NOTES]).astype(np.int64))
+    return net.logits(Batch(tokens, torch.full((len(NOTES),), tokens.shape[1])))
 
 
 def original_logits(model, words, length: int = 24) -> torch.Tensor:
@@ -134,11 +130,11 @@ def original_logits(model, words, length: int = 24) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", [GRU, CONV, CONV | {"kernel_size": 3}], ids=["gru", "conv", "conv of odd width"])
 @pytest.mark.parametrize("specials", [(0, 1), (11, 4)], ids=["specials first", "specials elsewhere"])
-def test_logits_are_those_of_the_original(publish, kind, specials):
+def test_logits_equal_those_of_the_original(publish, kind, specials):
     words = token2id(*specials)
     folder, model = publish(kind, words)
     expected = original_logits(model, words)
-    assert expected.std() > 0.5  # a test that random numbers pass would say nothing
+    assert expected.std() > 0.5  # the comparison is not trivial
     torch.testing.assert_close(our_logits(folder), expected, atol=1e-4, rtol=0)
 
 
@@ -151,7 +147,7 @@ LISTED = [(Code("icd10cm", f"X{i:02}"), text) for i, text in enumerate(CODES)]
 
 @pytest.mark.parametrize("length", [24, 21])
 @pytest.mark.parametrize("kind", [GRU, CONV], ids=["gru", "conv"])
-def test_the_bundle_codes_notes_with_the_imported_weights(publish, tmp_path, kind, length):
+def test_imported_bundle_codes_notes(publish, tmp_path, kind, length):
     folder, model = publish(kind | {"max_note_length": length})
     expected = original_logits(model, token2id(), length).numpy()
     import_bundle(folder, LISTED, 0.3).save(tmp_path / "bundle")
@@ -160,19 +156,19 @@ def test_the_bundle_codes_notes_with_the_imported_weights(publish, tmp_path, kin
     np.testing.assert_allclose(logits_of(loaded.model), expected, atol=1e-4)
     coder = Coder(loaded)
     for text, row in zip(NOTES, expected):
-        found = coder.code(text)
-        assert [item.code for item in found] == [LISTED[j][0].code for j in np.argsort(-row)]
-        assert {item.code: item.description for item in found} == {code.code: words for code, words in LISTED}
-        assert all(text[span.start : span.end] == span.text != "" for item in found for span in item.evidence)
+        suggestions = coder.code(text)
+        assert [item.code for item in suggestions] == [LISTED[j][0].code for j in np.argsort(-row)]
+        assert {item.code: item.description for item in suggestions} == {code.code: words for code, words in LISTED}
+        assert all(text[span.start : span.end] == span.text != "" for item in suggestions for span in item.evidence)
     assert coder.code("...") == []
 
 
-def test_a_threshold_that_is_none(publish):
+def test_invalid_threshold_is_refused(publish):
     with pytest.raises(ConfigError, match="threshold must be from 0 to 1; got nan"):
         import_bundle(publish()[0], LISTED, float("nan"))
 
 
-def test_the_command(publish, tmp_path, capsys):
+def test_import_command_writes_a_bundle(publish, tmp_path, capsys):
     folder, _ = publish()
     (tmp_path / "codes.csv").write_text("code,description\nI50.9,\nI50.77,acute heart failure\n")
     (tmp_path / "note.txt").write_text(NOTES[0])
@@ -185,7 +181,7 @@ def test_the_command(publish, tmp_path, capsys):
     assert "acute heart failure" in shown and "Heart failure, unspecified" in shown
 
 
-def test_a_list_in_words_that_the_coder_does_not_know_is_named(publish, tmp_path, capsys):
+def test_descriptions_without_a_known_word_cause_a_warning(publish, tmp_path, capsys):
     folder, _ = publish()
     (tmp_path / "codes.csv").write_text("code,description\nI50.9,heart failure\n")
     (tmp_path / "other.csv").write_text("code,description\nI50.9,heart failure\nI50.77,insuficiencia cardiaca\n")
@@ -201,28 +197,30 @@ def test_a_list_in_words_that_the_coder_does_not_know_is_named(publish, tmp_path
             assert (expected in capsys.readouterr().err) is cautioned
 
 
-def test_other_codes_for_an_imported_coder(publish, tmp_path):
+def test_imported_model_scores_other_codes(publish, tmp_path):
     folder, model = publish()
     import_bundle(folder, LISTED[:1]).save(tmp_path / "bundle")
     coder = Coder.load(tmp_path / "bundle", codes=LISTED)
     np.testing.assert_allclose(logits_of(coder.model), original_logits(model, token2id()).numpy(), atol=1e-4)
 
 
-def test_sizes_and_vocabulary(publish):
+def test_settings_and_vocabulary_are_those_of_the_checkpoint(publish):
     folder, model = publish(CONV, token2id(11, 4))
-    shape, vocabulary, state, details = import_checkpoint(folder)
-    assert (shape.encoder, shape.width, shape.kernel, shape.heads) == ("conv", 6, 10, 3)
-    assert (shape.dropout, shape.max_description, details.max_note_length, details.size) == (0.3, 4, 24, 5)
-    assert vocabulary.words == tuple(WORDS)
-    assert torch.equal(state["embedding.weight"][PAD], model.embedding.weight[11])
-    assert torch.equal(state["embedding.weight"][UNKNOWN], model.embedding.weight[4])
+    checkpoint = import_checkpoint(folder)
+    settings, embedding = checkpoint.net.settings, checkpoint.net.embedding.weight
+    assert (settings.encoder, settings.width, settings.kernel, settings.heads) == ("conv", 6, 10, 3)
+    assert (settings.dropout, settings.max_description, checkpoint.tokenizer.limit) == (0.3, 4, 24)
+    assert checkpoint.tokenizer.vocabulary.words == tuple(WORDS) and embedding.shape[1] == 5
+    assert torch.equal(embedding[PAD], model.embedding.weight[11])
+    assert torch.equal(embedding[UNKNOWN], model.embedding.weight[4])
 
 
-def test_numbers_of_words_stay_where_the_specials_are_first(publish):
+def test_ids_stay_the_same_if_the_special_tokens_are_first(publish):
     folder, model = publish()
-    _, vocabulary, state, _ = import_checkpoint(folder)
-    assert {word: int(vocabulary.ids([word])[0]) for word in WORDS} == {word: token2id()[word] for word in WORDS}
-    assert torch.equal(state["embedding.weight"], model.embedding.weight)
+    checkpoint = import_checkpoint(folder)
+    ids = checkpoint.tokenizer.vocabulary.ids(WORDS).tolist()
+    assert dict(zip(WORDS, ids)) == {word: token2id()[word] for word in WORDS}
+    assert torch.equal(checkpoint.net.embedding.weight, model.embedding.weight)
 
 
 class Trap:
@@ -236,7 +234,7 @@ class Trap:
 
 
 @pytest.mark.parametrize("form", ["torch", "plain"])
-def test_a_pickle_that_would_run_something_is_refused(publish, tmp_path, form):
+def test_pickle_that_runs_code_is_refused(publish, tmp_path, form):
     folder, model = publish()
     sprung = tmp_path / "sprung"
     state = dict(model.state_dict()) | {"trap": Trap(sprung)}
@@ -253,30 +251,30 @@ def test_a_pickle_that_would_run_something_is_refused(publish, tmp_path, form):
 
 
 @pytest.mark.parametrize("name", ["config.json", "token2id.json", "pytorch_model.bin"])
-def test_missing_and_damaged_files(publish, name):
+def test_missing_and_damaged_files_are_refused(publish, name):
     folder, _ = publish()
-    whole = (folder / name).read_bytes()
-    for content in (whole[: len(whole) // 2], b"", b"\x80\x04garbage", b"[1, 2]", b"\x00" * 100):
+    original = (folder / name).read_bytes()
+    for content in (original[: len(original) // 2], b"", b"\x80\x04garbage", b"[1, 2]", b"\x00" * 100):
         (folder / name).write_bytes(content)
         with pytest.raises(BundleError, match=re.escape(name)):
             import_checkpoint(folder)
     (folder / name).unlink()
-    with pytest.raises(BundleError, match=f"is not whole: {name} is missing"):
+    with pytest.raises(BundleError, match=f"is incomplete: {name} is missing"):
         import_checkpoint(folder)
 
 
-def test_no_folder(tmp_path):
+def test_missing_folder_is_refused(tmp_path):
     with pytest.raises(BundleError, match="is no folder with a DualLAAT checkpoint"):
         import_checkpoint(tmp_path / "nowhere")
 
 
-def test_a_flipped_byte_is_an_answer_or_a_number(publish):
+def test_flipped_byte_raises_nothing_but_bundle_error(publish):
     folder, _ = publish()
     path = folder / "pytorch_model.bin"
-    whole = bytearray(path.read_bytes())
-    for place in range(0, len(whole), len(whole) // 60):
-        damaged = bytearray(whole)
-        damaged[place] ^= 0xFF
+    original = bytearray(path.read_bytes())
+    for position in range(0, len(original), len(original) // 60):
+        damaged = bytearray(original)
+        damaged[position] ^= 0xFF
         path.write_bytes(damaged)
         try:
             import_checkpoint(folder)
@@ -285,7 +283,7 @@ def test_a_flipped_byte_is_an_answer_or_a_number(publish):
 
 
 @pytest.mark.parametrize(
-    ("change", "answer"),
+    ("change", "message"),
     [
         ({"encoder_type": "bert"}, "encoder_type must be rnn or cnn; got 'bert'"),
         ({"rnn_type": "lstm"}, "rnn must be one layer of gru; got 1 of 'lstm'"),
@@ -301,15 +299,15 @@ def test_a_flipped_byte_is_an_answer_or_a_number(publish):
         ({"max_code_length": [48]}, "max_code_length must be a whole number"),
     ],
 )
-def test_a_config_that_does_not_fit(publish, change, answer):
+def test_wrong_config_is_refused(publish, change, message):
     folder, _ = publish()
     (folder / "config.json").write_text(json.dumps(COMMON | GRU | change))
-    with pytest.raises(BundleError, match=re.escape(answer)):
+    with pytest.raises(BundleError, match=re.escape(message)):
         import_checkpoint(folder)
 
 
 @pytest.mark.parametrize(
-    ("change", "answer"),
+    ("change", "message"),
     [
         ({"final_layer.2.bias": None}, "final_layer.2.bias is missing"),
         ({"embedding.weight": None}, "embedding.weight is missing"),
@@ -323,16 +321,16 @@ def test_a_config_that_does_not_fit(publish, change, answer):
         ({"note": "text"}, "'note' must be a dense tensor"),
     ],
 )
-def test_weights_that_do_not_fit(publish, change, answer):
+def test_wrong_weights_are_refused(publish, change, message):
     folder, model = publish()
     state = {name: value for name, value in (dict(model.state_dict()) | change).items() if value is not None}
     torch.save(state, folder / "pytorch_model.bin")
-    with pytest.raises(BundleError, match=re.escape(answer)):
+    with pytest.raises(BundleError, match=re.escape(message)):
         import_checkpoint(folder)
 
 
 @pytest.mark.parametrize(
-    ("words", "answer"),
+    ("words", "message"),
     [
         ({word: number for word, number in token2id().items() if word != "<UNK>"}, "<UNK> is missing"),
         (token2id() | {"heart": 3}, "must give each of the 12 rows of embedding.weight to one word"),
@@ -340,14 +338,14 @@ def test_weights_that_do_not_fit(publish, change, answer):
         (token2id() | {"more": 12}, "must give each of the 12 rows"),
     ],
 )
-def test_a_vocabulary_that_does_not_fit(publish, words, answer):
+def test_wrong_vocabulary_is_refused(publish, words, message):
     folder, _ = publish(words=words)
-    with pytest.raises(BundleError, match=re.escape(answer)):
+    with pytest.raises(BundleError, match=re.escape(message)):
         import_checkpoint(folder)
 
 
-def test_weights_are_stored_as_torch_does_now_and_once_did(publish):
+def test_both_formats_of_torch_are_read(publish):
     folder, model = publish()
     assert zipfile.is_zipfile(folder / "pytorch_model.bin")
     torch.save(model.state_dict(), folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
-    assert torch.equal(import_checkpoint(folder)[2]["embedding.weight"], model.embedding.weight)
+    assert torch.equal(import_checkpoint(folder).net.embedding.weight, model.embedding.weight)

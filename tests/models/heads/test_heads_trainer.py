@@ -16,7 +16,7 @@ from nosology.encoders.embedder_config import EmbedderSettings
 from nosology.evaluation.measure import measure
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.models.bundle import Bundle
-from nosology.models.heads.vector_training import (
+from nosology.models.heads.heads_net import (
     FeatureStatistics,
     VectorNotes,
     build_head,
@@ -45,8 +45,8 @@ def bundle(small_corpus, cache, tmp_path_factory):
 
 
 def test_trained_head_codes_a_note(bundle, small_corpus, tmp_path):
-    found = measure(Bundle.load(bundle), small_corpus, "test", tmp_path / "report").evaluation.metrics
-    assert found["micro_f1"] > 0.75
+    metrics = measure(Bundle.load(bundle), small_corpus, "test", tmp_path / "report").evaluation.metrics
+    assert metrics["micro_f1"] > 0.75
     text = "The weather was fine. Known congestive heart failure. He likes to read. Seen in clinic."
     top = Coder.load(bundle, systems=["icd10cm"]).code(text, top=1)[0]
     assert top.code == "I50.9"
@@ -114,10 +114,10 @@ def test_scaler_of_summed_statistics_equals_standard_scaler():
     vectors = rng.normal(0.3, 0.05, size=(400, 7)).astype(np.float32)
     vectors[:, 3] = 0.25  # constant
     parts = [FeatureStatistics.of(part) for part in np.array_split(vectors, 6)]
-    found = sum(parts[1:], parts[0]).scaler()
+    scaler = sum(parts[1:], parts[0]).scaler()
     expected = StandardScaler().fit(vectors.astype(np.float64))
-    np.testing.assert_allclose(found.mean, expected.mean_, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(found.scale, expected.scale_, rtol=1e-9)
+    np.testing.assert_allclose(scaler.mean, expected.mean_, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(scaler.scale, expected.scale_, rtol=1e-9)
 
 
 def test_bundle_contains_embedder_identity(bundle):

@@ -27,27 +27,17 @@ from nosology.models.hmhan.report_batches import ReportBatchBuilder, ReportDatas
 from nosology.models.neural import EXCLUDED_LOGIT
 from nosology.models.train import train
 from nosology.serving.coder import Coder
-from nosology.serving.ray_engine import RayCoder, row_of
+from nosology.serving.ray_engine import RayCoder, note_row
 from nosology.training.run_folder import CURVES
 from tests.conftest import as_notes, small_notes
-from tests.encoders.tiny import tiny_bert
+from tests.encoders.tiny import tiny_hmhan_settings
 
 PAIR = (Code("icd9cm", "428.0"), Code("icd10cm", "I50.9"))  # the same in either version
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> list[str]:
-    encoder = tiny_bert(tmp_path_factory.mktemp("hmhan") / "encoder")
-    return [
-        f"model.encoder='{encoder}'",
-        "model.heads=2",
-        "model.hidden=[16, 8]",
-        "model.ensemble_size=1",
-        "training.epochs=3",
-        "training.learning_rate=5e-3",
-        "words.features=500",
-        "words.c=[3.0]",
-    ]
+    return tiny_hmhan_settings(tmp_path_factory.mktemp("hmhan"))
 
 
 def with_columns(notes: list[Note]) -> list[Note]:
@@ -63,18 +53,25 @@ def f1(bundle, corpus, out):
     return measure(bundle, corpus, "test", out).evaluation.metrics["micro_f1"]
 
 
-def test_bundle_is_trained_saved_and_loaded(small_corpus, tiny, tmp_path):
-    bundle = train(load_recipe("hmhan", tiny), [small_corpus], tmp_path / "bundle")
-    again = Bundle.load(tmp_path / "bundle")
+@pytest.fixture(scope="module")
+def trained(small_corpus, tiny, tmp_path_factory):
+    """A trained bundle and its folder."""
+    folder = tmp_path_factory.mktemp("trained") / "bundle"
+    return train(load_recipe("hmhan", tiny), [small_corpus], folder), folder
+
+
+def test_bundle_is_trained_saved_and_loaded(small_corpus, trained, tmp_path):
+    bundle, folder = trained
+    again = Bundle.load(folder)
     texts = ["Type 2 diabetes. chronic low back pain", "no pneumonia", ""]
     assert np.array_equal(again.model.probabilities(as_notes(texts)), bundle.model.probabilities(as_notes(texts)))
     assert not again.model.probabilities(as_notes(texts))[2].any()
     assert f1(again, small_corpus, tmp_path / "report") > 0.6
-    found = {a.method: a for a, _ in explain_note(again, as_notes(texts)[0], [0], [], samples=30)}
-    assert list(found) == ["attention", "category", "occlusion", "lime"]
+    attributions = {a.method: a for a, _ in explain_note(again, as_notes(texts)[0], [0], [], samples=30)}
+    assert list(attributions) == ["attention", "category", "occlusion", "lime"]
     for level in ("attention", "category"):
-        assert found[level].weights.min() >= 0 and 0.5 < found[level].weights.sum() <= 1 + 1e-5
-    assert not (tmp_path / "bundle.run").exists()
+        assert attributions[level].weights.min() >= 0 and 0.5 < attributions[level].weights.sum() <= 1 + 1e-5
+    assert not folder.with_name("bundle.run").exists()
 
 
 def test_without_dev_each_net_holds_out_one_fold(tiny, tmp_path):
@@ -117,7 +114,7 @@ def test_frozen_encoder_runs_once_per_report_and_columns_change_scores(tiny, tmp
         with_columns(small_notes(80)), tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={}
     )
     cache = tmp_path / "states"
-    frozen = [*tiny, "model.frozen=true", f"states.cache='{cache}'", "smote.share=1.0", "words.features=0"]
+    frozen = [*tiny, "model.frozen=true", f"states.cache='{cache}'", "smote.ratio=1.0", "words.features=0"]
     bundle = train(load_recipe("hmhan", frozen), [corpus], tmp_path / "bundle")
     [entry] = cache.iterdir()
     before = (entry / "states.f16").stat()
@@ -133,9 +130,7 @@ def test_frozen_encoder_runs_once_per_report_and_columns_change_scores(tiny, tmp
 
 def test_column_values_unseen_in_training_have_zero_weights(tiny, tmp_path):
     notes = with_columns(small_notes(40))
-    trainer = HmhanEnsembleTrainer.from_notes(
-        load_recipe("hmhan", [*tiny, "model.frozen=true"]), notes, tmp_path, "told"
-    )
+    trainer = HmhanEnsembleTrainer.from_notes(load_recipe("hmhan", [*tiny, "model.frozen=true"]), notes, tmp_path, "")
     weight = trainer.build_net(np.arange(40), 0).head.columns.weight
     assert trainer.model.columns.vector({}).tolist() == [0, 1, 0, 0, 1], "age, age unknown; CT, XR, modality unknown"
     assert weight.any(0).tolist() == [True, False, True, True, False], "unknown flags were never set in training"
@@ -150,12 +145,14 @@ def test_report_is_coded_and_explained_with_its_columns(tiny, tmp_path):
     probabilities = bundle.model.probabilities([scan, other])
     assert not np.array_equal(*probabilities)
     for note, expected in zip((scan, other), probabilities):
-        [found] = Coder(bundle).code_all([note])
+        [suggestions] = Coder(bundle).code_all([note])
         column = {code: j for j, code in enumerate(bundle.model.labels.codes)}
-        shown = {column[Code(item.system, item.code)]: item.probability for item in found}
+        shown = {column[Code(item.system, item.code)]: item.probability for item in suggestions}
         assert shown == {j: pytest.approx(expected[j]) for j in shown}
-        [codes] = RayCoder({"folder": tmp_path / "bundle"}, None)({k: [v] for k, v in row_of(0, note).items()})["codes"]
-        assert json.loads(codes) == [item.to_json() for item in found]
+        [codes] = RayCoder({"folder": tmp_path / "bundle"}, None)({k: [v] for k, v in note_row(0, note).items()})[
+            "codes"
+        ]
+        assert json.loads(codes) == [item.to_json() for item in suggestions]
         [(_, about)] = explain_note(bundle, note, [0], ["occlusion"])
         assert about["probability"] == pytest.approx(expected[0])
 
@@ -191,13 +188,13 @@ def test_cached_states_give_the_logits_of_the_encoder(tiny, tmp_path):
     trainer = HmhanEnsembleTrainer.from_notes(recipe, small_notes(12), tmp_path, "")
     rows = np.arange(12)
     net = trainer.build_net(rows, 0).eval()
-    kept, asked = (
-        ReportBatchBuilder(trainer.train, rows, places, None).build(rows, None)
-        for places in (trainer.cached_states, None)
+    cached, encoded = (
+        ReportBatchBuilder(trainer.train, rows, states, None).build(rows, None)
+        for states in (trainer.cached_states, None)
     )
-    assert kept.states is not None and asked.states is None
+    assert cached.states is not None and encoded.states is None
     with torch.no_grad():
-        assert net.logits(kept).numpy() == pytest.approx(net.logits(asked).numpy(), abs=5e-3)
+        assert net.logits(cached).numpy() == pytest.approx(net.logits(encoded).numpy(), abs=5e-3)
 
 
 def test_frozen_encoder_encodes_dev_once_for_all_epochs(tiny, tmp_path, monkeypatch):
@@ -219,7 +216,7 @@ def test_frozen_encoder_encodes_dev_once_for_all_epochs(tiny, tmp_path, monkeypa
 
 @pytest.mark.parametrize("words", [0, 500])
 def test_states_on_device_and_from_disk_train_the_same_net(words, tiny, tmp_path, monkeypatch):
-    settings = [*tiny, "model.frozen=true", "smote.share=1.0", f"words.features={words}", "training.epochs=2"]
+    settings = [*tiny, "model.frozen=true", "smote.ratio=1.0", f"words.features={words}", "training.epochs=2"]
     rows, curves, nets = np.arange(40), [], []
     for on_device in (False, True):
         if on_device:
@@ -251,7 +248,7 @@ def test_class_weights_use_training_rows_and_columns_use_all_train_notes(tiny, t
 
 def test_synthetic_rows_are_in_the_loss_and_not_in_targets(tiny, tmp_path):
     trainer = HmhanEnsembleTrainer.from_notes(
-        load_recipe("hmhan", [*tiny, "smote.share=2.0"]), small_notes(60), tmp_path, ""
+        load_recipe("hmhan", [*tiny, "smote.ratio=2.0"]), small_notes(60), tmp_path, ""
     )
     rows = np.arange(10, 60)
     synthetic = trainer.synthetic_rows(rows, 3)
@@ -264,29 +261,30 @@ def test_synthetic_rows_are_in_the_loss_and_not_in_targets(tiny, tmp_path):
     assert len(batch.targets) == 4 and len(batch.synthetic.targets) == np.isin(synthetic.first, rows[chosen]).sum()
     net = trainer.build_net(rows, 0).eval()
     with torch.no_grad():
-        net.head.bias.copy_(torch.arange(len(net.head.bias)))  # an untrained head scores all codes alike
+        net.head.bias.copy_(torch.arange(len(net.head.bias)))  # an untrained head scores all codes the same
         assert float(net(batch)) != pytest.approx(float(net(replace(batch, synthetic=None))), rel=1e-6)
 
 
-def test_compare_prints_recipes_with_significance_tests(small_corpus, tiny, tmp_path):
+def test_compare_prints_recipes_with_significance_tests(tiny, tmp_path):
+    corpus = write_corpus(small_notes(60), tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
     recipes = ["hmhan", "hmhan model.attention=single", "hmhan model.attention=none"]
     command = [
         "compare",
         *recipes,
         "--corpus",
-        str(small_corpus.folder),
+        str(corpus.folder),
         "--out",
         str(tmp_path / "out"),
         "--seeds",
         "2",
     ]
     settings = [part for setting in [*tiny, "training.epochs=1", "words.features=0"] for part in ("--set", setting)]
-    found = CliRunner().invoke(app, [*command, *settings])
-    assert found.exit_code == 0, found.output + repr(found.exception)
+    result = CliRunner().invoke(app, [*command, *settings])
+    assert result.exit_code == 0, result.output + repr(result.exception)
     rows = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert list(rows["rows"]) == ["hmhan", "hmhan-model.attention_single", "hmhan-model.attention_none"]
     assert len(rows["rows"]["hmhan"]["micro_f1"]["values"]) == 2
-    assert "bootstrap over patients" in found.stdout and "paired t-test p" in found.stdout
+    assert "bootstrap over patients" in result.stdout and "paired t-test p" in result.stdout
     before = (tmp_path / "out" / "hmhan-0" / "bundle.json").stat().st_mtime
     assert CliRunner().invoke(app, [*command, *settings]).exit_code == 0
     assert (tmp_path / "out" / "hmhan-0" / "bundle.json").stat().st_mtime == before, "an existing bundle is reused"
@@ -313,14 +311,13 @@ def test_loss_with_zero_weights_raises_config_error(tiny):
         load_recipe("hmhan", [*tiny, "loss.focal=0", "loss.bce=0"])
 
 
-def test_explain_code_without_a_note_raises_config_error(small_corpus, tiny, tmp_path):
-    train(load_recipe("hmhan", tiny), [small_corpus], tmp_path / "bundle")
-    found = CliRunner().invoke(app, ["explain", str(tmp_path / "bundle"), "--code", "I50.9"])
-    assert isinstance(found.exception, ConfigError) and "stores no informative words" in str(found.exception)
+def test_explain_code_without_a_note_raises_config_error(trained):
+    result = CliRunner().invoke(app, ["explain", str(trained[1]), "--code", "I50.9"])
+    assert isinstance(result.exception, ConfigError) and "stores no informative words" in str(result.exception)
 
 
 def test_nets_with_weight_zero_are_not_run_and_are_reported(tiny, tmp_path, monkeypatch):
-    """WordFeatures alone then speak, which the training says and the bundle keeps."""
+    """Only word features count then; the provenance of the bundle says so."""
     notes = with_columns(small_notes(40))
     settings = [*tiny, "words.features=100", "model.frozen=true", "training.epochs=1"]
     corpus = write_corpus(notes, tmp_path / "notes", source={"kind": "test"}, filters=[], counts={})

@@ -17,21 +17,21 @@ def test_imbalance_equals_its_definition():
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 999), share=st.floats(0.1, 3))
-def test_rows_are_between_reports_with_the_same_minority_label(seed, share):
+@given(seed=st.integers(0, 999), ratio=st.floats(0.1, 3))
+def test_rows_are_between_reports_with_the_same_minority_label(seed, ratio):
     vectors = np.random.default_rng(seed).normal(size=(20, 4))
-    rows = mlsmote(GOLD, vectors, share=share, neighbours=2, seed=seed)
+    rows = mlsmote(GOLD, vectors, ratio=ratio, neighbours=2, seed=seed)
     dense = GOLD.toarray()
     assert (dense[rows.first, 1] == 1).all() and (dense[rows.second, 1] == 1).all()
     assert (rows.targets[:, 1] == 1).all() and (rows.first != rows.second).all()
     assert ((rows.fractions >= 0) & (rows.fractions < 1)).all()
-    repeated = mlsmote(GOLD, vectors, share=share, neighbours=2, seed=seed)
+    repeated = mlsmote(GOLD, vectors, ratio=ratio, neighbours=2, seed=seed)
     assert np.array_equal(repeated.first, rows.first) and np.array_equal(repeated.fractions, rows.fractions)
 
 
 def test_neighbours_are_the_nearest_and_labels_are_the_majority():
     vectors = np.arange(20.0)[:, None]
-    rows = mlsmote(GOLD, vectors, share=4.0, neighbours=1, seed=0)
+    rows = mlsmote(GOLD, vectors, ratio=4.0, neighbours=1, seed=0)
     assert set(rows.second[rows.first == 12]) == {13} and set(rows.second[rows.first == 14]) == {13}
     between = rows.targets[(rows.first == 12)][0]
     assert between.tolist() == [1, 1, 0], "both have the first label"
@@ -41,10 +41,10 @@ def test_neighbours_are_the_nearest_and_labels_are_the_majority():
 
 def test_label_of_one_report_gets_no_synthetic_row():
     single = sparse.csr_matrix(np.array([[1, 0]] * 9 + [[1, 1]], dtype=np.int8))
-    rows = mlsmote(single, np.zeros((10, 1)), share=2.0)
+    rows = mlsmote(single, np.zeros((10, 1)), ratio=2.0)
     assert len(rows) == 0 and rows.targets.shape == (0, 2)
 
 
 def test_synthetic_rows_have_no_note_fields():
-    rows = mlsmote(GOLD, np.zeros((20, 1)), share=1.0)
+    rows = mlsmote(GOLD, np.zeros((20, 1)), ratio=1.0)
     assert not {"text", "codes", "id", "split"} & set(dir(rows))

@@ -1,10 +1,10 @@
-"""The edition that notes were coded in, found out from their codes."""
+"""The release and seventh characters of a corpus, inferred from its codes."""
 
 import pytest
 
 from nosology.config import load_recipe
 from nosology.core import Code, ConfigError, Note
-from nosology.models.lexicon.day_one import day_one
+from nosology.models.lexicon.lexicon_model import day_one
 from nosology.models.lexicon.lexicon_settings import CodeSetSettings
 from nosology.models.lexicon.lexicon_trainer import LexiconTrainer, resolve_code_set
 
@@ -24,26 +24,26 @@ def notes(*codes):
         ([], "2026", True),
     ],
 )
-def test_the_codes_of_the_notes_tell_release_and_seventh_character(codes, release, seventh):
-    found = resolve_code_set(CORPUS, notes(*codes))
-    assert (found.release, found.seventh) == (release, seventh)
+def test_infers_release_and_seventh_character(codes, release, seventh):
+    resolved = resolve_code_set(CORPUS, notes(*codes))
+    assert (resolved.release, resolved.seventh) == (release, seventh)
 
 
-def test_what_is_set_is_not_overruled():
+def test_explicit_settings_stay():
     assert resolve_code_set(CodeSetSettings(release="2024", seventh=True), notes("R51", "S72.001")).release == "2024"
     assert resolve_code_set(CodeSetSettings(release="2024", seventh=True), notes("R51", "S72.001")).seventh is True
 
 
-def test_a_release_may_be_written_as_a_number():
+def test_release_can_be_a_number():
     assert load_recipe("day-one", ["codes.release=2019"]).codes.release == "2019"
 
 
-def test_day_one_has_no_corpus_to_ask():
+def test_day_one_refuses_corpus_settings():
     with pytest.raises(ConfigError, match="only in training"):
         day_one(load_recipe("day-one", ["codes.release=corpus"]))
 
 
 @pytest.mark.parametrize("setting", ["labels.min_notes=2", "decision.threshold=per_code", "decision.at_least_one=true"])
-def test_settings_that_a_lexicon_would_not_heed_are_refused(setting, tmp_path):
+def test_unused_settings_are_refused(setting, tmp_path):
     with pytest.raises(ConfigError, match="lexicon"):
         LexiconTrainer(load_recipe("lexicon", [setting]), tmp_path).train(None, None, False)

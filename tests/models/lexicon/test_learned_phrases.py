@@ -1,24 +1,24 @@
-"""What coded notes teach, and when two spans are one."""
+"""Phrases learned from coded notes."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nosology.core import Code, Evidence, Note
-from nosology.models.lexicon.learned_phrases import NEAR, is_same_span, is_separate, learn_from_evidence
+from nosology.models.lexicon.learned_phrases import MAX_OFFSET, is_same_span, is_separate, learn_from_evidence
 
 CODE, OTHER = Code("icd10cm", "R05"), Code("icd10cm", "R50.9")
 SPAN = st.tuples(st.integers(0, 60), st.integers(1, 30)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 
 
 @given(SPAN, st.lists(SPAN, max_size=4))
-def test_spans_apart_neither_overlap_nor_could_be_the_same_evidence(span, others):
+def test_separate_spans_neither_overlap_nor_are_the_same(span, others):
     same = any(is_same_span(*span, Evidence(CODE, *other)) for other in others)
     overlap = any(span[0] < end and start < span[1] for start, end in others)
     assert is_separate(*span, others) == (not same and not overlap)
-    assert is_separate(*span, [(span[1] + NEAR + 1, span[1] + NEAR + 5)])
+    assert is_separate(*span, [(span[1] + MAX_OFFSET + 1, span[1] + MAX_OFFSET + 5)])
 
 
-def test_a_phrase_is_counted_wherever_it_stands_and_coded_where_it_is_evidence():
+def test_counts_occurrences_and_evidence_of_a_phrase():
     texts = ["Cough today.", "No cough and no fever.", "Some cough."]
     notes = [
         Note("a", texts[0], codes=(CODE,), evidence=(Evidence(CODE, 0, 5),)),

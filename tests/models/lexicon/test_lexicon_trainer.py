@@ -1,4 +1,4 @@
-"""A lexicon adapted to notes: with evidence, without, and what a folder keeps of it."""
+"""Training of the lexicon on notes with and without evidence."""
 
 import numpy as np
 import pytest
@@ -11,8 +11,8 @@ from nosology.models.lexicon.lexicon_trainer import CrossValidation, note_folds
 from nosology.models.train import train
 from tests.conftest import as_notes
 
-OWN = {
-    "gribble sickness": Code("icd10cm", "R69"),  # words that no classification has
+CODES = {
+    "gribble sickness": Code("icd10cm", "R69"),  # not a term of the classification
     "purple wobbles": Code("icd10cm", "G25.9"),
     "snark removal": Code("icd10pcs", "0DTJ4ZZ"),
     "pneumonia": Code("icd10cm", "J18.9"),
@@ -24,10 +24,10 @@ FAST = ["learn.rounds=20", "learn.forest=10", "learn.folds=3", "learn.min_leaf=5
 
 def notes(n, evidence, negated_coded):
     rng = np.random.default_rng(0)
-    made = []
+    result = []
     for i in range(n):
         text, codes, spans = "", {}, []
-        for phrase, code in OWN.items():
+        for phrase, code in CODES.items():
             if rng.random() < 0.4:
                 denied = rng.random() < 0.4
                 text += "No " if denied else "Has "
@@ -37,7 +37,7 @@ def notes(n, evidence, negated_coded):
                 text += phrase + ". "
             text += rng.choice(FILLER) + " "
         split = "test" if i % 5 == 4 else "train"
-        made.append(
+        result.append(
             Note(
                 f"n{i}",
                 text,
@@ -47,17 +47,27 @@ def notes(n, evidence, negated_coded):
                 evidence=tuple(spans) if evidence else (),
             )
         )
-    return made
+    return result
 
 
-def trained(folder, evidence, negated_coded=False, settings=(), n=150):
+def trained(folder, evidence, negated_coded=False, settings=(), n=120):
     corpus = write_corpus(notes(n, evidence, negated_coded), folder / "c", source={}, filters=[], counts={})
     return train(load_recipe("lexicon", [*FAST, *settings]), [corpus], folder / "b"), corpus
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["evidence", "codes alone"])
-def bundle(request, tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("lexicon"), request.param)
+@pytest.fixture(scope="module")
+def with_evidence(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("lexicon"), True)
+
+
+@pytest.fixture(scope="module")
+def without_evidence(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("lexicon"), False)
+
+
+@pytest.fixture(params=["with_evidence", "without_evidence"])
+def bundle(request):
+    return request.getfixturevalue(request.param)
 
 
 def codes_of(bundle, text):
@@ -65,12 +75,12 @@ def codes_of(bundle, text):
     return {bundle.model.labels.codes[j] for j in np.flatnonzero(row >= bundle.decision.threshold)}
 
 
-def test_words_of_the_corpus_are_learned_and_those_of_the_classification_still_known(bundle):
+def test_codes_learned_phrases_and_terms_of_the_classification(bundle):
     coder, corpus = bundle
     hits = given = true = 0
     for note in corpus.notes("test"):
-        found = codes_of(coder, note.text)
-        hits, given, true = hits + len(found & set(note.codes)), given + len(found), true + len(note.codes)
+        predicted = codes_of(coder, note.text)
+        hits, given, true = hits + len(predicted & set(note.codes)), given + len(predicted), true + len(note.codes)
     assert 2 * hits / (given + true) > 0.8
     assert Code("icd10cm", "K35.80") in coder.model.labels
     assert (
@@ -89,7 +99,7 @@ def test_accepted_codes_have_evidence_in_the_note(bundle):
             assert spans and all(note.text[span.start : span.end] == span.text for span in spans)
 
 
-def test_a_folder_keeps_the_coder(bundle, tmp_path):
+def test_loaded_bundle_returns_the_same_probabilities(bundle, tmp_path):
     coder, corpus = bundle
     coder.save(tmp_path / "b")
     texts = [note.text for note in corpus.notes("test")]
@@ -100,31 +110,31 @@ def test_a_folder_keeps_the_coder(bundle, tmp_path):
     np.testing.assert_array_equal(again.model.train_counts, coder.model.train_counts)
 
 
-def test_what_a_context_is_worth_is_learned(tmp_path):
+def test_learns_whether_negated_mentions_are_coded(tmp_path, with_evidence):
     text = "No gribble sickness. Seen today."
-    strict, _ = trained(tmp_path / "strict", True)
+    strict, _ = with_evidence
     loose, _ = trained(tmp_path / "loose", True, negated_coded=True)
-    column = strict.model.labels.column(OWN["gribble sickness"])
+    column = strict.model.labels.column(CODES["gribble sickness"])
     assert strict.model.probabilities(as_notes([text]))[0, column] < 0.3
-    assert loose.model.probabilities(as_notes([text]))[0, loose.model.labels.column(OWN["gribble sickness"])] > 0.6
+    assert loose.model.probabilities(as_notes([text]))[0, loose.model.labels.column(CODES["gribble sickness"])] > 0.6
     decided = loose.model.with_context(loose.model.recipe.context.model_copy(update={"negated": "drop"}))
     assert decided.probabilities(as_notes([text]))[0, column] < 0.01
 
 
-def test_a_context_with_few_mentions_is_what_it_is_on_day_one(tmp_path):
+def test_context_with_few_mentions_has_its_default_policy(tmp_path, with_evidence):
     few, corpus = trained(tmp_path / "few", True, n=12)
     assert few.provenance["found"]["contexts_as_on_day_one"] == sorted(type(few.model.recipe.context).model_fields)
     denied = "No evidence of pneumonia. No gribble sickness. His mother has heart failure."
-    assert not codes_of(few, denied) & set(OWN.values())
-    assert OWN["heart failure"] in codes_of(few, "Has heart failure. Seen today.")
-    kept = train(load_recipe("lexicon", [*FAST, "context.negated='keep'"]), [corpus], tmp_path / "kept")
-    assert kept.model.recipe.context.negated == "keep"  # what was said stands
-    assert "negated" not in trained(tmp_path / "many", True)[0].provenance["found"]["contexts_as_on_day_one"]
+    assert not codes_of(few, denied) & set(CODES.values())
+    assert CODES["heart failure"] in codes_of(few, "Has heart failure. Seen today.")
+    bundle = train(load_recipe("lexicon", [*FAST, "context.negated='keep'"]), [corpus], tmp_path / "kept")
+    assert bundle.model.recipe.context.negated == "keep"
+    assert "negated" not in with_evidence[0].provenance["found"]["contexts_as_on_day_one"]
 
 
-def test_the_same_notes_make_the_same_coder(tmp_path):
-    first, corpus = trained(tmp_path / "one", True)
-    second, _ = trained(tmp_path / "two", True)
+def test_same_notes_give_the_same_model(tmp_path, with_evidence):
+    first, corpus = with_evidence
+    second, _ = trained(tmp_path, True)
     texts = [note.text for note in corpus.notes("test")]
     np.testing.assert_array_equal(
         first.model.probabilities(as_notes(texts)), second.model.probabilities(as_notes(texts))
@@ -132,25 +142,25 @@ def test_the_same_notes_make_the_same_coder(tmp_path):
     assert first.decision == second.decision
 
 
-def test_procedures_alone_need_no_terms(tmp_path):
+def test_trains_on_procedure_codes_only(tmp_path):
     coder, _ = trained(tmp_path, True, settings=["labels.systems=['icd10pcs']"])
     assert coder.model.labels.systems == ("icd10pcs",)
-    assert codes_of(coder, "Has snark removal. Seen today.") == {OWN["snark removal"]}
+    assert codes_of(coder, "Has snark removal. Seen today.") == {CODES["snark removal"]}
 
 
 def test_notes_of_one_patient_are_in_one_fold():
     same = [Note(f"a{i}", "", patient="p") for i in range(5)] + [Note(f"s12-{i}", "") for i in range(5)]
-    found = note_folds(same, 4, 0)
-    assert len(set(found[:5])) == len(set(found[5:])) == 1
+    folds = note_folds(same, 4, 0)
+    assert len(set(folds[:5])) == len(set(folds[5:])) == 1
 
 
-def test_injuries_may_be_written_with_the_x_that_holds_places(tmp_path):
+def test_codes_injuries_with_placeholder_x(tmp_path):
     fall, other = Code("icd10cm", "W19.XXX"), Code("icd10cm", "S30.0XX")
-    made = [
+    notes = [
         Note(f"f{i}", "Fall at home today.", codes=(fall,), split="train", evidence=(Evidence(fall, 0, 4),))
         for i in range(30)
     ]
-    corpus = write_corpus(made, tmp_path / "c", source={}, filters=[], counts={})
+    corpus = write_corpus(notes, tmp_path / "c", source={}, filters=[], counts={})
     coder = train(load_recipe("lexicon", FAST), [corpus], tmp_path / "b")
     assert coder.model.recipe.codes.seventh is False
     assert other in coder.model.labels and fall in codes_of(coder, "Fall at home today.")
@@ -158,7 +168,7 @@ def test_injuries_may_be_written_with_the_x_that_holds_places(tmp_path):
     assert {other, Code("icd10cm", "S30.0")} <= named
 
 
-def test_evidence_counts_only_for_the_codes_that_are_learned():
+def test_evidence_counts_only_for_selected_code_systems():
     cough, scan = Code("icd10cm", "R05"), Code("icd10pcs", "BW03ZZZ")
     recipe = load_recipe("lexicon", FAST)
     note = Note("a", "Cough, chest film.", codes=(cough, scan), evidence=(Evidence(scan, 7, 17),))

@@ -1,11 +1,11 @@
-"""Words of evidence told by their neighbours and letters."""
+"""The tagger of evidence words."""
 
 import numpy as np
 
 from nosology.core import Code, Evidence, Note
 from nosology.models.lexicon.learned_phrases import learn_from_evidence
+from nosology.models.lexicon.scorers import TrainedScorer
 from nosology.models.lexicon.tagger import TAGS, Tagger
-from nosology.models.lexicon.trained_scorer import TrainedScorer
 from nosology.models.lexicon.trees import TreeEnsemble, Trees
 from nosology.text.phrases import TokenizedNote
 
@@ -23,45 +23,41 @@ NOTES = [coded(f"acute {ill}", i) for i, ill in enumerate(ILLS * 4)]
 SPANS = [note.evidence for note in NOTES]
 
 
-def told(tagger, text):
-    reading = TokenizedNote.from_text(text)
-    return reading.words, dict(zip(TAGS, tagger.probabilities(reading, text)))
+def tag(tagger, text):
+    note = TokenizedNote.from_text(text)
+    return note.words, dict(zip(TAGS, tagger.probabilities(note, text)))
 
 
-def test_a_word_never_seen_is_known_by_its_ending_and_its_place():
-    words, found = told(Tagger.fit(NOTES, SPANS), "He came with acute frumiositis was seen today, and he went home.")
+def test_tags_a_new_word_by_its_ending_and_neighbours():
+    words, tags = tag(Tagger.fit(NOTES, SPANS), "He came with acute frumiositis was seen today, and he went home.")
     new = words.index("frumiositis")
-    assert found["inside"][new] > 0.5 > found["inside"][words.index("home")]
-    assert found["begin"].argmax() == new - 1 and found["end"].argmax() == new
+    assert tags["inside"][new] > 0.5 > tags["inside"][words.index("home")]
+    assert tags["begin"].argmax() == new - 1 and tags["end"].argmax() == new
 
 
-def test_every_word_gets_a_probability_and_the_same_one_again():
+def test_probabilities_are_reproducible():
     tagger = Tagger.fit(NOTES, SPANS)
     for text in ("", "¿Qué?", NOTES[0].text):
-        found = tagger.probabilities(TokenizedNote.from_text(text), text)
-        assert (
-            found.shape == (len(TAGS), len(TokenizedNote.from_text(text).words)) and ((found >= 0) & (found <= 1)).all()
-        )
-        np.testing.assert_array_equal(
-            found, Tagger.fit(NOTES, SPANS).probabilities(TokenizedNote.from_text(text), text)
-        )
+        tags = tagger.probabilities(TokenizedNote.from_text(text), text)
+        assert tags.shape == (len(TAGS), len(TokenizedNote.from_text(text).words)) and ((tags >= 0) & (tags <= 1)).all()
+        np.testing.assert_array_equal(tags, Tagger.fit(NOTES, SPANS).probabilities(TokenizedNote.from_text(text), text))
 
 
-def test_without_evidence_there_is_no_tagger():
+def test_fit_returns_none_without_evidence():
     assert Tagger.fit(NOTES, [()] * len(NOTES)) is None
 
 
-def test_evidence_in_pieces_leaves_out_what_lies_between():
+def test_words_between_parts_of_discontinuous_evidence_are_outside():
     text = "Pain, he said, of the knee."
     item = Evidence(CODE, 0, text.index("."), extra={"spans": [(0, 4), (text.index("knee"), text.index("."))]})
     notes = [Note(f"p{i}", text, codes=(CODE,), evidence=(item,)) for i in range(20)]
-    words, found = told(Tagger.fit(notes, [note.evidence for note in notes]), text)
-    assert [word for word, p in zip(words, found["inside"]) if p > 0.5] == ["pain", "knee"]
+    words, tags = tag(Tagger.fit(notes, [note.evidence for note in notes]), text)
+    assert [word for word, p in zip(words, tags["inside"]) if p > 0.5] == ["pain", "knee"]
 
 
-def test_what_is_stored_tells_the_same():
+def test_stored_tagger_is_the_same():
     learned = learn_from_evidence(NOTES, ["icd10cm"], 2)
-    kept = TrainedScorer(learned, TreeEnsemble.constant(0.5), Trees.constant(0.5), 0.1)
-    again = TrainedScorer.from_stored(kept.arrays(), kept.to_json()).learned
+    scorer = TrainedScorer(learned, TreeEnsemble.constant(0.5), Trees.constant(0.5), 0.1)
+    again = TrainedScorer.from_stored(scorer.arrays(), scorer.to_json()).learned
     np.testing.assert_array_equal(again.tagger.weights, learned.tagger.weights)
-    assert told(again.tagger, NOTES[0].text)[0] == told(learned.tagger, NOTES[0].text)[0]
+    assert tag(again.tagger, NOTES[0].text)[0] == tag(learned.tagger, NOTES[0].text)[0]

@@ -1,4 +1,4 @@
-"""The linear coder learns, explains itself exactly, and comes back from disk unchanged."""
+"""The linear coder: training, evidence, saving."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,7 @@ from sklearn.svm import LinearSVC
 from nosology.core import Code
 from nosology.core.label_space import LabelSpace
 from nosology.models.linear.linear_model import Linear
-from nosology.models.linear.linear_settings import LinearRecipe
-from nosology.models.linear.linear_trainer import Choice, choose, fit_linear
+from nosology.models.linear.linear_trainer import Choice, LinearRecipe, choose, fit_linear
 from nosology.models.linear.tfidf import Tfidf, TfidfSettings
 from tests.conftest import as_notes
 
@@ -17,7 +16,7 @@ FILLER = [f"word{i}" for i in range(40)]
 
 
 def notes(n, seed):
-    """Notes of filler with a telling phrase for each code."""
+    """Notes of filler with a distinctive phrase for each code."""
     rng = np.random.default_rng(seed)
     texts, codes = [], []
     for _ in range(n):
@@ -44,13 +43,13 @@ def model():
     return plain.calibrated(plain.scores(plain.tfidf.transform(dev_texts)), LABELS.encode(dev_codes))
 
 
-def test_learns(model):
+def test_separates_codes(model):
     texts, codes = notes(40, 2)
     right = (model.probabilities(as_notes(texts)) > 0.5) == (LABELS.encode(codes).toarray() > 0)
     assert right.mean() > 0.97
 
 
-def test_parts_of_the_evidence_add_up_to_the_score(model):
+def test_word_contributions_sum_to_the_score(model):
     text = notes(1, 3)[0][0] + " heart failure and PNEUMONIA, unheard-of words"
     words = model.word_contributions(as_notes([text])[0], [0, 1, 2])
     score = model.scores(model.tfidf.transform([text]))[0]
@@ -65,7 +64,7 @@ def test_evidence_is_in_the_note(model):
     assert all(text[span.start : span.end] == span.text for span in spans)
 
 
-def test_a_note_without_known_words_has_no_codes(model):
+def test_note_without_known_words_has_no_codes(model):
     assert not model.probabilities(as_notes(["", "zzz 12345"])).any()
 
 
@@ -86,7 +85,7 @@ def test_weights_are_those_of_liblinear():
     assert model.scores(x)[:, 0] == pytest.approx(oracle.decision_function(x), abs=1e-5)
 
 
-def test_sampled_negatives_and_pruned_weights_still_separate():
+def test_sampled_negatives_and_pruned_weights_separate_codes():
     texts, codes = notes(400, 6)
     recipe = LinearRecipe(fit={"negatives": 50, "negatives_per_positive": 1})
     model = fitted(texts, LABELS.encode(codes), Choice(1.0, 5), recipe)
@@ -108,17 +107,17 @@ def test_settings_are_chosen_on_dev():
     assert choose(only, vectors, gold, dev_vectors, dev_gold) == Choice(2.5, 7)
 
 
-def test_uncalibrated_gives_no_probabilities():
+def test_uncalibrated_model_refuses_probabilities():
     texts, codes = notes(20, 8)
     with pytest.raises(ValueError, match="calibrated"):
         fitted(texts, LABELS.encode(codes), Choice(1.0, 4000)).probabilities(as_notes(texts))
 
 
-def test_processes_give_the_weights_of_one(monkeypatch):
+def test_parallel_processes_give_the_same_weights(monkeypatch):
     texts, codes = notes(60, 10)
     gold = LABELS.encode(codes)
     alone = fitted(texts, gold, Choice(1.0, 4000))
-    monkeypatch.setattr("nosology.models.linear.linear_trainer._WORTH_PROCESSES", 0)
+    monkeypatch.setattr("nosology.models.linear.linear_trainer._MIN_PARALLEL", 0)
     monkeypatch.setattr("nosology.models.linear.linear_trainer._PART", 1)
     together = fitted(texts, gold, Choice(1.0, 4000))
     assert np.array_equal(together.weights.toarray(), alone.weights.toarray())

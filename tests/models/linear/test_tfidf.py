@@ -1,4 +1,4 @@
-"""The vectoriser against scikit-learn's."""
+"""TF-IDF vectors, compared with scikit-learn."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_pair_weight_scales_pairs_only():
     assert light.scale[words:] == pytest.approx(heavy.scale[words:] / 2)
 
 
-def test_limits_keep_the_most_frequent():
+def test_limits_select_the_most_frequent():
     tfidf, _ = Tfidf.fit(NOTES, TfidfSettings(max_words=2, max_pairs=1, pair_min_notes=1))
     assert len(tfidf.words) == 2
     assert set(tfidf.words) <= {"heart", "failure", "chest", "pain"}
@@ -63,7 +63,7 @@ def test_limits_keep_the_most_frequent():
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.text(alphabet="ab c.\n", max_size=30), min_size=1, max_size=6))
-def test_training_vectors_are_those_of_transform(texts):
+def test_fit_returns_the_vectors_of_transform(texts):
     tfidf, vectors = Tfidf.fit(texts, TfidfSettings(pair_min_notes=1))
     again = tfidf.transform(texts)
     assert np.array_equal(vectors.toarray(), again.toarray())
@@ -71,34 +71,34 @@ def test_training_vectors_are_those_of_transform(texts):
     assert np.all(np.isclose(lengths, 1, atol=1e-5) | (lengths == 0))
 
 
-def test_occurrences_stand_where_they_say():
+def test_occurrences_have_the_right_positions():
     text = "Heart failure; no heart\nfailure"
     tfidf, _ = Tfidf.fit(NOTES, TfidfSettings(pair_min_notes=1))
-    found = tfidf.occurrences(text)
-    for feature, first, length in zip(found.features, found.first, found.length):
-        words = found.tokens.words[first : first + length]
+    occurrences = tfidf.occurrences(text)
+    for feature, first, length in zip(occurrences.features, occurrences.first, occurrences.length):
+        words = occurrences.tokens.words[first : first + length]
         if length == 1:
             assert tfidf.words[feature] == words[0]
         else:
             key = tfidf.pairs[feature - len(tfidf.words)]
             assert [tfidf.words[key // len(tfidf.words)], tfidf.words[key % len(tfidf.words)]] == words
-    assert found.length.tolist().count(2) == 2
+    assert occurrences.length.tolist().count(2) == 2
 
 
-def test_short_notes_keep_every_word():
+def test_all_words_of_short_notes_are_features():
     tfidf, _ = Tfidf.fit(["the cough", "the fever", "the gout"], TfidfSettings())
     assert set(tfidf.words) == {"the", "cough", "fever", "gout"}
 
 
-def test_of_long_notes_the_commonest_words_go():
-    notes = ["the and cough", "the and fever", "the gout"]  # 8 words and notes in all, 2.7 a note
-    for words_a_note, kept in ((2, {"and", "cough", "fever", "gout"}), (1, {"cough", "fever", "gout"})):
-        tfidf, vectors = Tfidf.fit(notes, TfidfSettings(words_a_note=words_a_note, pair_weight=0))
-        assert set(tfidf.words) == kept
-        assert vectors.nnz / len(notes) <= words_a_note
+def test_most_common_words_of_long_notes_are_ignored():
+    notes = ["the and cough", "the and fever", "the gout"]  # 2.7 distinct words per note
+    for words_per_note, expected in ((2, {"and", "cough", "fever", "gout"}), (1, {"cough", "fever", "gout"})):
+        tfidf, vectors = Tfidf.fit(notes, TfidfSettings(words_per_note=words_per_note, pair_weight=0))
+        assert set(tfidf.words) == expected
+        assert vectors.nnz / len(notes) <= words_per_note
 
 
-def test_a_note_much_shorter_than_the_training_notes_is_not_stretched():
+def test_very_short_note_has_a_shorter_row():
     long = [f"word{i} " + " ".join(f"w{j}" for j in range(i, i + 200)) for i in range(40)]
     tfidf, _ = Tfidf.fit(long, TfidfSettings())
     lengths = [np.linalg.norm(tfidf.transform([text]).data) for text in (long[20], "w20 w21", "w20")]

@@ -1,14 +1,15 @@
-"""The language model: its state goes over windows and not over epochs, one table of vectors, exact resume."""
+"""Tests of the language model: state, tied embeddings, resume, loss."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
+from nosology.encoders.tokenizers import PAD
 from nosology.encoders.word_encoders import AwdLstm, DropoutRates
-from nosology.models.plant.language_model import LanguageModel
-from nosology.models.plant.text_streams import StreamBatch, StreamPlan, TextStreams
+from nosology.models.plant.language_model import LanguageModel, StreamBatch, StreamPlan, TextStreams, next_word_loss
 from nosology.training.recipe_settings import TrainerSettings
 from nosology.training.trainer import TrainingRun, fit
 
@@ -17,10 +18,10 @@ WORDS = 23
 
 def net(**drop: float) -> LanguageModel:
     torch.manual_seed(0)
-    made = LanguageModel(AwdLstm(WORDS, size=5, hidden=7, layers=2, drop=DropoutRates(**drop)), 3)
+    model = LanguageModel(AwdLstm(WORDS, size=5, hidden=7, layers=2, drop=DropoutRates(**drop)), 3)
     with torch.no_grad():
-        made.encoder.encoder.weight.mul_(10)  # so that what was read before matters
-    return made
+        model.encoder.encoder.weight.mul_(10)  # so that the state has an effect
+    return model
 
 
 def windows(width: int, total: int = 24) -> list[StreamBatch]:
@@ -31,20 +32,20 @@ def windows(width: int, total: int = 24) -> list[StreamBatch]:
     ]
 
 
-def test_the_state_goes_over_windows_and_ends_with_a_stream():
+def test_state_is_carried_over_windows_within_an_epoch():
     model = net().eval()
     with torch.no_grad():
-        whole = float(model(windows(24)[0]))
+        expected = float(model(windows(24)[0]))
         parts = [float(model(part)) for part in windows(6)]
         again = float(model(windows(6)[0]))
-        apart = [float(model(StreamBatch(part.tokens, part.targets, True))) for part in windows(6)]
-    assert np.mean(parts) == pytest.approx(whole, rel=1e-6)
-    assert again == pytest.approx(parts[0], rel=1e-6)  # the first window of an epoch knows of none before
-    assert abs(np.mean(apart) - whole) > 1e-4
+        separate = [float(model(StreamBatch(part.tokens, part.targets, True))) for part in windows(6)]
+    assert np.mean(parts) == pytest.approx(expected, rel=1e-6)
+    assert again == pytest.approx(parts[0], rel=1e-6)  # the state is reset at the start of an epoch
+    assert abs(np.mean(separate) - expected) > 1e-4
 
 
-def test_a_window_is_not_learned_from_through_the_one_before():
-    """Derivatives of the second window are those with the state as a given number."""
+def test_gradient_stops_at_the_start_of_a_window():
+    """Gradients of the second window treat the state as a constant."""
     model = net().train()
     first, second = windows(12)
     model(first).backward()
@@ -54,46 +55,66 @@ def test_a_window_is_not_learned_from_through_the_one_before():
     model(second).backward()
     states, _ = model.encoder(second.tokens, state)
     logits = states.flatten(0, 1) @ model.encoder.encoder.weight.T + model.bias
-    wanted = torch.autograd.grad(
+    expected = torch.autograd.grad(
         torch.nn.functional.cross_entropy(logits, second.targets.flatten()), list(model.parameters())
     )
-    for parameter, slope in zip(model.parameters(), wanted):
-        torch.testing.assert_close(parameter.grad, slope, atol=1e-6, rtol=1e-4)
+    for parameter, gradient in zip(model.parameters(), expected):
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-6, rtol=1e-4)
 
 
-def test_one_table_reads_and_says_the_words():
+def test_input_and_output_embeddings_are_tied():
     model = net()
     assert [name for name, value in model.named_parameters() if value.shape == (WORDS, 5)] == ["encoder.encoder.weight"]
     batch = StreamBatch(torch.full((3, 4), 2), torch.full((3, 4), 9), True)
     model(batch).backward()
-    assert model.encoder.encoder.weight.grad[9].abs().sum() > 0  # which is said and never read
+    assert model.encoder.encoder.weight.grad[9].abs().sum() > 0  # word 9 is only a target
 
 
-def test_a_run_that_was_stopped_within_an_epoch_goes_on_exactly(tmp_path):
-    """What was read before the stop is in the checkpoint."""
+def test_run_stopped_within_an_epoch_resumes_exactly(tmp_path):
+    """The state of the LSTM is in the checkpoint."""
     rng = np.random.default_rng(0)
     texts = [rng.integers(2, WORDS, 30) for _ in range(4)]
     plan = StreamPlan.of(texts, 3, 5, 0)
     settings = TrainerSettings(
         epochs=2, batch=3, warmup=0, micro_batches=1, log_steps=1, checkpoint_minutes=0, learning_rate=1e-2
     )
-    ended = []
+    finished = []
     for folder, stop in (("whole", None), ("stopped", 11), ("stopped", None)):
-        model, streams, asked = net(weight=0.3, input=0.2), TextStreams(texts, plan), []
+        model, streams, steps = net(weight=0.3, input=0.2), TextStreams(texts, plan), []
 
-        def batch(rows, _, streams=streams, asked=asked, stop=stop):
-            asked.append(int(rows[0]))
-            if stop is not None and asked[-1] >= stop:
+        def batch(rows, _, streams=streams, steps=steps, stop=stop):
+            steps.append(int(rows[0]))
+            if stop is not None and steps[-1] >= stop:
                 raise KeyboardInterrupt
             return streams.batch(rows)
 
-        told = {"lengths": plan.lengths, "groups": plan.groups, "plan": plan, "make_batch": batch, "seed": 0}
+        inputs = {"lengths": plan.lengths, "groups": plan.groups, "plan": plan, "make_batch": batch, "seed": 0}
         try:
-            fit(TrainingRun(model, settings, run_folder=tmp_path / folder, fingerprint="", **told))
+            fit(TrainingRun(model, settings, run_folder=tmp_path / folder, fingerprint="", **inputs))
         except KeyboardInterrupt:
-            assert len(plan) < asked[-1]  # in the second epoch, not at its beginning
+            assert len(plan) < steps[-1]  # in the middle of the second epoch
             continue
-        ended.append((asked[0], {name: value.clone() for name, value in model.state_dict().items()}))
-    assert ended[0][0] == 0 and ended[1][0] > len(plan)
-    for name, value in ended[0][1].items():
-        torch.testing.assert_close(ended[1][1][name], value, atol=0, rtol=0)
+        finished.append((steps[0], {name: value.clone() for name, value in model.state_dict().items()}))
+    assert finished[0][0] == 0 and finished[1][0] > len(plan)
+    for name, value in finished[0][1].items():
+        torch.testing.assert_close(finished[1][1][name], value, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 100])
+def test_next_word_loss_equals_that_of_torch(chunk):
+    torch.manual_seed(0)
+    leaves = [torch.randn(*shape).requires_grad_() for shape in ((12, 6), (30, 6), (30,))]
+    targets = torch.randint(PAD + 1, 30, (12,))
+    targets[[2, 7]] = PAD
+    expected = cross_entropy(leaves[0] @ leaves[1].T + leaves[2], targets, ignore_index=PAD)
+    actual = next_word_loss(*leaves, targets, chunk=chunk)
+    torch.testing.assert_close(actual, expected)
+    for a, b in zip(*(torch.autograd.grad(3 * loss, leaves) for loss in (actual, expected))):
+        torch.testing.assert_close(a, b)
+
+
+def test_next_word_loss_of_padding_is_zero():
+    states = torch.randn(4, 6, requires_grad=True)
+    loss = next_word_loss(states, torch.randn(9, 6), torch.zeros(9), torch.full((4,), PAD))
+    loss.backward()
+    assert float(loss.detach()) == 0 and (states.grad == 0).all()

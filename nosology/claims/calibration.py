@@ -1,0 +1,110 @@
+"""Calibrated probabilities of the codes of a claim, and the codes whose evidence is too weak to be billed.
+
+A logistic regression over what is known of a code: the coder's probability, length and place of the evidence, wording
+of the description, chapter, and whether a mention or a rule put it into the set. Its weights are in
+data/calibration.json; benchmarks/quality/claim_calibration.py fits and measures them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+from nosology.claims.draft import Draft, Entry
+from nosology.claims.rules import rules
+
+_SECTIONS = {
+    "discharge_diagnosis": "diagnosis",
+    "assessment": "diagnosis",
+    "impression": "diagnosis",
+    "admission_diagnosis": "diagnosis",
+    "past_medical_history": "history",
+    "surgical_history": "history",
+    "problem_list": "history",
+    "family_history": "background",
+    "social_history": "background",
+    "allergies": "background",
+    "medications": "medications",
+    "discharge_medications": "medications",
+    "physical_exam": "findings",
+    "vital_signs": "findings",
+    "results": "findings",
+    "findings": "findings",
+    "review_of_systems": "findings",
+    "indication": "indication",
+    "chief_complaint": "indication",
+    "instructions": "background",
+    "technique": "background",
+}
+_GROUPS = {
+    letter: group
+    for letters, group in (("AB", "infection"), ("ST", "injury"), ("VWXY", "cause"), ("OP", "birth"))
+    for letter in letters
+}
+_MAX_ABBREVIATION = 4  # characters
+
+
+class Calibration(NamedTuple):
+    """Weights by feature, and the least probability of a code that stays in the set."""
+
+    weights: dict[str, float]
+    threshold: float
+
+
+def calibrate(draft: Draft, calibration: Calibration | None = None) -> None:
+    """Gives each code its calibrated probability, and leaves out the codes below the threshold."""
+    calibration = calibration or default_calibration()
+    for code, entry in list(draft.entries.items()):
+        probability = _probability(features(draft, entry), calibration.weights)
+        draft.entries[code] = replace(entry, probability=probability)
+        if probability < calibration.threshold:
+            draft.drop(code, "the words of the note are too weak evidence for this code", "weak-evidence")
+
+
+@cache
+def default_calibration() -> Calibration:
+    """The weights that ship with the package."""
+    stored = json.loads(files("nosology.claims").joinpath("data/calibration.json").read_text(encoding="utf-8"))
+    return Calibration(stored["weights"], stored["threshold"])
+
+
+def _probability(values: dict[str, float], weights: dict[str, float]) -> float:
+    score = sum(value * weights.get(name, 0.0) for name, value in values.items())
+    return 1 / (1 + math.exp(-score))
+
+
+@cache
+def _families() -> dict[str, str]:
+    return {rule.id: rule.family for rule in rules()}
+
+
+def features(draft: Draft, entry: Entry) -> dict[str, float]:
+    """The features of a code by name; a feature that is absent is 0."""
+    title = draft.table.description(entry.code).lower()
+    coder = min(0.99, max(0.01, entry.probability))
+    words = [len(draft.text[span.start : span.end].split()) for span in entry.evidence]
+    longest = max(words, default=0)
+    texts = [draft.text[span.start : span.end] for span in entry.evidence]
+    letter = entry.code[0]
+    family = _families().get(entry.rule, entry.rule)
+    values = {
+        "constant": 1.0,
+        "coder": math.log(coder / (1 - coder)),
+        "mentions": math.log1p(len(entry.evidence)),
+        f"words_{min(longest, 4)}": 1.0,
+        f"chapter_{_GROUPS.get(letter, letter)}": 1.0,
+        f"basis_{family or 'mention'}": 1.0,
+        f"{'inpatient' if draft.encounter.is_inpatient else 'outpatient'}": 1.0,
+        "unspecified": float("unspecified" in title),
+        "other": float(title.startswith("other ")),
+        "abbreviation": float(bool(texts) and all(len(text) <= _MAX_ABBREVIATION for text in texts)),
+        "uncertain": float(any(draft.context(span).uncertain for span in entry.evidence)),
+        "length": math.log1p(len(draft.tokens)) / 5,
+    }
+    for span in entry.evidence:
+        values[f"section_{_SECTIONS.get(draft.section_kind(span.start), 'other')}"] = 1.0
+    return values

@@ -1,0 +1,45 @@
+"""The suggestions that can enter the set: said of this patient, not denied, certain enough for the setting."""
+
+from __future__ import annotations
+
+from nosology.claims.draft import Draft, Entry, LeftOut, matches
+from nosology.claims.mention_status import objection
+from nosology.codes.related_codes import is_past_event, personal_history
+from nosology.core import Span, Suggestion
+
+
+def add_candidates(draft: Draft) -> None:
+    """Fills the draft with the accepted suggestions; what a mention's context forbids is left out with its reason."""
+    for suggestion in draft.suggestions:
+        if suggestion.accepted and suggestion.system == "icd10cm":
+            _add(draft, suggestion)
+
+
+def _add(draft: Draft, suggestion: Suggestion) -> None:
+    code = suggestion.code
+    spans = [Span(item.start, item.end) for item in suggestion.evidence]
+    if not draft.table.billable(code):
+        draft.left_out.append(LeftOut(code, "the code set of the encounter's date does not have this code", "release"))
+        return
+    reasons = [objection(draft, span, code) for span in spans]
+    usable = tuple(span for span, reason in zip(spans, reasons) if not reason)
+    if len(usable) < len(spans):  # what is left must not be a part of the name of another disease
+        usable = tuple(span for span in usable if not _is_inside(draft, span, code))
+    first = next(filter(None, reasons), None)
+    if spans and not usable and first:
+        draft.left_out.append(LeftOut(code, first.reason, first.rule, tuple(spans)))
+        personal = personal_history(code) if first.rule == "copied" and is_past_event(code) else None
+        if personal and matches("Z85|Z86", personal) and draft.table.billable(personal):
+            draft.add(personal, suggestion.probability, spans, "past")
+        return
+    draft.entries[code] = Entry(code, suggestion.probability, usable)
+
+
+def _is_inside(draft: Draft, span: Span, code: str) -> bool:
+    """Whether a span is a part of a longer mention of another code."""
+    return any(
+        item.start <= span.start and span.end <= item.end and item.end - item.start > span.end - span.start
+        for suggestion in draft.suggestions
+        if suggestion.accepted and suggestion.code != code
+        for item in suggestion.evidence
+    )

@@ -1,0 +1,248 @@
+"""The code set while the rules work on it: which codes are in it, why, and what was left out."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import cache, cached_property, lru_cache
+from typing import NamedTuple
+
+from nosology.claims.encounter import Encounter
+from nosology.codes import table
+from nosology.codes.table import CodeTable
+from nosology.codes.tabular import CodeReference
+from nosology.core import Span, Suggestion
+from nosology.text.context import Context, ContextSpan, TextContexts, contexts
+from nosology.text.sections import Section, sections
+from nosology.text.sentences import sentences
+from nosology.text.tokens import Tokens, tokenize
+
+_TRIMESTER = re.compile(r"\b(first|second|third|1st|2nd|3rd)[ -]trimester", re.IGNORECASE)
+_WEEKS = re.compile(
+    r"(?:@|\b(?:IUP at|pregnan\w+,? (?:at )?|gestation\w*:? (?:of |at )?|GA:?|EGA:?|G\dP\d+,? (?:at )?))\s*"
+    r"(?P<before>[4-9]|[1-3]\d|4[0-2])\s?(?:w|\+|wk|week|\d/7)"
+    r"|\b(?P<after>[4-9]|[1-3]\d|4[0-2])\s?(?:w\d?d?|wks?|weeks?)(?:\s?\d\s?(?:d|days?)|\+\d|\s\d/7)?[ ,]*"
+    r"(?:pregnant|gestation|gestational|pregnancy|GA\b|EGA|IUP|G\dP\d)"
+    r"|\b(?P<days>[4-9]|[1-3]\d|4[0-2])w\s?\d\s?d\b",
+    re.IGNORECASE,
+)
+
+RULE_PROBABILITY = 0.8  # of a code that a rule reads from words of the note
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A code of the set: its probability, its evidence, and the rule that added it ("" if it was mentioned)."""
+
+    code: str
+    probability: float
+    evidence: tuple[Span, ...] = ()
+    rule: str = ""
+
+    @property
+    def start(self) -> int:
+        """The first character of the evidence."""
+        return min((span.start for span in self.evidence), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A code that is not in the set, the reason in a sentence, and the rule."""
+
+    code: str
+    reason: str
+    rule: str
+    evidence: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A question to the physician, with the words of the note that raise it."""
+
+    question: str
+    rule: str
+    evidence: tuple[Span, ...] = ()
+
+
+@dataclass
+class Draft:
+    """The code set of one note; rules add, drop and replace codes."""
+
+    text: str
+    encounter: Encounter
+    suggestions: Sequence[Suggestion] = ()
+    entries: dict[str, Entry] = field(default_factory=dict)
+    left_out: list[LeftOut] = field(default_factory=list)
+    queries: list[Query] = field(default_factory=list)
+    fired: set[str] = field(default_factory=set)
+    ruled_out: frozenset[str] | None = None  # patterns of the codes that the note rules out
+    hits: dict[str, list[Span]] | None = None  # where the phrases of the rules occur
+    regex_matches: dict[str, list[re.Match[str]]] = field(default_factory=dict)  # by regular expression
+
+    @cached_property
+    def table(self) -> CodeTable:
+        """ICD-10-CM of the encounter's date."""
+        return table("icd10cm", self.encounter.release)
+
+    @cached_property
+    def sections(self) -> list[Section]:
+        """The sections of the note."""
+        return sections(self.text)
+
+    @cached_property
+    def _sentences(self) -> list[Span]:
+        return sentences(self.text)
+
+    @cached_property
+    def _sentence_starts(self) -> list[int]:
+        return [span.start for span in self._sentences]
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        """The words of the note."""
+        return tokenize(self.text)
+
+    @cached_property
+    def places(self) -> dict[str, list[int]]:
+        """Where each word of the note starts."""
+        found: dict[str, list[int]] = {}
+        for word, start in zip(self.tokens.words, self.tokens.starts.tolist()):
+            found.setdefault(word, []).append(start)
+        return found
+
+    @cached_property
+    def _section_starts(self) -> list[int]:
+        return [section.span.start for section in self.sections]
+
+    @cached_property
+    def _text_contexts(self) -> TextContexts:
+        return TextContexts(self.text)
+
+    @cached_property
+    def _contexts(self) -> dict[Span, Context]:
+        return {}
+
+    def context(self, span: Span) -> Context:
+        """The context of a span: negated, uncertain, of a relative, historical, hypothetical."""
+        if span not in self._contexts:
+            self._contexts[span] = self._text_contexts.of_mention(*span)
+        return self._contexts[span]
+
+    @cached_property
+    def _uncertain(self) -> list[ContextSpan]:
+        return [item for item in contexts(self.text) if item.category == "uncertain"]
+
+    def uncertain_triggers(self, span: Span) -> list[str]:
+        """The words that make a span uncertain."""
+        scopes = [item for item in self._uncertain if item.scope.start < span.end and span.start < item.scope.end]
+        return [self.text[item.trigger.start : item.trigger.end] for item in scopes]
+
+    def section_body(self, position: int) -> int:
+        """Where the text of the section around a character starts."""
+        at = bisect_right(self._section_starts, position) - 1
+        return self.sections[at].body.start + 1 if at >= 0 else 0
+
+    def section_title(self, position: int) -> str:
+        """The heading of the section around a character."""
+        at = bisect_right(self._section_starts, position) - 1
+        return self.sections[at].title if at >= 0 else ""
+
+    def sentence(self, position: int) -> Span:
+        """The sentence around a character."""
+        starts = self._sentence_starts
+        return self._sentences[max(0, bisect_right(starts, position) - 1)] if starts else Span(0, len(self.text))
+
+    def section_kind(self, position: int) -> str:
+        """The kind of the section around a character."""
+        at = bisect_right(self._section_starts, position) - 1
+        return self.sections[at].kind if at >= 0 else "start"
+
+    @cached_property
+    def trimester(self) -> str:
+        """The trimester of the pregnancy, 1 to 3, by the note's words or weeks; "" if it does not say."""
+        if word := _TRIMESTER.search(self.text):
+            return {"f": "1", "s": "2", "t": "3"}.get(word[1][0].lower(), word[1][0])
+        if weeks := _WEEKS.search(self.text):
+            number = int(weeks["before"] or weeks["after"] or weeks["days"])
+            return "1" if number < 14 else "2" if number < 28 else "3"
+        return ""
+
+    def matching(self, pattern: str) -> list[Entry]:
+        """The entries whose codes match a pattern: prefixes and ranges, as in I50|N18.5|E08-E13|!E09."""
+        return [entry for code, entry in self.entries.items() if matches(pattern, code)]
+
+    def add(self, code: str, probability: float, evidence: Iterable[Span], rule: str) -> bool:
+        """Adds a billable code; False if it is in the set already or not in the release."""
+        if code in self.entries or not self.table.billable(code):
+            return False
+        self.entries[code] = Entry(code, probability, tuple(sorted(set(evidence))), rule)
+        self.fired.add(rule)
+        return True
+
+    def drop(self, code: str, reason: str, rule: str) -> None:
+        """Takes a code out of the set."""
+        entry = self.entries.pop(code)
+        self.left_out.append(LeftOut(code, reason, rule, entry.evidence))
+        self.fired.add(rule)
+
+    def replace(self, old: Iterable[str], new: str, reason: str, rule: str) -> bool:
+        """Replaces codes by one billable code that stands at the place of the first; False if it cannot."""
+        gone = [self.entries[code] for code in old if code in self.entries and code != new]
+        if not gone or not self.table.billable(new):
+            return False
+        evidence = tuple(sorted({span for entry in gone for span in entry.evidence}))
+        probability = max(entry.probability for entry in gone)
+        added = self.entries.get(new) or Entry(new, probability, evidence, rule)
+        added = replace(added, evidence=tuple(sorted({*added.evidence, *evidence})))
+        names = [entry.code for entry in gone]
+        updated: dict[str, Entry] = {}
+        for code, entry in self.entries.items():
+            if code == names[0]:
+                updated[new] = added
+            if code not in names:
+                updated.setdefault(code, added if code == new else entry)
+        self.entries = updated
+        self.left_out += [LeftOut(code, reason, rule, entry.evidence) for code, entry in zip(names, gone)]
+        self.fired.add(rule)
+        return True
+
+
+@lru_cache(maxsize=500_000)
+def matches(pattern: str, code: str) -> bool:
+    """Whether a code matches one of the prefixes or ranges of a pattern, and none of those after "!"."""
+    included, excluded = references(pattern)
+    return any(it.covers(code) for it in included) and not any(it.covers(code) for it in excluded)
+
+
+class CodeGlob(NamedTuple):
+    """Codes that match a pattern with *, such as T*6A."""
+
+    glob: str
+
+    @property
+    def first(self) -> str:
+        return self.glob[0]
+
+    @property
+    def last(self) -> str:
+        return self.glob[0]
+
+    def covers(self, code: str) -> bool:
+        """Whether a code matches."""
+        return fnmatchcase(code, self.glob)
+
+
+@cache
+def references(pattern: str) -> tuple[tuple[CodeReference | CodeGlob, ...], tuple[CodeReference | CodeGlob, ...]]:
+    """The parts of a pattern such as I50|N18.5|E08-E13|T*6A|!E09: those included, those excluded."""
+    included: list[CodeReference | CodeGlob] = []
+    excluded: list[CodeReference | CodeGlob] = []
+    for part in pattern.split("|"):
+        name = part.strip().removeprefix("!")
+        first, _, last = name.partition("-")
+        reference = CodeGlob(name) if "*" in name else CodeReference(first, last or first)
+        (excluded if part.strip().startswith("!") else included).append(reference)
+    return tuple(included), tuple(excluded)

@@ -1,0 +1,141 @@
+"""The encounter of a note: setting, date and patient, as stated by the caller or else read from the text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nosology.codes import release_on
+from nosology.core import CodeError, ConfigError, Note
+from nosology.text.sections import sections
+
+SETTINGS = ("inpatient", "outpatient", "emergency")
+ROLES = ("attending", "radiology", "pathology")
+FIELDS = ("setting", "date", "sex", "age", "admitted", "discharged", "role")
+
+_AGE = re.compile(
+    r"\b(?P<age>\d{1,3})[ -]?(?:y/?o\b|yo\b|y\.o\.|yrs?\b[ -]?old|years?[ -]old|year[ -]old|yr\b)"
+    r"|\b(?:Pt:?\s*)?(?P<short>\d{1,3})\s?(?P<sex>[MF])\b(?!/)"
+    r"|\bage:?\s*(?P<label>\d{1,3})\b",
+    re.IGNORECASE,
+)
+_MONTHS = re.compile(
+    r"\b(\d{1,2})[ -]?(?:mo\b|months?[ -]old|month[ -]old|weeks?[ -]old|days?[ -]old|day[ -]old)", re.I
+)
+_FEMALE = re.compile(r"\b(?:woman|female|girl|lady|she|her|mrs|ms|baby girl|G\d+P\d+)\b")
+_MALE = re.compile(r"\b(?:man|male|boy|gentleman|he|his|mr|baby boy)\b")
+_SEX_LABEL = re.compile(r"\b(?:y/?o|yo|y\.o\.|old|sex:?)\s*(?P<sex>[MF])\b")
+_INPATIENT = re.compile(
+    r"\bdischarge (?:summary|diagnos[ei]s|dx)\b|\bd/?c (?:summary|note|dx)\b|\bhospital course\b|\badmit(?:ted)?:? "
+    r"|\bdischarged (?:home|to|on|pod|ppd)\b|\bhospital day\b|\bHD ?\d\b|\bLOS ?\d|\bPOD ?\d|\bwas admitted\b"
+    r"|\bdelivery (?:summary|note)\b|\bDC DX\b|\breason for admission\b",
+    re.IGNORECASE,
+)
+_OUTPATIENT = re.compile(
+    r"\b(?:clinic|office) (?:visit|note)\b|\bED (?:provider )?note\b|\bRTC\b|\breturn to clinic\b"
+    r"|\boutpatient (?:visit|note)|\b(?:exam|technique|comparison):|\bdischarged? home from (?:the )?ED\b",
+    re.IGNORECASE,
+)
+_RADIOLOGY = re.compile(
+    r"^\s*(?:exam(?:ination)?|technique|comparison)\s*:|\b(?:CT|MRI|XR|radiograph|ultrasound)\b[^\n]*\n(?:.*\n){0,6}?\s*"
+    r"(?:findings|impression)\s*:",
+    re.IGNORECASE | re.MULTILINE,
+)
+_REPORT_SECTIONS = frozenset(
+    ("start", "other", "indication", "impression", "findings", "technique", "results", "service")
+)
+_PATHOLOGY = re.compile(r"\bgross description\b|\bmicroscopic description\b|\bsurgical pathology\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Encounter:
+    """What the guidelines ask about an encounter; a field that is not known is "" or None."""
+
+    setting: str = "outpatient"
+    date: str = ""
+    sex: str = ""
+    age: float | None = None
+    role: str = "attending"
+    release: str | None = None
+
+    @property
+    def is_inpatient(self) -> bool:
+        return self.setting == "inpatient"
+
+    @classmethod
+    def of(cls, text: str, stated: Mapping[str, Any]) -> Encounter:
+        """The encounter with the stated fields (setting, date, sex, age, admitted, discharged, role); ConfigError.
+
+        Fields that are not stated are read from the text. The code set is that of the discharge, or of the date.
+        """
+        setting = _one_of("setting", stated, SETTINGS) or guess_setting(text)
+        role = _one_of("role", stated, ROLES) or _guess_role(text)
+        day = str(stated.get("discharged") or stated.get("date") or stated.get("admitted") or "")[:10]
+        age, sex = _age(stated.get("age")), str(stated.get("sex") or "").upper()[:1]
+        if sex not in ("", "F", "M"):
+            raise ConfigError(f"sex must be F or M; got {sex}")
+        guessed_age, guessed_sex = guess_patient(text)
+        try:
+            release = release_on(day) if day else None
+        except CodeError as error:
+            raise ConfigError(str(error)) from error
+        return cls(setting, day, sex or guessed_sex, guessed_age if age is None else age, role, release)
+
+
+def stated_fields(note: Note) -> dict[str, Any]:
+    """The fields of the encounter among the columns of a note."""
+    return {name: note.extra[name] for name in FIELDS if note.extra.get(name) not in (None, "")}
+
+
+def _one_of(name: str, stated: Mapping[str, Any], allowed: tuple[str, ...]) -> str:
+    value = str(stated.get(name) or "").strip().lower()
+    if value and value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got {value[:40]!r}")
+    return value
+
+
+def _age(value: Any) -> float | None:
+    if value is None or value == "":
+        return None
+    try:
+        age = float(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError("age must be a number of years") from error
+    if not 0 <= age <= 130:
+        raise ConfigError(f"age must be between 0 and 130 years; got {age:g}")
+    return age
+
+
+def guess_setting(text: str) -> str:
+    """inpatient if the note is about a stay, else outpatient."""
+    inpatient, outpatient = _INPATIENT.search(text), _OUTPATIENT.search(text)
+    if inpatient and outpatient:
+        return "inpatient" if inpatient.start() < outpatient.start() else "outpatient"
+    return "inpatient" if inpatient else "outpatient"
+
+
+def _guess_role(text: str) -> str:
+    if _PATHOLOGY.search(text):
+        return "pathology"
+    kinds = {section.kind for section in sections(text)}
+    is_report = not kinds.isdisjoint({"impression", "findings"}) and kinds <= _REPORT_SECTIONS
+    return "radiology" if is_report or _RADIOLOGY.search(text) else "attending"
+
+
+def guess_patient(text: str) -> tuple[float | None, str]:
+    """Age in years and sex (F, M or "") as the note first states them."""
+    age, sex = None, ""
+    if match := _AGE.search(text):
+        age = float(match["age"] or match["short"] or match["label"])
+        sex = (match["sex"] or "").upper()
+    if (months := _MONTHS.search(text)) and (match is None or months.start() < match.start()):
+        age, sex = 0.0 if int(months[1]) < 12 else int(months[1]) // 12, ""
+    if not sex and (label := _SEX_LABEL.search(text)):
+        sex = label["sex"]
+    if not sex:
+        female, male = _FEMALE.search(text), _MALE.search(text)
+        if female or male:
+            sex = "F" if female and (not male or female.start() < male.start()) else "M"
+    return (age if age is None or age <= 130 else None), sex

@@ -1,0 +1,218 @@
+"""Whether a mention counts for the claim: of this patient, at this encounter, certain enough for the setting."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from nosology.claims.draft import Draft, matches
+from nosology.claims.ruled_out import is_ruled_out
+from nosology.codes.related_codes import is_past_event
+from nosology.core import Span
+from nosology.text.tokens import words_of
+
+SYMPTOMS = "R00-R99|M25.4|M25.5|M54.2|M54.5|M54.6|M54.9|M79.1|M79.6|N64.4|H57.1|H92.0|L29|L50.9"
+_FINAL = ("discharge_diagnosis", "assessment", "impression")  # sections that state the diagnoses at the end
+_EARLY = ("chief_complaint", "hpi", "admission_diagnosis", "past_medical_history", "indication", "review_of_systems")
+_EARLY_OR_TESTS = (*_EARLY, "physical_exam", "vital_signs", "results", "findings", "technique", "medications")
+_REPORT_KINDS = ("indication", "technique", "past_medical_history", "hpi", "chief_complaint")
+_CONFIRMED_ONLY = "B20|Z21|U07.1|J09|J10|A92.5"  # I.C.1.a, I.C.1.f, I.C.1.g, I.C.10.c
+_REACTIONS = "R00-R99|L27|L50|L51|T78.0|T78.2|T78.3|T88.6|T88.7|J38.4|K52|G25|L29"
+_WINDOW = 100
+
+# II.H and IV.H name these next to the terms of the context table.
+_LIKE = re.compile(
+    r"\b(?:consistent|compatible|comparable|in keeping) with\b[^.;:\n]*$|\bc/w\b[^.;:\n]*$"
+    r"|\b(?:working|presumptive|provisional|tentative) (?:diagnosis|dx)\b[^.;\n]*$|\bindicative of\b[^.;:\n]*$"
+    r"|\bfavor(?:ed|s|ing)?\b[^.;:\n]*$",
+    re.IGNORECASE,
+)
+# Not yet examined at all: only in the list of final diagnoses do these mean "still to be ruled out".
+_TO_EXAMINE = re.compile(
+    r"\b(?:r/o|rule|rules?d? out|eval\w*|assess\w*|work ?up|exclude|vs|versus|differential|ddx|query|question\w*"
+    r"|concern\w*|whether|unsure|unclear|certain|clear|sure|doubt\w*|perhaps)\b",
+    re.IGNORECASE,
+)
+_ASKED = re.compile(r"(?: [\w-]+){1,2}\?")  # "encephalopathy due to hepatic failure?"
+_ANSWERED_NO = re.compile(r"(?: [\w-]+){0,2}\?\s*No\b")
+_ON_ARRIVAL = re.compile(
+    r"\b(?:admitted|presented|presents|sent|brought|transferred|referred|initial(?:ly)?|on arrival|in the ED)\b",
+    re.I,
+)
+_RELATIVES = r"(?:mothers?|moms?|mum|fathers?|dads?|parents?|sisters?|brothers?|sib(?:ling)?s?|husband|wife|donor)"
+_OF_RELATIVE = re.compile(rf"\s+{_RELATIVES}\b", re.IGNORECASE)
+_MATERNAL = re.compile(r"\b(?:maternal|mother'?s?|mom'?s?)\b[^.;\n]*$", re.IGNORECASE)
+_RECIPIENT = re.compile(r"\brecipient (?:is|was|has|had)\b[^.;\n]*$", re.IGNORECASE)
+_EXPOSED = re.compile(r"\b(?:exposed to|exposure to|contact with|contacts? (?:has|had|have))\b[^.;\n]*$", re.IGNORECASE)
+_DIET = re.compile(r"\bdiet\s*:\s*[\w-]*\s*$", re.IGNORECASE)
+_NAME = re.compile(  # of a place, a test or a service: "HEADACHE CLINIC", "sepsis protocol"
+    r"\s+(?:clinic|diet(?! controlled)|unit|service|cent(?:er|re)|team|program|protocol|registry|score|scale"
+    r"|questionnaire|screen|consent|education|handouts?|support group|nurse|foundation|society|ppx|prophylaxis"
+    r"|precautions|shot|vaccines?)\b",
+    re.IGNORECASE,
+)
+_TEACHING = re.compile(
+    r"\b(?:hand-?outs?|leaflets?|brochures?|pamphlets?|education(?:al)? material|warning signs|instructed to return"
+    r"|precautions|ppx:|prophylaxis:|patient education|discussed\b[^.\n]*\b(?:signs|risks?|prevention)|return if"
+    r"|counsel\w+ (?:on|about|regarding)|come back if|seek care)(?<=[\w:])[^.\n]*$",
+    re.IGNORECASE,
+)
+_PRESCRIBED = re.compile(
+    r"\b(?:\d+ ?(?:mg|mcg|g|ml|units?|tabs?|puffs?|drops?)|(?:once|twice|three times)(?: a day| daily)|daily|bid|tid"
+    r"|qid|q\d+h|every \d+ hours|prn|as needed)\b[^.;\n]*\bfor\b[^.;\n]*$",
+    re.IGNORECASE,
+)
+_ALLERGY = re.compile(r"\b(?:allerg(?:y|ies|ic)|intoleran(?:t|ce)|adverse reactions?)\b[^.;\n]*$", re.IGNORECASE)
+_CAUSED_BY_DRUG = re.compile(
+    r"\b(?:makes?|made|gives?|gave|causes?|caused) (?:him|her|them|me|the patient|pt)\b[^.;\n]*$", re.I
+)
+_ITEM_END = re.compile(r"[;\n]|\.\s|, (?=[A-Za-z])|\s-\s+(?=[A-Z])")
+_STRUCK = re.compile(r"\b(?:error|erroneous|removed|entered in error|disproven|not confirmed|never confirmed)\b", re.I)
+_RESOLVED = re.compile(r"\bresolved\b|\bcured\b|\bdelivered\b|\bmiscarriage\b", re.IGNORECASE)
+_YEAR = re.compile(r"\b(?:19|20)\d\d\b")
+_OLD_LIST = re.compile(r"problem list|past|prior|pmh|copied|carried|imported|history", re.IGNORECASE)
+_PAST = re.compile(r"\b(?:history|h/o|hx|pmhx?|personal|previous(?:ly)?|past)\b", re.IGNORECASE)
+_LIST_ITEM = re.compile(r"[ \t]*(?:[-*•]|\d{1,2}[.)])[ \t]*\S")
+_NEWBORN = re.compile(
+    r"\b(?:newborn|neonat\w+|NICU|nursery|baby (?:boy|girl)|day of life|DOL|birth ?weight|BW)\b", re.I
+)
+_PREGNANT = re.compile(r"\bG\d+ ?P\d|\bPPD ?\d|\bpostpartum\b|\bdelivery (?:summary|note)\b", re.IGNORECASE)
+
+
+class Objection(NamedTuple):
+    """The rule by which a mention does not count, and the reason in a sentence."""
+
+    rule: str
+    reason: str
+
+
+def objection(draft: Draft, span: Span, code: str) -> Objection | None:
+    """Why a mention of a code does not count; None if it does."""
+    context = draft.context(span)
+    sentence = draft.sentence(span.start)
+    before = draft.text[max(sentence.start, span.start - _WINDOW) : span.start]
+    after = draft.text[span.end : span.end + _WINDOW]
+    kind = draft.section_kind(span.start)
+    is_description = words_of(draft.text[span.start : span.end]) == words_of(draft.table.description(code))
+    if (context.negated and not is_description) or _ANSWERED_NO.match(after):
+        return Objection("negated", "the note denies it")
+    if context.hypothetical or (code[0] != "Z" and _TEACHING.search(before)):
+        return Objection("hypothetical", "the note mentions it only as a possibility in the future")
+    if _is_of_other_person(draft, code, before, after, context.family):
+        return Objection("relative", "the note says it of another person")
+    if code[0] in "ABJU" and _EXPOSED.search(before):
+        return Objection("contact", "the note says it of a contact")
+    if code[0] != "Z" and (_NAME.match(after) or _DIET.search(before)):
+        return Objection("name", "it is part of the name of a place, a test or a service")
+    is_first = sentence.start <= draft.section_body(span.start)
+    if _is_reaction(code, kind, before, draft.text[span.start : span.end], is_first):
+        return Objection("allergy", "it is the reaction to a substance that the patient avoids")
+    if matches(SYMPTOMS, code) and _PRESCRIBED.search(before):
+        return Objection("indication", "it is what a drug is taken for, if it occurs")
+    is_asked = "?" in draft.text[span.start : span.end] or _ASKED.match(after) is not None
+    is_uncertain = context.uncertain or is_asked
+    if (is_uncertain or _LIKE.search(before)) and (reason := _doubt(draft, span, code, kind, before)):
+        return Objection("uncertain", reason)
+    if is_ruled_out(draft, span, code, certain_section=kind in _FINAL and not is_uncertain):
+        return Objection("ruled-out", "the note says that it was ruled out")
+    if (code[0] != "Z" or matches("Z33|Z34|Z3A", code)) and _is_struck(draft, span, code):
+        return Objection("copied", "an old list says it; it is over, or was an error")
+    if matches("Z87|!Z87.891|!Z87.5|!Z87.7", code) and not _PAST.search(f"{draft.section_title(span.start)} {before}"):
+        return Objection("past", "an event that is over and has no bearing on this encounter")
+    if draft.encounter.role == "pathology" and kind != "discharge_diagnosis" and _has_finding(draft):
+        return Objection("report", "the final diagnosis of the report is coded")
+    is_reason = draft.encounter.role != "attending" and kind in _REPORT_KINDS and matches(SYMPTOMS, code)
+    if is_reason and _has_finding(draft):
+        return Objection("report", "IV.K: the finding of the report is coded, not why it was asked for")
+    return None
+
+
+def _is_of_other_person(draft: Draft, code: str, before: str, after: str, family: bool) -> bool:
+    if _RECIPIENT.search(before):
+        return code[0] != "Z" or matches("Z80-Z84", code)
+    if (_MATERNAL.search(before) or _OF_RELATIVE.match(after)) and is_newborn(draft):
+        return code[0] != "P" and not matches("Z38|Z05|Z23", code)
+    return code[0] != "Z" and (family or _OF_RELATIVE.match(after) is not None)
+
+
+def is_newborn(draft: Draft) -> bool:
+    """Whether the patient is a newborn, and not the mother."""
+    if draft.encounter.age is not None and draft.encounter.age > 1:
+        return bool(re.match(r"[^\n]*\n?.{0,120}\bbaby (?:boy|girl)\b", draft.text, re.IGNORECASE))
+    return bool(_NEWBORN.search(draft.text)) and not _PREGNANT.search(draft.text)
+
+
+def _is_reaction(code: str, kind: str, before: str, words: str, is_first: bool) -> bool:
+    """is_first: the mention is in the first sentence of its section."""
+    if kind == "allergies" and is_first:
+        return code[0] != "Z" and not matches("J30|J45|L20|L23|L24|L25", code)
+    if "(" in words:  # "allergic to amoxicillin (hives"
+        before += words
+    return matches(_REACTIONS, code) and bool(
+        kind == "allergies" or _ALLERGY.search(before) or _CAUSED_BY_DRUG.search(before)
+    )
+
+
+def _has_finding(draft: Draft) -> bool:
+    """Whether the findings or the impression of a report name a disease for certain."""
+    for suggestion in draft.suggestions:
+        for item in suggestion.evidence if suggestion.accepted and suggestion.code[0] not in "RZ" else ():
+            context = draft.context(Span(item.start, item.end))
+            before = draft.text[draft.sentence(item.start).start : item.start]
+            is_stated = not (context.negated or context.uncertain or context.hypothetical or _LIKE.search(before))
+            if is_stated and draft.section_kind(item.start) in ("findings", "impression", "discharge_diagnosis"):
+                return True
+    return False
+
+
+def _doubt(draft: Draft, span: Span, code: str, kind: str, before: str) -> str:
+    """Why an uncertain diagnosis is not coded; "" if it is."""
+    if matches("Z80-Z87", code):
+        return "an uncertain history is not coded"
+    if code[0] == "Z" or (code[0] == "R" and not draft.encounter.is_inpatient):
+        return ""
+    if matches(_CONFIRMED_ONLY, code):
+        return "only confirmed cases of this disease are coded"
+    if not draft.encounter.is_inpatient:
+        return "IV.H: an uncertain diagnosis is not coded for an outpatient"
+    if kind in _FINAL:
+        return ""
+    if _ON_ARRIVAL.search(re.split(r",|;|\bbut\b", before)[-1]):
+        return "II.H: it was not a diagnosis at discharge"
+    triggers = draft.uncertain_triggers(span)
+    is_open = not triggers and not _LIKE.search(before)  # "?CHF"
+    if is_open or any(_TO_EXAMINE.search(trigger) for trigger in triggers):
+        return "II.H: it was not a diagnosis at discharge"
+    has_final = any(section.kind in _FINAL for section in draft.sections)
+    if kind in _EARLY_OR_TESTS or (kind == "start" and has_final):
+        return "II.H: it was not a diagnosis at discharge"
+    return ""
+
+
+def _is_struck(draft: Draft, span: Span, code: str) -> bool:
+    """Whether the item of a list says that the condition is over or was an error."""
+    line_start, line_end = draft.text.rfind("\n", 0, span.start) + 1, draft.text.find("\n", span.end)
+    line_end = line_end if line_end >= 0 else len(draft.text)
+    if _LIST_ITEM.match(draft.text, line_start):
+        item = draft.text[line_start:line_end]
+    else:
+        item = _ITEM_END.split(draft.text[span.end : line_end], maxsplit=1)[0]
+    if code[0] in "VWXY":
+        return _YEAR.match(item.strip(" ,(")) is not None
+    if _STRUCK.search(item):
+        return True
+    title = f"{draft.section_title(span.start)} {_list_title(draft.text, span.start)}"
+    is_old = _OLD_LIST.search(title) is not None
+    if not is_old:
+        return False
+    return bool(_RESOLVED.search(item)) or (is_past_event(code) and bool(_YEAR.search(item)))
+
+
+def _list_title(text: str, position: int) -> str:
+    """The line above the list around a character, or what stands before it in its line."""
+    start = text.rfind("\n", 0, position) + 1
+    if not _LIST_ITEM.match(text, start):
+        return text[start:position]
+    while start and _LIST_ITEM.match(text, start):
+        start = text.rfind("\n", 0, start - 1) + 1
+    return text[start : text.find("\n", start)]

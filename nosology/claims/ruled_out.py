@@ -1,0 +1,98 @@
+"""Diseases that a note rules out: they do not count anywhere in it, in none of their names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from nosology.claims.draft import Draft, matches
+from nosology.core import Span
+from nosology.models.lexicon.lexicon_terms import Terms
+from nosology.text.phrases import TokenizedNote
+
+_SAID = r"(?:(?:was|were|is|are|been|has been|have been|considered|and|but|clinically|effectively|essentially) )*"
+_AFTER = re.compile(rf"[\s,:;>→(–-]*{_SAID}(?:ruled out|excluded|disproven)\b(?!\s+(?:for|from)\b)", re.IGNORECASE)
+_BEFORE = re.compile(
+    r"\b(?:ruled out|rules out|ruled (?:him|her|pt|patient) out)(?: for)?\s+(?P<what>[^.;,\n()]{2,60})", re.I
+)
+_STUDY = (
+    r"(?:CTA?|CTPA|MR[IA]|US|ultrasound|sono\w*|doppler|duplex|echo\w*|T[TE]E|CXR|x-?ray|XR|films?|imaging|EEG|LP|V/?Q"
+    r"|angio\w*|cath\w*|biops\w*|EGD|colonoscopy|cultures?|scan)"
+)
+_NO_ON_STUDY = re.compile(rf"\bno (?P<what>[^,.;\n()]{{2,40}}?) (?:on|by|per) (?:the |repeat |chest )?{_STUDY}\b", re.I)
+_STUDY_WITHOUT = re.compile(
+    rf"\b{_STUDY}\b[^.;,\n]{{0,25}}\b(?:no|neg(?:ative)? for) (?P<what>[^,.;\n()]{{2,40}})", re.I
+)
+_QUESTION_ANSWERED = re.compile(
+    r"(?:\br/o|\brule out|\bevaluat\w+ for|\?)\s*(?P<what>[^,.;\n?-]{2,40})[^.;\n]{0,60}"
+    r"\b(?:ruled out|neg(?:ative)?\b(?!\s+for)|excluded|unlikely|doubt\w*|not found)",
+    re.IGNORECASE,
+)
+_ASKED = re.compile(r"\b(?P<what>[A-Za-z][\w/ -]{1,30})\?[^\n]{0,60}\bno (?P=what)\b", re.IGNORECASE)
+_SEGMENT = re.compile(r"[.;\n]|, |\s[-–]\s|\) ?|: |\bbut\b|\bwith\b")
+_MAX_LIST = 3  # words of an item before "and ... were ruled out"
+_GAP = 2
+_REACH = 90  # characters before "ruled out"
+# Ruling out one disease rules out what other categories call the same.
+_SAME = (
+    ("A41", "A40-A41|R65.2"),
+    ("J18", "J12-J18"),
+    ("I21", "I21-I22|I20.0"),
+    ("E11.1", "E08.1|E09.1|E10.1|E11.1|E13.1"),
+)
+
+
+def is_ruled_out(draft: Draft, span: Span, code: str, certain_section: bool) -> bool:
+    """Whether a code is ruled out in its note; what a list of final diagnoses states for certain is not."""
+    if certain_section or code[0] in "ZSVWXY":
+        return False
+    return any(matches(pattern, code) for pattern in _patterns(draft))
+
+
+def _patterns(draft: Draft) -> frozenset[str]:
+    """The patterns of the codes that a note rules out."""
+    if draft.ruled_out is None:
+        text = ".\n".join(_statements(draft.text))
+        draft.ruled_out = frozenset(_codes(draft, text)) if text else frozenset()
+    return draft.ruled_out
+
+
+def _statements(text: str) -> Iterator[str]:
+    """The words of a note that name what is ruled out."""
+    if "out" in text or "xclude" in text or "OUT" in text:
+        for match in _AFTER.finditer(text):
+            yield from _before(text[max(0, match.start() - _REACH) : match.start()])
+    for pattern in (_BEFORE, _NO_ON_STUDY, _STUDY_WITHOUT, _QUESTION_ANSWERED, _ASKED):
+        for match in pattern.finditer(text):
+            yield match["what"]
+
+
+def _before(text: str) -> Iterator[str]:
+    """The last part of a text, and the items of the list that it ends: "MI, PE and dissection"."""
+    parts = [part for part in _SEGMENT.split(text) if part.strip()]
+    if not parts:
+        return
+    last = parts.pop()
+    yield last
+    is_list = re.search(r"\b(?:and|or)\b|/", last)
+    if not is_list and parts and re.search(r"\b(?:neg|negative|normal|flat|nl)\b", last):
+        yield parts[-1]  # "? DVT L leg - doppler neg, ruled out"
+    while is_list and parts and len(parts[-1].split()) <= _MAX_LIST:
+        yield parts.pop()
+
+
+def _codes(draft: Draft, text: str) -> Iterator[str]:
+    terms = Terms.open(draft.encounter.release)
+    found = terms.index.find(TokenizedNote.from_text(text), _GAP)
+    longest = [match for match in found if not any(set(match.places) < set(other.places) for other in found)]
+    for match in longest:
+        for code, _ in terms.entries(match.phrase)[:1]:
+            yield _pattern(draft, code)
+
+
+def _pattern(draft: Draft, code: str) -> str:
+    """The codes of a ruled-out disease: the code, or all of its category if it is the unspecified one."""
+    title = draft.table.description(code).lower() if code in draft.table else ""
+    is_general = "unspecified" in title or "without" in title or code[-1] == "9"
+    wide = code[:3] if is_general else code
+    return next((pattern for prefix, pattern in _SAME if wide.startswith(prefix)), wide)

@@ -1,0 +1,98 @@
+"""`nosology claim`: the code set of each note in billing order."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import tee
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nosology.cli.coder_commands import read_input_notes
+from nosology.cli.command_group import printable
+from nosology.core import ConfigError
+from nosology.core.progress import progress
+
+if TYPE_CHECKING:
+    from nosology.claims.claim import Claim
+
+
+def claim(
+    notes: Annotated[list[str], typer.Argument(metavar="NOTE...", help="Text files, notes files, or - .")],
+    coder: Annotated[Path, typer.Option(metavar="BUNDLE", help="The bundle folder of a coder, or day-one.")] = Path(
+        "day-one"
+    ),
+    setting: Annotated[
+        str | None,
+        typer.Option(
+            metavar="inpatient|outpatient|emergency", help="Where the patient was; default: read from the note."
+        ),
+    ] = None,
+    date: Annotated[
+        str | None, typer.Option(metavar="YYYY-MM-DD", help="Of the discharge or visit; default: the newest code set.")
+    ] = None,
+    sex: Annotated[str | None, typer.Option(metavar="F|M", help="Of the patient; default: read from the note.")] = None,
+    age: Annotated[
+        float | None, typer.Option(min=0, max=130, help="Of the patient, in years; default: read from the note.")
+    ] = None,
+    system: Annotated[
+        str,
+        typer.Option(
+            metavar="icd10cm|icd9cm", help="Of the claim's codes; icd9cm: mapped back from ICD-10-CM by the GEMs."
+        ),
+    ] = "icd10cm",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per note.")] = False,
+) -> None:
+    """Assign the code set of each note: final codes in billing order, what was left out and why, open questions.
+
+    A notes file may have the columns setting, date, sex, age, admitted, discharged and role; they take precedence.
+    """
+    from nosology.claims.claim import SYSTEMS, build_claim
+    from nosology.claims.encounter import Encounter, stated_fields
+    from nosology.serving.coder import Coder
+
+    if system not in SYSTEMS:
+        raise ConfigError(f"--system must be one of {', '.join(SYSTEMS)}; got {system!r}")
+    stated = {"setting": setting, "date": date, "sex": sex, "age": age}
+    Encounter.of("", stated)  # a wrong option is refused before any note is coded
+    loaded = Coder.for_claims(coder, systems=["icd10cm"])
+    to_read = read_input_notes(notes, "claim")
+    if not sys.stdout.isatty():  # else the output itself shows the progress
+        to_read = progress(to_read, "coding")
+    for_encounters, to_code = tee(to_read)
+    for note, suggestions in zip(for_encounters, loaded.code_all(to_code)):
+        result = build_claim(note.id, note.text, suggestions, stated | stated_fields(note), system=system)
+        if as_json:
+            typer.echo(json.dumps(result.to_json(), ensure_ascii=False))
+        else:
+            _print_claim(result)
+
+
+def _print_claim(result: Claim) -> None:
+    count = len(result.codes)
+    typer.echo(f"{printable(result.id)}: {count} code{'' if count == 1 else 's'}, {result.encounter.setting}")
+    for number, item in enumerate(result.codes, 1):
+        words = ", ".join(dict.fromkeys(printable(" ".join(text.split())) for text in result.words(item.evidence)))
+        typer.echo(f"  {number:2}. {item.code:<9}{item.poa:<2} {item.description}")
+        typer.echo(f"{'':18}{words}{f' [{item.rule}]' if item.rule else ''}")
+    if groups := _groups_line(result):
+        typer.echo(f"  {groups}")
+    for item in result.left_out:
+        typer.echo(f"  not {item.code:<9} {item.reason} [{item.rule}]")
+    for query in result.queries:
+        typer.echo(f"  ask: {query.question} [{query.rule}]")
+    for issue in result.conflicts:
+        typer.echo(f"  {issue.level}: {issue.message}")
+
+
+def _groups_line(result: Claim) -> str:
+    """DRG, CC and MCC, HCC and risk score in one line; empty if they are not known."""
+    if (groups := result.groups) is None:
+        return ""
+    parts = [f"DRG {groups.drg:03} {groups.drg_title}"] if groups.drg else []
+    for title, by_code in (("", groups.severity), ("HCC ", groups.hcc)):
+        for name in dict.fromkeys(by_code.values()):
+            parts.append(f"{title}{name}: {' '.join(code.code for code, value in by_code.items() if value == name)}")
+    return "; ".join([*parts, f"risk {groups.risk:.2f}"] if groups.risk is not None and groups.hcc else parts)

@@ -1,1 +1,0 @@
-"""CAML and LAAT: a word encoder below one attention query per code."""

@@ -1,0 +1,44 @@
+"""Training of CAML, LAAT and PLM-ICD."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from nosology.core.label_space import LabelSpace
+from nosology.encoders.transformer import load_pretrained
+from nosology.models.laat.laat_model import Caml, Laat, PlmIcd, PlmIcdNet, WordEncoderNet
+from nosology.models.laat.laat_settings import CamlRecipe, LaatRecipe, PlmIcdRecipe
+from nosology.models.neural_trainer import NeuralTrainer, Targets, build_word_tokenizer, label_rates
+from nosology.training.examples import Examples
+
+
+class LaatTrainer(NeuralTrainer[CamlRecipe | LaatRecipe, Caml]):
+    """Trains CAML or LAAT; the word vectors are trained on the same notes before."""
+
+    def build_model(self, labels: LabelSpace, examples: Examples) -> tuple[Caml, Targets]:
+        """An untrained model for these labels and notes, and what it is trained to predict."""
+        recipe = self.recipe
+        tokenizer, vectors = build_word_tokenizer(recipe, labels, examples)
+        settings = recipe.model.resolved(len(examples))
+        torch.manual_seed(recipe.seed)
+        rates = label_rates(labels, examples)
+        net = WordEncoderNet(settings, len(tokenizer.vocabulary), recipe.vectors.size, len(labels), vectors, rates)
+        model = Caml if recipe.kind == "caml" else Laat
+        return model(labels, np.zeros(len(labels), np.int64), tokenizer, net, settings), Targets.of(labels)
+
+
+class PlmIcdTrainer(NeuralTrainer[PlmIcdRecipe, PlmIcd]):
+    """Fine-tunes a pretrained transformer."""
+
+    def build_model(self, labels: LabelSpace, examples: Examples) -> tuple[PlmIcd, Targets]:
+        """A model with pretrained weights, and what it is trained to predict."""
+        settings = self.recipe.model
+        torch.manual_seed(self.recipe.seed)
+        tokenizer, encoder = load_pretrained(
+            settings.encoder, settings.window, settings.max_tokens, settings.lower_case
+        )
+        if settings.frozen:
+            encoder.cache_states()  # they are the same in each epoch
+        net = PlmIcdNet(settings, encoder, len(labels), label_rates(labels, examples))
+        return PlmIcd(labels, np.zeros(len(labels), np.int64), tokenizer, net, settings), Targets.of(labels)

@@ -1,0 +1,96 @@
+"""Which mentions count for a claim: sentences with codes that must and must not be in the set."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nosology.claims.claim import build_claim
+from nosology.serving.coder import Coder
+
+
+@pytest.fixture(scope="module")
+def coder():
+    return Coder.for_claims("day-one")
+
+
+def codes(coder, text: str, setting: str, role: str = "attending") -> set[str]:
+    claim = build_claim(
+        "note", text, coder.code(text), {"setting": setting, "role": role}, off=["calibration", "relevance"]
+    )
+    return {item.code for item in claim.codes}
+
+
+CASES = [
+    # uncertain diagnoses: II.H and IV.H
+    ("inpatient", "Discharge diagnosis: probable aspiration pneumonia.", {"J69.0"}, set()),
+    ("outpatient", "Fatigue. Assessment: probable aspiration pneumonia.", {"R53.83"}, {"J69.0"}),
+    ("outpatient", "Impression: opacity compatible with pneumonia.", set(), {"J18.9"}),
+    ("outpatient", "Shoulder pain, working diagnosis polymyalgia rheumatica.", set(), {"M35.3"}),
+    ("inpatient", "HPI: gout, ?CHF, r/o PE.\nDischarge diagnosis: Gout.", {"M10.9"}, {"I50.9", "I26.99"}),
+    ("inpatient", "Discharge diagnosis: suspected COVID-19.", set(), {"U07.1"}),
+    # ruled out, under any name
+    ("inpatient", "Sepsis on arrival. Gout flare treated. Sepsis was ruled out.", {"M10.9"}, {"A41.9"}),
+    ("inpatient", "Pulmonary embolism on call. Gout. CTA done, PE ruled out.", {"M10.9"}, {"I26.99"}),
+    ("emergency", "? DVT L leg - doppler neg, ruled out. Gout.", {"M10.9"}, {"I82.402", "I82.409"}),
+    ("inpatient", "Gout. CKD? - creatinine 0.9, no CKD.", {"M10.9"}, {"N18.9"}),
+    ("inpatient", "COPD and gout, PE ruled out.", {"J44.9", "M10.9"}, {"I26.99"}),
+    ("inpatient", "PE ruled out on the left.\nDischarge diagnosis: pulmonary embolism.", {"I26.99"}, set()),
+    # other people
+    ("inpatient", "Baby boy, newborn, born to a diabetic mother. Maternal gout.", set(), {"E11.9", "M10.9"}),
+    ("outpatient", "Sib has a cold. Sister with gout. Asthma.", {"J45.909"}, {"J00", "M10.9"}),
+    # allergies, teaching, prescriptions, names
+    ("outpatient", "Gout. Allergies: sulfa (rash).", {"M10.9"}, {"R21"}),
+    ("outpatient", "Codeine makes her break out in hives. Gout.", {"M10.9"}, {"L50.9"}),
+    ("outpatient", "Handouts given: heart attack and asthma.", set(), {"I21.9", "J45.909"}),
+    ("outpatient", "Use the cream twice daily for itch or rash.", set(), {"L29.9", "R21"}),
+    ("outpatient", "HEADACHE CLINIC\nGout.", {"M10.9"}, {"R51.9"}),
+    # lists that were copied
+    (
+        "inpatient",
+        "Problem list (imported):\n1. Gout\n2. Pneumonia, 3/2024 - resolved\n3. TIA 2016",
+        {"M10.9", "Z86.73"},
+        {"J18.9", "G45.9"},
+    ),
+    ("inpatient", "PMH/problem list (copied)\n- Gout\n- Asthma (removed - spirometry normal)", {"M10.9"}, {"J45.909"}),
+    ("inpatient", "Final diagnoses:\n1. Acute kidney injury, resolved", {"N17.9"}, set()),
+    ("inpatient", "Chest pain, NSTEMI ruled out by serial troponins.", {"R07.9"}, {"I21.4"}),
+    ("outpatient", "CAD, no angina, on aspirin. Gout.", {"M10.9", "I25.10", "Z79.82"}, {"I20.9"}),
+    ("outpatient", "Colitis? mother had ulcerative colitis? Gout.", {"M10.9"}, {"Z83.79"}),
+    # remission is current, list numbers are no stages
+    ("outpatient", "Multiple myeloma in remission.", {"C90.01"}, {"Z85.79"}),
+    ("outpatient", "1. Gout\n2. CKD stage 3a", {"M10.9", "N18.31"}, {"N18.2"}),
+]
+
+
+@pytest.mark.parametrize(("setting", "text", "wanted", "unwanted"), CASES, ids=[str(n) for n in range(len(CASES))])
+def test_mentions_that_count(coder, setting, text, wanted, unwanted):
+    found = codes(coder, text, setting)
+    assert wanted <= found and not unwanted & found, found
+
+
+SENTENCES = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "cases" / "context.jsonl").read_text(encoding="utf-8").splitlines()
+]
+
+
+@pytest.mark.parametrize("case", SENTENCES, ids=[str(number) for number in range(len(SENTENCES))])
+def test_context_of_whole_sentences(coder, case):
+    off = ["calibration", "relevance", "integral"]
+    claim = build_claim("note", case["text"], coder.code(case["text"]), {"setting": case["setting"]}, off=off)
+    assert not set(case["without"]) & {item.code for item in claim.codes}
+
+
+def test_reports_code_the_finding_and_not_the_reason(coder):
+    text = "INDICATION: Cough.\nFINDINGS: Clear.\nIMPRESSION: Right lower lobe pneumonia."
+    assert "R05.9" not in codes(coder, text, "outpatient", "radiology")
+    assert "R05.9" in codes(coder, "INDICATION: Cough.\nIMPRESSION: No pneumonia.", "outpatient", "radiology")
+
+
+def test_what_does_not_count_has_a_reason(coder):
+    text = "Gout. Probable asthma."
+    claim = build_claim("note", text, coder.code(text), {"setting": "outpatient"})
+    assert [item.rule for item in claim.left_out if item.code == "J45.909"] == ["uncertain"]

@@ -1,0 +1,93 @@
+"""curves.csv and TensorBoard files are cut on resume; progress shows small speeds."""
+
+from __future__ import annotations
+
+import csv
+import time
+
+import pytest
+
+from nosology.core import DataError
+from nosology.training.run_folder import ProgressDisplay, TrainingCurves
+
+
+def read_rows(folder) -> list[dict[str, str]]:
+    with (folder / "curves.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def add(curves: TrainingCurves, step: int, **metrics: float) -> None:
+    curves.add({"step": step, "epoch": 1, "loss": 1 / step, "learning_rate": 0.1, "notes_per_second": 5.0} | metrics)
+
+
+def test_curves_are_cut_at_the_step_of_a_resumed_run(tmp_path):
+    curves = TrainingCurves(tmp_path)
+    for step in range(1, 13):
+        add(curves, step, **({"map": 0.5} if step == 4 else {}))
+    curves.close()
+    complete = (tmp_path / "curves.csv").read_text()
+    with (tmp_path / "curves.csv").open("a") as file:
+        file.write("13,1,0.0")  # an incomplete row
+    curves = TrainingCurves(tmp_path, step=6)
+    assert [row["step"] for row in read_rows(tmp_path)] == ["1", "2", "3", "4", "5", "6"]
+    for step in range(7, 13):
+        add(curves, step)
+    curves.close()
+    assert (tmp_path / "curves.csv").read_text() == complete
+    assert [row["map"] for row in read_rows(tmp_path)] == [""] * 3 + ["0.5"] + [""] * 8
+    TrainingCurves(tmp_path).close()
+    assert read_rows(tmp_path) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"a,b\n1,2\n", b"\xff\xfe"])
+def test_another_file_named_curves_is_an_error(tmp_path, content):
+    (tmp_path / "curves.csv").write_bytes(content)
+    with pytest.raises(DataError, match=r"curves.csv must start with the columns .*; delete it"):
+        TrainingCurves(tmp_path, step=6)
+
+
+def test_tensorboard_has_no_steps_that_were_cut(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    first = TrainingCurves(tmp_path)
+    for step in range(1, 6):
+        add(first, step, map=0.1)
+    first.close()
+    started = int(time.time())
+    while int(time.time()) == started:  # TensorBoard orders files by the second
+        time.sleep(0.05)
+    second = TrainingCurves(tmp_path, step=3)
+    add(second, 4, map=0.2)
+    second.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    names = ["dev/map", "train/learning_rate", "train/loss", "train/notes_per_second"]
+    assert sorted(events.Tags()["scalars"]) == names
+    values = [(event.step, round(event.value, 3)) for event in events.Scalars("dev/map")]
+    assert values == [(1, 0.1), (2, 0.1), (3, 0.1), (4, 0.2)]
+
+
+@pytest.mark.parametrize(("speed", "shown"), [(0.214, "0.21 notes/s"), (12.6, "13 notes/s"), (1234.5, "1,234 notes/s")])
+def test_progress_does_not_round_a_small_speed_to_zero(speed, shown, capsys):
+    ProgressDisplay("tiny", 1, 10, 0).end_epoch(0, 10, 0.5, {}, speed)
+    assert f"  {shown}  " in capsys.readouterr().err
+
+
+def test_long_epoch_prints_a_line_every_30_seconds(monkeypatch, capsys):
+    now = [1000.0]
+    monkeypatch.setattr("nosology.training.run_folder.time.monotonic", lambda: now[0])
+    display = ProgressDisplay("tiny", 2, 100, 0)
+    for step in range(1, 11):
+        now[0] += 10
+        display.update(0, step, 0.5, 20.0)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "tiny: epoch 1/2, step 3 of 100  loss 0.5  20 notes/s  0:16:10 left"
+    assert [line.split("  ")[0].split(", ")[1] for line in lines] == [f"step {step} of 100" for step in (3, 6, 9)]
+    display.end_epoch(0, 10, 0.5, {}, 20.0)
+    now[0] += 20
+    display.update(1, 12, 0.5, 20.0)
+    assert len(capsys.readouterr().err.splitlines()) == 1, "the line of the epoch counts"
+    silent = ProgressDisplay("tiny", 2, 100, 0, silent=True)
+    now[0] += 60
+    silent.update(1, 12, 0.5, 20.0)
+    assert capsys.readouterr().err == ""

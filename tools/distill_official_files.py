@@ -1,0 +1,145 @@
+"""Writes the tables of official files that ship in nosology/codes/data.
+
+    python tools/distill_official_files.py FOLDER
+
+FOLDER has files of NCHS and CMS (works of the US government): icd10cm_index_2025.csv.gz (the Alphabetic Index of
+October 2024), icd10cm_addenda_april2025.zip and icd10cm_addenda_fy2026.zip (PDF), icd10cm_neoplasm_april2026.xml.gz,
+icd10cm_drug_april2026.xml.gz, icd10cm_eindex_april2026.xml.gz and poa_exempt_fy20??.zip. Each table names its release
+and its source. The output is the same in each run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import io
+import json
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from nosology.codes.index_addenda import apply_addenda, count_changes, parse_line, read_addenda
+from nosology.codes.index_tree import IndexRow, IndexTree, bare_code, read_index_tree, split_title
+from nosology.codes.lookup import table
+from nosology.codes.poa_files import read_poa_list
+from nosology.codes.sources import DATA
+from nosology.codes.table import CodeTable
+
+ADDENDA = {
+    "icd10cm_addenda_april2025.zip": "icd10cm-index-addenda-April-2025.pdf",
+    "icd10cm_addenda_fy2026.zip": "icd10cm-index-addenda-2026.pdf",
+}
+TREES = {
+    "icd10cm_neoplasms": ("icd10cm_neoplasm_april2026.xml.gz", "NCHS, Table of Neoplasms, April 2026"),
+    "icd10cm_drugs": ("icd10cm_drug_april2026.xml.gz", "NCHS, Table of Drugs and Chemicals, April 2026"),
+    "icd10cm_external_causes": (
+        "icd10cm_eindex_april2026.xml.gz",
+        "NCHS, External Cause of Injuries Index, April 2026",
+    ),
+}
+
+
+def index_rows(path: Path) -> Iterator[IndexRow]:
+    """The lines of the Alphabetic Index in a comma-separated file; codes that no longer exist are left out."""
+    codes = table("icd10cm", "2026")
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            # Some lines have words of the title among the modifiers, or their code and reference in the title.
+            text = " ".join(row["Term"].split()).replace(" -- ", " - ")
+            term, _, instruction = text.partition(" - ") if " code" in text else (text, "", "")
+            printed = IndexRow(0, term) if row["Code"] else parse_line(term)
+            if "." not in printed.code:  # T9 and T10 are vertebrae
+                printed = IndexRow(0, term)
+            words = " ".join((printed.title, row["NonEssModif"], row["TitleTail_2017"]))
+            title, modifiers = split_title(words, printed.modifiers)
+            code = bare_code(row["Code"]) or printed.code or in_release(row["Subcat_2017"], codes)
+            see, see_also = (" ".join(row[name].split()) for name in ("See", "SeeAlso"))
+            if see.startswith("also "):
+                see, see_also = "", see.removeprefix("also ")
+            see = see or instruction.strip(" -")  # "code to injury with seventh character S", "omit code"
+            if category := in_release(row["SeeCat_2017"], codes):
+                see = f"category {category}"
+            manifestation = in_release(row["Manif_2017"], codes)
+            yield IndexRow(int(row["Level"]), title, modifiers, code, manifestation, see, see_also)
+
+
+def in_release(text: str, codes: CodeTable) -> str:
+    """The code of a printed one if the release has it, else ""."""
+    code = bare_code(text)
+    return code if code in codes else ""
+
+
+def alphabetic_index(folder: Path) -> dict[str, Any]:
+    """The Alphabetic Index of October 2024 with the addenda of April 2025 and FY2026."""
+    tree = IndexTree.from_rows("2025", "", index_rows(folder / "icd10cm_index_2025.csv.gz"))
+    source = "NCHS, ICD-10-CM Index to Diseases and Injuries FY2025, with the addenda of April 2025 and FY2026"
+    applied = not_applied = 0
+    for archive, member in ADDENDA.items():
+        with tempfile.TemporaryDirectory() as temporary, zipfile.ZipFile(folder / archive) as file:
+            changes = read_addenda(Path(file.extract(member, temporary)))
+        tree, failed = apply_addenda(tree, changes, "2026", source)
+        applied += count_changes(changes) - count_changes(failed)
+        not_applied += count_changes(failed)
+        for change in failed:
+            print(f"not applied: {change.action}, {'- ' * change.row.level}{change.row.title} {change.row.code}")
+    codes = table("icd10cm", "2026")
+    misprints = sorted({row.code for row in tree.rows() if row.code and row.code not in codes})
+    rows = (row._replace(code=in_release(row.code, codes)) for row in tree.rows())
+    tree = IndexTree.from_rows("2026", source, rows)
+    print(f"index: {len(tree):,} lines; changes applied {applied}, not applied {not_applied}; misprints {misprints}")
+    return tree.to_json() | {"changes_applied": applied, "changes_not_applied": not_applied}
+
+
+def poa_lists(folder: Path) -> dict[str, Any]:
+    """Codes exempt from POA, grouped by the releases that exempt them (bit i: release i)."""
+    masks: dict[str, int] = {}
+    releases = []
+    for bit, path in enumerate(sorted(folder.glob("poa_exempt_fy20??.zip"))):
+        release, codes = read_poa_list(path)
+        releases.append(release)
+        print(f"POA exempt {release}: {len(codes):,} codes")
+        for code in codes:
+            masks[code] = masks.get(code, 0) | 1 << bit
+    groups: dict[str, list[str]] = {}
+    for code in sorted(masks):
+        groups.setdefault(str(masks[code]), []).append(code)
+    source = f"CMS, POA exempt lists FY{releases[0]} to FY{releases[-1]}"
+    return {
+        "release": releases[-1],
+        "source": source,
+        "releases": releases,
+        "codes": {mask: " ".join(codes) for mask, codes in groups.items()},
+    }
+
+
+def write(name: str, value: Any) -> int:
+    """Writes gzipped JSON, with the same bytes in each run; its size."""
+    path = DATA / f"{name}.json.gz"
+    buffer = io.BytesIO()
+    with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=9, mtime=0) as file:
+        file.write(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+    path.write_bytes(buffer.getvalue())
+    print(f"{path}: {path.stat().st_size:,} bytes")
+    return path.stat().st_size
+
+
+def main() -> None:
+    """Writes all tables from the folder on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    total = write("icd10cm_index", alphabetic_index(folder))
+    for name, (file, source) in TREES.items():
+        with gzip.open(folder / file) as stream:
+            tree = read_index_tree(ElementTree.parse(stream).getroot(), source)
+        total += write(name, tree.to_json())
+    total += write("icd10cm_poa_exempt", poa_lists(folder))
+    print(f"together {total:,} bytes")
+
+
+if __name__ == "__main__":
+    main()
