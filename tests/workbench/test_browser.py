@@ -83,6 +83,7 @@ def signed_in(chromium: Browser, address: str, name: str, **options) -> Page:
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     page.goto(f"{address}/login")
+    expect(page.get_by_label("Name")).to_be_focused()  # autofocus comes after the load event: keys before it are lost
     page.keyboard.type(name)
     page.keyboard.press("Tab")
     page.keyboard.type(PASSWORD)
@@ -244,15 +245,18 @@ def test_help_and_switching_keys_off(chromium, address):
     expect(page.locator("#help")).to_be_visible()
     page.get_by_label("Single-key shortcuts are on").uncheck()
     page.keyboard.press("Escape")
+    decisions: list[str] = []
+    page.on("request", lambda request: decisions.append(request.url) if "/decide" in request.url else None)
     page.keyboard.press("a")
-    page.wait_for_timeout(300)
-    assert chosen(page) == []
+    page.reload()
+    expect(page.locator(".card.now")).to_be_visible()
+    assert chosen(page) == [] and decisions == []
 
 
 def test_scripts_in_a_note_do_not_run(chromium, address):
     page = signed_in(chromium, address, "ann")
     open_note(page, address, "evil")
-    page.wait_for_timeout(200)
+    page.wait_for_load_state("networkidle")  # an image that fails to load would have run its handler by then
     assert page.title() != "owned" and page.locator("#note script, #note img").count() == 0
 
 
