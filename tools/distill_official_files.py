@@ -4,8 +4,8 @@
 
 FOLDER has files of NCHS and CMS (works of the US government): icd10cm_index_2025.csv.gz (the Alphabetic Index of
 October 2024), icd10cm_addenda_april2025.zip and icd10cm_addenda_fy2026.zip (PDF), icd10cm_neoplasm_april2026.xml.gz,
-icd10cm_drug_april2026.xml.gz, icd10cm_eindex_april2026.xml.gz and poa_exempt_fy20??.zip. Each table names its release
-and its source. The output is the same in each run.
+icd10cm_drug_april2026.xml.gz, icd10cm_eindex_april2026.xml.gz, icd10cm_conversion_fy2026.xlsx and
+poa_exempt_fy20??.zip. Each table names its release and its source. The output is the same in each run.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from xml.etree import ElementTree
 from nosology.codes.index_addenda import apply_addenda, count_changes, parse_line, read_addenda
 from nosology.codes.index_tree import IndexRow, IndexTree, bare_code, read_index_tree, split_title
 from nosology.codes.lookup import table
-from nosology.codes.poa_files import read_poa_list
+from nosology.codes.poa_files import read_poa_list, spreadsheet_rows
 from nosology.codes.sources import DATA
 from nosology.codes.table import CodeTable
 
@@ -116,6 +117,18 @@ def poa_lists(folder: Path) -> dict[str, Any]:
     }
 
 
+def previous_codes(folder: Path) -> dict[str, Any]:
+    """New code -> the codes that were assigned before, of a range the first; lists of whole categories are left out."""
+    printed = re.compile(r"[A-TV-Z]\d[0-9A-Z](?:\.[0-9A-Z]{1,4})?")
+    previous: dict[str, str] = {}
+    for row in spreadsheet_rows((folder / "icd10cm_conversion_fy2026.xlsx").read_bytes()):
+        before = re.sub(r"-\s*[A-Z]\d[0-9A-Z.]+", "", row[2]) if len(row) > 2 and "ateg" not in row[2] else ""
+        if printed.fullmatch(row[0].strip()) and (codes := printed.findall(before)):
+            previous[row[0].strip()] = " ".join(codes)
+    print(f"previous codes: {len(previous):,} codes")
+    return {"release": "2026", "source": "NCHS, ICD-10-CM Conversion Table FY2026", "codes": previous}
+
+
 def write(name: str, value: Any) -> int:
     """Writes gzipped JSON, with the same bytes in each run; its size."""
     path = DATA / f"{name}.json.gz"
@@ -138,6 +151,7 @@ def main() -> None:
             tree = read_index_tree(ElementTree.parse(stream).getroot(), source)
         total += write(name, tree.to_json())
     total += write("icd10cm_poa_exempt", poa_lists(folder))
+    total += write("icd10cm_previous_codes", previous_codes(folder))
     print(f"together {total:,} bytes")
 
 

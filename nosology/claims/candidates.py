@@ -16,10 +16,11 @@ def add_candidates(draft: Draft) -> None:
 
 
 def _add(draft: Draft, suggestion: Suggestion) -> None:
-    code = suggestion.code
+    code = draft.of_date(suggestion.code)
     spans = [Span(item.start, item.end) for item in suggestion.evidence]
-    if not draft.table.billable(code):
-        draft.left_out.append(LeftOut(code, "the code set of the encounter's date does not have this code", "release"))
+    if not code:
+        reason = "the code set of the encounter's date does not have this code"
+        draft.left_out.append(LeftOut(suggestion.code, reason, "release"))
         return
     reasons = [objection(draft, span, code) for span in spans]
     usable = tuple(span for span, reason in zip(spans, reasons) if not reason)
@@ -32,7 +33,9 @@ def _add(draft: Draft, suggestion: Suggestion) -> None:
         if personal and matches("Z85|Z86", personal) and draft.table.billable(personal):
             draft.add(personal, suggestion.probability, spans, "past")
         return
-    draft.entries[code] = Entry(code, suggestion.probability, usable)
+    known = draft.entries.get(code, Entry(code, 0.0))  # two codes of today may have been one at the date
+    evidence = tuple(sorted({*known.evidence, *usable}))
+    draft.entries[code] = Entry(code, max(known.probability, suggestion.probability), evidence)
 
 
 def _is_inside(draft: Draft, span: Span, code: str) -> bool:

@@ -11,10 +11,10 @@ from functools import cache, cached_property, lru_cache
 from typing import NamedTuple
 
 from nosology.claims.encounter import Encounter
-from nosology.codes import table
+from nosology.codes import in_release, table
 from nosology.codes.table import CodeTable
 from nosology.codes.tabular import CodeReference
-from nosology.core import Span, Suggestion
+from nosology.core import Code, Span, Suggestion
 from nosology.text.context import Context, ContextSpan, TextContexts, contexts
 from nosology.text.sections import Section, sections
 from nosology.text.sentences import sentences
@@ -170,13 +170,20 @@ class Draft:
             return "1" if number < 14 else "2" if number < 28 else "3"
         return ""
 
+    def of_date(self, code: str) -> str:
+        """The billable code for a code at the encounter's date: itself, or the one assigned then; "" if none was."""
+        if self.table.billable(code):
+            return code
+        return next((it.code for it in in_release(Code("icd10cm", code), self.table.release)), "")
+
     def matching(self, pattern: str) -> list[Entry]:
         """The entries whose codes match a pattern: prefixes and ranges, as in I50|N18.5|E08-E13|!E09."""
         return [entry for code, entry in self.entries.items() if matches(pattern, code)]
 
     def add(self, code: str, probability: float, evidence: Iterable[Span], rule: str) -> bool:
-        """Adds a billable code; False if it is in the set already or not in the release."""
-        if code in self.entries or not self.table.billable(code):
+        """Adds a code, or what stood for it at the date; False if it is in the set already or not in the release."""
+        code = self.of_date(code)
+        if not code or code in self.entries:
             return False
         self.entries[code] = Entry(code, probability, tuple(sorted(set(evidence))), rule)
         self.fired.add(rule)
@@ -190,8 +197,9 @@ class Draft:
 
     def replace(self, old: Iterable[str], new: str, reason: str, rule: str) -> bool:
         """Replaces codes by one billable code that stands at the place of the first; False if it cannot."""
+        new = self.of_date(new)
         gone = [self.entries[code] for code in old if code in self.entries and code != new]
-        if not gone or not self.table.billable(new):
+        if not gone or not new:
             return False
         evidence = tuple(sorted({span for entry in gone for span in entry.evidence}))
         probability = max(entry.probability for entry in gone)

@@ -7,7 +7,7 @@ import re
 from functools import cache, lru_cache
 from importlib.resources import files
 
-from nosology.codes import describe, in_release, map_code, table
+from nosology.codes import describe, in_release, map_code, previously_assigned, table
 from nosology.core import Code
 from nosology.text.stems import stem
 from nosology.text.tokens import words_of
@@ -38,9 +38,9 @@ def icd9_codes(code: str) -> tuple[str, ...]:
 def _in_gems(code: str) -> Code | None:
     """The code, or if the GEMs lack it a predecessor, else the code next to it in its category that they have."""
     codes = table("icd10cm")
-    old = in_release(Code("icd10cm", code), _GEM_RELEASE)
+    old = [*in_release(Code("icd10cm", code), _GEM_RELEASE), *previously_assigned(Code("icd10cm", code))]
     titles = table("icd10cm", _GEM_RELEASE)
-    old = sorted(old, key=lambda it: not _UNSPECIFIED.search(titles.description(it.code)))
+    old = sorted(old, key=lambda it: it.code not in titles or not _UNSPECIFIED.search(titles.description(it.code)))
     lines = [line for line in codes.ancestors(code) if codes.kind(line) in ("category", "subcategory")]
     siblings = (Code("icd10cm", it) for line in lines for it in codes.descendants(line) if it[7:] == code[7:])
     return next((it for it in (Code("icd10cm", code), *old, *siblings) if map_code(it, "icd9cm")), None)

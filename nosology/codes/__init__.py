@@ -10,6 +10,7 @@ from nosology.codes.history import (
     in_release,
     is_valid,
     predecessors,
+    previously_assigned,
     successors,
 )
 from nosology.codes.index_tree import IndexLine, IndexTree
@@ -50,6 +51,7 @@ __all__ = [
     "normalise",
     "parse",
     "predecessors",
+    "previously_assigned",
     "release_on",
     "releases",
     "successors",

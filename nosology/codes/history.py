@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -9,6 +11,7 @@ from functools import cache
 from nosology.codes.installed import installed_releases
 from nosology.codes.lookup import built_in_table, describe, table
 from nosology.codes.releases import RELEASES, changed_lines, releases
+from nosology.codes.sources import DATA
 from nosology.codes.table import CodeTable
 from nosology.core import Code
 
@@ -48,8 +51,26 @@ def predecessors(code: Code, release: str) -> list[Code]:
 
 
 def in_release(code: Code, release: str) -> list[Code]:
-    """The code in a release: itself, else its successors, else its predecessors."""
-    return successors(code, release) or predecessors(code, release)
+    """The code in a release: itself, its successors, what was assigned before it existed, or its predecessors."""
+    assigned = [it for it in previously_assigned(code) if is_valid(it, release)]
+    return successors(code, release) or assigned or predecessors(code, release)
+
+
+def previously_assigned(code: Code) -> list[Code]:
+    """What the official conversion table names as assigned before a code existed, newest first: F32.9 for F32.A."""
+    if code.system != "icd10cm":
+        return []
+    found: dict[str, None] = {}
+    current = [code.code]
+    while current := [it for last in current for it in _previous_codes().get(last, "").split() if it not in found]:
+        found.update(dict.fromkeys(current))
+    return [Code("icd10cm", it) for it in found]
+
+
+@cache
+def _previous_codes() -> dict[str, str]:
+    with gzip.open(DATA / "icd10cm_previous_codes.json.gz", "rt", encoding="utf-8") as file:
+        return json.load(file)["codes"]
 
 
 def _trace(code: Code, release: str, *, forward: bool) -> list[Code]:

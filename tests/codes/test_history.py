@@ -13,6 +13,7 @@ from nosology.codes import (
     is_known,
     is_valid,
     predecessors,
+    previously_assigned,
     release_on,
     releases,
     successors,
@@ -86,9 +87,11 @@ def test_headache_was_divided_in_2021():
     assert names(predecessors(cm("R51.9"), "2020")) == ["R51"]
 
 
-def test_a_new_code_has_no_predecessor():
+def test_a_new_code_has_no_predecessor_but_a_previous_assignment():
     assert is_valid(cm("F32.A"), "2022") and not exists(cm("F32.A"), "2021")
-    assert in_release(cm("F32.A"), "2021") == []
+    assert predecessors(cm("F32.A"), "2021") == [] and names(in_release(cm("F32.A"), "2021")) == ["F32.9"]
+    assert names(in_release(cm("K76.82"), "2020")) == ["K72.90"]  # of a range the first
+    assert previously_assigned(cm("I10")) == []
 
 
 def test_merged_and_refilled_codes():
