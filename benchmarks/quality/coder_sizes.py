@@ -77,8 +77,8 @@ def corpora(folder: Path, sizes: Iterable[int]) -> None:
         write_corpus(chosen, folder / str(size), source={"kind": "simulated"}, filters=[], counts={})
 
 
-def run(recipe: str, size: int, folder: Path) -> dict[str, Any]:
-    """The scores, times and device of one recipe at one size."""
+def run(recipe: str, size: int, folder: Path, jobs: int) -> dict[str, Any]:
+    """The scores, times and device of one recipe at one size; jobs: how many recipes share the machine."""
     corpus = Corpus.open(folder / str(size))
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         started = time.monotonic()
@@ -104,6 +104,7 @@ def run(recipe: str, size: int, folder: Path) -> dict[str, Any]:
         "training_seconds": round(seconds),
         "notes_per_second": round(speed, 1),
         "device": _device(),
+        "jobs": jobs,
     }
 
 
@@ -131,7 +132,7 @@ def main() -> None:
         folder = arguments.folder or Path(temporary)
         corpora(folder, sorted({size for _, size in jobs}))
         with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
-            for job in as_completed([pool.submit(run, recipe, size, folder) for recipe, size in jobs]):
+            for job in as_completed([pool.submit(run, recipe, size, folder, arguments.jobs) for recipe, size in jobs]):
                 rows = sorted([*rows, job.result()], key=lambda row: (row["train_notes"], -row["micro_f1"]))
                 print(json.dumps(job.result()), flush=True)
                 write_json(arguments.out, rows)
