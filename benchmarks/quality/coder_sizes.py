@@ -84,7 +84,7 @@ def run(recipe: str, size: int, folder: Path, jobs: int) -> dict[str, Any]:
         started = time.monotonic()
         bundle = train(load_recipe(recipe), [corpus], Path(temporary) / "bundle")
         seconds = time.monotonic() - started
-        evaluation = measure(bundle, corpus, "test", Path(temporary) / "report").evaluation
+        evaluation = measure(bundle, corpus, "test", Path(temporary) / "report", codes="full").evaluation
         notes = list(islice(corpus.notes("test"), TIMED))
         bundle.model.probabilities(notes[:16])
         started = time.monotonic()
