@@ -48,7 +48,7 @@ def find_phrases(text: str, tokens: Tokens, index: PhraseIndex) -> dict[str, lis
         lengths, phrases = index[word]
         for length in lengths:
             last = at + length
-            keys = phrases.get(tuple(words[at:last]))
+            keys = phrases.get(tuple(words[at:last])) if last <= len(words) else None
             if keys is None or not _connected(text, starts, ends, at, last):
                 continue
             for key in keys:

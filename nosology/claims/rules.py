@@ -209,8 +209,13 @@ def _triggers(rule: Rule) -> frozenset[str]:
 
 def _triggered(draft: Draft, family: str, off: Collection[str]) -> list[Rule]:
     """The rules of a family, but for those in off, that the words of the note allow to fire."""
-    said = _all_hits(draft).keys() | draft.places.keys()
-    return [rule for rule, triggers in _family(family) if not (triggers and said.isdisjoint(triggers) or rule.id in off)]
+    phrases, words = _all_hits(draft).keys(), draft.places.keys()
+    return [
+        rule
+        for rule, triggers in _family(family)
+        if rule.id not in off
+        and not (triggers and phrases.isdisjoint(triggers) and words.isdisjoint(triggers))
+    ]
 
 
 @cache
