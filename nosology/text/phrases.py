@@ -28,6 +28,7 @@ SIDE_KEYS = frozenset(stem(word) for word in ("right", "left", "bilateral"))
 _SHORT_SIDES = {"r": "right", "rt": "right", "l": "left", "lt": "left"}  # only before sided words: R knee
 _COMMA = re.compile("[,;]")
 _LIST_NUMBER = re.compile(
+    r"(?=[ \t(#\d])"  # the first character: most places of a text are not tried any further
     r"(?:^[ \t]*[(#]?|(?<=[\s;,])\(?(?=\d{1,2}\))|(?:(?<=[.:;] )|(?<=[ \t]{2}))(?=\d{1,2}\.\s))(\d{1,2})[.)](?!\d)",
     re.MULTILINE,
 )
@@ -203,7 +204,11 @@ class PhraseIndex:
 
     def misspelled(self, note: TokenizedNote) -> list[int]:
         """The words of a note that are in no phrase, but are one letter away from a word of a phrase."""
-        return [place for place, word in enumerate(note.words) if self._similar_keys(word)]
+        return [
+            place
+            for place, word in enumerate(note.words)
+            if len(word) >= _MISSPELLED_LENGTH and self._similar_keys(word)
+        ]
 
     def _key_places(self, note: TokenizedNote) -> dict[int, list[int]]:
         """The words of a note for each key that occurs."""
@@ -227,7 +232,7 @@ class PhraseIndex:
 
     def _similar_keys(self, word: str) -> tuple[int, ...]:
         """For a word that is in no phrase, the keys that differ by one letter (inserted, omitted or changed)."""
-        if len(word) < _MISSPELLED_LENGTH or (key := word_keys(word)[0]) in self._number:
+        if (key := word_keys(word)[0]) in self._number:
             return ()
         if key not in self._similar:
             self._similar[key] = tuple(self._one_letter_away(key))

@@ -169,7 +169,8 @@ def _allowed(mention: Mention, seventh: str | None, policy: ContextPolicy) -> li
 def _later_sentences(note: NoteMentions) -> dict[int, str]:
     """The sentences about a later encounter, with its seventh character."""
     words = {**dict(enumerate(note.words.words)), **note.words.hyphenated}
-    found = [(_LATER[stem(word)], place) for place, word in words.items() if stem(word) in _LATER]
+    characters = {word: _LATER[stem(word)] for word in set(words.values()) if stem(word) in _LATER}
+    found = [(characters[word], place) for place, word in words.items() if word in characters]
     pairs = zip(note.words.words, note.words.words[1:])
     found += [(_LATER_PAIRS[pair], place) for place, pair in enumerate(pairs) if pair in _LATER_PAIRS]
     later: dict[int, str] = {}
