@@ -15,10 +15,11 @@ from nosology.codes import in_release, table
 from nosology.codes.table import CodeTable
 from nosology.codes.tabular import CodeReference
 from nosology.core import Code, Span, Suggestion
-from nosology.text.context import Context, ContextSpan, TextContexts, contexts
+from nosology.text.context import Context, ContextSpan, TextContexts
+from nosology.text.phrases import TokenizedNote, tokenized_note
 from nosology.text.sections import Section, sections
 from nosology.text.sentences import sentences
-from nosology.text.tokens import Tokens, tokenize
+from nosology.text.tokens import Tokens
 
 _TRIMESTER = re.compile(r"\b(first|second|third|1st|2nd|3rd)[ -]trimester", re.IGNORECASE)
 _WEEKS = re.compile(
@@ -79,6 +80,7 @@ class Draft:
     queries: list[Query] = field(default_factory=list)
     fired: set[str] = field(default_factory=set)
     ruled_out: frozenset[str] | None = None  # patterns of the codes that the note rules out
+    pregnant: bool | None = None  # whether the patient is pregnant or has just given birth
     hits: dict[str, list[Span]] | None = None  # where the phrases of the rules occur
     regex_matches: dict[str, list[re.Match[str]]] = field(default_factory=dict)  # by regular expression
 
@@ -101,9 +103,14 @@ class Draft:
         return [span.start for span in self._sentences]
 
     @cached_property
+    def note(self) -> TokenizedNote:
+        """The words of the note with abbreviations expanded, as coders read them."""
+        return tokenized_note(self.text)
+
+    @cached_property
     def tokens(self) -> Tokens:
         """The words of the note."""
-        return tokenize(self.text)
+        return self.note.written
 
     @cached_property
     def places(self) -> dict[str, list[int]]:
@@ -119,7 +126,7 @@ class Draft:
 
     @cached_property
     def _text_contexts(self) -> TextContexts:
-        return TextContexts(self.text)
+        return TextContexts(self.text, self.tokens)
 
     @cached_property
     def _contexts(self) -> dict[Span, Context]:
@@ -133,7 +140,7 @@ class Draft:
 
     @cached_property
     def _uncertain(self) -> list[ContextSpan]:
-        return [item for item in contexts(self.text) if item.category == "uncertain"]
+        return [item for item in self._text_contexts.scopes() if item.category == "uncertain"]
 
     def uncertain_triggers(self, span: Span) -> list[str]:
         """The words that make a span uncertain."""

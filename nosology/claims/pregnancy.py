@@ -31,10 +31,13 @@ _NEWBORN = re.compile(
 
 def is_pregnant(draft: Draft) -> bool:
     """Whether the patient is pregnant or has just given birth, as the note says."""
-    encounter = draft.encounter
-    if encounter.sex == "M" or (encounter.age is not None and encounter.age < 10) or _NEWBORN.search(draft.text):
-        return False
-    return bool(draft.trimester) or _said(draft, _PREGNANT)
+    if draft.pregnant is None:
+        encounter = draft.encounter
+        is_other = encounter.sex == "M" or (encounter.age is not None and encounter.age < 10)
+        draft.pregnant = not (is_other or _NEWBORN.search(draft.text)) and (
+            bool(draft.trimester) or _said(draft, _PREGNANT)
+        )
+    return draft.pregnant
 
 
 def complete_trimesters(draft: Draft) -> None:

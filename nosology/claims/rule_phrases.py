@@ -12,21 +12,23 @@ from nosology.text.tokens import Tokens
 _BREAKS = frozenset(",;:|()[]\n")
 _MAX_GAP = 3  # characters between two words of a phrase: "H. pylori", "A-fib"
 
-PhraseIndex = Mapping[str, list[tuple[tuple[str, ...], tuple[str, ...]]]]
-"""First word -> phrases that start with it, longest first, and the keys (lists or phrases) that have each."""
+PhraseIndex = Mapping[str, tuple[list[int], Mapping[tuple[str, ...], tuple[str, ...]]]]
+"""First word -> lengths of the phrases that start with it (longest first), and the keys (lists or phrases) of each."""
 
 
 def phrase_index(keys: Mapping[str, Iterable[str]]) -> PhraseIndex:
     """The index of the phrases of each key; a phrase may have alternatives, as in "quit|stopped smoking"."""
-    owners: dict[tuple[str, ...], list[str]] = {}
+    owners: dict[tuple[str, ...], dict[str, None]] = {}
     for key, phrases in keys.items():
         for phrase in phrases:
             for words in _variants(phrase):
-                owners.setdefault(words, []).append(key)
-    index: dict[str, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {}
-    for words in sorted(owners, key=lambda words: (-len(words), words)):
-        if words:
-            index.setdefault(words[0], []).append((words, tuple(dict.fromkeys(owners[words]))))
+                owners.setdefault(words, {})[key] = None
+    index: dict[str, tuple[list[int], dict[tuple[str, ...], tuple[str, ...]]]] = {}
+    for words in sorted(filter(None, owners), key=lambda words: (-len(words), words)):
+        lengths, by_words = index.setdefault(words[0], ([], {}))
+        by_words[words] = tuple(owners[words])
+        if len(words) not in lengths:
+            lengths.append(len(words))
     return index
 
 
@@ -43,9 +45,11 @@ def find_phrases(text: str, tokens: Tokens, index: PhraseIndex) -> dict[str, lis
         if word not in index:
             continue
         seen: set[str] = set()
-        for phrase, keys in index[word]:
-            last = at + len(phrase)
-            if words[at:last] != list(phrase) or not _connected(text, starts, ends, at, last):
+        lengths, phrases = index[word]
+        for length in lengths:
+            last = at + length
+            keys = phrases.get(tuple(words[at:last])) if last <= len(words) else None
+            if keys is None or not _connected(text, starts, ends, at, last):
                 continue
             for key in keys:
                 if key not in seen:

@@ -23,6 +23,8 @@ _NO_ON_STUDY = re.compile(rf"\bno (?P<what>[^,.;\n()]{{2,40}}?) (?:on|by|per) (?
 _STUDY_WITHOUT = re.compile(
     rf"\b{_STUDY}\b[^.;,\n]{{0,25}}\b(?:no|neg(?:ative)? for) (?P<what>[^,.;\n()]{{2,40}})", re.I
 )
+_PART = re.compile(r"[^.;,\n]+")  # the two patterns above match within such parts
+_DENIAL = re.compile(r"no |neg", re.IGNORECASE)  # and both need one of these
 _QUESTION_ANSWERED = re.compile(
     r"(?:\br/o|\brule out|\bevaluat\w+ for|\?)\s*(?P<what>[^,.;\n?-]{2,40})[^.;\n]{0,60}"
     r"\b(?:ruled out|neg(?:ative)?\b(?!\s+for)|excluded|unlikely|doubt\w*|not found)",
@@ -59,12 +61,20 @@ def _patterns(draft: Draft) -> frozenset[str]:
 
 def _statements(text: str) -> Iterator[str]:
     """The words of a note that name what is ruled out."""
-    if "out" in text or "xclude" in text or "OUT" in text:
+    # Words that a pattern needs are looked for first: each pattern takes as long as all of the words.
+    lowered = text.lower()
+    if any(words in lowered for words in ("ruled out", "excluded", "disproven")):
         for match in _AFTER.finditer(text):
             yield from _before(text[max(0, match.start() - _REACH) : match.start()])
-    for pattern in (_BEFORE, _NO_ON_STUDY, _STUDY_WITHOUT, _QUESTION_ANSWERED, _ASKED):
-        for match in pattern.finditer(text):
-            yield match["what"]
+    if "rule" in lowered:
+        yield from (match["what"] for match in _BEFORE.finditer(text))
+    parts = [part for part in _PART.findall(text) if _DENIAL.search(part)]
+    for pattern in (_NO_ON_STUDY, _STUDY_WITHOUT):
+        yield from (match["what"] for part in parts for match in pattern.finditer(part))
+    if any(words in lowered for words in ("r/o", "rule out", "evaluat", "?")):
+        yield from (match["what"] for match in _QUESTION_ANSWERED.finditer(text))
+    if "?" in text:
+        yield from (match["what"] for match in _ASKED.finditer(text))
 
 
 def _before(text: str) -> Iterator[str]:

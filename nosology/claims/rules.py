@@ -173,11 +173,16 @@ def _index() -> PhraseIndex:
     return phrase_index({key: word_list(key[1:]) if key.startswith("@") else (key,) for key in sorted(keys)})
 
 
-def _hits(draft: Draft, keys: Iterable[str]) -> list[Span]:
-    """Where the phrases occur in the note, in order; of overlapping ones only the longest."""
+def _all_hits(draft: Draft) -> dict[str, list[Span]]:
     if draft.hits is None:
         draft.hits = find_phrases(draft.text, draft.tokens, _index())
-    found = [span for key in keys for span in draft.hits.get(key, ())]
+    return draft.hits
+
+
+def _hits(draft: Draft, keys: Iterable[str]) -> list[Span]:
+    """Where the phrases occur in the note, in order; of overlapping ones only the longest."""
+    hits = _all_hits(draft)
+    found = [span for key in keys if key in hits for span in hits[key]]
     result: list[Span] = []
     for span in sorted(set(found), key=lambda span: (span.start, -span.end)):
         if not result or span.start >= result[-1].end:
@@ -191,8 +196,25 @@ def _ids() -> frozenset[str]:
 
 
 @cache
-def _family(name: str) -> tuple[Rule, ...]:
-    return tuple(rule for rule in rules() if rule.family == name)
+def _family(name: str) -> tuple[tuple[Rule, frozenset[str]], ...]:
+    """The rules of a family, each with the phrases and anchors of which a note must have one; none: any note."""
+    return tuple((rule, _triggers(rule)) for rule in rules() if rule.family == name)
+
+
+def _triggers(rule: Rule) -> frozenset[str]:
+    if rule.swap or (rule.regex and not rule.anchors):
+        return frozenset()
+    return frozenset((*rule.words, *rule.anchors, *(phrase for row in rule.rows for phrase in row[1:])))
+
+
+def _triggered(draft: Draft, family: str, off: Collection[str]) -> list[Rule]:
+    """The rules of a family, but for those in off, that the words of the note allow to fire."""
+    phrases, words = _all_hits(draft).keys(), draft.places.keys()
+    return [
+        rule
+        for rule, triggers in _family(family)
+        if rule.id not in off and not (triggers and phrases.isdisjoint(triggers) and words.isdisjoint(triggers))
+    ]
 
 
 @cache
@@ -214,14 +236,16 @@ def _patterns_of(code: str) -> frozenset[str]:
 
 def apply_rules(draft: Draft, family: str, off: Collection[str] = ()) -> None:
     """Applies the rules of a family, but for those in off, until nothing changes."""
+    triggered = _triggered(draft, family, off)
     for number in range(_MAX_PASSES):
         before = (tuple(draft.entries), len(draft.queries))
-        for rule in _family(family):
+        present = _present(before[0])
+        for rule in triggered:
             if number and not (rule.codes or rule.unless or rule.drop):
                 continue  # nothing in the set decides whether it fires
-            present = _present(tuple(draft.entries))
-            if rule.id not in off and present.issuperset(rule.codes) and present.isdisjoint(rule.unless):
+            if present.issuperset(rule.codes) and present.isdisjoint(rule.unless):
                 _apply(rule, draft)
+                present = _present(tuple(draft.entries))
         if before == (tuple(draft.entries), len(draft.queries)):
             break
 

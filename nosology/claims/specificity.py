@@ -7,18 +7,16 @@ more, and the note has all of these words near the mention.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
-import numpy as np
-
 from nosology.claims.draft import Draft, Entry
 from nosology.claims.metastases import add_metastases
 from nosology.codes import table
 from nosology.core import Span
-from nosology.text.phrases import TokenizedNote
 from nosology.text.stems import word_keys
 from nosology.text.tokens import function_words, rows, words_of
 
@@ -70,14 +68,13 @@ class _Leaf:
 def refine(draft: Draft) -> None:
     """Replaces codes by more specific ones of their category, by the words near their mentions."""
     add_metastases(draft)
-    note = TokenizedNote.from_text(draft.text)
     taken = sorted({span for entry in draft.entries.values() for span in entry.evidence})
     for code in list(draft.entries):
         if code not in draft.entries:
             continue
         entry = _by_number(draft, draft.entries[code])
         code = entry.code
-        better = [item for item in _refined(draft, entry, note, taken) if item != code]
+        better = [item for item in _refined(draft, entry, taken) if item != code]
         for item in better[1:]:
             draft.add(item, entry.probability, entry.evidence, "specificity")
         if better:
@@ -98,22 +95,21 @@ def _by_number(draft: Draft, entry: Entry) -> Entry:
     return entry
 
 
-def _refined(draft: Draft, entry: Entry, note: TokenizedNote, taken: list[Span]) -> list[str]:
+def _refined(draft: Draft, entry: Entry, taken: list[Span]) -> list[str]:
     """The most specific codes of an entry: one, or one for each side where the note has several mentions."""
     leaves = _leaves(draft.encounter.release, entry.code[:3])
     own = leaves.get(entry.code)
-    if own is None or entry.code.startswith(_NOT_REFINED):
+    refinements = _refinements(draft.encounter.release, entry.code) if own else ()
+    if own is None or not refinements or entry.code.startswith(_NOT_REFINED):
         return []
     found: dict[str, None] = {}
     # A mention inside a longer one of another code has the attributes of that one.
     spans = [span for span in entry.evidence if not any(_is_inside(span, other) for other in taken)] or entry.evidence
-    for words in _by_side([_nearby_words(draft, note, span, taken, entry.code) for span in spans], leaves):
+    for words in _by_side([_nearby_words(draft, span, taken, entry.code) for span in spans], leaves):
         present = own.keys.union(*(word_keys(word) for word in words))
         phrases = [phrase for word in words for phrase in _attributes().get(word, ())]
         best: tuple[tuple[object, ...], str] | None = None
-        for leaf in leaves.values():
-            if not _can_refine(own, leaf):
-                continue
+        for leaf in refinements:
             meant = present.union(*(phrase for phrase in phrases if phrase <= leaf.all_keys))
             if not leaf.keys <= meant:
                 continue
@@ -125,6 +121,13 @@ def _refined(draft: Draft, entry: Entry, note: TokenizedNote, taken: list[Span])
         if best:
             found[best[1]] = None
     return list(found)
+
+
+@lru_cache(maxsize=1 << 14)
+def _refinements(release: str | None, code: str) -> tuple[_Leaf, ...]:
+    """The codes of the category of a code that say all that it says, and more."""
+    leaves = _leaves(release, code[:3])
+    return tuple(leaf for leaf in leaves.values() if _can_refine(leaves[code], leaf))
 
 
 def _can_refine(own: _Leaf, leaf: _Leaf) -> bool:
@@ -163,10 +166,10 @@ def _side(words: list[str]) -> str:
     return "bilateral" if "bilateral" in found or len(found) > 1 else next(iter(found), "")
 
 
-def _nearby_words(draft: Draft, note: TokenizedNote, span: Span, taken: list[Span], code: str) -> list[str]:
+def _nearby_words(draft: Draft, span: Span, taken: list[Span], code: str) -> list[str]:
     """The words of a mention and the words around it that belong to it and are not negated."""
-    starts, ends = note.starts, note.ends
-    inside = range(int(np.searchsorted(ends, span.start, side="right")), int(np.searchsorted(starts, span.end)))
+    note, starts, ends = draft.note, draft.note.starts, draft.note.ends
+    inside = range(bisect_right(ends, span.start), bisect_left(starts, span.end))
     if not inside:
         return []
     sentence = note.sentence[inside[0]]
@@ -176,12 +179,12 @@ def _nearby_words(draft: Draft, note: TokenizedNote, span: Span, taken: list[Spa
     boundary = _BOUNDARY_OF_SPECIMEN if "C" <= code < "D50" else _BOUNDARY
     places = list(inside)
     for place in range(inside[0] - 1, max(-1, inside[0] - 1 - _MAX_WORDS), -1):
-        between = draft.text[int(ends[place]) : int(starts[place + 1])]
+        between = draft.text[ends[place] : starts[place + 1]]
         if note.sentence[place] != sentence or starts[place] < before or boundary.search(between):
             break
         places.append(place)
     for place in range(inside[-1] + 1, min(len(note.words), inside[-1] + 1 + _MAX_WORDS)):
-        between = draft.text[int(ends[place - 1]) : int(starts[place])]
+        between = draft.text[ends[place - 1] : starts[place]]
         if note.sentence[place] != sentence or starts[place] >= after or ";" in between:
             break
         places.append(place)
@@ -190,7 +193,7 @@ def _nearby_words(draft: Draft, note: TokenizedNote, span: Span, taken: list[Spa
         for place in places
         if not (
             (place not in inside and place in note.list_numbers)
-            or draft.context(Span(int(starts[place]), int(ends[place]))).negated
+            or draft.context(Span(starts[place], ends[place])).negated
         )
     ]
     around = draft.text[max(0, span.start - _AFTER) : span.end + _AFTER]

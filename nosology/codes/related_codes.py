@@ -19,13 +19,11 @@ _UNSPECIFIED = re.compile(r"\bunspecified\b")
 _ORGAN = re.compile(r",\s*(?:eye|ear|side)\b")
 
 
-@lru_cache(maxsize=1 << 12)
 def family_history(code: str) -> str | None:
     """The code for a family history of an ICD-10-CM code; None if there is none."""
     return _history_row(code)[0]
 
 
-@lru_cache(maxsize=1 << 12)
 def personal_history(code: str) -> str | None:
     """The code for a personal history of an ICD-10-CM code; None if the code itself remains in use."""
     return _history_row(code)[1]
@@ -36,6 +34,7 @@ def is_past_event(code: str) -> bool:
     return _history_row(code)[2] == "event"
 
 
+@lru_cache(maxsize=1 << 12)
 def _history_row(code: str) -> tuple[str | None, ...]:
     """Family history code, personal history code and "event" of the most specific range that includes a code."""
     rows = [row for row in _history_rows() if row[0] <= code[: len(row[0])] and code[: len(row[1])] <= row[1]]

@@ -43,6 +43,8 @@ class Coder:
         self.decision = bundle.decision
         self.release = release
         self.reports_uncertain = False  # also what it would drop outside of claims
+        # The lexicon gains nothing by batches, and one by one what it read of a note is still cached for the claim.
+        self._batch = 1 if model.kind == "lexicon" else _BATCH
         descriptions = self.model.descriptions if isinstance(self.model, OpenVocabulary) else ()
         self._descriptions = dict(zip(self.model.labels.codes, descriptions))
         self._translate = release_translator(release) if release else None
@@ -93,21 +95,23 @@ class Coder:
         notes: texts, or Notes, whose `extra` columns are input of some coders.
         """
         notes = (Note("", note) if isinstance(note, str) else note for note in notes)
-        while batch := list(islice(notes, _BATCH)):
+        while batch := list(islice(notes, self._batch)):
             probabilities = self.model.probabilities(batch)
             if self._mask is not None:
                 probabilities = probabilities * self._mask
             for note, row in zip(batch, probabilities):
                 yield self._suggest(note, row, top)
 
-    def _ranked(self, probabilities: np.ndarray, top: int | None) -> dict[Code, tuple[float, int]]:
-        """The codes to suggest, each with its probability and column; probabilities: (L,)."""
-        accepted = self.decision.accepted(self.model.labels, probabilities)
+    def _ranked(
+        self, probabilities: np.ndarray, accepted: np.ndarray, top: int | None
+    ) -> dict[Code, tuple[float, int]]:
+        """The codes to suggest, each with its probability and column; probabilities, accepted: (L,)."""
         more = 0 if top is not None else int(accepted.sum())  # accepted codes that are not ranked yet
         ranked: dict[Code, tuple[float, int]] = {}
-        for column in np.argsort(-probabilities, kind="stable"):
+        found = np.flatnonzero(probabilities)
+        for column in found[np.argsort(-probabilities[found], kind="stable")]:
             full = len(ranked) >= (TOP if top is None else top)
-            if not probabilities[column] or (full and not more):
+            if full and not more:
                 break
             more -= bool(accepted[column]) and top is None
             if full and not accepted[column]:
@@ -124,8 +128,8 @@ class Coder:
         return describe(code, self.release) or of_model if self.release else of_model or describe(code)
 
     def _suggest(self, note: Note, probabilities: np.ndarray, top: int | None) -> list[Suggestion]:
-        ranked = self._ranked(probabilities, top)
         accepted = self.decision.accepted(self.model.labels, probabilities)
+        ranked = self._ranked(probabilities, accepted, top)
         evidence = self.model.evidence(note, [column for _, column in ranked.values()]) if ranked else []
         return [
             Suggestion(

@@ -31,7 +31,7 @@ def is_supported(text: str, note: TokenizedNote, places: tuple[int, ...], vocabu
 
     vocabulary: the words of the note as they are written. An expanded abbreviation counts as it is written.
     """
-    start, end = int(note.starts[places[0]]), int(note.ends[places[-1]])
+    start, end = note.starts[places[0]], note.ends[places[-1]]
     if end - start > _LONGEST:
         return True
     support = _table().get(text[start:end].lower())

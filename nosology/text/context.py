@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache, reduce
 from itertools import pairwise, product
+from operator import or_
 from typing import NamedTuple
 
 import numpy as np
@@ -63,6 +64,7 @@ _NEGATION_INSIDE = re.compile(r"(?<=\w)[\s,;(]+(?:without|w/o|with no|not|no|sin
 _MINUS_BEFORE = re.compile(  # "(-) fever, [ ] cough", "neg tobacco"
     r"(?:(?:^|[,;:.\n\r])\s*\(\s*[–-]\s*\)|\[ ?\]|☐|(?:^|[,;:.(\n\r]\s*|\bsh |\bua |\btoday )neg(?:ative)?)\s*$", re.I
 )
+_MINUS_END = frozenset(")]☐gGeE")  # the last characters of _MINUS_BEFORE
 _QUESTION_BEFORE = re.compile(r"(?:^|[\s,;:(/#-])\?\s?$")  # "?pneumonia", "? DKA"
 _QUESTION_AFTER = re.compile(r"\?(?!\s*(?:yes|y|positive)\b)", re.IGNORECASE)
 _BRACKETS = re.compile(r"\([^()\n]*\)|\[[^\[\]\n]*\]")
@@ -137,12 +139,7 @@ class _Scope(NamedTuple):
 
 def contexts(text: str) -> list[ContextSpan]:
     """All scopes of a text, in the order of their triggers."""
-    tokens = tokenize(text)
-    scopes = sorted(_scopes(text, tokens), key=lambda scope: (scope.trigger, scope.first))
-    return [
-        ContextSpan(category, Span(int(tokens.starts[first]), int(tokens.ends[last - 1])), trigger)
-        for category, first, last, trigger in scopes
-    ]
+    return TextContexts(text).scopes()
 
 
 def context_of(text: str, spans: Iterable[tuple[int, int]]) -> list[Context]:
@@ -151,25 +148,29 @@ def context_of(text: str, spans: Iterable[tuple[int, int]]) -> list[Context]:
 
 
 class TextContexts:
-    """The contexts of a text, analysed once for any number of spans."""
+    """The contexts of a text, analysed once for any number of spans; tokens: those of `tokenize(text)`."""
 
-    def __init__(self, text: str):
+    def __init__(self, text: str, tokens: Tokens | None = None):
         self._text = text
-        self._tokens = tokenize(text)
-        flags = context_flags(text, self._tokens)
-        counts = np.concatenate([np.zeros((len(CATEGORIES), 1), np.int64), np.cumsum(flags, axis=1)], axis=1)
-        # counts[i][c]: the number of flags of category c among the first i words
-        self._counts: list[list[int]] = counts.T.tolist()
-        self._starts: list[int] = self._tokens.starts.tolist()
-        self._ends: list[int] = self._tokens.ends.tolist()
+        tokens = tokenize(text) if tokens is None else tokens
+        self._scopes = _scopes(text, tokens)
+        self._masks = flag_masks(_flags(self._scopes, len(tokens)))
+        self._starts: list[int] = tokens.starts.tolist()
+        self._ends: list[int] = tokens.ends.tolist()
+
+    def scopes(self) -> list[ContextSpan]:
+        """All scopes, in the order of their triggers."""
+        return [
+            ContextSpan(category, Span(self._starts[first], self._ends[last - 1]), trigger)
+            for category, first, last, trigger in sorted(self._scopes, key=lambda scope: (scope.trigger, scope.first))
+        ]
 
     def of(self, spans: Iterable[tuple[int, int]]) -> list[Context]:
         """The context of each span: a flag is true if any word of the span is in such a scope."""
         result = []
         for start, end in spans:
-            first = bisect_right(self._ends, start)
-            last = max(first, bisect_left(self._starts, end))
-            result.append(Context(*map(int.__gt__, self._counts[last], self._counts[first])))
+            words = slice(bisect_right(self._ends, start), bisect_left(self._starts, end))
+            result.append(Context(*marks_of(self._masks[words])))
         return result
 
     def of_mention(self, start: int, end: int) -> Context:
@@ -187,11 +188,30 @@ class TextContexts:
 
 def context_flags(text: str, tokens: Tokens) -> np.ndarray:
     """Whether each word is in a scope of each category: boolean (categories, words), in the order of CATEGORIES."""
-    changes = np.zeros((len(CATEGORIES), len(tokens) + 1), dtype=np.int64)
-    for scope in _scopes(text, tokens):
-        changes[CATEGORIES.index(scope.category), scope.first] += 1
-        changes[CATEGORIES.index(scope.category), scope.last] -= 1
-    return np.cumsum(changes, axis=1)[:, :-1] > 0
+    return _flags(_scopes(text, tokens), len(tokens))
+
+
+def _flags(scopes: Iterable[_Scope], n_words: int) -> np.ndarray:
+    flags = np.zeros((len(CATEGORIES), n_words), dtype=bool)
+    for scope in scopes:
+        flags[CATEGORIES.index(scope.category), scope.first : scope.last] = True
+    return flags
+
+
+def flag_masks(flags: np.ndarray) -> list[int]:
+    """The flags of each word (categories, words) as one number: bit c is category c."""
+    return ((1 << np.arange(len(CATEGORIES))) @ flags).tolist()
+
+
+@cache
+def _marks() -> list[tuple[bool, ...]]:
+    """The flags of each mask, in the order of CATEGORIES."""
+    return [tuple(bool(mask >> c & 1) for c in range(len(CATEGORIES))) for mask in range(1 << len(CATEGORIES))]
+
+
+def marks_of(masks: Iterable[int]) -> tuple[bool, ...]:
+    """Whether any of some words is in a scope of each category; masks: the words' flags (see `flag_masks`)."""
+    return _marks()[reduce(or_, masks, 0)]
 
 
 def mark_negated(text: str, tokens: Tokens) -> Tokens:
@@ -242,6 +262,8 @@ def _scopes(text: str, tokens: Tokens) -> list[_Scope]:
             if trigger.last - trigger.first > 1
             or not _is_answer(text, starts[trigger.first], tokens.words[trigger.first])
         ]
+        if not triggers:
+            continue
         for category, start, stop, trigger in _sentence_scopes(triggers, first, last):
             start, stop = limits.apply(category, start, stop, trigger)
             if start < stop:
@@ -349,15 +371,15 @@ def _sentence_scopes(
             if effect.backward:
                 first = max(trigger.first - effect.words, lower[effect.category])
                 yield effect.category, first, trigger.first, trigger
-        for effect in trigger.effects:
-            lower.update(dict.fromkeys(effect.ends, trigger.last))
+        for category in (category for effect in trigger.effects for category in effect.ends):
+            lower[category] = trigger.last
     upper = dict.fromkeys(CATEGORIES, end)
     for trigger in reversed(triggers):
         for effect in trigger.effects:
             if effect.forward:
                 yield effect.category, trigger.last, min(trigger.last + effect.words, upper[effect.category]), trigger
-        for effect in trigger.effects:
-            upper.update(dict.fromkeys(effect.ends, trigger.first))
+        for category in (category for effect in trigger.effects for category in effect.ends):
+            upper[category] = trigger.first
 
 
 def find_triggers(words: Sequence[str], start: int, end: int) -> Iterator[TriggerMatch]:
@@ -408,10 +430,12 @@ def is_questioned(text: str, start: int, end: int) -> bool:
 
 def is_denied_by_previous_words(text: str, start: int) -> bool:
     """Whether a mention that starts at a character is negated by a minus in brackets or "negative:" before a list."""
-    if _MINUS_BEFORE.search(text[max(0, start - 16) : start]) is not None:
+    # Before nearly all mentions, the last character or a missing "neg" decides without a slow regular expression.
+    before = text[max(0, start - 16) : start]
+    if before.rstrip()[-1:] in _MINUS_END and _MINUS_BEFORE.search(before) is not None:
         return True
     before = text[max(0, start - _MAX_LIST) : start]
-    return ":" in before and _NEGATIVE_LIST.search(before) is not None
+    return ":" in before and "neg" in before.lower() and _NEGATIVE_LIST.search(before) is not None
 
 
 def phrase_variants(phrase: str) -> set[tuple[str, ...]]:

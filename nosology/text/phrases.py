@@ -7,11 +7,11 @@ against 250,000 phrases in milliseconds, and a stored index loads without furthe
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from itertools import chain
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ SIDE_KEYS = frozenset(stem(word) for word in ("right", "left", "bilateral"))
 _SHORT_SIDES = {"r": "right", "rt": "right", "l": "left", "lt": "left"}  # only before sided words: R knee
 _COMMA = re.compile("[,;]")
 _LIST_NUMBER = re.compile(
+    r"(?=[ \t(#\d])"  # the first character: most places of a text are not tried any further
     r"(?:^[ \t]*[(#]?|(?<=[\s;,])\(?(?=\d{1,2}\))|(?:(?<=[.:;] )|(?<=[ \t]{2}))(?=\d{1,2}\.\s))(\d{1,2})[.)](?!\d)",
     re.MULTILINE,
 )
@@ -103,35 +104,47 @@ class TokenizedNote:
     """The words of a note in lower case: offsets, sentences, and numbers of content words and commas before each."""
 
     words: list[str]
-    starts: np.ndarray
-    ends: np.ndarray
+    starts: list[int]
+    ends: list[int]
     sentence: list[int]
     content: list[int]
     clause: list[int]
     hyphenated: dict[int, str]  # the first of two words with a hyphen between them -> both as one word
     letters: frozenset[int]  # words that look like function words but are types: hepatitis A, vitamin E
     list_numbers: frozenset[int]  # numbers of list items and measurements, which are part of no phrase
+    tokens: Tokens  # words, starts and ends as arrays
+    written: Tokens  # the words before abbreviations were expanded
 
     @classmethod
     def from_text(cls, text: str) -> TokenizedNote:
         """The words of a text; the words of an expanded abbreviation all have its offsets."""
-        tokens = expand(text, tokenize(text))
-        letters = _type_letters(text, tokens.words, tokens.starts.tolist())
-        is_content = [word not in function_words() or i in letters for i, word in enumerate(tokens.words)]
+        written = tokenize(text)
+        tokens = expand(text, written)
+        starts, ends = tokens.starts.tolist(), tokens.ends.tolist()
+        letters = _type_letters(text, tokens.words, starts)
+        functions, sided = function_words(), sided_words()
+        is_content = [word not in functions or i in letters for i, word in enumerate(tokens.words)]
         words = [
-            _SHORT_SIDES[word] if word in _SHORT_SIDES and following in sided_words() else word
+            _SHORT_SIDES[word] if word in _SHORT_SIDES and following in sided else word
             for word, following in zip(tokens.words, [*tokens.words[1:], ""])
         ]
-        starts = [span.start for span in sentences(text)]
-        sentence = (np.searchsorted(starts, tokens.starts, side="right") - 1).tolist()
+        sentence_starts = [span.start for span in sentences(text)]
+        sentence = (np.searchsorted(sentence_starts, tokens.starts, side="right") - 1).tolist()
         adjacent = np.flatnonzero(tokens.starts[1:] == tokens.ends[:-1] + 1).tolist()
-        hyphenated = {i: tokens.words[i] + tokens.words[i + 1] for i in adjacent if text[tokens.ends[i]] == "-"}
+        hyphenated = {i: tokens.words[i] + tokens.words[i + 1] for i in adjacent if text[ends[i]] == "-"}
         clause = np.searchsorted([comma.start() for comma in _COMMA.finditer(text)], tokens.starts).tolist()
         content = (np.cumsum(is_content, dtype=np.int64) - is_content).tolist()
         numbers = np.searchsorted(tokens.starts, [match.start(1) for match in _LIST_NUMBER.finditer(text)])
         decimals = [at for match in _DECIMAL.finditer(text) for at in (match.start(1), match.start(2))]
         list_numbers = frozenset([*numbers.tolist(), *np.searchsorted(tokens.starts, decimals).tolist()])
-        return cls(words, tokens.starts, tokens.ends, sentence, content, clause, hyphenated, letters, list_numbers)
+        tokens = Tokens(words, tokens.starts, tokens.ends)
+        return cls(words, starts, ends, sentence, content, clause, hyphenated, letters, list_numbers, tokens, written)
+
+
+@lru_cache(maxsize=4)  # coder and claim both read a note
+def tokenized_note(text: str) -> TokenizedNote:
+    """The words of a note (see `TokenizedNote.from_text`), cached for the latest notes."""
+    return TokenizedNote.from_text(text)
 
 
 @dataclass(frozen=True)
@@ -176,13 +189,15 @@ class PhraseIndex:
         places = self._key_places(note)
         side_numbers = (self._number[key] for key in sorted(SIDE_KEYS) if key in self._number)
         sides = {number: places[number] for number in side_numbers if number in places}
+        in_sentences = {key: {note.sentence[place] for place in at} for key, at in places.items()}
         matches: list[PhraseMatch] = []
-        for phrase in self._complete(np.fromiter(places, dtype=np.int64, count=len(places))):
-            keys = self.keys[self.bounds[phrase] : self.bounds[phrase + 1]].tolist()
+        for phrase, keys in self._complete(np.fromiter(places, dtype=np.int64, count=len(places))):
             if len(keys) == 1:
                 matches += [PhraseMatch(phrase, (place,), 0) for place in places[keys[0]]]
-            else:
-                matches += self._occurrences(phrase, {key: places[key] for key in keys}, sides, note, gap)
+            elif shared := set.intersection(*(in_sentences[key] for key in keys)):
+                # In long notes most places of a common word are in sentences without the other words.
+                near = {key: [place for place in places[key] if note.sentence[place] in shared] for key in keys}
+                matches += self._occurrences(phrase, near, sides, note, gap)
         return matches
 
     def misspelled(self, note: TokenizedNote) -> list[int]:
@@ -190,45 +205,46 @@ class PhraseIndex:
         return [
             place
             for place, word in enumerate(note.words)
-            if len(word) >= _MISSPELLED_LENGTH
-            and word_keys(word)[0] not in self._number
-            and self._similar_keys(word_keys(word)[0])
+            if len(word) >= _MISSPELLED_LENGTH and self._similar_keys(word)
         ]
 
     def _key_places(self, note: TokenizedNote) -> dict[int, list[int]]:
         """The words of a note for each key that occurs."""
-        number = self._number
+        functions, number = function_words(), self._number
         places: dict[int, list[int]] = {}
         for place, word in enumerate(note.words):
-            is_function_word = word in function_words() and place not in note.letters
+            is_function_word = word in functions and place not in note.letters
             keys = () if is_function_word or place in note.list_numbers else word_keys(word)
             for key in (*keys, *word_keys(note.hyphenated[place])) if place in note.hyphenated else keys:
                 if key in number:
                     places.setdefault(number[key], []).append(place)
         for place in self.misspelled(note):
-            for key in self._similar_keys(word_keys(note.words[place])[0]):
-                places.setdefault(key, []).append(place)
-        return {key: sorted(at) for key, at in places.items()}
+            for key in self._similar_keys(note.words[place]):
+                insort(places.setdefault(key, []), place)
+        return places
 
     @cached_property
     def _similar(self) -> dict[str, tuple[int, ...]]:
         """The results of `_similar_keys` so far."""
         return {}
 
-    def _similar_keys(self, key: str) -> tuple[int, ...]:
-        """The keys that differ by one letter (inserted, omitted or changed), not at the start."""
+    def _similar_keys(self, word: str) -> tuple[int, ...]:
+        """For a word that is in no phrase, the keys that differ by one letter (inserted, omitted or changed)."""
+        if (key := word_keys(word)[0]) in self._number:
+            return ()
         if key not in self._similar:
-            similar = []
-            for number in range(bisect_left(self.vocabulary, key[:_CORRECT_PREFIX]), len(self.vocabulary)):
-                if not self.vocabulary[number].startswith(key[:_CORRECT_PREFIX]):
-                    break
-                if is_misspelling(key, self.vocabulary[number]):
-                    similar.append(number)
-            self._similar[key] = tuple(similar)
+            self._similar[key] = tuple(self._one_letter_away(key))
         return self._similar[key]
 
-    def _complete(self, present: np.ndarray) -> list[int]:
-        """The phrases whose keys are all present."""
+    def _one_letter_away(self, key: str) -> Iterator[int]:
+        for number in range(bisect_left(self.vocabulary, key[:_CORRECT_PREFIX]), len(self.vocabulary)):
+            if not self.vocabulary[number].startswith(key[:_CORRECT_PREFIX]):
+                break
+            if is_misspelling(key, self.vocabulary[number]):
+                yield number
+
+    def _complete(self, present: np.ndarray) -> list[tuple[int, list[int]]]:
+        """The phrases whose keys are all present, with their keys."""
         if not len(present):
             return []
         order, starts = self._by_first_key
@@ -237,11 +253,13 @@ class PhraseIndex:
             return []
         is_present = np.zeros(len(self.vocabulary), dtype=bool)
         is_present[present] = True
-        lengths = np.diff(self.bounds)[candidates]
+        lengths = self.bounds[candidates + 1] - self.bounds[candidates]
         first = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-        offsets = np.repeat(self.bounds[:-1][candidates] - first, lengths)
+        offsets = np.repeat(self.bounds[candidates] - first, lengths)
         hits = is_present[self.keys[np.arange(int(lengths.sum())) + offsets]]
-        return candidates[np.logical_and.reduceat(hits, first)].tolist()
+        phrases = candidates[np.logical_and.reduceat(hits, first)]
+        bounds = zip(phrases.tolist(), self.bounds[phrases].tolist(), self.bounds[phrases + 1].tolist())
+        return [(phrase, self.keys[start:end].tolist()) for phrase, start, end in bounds]
 
     def _occurrences(
         self, phrase: int, keys: dict[int, list[int]], sides: dict[int, list[int]], note: TokenizedNote, gap: int
@@ -251,7 +269,7 @@ class PhraseIndex:
         far = [at for key, at in keys.items() if key in sides] if len(near) < len(keys) else []
         others = [at for key, at in sides.items() if key not in keys] if far else []
         seen = set()
-        for window in _windows(_shared(near, note.sentence), note.sentence):
+        for window in _windows(near, note.sentence):
             between = note.content[window[-1]] - note.content[window[0]] + 1 - len(window)
             chosen = set(window)
             for at in far:
@@ -322,12 +340,6 @@ def _is_nearer(other: _Side | None, side: _Side, note: TokenizedNote) -> bool:
         return False
     first, last = sorted((side.place, other.place))
     return not function_words().issuperset(note.words[first + 1 : last])
-
-
-def _shared(places: list[list[int]], sentence: list[int]) -> list[list[int]]:
-    """The places in sentences that have a place of each list; in long notes most places of a common word are not."""
-    shared = set.intersection(*({sentence[place] for place in at} for at in places))
-    return [[place for place in at if sentence[place] in shared] for at in places] if shared else []
 
 
 def _windows(places: list[list[int]], sentence: list[int]) -> Iterator[list[int]]:

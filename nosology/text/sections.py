@@ -90,11 +90,12 @@ def _headings(text: str) -> Iterator[tuple[str, str, int, int]]:
             kind = "other" if _UNKNOWN.fullmatch(title) else None
         if kind is not None:
             yield title, kind, start, stop + (colon >= 0)
-        last = _LAST_HEADING.search(text, start, end)  # "Home today. Clinical impression:"
+        has_colon = ":" in line[0]
+        last = _LAST_HEADING.search(text, start, end) if has_colon else None  # "Home today. Clinical impression:"
         if last and last.start(1) > start and (kind := kinds.get(_key(last[1]))) is not None:
             yield last[1], kind, last.start(1), end
             continue
-        for inline in _INLINE.finditer(text, start, end):
+        for inline in _INLINE.finditer(text, start, end) if has_colon else ():
             if (kind := kinds.get(_key(inline[0]))) is not None:
                 yield inline[0], kind, inline.start(), inline.end() + 1
         last_end = end

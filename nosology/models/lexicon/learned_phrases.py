@@ -108,7 +108,7 @@ def learn_from_evidence(
             seen[match.phrase] += 1
             written = surface(tokenized, match.places)
             surface_seen[written] += 1
-            start, end = int(tokenized.starts[match.places[0]]), int(tokenized.ends[match.places[-1]])
+            start, end = tokenized.starts[match.places[0]], tokenized.ends[match.places[-1]]
             for code in {item.code for item in items if is_same_span(start, end, item)}:
                 counts[match.phrase][code] += 1
                 surface_codes[written][code] += 1
@@ -128,7 +128,7 @@ def _key_counts(notes: Sequence[Note], evidence: Sequence[Sequence[Evidence]]) -
     for note, items in zip(notes, evidence):
         tokenized = TokenizedNote.from_text(note.text)
         parts = [(start, end, item.code.code[:3]) for item in items for start, end in evidence_parts(item)]
-        for word, position in zip(tokenized.words, tokenized.starts.tolist()):
+        for word, position in zip(tokenized.words, tokenized.starts):
             if word in function_words():
                 continue
             key = word_keys(word)[0]

@@ -72,18 +72,19 @@ class Lexicon:
 
     def analyse(self, text: str) -> tuple[NoteMentions, MentionScores]:
         """The mentions of a note and their scores, cached for the latest notes."""
-        if text not in self._cache:
-            if len(self._cache) >= _CACHED_NOTES:
-                self._cache.clear()
-            settings = self.recipe.match
-            index = self.scorer.learned.index if self.scorer else None
-            mentions = find_mentions(text, self.terms, index, settings.gap, settings.learned_gap)
-            if self.scorer is None:
-                scores = score_mentions(mentions, self.policy)
-            else:
-                scores = self.scorer.score(mentions, text, self.terms, self.policy)
-            self._cache[text] = mentions, scores
-        return self._cache[text]
+        if (known := self._cache.get(text)) is not None:
+            return known
+        settings = self.recipe.match
+        index = self.scorer.learned.index if self.scorer else None
+        mentions = find_mentions(text, self.terms, index, settings.gap, settings.learned_gap)
+        if self.scorer is None:
+            scores = score_mentions(mentions, self.policy)
+        else:
+            scores = self.scorer.score(mentions, text, self.terms, self.policy)
+        if len(self._cache) >= _CACHED_NOTES:  # only the oldest goes: evidence of the others may still be requested
+            self._cache.pop(next(iter(self._cache)), None)
+        self._cache[text] = mentions, scores
+        return mentions, scores
 
     def probabilities(self, notes: Sequence[Note]) -> np.ndarray:
         """Probabilities (B, L). A code without a mention has 0, or nearly 0 after training."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
-
-import numpy as np
 
 from nosology.codes.related_codes import SIDES, is_past_event
 from nosology.codes.terms import SOURCES
@@ -19,15 +18,16 @@ from nosology.text.ambiguous_words import is_supported
 from nosology.text.context import (
     CATEGORIES,
     context_flags,
+    flag_masks,
     is_denied_by_next_words,
     is_denied_by_previous_words,
     is_negated_inside_phrase,
     is_questioned,
+    marks_of,
     past_history_flags,
 )
-from nosology.text.phrases import PhraseIndex, TokenizedNote
+from nosology.text.phrases import PhraseIndex, TokenizedNote, tokenized_note
 from nosology.text.stems import is_listed_word, stem, word_keys
-from nosology.text.tokens import Tokens, words_of
 
 _DESCRIPTION = SOURCES.index("description")
 # Lines, without a number or the name of a section; parts of a line between semicolons.
@@ -79,14 +79,13 @@ def find_mentions(
 ) -> NoteMentions:
     """All mentions of terms of the classification and of learned phrases, which may have another gap."""
     by_places: dict[tuple[int, ...], Mention] = {}
-    note = TokenizedNote.from_text(text)
-    tokens = Tokens(note.words, note.starts, note.ends)
-    vocabulary = frozenset(words_of(text))
-    marks = context_flags(text, tokens)
+    note = tokenized_note(text)
+    vocabulary = frozenset(note.written.words)
+    masks = flag_masks(context_flags(text, note.tokens))
 
     def mention_at(places: tuple[int, ...], gap: int) -> Mention | None:
         if places not in by_places and _can_be_term(text, note, places, vocabulary):
-            by_places[places] = _mention(text, note, marks, places, gap)
+            by_places[places] = _mention(text, note, masks, places, gap)
         return by_places.get(places)
 
     if terms is not None:
@@ -99,18 +98,15 @@ def find_mentions(
     for match in learned.find(note, gap if learned_gap is None else learned_gap) if learned else ():
         if mention := mention_at(match.places, match.gap):
             mention.learned = match.phrase
-    if terms:
+    if terms is not None:
         for mention in [by_places[places] for places in sorted(by_places)]:
             _add_sided(mention, note, terms, mention_at)
-    if terms is not None:
-        by_places |= {mention.places: mention for mention in _whole_descriptions(text, note, terms, marks)}
-    if terms is not None:
-        for mention in _whole_descriptions(text, note, terms, marks):
+        for mention in _whole_descriptions(text, note, terms, masks):
             by_places[mention.places] = mention
     mentions = _without_many_repeats([by_places[places] for places in sorted(by_places)], note.words)
     _count_misspelled(mentions, note, terms, learned)
     _set_holders(mentions)
-    past = past_history_flags(text, tokens)
+    past = past_history_flags(text, note.tokens)
     for mention in mentions:
         # "hepatitis B negative" also denies hepatitis
         if any(_is_denied_answer(text, mentions[holder]) for holder in mention.holders):
@@ -123,30 +119,36 @@ def find_mentions(
     return NoteMentions(note, mentions)
 
 
-def _whole_descriptions(text: str, note: TokenizedNote, terms: Terms, marks: np.ndarray) -> Iterator[Mention]:
+def _whole_descriptions(text: str, note: TokenizedNote, terms: Terms, masks: Sequence[int]) -> Iterator[Mention]:
     """The lines and list items that are a description of the classification, word for word.
 
     Its own words are no context: "without complications" in a description denies nothing.
     """
     if not terms.titles:
         return
-    parts = {(part.start(), part.end()) for pattern in _ITEMS for part in pattern.finditer(text)}
+    parts = {part.span() for pattern in _ITEMS for part in pattern.finditer(text)}
     for start, end in sorted(parts):
         code = terms.titles.get(title_words(text[start:end]))
-        places = range(*np.searchsorted(note.starts, (start, end)).tolist())
-        if code is None or not places:
+        if code is None:
             continue
-        item = TokenizedNote.from_text(text[start:end])
-        own = context_flags(text[start:end], Tokens(item.words, item.starts, item.ends)).any(axis=1)
-        around = marks[:, places.start : places.stop].any(axis=1)
+        first, last = bisect_left(note.starts, start), bisect_left(note.starts, end)
+        if first == last:
+            continue
+        own, around = _own_marks(text[start:end]), marks_of(masks[first:last])
         yield Mention(
-            places=tuple(places),
-            start=int(note.starts[places[0]]),
-            end=int(note.ends[places[-1]]),
+            places=tuple(range(first, last)),
+            start=note.starts[first],
+            end=note.ends[last - 1],
             gap=0,
-            marks=tuple(bool(mark) for mark in np.logical_and(around, ~own).tolist()),
+            marks=tuple(mark and not of_description for mark, of_description in zip(around, own)),
             named={Code("icd10cm", code): Named(_DESCRIPTION, 0)},
         )
+
+
+@lru_cache(maxsize=1 << 12)
+def _own_marks(description: str) -> tuple[bool, ...]:
+    """The contexts that the words of a description have by themselves."""
+    return marks_of(flag_masks(context_flags(description, TokenizedNote.from_text(description).tokens)))
 
 
 def _without_many_repeats(mentions: Iterable[Mention], words: Sequence[str]) -> list[Mention]:
@@ -209,16 +211,16 @@ def _can_be_term(text: str, note: TokenizedNote, places: tuple[int, ...], vocabu
     if not is_supported(text, note, places, vocabulary):
         return False
     if len(places) > 1:
-        return ";" not in text[int(note.ends[places[0]]) : int(note.starts[places[-1]])]
-    start, end, word = int(note.starts[places[0]]), int(note.ends[places[0]]), note.words[places[0]]
+        return ";" not in text[note.ends[places[0]] : note.starts[places[-1]]]
+    start, end, word = note.starts[places[0]], note.ends[places[0]], note.words[places[0]]
     written = text[start:end]
     is_expanded = written.lower() != word
     return end - start > _MAX_ABBREVIATION or is_expanded or written.isupper() or is_listed_word(word)
 
 
-def _mention(text: str, note: TokenizedNote, marks: np.ndarray, places: tuple[int, ...], gap: int) -> Mention:
-    start, end = int(note.starts[places[0]]), int(note.ends[places[-1]])
-    mention = Mention(places, start, end, gap, tuple(bool(row.any()) for row in marks[:, list(places)]))
+def _mention(text: str, note: TokenizedNote, masks: Sequence[int], places: tuple[int, ...], gap: int) -> Mention:
+    start, end = note.starts[places[0]], note.ends[places[-1]]
+    mention = Mention(places, start, end, gap, marks_of(masks[place] for place in places))
     if is_questioned(text, start, end):
         _mark(mention, "uncertain")
     is_negated_inside = any(

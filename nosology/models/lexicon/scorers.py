@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,10 +55,10 @@ _OF_RELATIVES = (("Z20", "Z20"), ("Z55", "Z65"), ("Z80", "Z84"))
 # Words that mean a later encounter for an injury: the seventh character is D or S instead of A.
 # A fracture that does not heal has another one, and an open fracture yet another. The first in the table has priority.
 _LATER = {
-    "S": frozenset(stem(word) for word in ("sequela", "sequelae", "secuela", "residual")),
-    "K": frozenset(stem(word) for word in ("nonunion",)),
-    "P": frozenset(stem(word) for word in ("malunion", "malunited")),
-    "D": frozenset(stem(word) for word in ("healing", "healed", "aftercare", "followup", "revisión")),
+    **dict.fromkeys(map(stem, ("sequela", "sequelae", "secuela", "residual")), "S"),
+    **dict.fromkeys(map(stem, ("nonunion",)), "K"),
+    **dict.fromkeys(map(stem, ("malunion", "malunited")), "P"),
+    **dict.fromkeys(map(stem, ("healing", "healed", "aftercare", "followup", "revisión")), "D"),
 }
 _LATER_PAIRS = {("delayed", "healing"): "G", ("delayed", "union"): "G", ("subsequent", "encounter"): "D"}
 _LATER_OPEN = {"D": "E", "G": "H", "K": "M", "P": "Q"}
@@ -95,9 +96,9 @@ class ContextPolicy:
         """The code of a mention with these context marks; None: the mention is not coded."""
         if self.codes.vague == "drop" and code.code in VAGUE:
             return None
-        for category, marked in zip(CATEGORIES, marks):
+        for category in compress(CATEGORIES, marks):
             policy = getattr(self.settings, category)
-            if not marked or policy in ("keep", "learn"):
+            if policy in ("keep", "learn"):
                 continue
             history = self._history(code, category) if policy == "history" else None
             if history is None:
@@ -168,12 +169,8 @@ def _allowed(mention: Mention, seventh: str | None, policy: ContextPolicy) -> li
 def _later_sentences(note: NoteMentions) -> dict[int, str]:
     """The sentences about a later encounter, with its seventh character."""
     words = {**dict(enumerate(note.words.words)), **note.words.hyphenated}
-    found = [
-        (character, place)
-        for place, word in words.items()
-        for character, stems in _LATER.items()
-        if stem(word) in stems
-    ]
+    characters = {word: _LATER[stem(word)] for word in set(words.values()) if stem(word) in _LATER}
+    found = [(characters[word], place) for place, word in words.items() if word in characters]
     pairs = zip(note.words.words, note.words.words[1:])
     found += [(_LATER_PAIRS[pair], place) for place, pair in enumerate(pairs) if pair in _LATER_PAIRS]
     later: dict[int, str] = {}

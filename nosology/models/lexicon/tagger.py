@@ -55,8 +55,8 @@ def _tags(tokenized: TokenizedNote, items: Sequence[Evidence]) -> np.ndarray:
     tags = np.zeros((len(TAGS), len(tokenized.words)), dtype=bool)
     for item in items:
         for start, end in item.extra.get("spans") or [(item.start, item.end)]:
-            tags[0] |= (tokenized.starts >= start) & (tokenized.starts < end)
-        words = np.flatnonzero((tokenized.starts >= item.start) & (tokenized.starts < item.end))
+            tags[0] |= (tokenized.tokens.starts >= start) & (tokenized.tokens.starts < end)
+        words = np.flatnonzero((tokenized.tokens.starts >= item.start) & (tokenized.tokens.starts < item.end))
         if len(words):
             tags[1, words[0]] = tags[2, words[-1]] = True
     return tags
@@ -74,8 +74,8 @@ def _names(tokenized: TokenizedNote, text: str) -> Iterator[list[str]]:
     """The names of the features of each word."""
     words, sentence, n = tokenized.words, tokenized.sentence, len(tokenized.words)
     keys = [word_keys(word)[0] for word in words]
-    starts, ends = tokenized.starts.tolist(), tokenized.ends.tolist()
-    marks = context_flags(text, Tokens(words, tokenized.starts, tokenized.ends))
+    starts, ends = tokenized.starts, tokenized.ends
+    marks = context_flags(text, tokenized.tokens)
 
     def at(here: int, there: int, of: list[str]) -> str:
         return of[there] if 0 <= there < n and sentence[there] == sentence[here] else _OUTSIDE
