@@ -11,6 +11,7 @@ from functools import cache, cached_property, lru_cache
 from typing import NamedTuple
 
 from nosology.claims.encounter import Encounter
+from nosology.claims.loss_of_consciousness import loss_of_consciousness
 from nosology.codes import table
 from nosology.codes.table import CodeTable
 from nosology.codes.tabular import CodeReference
@@ -169,6 +170,11 @@ class Draft:
             number = int(weeks["before"] or weeks["after"] or weeks["days"])
             return "1" if number < 14 else "2" if number < 28 else "3"
         return ""
+
+    @cached_property
+    def loss_of_consciousness(self) -> str:
+        """The sixth character of intracranial injuries: 0 to 4, 9, A, or "" if the note does not say."""
+        return loss_of_consciousness(self.text)
 
     def matching(self, pattern: str) -> list[Entry]:
         """The entries whose codes match a pattern: prefixes and ranges, as in I50|N18.5|E08-E13|!E09."""

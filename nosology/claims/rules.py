@@ -68,7 +68,8 @@ class Rule(BaseModel):
     choose: pairs of pattern and code to add; the first pair whose pattern is in the set ("": always).
     ranges: lowest value, highest value, and the code to add, for the group `value`.
     {0}, {1} in a code to add or drop: the category of the first, second matched code; {r1}: the characters after its
-    dot; {c1[5]}: one character of it, counted from 0 without the dot; {t0}, {t9}: the trimester, 0 or 9 if not known.
+    dot; {c1[5]}: one character of it, counted from 0 without the dot; {t0}, {t9}: the trimester, 0 or 9 if not known;
+    {loc}: the character of the loss of consciousness.
     A part of a pattern after "!" is not matched.
     """
 
@@ -420,8 +421,8 @@ def _filled(template: str, draft: Draft, triggers: list[Entry], groups: dict[str
         return template
     bare = {f"c{place}": entry.code.replace(".", "").ljust(7, "-") for place, entry in enumerate(triggers)}
     rest = {f"r{place}": entry.code[4:] for place, entry in enumerate(triggers)}
-    trimester = {"t0": draft.trimester or "0", "t9": draft.trimester or "9"}
-    return template.format(*(entry.code[:3] for entry in triggers), **bare, **rest, **trimester, **groups)
+    said = {"t0": draft.trimester or "0", "t9": draft.trimester or "9", "loc": draft.loss_of_consciousness or "A"}
+    return template.format(*(entry.code[:3] for entry in triggers), **bare, **rest, **said, **groups)
 
 
 def _codes_to_add(rule: Rule, draft: Draft, groups: dict[str, str]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from functools import cache, lru_cache
 import numpy as np
 
 from nosology.claims.draft import Draft, Entry
+from nosology.claims.injuries import by_severity, code_burns
 from nosology.claims.metastases import add_metastases
 from nosology.codes import table
 from nosology.core import Span
@@ -70,6 +71,7 @@ class _Leaf:
 def refine(draft: Draft) -> None:
     """Replaces codes by more specific ones of their category, by the words near their mentions."""
     add_metastases(draft)
+    code_burns(draft)
     note = TokenizedNote.from_text(draft.text)
     taken = sorted({span for entry in draft.entries.values() for span in entry.evidence})
     for code in list(draft.entries):
@@ -93,6 +95,7 @@ def _by_number(draft: Draft, entry: Entry) -> Entry:
         code = f"S22.4{code[5:]}"
     if len(code) == 8 and code[-1] == "B" and any(_OPEN_TYPE_III.search(text) for text in around):
         code = f"{code[:-1]}C"
+    code = by_severity(draft, entry) if code == entry.code else code
     if code != entry.code and draft.replace([entry.code], code, f"the note has the words for {code}", "specificity"):
         return draft.entries[code]
     return entry

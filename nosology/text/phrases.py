@@ -54,21 +54,29 @@ def phrase_keys(text: str) -> tuple[str, ...]:
 
 
 class _Expansion(NamedTuple):
-    """The words of an abbreviation of `length` words; case: upper, lower or "" (any)."""
+    """An abbreviation, its words written out, and the case of its last word: upper, lower or "" (any)."""
 
-    length: int
+    short: list[str]
     words: tuple[str, ...]
     case: str
 
+    def is_at(self, text: str, tokens: Tokens, place: int) -> bool:
+        """Whether the words at a place are the abbreviation, in its case."""
+        if tokens.words[place : place + len(self.short)] != self.short:
+            return False
+        last = place + len(self.short) - 1
+        written = text[int(tokens.starts[last]) : int(tokens.ends[last])]
+        return not self.case or (written.isupper() if self.case == "upper" else written.islower())
+
 
 @cache
-def _expansions() -> dict[str, tuple[tuple[str, ...], _Expansion]]:
-    """The first word of each abbreviation -> its words and its expansion."""
-    found = {}
+def _expansions() -> dict[str, list[_Expansion]]:
+    """The first word of an abbreviation -> the abbreviations that start with it, the longest first."""
+    found: dict[str, list[_Expansion]] = {}
     for row in rows("expansions.tsv"):
-        short = tuple(row["short"].split())
-        found[short[0]] = short, _Expansion(len(short), tuple(row["long"].split()), row["case"])
-    return found
+        short = row["short"].split()
+        found.setdefault(short[0], []).append(_Expansion(short, tuple(row["long"].split()), row["case"]))
+    return {word: sorted(items, key=lambda item: -len(item.short)) for word, items in found.items()}
 
 
 def expand(text: str, tokens: Tokens) -> Tokens:
@@ -82,12 +90,10 @@ def expand(text: str, tokens: Tokens) -> Tokens:
     last: list[int] = []
     done = 0
     for place in places:
-        short, expansion = table[tokens.words[place]]
-        written = text[int(tokens.starts[place]) : int(tokens.ends[place])]
-        is_case = not expansion.case or (written.isupper() if expansion.case == "upper" else written.islower())
-        end = place + expansion.length
-        if place < done or not is_case or tuple(tokens.words[place:end]) != short:
+        expansion = next((item for item in table[tokens.words[place]] if item.is_at(text, tokens, place)), None)
+        if place < done or expansion is None:
             continue
+        end = place + len(expansion.short)
         words += [*tokens.words[done:place], *expansion.words]
         first += [*range(done, place), *[place] * len(expansion.words)]
         last += [*range(done, place), *[end - 1] * len(expansion.words)]
