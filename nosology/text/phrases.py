@@ -26,6 +26,8 @@ SIDE_KEYS = frozenset(stem(word) for word in ("right", "left", "bilateral"))
 """Keys that may be anywhere in the sentence of their phrase, unless another side is nearer."""
 
 _SHORT_SIDES = {"r": "right", "rt": "right", "l": "left", "lt": "left"}  # only before sided words: R knee
+_NOT_SIDED = frozenset(["spine", "wave", "waves", "lateral", "and", "chop", "basilic", "the", "with", "for"])
+_SIDED_LENGTH = 3  # letters of a word after a side in capitals: L MCA
 _COMMA = re.compile("[,;]")
 _LIST_NUMBER = re.compile(
     r"(?:^[ \t]*[(#]?|(?<=[\s;,])\(?(?=\d{1,2}\))|(?:(?<=[.:;] )|(?<=[ \t]{2}))(?=\d{1,2}\.\s))(\d{1,2})[.)](?!\d)",
@@ -124,10 +126,7 @@ class TokenizedNote:
         tokens = expand(text, tokenize(text))
         letters = _type_letters(text, tokens.words, tokens.starts.tolist())
         is_content = [word not in function_words() or i in letters for i, word in enumerate(tokens.words)]
-        words = [
-            _SHORT_SIDES[word] if word in _SHORT_SIDES and following in sided_words() else word
-            for word, following in zip(tokens.words, [*tokens.words[1:], ""])
-        ]
+        words = _with_sides(text, tokens)
         starts = [span.start for span in sentences(text)]
         sentence = (np.searchsorted(starts, tokens.starts, side="right") - 1).tolist()
         adjacent = np.flatnonzero(tokens.starts[1:] == tokens.ends[:-1] + 1).tolist()
@@ -286,6 +285,21 @@ def is_misspelling(key: str, correct: str) -> bool:
     same = next((i for i, (a, b) in enumerate(zip(key, correct)) if a != b), shorter)
     rest, expected = key[same:], correct[same:]
     return rest[1:] == expected or (len(expected) > 1 and (rest[1:] == expected[1:] or rest == expected[1:]))
+
+
+def _with_sides(text: str, tokens: Tokens) -> list[str]:
+    """The words, with R and L written out where they are sides: before a sided word, or in capitals before a word."""
+    words = list(tokens.words)
+    for place, (word, following) in enumerate(zip(words, [*words[1:], ""])):
+        if word not in _SHORT_SIDES:
+            continue
+        start, end = int(tokens.starts[place]), int(tokens.ends[place])
+        is_capital = text[start:end].isupper() and text[end : end + 1] == " "
+        is_unit = place > 0 and words[place - 1].isdigit()  # 2 L of oxygen
+        is_word = len(following) >= _SIDED_LENGTH and following.isalpha() and following not in _NOT_SIDED
+        if following in sided_words() or (is_capital and is_word and not is_unit):
+            words[place] = _SHORT_SIDES[word]
+    return words
 
 
 def _type_letters(text: str, words: list[str], starts: list[int]) -> frozenset[int]:
