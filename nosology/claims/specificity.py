@@ -17,6 +17,7 @@ import numpy as np
 from nosology.claims.draft import Draft, Entry
 from nosology.claims.injuries import by_severity, code_burns
 from nosology.claims.metastases import add_metastases
+from nosology.claims.pressure_ulcers import code_pressure_ulcers
 from nosology.codes import table
 from nosology.core import Span
 from nosology.text.phrases import TokenizedNote
@@ -29,6 +30,7 @@ _FILLER = re.compile(
     re.IGNORECASE,
 )
 _OTHER = re.compile(r"\bother\b", re.IGNORECASE)
+_LEFT_OPEN = re.compile(r"\bunspecified ((?:(?!of\b|with\b|and\b|in\b)[\w-]+ ?)+)", re.IGNORECASE)
 _WITHOUT = re.compile(r"\b(?:without|not|with no)\b[^,;]*?(?=,|;|$|\bwith\b)", re.IGNORECASE)
 # Words of descriptions that say nothing that a note must say.
 _GENERIC_WORDS = """
@@ -62,6 +64,7 @@ class _Leaf:
     code: str
     all_keys: frozenset[str]
     keys: frozenset[str]
+    named: frozenset[str]  # keys without those of a part that is unspecified: "unspecified internal joint prosthesis"
     absent: frozenset[str]  # what the description excludes: "without status migrainosus"
     is_other: bool
     is_other_disease: bool  # the description starts with "other"
@@ -85,6 +88,7 @@ def refine(draft: Draft) -> None:
         if better:
             title = draft.table.description(better[0])
             draft.replace([code], better[0], f"the note has the words for {better[0]} ({title})", "specificity")
+    code_pressure_ulcers(draft)
 
 
 def _by_number(draft: Draft, entry: Entry) -> Entry:
@@ -134,7 +138,7 @@ def _can_refine(own: _Leaf, leaf: _Leaf) -> bool:
     """Whether a code says all that another says, and more; "other" diseases are other than the one of the note."""
     return (
         leaf.code[7:] in (own.code[7:], "" if own.code[7:] else leaf.code[7:])
-        and own.keys < leaf.keys
+        and own.named < leaf.keys
         and leaf.absent <= own.absent
         and (own.is_other_disease or not leaf.is_other_disease)
     )
@@ -240,6 +244,7 @@ def _leaves(release: str | None, category: str) -> dict[str, _Leaf]:
             code,
             found,
             found - shared,
+            found - shared - _content_keys(words_of(" ".join(_LEFT_OPEN.findall(titles[code])))),
             _content_keys(words_of(" ".join(_WITHOUT.findall(titles[code])))),
             bool(_OTHER.search(titles[code])),
             bool(_OTHER.match(titles[code])),
