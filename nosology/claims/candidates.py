@@ -7,12 +7,24 @@ from nosology.claims.mention_status import objection
 from nosology.codes.related_codes import is_past_event, personal_history
 from nosology.core import Span, Suggestion
 
+_ALTERNATIVE = 0.5  # share of the probability of the first reading
+
 
 def add_candidates(draft: Draft) -> None:
     """Fills the draft with the accepted suggestions; what a mention's context forbids is left out with its reason."""
     for suggestion in draft.suggestions:
         if suggestion.accepted and suggestion.system == "icd10cm":
             _add(draft, suggestion)
+    _drop_alternatives(draft)
+
+
+def _drop_alternatives(draft: Draft) -> None:
+    """Drops codes that are only the second reading of words that another code of their category has."""
+    best: dict[tuple[str, tuple[Span, ...]], Entry] = {}
+    for entry in sorted(draft.entries.values(), key=lambda entry: -entry.probability):
+        first = best.setdefault((entry.code[:3], entry.evidence), entry)
+        if entry.evidence and entry.probability < _ALTERNATIVE * first.probability:
+            draft.drop(entry.code, f"the words mean {first.code}", "alternative")
 
 
 def _add(draft: Draft, suggestion: Suggestion) -> None:

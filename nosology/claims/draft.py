@@ -10,7 +10,8 @@ from fnmatch import fnmatchcase
 from functools import cache, cached_property, lru_cache
 from typing import NamedTuple
 
-from nosology.claims.encounter import Encounter
+from nosology.claims.encounter import Encounter, is_newborn_note
+from nosology.claims.loss_of_consciousness import loss_of_consciousness
 from nosology.codes import in_release, table
 from nosology.codes.table import CodeTable
 from nosology.codes.tabular import CodeReference
@@ -23,11 +24,18 @@ from nosology.text.tokens import Tokens
 
 _TRIMESTER = re.compile(r"\b(first|second|third|1st|2nd|3rd)[ -]trimester", re.IGNORECASE)
 _WEEKS = re.compile(
-    r"(?:@|\b(?:IUP at|pregnan\w+,? (?:at )?|gestation\w*:? (?:of |at )?|GA:?|EGA:?|G\dP\d+,? (?:at )?))\s*"
+    r"(?:@|\b(?:IUP at|pregnan\w+,? (?:at )?|gestation\w*:? (?:of |at )?|GA:?|EGA:?|G\d+P\d+,? (?:at )?))\s*"
     r"(?P<before>[4-9]|[1-3]\d|4[0-2])\s?(?:w|\+|wk|week|\d/7)"
     r"|\b(?P<after>[4-9]|[1-3]\d|4[0-2])\s?(?:w\d?d?|wks?|weeks?)(?:\s?\d\s?(?:d|days?)|\+\d|\s\d/7)?[ ,]*"
     r"(?:pregnant|gestation|gestational|pregnancy|GA\b|EGA|IUP|G\dP\d)"
-    r"|\b(?P<days>[4-9]|[1-3]\d|4[0-2])w\s?\d\s?d\b",
+    r"|\b(?P<days>[4-9]|[1-3]\d|4[0-2])\s?(?:w\s?\d\s?d?\b|weeks? (?:and )?\d days?|(?<=\s)\d/7\b)"
+    r"|(?<!x )(?<!x)\b(?P<alone>[89]|[1-3]\d|4[0-2])\s?w\b",
+    re.IGNORECASE,
+)
+
+_OBSTETRIC = re.compile(
+    r"\b(?:G\d+ ?P\d|pregnan|IUP\b|labor\b|deliver(?:y|ed)\b|gestation|P?PROM\b|LTCS\b|N?SVD\b|c-?section|cesarean|fetal"
+    r"|twins?\b|placenta|\w*eclampsia|gravid|liveborn|abortion|amnio|HELLP|GDM\b|IUFD|IUGR|stillb)",
     re.IGNORECASE,
 )
 
@@ -168,12 +176,18 @@ class Draft:
         return self.sections[at].kind if at >= 0 else "start"
 
     @cached_property
+    def is_newborn(self) -> bool:
+        """Whether the patient is a newborn, and not the mother."""
+        age = self.encounter.age
+        return (age is None or age < 1) and is_newborn_note(self.text)
+
+    @cached_property
     def trimester(self) -> str:
         """The trimester of the pregnancy, 1 to 3, by the note's words or weeks; "" if it does not say."""
         if word := _TRIMESTER.search(self.text):
             return {"f": "1", "s": "2", "t": "3"}.get(word[1][0].lower(), word[1][0])
-        if weeks := _WEEKS.search(self.text):
-            number = int(weeks["before"] or weeks["after"] or weeks["days"])
+        if (weeks := _WEEKS.search(self.text)) and (not weeks["alone"] or _OBSTETRIC.search(self.text)):
+            number = int(next(filter(None, weeks.groups())))
             return "1" if number < 14 else "2" if number < 28 else "3"
         return ""
 
@@ -182,6 +196,11 @@ class Draft:
         if self.table.billable(code):
             return code
         return next((it.code for it in in_release(Code("icd10cm", code), self.table.release)), "")
+
+    @cached_property
+    def loss_of_consciousness(self) -> str:
+        """The sixth character of intracranial injuries: 0 to 4, 9, A, or "" if the note does not say."""
+        return loss_of_consciousness(self.text)
 
     def matching(self, pattern: str) -> list[Entry]:
         """The entries whose codes match a pattern: prefixes and ranges, as in I50|N18.5|E08-E13|!E09."""

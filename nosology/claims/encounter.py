@@ -26,6 +26,7 @@ _MONTHS = re.compile(
 )
 _FEMALE = re.compile(r"\b(?:woman|female|girl|lady|she|her|mrs|ms|baby girl|G\d+P\d+)\b")
 _MALE = re.compile(r"\b(?:man|male|boy|gentleman|he|his|mr|baby boy)\b")
+_GIRL, _BOY = r"\b(?:girl|female|FT F|term F)\b", r"\b(?:boy|male|FT M|term M)\b"
 _SEX_LABEL = re.compile(r"\b(?:y/?o|yo|y\.o\.|old|sex:?)\s*(?P<sex>[MF])\b")
 _INPATIENT = re.compile(
     r"\bdischarge (?:summary|diagnos[ei]s|dx)\b|\bd/?c (?:summary|note|dx)\b|\bhospital course\b|\badmit(?:ted)?:? "
@@ -43,6 +44,19 @@ _RADIOLOGY = re.compile(
     r"(?:findings|impression)\s*:",
     re.IGNORECASE | re.MULTILINE,
 )
+_NEWBORN = re.compile(
+    r"\b(?:newborn|neonat\w+|NICU|nursery|NBN|baby (?:boy|girl)|day of life|DOL ?#?\d+|birth ?weight|BW"
+    r"|(?:early |late )?(?:pre)?term (?:male|female|boy|girl|infant|newborn|AGA|LGA|SGA)"
+    r"|FT (?:male|female|M|F|boy|girl|infant)|twin [AB12])\b",
+    re.IGNORECASE,
+)
+_MOTHER = re.compile(
+    r"\bG\d+ ?P\d|\bPPD ?#?\d|\bpostpartum\b|\bdelivery (?:summary|note)\b|\bOB\b|\bobstetric|\bgravida\b"
+    r"|\bpregnan|\bEBL\b|\bQBL\b|\bepidural\b|\bperineal\b|\bfundus\b|\blochia\b|\bIUP\b",
+    re.IGNORECASE,
+)
+_INFANT = re.compile(r"\b\d{1,2}[ -]?(?:mo|m/o|months?)\b", re.IGNORECASE)
+_HEADER = 300  # characters at the start of a note with the age of the patient
 _REPORT_SECTIONS = frozenset(
     ("start", "other", "indication", "impression", "findings", "technique", "results", "service")
 )
@@ -124,9 +138,22 @@ def _guess_role(text: str) -> str:
     return "radiology" if is_report or _RADIOLOGY.search(text) else "attending"
 
 
+def is_newborn_note(text: str) -> bool:
+    """Whether a note is about a newborn, and not about its mother or an infant of some months."""
+    newborn = _NEWBORN.search(text)
+    if newborn is None:
+        return False
+    others = (match.start() for pattern in (_MOTHER, _AGE) if (match := pattern.search(text)))
+    return newborn.start() < min(others, default=len(text)) and not _INFANT.search(text, 0, _HEADER)
+
+
 def guess_patient(text: str) -> tuple[float | None, str]:
     """Age in years and sex (F, M or "") as the note first states them."""
     age, sex = None, ""
+    if is_newborn_note(text):
+        female, male = (re.search(words, text, re.IGNORECASE) for words in (_GIRL, _BOY))
+        is_female = female and (not male or female.start() < male.start())
+        return 0.0, "F" if is_female else "M" if male else ""
     if match := _AGE.search(text):
         age = float(match["age"] or match["short"] or match["label"])
         sex = (match["sex"] or "").upper()

@@ -73,10 +73,6 @@ _YEAR = re.compile(r"\b(?:19|20)\d\d\b")
 _OLD_LIST = re.compile(r"problem list|past|prior|pmh|copied|carried|imported|history", re.IGNORECASE)
 _PAST = re.compile(r"\b(?:history|h/o|hx|pmhx?|personal|previous(?:ly)?|past)\b", re.IGNORECASE)
 _LIST_ITEM = re.compile(r"[ \t]*(?:[-*•]|\d{1,2}[.)])[ \t]*\S")
-_NEWBORN = re.compile(
-    r"\b(?:newborn|neonat\w+|NICU|nursery|baby (?:boy|girl)|day of life|DOL|birth ?weight|BW)\b", re.I
-)
-_PREGNANT = re.compile(r"\bG\d+ ?P\d|\bPPD ?\d|\bpostpartum\b|\bdelivery (?:summary|note)\b", re.IGNORECASE)
 
 
 class Objection(NamedTuple):
@@ -130,16 +126,9 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
 def _is_of_other_person(draft: Draft, code: str, before: str, after: str, family: bool) -> bool:
     if _RECIPIENT.search(before):
         return code[0] != "Z" or matches("Z80-Z84", code)
-    if (_MATERNAL.search(before) or _OF_RELATIVE.match(after)) and is_newborn(draft):
+    if (_MATERNAL.search(before) or _OF_RELATIVE.match(after)) and draft.is_newborn:
         return code[0] != "P" and not matches("Z38|Z05|Z23", code)
     return code[0] != "Z" and (family or _OF_RELATIVE.match(after) is not None)
-
-
-def is_newborn(draft: Draft) -> bool:
-    """Whether the patient is a newborn, and not the mother."""
-    if draft.encounter.age is not None and draft.encounter.age > 1:
-        return bool(re.match(r"[^\n]*\n?.{0,120}\bbaby (?:boy|girl)\b", draft.text, re.IGNORECASE))
-    return bool(_NEWBORN.search(draft.text)) and not _PREGNANT.search(draft.text)
 
 
 def _is_reaction(code: str, kind: str, before: str, words: str, is_first: bool) -> bool:

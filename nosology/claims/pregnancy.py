@@ -10,9 +10,10 @@ from nosology.codes import table
 from nosology.core import Span
 
 _UNSPECIFIED = ", unspecified trimester"
+_IN_BRACKETS = re.compile(r" \([^)]*\)")
 _NAMES = {"1": "first", "2": "second", "3": "third"}
 _DELIVERED = re.compile(
-    r"\b(?:vaginal delivery|N?SVD|VAVD|VBAC|(?:cesarean|c-?) ?(?:delivery|section)|delivered"
+    r"\b(?:vaginal delivery|N?SVD|VAVD|VBAC|FAVD|[rp]?LTCS|CS|C/S|(?:cesarean|c-?) ?(?:delivery|section)|delivered|liveborn"
     r"|delivery of (?:a )?(?:viable|live)|delivery (?:note|summary))\b",
     re.IGNORECASE,
 )
@@ -22,21 +23,15 @@ _PREGNANT = re.compile(
     r"|\bG\d+\s?P\d+\b[^.\n]{0,12}(?:@|\bat\b)",
     re.IGNORECASE,
 )
-_NEWBORN = re.compile(
-    r"\bNICU (?:discharge|admission)\b|\bnewborn (?:discharge|nursery|exam|admission|h&p|screen)"
-    r"|\bbaby (?:boy|girl)\b|\bDOL ?\d",
-    re.IGNORECASE,
-)
 
 
 def is_pregnant(draft: Draft) -> bool:
     """Whether the patient is pregnant or has just given birth, as the note says."""
     if draft.pregnant is None:
         encounter = draft.encounter
-        is_other = encounter.sex == "M" or (encounter.age is not None and encounter.age < 10)
-        draft.pregnant = not (is_other or _NEWBORN.search(draft.text)) and (
-            bool(draft.trimester) or _said(draft, _PREGNANT)
-        )
+        is_other = encounter.sex == "M" or draft.is_newborn
+        is_other = is_other or (encounter.age is not None and not 10 <= encounter.age <= 60)
+        draft.pregnant = not is_other and (bool(draft.trimester) or _said(draft, _PREGNANT))
     return draft.pregnant
 
 
@@ -55,7 +50,7 @@ def complete_trimesters(draft: Draft) -> None:
 def _completed(draft: Draft, code: str, delivered: bool) -> str | None:
     by_title = _by_title(draft.encounter.release, code[:3])
     title = draft.table.description(code)
-    base = title.replace(_UNSPECIFIED, "")
+    base = _IN_BRACKETS.sub("", title.replace(_UNSPECIFIED, ""))
     wanted = []
     if delivered:
         wanted = [f"{base} complicating childbirth", f"{base}, complicating childbirth"]

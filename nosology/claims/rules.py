@@ -47,8 +47,8 @@ class Rule(BaseModel):
 
     codes: patterns (I50|N18.5|E08-E13|@name, a pattern of a rule file); the set must have a code for each.
     words: phrases of which the note must have one (@name: a list of a rule file).
-    regex: the same as a regular expression, whose groups can be used in add; it is tried only around the words in
-        anchors (in lower case; no anchors: in the whole note).
+    regex: the same as a regular expression, whose groups can be used in add (value2 is another place for value); it is
+        tried only around the words in anchors (in lower case; no anchors: in the whole note).
     rows: a table; each row is a code and the phrases that add it. A code that is not billable is completed by the side
         next to the phrase and by the seventh character of the injury.
     before, after: regular expressions for the same sentence before and after the words; one of them must match, except
@@ -61,14 +61,15 @@ class Rule(BaseModel):
         and a code to add for the substances in the groups drug, drug2 ... of regex; {adverse_effect}, {underdosing},
         {poisoning_self_harm} ... are the codes of the substance, {allergy} its code as an allergy.
     near: the words must be in the sentence of the evidence of the first code.
-    pregnant: the patient must be pregnant or have just given birth.
+    pregnant: the patient must be pregnant or have just given birth. newborn: the patient must be a newborn.
     together: the evidence of each code must be in a sentence with evidence of the first code.
     sections, not_sections: kinds of sections in which words count, or do not count.
     contexts: contexts in which words count; otherwise they must not be negated, hypothetical or about a relative.
     choose: pairs of pattern and code to add; the first pair whose pattern is in the set ("": always).
     ranges: lowest value, highest value, and the code to add, for the group `value`.
     {0}, {1} in a code to add or drop: the category of the first, second matched code; {r1}: the characters after its
-    dot; {c1[5]}: one character of it, counted from 0 without the dot; {t0}, {t9}: the trimester, 0 or 9 if not known.
+    dot; {c1[5]}: one character of it, counted from 0 without the dot; {t0}, {t9}: the trimester, 0 or 9 if not known;
+    {loc}: the character of the loss of consciousness.
     A part of a pattern after "!" is not matched.
     """
 
@@ -93,6 +94,7 @@ class Rule(BaseModel):
     near: bool = False
     together: bool = False
     pregnant: bool = False
+    newborn: bool = False
     sections: tuple[str, ...] = ()
     not_sections: tuple[str, ...] = ()
     contexts: tuple[str, ...] = ()
@@ -260,7 +262,7 @@ def _apply(rule: Rule, draft: Draft) -> None:
     encounter = draft.encounter
     if rule.setting and encounter.setting not in rule.setting:
         return
-    if rule.pregnant and not is_pregnant(draft):
+    if (rule.pregnant and not is_pregnant(draft)) or (rule.newborn and not draft.is_newborn):
         return
     if rule.sex and encounter.sex and encounter.sex != rule.sex:
         return
@@ -327,7 +329,7 @@ def _apply_regex(rule: Rule, draft: Draft, matched: list[list[Entry]], near: Ite
             for span, code in _substance_codes(rule, draft, match):
                 _fire(rule, draft, matched, span, {}, code)
             continue
-        groups = {name: value for name, value in match.groupdict().items() if value}
+        groups = {name.rstrip("0123456789"): value for name, value in match.groupdict().items() if value}
         _fire(rule, draft, matched, Span(*match.span()), groups)
         once = not (rule.ranges or rule.drop_within or "{" in "".join(rule.add))
         if once or any(map(draft.matching, rule.unless)):
@@ -444,8 +446,8 @@ def _filled(template: str, draft: Draft, triggers: list[Entry], groups: dict[str
         return template
     bare = {f"c{place}": entry.code.replace(".", "").ljust(7, "-") for place, entry in enumerate(triggers)}
     rest = {f"r{place}": entry.code[4:] for place, entry in enumerate(triggers)}
-    trimester = {"t0": draft.trimester or "0", "t9": draft.trimester or "9"}
-    return template.format(*(entry.code[:3] for entry in triggers), **bare, **rest, **trimester, **groups)
+    said = {"t0": draft.trimester or "0", "t9": draft.trimester or "9", "loc": draft.loss_of_consciousness or "A"}
+    return template.format(*(entry.code[:3] for entry in triggers), **bare, **rest, **said, **groups)
 
 
 def _codes_to_add(rule: Rule, draft: Draft, groups: dict[str, str]) -> Iterator[str]:

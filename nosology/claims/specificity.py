@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from nosology.claims.draft import Draft, Entry
+from nosology.claims.injuries import by_severity, code_burns
 from nosology.claims.metastases import add_metastases
+from nosology.claims.pressure_ulcers import code_pressure_ulcers
 from nosology.codes import table
 from nosology.core import Span
 from nosology.text.stems import word_keys
@@ -26,6 +28,7 @@ _FILLER = re.compile(
     re.IGNORECASE,
 )
 _OTHER = re.compile(r"\bother\b", re.IGNORECASE)
+_LEFT_OPEN = re.compile(r"\bunspecified ((?:(?!of\b|with\b|and\b|in\b)[\w-]+ ?)+)", re.IGNORECASE)
 _WITHOUT = re.compile(r"\b(?:without|not|with no)\b[^,;]*?(?=,|;|$|\bwith\b)", re.IGNORECASE)
 # Words of descriptions that say nothing that a note must say.
 _GENERIC_WORDS = """
@@ -59,6 +62,7 @@ class _Leaf:
     code: str
     all_keys: frozenset[str]
     keys: frozenset[str]
+    named: frozenset[str]  # keys without those of a part that is unspecified: "unspecified internal joint prosthesis"
     absent: frozenset[str]  # what the description excludes: "without status migrainosus"
     is_other: bool
     is_other_disease: bool  # the description starts with "other"
@@ -68,6 +72,7 @@ class _Leaf:
 def refine(draft: Draft) -> None:
     """Replaces codes by more specific ones of their category, by the words near their mentions."""
     add_metastases(draft)
+    code_burns(draft)
     taken = sorted({span for entry in draft.entries.values() for span in entry.evidence})
     for code in list(draft.entries):
         if code not in draft.entries:
@@ -80,6 +85,7 @@ def refine(draft: Draft) -> None:
         if better:
             title = draft.table.description(better[0])
             draft.replace([code], better[0], f"the note has the words for {better[0]} ({title})", "specificity")
+    code_pressure_ulcers(draft)
 
 
 def _by_number(draft: Draft, entry: Entry) -> Entry:
@@ -90,6 +96,7 @@ def _by_number(draft: Draft, entry: Entry) -> Entry:
         code = f"S22.4{code[5:]}"
     if len(code) == 8 and code[-1] == "B" and any(_OPEN_TYPE_III.search(text) for text in around):
         code = f"{code[:-1]}C"
+    code = by_severity(draft, entry) if code == entry.code else code
     if code != entry.code and draft.replace([entry.code], code, f"the note has the words for {code}", "specificity"):
         return draft.entries[code]
     return entry
@@ -134,7 +141,7 @@ def _can_refine(own: _Leaf, leaf: _Leaf) -> bool:
     """Whether a code says all that another says, and more; "other" diseases are other than the one of the note."""
     return (
         leaf.code[7:] in (own.code[7:], "" if own.code[7:] else leaf.code[7:])
-        and own.keys < leaf.keys
+        and own.named < leaf.keys
         and leaf.absent <= own.absent
         and (own.is_other_disease or not leaf.is_other_disease)
     )
@@ -240,6 +247,7 @@ def _leaves(release: str | None, category: str) -> dict[str, _Leaf]:
             code,
             found,
             found - shared,
+            found - shared - _content_keys(words_of(" ".join(_LEFT_OPEN.findall(titles[code])))),
             _content_keys(words_of(" ".join(_WITHOUT.findall(titles[code])))),
             bool(_OTHER.search(titles[code])),
             bool(_OTHER.match(titles[code])),

@@ -26,6 +26,8 @@ SIDE_KEYS = frozenset(stem(word) for word in ("right", "left", "bilateral"))
 """Keys that may be anywhere in the sentence of their phrase, unless another side is nearer."""
 
 _SHORT_SIDES = {"r": "right", "rt": "right", "l": "left", "lt": "left"}  # only before sided words: R knee
+_NOT_SIDED = frozenset(["spine", "wave", "waves", "lateral", "and", "chop", "basilic", "the", "with", "for"])
+_SIDED_LENGTH = 3  # letters of a word after a side in capitals: L MCA
 _COMMA = re.compile("[,;]")
 _LIST_NUMBER = re.compile(
     r"(?=[ \t(#\d])"  # the first character: most places of a text are not tried any further
@@ -55,21 +57,29 @@ def phrase_keys(text: str) -> tuple[str, ...]:
 
 
 class _Expansion(NamedTuple):
-    """The words of an abbreviation of `length` words; case: upper, lower or "" (any)."""
+    """An abbreviation, its words written out, and the case of its last word: upper, lower or "" (any)."""
 
-    length: int
+    short: list[str]
     words: tuple[str, ...]
     case: str
 
+    def is_at(self, text: str, tokens: Tokens, place: int) -> bool:
+        """Whether the words at a place are the abbreviation, in its case."""
+        if tokens.words[place : place + len(self.short)] != self.short:
+            return False
+        last = place + len(self.short) - 1
+        written = text[int(tokens.starts[last]) : int(tokens.ends[last])]
+        return not self.case or (written.isupper() if self.case == "upper" else written.islower())
+
 
 @cache
-def _expansions() -> dict[str, tuple[tuple[str, ...], _Expansion]]:
-    """The first word of each abbreviation -> its words and its expansion."""
-    found = {}
+def _expansions() -> dict[str, list[_Expansion]]:
+    """The first word of an abbreviation -> the abbreviations that start with it, the longest first."""
+    found: dict[str, list[_Expansion]] = {}
     for row in rows("expansions.tsv"):
-        short = tuple(row["short"].split())
-        found[short[0]] = short, _Expansion(len(short), tuple(row["long"].split()), row["case"])
-    return found
+        short = row["short"].split()
+        found.setdefault(short[0], []).append(_Expansion(short, tuple(row["long"].split()), row["case"]))
+    return {word: sorted(items, key=lambda item: -len(item.short)) for word, items in found.items()}
 
 
 def expand(text: str, tokens: Tokens) -> Tokens:
@@ -83,12 +93,10 @@ def expand(text: str, tokens: Tokens) -> Tokens:
     last: list[int] = []
     done = 0
     for place in places:
-        short, expansion = table[tokens.words[place]]
-        written = text[int(tokens.starts[place]) : int(tokens.ends[place])]
-        is_case = not expansion.case or (written.isupper() if expansion.case == "upper" else written.islower())
-        end = place + expansion.length
-        if place < done or not is_case or tuple(tokens.words[place:end]) != short:
+        expansion = next((item for item in table[tokens.words[place]] if item.is_at(text, tokens, place)), None)
+        if place < done or expansion is None:
             continue
+        end = place + len(expansion.short)
         words += [*tokens.words[done:place], *expansion.words]
         first += [*range(done, place), *[place] * len(expansion.words)]
         last += [*range(done, place), *[end - 1] * len(expansion.words)]
@@ -122,12 +130,9 @@ class TokenizedNote:
         tokens = expand(text, written)
         starts, ends = tokens.starts.tolist(), tokens.ends.tolist()
         letters = _type_letters(text, tokens.words, starts)
-        functions, sided = function_words(), sided_words()
+        functions = function_words()
         is_content = [word not in functions or i in letters for i, word in enumerate(tokens.words)]
-        words = [
-            _SHORT_SIDES[word] if word in _SHORT_SIDES and following in sided else word
-            for word, following in zip(tokens.words, [*tokens.words[1:], ""])
-        ]
+        words = _with_sides(text, tokens)
         sentence_starts = [span.start for span in sentences(text)]
         sentence = (np.searchsorted(sentence_starts, tokens.starts, side="right") - 1).tolist()
         adjacent = np.flatnonzero(tokens.starts[1:] == tokens.ends[:-1] + 1).tolist()
@@ -298,6 +303,21 @@ def is_misspelling(key: str, correct: str) -> bool:
     same = next((i for i, (a, b) in enumerate(zip(key, correct)) if a != b), shorter)
     rest, expected = key[same:], correct[same:]
     return rest[1:] == expected or (len(expected) > 1 and (rest[1:] == expected[1:] or rest == expected[1:]))
+
+
+def _with_sides(text: str, tokens: Tokens) -> list[str]:
+    """The words, with R and L written out where they are sides: before a sided word, or in capitals before a word."""
+    words = list(tokens.words)
+    for place, (word, following) in enumerate(zip(words, [*words[1:], ""])):
+        if word not in _SHORT_SIDES:
+            continue
+        start, end = int(tokens.starts[place]), int(tokens.ends[place])
+        is_capital = text[start:end].isupper() and text[end : end + 1] == " "
+        is_unit = place > 0 and words[place - 1].isdigit()  # 2 L of oxygen
+        is_word = len(following) >= _SIDED_LENGTH and following.isalpha() and following not in _NOT_SIDED
+        if following in sided_words() or (is_capital and is_word and not is_unit):
+            words[place] = _SHORT_SIDES[word]
+    return words
 
 
 def _type_letters(text: str, words: list[str], starts: list[int]) -> frozenset[int]:

@@ -11,7 +11,7 @@ from nosology.codes import is_valid, table
 from nosology.core import Code
 
 CASES = Path(__file__).parent / "cases"
-PREFIXES = {"dev": "d", "heldout": "h"}
+PREFIXES = {"dev": "d", "encounters_dev": "e", "heldout": "h"}
 REQUIRED = {"id", "setting", "kind", "text", "codes", "principal", "optional", "why"}
 ALLOWED = REQUIRED | {"sex", "age", "date"}
 RELEASE = "2026"
@@ -49,7 +49,7 @@ def test_texts_differ():
 def test_fields(cases):
     for case in cases:
         assert set(case) >= REQUIRED and set(case) <= ALLOWED, case["id"]
-        assert case["setting"] in ("inpatient", "outpatient"), case["id"]
+        assert case["setting"] in ("inpatient", "outpatient", "emergency"), case["id"]
         assert case["kind"].strip() and case["text"].strip() and case["why"].strip(), case["id"]
         assert case.get("sex", "F") in ("F", "M"), case["id"]
 

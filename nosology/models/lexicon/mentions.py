@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from nosology.codes.related_codes import SIDES, is_past_event
@@ -32,6 +33,7 @@ from nosology.text.stems import is_listed_word, stem, word_keys
 _DESCRIPTION = SOURCES.index("description")
 # Lines, without a number or the name of a section; parts of a line between semicolons.
 _ITEMS = (re.compile(r"[^\n]+"), re.compile(r"(?<=[:.)*•-] )[^\n]+"), re.compile(r"[^\n;]+"))
+_SPLIT = re.compile(r"[:()]")
 _SIDE_DISTANCE = 5  # words between a mention and its side, at most
 _MAX_REPEATS = 200  # mentions of the same words in one note
 _MAX_ABBREVIATION = 3  # letters; such a word counts only in capitals
@@ -211,11 +213,26 @@ def _can_be_term(text: str, note: TokenizedNote, places: tuple[int, ...], vocabu
     if not is_supported(text, note, places, vocabulary):
         return False
     if len(places) > 1:
-        return ";" not in text[note.ends[places[0]] : note.starts[places[-1]]]
+        between = text[note.ends[places[0]] : note.starts[places[-1]]]
+        return ";" not in between and not _is_split(text, note, places)
     start, end, word = note.starts[places[0]], note.ends[places[0]], note.words[places[0]]
     written = text[start:end]
     is_expanded = written.lower() != word
     return end - start > _MAX_ABBREVIATION or is_expanded or written.isupper() or is_listed_word(word)
+
+
+def _is_split(text: str, note: TokenizedNote, places: tuple[int, ...]) -> bool:
+    """Whether other words and a colon or bracket, or for a number a comma, are between two words of a mention.
+
+    "disorder, severe (a fifth" is no fifth disease, and "CKD stage 4, creatinine 2" is no stage 2.
+    """
+    for one, other in pairwise(place for place in places if not _side_of(note.words[place])):
+        between = text[note.ends[one] : note.starts[other]]
+        if note.content[other] - note.content[one] > 1 and (
+            _SPLIT.search(between) or ("," in between and note.words[other].isdigit())
+        ):
+            return True
+    return False
 
 
 def _mention(text: str, note: TokenizedNote, masks: Sequence[int], places: tuple[int, ...], gap: int) -> Mention:
