@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from nosology.claims.draft import Draft, Entry
+from nosology.claims.assessment import ASSESSED, DETAIL, OUTSIDE, STATEMENT
+from nosology.claims.draft import Draft, Entry, matches
 from nosology.codes.tabular import code_references
 
-_ASSESSED = ("discharge_diagnosis", "impression", "assessment")
 _NOT_ASSESSED = (
     "hpi", "review_of_systems", "physical_exam", "vital_signs", "results", "chief_complaint", "instructions",
     "technique",
@@ -21,14 +21,23 @@ _MANAGED = re.compile(
     re.IGNORECASE,
 )
 _SYMPTOM = ("R", "M25.5", "M54.2", "M54.5", "M54.6", "M54.9", "M79.1", "M79.6", "N23", "G44.1", "H57.1", "H92.0")
+_FULL = 40  # words of an assessment that discusses each problem of the visit
+_REASON = ("chief_complaint", "hpi")  # sections that say why the patient came
+# Codes that say why the patient came or what was done: the chief complaint and the history count as well.
+_ENCOUNTER = "Z00-Z13|Z20-Z53|Z3A"
+_DRUG_OF_DISEASE = "Z79.0|Z79.4|Z79.84|Z79.85"
+_NOT_ASSESSED_REASON = "IV.J: the visit did not treat, evaluate or monitor it"
 
 
 def drop_irrelevant(draft: Draft) -> None:
     """Leaves out what an outpatient note with an assessment mentions only outside of it, without managing it."""
     if draft.encounter.is_inpatient or draft.encounter.role != "attending":
         return
+    if draft.assessment.words >= _FULL:
+        _keep_assessed(draft)
+        return
     kinds = {code: {draft.section_kind(span.start) for span in entry.evidence} for code, entry in draft.entries.items()}
-    if not any(found.intersection(_ASSESSED) for found in kinds.values()):
+    if not any(found.intersection(ASSESSED) for found in kinds.values()):
         return
     for code, found in kinds.items():
         entry = draft.entries[code]
@@ -37,7 +46,62 @@ def drop_irrelevant(draft: Draft) -> None:
         if code[0] in "STVWXYZ" or not found or not outside or _is_requested(draft, code):
             continue
         if is_symptom or not _is_managed(draft, entry):
-            draft.drop(code, "IV.J: the visit did not treat, evaluate or monitor it", "not-assessed")
+            draft.drop(code, _NOT_ASSESSED_REASON, "not-assessed")
+
+
+def _keep_assessed(draft: Draft) -> None:
+    """Leaves out what a full assessment does not name as a problem."""
+    places = {code: max(map(draft.assessment.place, entry.evidence), default=OUTSIDE) for code, entry in draft.entries.items()}
+    named = [entry for code, entry in draft.entries.items() if places[code] >= STATEMENT]
+    kept = {code for code, place in places.items() if _is_assessed(draft, draft.entries[code], place, named)}
+    if not any(code[0] != "Z" or matches(_ENCOUNTER, code) for code in kept):
+        kept |= _reason_for_visit(draft)
+    for code in places:
+        if code not in kept:
+            draft.drop(code, _NOT_ASSESSED_REASON, "not-assessed")
+
+
+def _is_assessed(draft: Draft, entry: Entry, place: int, named: list[Entry]) -> bool:
+    """Whether the visit dealt with a code, by the place of its best mention; named: codes of the problems."""
+    code = entry.code
+    if place >= STATEMENT or code[0] in "VWXY":
+        return True
+    if matches(_ENCOUNTER, code):
+        return place == DETAIL or any(draft.section_kind(span.start) in _REASON for span in entry.evidence)
+    if code.startswith("Z79"):
+        return place == DETAIL or (matches(_DRUG_OF_DISEASE, code) and _is_requested(draft, code))
+    if code[0] == "Z":
+        return place == DETAIL
+    if code.startswith(_SYMPTOM):
+        return False
+    if place == DETAIL:
+        return _is_problem_of_its_own(draft, entry, named)
+    return False
+
+
+def _is_problem_of_its_own(draft: Draft, entry: Entry, named: list[Entry]) -> bool:
+    """Whether a disease in the details of a problem is what its title does not name, or is managed there."""
+    problems = {draft.assessment.problem(span.start) for span in entry.evidence if draft.assessment.place(span) == DETAIL}
+    for problem in problems:
+        inside = problem is not None and any(
+            problem.start <= span.start < problem.end for it in named for span in it.evidence
+        )
+        if not inside:
+            return True
+    return _is_managed(draft, entry)
+
+
+def _reason_for_visit(draft: Draft) -> set[str]:
+    """The codes of the chief complaint, or else of the history of the present illness."""
+    for kind in _REASON:
+        found = {
+            code
+            for code, entry in draft.entries.items()
+            if any(draft.section_kind(span.start) == kind for span in entry.evidence)
+        }
+        if found:
+            return found
+    return set(draft.entries)
 
 
 def _is_requested(draft: Draft, code: str) -> bool:

@@ -47,8 +47,8 @@ class Rule(BaseModel):
 
     codes: patterns (I50|N18.5|E08-E13|@name, a pattern of a rule file); the set must have a code for each.
     words: phrases of which the note must have one (@name: a list of a rule file).
-    regex: the same as a regular expression, whose groups can be used in add; it is tried only around the words in
-        anchors (in lower case; no anchors: in the whole note).
+    regex: the same as a regular expression, whose groups can be used in add (value2 is another place of value); it is
+        tried only around the words in anchors (in lower case; no anchors: in the whole note).
     rows: a table; each row is a code and the phrases that add it. A code that is not billable is completed by the side
         next to the phrase and by the seventh character of the injury.
     before, after: regular expressions for the same sentence before and after the words; one of them must match, except
@@ -303,7 +303,7 @@ def _apply_regex(rule: Rule, draft: Draft, matched: list[list[Entry]], near: Ite
             for span, code in _substance_codes(rule, draft, match):
                 _fire(rule, draft, matched, span, {}, code)
             continue
-        groups = {name: value for name, value in match.groupdict().items() if value}
+        groups = {name.rstrip("0123456789"): value for name, value in match.groupdict().items() if value}
         _fire(rule, draft, matched, Span(*match.span()), groups)
         once = not (rule.ranges or rule.drop_within or "{" in "".join(rule.add))
         if once or any(map(draft.matching, rule.unless)):
