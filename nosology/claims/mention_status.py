@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from nosology.claims.advice import is_advice
 from nosology.claims.draft import Draft, matches
 from nosology.claims.ruled_out import is_ruled_out
 from nosology.codes.related_codes import is_past_event
@@ -19,6 +20,7 @@ _REPORT_KINDS = ("indication", "technique", "past_medical_history", "hpi", "chie
 _CONFIRMED_ONLY = "B20|Z21|U07.1|J09|J10|A92.5"  # I.C.1.a, I.C.1.f, I.C.1.g, I.C.10.c
 _REACTIONS = "R00-R99|L27|L50|L51|T78.0|T78.2|T78.3|T88.6|T88.7|J38.4|K52|G25|L29"
 _WINDOW = 100
+_CLAUSE = re.compile(r"[,\w] (?:which|who|whom|that|how|they|he|she|we|because|although|while) ")  # inside of a mention
 
 # II.H and IV.H name these next to the terms of the context table.
 _LIKE = re.compile(
@@ -40,6 +42,13 @@ _ON_ARRIVAL = re.compile(
     re.I,
 )
 _RELATIVES = r"(?:mothers?|moms?|mum|fathers?|dads?|parents?|sisters?|brothers?|sib(?:ling)?s?|husband|wife|donor)"
+_SAID_OF_OTHER = re.compile(  # "his wife is being treated for", "a coworker was found to have"
+    r"\b(?:his|her|their|my|an?|whose|the patient's) (?:\w+ )?(?:mother|mom|father|dad|parent|sister|brother|husband|wife"
+    r"|spouse|partner|son|daughter|child|uncle|aunt|cousin|nephew|niece|grand\w+|friend|neighbor|co-?worker|roommate"
+    r"|boyfriend|girlfriend|boss)s?,? (?:who )?(?:\w+ ){0,2}?(?:has|had|have|is|was|were|got|gets|died|suffer\w*|takes"
+    r"|developed|went|recently)\b(?![^.;\n]*\b(?:he|she|I|they|patient)\b)[^.;\n]*$",
+    re.IGNORECASE,
+)
 _OF_RELATIVE = re.compile(rf"\s+{_RELATIVES}\b", re.IGNORECASE)
 _MATERNAL = re.compile(r"\b(?:maternal|mother'?s?|mom'?s?)\b[^.;\n]*$", re.IGNORECASE)
 _RECIPIENT = re.compile(r"\brecipient (?:is|was|has|had)\b[^.;\n]*$", re.IGNORECASE)
@@ -96,8 +105,10 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
     is_description = words_of(draft.text[span.start : span.end]) == words_of(draft.table.description(code))
     if (context.negated and not is_description) or _ANSWERED_NO.match(after):
         return Objection("negated", "the note denies it")
-    if context.hypothetical or (code[0] != "Z" and _TEACHING.search(before)):
+    if context.hypothetical or (code[0] != "Z" and (_TEACHING.search(before) or is_advice(draft, span))):
         return Objection("hypothetical", "the note mentions it only as a possibility in the future")
+    if not is_description and _CLAUSE.search(draft.text, span.start, span.end):
+        return Objection("fragment", "its words belong to different parts of the sentence")
     if _is_of_other_person(draft, code, before, after, context.family):
         return Objection("relative", "the note says it of another person")
     if code[0] in "ABJU" and _EXPOSED.search(before):
@@ -132,7 +143,7 @@ def _is_of_other_person(draft: Draft, code: str, before: str, after: str, family
         return code[0] != "Z" or matches("Z80-Z84", code)
     if (_MATERNAL.search(before) or _OF_RELATIVE.match(after)) and is_newborn(draft):
         return code[0] != "P" and not matches("Z38|Z05|Z23", code)
-    return code[0] != "Z" and (family or _OF_RELATIVE.match(after) is not None)
+    return code[0] != "Z" and (family or bool(_OF_RELATIVE.match(after) or _SAID_OF_OTHER.search(before)))
 
 
 def is_newborn(draft: Draft) -> bool:

@@ -7,6 +7,7 @@ import re
 from nosology.claims.assessment import ASSESSED, DETAIL, OUTSIDE, STATEMENT
 from nosology.claims.draft import Draft, Entry, matches
 from nosology.codes.tabular import code_references
+from nosology.core import Span
 
 _NOT_ASSESSED = (
     "hpi", "review_of_systems", "physical_exam", "vital_signs", "results", "chief_complaint", "instructions",
@@ -22,6 +23,7 @@ _MANAGED = re.compile(
 )
 _SYMPTOM = ("R", "M25.5", "M54.2", "M54.5", "M54.6", "M54.9", "M79.1", "M79.6", "N23", "G44.1", "H57.1", "H92.0")
 _FULL = 40  # words of an assessment that discusses each problem of the visit
+_LONG = 75  # words of an assessment that also names each status with a bearing on the visit
 _REASON = ("chief_complaint", "hpi")  # sections that say why the patient came
 # Codes that say why the patient came or what was done: the chief complaint and the history count as well.
 _ENCOUNTER = "Z00-Z13|Z20-Z53|Z3A"
@@ -34,7 +36,6 @@ def drop_irrelevant(draft: Draft) -> None:
     if draft.encounter.is_inpatient or draft.encounter.role != "attending":
         return
     if draft.assessment.words >= _FULL:
-        _keep_assessed(draft)
         return
     kinds = {code: {draft.section_kind(span.start) for span in entry.evidence} for code, entry in draft.entries.items()}
     if not any(found.intersection(ASSESSED) for found in kinds.values()):
@@ -49,9 +50,12 @@ def drop_irrelevant(draft: Draft) -> None:
             draft.drop(code, _NOT_ASSESSED_REASON, "not-assessed")
 
 
-def _keep_assessed(draft: Draft) -> None:
-    """Leaves out what a full assessment does not name as a problem."""
-    places = {code: max(map(draft.assessment.place, entry.evidence), default=OUTSIDE) for code, entry in draft.entries.items()}
+def keep_assessed(draft: Draft) -> None:
+    """Leaves out what a full assessment of an outpatient visit does not name as a problem."""
+    is_visit = not draft.encounter.is_inpatient and draft.encounter.role == "attending"
+    if not is_visit or draft.assessment.words < _FULL:
+        return
+    places = {code: _place(draft, entry) for code, entry in draft.entries.items()}
     named = [entry for code, entry in draft.entries.items() if places[code] >= STATEMENT]
     kept = {code for code, place in places.items() if _is_assessed(draft, draft.entries[code], place, named)}
     if not any(code[0] != "Z" or matches(_ENCOUNTER, code) for code in kept):
@@ -61,6 +65,17 @@ def _keep_assessed(draft: Draft) -> None:
             draft.drop(code, _NOT_ASSESSED_REASON, "not-assessed")
 
 
+def _place(draft: Draft, entry: Entry) -> int:
+    """The best place of the words of a code in the assessment, also where a rule found them elsewhere first."""
+    spans = list(entry.evidence)
+    if entry.rule:
+        words = {draft.text[span.start : span.end] for span in entry.evidence}
+        for word in words:
+            found = re.finditer(rf"\b{re.escape(word)}\b", draft.text, re.IGNORECASE)
+            spans += [Span(*match.span()) for match in found]
+    return max(map(draft.assessment.place, spans), default=OUTSIDE)
+
+
 def _is_assessed(draft: Draft, entry: Entry, place: int, named: list[Entry]) -> bool:
     """Whether the visit dealt with a code, by the place of its best mention; named: codes of the problems."""
     code = entry.code
@@ -68,10 +83,10 @@ def _is_assessed(draft: Draft, entry: Entry, place: int, named: list[Entry]) -> 
         return True
     if matches(_ENCOUNTER, code):
         return place == DETAIL or any(draft.section_kind(span.start) in _REASON for span in entry.evidence)
-    if code.startswith("Z79"):
-        return place == DETAIL or (matches(_DRUG_OF_DISEASE, code) and _is_requested(draft, code))
+    if matches(_DRUG_OF_DISEASE, code) and _is_requested(draft, code):
+        return True
     if code[0] == "Z":
-        return place == DETAIL
+        return place == DETAIL or draft.assessment.words < _LONG
     if code.startswith(_SYMPTOM):
         return False
     if place == DETAIL:

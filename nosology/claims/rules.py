@@ -390,7 +390,10 @@ def _fire(
     added = []
     for template in (row_code,) if row_code else _codes_to_add(rule, draft, groups):
         code = _filled(template, draft, triggers, groups)
-        if code in draft.entries or draft.add(code, probability, evidence, rule.id):
+        if draft.add(code, probability, evidence, rule.id):
+            added.append(code)
+        elif (known := draft.entries.get(code)) is not None:
+            draft.entries[code] = replace(known, evidence=tuple(sorted({*known.evidence, *evidence})))
             added.append(code)
     wants_code = bool(rule.add or rule.rows or rule.substances or rule.choose or rule.ranges)
     if wants_code and not added:
