@@ -33,7 +33,7 @@ _CONDITION = re.compile(
 )
 _EXPLAINED = re.compile(
     r"\b(?:discussed|reviewed|talk(?:ed)? (?:about|through)|went over|explained|counsel\w*|educat\w+|advised|warned|cautioned"
-    r"|reminded|told|informed|taught|knows?|aware|(?:risks?|pros and cons|benefits?) of)\b(?P<what>[^.\n]*)$",
+    r"|reminded|told|informed|taught|knows?|aware|(?:pros and cons|benefits?) of)\b(?!:)(?P<what>[^.\n]*)$",
     re.IGNORECASE,
 )
 _LOOKED_FOR = re.compile(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from nosology.claims.assessment import ASSESSED, DETAIL, OUTSIDE, STATEMENT
 from nosology.claims.draft import Draft, Entry, matches
@@ -27,6 +28,8 @@ _LONG = 75  # words of an assessment that also names each status with a bearing 
 _REASON = ("chief_complaint", "hpi")  # sections that say why the patient came
 # Codes that say why the patient came or what was done: the chief complaint and the history count as well.
 _ENCOUNTER = "Z00-Z13|Z20-Z53|Z3A"
+_EXAMINATION = "Z00-Z13"  # in the plan: of another day
+_INJURY = "S00-T88|M80|M84|O9A|F43"
 _DRUG_OF_DISEASE = "Z79.0|Z79.4|Z79.84|Z79.85"
 _NOT_ASSESSED_REASON = "IV.J: the visit did not treat, evaluate or monitor it"
 
@@ -44,7 +47,7 @@ def drop_irrelevant(draft: Draft) -> None:
         entry = draft.entries[code]
         is_symptom = code.startswith(_SYMPTOM)
         outside = found.issubset(_NO_PLACE_FOR_SYMPTOMS if is_symptom else _NOT_ASSESSED)
-        if code[0] in "STVWXYZ" or not found or not outside or _is_requested(draft, code):
+        if code[0] in "STVWXYZ" or not found or not outside or _is_requested(draft, code, draft.entries):
             continue
         if is_symptom or not _is_managed(draft, entry):
             draft.drop(code, _NOT_ASSESSED_REASON, "not-assessed")
@@ -58,6 +61,7 @@ def keep_assessed(draft: Draft) -> None:
     places = {code: _place(draft, entry) for code, entry in draft.entries.items()}
     named = [entry for code, entry in draft.entries.items() if places[code] >= STATEMENT]
     kept = {code for code, place in places.items() if _is_assessed(draft, draft.entries[code], place, named)}
+    kept |= {code for code in places if _belongs_to(draft, code, kept)}
     if not any(code[0] != "Z" or matches(_ENCOUNTER, code) for code in kept):
         kept |= _reason_for_visit(draft)
     for code in places:
@@ -79,19 +83,26 @@ def _place(draft: Draft, entry: Entry) -> int:
 def _is_assessed(draft: Draft, entry: Entry, place: int, named: list[Entry]) -> bool:
     """Whether the visit dealt with a code, by the place of its best mention; named: codes of the problems."""
     code = entry.code
-    if place >= STATEMENT or code[0] in "VWXY":
+    if place >= STATEMENT and code[0] not in "VWXY":
         return True
-    if matches(_ENCOUNTER, code):
-        return place == DETAIL or any(draft.section_kind(span.start) in _REASON for span in entry.evidence)
-    if matches(_DRUG_OF_DISEASE, code) and _is_requested(draft, code):
+    if matches(_ENCOUNTER, code) and any(draft.section_kind(span.start) in _REASON for span in entry.evidence):
         return True
+    if matches(_EXAMINATION, code):
+        return False
     if code[0] == "Z":
         return place == DETAIL or draft.assessment.words < _LONG
-    if code.startswith(_SYMPTOM):
+    if code.startswith(_SYMPTOM) or code[0] in "VWXY":
         return False
     if place == DETAIL:
         return _is_problem_of_its_own(draft, entry, named)
     return False
+
+
+def _belongs_to(draft: Draft, code: str, kept: set[str]) -> bool:
+    """Whether a code is added to one that is kept: the drug of a disease, the cause of an injury."""
+    if code[0] in "VWXY":
+        return any(matches(_INJURY, other) for other in kept)
+    return matches(_DRUG_OF_DISEASE, code) and _is_requested(draft, code, kept)
 
 
 def _is_problem_of_its_own(draft: Draft, entry: Entry, named: list[Entry]) -> bool:
@@ -119,9 +130,9 @@ def _reason_for_visit(draft: Draft) -> set[str]:
     return set(draft.entries)
 
 
-def _is_requested(draft: Draft, code: str) -> bool:
-    """Whether the tabular list asks for this code in addition to another one of the set."""
-    notes = (note for other in draft.entries for _, note in draft.table.inherited_notes(other, "use_additional"))
+def _is_requested(draft: Draft, code: str, others: Iterable[str]) -> bool:
+    """Whether the tabular list asks for this code in addition to another one."""
+    notes = (note for other in others for _, note in draft.table.inherited_notes(other, "use_additional"))
     return any(reference.covers(code) for note in notes for reference in code_references(note))
 
 
