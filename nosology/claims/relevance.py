@@ -23,12 +23,13 @@ _MANAGED = re.compile(
     re.IGNORECASE,
 )
 _SYMPTOM = ("R", "M25.5", "M54.2", "M54.5", "M54.6", "M54.9", "M79.1", "M79.6", "N23", "G44.1", "H57.1", "H92.0")
+_SYSTEMIC = "B20|E08-E13|E78|I10-I15|I48|I50|J43|J44|N18"  # chronic diseases that bear on every visit
 _FULL = 40  # words of an assessment that discusses each problem of the visit
 _LONG = 75  # words of an assessment that also names each status with a bearing on the visit
 _REASON = ("chief_complaint", "hpi")  # sections that say why the patient came
 # Codes that say why the patient came or what was done: the chief complaint and the history count as well.
 _ENCOUNTER = "Z00-Z13|Z20-Z53|Z3A"
-_EXAMINATION = "Z00-Z13"  # in the plan: of another day
+_NOT_IN_PLAN = "Z00-Z13|Z71.9"  # examinations of another day, and the word counseling
 _INJURY = "S00-T88|M80|M84|O9A|F43"
 _DRUG_OF_DISEASE = "Z79.0|Z79.4|Z79.84|Z79.85"
 _NOT_ASSESSED_REASON = "IV.J: the visit did not treat, evaluate or monitor it"
@@ -49,7 +50,7 @@ def drop_irrelevant(draft: Draft) -> None:
         outside = found.issubset(_NO_PLACE_FOR_SYMPTOMS if is_symptom else _NOT_ASSESSED)
         if code[0] in "STVWXYZ" or not found or not outside or _is_requested(draft, code, draft.entries):
             continue
-        if is_symptom or not _is_managed(draft, entry):
+        if is_symptom or not (matches(_SYSTEMIC, code) or _is_managed(draft, entry)):
             draft.drop(code, _NOT_ASSESSED_REASON, "not-assessed")
 
 
@@ -87,7 +88,7 @@ def _is_assessed(draft: Draft, entry: Entry, place: int, named: list[Entry]) -> 
         return True
     if matches(_ENCOUNTER, code) and any(draft.section_kind(span.start) in _REASON for span in entry.evidence):
         return True
-    if matches(_EXAMINATION, code):
+    if matches(_NOT_IN_PLAN, code):
         return False
     if code[0] == "Z":
         return place == DETAIL or draft.assessment.words < _LONG
