@@ -22,7 +22,7 @@ TITLE, STATEMENT, DETAIL, OUTSIDE = 3, 2, 1, 0
 _LINE = re.compile(r"[^\n\r]+")
 _MARK = re.compile(
     r"(?P<blank>[ \t]*)(?:(?P<number>(?:(?:problem|diagnosis|issue)[ #]*)?#?[ ]?\d{1,2}(?:[.):]+|(?= ))|#)|(?P<bullet>[-*•▪●◦>+–]+))?"
-    r"[ \t]*",
+    r"[ \t]*(?:(?:assessment|impression|diagnos[ei]s|problem)s?:[ \t]*)?",
     re.IGNORECASE,
 )
 _PLAN = re.compile(r"(?:treatment |care )?plans?$|(?:recommend|instruct|order)\w*$", re.IGNORECASE)
@@ -30,8 +30,8 @@ _PLAN = re.compile(r"(?:treatment |care )?plans?$|(?:recommend|instruct|order)\w
 _LABEL = re.compile(
     r"(?:medical |additional |patient |clinical |further |other )*(?:reasoning|treatments?|test(?:ing|s)|educations?|counsel\w+"
     r"|agreements?|plans?|instructions?|follow[- ]?up|orders?|referrals?|medications?|labs?|imaging|consults?|summary"
-    r"|assessment|impression|discussion|diagnos[ei]s|diagnostics?|procedures?|goals?|status|rationale|specialist|monitoring"
-    r"|time|disposition|work-?up|decision[- ]making|differential|recommendations?|return)\b[^:\n]{0,40}(?::|$)",
+    r"|discussion|diagnostics?|procedures?|goals?|rationale|specialist|monitoring|disposition|work-?up|decision[- ]making"
+    r"|differential(?: diagnos[ei]s)?|recommendations?)\b(?:(?: and|,| &|/)? ?[\w-]+){0,3}(?::|\s*$)",
     re.IGNORECASE,
 )
 _TITLE_END = re.compile(r"(?<!\bMr)(?<!\bMs)(?<!\bDr)(?<!\bMrs)\.(?=\s|$)|:|;|\s[-–—]+\s|(?<=\w)[-–—]\s|\s(?:->|=>)|[ \t]{3,}|\?\s")

@@ -19,6 +19,7 @@ _EARLY_OR_TESTS = (*_EARLY, "physical_exam", "vital_signs", "results", "findings
 _REPORT_KINDS = ("indication", "technique", "past_medical_history", "hpi", "chief_complaint")
 _CONFIRMED_ONLY = "B20|Z21|U07.1|J09|J10|A92.5"  # I.C.1.a, I.C.1.f, I.C.1.g, I.C.10.c
 _REACTIONS = "R00-R99|L27|L50|L51|T78.0|T78.2|T78.3|T88.6|T88.7|J38.4|K52|G25|L29"
+_ENCOUNTER = "Z00-Z79"  # reasons for an encounter, advice itself among them
 _WINDOW = 100
 _CLAUSE = re.compile(r"[,\w] (?:which|who|whom|that|how|they|he|she|we|because|although|while) ")  # inside of a mention
 
@@ -105,7 +106,8 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
     is_description = words_of(draft.text[span.start : span.end]) == words_of(draft.table.description(code))
     if (context.negated and not is_description) or _ANSWERED_NO.match(after):
         return Objection("negated", "the note denies it")
-    if context.hypothetical or (code[0] != "Z" and (_TEACHING.search(before) or is_advice(draft, span))):
+    is_taught = (code[0] != "Z" and _TEACHING.search(before)) or (not matches(_ENCOUNTER, code) and is_advice(draft, span))
+    if context.hypothetical or is_taught:
         return Objection("hypothetical", "the note mentions it only as a possibility in the future")
     if not is_description and _CLAUSE.search(draft.text, span.start, span.end):
         return Objection("fragment", "its words belong to different parts of the sentence")

@@ -63,7 +63,7 @@ def keep_assessed(draft: Draft) -> None:
     named = [entry for code, entry in draft.entries.items() if places[code] >= STATEMENT]
     kept = {code for code, place in places.items() if _is_assessed(draft, draft.entries[code], place, named)}
     kept |= {code for code in places if _belongs_to(draft, code, kept)}
-    if not any(code[0] != "Z" or matches(_ENCOUNTER, code) for code in kept):
+    if not named and not any(code[0] != "Z" or matches(_ENCOUNTER, code) for code in kept):
         kept |= _reason_for_visit(draft)
     for code in places:
         if code not in kept:
@@ -128,7 +128,7 @@ def _reason_for_visit(draft: Draft) -> set[str]:
         }
         if found:
             return found
-    return set(draft.entries)
+    return set()
 
 
 def _is_requested(draft: Draft, code: str, others: Iterable[str]) -> bool:

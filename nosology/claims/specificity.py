@@ -119,7 +119,8 @@ def _refined(draft: Draft, entry: Entry, note: TokenizedNote, taken: list[Span])
                 continue
             # "Other parts of face" are those that the note names by a word of their own, such as cheek.
             is_named = leaf.is_other == (not leaf.keys <= present)
-            rank = (len(leaf.keys), is_named, -leaf.unspecified, -len(leaf.code), leaf.code)
+            is_same_kind = leaf.is_other_disease == own.is_other_disease
+            rank = (len(leaf.keys), is_same_kind, is_named, -leaf.unspecified, -len(leaf.code), leaf.code)
             if best is None or rank > best[0]:
                 best = rank, leaf.code
         if best:
@@ -128,12 +129,15 @@ def _refined(draft: Draft, entry: Entry, note: TokenizedNote, taken: list[Span])
 
 
 def _can_refine(own: _Leaf, leaf: _Leaf) -> bool:
-    """Whether a code says all that another says, and more; "other" diseases are other than the one of the note."""
+    """Whether a code says all that another says, and more; "other" diseases are other than the one of the note.
+
+    "Other extraarticular fracture" is the fracture that the note calls extraarticular.
+    """
     return (
         leaf.code[7:] in (own.code[7:], "" if own.code[7:] else leaf.code[7:])
         and own.keys < leaf.keys
         and leaf.absent <= own.absent
-        and (own.is_other_disease or not leaf.is_other_disease)
+        and (own.is_other_disease or not leaf.is_other_disease or (own.unspecified > 0 and own.code[0] == "S"))
     )
 
 
