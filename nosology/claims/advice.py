@@ -20,7 +20,7 @@ _WARNED = re.compile(
 )
 _EFFECT = re.compile(
     r"\b(?:side effects?|adverse (?:effects?|reactions?)|risks?(?! factors?| score)|warning signs?|red flags?|precautions?"
-    r"|chances?|likelihood|possibility|(?:sign|symptom)s? (?:and symptoms? )?(?:of|such as|like|includ\w+)|signs\b"
+    r"|chances?|likelihood|possibility|(?:options?|alternatives?) (?:include|are|would be|such as)|candidate for|(?:sign|symptom)s? (?:and symptoms? )?(?:of|such as|like|includ\w+)|signs\b"
     r"|(?:potential|possible|prevent\w*|avoid\w*|reduc\w+) (?:\w+ ){0,2}complications?)\b[^.\n]*$"
     r"|\b(?:can|may|might|could|would|will) (?:also |sometimes |rarely |potentially |even )?(?:cause|lead to|raise|lower"
     r"|increase|result in|mean|be (?:a )?signs?|indicate|set off|trigger|worsen|bring|turn (?:in)?to|progress|develop"

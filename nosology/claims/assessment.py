@@ -66,7 +66,9 @@ class Assessment:
         self._starts = [section.span.start for section in self._areas]
         self._has_diagnoses = any(not _is_plan(section) for section in self._areas)
         self.titles = [title for titles in named for title in titles]
-        self.words = sum(len(text[section.body.start : section.body.end].split()) for section in self._areas)
+        first = self._starts[0] if self._areas else len(text)
+        written = [it for it in sections if it in self._areas or (it.kind == "instructions" and it.span.start > first)]
+        self.words = sum(len(text[section.body.start : section.body.end].split()) for section in written)
 
     def place(self, span: Span) -> int:
         """Where a mention stands: TITLE, STATEMENT, DETAIL or OUTSIDE."""

@@ -19,6 +19,7 @@ def resolve_set(draft: Draft) -> None:
     """Removes unspecified codes next to specific ones, joins sides, and resolves Excludes1 notes."""
     drop_unspecified(draft)
     join_sides(draft)
+    join_encounters(draft)
     resolve_excludes1(draft)
 
 
@@ -65,6 +66,14 @@ def join_sides(draft: Draft) -> None:
         bilateral = _bilateral(draft.encounter.release, next(iter(sides.values())))
         if bilateral and (len(sides) == 2 or bilateral in draft.entries):
             draft.replace(sides.values(), bilateral, "both sides: one bilateral code", "bilateral")
+
+
+def join_encounters(draft: Draft) -> None:
+    """Replaces the initial encounter of an injury by a later one of the same injury."""
+    for code in [code for code in draft.entries if len(code) == 8 and code.endswith("A")]:
+        later = next((it for it in draft.entries if it[:-1] == code[:-1] and it[-1] in "DGKPS"), None)
+        if later is not None:
+            draft.replace([code], later, f"{later} is the same injury, at a later encounter", "later-encounter")
 
 
 @lru_cache(maxsize=10_000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from nosology.claims.advice import is_advice
 from nosology.claims.assessment import ASSESSED, DETAIL, OUTSIDE, STATEMENT
 from nosology.claims.draft import Draft, Entry, matches
 from nosology.codes.tabular import code_references
@@ -16,7 +17,7 @@ _NOT_ASSESSED = (
 )  # fmt: skip
 _NO_PLACE_FOR_SYMPTOMS = (*_NOT_ASSESSED, "indication", "findings")
 _MANAGED = re.compile(
-    r"\b(?:on|takes?|taking|continues?|continued|cont|started?|starting|increased?|decreased?|refill(?:ed)?|prescribed"
+    r"\b(?:on(?! (?:the|both|right|left|a|an|his|her|exam\w*|palpation|physical|imaging|x-?ray|CT|MRI)\b)|takes?|taking|continues?|continued|cont|started?|starting|increased?|decreased?|refill(?:ed)?|prescribed"
     r"|controlled|uncontrolled|stable|worsening|improving|at goal|well managed|managed|treated|treatment|monitor(?:ed)?"
     r"|follow(?:ed|s)? by|referred|\d+ ?(?:mg|mcg|units?|g)|daily|b\.?i\.?d|t\.?i\.?d|q\.?h\.?s|prn|therapy|inhaler"
     r"|insulin|dialysis|chemo(?:therapy)?|surgery scheduled)\b",
@@ -27,6 +28,7 @@ _SYSTEMIC = "B20|E08-E13|E78|I10-I15|I48|I50|J43|J44|N18"  # chronic diseases th
 _FULL = 40  # words of an assessment that discusses each problem of the visit
 _LONG = 75  # words of an assessment that also names each status with a bearing on the visit
 _REASON = ("chief_complaint", "hpi")  # sections that say why the patient came
+_OPENING = (*_REASON, "start")
 # Codes that say why the patient came or what was done: the chief complaint and the history count as well.
 _ENCOUNTER = "Z00-Z13|Z20-Z53|Z3A"
 _NOT_IN_PLAN = "Z00-Z13|Z71.9"  # examinations of another day, and the word counseling
@@ -86,12 +88,12 @@ def _is_assessed(draft: Draft, entry: Entry, place: int, named: list[Entry]) -> 
     code = entry.code
     if place >= STATEMENT and code[0] not in "VWXY":
         return True
-    if matches(_ENCOUNTER, code) and any(draft.section_kind(span.start) in _REASON for span in entry.evidence):
+    if matches(_ENCOUNTER, code) and any(draft.section_kind(span.start) in _OPENING for span in entry.evidence):
         return True
     if matches(_NOT_IN_PLAN, code):
         return False
     if code[0] == "Z":
-        return place == DETAIL or draft.assessment.words < _LONG
+        return draft.assessment.words < _LONG or (place == DETAIL and not all(is_advice(draft, it) for it in entry.evidence))
     if code.startswith(_SYMPTOM) or code[0] in "VWXY":
         return False
     if place == DETAIL:

@@ -46,6 +46,7 @@ _SEVERAL_RIBS = re.compile(
     r"\brib fractures|\brib fxs|\bribs\b|\brib\b[^.;\n]*\d ?(?:-|,|to|and|through) ?\d", re.IGNORECASE
 )
 _OPEN_TYPE_III = re.compile(r"\b(?:III[ABC]?|3[ABCabc])\b|\b(?:type|grade) (?:III|3)")
+_NONDISPLACED = re.compile(r"\b(?:non-?|un)displaced\b|\bnot displaced\b", re.IGNORECASE)
 _MAX_WORDS = 14  # words on each side of a mention
 _SIDE_WORDS = {
     **dict.fromkeys(("right", "r", "rt", "od", "rul", "rll", "rml"), "right"),
@@ -86,16 +87,26 @@ def refine(draft: Draft) -> None:
 
 
 def _by_number(draft: Draft, entry: Entry) -> Entry:
-    """The entry, changed to the code of several ribs or of an open fracture of type III where its words say so."""
+    """The entry, changed to the code of several ribs, a nondisplaced or an open fracture of type III by its words."""
     around = [draft.text[span.start : span.end + _AFTER] for span in entry.evidence]
+    wide = [draft.text[max(draft.sentence(span.start).start, span.start - _AFTER) : span.end + _AFTER] for span in entry.evidence]
     code = entry.code
     if code.startswith("S22.3") and any(_SEVERAL_RIBS.search(text) for text in around):
         code = f"S22.4{code[5:]}"
     if len(code) == 8 and code[-1] == "B" and any(_OPEN_TYPE_III.search(text) for text in around):
         code = f"{code[:-1]}C"
+    if draft.table.description(code).startswith("Displaced") and any(_NONDISPLACED.search(text) for text in wide):
+        code = _nondisplaced(draft, code)
     if code != entry.code and draft.replace([entry.code], code, f"the note has the words for {code}", "specificity"):
         return draft.entries[code]
     return entry
+
+
+def _nondisplaced(draft: Draft, code: str) -> str:
+    """The code of the same fracture without displacement; the code itself if there is none."""
+    title = draft.table.description(code).replace("Displaced", "Nondisplaced", 1)
+    same = (other for other in draft.table.descendants(code[:3]) if draft.table.description(other) == title)
+    return next(same, code)
 
 
 def _refined(draft: Draft, entry: Entry, note: TokenizedNote, taken: list[Span]) -> list[str]:
