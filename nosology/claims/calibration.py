@@ -14,6 +14,7 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
+from nosology.claims.assessment import TITLE
 from nosology.claims.draft import Draft, Entry
 from nosology.claims.rules import rules
 
@@ -102,6 +103,9 @@ def features(draft: Draft, entry: Entry) -> dict[str, float]:
         "unspecified": float("unspecified" in title),
         "other": float(title.startswith("other ")),
         "abbreviation": float(bool(texts) and all(len(text) <= _MAX_ABBREVIATION for text in texts)),
+        "title": float(
+            not draft.encounter.is_inpatient and any(draft.assessment.place(span) == TITLE for span in entry.evidence)
+        ),
         "uncertain": float(any(draft.context(span).uncertain for span in entry.evidence)),
         "length": math.log1p(len(draft.tokens)) / 5,
     }

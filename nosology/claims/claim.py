@@ -17,7 +17,7 @@ from nosology.claims.icd9 import icd9_codes
 from nosology.claims.linked_conditions import combine_linked
 from nosology.claims.order import ordered, present_on_admission
 from nosology.claims.pregnancy import complete_trimesters
-from nosology.claims.relevance import drop_irrelevant
+from nosology.claims.relevance import drop_irrelevant, keep_assessed
 from nosology.claims.rules import FAMILIES, apply_rules
 from nosology.claims.specificity import refine
 from nosology.codes import table
@@ -132,6 +132,8 @@ def build_draft(
     for family in FAMILIES:
         if family == "specificity" and family not in off:
             refine(draft)
+        if family == "integral" and "relevance" not in off:
+            keep_assessed(draft)  # what is not coded does not explain a symptom
         if family == "relevance" and "final_set" not in off:
             resolve_set(draft)
         if family == "relevance" and family not in off:

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from functools import cache, cached_property, lru_cache
 from typing import NamedTuple
 
+from nosology.claims.assessment import Assessment
 from nosology.claims.encounter import Encounter, is_newborn_note
 from nosology.claims.loss_of_consciousness import loss_of_consciousness
 from nosology.codes import in_release, table
@@ -101,6 +102,14 @@ class Draft:
     def sections(self) -> list[Section]:
         """The sections of the note."""
         return sections(self.text)
+
+    @cached_property
+    def assessment(self) -> Assessment:
+        """The assessment of the visit and the titles of its problems."""
+        accepted = (suggestion for suggestion in self.suggestions if suggestion.accepted)
+        return Assessment(
+            self.text, self.sections, [Span(it.start, it.end) for them in accepted for it in them.evidence]
+        )
 
     @cached_property
     def _sentences(self) -> list[Span]:

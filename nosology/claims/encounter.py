@@ -60,6 +60,11 @@ _HEADER = 300  # characters at the start of a note with the age of the patient
 _REPORT_SECTIONS = frozenset(
     ("start", "other", "indication", "impression", "findings", "technique", "results", "service")
 )
+_CLINIC_TITLE = re.compile(
+    r"hpi|subjective|(?:history of )?(?:the )?present illness|interval history|chief complaint|cc|plan|a/?p|assessment ?(?:/|and|&) ?plan"
+    r"|(?:current |home )?med(?:ication)?s|ros|review of systems|social history|vitals?(?: signs)?",
+    re.IGNORECASE,
+)
 _PATHOLOGY = re.compile(r"\bgross description\b|\bmicroscopic description\b|\bsurgical pathology\b", re.IGNORECASE)
 
 
@@ -133,7 +138,10 @@ def guess_setting(text: str) -> str:
 def _guess_role(text: str) -> str:
     if _PATHOLOGY.search(text):
         return "pathology"
-    kinds = {section.kind for section in sections(text)}
+    found = sections(text)
+    if any(_CLINIC_TITLE.fullmatch(section.title) for section in found):
+        return "attending"
+    kinds = {section.kind for section in found}
     is_report = not kinds.isdisjoint({"impression", "findings"}) and kinds <= _REPORT_SECTIONS
     return "radiology" if is_report or _RADIOLOGY.search(text) else "attending"
 

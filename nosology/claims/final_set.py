@@ -19,6 +19,7 @@ def resolve_set(draft: Draft) -> None:
     """Removes unspecified codes next to specific ones, joins sides, and resolves Excludes1 notes."""
     drop_unspecified(draft)
     join_sides(draft)
+    join_encounters(draft)
     resolve_excludes1(draft)
 
 
@@ -35,7 +36,7 @@ def drop_unspecified(draft: Draft) -> None:
         others = [other for other in draft.entries if other[:3] == code[:3] and other != code]
         better = [other for other in others if _is_unspecified_form(draft, code, other)]
         if better:
-            draft.drop(code, f"{better[0]} is the same condition, more specific", "unspecified")
+            draft.replace([code], better[0], f"{better[0]} is the same condition, more specific", "unspecified")
 
 
 def _is_unspecified_form(draft: Draft, code: str, other: str) -> bool:
@@ -55,23 +56,32 @@ def _sides(draft: Draft, code: str) -> set[str]:
 
 
 def join_sides(draft: Draft) -> None:
-    """Replaces a left and a right code by the bilateral one."""
+    """Replaces a left and a right code, or one of them beside the bilateral one, by the bilateral one."""
     by_text: dict[tuple[str, str], dict[str, str]] = {}
     for code in draft.entries:
         title = draft.table.description(code)
         if side := _SIDE.search(title):
             by_text.setdefault((code[:3], _SIDE.sub("*", title)), {})[side[1].lower()] = code
     for sides in by_text.values():
-        if len(sides) == 2 and (bilateral := _bilateral(draft.encounter.release, sides["left"])):
+        bilateral = _bilateral(draft.encounter.release, next(iter(sides.values())))
+        if bilateral and (len(sides) == 2 or bilateral in draft.entries):
             draft.replace(sides.values(), bilateral, "both sides: one bilateral code", "bilateral")
 
 
+def join_encounters(draft: Draft) -> None:
+    """Replaces the initial encounter of an injury by a later one of the same injury."""
+    for code in [code for code in draft.entries if len(code) == 8 and code.endswith("A")]:
+        later = next((it for it in draft.entries if it[:-1] == code[:-1] and it[-1] in "DGKPS"), None)
+        if later is not None:
+            draft.replace([code], later, f"{later} is the same injury, at a later encounter", "later-encounter")
+
+
 @lru_cache(maxsize=10_000)
-def _bilateral(release: str | None, left: str) -> str | None:
-    """The bilateral code of a left one: the code of its category with the same words but for the side."""
+def _bilateral(release: str | None, one: str) -> str | None:
+    """The bilateral code of a left or right one: the code of its category with the same words but for the side."""
     codes = table("icd10cm", release)
-    words = _words_but_side(codes.description(left))
-    bilateral = [code for code in codes.descendants(left[:3]) if "bilateral" in codes.description(code).lower()]
+    words = _words_but_side(codes.description(one))
+    bilateral = [code for code in codes.descendants(one[:3]) if "bilateral" in codes.description(code).lower()]
     same = [code for code in bilateral if codes.billable(code) and _words_but_side(codes.description(code)) == words]
     return same[0] if same else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from nosology.claims.advice import is_advice
 from nosology.claims.draft import Draft, matches
 from nosology.claims.ruled_out import is_ruled_out
 from nosology.codes.related_codes import is_past_event
@@ -18,13 +19,18 @@ _EARLY_OR_TESTS = (*_EARLY, "physical_exam", "vital_signs", "results", "findings
 _REPORT_KINDS = ("indication", "technique", "past_medical_history", "hpi", "chief_complaint")
 _CONFIRMED_ONLY = "B20|Z21|U07.1|J09|J10|A92.5"  # I.C.1.a, I.C.1.f, I.C.1.g, I.C.10.c
 _REACTIONS = "R00-R99|L27|L50|L51|T78.0|T78.2|T78.3|T88.6|T88.7|J38.4|K52|G25|L29"
+_ADVISED = "F10-F19|Z00-Z79"  # what patients are advised about because they have it
 _WINDOW = 100
+_CLAUSE = re.compile(r"[,\w] (?:which|who|whom|that|how|they|he|she|we|because|although|while) ")  # inside of a mention
 
 # II.H and IV.H name these next to the terms of the context table.
 _LIKE = re.compile(
     r"\b(?:consistent|compatible|comparable|in keeping) with\b[^.;:\n]*$|\bc/w\b[^.;:\n]*$"
     r"|\b(?:working|presumptive|provisional|tentative) (?:diagnosis|dx)\b[^.;\n]*$|\bindicative of\b[^.;:\n]*$"
-    r"|\bfavor(?:ed|s|ing)?\b[^.;:\n]*$",
+    r"|\bfavor(?:ed|s|ing)?\b[^.;:\n]*$"
+    r"|\b(?:typical|characteristic) (?:for|of)\b[^.;:\n]*$|\b(?:points? to(?:ward)?|fits? (?:well )?with|in line with)\b[^.;:\n]*$"
+    r"|\b(?:believe|think|suspicious|guess|feel|impression (?:is )?that)\b[^.;:\n]{0,60}\b(?:is|has|have|had|are|from|due to|related to)\b"
+    r"[^.;:\n]*$",
     re.IGNORECASE,
 )
 # Not yet examined at all: only in the list of final diagnoses do these mean "still to be ruled out".
@@ -40,6 +46,13 @@ _ON_ARRIVAL = re.compile(
     re.I,
 )
 _RELATIVES = r"(?:mothers?|moms?|mum|fathers?|dads?|parents?|sisters?|brothers?|sib(?:ling)?s?|husband|wife|donor)"
+_SAID_OF_OTHER = re.compile(  # "his wife is being treated for", "a coworker was found to have"
+    r"\b(?:his|her|their|my|an?|whose|the patient's) (?:\w+ )?(?:mother|mom|father|dad|parent|sister|brother|husband|wife"
+    r"|spouse|partner|son|daughter|child|uncle|aunt|cousin|nephew|niece|grand\w+|friend|neighbor|co-?worker|roommate"
+    r"|boyfriend|girlfriend|boss)s?,? (?:who )?(?:\w+ ){0,2}?(?:has|had|have|is|was|were|got|gets|died|suffer\w*|takes"
+    r"|developed|went|recently)\b(?![^.;\n]*\b(?:he|she|I|they|patient)\b)[^.;\n]*$",
+    re.IGNORECASE,
+)
 _OF_RELATIVE = re.compile(rf"\s+{_RELATIVES}\b", re.IGNORECASE)
 _MATERNAL = re.compile(r"\b(?:maternal|mother'?s?|mom'?s?)\b[^.;\n]*$", re.IGNORECASE)
 _RECIPIENT = re.compile(r"\brecipient (?:is|was|has|had)\b[^.;\n]*$", re.IGNORECASE)
@@ -68,6 +81,10 @@ _CAUSED_BY_DRUG = re.compile(
 )
 _ITEM_END = re.compile(r"[;\n]|\.\s|, (?=[A-Za-z])|\s-\s+(?=[A-Z])")
 _STRUCK = re.compile(r"\b(?:error|erroneous|removed|entered in error|disproven|not confirmed|never confirmed)\b", re.I)
+_OVER = re.compile(
+    r"[\s,:;(–-]*(?:(?:has|have|is|are|was|now|completely|fully|since|clinically|entirely) )*(?:resolved|healed|cleared)\b",
+    re.I,
+)
 _RESOLVED = re.compile(r"\bresolved\b|\bcured\b|\bdelivered\b|\bmiscarriage\b", re.IGNORECASE)
 _YEAR = re.compile(r"\b(?:19|20)\d\d\b")
 _OLD_LIST = re.compile(r"problem list|past|prior|pmh|copied|carried|imported|history", re.IGNORECASE)
@@ -92,8 +109,13 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
     is_description = words_of(draft.text[span.start : span.end]) == words_of(draft.table.description(code))
     if (context.negated and not is_description) or _ANSWERED_NO.match(after):
         return Objection("negated", "the note denies it")
-    if context.hypothetical or (code[0] != "Z" and _TEACHING.search(before)):
+    is_taught = (code[0] != "Z" and _TEACHING.search(before)) or (
+        not matches(_ADVISED, code) and is_advice(draft, span)
+    )
+    if context.hypothetical or is_taught:
         return Objection("hypothetical", "the note mentions it only as a possibility in the future")
+    if not is_description and _CLAUSE.search(draft.text, span.start, span.end):
+        return Objection("fragment", "its words belong to different parts of the sentence")
     if _is_of_other_person(draft, code, before, after, context.family):
         return Objection("relative", "the note says it of another person")
     if code[0] in "ABJU" and _EXPOSED.search(before):
@@ -111,6 +133,8 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
         return Objection("uncertain", reason)
     if is_ruled_out(draft, span, code, certain_section=kind in _FINAL and not is_uncertain):
         return Objection("ruled-out", "the note says that it was ruled out")
+    if not draft.encounter.is_inpatient and code[0] != "Z" and _OVER.match(after):
+        return Objection("resolved", "the note says that it is over")
     if (code[0] != "Z" or matches("Z33|Z34|Z3A", code)) and _is_struck(draft, span, code):
         return Objection("copied", "an old list says it; it is over, or was an error")
     if matches("Z87|!Z87.891|!Z87.5|!Z87.7", code) and not _PAST.search(f"{draft.section_title(span.start)} {before}"):
@@ -128,7 +152,7 @@ def _is_of_other_person(draft: Draft, code: str, before: str, after: str, family
         return code[0] != "Z" or matches("Z80-Z84", code)
     if (_MATERNAL.search(before) or _OF_RELATIVE.match(after)) and draft.is_newborn:
         return code[0] != "P" and not matches("Z38|Z05|Z23", code)
-    return code[0] != "Z" and (family or _OF_RELATIVE.match(after) is not None)
+    return code[0] != "Z" and (family or bool(_OF_RELATIVE.match(after) or _SAID_OF_OTHER.search(before)))
 
 
 def _is_reaction(code: str, kind: str, before: str, words: str, is_first: bool) -> bool:

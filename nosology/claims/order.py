@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from nosology.claims.assessment import STATEMENT
 from nosology.claims.checks import code_first_notes
 from nosology.claims.draft import Draft, Entry, matches
 from nosology.codes.poa import is_poa_exempt
 from nosology.codes.tabular import code_references
+from nosology.core import Span
 
 # Sections in which a note names what the encounter was for, best first; in any other the rank is _OTHER_SECTION.
 _SECTION_RANK = {"discharge_diagnosis": 0, "impression": 1, "assessment": 2, "admission_diagnosis": 3, "hpi": 4}
@@ -28,7 +30,8 @@ _REASON = re.compile(
 _CLASSES = (
     ("Z38", 0),  # birth of a newborn: I.C.16.a.2
     ("Z51.0|Z51.11|Z51.12", 0),  # encounter solely for radiotherapy, chemotherapy or immunotherapy: I.C.2.e.2
-    ("Z00|Z01|Z02|Z11|Z12|Z13|Z08|Z09|Z52|Z34|Z31|Z30|Z47|Z48|Z49.0", 1),  # encounter codes: I.C.21.c.16
+    ("Z00", 0),  # a screening is a part of a routine examination: I.C.21.c.5
+    ("Z01|Z02|Z11|Z12|Z13|Z08|Z09|Z52|Z34|Z31|Z30|Z47|Z48|Z49.0", 1),  # encounter codes: I.C.21.c.16
     ("O00-O9A", 1),  # chapter 15 has priority: I.C.15.a.1
     ("U07.1", 2),  # I.C.1.g.1.a
     ("A40|A41|A02.1|A22.7|A26.7|A32.7|A42.7|B37.7|P36|T81.44", 2),  # sepsis on admission: I.C.1.d.4
@@ -89,6 +92,8 @@ def _section_rank(draft: Draft, position: int) -> int:
     line = draft.text.rfind("\n", 0, position) + 1
     if _PRINCIPAL.match(draft.text, line, position) or _PRINCIPAL.search(f"{section.title}:"):
         return -1
+    if not draft.encounter.is_inpatient and draft.assessment.place(Span(position, position)) >= STATEMENT:
+        return 0  # IV.G: the problems of a visit stand in the order of their importance
     rank = _SECTION_RANK.get(section.kind, _OTHER_SECTION)
     if rank == _OTHER_SECTION and _REASON.search(draft.text, draft.sentence(position).start, position):
         return _SECTION_RANK["hpi"]

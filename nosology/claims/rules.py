@@ -416,7 +416,10 @@ def _fire(
     added = []
     for template in (row_code,) if row_code else _codes_to_add(rule, draft, groups):
         code = _filled(template, draft, triggers, groups)
-        if code in draft.entries or draft.add(code, probability, evidence, rule.id):
+        if draft.add(code, probability, evidence, rule.id):
+            added.append(code)
+        elif (known := draft.entries.get(code)) is not None:
+            draft.entries[code] = replace(known, evidence=tuple(sorted({*known.evidence, *evidence})))
             added.append(code)
     wants_code = bool(rule.add or rule.rows or rule.substances or rule.choose or rule.ranges)
     if wants_code and not added:
@@ -425,10 +428,18 @@ def _fire(
         pattern = _filled(pattern, draft, triggers, groups)
         for code in [code for code in draft.entries if code not in added and matches(pattern, code)]:
             if rule.family != "integral" or draft.entries[code].rule not in _ids():  # added for a reason of its own
+                _inherit(draft, added, draft.entries[code], matched)
                 draft.drop(code, rule.message, rule.id)
     if rule.query and not any(query.rule == rule.id for query in draft.queries):
         draft.queries.append(Query(rule.query, rule.id, tuple(sorted(evidence))))
         draft.fired.add(rule.id)
+
+
+def _inherit(draft: Draft, added: list[str], dropped: Entry, matched: list[list[Entry]]) -> None:
+    """Gives the evidence of a matched code that a rule replaces to the code in its place."""
+    if added and any(dropped is entry for entries in matched for entry in entries):
+        known = draft.entries[added[0]]
+        draft.entries[added[0]] = replace(known, evidence=tuple(sorted({*known.evidence, *dropped.evidence})))
 
 
 def _nearest(draft: Draft, entries: list[Entry], span: Span) -> Entry:

@@ -47,6 +47,7 @@ _SEVERAL_RIBS = re.compile(
     r"\brib fractures|\brib fxs|\bribs\b|\brib\b[^.;\n]*\d ?(?:-|,|to|and|through) ?\d", re.IGNORECASE
 )
 _OPEN_TYPE_III = re.compile(r"\b(?:III[ABC]?|3[ABCabc])\b|\b(?:type|grade) (?:III|3)")
+_NONDISPLACED = re.compile(r"\b(?:non-?|un)displaced\b|\bnot displaced\b", re.IGNORECASE)
 _MAX_WORDS = 14  # words on each side of a mention
 _SIDE_WORDS = {
     **dict.fromkeys(("right", "r", "rt", "od", "rul", "rll", "rml"), "right"),
@@ -89,17 +90,30 @@ def refine(draft: Draft) -> None:
 
 
 def _by_number(draft: Draft, entry: Entry) -> Entry:
-    """The entry, changed to the code of several ribs or of an open fracture of type III where its words say so."""
+    """The entry, changed to the code of several ribs, a nondisplaced or an open fracture of type III by its words."""
     around = [draft.text[span.start : span.end + _AFTER] for span in entry.evidence]
+    wide = [
+        draft.text[max(draft.sentence(span.start).start, span.start - _AFTER) : span.end + _AFTER]
+        for span in entry.evidence
+    ]
     code = entry.code
     if code.startswith("S22.3") and any(_SEVERAL_RIBS.search(text) for text in around):
         code = f"S22.4{code[5:]}"
     if len(code) == 8 and code[-1] == "B" and any(_OPEN_TYPE_III.search(text) for text in around):
         code = f"{code[:-1]}C"
+    if draft.table.description(code).startswith("Displaced") and any(_NONDISPLACED.search(text) for text in wide):
+        code = _nondisplaced(draft, code)
     code = by_severity(draft, entry) if code == entry.code else code
     if code != entry.code and draft.replace([entry.code], code, f"the note has the words for {code}", "specificity"):
         return draft.entries[code]
     return entry
+
+
+def _nondisplaced(draft: Draft, code: str) -> str:
+    """The code of the same fracture without displacement; the code itself if there is none."""
+    title = draft.table.description(code).replace("Displaced", "Nondisplaced", 1)
+    same = (other for other in draft.table.descendants(code[:3]) if draft.table.description(other) == title)
+    return next(same, code)
 
 
 def _refined(draft: Draft, entry: Entry, taken: list[Span]) -> list[str]:
@@ -122,7 +136,8 @@ def _refined(draft: Draft, entry: Entry, taken: list[Span]) -> list[str]:
                 continue
             # "Other parts of face" are those that the note names by a word of their own, such as cheek.
             is_named = leaf.is_other == (not leaf.keys <= present)
-            rank = (len(leaf.keys), is_named, -leaf.unspecified, -len(leaf.code), leaf.code)
+            is_same_kind = leaf.is_other_disease == own.is_other_disease
+            rank = (len(leaf.keys), is_same_kind, is_named, -leaf.unspecified, -len(leaf.code), leaf.code)
             if best is None or rank > best[0]:
                 best = rank, leaf.code
         if best:
@@ -138,12 +153,15 @@ def _refinements(release: str | None, code: str) -> tuple[_Leaf, ...]:
 
 
 def _can_refine(own: _Leaf, leaf: _Leaf) -> bool:
-    """Whether a code says all that another says, and more; "other" diseases are other than the one of the note."""
+    """Whether a code says all that another says, and more; "other" diseases are other than the one of the note.
+
+    "Other extraarticular fracture" is the fracture that the note calls extraarticular.
+    """
     return (
         leaf.code[7:] in (own.code[7:], "" if own.code[7:] else leaf.code[7:])
         and own.named < leaf.keys
         and leaf.absent <= own.absent
-        and (own.is_other_disease or not leaf.is_other_disease)
+        and (own.is_other_disease or not leaf.is_other_disease or (own.unspecified > 0 and own.code[0] == "S"))
     )
 
 

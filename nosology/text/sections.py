@@ -19,6 +19,11 @@ _ORNAMENT = " \t\xa0-*#=•>_.:0123456789()[]"
 _INLINE = re.compile(r"(?<=[.;] )[A-ZÁÉÍÓÚÑ][A-ZÁÉÍÓÚÑ /&]{1,40}(?=:)")
 _LAST_HEADING = re.compile(r"[.;] +([A-Z][\w /&-]{1,40}):[ \t]*$", re.MULTILINE)
 _UNKNOWN = re.compile(r"[A-ZÁÉÍÓÚÑ][\w /&,()'-]{2,58}")
+# Headings of single problems: "Problem #1: COPD". A bullet before "Education: ..." makes it an item, no heading.
+_PROBLEM = re.compile(r"(?:problem|diagnosis|issue)(?: ?# ?| number | )\d{1,2}\b[.:)]?", re.IGNORECASE)
+_ITEM = re.compile(r"[-*•▪●◦>+][ \t]*[^:]{1,60}:[ \t]*\S")
+_PROBLEM_KINDS = ("assessment", "impression", "discharge_diagnosis", "hospital_course")
+_ONE_PARAGRAPH = ("instructions", "medications")  # inside of an assessment: "Follow-up: two weeks."
 _SHORT = 3  # letters of an abbreviation; "3. AF" is the item of a list and no heading
 _SPANISH = re.compile(r"\b(?:del|los|las|paciente|una|por|que)\b", re.IGNORECASE)
 _PLAIN = str.maketrans("áéíóúüñ", "aeiouun")
@@ -77,25 +82,47 @@ def _sections(text: str) -> tuple[Section, ...]:
 def _headings(text: str) -> Iterator[tuple[str, str, int, int]]:
     """Title, kind, start of the heading and start of the body, for each heading."""
     kinds, last_end = _kinds(_SPANISH.search(text) is not None), 0
+    current, assessed, resume = "start", "", False  # kind of the section; heading of the assessment to go on with
     for line in _LINE.finditer(text):
         start, end = line.span()
         if line[0].isspace():
             continue
-        colon = text.find(":", start, min(end, start + MAX_HEADING + 1))
-        stop = colon if colon >= 0 else min(end, start + MAX_HEADING + 1)
-        title = text[start:stop].strip(_ORNAMENT)
-        alone = stop == end and title[:1].isupper() and (len(title) > _SHORT or title == text[start:end].strip())
-        kind = kinds.get(_key(title)) if colon >= 0 or alone else None
-        if kind is None and colon >= 0 and text[colon:end].rstrip() == ":" and text.count("\n", last_end, start) != 1:
-            kind = "other" if _UNKNOWN.fullmatch(title) else None
-        if kind is not None:
-            yield title, kind, start, stop + (colon >= 0)
+        is_new_paragraph, last_end = text.count("\n", last_end, start) != 1, end
+        heading = _heading(text, start, end, kinds, current, is_new_paragraph)
+        if heading is not None:
+            has_text = heading[3] < end and not text[heading[3] : end].isspace()
+            resume = current == "assessment" and heading[1] in _ONE_PARAGRAPH and has_text
+            current, assessed = heading[1], heading[0] if heading[1] == "assessment" else assessed
+            yield heading
+        elif resume and is_new_paragraph:
+            yield assessed, "assessment", start, start
+            current, resume = "assessment", False
         has_colon = ":" in line[0]
         last = _LAST_HEADING.search(text, start, end) if has_colon else None  # "Home today. Clinical impression:"
         if last and last.start(1) > start and (kind := kinds.get(_key(last[1]))) is not None:
             yield last[1], kind, last.start(1), end
+            current = kind
             continue
         for inline in _INLINE.finditer(text, start, end) if has_colon else ():
             if (kind := kinds.get(_key(inline[0]))) is not None:
                 yield inline[0], kind, inline.start(), inline.end() + 1
-        last_end = end
+                current = kind
+
+
+def _heading(
+    text: str, start: int, end: int, kinds: dict[str, str], current: str, is_new_paragraph: bool
+) -> tuple[str, str, int, int] | None:
+    """The heading at the start of a line, in a section of kind `current`."""
+    if problem := _PROBLEM.match(text, start, end):
+        return None if current in _PROBLEM_KINDS else (problem[0], "assessment", start, problem.end())
+    if current == "assessment" and _ITEM.match(text, start, end):
+        return None
+    colon = text.find(":", start, min(end, start + MAX_HEADING + 1))
+    stop = colon if colon >= 0 else min(end, start + MAX_HEADING + 1)
+    title = text[start:stop].strip(_ORNAMENT)
+    alone = stop == end and title[:1].isupper() and (len(title) > _SHORT or title == text[start:end].strip())
+    kind = kinds.get(_key(title)) if colon >= 0 or alone else None
+    if kind is None and colon >= 0 and text[colon:end].rstrip() == ":" and is_new_paragraph:
+        is_problem = current == "assessment" and not title.isupper()  # "Hypertension:" in an assessment
+        kind = "other" if _UNKNOWN.fullmatch(title) and not is_problem else None
+    return None if kind is None else (title, kind, start, stop + (colon >= 0))
