@@ -1,8 +1,9 @@
 """Claims against gold code sets: micro precision, recall and F1, principal diagnosis, Excludes1 conflicts.
 
-python benchmarks/quality/claims.py FILE... [--off STAGE] [--ablate] [--errors]
+python benchmarks/quality/claims.py FILE... [--system icd9cm] [--text-only] [--off STAGE] [--ablate] [--errors]
 
-FILE: JSON lines with id, setting, text, codes (gold), principal (optional), optional (codes neither right nor wrong).
+FILE: JSON lines with id, text, codes (gold), fields of the encounter (setting, date, role ...), principal, and optional
+(codes neither right nor wrong).
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nosology.claims.claim import STAGES, Claim, build_claim
+from nosology.claims.claim import STAGES, SYSTEMS, Claim, build_claim
 from nosology.serving.coder import Coder
 
-_STATED = ("setting", "date", "sex", "age", "admitted", "discharged", "role")
+STATED = ("setting", "date", "sex", "age", "admitted", "discharged", "role")
 
 
 def read_cases(paths: list[Path]) -> list[dict[str, Any]]:
@@ -24,9 +26,9 @@ def read_cases(paths: list[Path]) -> list[dict[str, Any]]:
     return [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines() if line]
 
 
-def stated_fields(case: dict[str, Any]) -> dict[str, Any]:
-    """The fields of the encounter; a setting such as "outpatient surgery" is outpatient."""
-    stated = {name: case[name] for name in _STATED if case.get(name) not in (None, "")}
+def stated_fields(case: dict[str, Any], names: Sequence[str] = STATED) -> dict[str, Any]:
+    """The named fields of the encounter; a setting such as "outpatient surgery" is outpatient."""
+    stated = {name: case[name] for name in names if case.get(name) not in (None, "")}
     if "setting" in stated:
         stated["setting"] = stated["setting"].split()[0]
     return stated
@@ -61,6 +63,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--coder", default="day-one")
+    parser.add_argument("--system", default="icd10cm", choices=SYSTEMS)
+    parser.add_argument("--text-only", action="store_true", help="state only the date; the rest is read from the text")
     parser.add_argument("--off", action="append", default=[], choices=STAGES)
     parser.add_argument("--ablate", action="store_true", help="turn each stage off in turn")
     parser.add_argument("--errors", action="store_true", help="print missed and wrong codes of each note")
@@ -68,11 +72,13 @@ def main() -> None:
     cases = read_cases(arguments.files)
     coder = Coder.for_claims(arguments.coder)
     suggestions = list(coder.code_all([case["text"] for case in cases]))
+    names = ("date",) if arguments.text_only else STATED
+    encounters = [stated_fields(case, names) for case in cases]
 
     def claims(off: list[str]) -> list[Claim]:
         return [
-            build_claim(case["id"], case["text"], suggested, stated_fields(case), off=off)
-            for case, suggested in zip(cases, suggestions)
+            build_claim(case["id"], case["text"], suggested, stated, system=arguments.system, off=off)
+            for case, stated, suggested in zip(cases, encounters, suggestions)
         ]
 
     result = claims(arguments.off)

@@ -74,6 +74,7 @@ class Draft:
     text: str
     encounter: Encounter
     suggestions: Sequence[Suggestion] = ()
+    system: str = "icd10cm"  # of the claim; the codes of a draft are always ICD-10-CM
     entries: dict[str, Entry] = field(default_factory=dict)
     left_out: list[LeftOut] = field(default_factory=list)
     queries: list[Query] = field(default_factory=list)

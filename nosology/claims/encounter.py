@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from nosology.codes import release_on
@@ -65,10 +66,11 @@ class Encounter:
         return self.setting == "inpatient"
 
     @classmethod
-    def of(cls, text: str, stated: Mapping[str, Any]) -> Encounter:
+    def of(cls, text: str, stated: Mapping[str, Any], system: str = "icd10cm") -> Encounter:
         """The encounter with the stated fields (setting, date, sex, age, admitted, discharged, role); ConfigError.
 
-        Fields that are not stated are read from the text. The code set is that of the discharge, or of the date.
+        Fields that are not stated are read from the text. The code set is that of the discharge, or of the date; for
+        claims in ICD-9-CM, which are older than all known releases, the newest one.
         """
         setting = _one_of("setting", stated, SETTINGS) or guess_setting(text)
         role = _one_of("role", stated, ROLES) or _guess_role(text)
@@ -78,7 +80,10 @@ class Encounter:
             raise ConfigError(f"sex must be F or M; got {sex}")
         guessed_age, guessed_sex = guess_patient(text)
         try:
-            release = release_on(day) if day else None
+            release = release_on(day) if day and system == "icd10cm" else None
+            datetime.fromisoformat(day or "2000-01-01")
+        except ValueError as error:
+            raise ConfigError(f"date must be YYYY-MM-DD; got {day[:20]!r}") from error
         except CodeError as error:
             raise ConfigError(str(error)) from error
         return cls(setting, day, sex or guessed_sex, guessed_age if age is None else age, role, release)
