@@ -143,7 +143,8 @@ def build_draft(
         if family not in off:
             apply_rules(draft, family, off)
         if family == "combination" and family not in off:
-            combine_linked(draft)
+            if system == "icd10cm":  # I.A.15 is newer than ICD-9-CM
+                combine_linked(draft)
             complete_trimesters(draft)
     if "final_set" not in off:
         resolve_set(draft)

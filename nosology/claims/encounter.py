@@ -39,13 +39,16 @@ _OUTPATIENT = re.compile(
     r"|\boutpatient (?:visit|note)|\b(?:exam|technique|comparison):|\bdischarged? home from (?:the )?ED\b",
     re.IGNORECASE,
 )
+_IMAGING = (
+    r"(?:CTA?|MRI?|XR|CXR|KUB|US|VCUG|PET|DEXA|x-?rays?|radiographs?|films?|views?|(?:renal |abdominal |chest )?ultrasound"
+    r"|sonogram|tomograph\w*|mammogra\w+|cystourethrogra\w+|bone (?:densitometry|scan)|doppler|duplex|fluoroscopy)"
+)
 _RADIOLOGY = re.compile(
-    r"^\s*(?:exam(?:ination)?|technique|comparison)\s*:|\b(?:CT|MRI|XR|radiograph|ultrasound)\b[^\n]*\n(?:.*\n){0,6}?\s*"
-    r"(?:findings|impression)\s*:",
+    rf"^\s*(?:exam(?:ination)?|technique|comparison)\s*:|\b{_IMAGING}\b[^\n]*\n(?:.*\n){{0,6}}?\s*(?:findings|impression)\s*:",
     re.IGNORECASE | re.MULTILINE,
 )
 _REPORT_SECTIONS = frozenset(
-    ("start", "other", "indication", "impression", "findings", "technique", "results", "service")
+    ("start", "other", "indication", "hpi", "impression", "findings", "technique", "results", "service")
 )
 _PATHOLOGY = re.compile(r"\bgross description\b|\bmicroscopic description\b|\bsurgical pathology\b", re.IGNORECASE)
 

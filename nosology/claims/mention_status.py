@@ -15,7 +15,6 @@ SYMPTOMS = "R00-R99|M25.4|M25.5|M54.2|M54.5|M54.6|M54.9|M79.1|M79.6|N64.4|H57.1|
 _FINAL = ("discharge_diagnosis", "assessment", "impression")  # sections that state the diagnoses at the end
 _EARLY = ("chief_complaint", "hpi", "admission_diagnosis", "past_medical_history", "indication", "review_of_systems")
 _EARLY_OR_TESTS = (*_EARLY, "physical_exam", "vital_signs", "results", "findings", "technique", "medications")
-_REPORT_KINDS = ("indication", "technique", "past_medical_history", "hpi", "chief_complaint")
 _CONFIRMED_ONLY = "B20|Z21|U07.1|J09|J10|A92.5"  # I.C.1.a, I.C.1.f, I.C.1.g, I.C.10.c
 _REACTIONS = "R00-R99|L27|L50|L51|T78.0|T78.2|T78.3|T88.6|T88.7|J38.4|K52|G25|L29"
 _WINDOW = 100
@@ -121,9 +120,6 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
         return Objection("past", "an event that is over and has no bearing on this encounter")
     if draft.encounter.role == "pathology" and kind != "discharge_diagnosis" and _has_finding(draft):
         return Objection("report", "the final diagnosis of the report is coded")
-    is_reason = draft.encounter.role != "attending" and kind in _REPORT_KINDS and matches(SYMPTOMS, code)
-    if is_reason and _has_finding(draft):
-        return Objection("report", "IV.K: the finding of the report is coded, not why it was asked for")
     return None
 
 

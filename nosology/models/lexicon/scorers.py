@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -39,6 +39,7 @@ _SOURCE_PROBABILITY = {
 _BY_SOURCE = [_SOURCE_PROBABILITY[source] for source in SOURCES]
 _NEXT_CODE = 0.35  # factor for each code that comes before this one in the list of a term
 _INSIDE = 0.3  # factor if the words belong to a longer term
+_HOLDS = 0.5  # least strength of the longer term, as a part of that of the words: "sickle cell disease with ... pain"
 _GAP = 0.85  # factor for each other word between the words of a term
 _MISSPELLED = 0.7  # factor for each misspelled word
 _LONG, _LONG_DOUBT = 3, 0.8  # terms of this many words rarely occur by chance: factor of 1 - probability
@@ -145,15 +146,42 @@ def score_mentions(note: NoteMentions, policy: ContextPolicy) -> MentionScores:
     allowed = [
         _allowed(mention, later.get(note.words.sentence[mention.places[0]]), policy) for mention in note.mentions
     ]
+    strengths = [
+        max((_probability(mention, *named, inside=False) for _, named in codes), default=0.0)
+        for mention, codes in zip(note.mentions, allowed)
+    ]
+    crossing = _crossing(note.mentions, allowed)
     for number, mention in enumerate(note.mentions):
-        inside = any(allowed[holder] for holder in mention.holders)
+        inside = any(strengths[holder] >= _HOLDS * strengths[number] > 0 for holder in mention.holders)
         for code, (source, order) in allowed[number]:
-            probability = _probability(mention, source, order, inside)
+            probability = _probability(mention, source, order, inside or number in crossing)
             votes.append(ScoredMention(number, code, probability))
             best[code] = max(best.get(code, 0.0), probability)
             mentions[code] += order == 0 and not inside
     codes = {code: 1 - (1 - p) * math.pow(_NEXT_MENTION, max(0, mentions[code] - 1)) for code, p in best.items()}
     return MentionScores(votes, codes)
+
+
+def _crossing(mentions: Sequence[Mention], allowed: Sequence[Sequence[object]]) -> set[int]:
+    """The mentions with a gap that start in one mention and end with the last word of another one inside the gap.
+
+    "Renal transplant and urinary tract infection" is no infection of the transplant.
+    """
+    whole = [mention for mention, codes in zip(mentions, allowed) if codes and not mention.gap]
+    by_last: dict[int, list[Mention]] = {}
+    for mention in whole:
+        by_last.setdefault(mention.places[-1], []).append(mention)
+    ends = {place: mention.places[-1] for mention in whole for place in mention.places if len(mention.places) > 1}
+    return {
+        number
+        for number, mention in enumerate(mentions)
+        if mention.gap
+        for other in by_last.get(mention.places[-1], ())
+        if len(other.places) > 1
+        and mention.places[0] < other.places[0]
+        and not set(other.places) <= set(mention.places)
+        and ends.get(mention.places[0], other.places[0]) < other.places[0]
+    }
 
 
 def _allowed(mention: Mention, seventh: str | None, policy: ContextPolicy) -> list[tuple[Code, Named]]:
