@@ -28,8 +28,9 @@ def _add(draft: Draft, suggestion: Suggestion) -> None:
     first = next(filter(None, reasons), None)
     if spans and not usable and first:
         draft.left_out.append(LeftOut(code, first.reason, first.rule, tuple(spans)))
-        personal = personal_history(code) if first.rule == "copied" and is_past_event(code) else None
-        if personal and matches("Z85|Z86", personal) and draft.table.billable(personal):
+        personal = personal_history(code) if is_past_event(code) else None
+        is_history = first.rule == "resolved" or (first.rule == "copied" and matches("Z85|Z86", personal or ""))
+        if personal and is_history and draft.table.billable(personal):
             draft.add(personal, suggestion.probability, spans, "past")
         return
     draft.entries[code] = Entry(code, suggestion.probability, usable)

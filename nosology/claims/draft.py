@@ -80,6 +80,7 @@ class Draft:
     queries: list[Query] = field(default_factory=list)
     fired: set[str] = field(default_factory=set)
     ruled_out: frozenset[str] | None = None  # patterns of the codes that the note rules out
+    resolved: frozenset[str] | None = None  # patterns of the codes that a report calls resolved
     hits: dict[str, list[Span]] | None = None  # where the phrases of the rules occur
     regex_matches: dict[str, list[re.Match[str]]] = field(default_factory=dict)  # by regular expression
 

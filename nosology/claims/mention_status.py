@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from nosology.claims.draft import Draft, matches
-from nosology.claims.ruled_out import is_ruled_out
+from nosology.claims.ruled_out import is_resolved, is_ruled_out
 from nosology.codes.related_codes import is_past_event
 from nosology.core import Span
 from nosology.text.tokens import words_of
@@ -34,6 +34,8 @@ _TO_EXAMINE = re.compile(
 )
 _ASKED = re.compile(r"(?: [\w-]+){1,2}\?")  # "encephalopathy due to hepatic failure?"
 _ANSWERED_NO = re.compile(r"(?: [\w-]+){0,2}\?\s*No\b")
+_OR_AFTER = re.compile(r"\s+or\s+(?!more\b|less\b|so\b)\w")
+_OR_BEFORE = re.compile(r"\w\s+or\s+(?:(?:an?|early|mild|small|focal|developing|right|left|lower|upper|middle|lobe) )*$")
 _ON_ARRIVAL = re.compile(
     r"\b(?:admitted|presented|presents|sent|brought|transferred|referred|initial(?:ly)?|on arrival|in the ED)\b",
     re.I,
@@ -109,11 +111,13 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
     if matches(SYMPTOMS, code) and _PRESCRIBED.search(before):
         return Objection("indication", "it is what a drug is taken for, if it occurs")
     is_asked = "?" in draft.text[span.start : span.end] or _ASKED.match(after) is not None
-    is_uncertain = context.uncertain or is_asked
+    is_uncertain = context.uncertain or is_asked or _is_alternative(draft, span, before, after)
     if (is_uncertain or _LIKE.search(before)) and (reason := _doubt(draft, span, code, kind, before)):
         return Objection("uncertain", reason)
     if is_ruled_out(draft, span, code, certain_section=kind in _FINAL and not is_uncertain):
         return Objection("ruled-out", "the note says that it was ruled out")
+    if is_resolved(draft, span, code):
+        return Objection("resolved", "the report says that it has resolved")
     if (code[0] != "Z" or matches("Z33|Z34|Z3A", code)) and _is_struck(draft, span, code):
         return Objection("copied", "an old list says it; it is over, or was an error")
     if matches("Z87|!Z87.891|!Z87.5|!Z87.7", code) and not _PAST.search(f"{draft.section_title(span.start)} {before}"):
@@ -121,6 +125,13 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
     if draft.encounter.role == "pathology" and kind != "discharge_diagnosis" and _has_finding(draft):
         return Objection("report", "the final diagnosis of the report is coded")
     return None
+
+
+def _is_alternative(draft: Draft, span: Span, before: str, after: str) -> bool:
+    """Whether a report leaves open which of two diseases it is: "atelectasis or pneumonia"."""
+    if draft.encounter.role == "attending":
+        return False
+    return _OR_AFTER.match(after) is not None or _OR_BEFORE.search(before) is not None
 
 
 def _is_of_other_person(draft: Draft, code: str, before: str, after: str, family: bool) -> bool:

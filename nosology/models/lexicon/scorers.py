@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +40,6 @@ _SOURCE_PROBABILITY = {
 _BY_SOURCE = [_SOURCE_PROBABILITY[source] for source in SOURCES]
 _NEXT_CODE = 0.35  # factor for each code that comes before this one in the list of a term
 _INSIDE = 0.3  # factor if the words belong to a longer term
-_HOLDS = 0.5  # least strength of the longer term, as a part of that of the words: "sickle cell disease with ... pain"
 _GAP = 0.85  # factor for each other word between the words of a term
 _MISSPELLED = 0.7  # factor for each misspelled word
 _LONG, _LONG_DOUBT = 3, 0.8  # terms of this many words rarely occur by chance: factor of 1 - probability
@@ -146,15 +146,12 @@ def score_mentions(note: NoteMentions, policy: ContextPolicy) -> MentionScores:
     allowed = [
         _allowed(mention, later.get(note.words.sentence[mention.places[0]]), policy) for mention in note.mentions
     ]
-    strengths = [
-        max((_probability(mention, *named, inside=False) for _, named in codes), default=0.0)
-        for mention, codes in zip(note.mentions, allowed)
-    ]
-    crossing = _crossing(note.mentions, allowed)
+    crossing = _crossing(note, allowed)
     for number, mention in enumerate(note.mentions):
-        inside = any(strengths[holder] >= _HOLDS * strengths[number] > 0 for holder in mention.holders)
+        holders = (holder for holder in mention.holders if holder not in crossing)
+        inside = number in crossing or any(allowed[holder] for holder in holders)
         for code, (source, order) in allowed[number]:
-            probability = _probability(mention, source, order, inside or number in crossing)
+            probability = _probability(mention, source, order, inside)
             votes.append(ScoredMention(number, code, probability))
             best[code] = max(best.get(code, 0.0), probability)
             mentions[code] += order == 0 and not inside
@@ -162,26 +159,36 @@ def score_mentions(note: NoteMentions, policy: ContextPolicy) -> MentionScores:
     return MentionScores(votes, codes)
 
 
-def _crossing(mentions: Sequence[Mention], allowed: Sequence[Sequence[object]]) -> set[int]:
-    """The mentions with a gap that start in one mention and end with the last word of another one inside the gap.
+def _crossing(note: NoteMentions, allowed: Sequence[Sequence[object]]) -> set[int]:
+    """The mentions whose words belong to several mentions of a list.
 
-    "Renal transplant and urinary tract infection" is no infection of the transplant.
+    They start in one mention and end with the last word of another one ("renal transplant and urinary tract infection"
+    is no infection of the transplant), or another symptom stands between their words ("seizures, cough, fever").
     """
-    whole = [mention for mention, codes in zip(mentions, allowed) if codes and not mention.gap]
+    clause = note.words.clause
+    whole = [mention for mention, codes in zip(note.mentions, allowed) if codes and not mention.gap]
     by_last: dict[int, list[Mention]] = {}
     for mention in whole:
         by_last.setdefault(mention.places[-1], []).append(mention)
     ends = {place: mention.places[-1] for mention in whole for place in mention.places if len(mention.places) > 1}
-    return {
-        number
-        for number, mention in enumerate(mentions)
-        if mention.gap
-        for other in by_last.get(mention.places[-1], ())
-        if len(other.places) > 1
-        and mention.places[0] < other.places[0]
-        and not set(other.places) <= set(mention.places)
-        and ends.get(mention.places[0], other.places[0]) < other.places[0]
-    }
+    last_places = sorted(by_last)
+
+    def is_crossing(mention: Mention) -> bool:
+        first, last = mention.places[0], mention.places[-1]
+        joined = (
+            len(other.places) > 1
+            and first < other.places[0]
+            and not set(other.places) <= set(mention.places)
+            and ends.get(first, other.places[0]) < other.places[0]
+            for other in by_last.get(last, ())
+        )
+        if any(joined):
+            return True
+        between = last_places[bisect_right(last_places, first) : bisect_left(last_places, last)]
+        is_symptom = any(code.code[0] == "R" for code in mention.named)
+        return is_symptom and any(clause[first] < clause[place] < clause[last] for place in between)
+
+    return {number for number, mention in enumerate(note.mentions) if mention.gap and is_crossing(mention)}
 
 
 def _allowed(mention: Mention, seventh: str | None, policy: ContextPolicy) -> list[tuple[Code, Named]]:
