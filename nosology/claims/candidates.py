@@ -29,8 +29,9 @@ def _add(draft: Draft, suggestion: Suggestion) -> None:
     if spans and not usable and first:
         draft.left_out.append(LeftOut(code, first.reason, first.rule, tuple(spans)))
         personal = personal_history(code) if is_past_event(code) else None
-        is_history = first.rule == "resolved" or (first.rule == "copied" and matches("Z85|Z86", personal or ""))
-        if personal and is_history and draft.table.billable(personal):
+        is_known = any(draft.section_kind(span.start) not in ("findings", "impression") for span in spans)
+        is_history = is_known if first.rule == "resolved" else matches("Z85|Z86", personal or "")
+        if personal and is_history and first.rule in ("resolved", "copied") and draft.table.billable(personal):
             draft.add(personal, suggestion.probability, spans, "past")
         return
     draft.entries[code] = Entry(code, suggestion.probability, usable)

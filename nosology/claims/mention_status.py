@@ -12,6 +12,7 @@ from nosology.core import Span
 from nosology.text.tokens import words_of
 
 SYMPTOMS = "R00-R99|M25.4|M25.5|M54.2|M54.5|M54.6|M54.9|M79.1|M79.6|N64.4|H57.1|H92.0|L29|L50.9"
+_REASONS = "R00-R99|!R16|!R18|!R19.0|!R22|!R59|!R90-R93"  # symptoms, but not findings of an examination
 _FINAL = ("discharge_diagnosis", "assessment", "impression")  # sections that state the diagnoses at the end
 _EARLY = ("chief_complaint", "hpi", "admission_diagnosis", "past_medical_history", "indication", "review_of_systems")
 _EARLY_OR_TESTS = (*_EARLY, "physical_exam", "vital_signs", "results", "findings", "technique", "medications")
@@ -33,6 +34,7 @@ _TO_EXAMINE = re.compile(
     re.IGNORECASE,
 )
 _ASKED = re.compile(r"(?: [\w-]+){1,2}\?")  # "encephalopathy due to hepatic failure?"
+_ASKED_BEFORE = re.compile(r"(?:^|[\s,;:(])\?\s?(?:[\w-]+ ){0,2}$")  # "? small effusion"
 _ANSWERED_NO = re.compile(r"(?: [\w-]+){0,2}\?\s*No\b")
 _OR_AFTER = re.compile(r"\s+or\s+(?!more\b|less\b|so\b)\w")
 _OR_BEFORE = re.compile(r"\w\s+or\s+(?:(?:an?|early|mild|small|focal|developing|right|left|lower|upper|middle|lobe) )*$")
@@ -110,7 +112,7 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
         return Objection("allergy", "it is the reaction to a substance that the patient avoids")
     if matches(SYMPTOMS, code) and _PRESCRIBED.search(before):
         return Objection("indication", "it is what a drug is taken for, if it occurs")
-    is_asked = "?" in draft.text[span.start : span.end] or _ASKED.match(after) is not None
+    is_asked = "?" in draft.text[span.start : span.end] or bool(_ASKED.match(after) or _ASKED_BEFORE.search(before))
     is_uncertain = context.uncertain or is_asked or _is_alternative(draft, span, before, after)
     if (is_uncertain or _LIKE.search(before)) and (reason := _doubt(draft, span, code, kind, before)):
         return Objection("uncertain", reason)
@@ -174,9 +176,9 @@ def _has_finding(draft: Draft) -> bool:
 
 def _doubt(draft: Draft, span: Span, code: str, kind: str, before: str) -> str:
     """Why an uncertain diagnosis is not coded; "" if it is."""
-    if matches("Z80-Z87", code):
-        return "an uncertain history is not coded"
-    if code[0] == "Z" or (code[0] == "R" and not draft.encounter.is_inpatient):
+    if matches("Z80-Z90", code):
+        return "an uncertain history or status is not coded"
+    if code[0] == "Z" or (matches(_REASONS, code) and not draft.encounter.is_inpatient):
         return ""
     if matches(_CONFIRMED_ONLY, code):
         return "only confirmed cases of this disease are coded"
