@@ -34,7 +34,9 @@ _TO_EXAMINE = re.compile(
     re.IGNORECASE,
 )
 _ASKED = re.compile(r"(?: [\w-]+){1,2}\?")  # "encephalopathy due to hepatic failure?"
-_ASKED_BEFORE = re.compile(r"(?:^|[\s,;:(])\?\s?(?:[\w-]+ ){0,2}$")  # "? small effusion"
+_ASKED_BEFORE = re.compile(  # "? small effusion", "question pneumonia"
+    r"(?:^|[\s,;:(])(?:\?\s?|(?:question|query) )(?:[\w-]+ ){0,2}$", re.IGNORECASE
+)
 _ANSWERED_NO = re.compile(r"(?: [\w-]+){0,2}\?\s*No\b")
 _OR_AFTER = re.compile(r"\s+or\s+(?!more\b|less\b|so\b)\w")
 _OR_BEFORE = re.compile(r"\w\s+or\s+(?:(?:an?|early|mild|small|focal|developing|right|left|lower|upper|middle|lobe) )*$")

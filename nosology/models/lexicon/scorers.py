@@ -163,7 +163,8 @@ def _crossing(note: NoteMentions, allowed: Sequence[Sequence[object]]) -> set[in
     """The mentions whose words belong to several mentions of a list.
 
     They start in one mention and end with the last word of another one ("renal transplant and urinary tract infection"
-    is no infection of the transplant), or another symptom stands between their words ("seizures, cough, fever").
+    is no infection of the transplant), another symptom stands between their words ("seizures, cough, fever"), or they
+    are the last word of one and the first word of the next ("ischemic disease and cerebral atrophy").
     """
     clause = note.words.clause
     whole = [mention for mention, codes in zip(note.mentions, allowed) if codes and not mention.gap]
@@ -172,6 +173,8 @@ def _crossing(note: NoteMentions, allowed: Sequence[Sequence[object]]) -> set[in
         by_last.setdefault(mention.places[-1], []).append(mention)
     ends = {place: mention.places[-1] for mention in whole for place in mention.places if len(mention.places) > 1}
     last_places = sorted(by_last)
+    starts = {mention.places[0] for mention in whole if len(mention.places) > 1}
+    stops = {mention.places[-1] for mention in whole if len(mention.places) > 1}
 
     def is_crossing(mention: Mention) -> bool:
         first, last = mention.places[0], mention.places[-1]
@@ -188,7 +191,14 @@ def _crossing(note: NoteMentions, allowed: Sequence[Sequence[object]]) -> set[in
         is_symptom = any(code.code[0] == "R" for code in mention.named)
         return is_symptom and any(clause[first] < clause[place] < clause[last] for place in between)
 
-    return {number for number, mention in enumerate(note.mentions) if mention.gap and is_crossing(mention)}
+    def is_joint(places: tuple[int, ...]) -> bool:
+        return len(places) == 2 and places[1] - places[0] == 2 and places[0] in stops and places[1] in starts
+
+    return {
+        number
+        for number, mention in enumerate(note.mentions)
+        if is_joint(mention.places) or (mention.gap and is_crossing(mention))
+    }
 
 
 def _allowed(mention: Mention, seventh: str | None, policy: ContextPolicy) -> list[tuple[Code, Named]]:
