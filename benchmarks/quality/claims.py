@@ -16,14 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from nosology.claims.claim import STAGES, SYSTEMS, Claim, build_claim
+from nosology.claims.icd9 import icd9_on
 from nosology.serving.coder import Coder
 
 STATED = ("setting", "date", "sex", "age", "admitted", "discharged", "role")
 
 
-def read_cases(paths: list[Path]) -> list[dict[str, Any]]:
-    """The cases of all files."""
-    return [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines() if line]
+def read_cases(paths: list[Path], system: str = "icd10cm") -> list[dict[str, Any]]:
+    """The cases of all files; ICD-9-CM codes are brought to the release of the case."""
+    cases = [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines() if line]
+    if system == "icd9cm":
+        for case in cases:
+            for item in (*case["codes"], *case.get("optional", ())):
+                item["code"] = icd9_on(item["code"], case.get("date", ""))
+    return cases
 
 
 def stated_fields(case: dict[str, Any], names: Sequence[str] = STATED) -> dict[str, Any]:
@@ -39,7 +45,7 @@ def measure(cases: list[dict[str, Any]], claims: list[Claim]) -> dict[str, Any]:
     right = wrong = missed = principal = exact = conflicts = with_principal = 0
     for case, claim in zip(cases, claims):
         gold = {code["code"] for code in case["codes"]}
-        optional = {code["code"] for code in case.get("optional", ())}
+        optional = {code["code"] for code in case.get("optional", ())} - gold
         found = {item.code for item in claim.codes} - optional
         right, wrong, missed = right + len(gold & found), wrong + len(found - gold), missed + len(gold - found)
         exact += gold == found
@@ -69,7 +75,7 @@ def main() -> None:
     parser.add_argument("--ablate", action="store_true", help="turn each stage off in turn")
     parser.add_argument("--errors", action="store_true", help="print missed and wrong codes of each note")
     arguments = parser.parse_args()
-    cases = read_cases(arguments.files)
+    cases = read_cases(arguments.files, arguments.system)
     coder = Coder.for_claims(arguments.coder)
     suggestions = list(coder.code_all([case["text"] for case in cases]))
     names = ("date",) if arguments.text_only else STATED

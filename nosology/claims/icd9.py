@@ -30,14 +30,23 @@ def icd9_codes(code: str, words: str = "", day: str = "") -> tuple[str, ...]:
     codes = _chosen(code, words)
     if codes is None:
         codes = _mapped(code, " ".join(words_of(words)))
-    return tuple(dict.fromkeys(_in_force(it, day or UNDATED) for it in codes))
+    return tuple(dict.fromkeys(icd9_on(it, day) for it in codes))
+
+
+def icd9_on(code: str, day: str = "") -> str:
+    """The ICD-9-CM code on a day: what was used before it if the code, or the division that made it, is newer."""
+    day = day or UNDATED
+    for length in range(len(code), 2, -1):
+        first, before, _ = _releases().get(code[:length].rstrip("."), ("", code, ""))
+        if day < first:
+            return icd9_on(before, day) if before not in code else before
+    return code
 
 
 def icd9_title(code: str) -> str:
     """The title of an ICD-9-CM code of any release."""
-    return next((title for _, before, title in _releases().values() if title and before == code), "") or table(
-        "icd9cm"
-    ).description(code)
+    _, before, title = _releases().get(code, ("", "", ""))
+    return title if before == code else table("icd9cm").description(code)
 
 
 def _chosen(code: str, words: str) -> tuple[str, ...] | None:
@@ -54,16 +63,15 @@ def _mapped(code: str, words: str) -> tuple[str, ...]:
     mapped = _in_gems(code)
     if mapped is None:
         return ()
-    mappings = [it for it in map_code(mapped, "icd9cm") if it.target is not None]
     known = _stems(describe(Code("icd10cm", code))) | _stems(words)
-    single = [it.target.code for it in mappings if it.target and not it.combination]
-    if not mappings or single:
-        candidates = single or _forward_sources().get(mapped.code, [])
-        return (_closest(known, candidates),) if candidates else ()
-    parts: dict[int, list[str]] = {}
-    for it in mappings:
-        if it.target is not None and it.scenario == 1:
-            parts.setdefault(it.choice_list, []).append(it.target.code)
+    parts: dict[int, list[str]] = {}  # number of a choice list, 0 for single targets -> targets
+    for it in map_code(mapped, "icd9cm"):
+        if it.target is not None and (not it.combination or it.scenario == 1):
+            parts.setdefault(it.choice_list if it.combination else 0, []).append(it.target.code)
+    if not parts:
+        parts[0] = _forward_sources().get(mapped.code, [])
+    if 0 in parts:
+        return (_closest(known, parts[0]),) if parts[0] else ()
     return tuple(_closest(known, parts[number]) for number in sorted(parts))
 
 
@@ -123,15 +131,6 @@ def _releases() -> dict[str, tuple[str, str, str]]:
 def _rows(name: str) -> Iterable[dict[str, str]]:
     lines = files("nosology.claims").joinpath("data", name).read_text(encoding="utf-8").splitlines()
     return csv.DictReader((line for line in lines if not line.startswith("#")), delimiter="\t")
-
-
-def _in_force(code: str, day: str) -> str:
-    """The code of a day: what was used before it if the code, or the division that made it, is newer."""
-    for length in range(len(code), 2, -1):
-        first, before, _ = _releases().get(code[:length].rstrip("."), ("", code, ""))
-        if day < first:
-            return _in_force(before, day) if before not in code else before
-    return code
 
 
 @cache
