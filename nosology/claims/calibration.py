@@ -47,6 +47,7 @@ _GROUPS = {
     for letter in letters
 }
 _MAX_ABBREVIATION = 4  # characters
+_SHORT_REPORT = 80  # words
 
 
 class Calibration(NamedTuple):
@@ -57,12 +58,16 @@ class Calibration(NamedTuple):
 
 
 def calibrate(draft: Draft, calibration: Calibration | None = None) -> None:
-    """Gives each code its calibrated probability, and leaves out the codes below the threshold."""
+    """Gives each code its calibrated probability, and leaves out the codes below the threshold.
+
+    The few words of a short report all count: nothing is left out of its claim.
+    """
+    is_short = draft.encounter.role != "attending" and len(draft.tokens) <= _SHORT_REPORT
     calibration = calibration or default_calibration()
     for code, entry in list(draft.entries.items()):
         probability = _probability(features(draft, entry), calibration.weights)
         draft.entries[code] = replace(entry, probability=probability)
-        if probability < calibration.threshold:
+        if probability < calibration.threshold and not is_short:
             draft.drop(code, "the words of the note are too weak evidence for this code", "weak-evidence")
 
 

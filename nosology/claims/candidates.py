@@ -41,8 +41,10 @@ def _add(draft: Draft, suggestion: Suggestion) -> None:
     first = next(filter(None, reasons), None)
     if spans and not usable and first:
         draft.left_out.append(LeftOut(code, first.reason, first.rule, tuple(spans)))
-        personal = personal_history(code) if first.rule == "copied" and is_past_event(code) else None
-        if personal and matches("Z85|Z86", personal) and draft.table.billable(personal):
+        personal = personal_history(code) if is_past_event(code) else None
+        is_known = any(draft.section_kind(span.start) not in ("findings", "impression") for span in spans)
+        is_history = is_known if first.rule == "resolved" else matches("Z85|Z86", personal or "")
+        if personal and is_history and first.rule in ("resolved", "copied") and draft.table.billable(personal):
             draft.add(personal, suggestion.probability, spans, "past")
         return
     known = draft.entries.get(code, Entry(code, 0.0))  # two codes of today may have been one at the date

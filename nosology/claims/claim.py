@@ -13,14 +13,13 @@ from nosology.claims.draft import Draft, Entry, LeftOut, Query
 from nosology.claims.encounter import Encounter
 from nosology.claims.final_set import resolve_set
 from nosology.claims.grouping import PaymentGroups, payment_groups
-from nosology.claims.icd9 import icd9_codes
+from nosology.claims.icd9 import icd9_codes, icd9_title
 from nosology.claims.linked_conditions import combine_linked
 from nosology.claims.order import ordered, present_on_admission
 from nosology.claims.pregnancy import complete_trimesters
 from nosology.claims.relevance import drop_irrelevant, keep_assessed
 from nosology.claims.rules import FAMILIES, apply_rules
 from nosology.claims.specificity import refine
-from nosology.codes import table
 from nosology.core import Code, ConfigError, Span, Suggestion
 
 SYSTEMS = ("icd10cm", "icd9cm")
@@ -119,15 +118,20 @@ def build_claim(
     """
     if system not in SYSTEMS:
         raise ConfigError(f"system must be one of {', '.join(SYSTEMS)}; got {system!r}")
-    claim = _claim(note_id, build_draft(text, suggestions, stated or {}, off=off))
+    claim = _claim(note_id, build_draft(text, suggestions, stated or {}, system=system, off=off))
     return claim if system == "icd10cm" else in_icd9cm(claim)
 
 
 def build_draft(
-    text: str, suggestions: Sequence[Suggestion], stated: Mapping[str, Any], *, off: Collection[str] = ()
+    text: str,
+    suggestions: Sequence[Suggestion],
+    stated: Mapping[str, Any],
+    *,
+    system: str = "icd10cm",
+    off: Collection[str] = (),
 ) -> Draft:
-    """The code set of a note after all stages, not yet in billing order."""
-    draft = Draft(text, Encounter.of(text, stated), suggestions)
+    """The ICD-10-CM code set of a note after all stages, not yet in billing order; system: that of the claim."""
+    draft = Draft(text, Encounter.of(text, stated, system), suggestions, system)
     add_candidates(draft)
     for family in FAMILIES:
         if family == "specificity" and family not in off:
@@ -141,7 +145,8 @@ def build_draft(
         if family not in off:
             apply_rules(draft, family, off)
         if family == "combination" and family not in off:
-            combine_linked(draft)
+            if system == "icd10cm":  # I.A.15 is newer than ICD-9-CM
+                combine_linked(draft)
             complete_trimesters(draft)
     if "final_set" not in off:
         resolve_set(draft)
@@ -151,17 +156,20 @@ def build_draft(
 
 
 def in_icd9cm(claim: Claim) -> Claim:
-    """The claim in ICD-9-CM: each code mapped back through the GEMs; codes that map to one code are joined."""
-    titles = table("icd9cm")
+    """The claim in ICD-9-CM of its day: each code mapped back by the GEMs and the words of its evidence."""
+    day = claim.encounter.date
     codes: dict[str, ClaimCode] = {}
     for item in claim.codes:
-        for code in icd9_codes(item.code):
+        for code in icd9_codes(item.code, " ".join(claim.words(item.evidence)), day):
             known = codes.get(code)
             evidence = tuple(sorted({*item.evidence, *(known.evidence if known else ())}))
-            same = known or replace(item, system="icd9cm", code=code, description=titles.description(code))
+            same = known or replace(item, system="icd9cm", code=code, description=icd9_title(code))
             codes[code] = replace(same, evidence=evidence, role="secondary" if known is None and codes else same.role)
     left_out = tuple(
-        replace(it, code=code) for it in claim.left_out for code in icd9_codes(it.code) if code not in codes
+        replace(it, code=code)
+        for it in claim.left_out
+        for code in icd9_codes(it.code, " ".join(claim.words(it.evidence)), day)
+        if code not in codes
     )
     return replace(claim, codes=tuple(codes.values()), left_out=left_out, conflicts=())
 

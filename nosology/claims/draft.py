@@ -84,12 +84,14 @@ class Draft:
     text: str
     encounter: Encounter
     suggestions: Sequence[Suggestion] = ()
+    system: str = "icd10cm"  # of the claim; the codes of a draft are always ICD-10-CM
     entries: dict[str, Entry] = field(default_factory=dict)
     left_out: list[LeftOut] = field(default_factory=list)
     queries: list[Query] = field(default_factory=list)
     fired: set[str] = field(default_factory=set)
     ruled_out: frozenset[str] | None = None  # patterns of the codes that the note rules out
     pregnant: bool | None = None  # whether the patient is pregnant or has just given birth
+    resolved: frozenset[str] | None = None  # patterns of the codes that a report calls resolved
     hits: dict[str, list[Span]] | None = None  # where the phrases of the rules occur
     regex_matches: dict[str, list[re.Match[str]]] = field(default_factory=dict)  # by regular expression
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from nosology.codes import release_on
@@ -39,9 +40,12 @@ _OUTPATIENT = re.compile(
     r"|\boutpatient (?:visit|note)|\b(?:exam|technique|comparison):|\bdischarged? home from (?:the )?ED\b",
     re.IGNORECASE,
 )
+_IMAGING = (
+    r"(?:CTA?|MRI?|XR|CXR|KUB|US|VCUG|PET|DEXA|x-?rays?|radiographs?|films?|views?|(?:renal |abdominal |chest )?ultrasound"
+    r"|sonogram|tomograph\w*|mammogra\w+|cystourethrogra\w+|bone (?:densitometry|scan)|doppler|duplex|fluoroscopy)"
+)
 _RADIOLOGY = re.compile(
-    r"^\s*(?:exam(?:ination)?|technique|comparison)\s*:|\b(?:CT|MRI|XR|radiograph|ultrasound)\b[^\n]*\n(?:.*\n){0,6}?\s*"
-    r"(?:findings|impression)\s*:",
+    rf"^\s*(?:exam(?:ination)?|technique|comparison)\s*:|\b{_IMAGING}\b[^\n]*\n(?:.*\n){{0,6}}?\s*(?:findings|impression)\s*:",
     re.IGNORECASE | re.MULTILINE,
 )
 _NEWBORN = re.compile(
@@ -58,7 +62,7 @@ _MOTHER = re.compile(
 _INFANT = re.compile(r"\b\d{1,2}[ -]?(?:mo|m/o|months?)\b", re.IGNORECASE)
 _HEADER = 300  # characters at the start of a note with the age of the patient
 _REPORT_SECTIONS = frozenset(
-    ("start", "other", "indication", "impression", "findings", "technique", "results", "service")
+    ("start", "other", "indication", "hpi", "impression", "findings", "technique", "results", "service")
 )
 _CLINIC_TITLE = re.compile(
     r"hpi|subjective|(?:history of )?(?:the )?present illness|interval history|chief complaint|cc|plan|a/?p|assessment ?(?:/|and|&) ?plan"
@@ -84,10 +88,11 @@ class Encounter:
         return self.setting == "inpatient"
 
     @classmethod
-    def of(cls, text: str, stated: Mapping[str, Any]) -> Encounter:
+    def of(cls, text: str, stated: Mapping[str, Any], system: str = "icd10cm") -> Encounter:
         """The encounter with the stated fields (setting, date, sex, age, admitted, discharged, role); ConfigError.
 
-        Fields that are not stated are read from the text. The code set is that of the discharge, or of the date.
+        Fields that are not stated are read from the text. The code set is that of the discharge, or of the date; for
+        claims in ICD-9-CM, which are older than all known releases, the newest one.
         """
         setting = _one_of("setting", stated, SETTINGS) or guess_setting(text)
         role = _one_of("role", stated, ROLES) or _guess_role(text)
@@ -97,7 +102,10 @@ class Encounter:
             raise ConfigError(f"sex must be F or M; got {sex}")
         guessed_age, guessed_sex = guess_patient(text)
         try:
-            release = release_on(day) if day else None
+            release = release_on(day) if day and system == "icd10cm" else None
+            datetime.fromisoformat(day or "2000-01-01")
+        except ValueError as error:
+            raise ConfigError(f"date must be YYYY-MM-DD; got {day[:20]!r}") from error
         except CodeError as error:
             raise ConfigError(str(error)) from error
         return cls(setting, day, sex or guessed_sex, guessed_age if age is None else age, role, release)

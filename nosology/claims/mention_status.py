@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 from nosology.claims.advice import is_advice
 from nosology.claims.draft import Draft, matches
-from nosology.claims.ruled_out import is_ruled_out
+from nosology.claims.ruled_out import is_resolved, is_ruled_out
 from nosology.codes.related_codes import is_past_event
 from nosology.core import Span
 from nosology.text.tokens import words_of
 
 SYMPTOMS = "R00-R99|M25.4|M25.5|M54.2|M54.5|M54.6|M54.9|M79.1|M79.6|N64.4|H57.1|H92.0|L29|L50.9"
+_REASONS = "R00-R99|!R16|!R18|!R19.0|!R22|!R59|!R90-R93"  # symptoms, but not findings of an examination
 _FINAL = ("discharge_diagnosis", "assessment", "impression")  # sections that state the diagnoses at the end
 _EARLY = ("chief_complaint", "hpi", "admission_diagnosis", "past_medical_history", "indication", "review_of_systems")
 _EARLY_OR_TESTS = (*_EARLY, "physical_exam", "vital_signs", "results", "findings", "technique", "medications")
-_REPORT_KINDS = ("indication", "technique", "past_medical_history", "hpi", "chief_complaint")
 _CONFIRMED_ONLY = "B20|Z21|U07.1|J09|J10|A92.5"  # I.C.1.a, I.C.1.f, I.C.1.g, I.C.10.c
 _REACTIONS = "R00-R99|L27|L50|L51|T78.0|T78.2|T78.3|T88.6|T88.7|J38.4|K52|G25|L29"
 _ADVISED = "F10-F19|Z00-Z79"  # what patients are advised about because they have it
@@ -40,7 +40,14 @@ _TO_EXAMINE = re.compile(
     re.IGNORECASE,
 )
 _ASKED = re.compile(r"(?: [\w-]+){1,2}\?")  # "encephalopathy due to hepatic failure?"
+_ASKED_BEFORE = re.compile(  # "? small effusion", "question pneumonia"
+    r"(?:^|[\s,;:(])(?:\?\s?|(?:question|query) )(?:[\w-]+ ){0,2}$", re.IGNORECASE
+)
 _ANSWERED_NO = re.compile(r"(?: [\w-]+){0,2}\?\s*No\b")
+_OR_AFTER = re.compile(r"\s+or\s+(?!more\b|less\b|so\b)\w")
+_OR_BEFORE = re.compile(
+    r"\w\s+or\s+(?:(?:an?|early|mild|small|focal|developing|right|left|lower|upper|middle|lobe) )*$"
+)
 _ON_ARRIVAL = re.compile(
     r"\b(?:admitted|presented|presents|sent|brought|transferred|referred|initial(?:ly)?|on arrival|in the ED)\b",
     re.I,
@@ -127,24 +134,30 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
         return Objection("allergy", "it is the reaction to a substance that the patient avoids")
     if matches(SYMPTOMS, code) and _PRESCRIBED.search(before):
         return Objection("indication", "it is what a drug is taken for, if it occurs")
-    is_asked = "?" in draft.text[span.start : span.end] or _ASKED.match(after) is not None
-    is_uncertain = context.uncertain or is_asked
+    is_asked = "?" in draft.text[span.start : span.end] or bool(_ASKED.match(after) or _ASKED_BEFORE.search(before))
+    is_uncertain = context.uncertain or is_asked or _is_alternative(draft, span, before, after)
     if (is_uncertain or _LIKE.search(before)) and (reason := _doubt(draft, span, code, kind, before)):
         return Objection("uncertain", reason)
     if is_ruled_out(draft, span, code, certain_section=kind in _FINAL and not is_uncertain):
         return Objection("ruled-out", "the note says that it was ruled out")
     if not draft.encounter.is_inpatient and code[0] != "Z" and _OVER.match(after):
         return Objection("resolved", "the note says that it is over")
+    if is_resolved(draft, span, code):
+        return Objection("resolved", "the report says that it has resolved")
     if (code[0] != "Z" or matches("Z33|Z34|Z3A", code)) and _is_struck(draft, span, code):
         return Objection("copied", "an old list says it; it is over, or was an error")
     if matches("Z87|!Z87.891|!Z87.5|!Z87.7", code) and not _PAST.search(f"{draft.section_title(span.start)} {before}"):
         return Objection("past", "an event that is over and has no bearing on this encounter")
     if draft.encounter.role == "pathology" and kind != "discharge_diagnosis" and _has_finding(draft):
         return Objection("report", "the final diagnosis of the report is coded")
-    is_reason = draft.encounter.role != "attending" and kind in _REPORT_KINDS and matches(SYMPTOMS, code)
-    if is_reason and _has_finding(draft):
-        return Objection("report", "IV.K: the finding of the report is coded, not why it was asked for")
     return None
+
+
+def _is_alternative(draft: Draft, span: Span, before: str, after: str) -> bool:
+    """Whether a report leaves open which of two diseases it is: "atelectasis or pneumonia"."""
+    if draft.encounter.role == "attending":
+        return False
+    return _OR_AFTER.match(after) is not None or _OR_BEFORE.search(before) is not None
 
 
 def _is_of_other_person(draft: Draft, code: str, before: str, after: str, family: bool) -> bool:
@@ -180,9 +193,9 @@ def _has_finding(draft: Draft) -> bool:
 
 def _doubt(draft: Draft, span: Span, code: str, kind: str, before: str) -> str:
     """Why an uncertain diagnosis is not coded; "" if it is."""
-    if matches("Z80-Z87", code):
-        return "an uncertain history is not coded"
-    if code[0] == "Z" or (code[0] == "R" and not draft.encounter.is_inpatient):
+    if matches("Z80-Z90", code):
+        return "an uncertain history or status is not coded"
+    if code[0] == "Z" or (matches(_REASONS, code) and not draft.encounter.is_inpatient):
         return ""
     if matches(_CONFIRMED_ONLY, code):
         return "only confirmed cases of this disease are coded"

@@ -1,4 +1,4 @@
-"""Diseases that a note rules out: they do not count anywhere in it, in none of their names."""
+"""Diseases that a note rules out, or that a report says have resolved: they count nowhere in it, in none of their names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from nosology.claims.draft import Draft, matches
+from nosology.codes.related_codes import personal_history
 from nosology.core import Span
 from nosology.models.lexicon.lexicon_terms import Terms
 from nosology.text.phrases import TokenizedNote
@@ -31,6 +32,17 @@ _QUESTION_ANSWERED = re.compile(
     re.IGNORECASE,
 )
 _ASKED = re.compile(r"\b(?P<what>[A-Za-z][\w/ -]{1,30})\?[^\n]{0,60}\bno (?P=what)\b", re.IGNORECASE)
+_SEEN = r"(?:seen|noted|described|identified|present|visualized|evident|demonstrated)"
+_RESOLVED_AFTER = re.compile(
+    rf"[\s,]*(?:(?:previously {_SEEN}|on the (?:prior|previous) \w+|is|are|has|have|had|since|now|been|completely|fully"
+    rf"|,) )*(?:resolved|cleared|no longer {_SEEN})\b",
+    re.IGNORECASE,
+)
+_RESOLVED_BEFORE = re.compile(
+    r"(?<!near )(?<!nearly )(?<!partial )\b(?:complete |interval |full )*(?:resolution|clearing|clearance) of (?:the )?"
+    r"(?P<what>[^.;,\n()]{2,60})",
+    re.IGNORECASE,
+)
 _SEGMENT = re.compile(r"[.;\n]|, |\s[-–]\s|\) ?|: |\bbut\b|\bwith\b")
 _MAX_LIST = 3  # words of an item before "and ... were ruled out"
 _GAP = 2
@@ -49,6 +61,27 @@ def is_ruled_out(draft: Draft, span: Span, code: str, certain_section: bool) -> 
     if certain_section or code[0] in "ZSVWXY":
         return False
     return any(matches(pattern, code) for pattern in _patterns(draft))
+
+
+def is_resolved(draft: Draft, span: Span, code: str) -> bool:
+    """Whether a report says that a disease has resolved: at this mention, or anywhere if it has a code as history."""
+    if draft.encounter.role == "attending" or code[0] in "ZSVWXY":
+        return False
+    sentence = draft.sentence(span.start)
+    is_here = _RESOLVED_AFTER.match(draft.text, span.end) or any(
+        match.start("what") <= span.start < match.end("what")
+        for match in _RESOLVED_BEFORE.finditer(draft.text, sentence.start, sentence.end)
+    )
+    return bool(is_here) or (personal_history(code) is not None and _is_resolved_anywhere(draft, code))
+
+
+def _is_resolved_anywhere(draft: Draft, code: str) -> bool:
+    if draft.resolved is None:
+        after = (draft.text[max(0, it.start() - _REACH) : it.start()] for it in _RESOLVED_AFTER.finditer(draft.text))
+        what = [it for part in after for it in _before(part)]
+        what += [match["what"] for match in _RESOLVED_BEFORE.finditer(draft.text)]
+        draft.resolved = frozenset(_codes(draft, ".\n".join(what))) if what else frozenset()
+    return any(matches(pattern, code) for pattern in draft.resolved)
 
 
 def _patterns(draft: Draft) -> frozenset[str]:

@@ -56,6 +56,8 @@ class Rule(BaseModel):
     drop_within: patterns of codes to drop whose evidence lies within the match of regex.
     swap: codes to replace: a code, a pattern of the first of codes that shares a sentence with it, and the new code.
     current: words about the past do not count.
+    roles: roles of the author (attending, radiology, pathology) for whose notes the rule holds; none: for all.
+    systems: code systems of claims for which the rule holds; combination codes of ICD-10-CM have none in ICD-9-CM.
     also_words: phrases of which the note must have one, anywhere, in a context that counts.
     substances: pairs of a pattern of the Table of Drugs and Chemicals (code of an accidental poisoning, or "allergy")
         and a code to add for the substances in the groups drug, drug2 ... of regex; {adverse_effect}, {underdosing},
@@ -99,6 +101,8 @@ class Rule(BaseModel):
     not_sections: tuple[str, ...] = ()
     contexts: tuple[str, ...] = ()
     setting: tuple[str, ...] = ()
+    roles: tuple[Literal["attending", "radiology", "pathology"], ...] = ()
+    systems: tuple[Literal["icd10cm", "icd9cm"], ...] = ("icd10cm", "icd9cm")
     sex: str = ""
     age: tuple[float, float] | None = None
     unless: tuple[str, ...] = ()
@@ -260,7 +264,9 @@ def _present(codes: tuple[str, ...]) -> frozenset[str]:
 
 def _apply(rule: Rule, draft: Draft) -> None:
     encounter = draft.encounter
-    if rule.setting and encounter.setting not in rule.setting:
+    if draft.system not in rule.systems or (rule.setting and encounter.setting not in rule.setting):
+        return
+    if rule.roles and encounter.role not in rule.roles:
         return
     if (rule.pregnant and not is_pregnant(draft)) or (rule.newborn and not draft.is_newborn):
         return

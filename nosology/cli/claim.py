@@ -40,7 +40,7 @@ def claim(
     system: Annotated[
         str,
         typer.Option(
-            metavar="icd10cm|icd9cm", help="Of the claim's codes; icd9cm: mapped back from ICD-10-CM by the GEMs."
+            metavar="icd10cm|icd9cm", help="Of the claim's codes; icd9cm: for notes from before October 2015."
         ),
     ] = "icd10cm",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per note.")] = False,
@@ -56,7 +56,7 @@ def claim(
     if system not in SYSTEMS:
         raise ConfigError(f"--system must be one of {', '.join(SYSTEMS)}; got {system!r}")
     stated = {"setting": setting, "date": date, "sex": sex, "age": age}
-    Encounter.of("", stated)  # a wrong option is refused before any note is coded
+    Encounter.of("", stated, system)  # a wrong option is refused before any note is coded
     loaded = Coder.for_claims(coder, systems=["icd10cm"])
     to_read = read_input_notes(notes, "claim")
     if not sys.stdout.isatty():  # else the output itself shows the progress

@@ -16,7 +16,9 @@ MAX_HEADING = 60
 _LINE = re.compile(r"[^\n\r]+")
 _ORNAMENT = " \t\xa0-*#=•>_.:0123456789()[]"
 # One-line reports: "INDICATION: Cough. FINDINGS: Clear lungs."
-_INLINE = re.compile(r"(?<=[.;] )[A-ZÁÉÍÓÚÑ][A-ZÁÉÍÓÚÑ /&]{1,40}(?=:)")
+_INLINE = re.compile(
+    r"(?<=[.;] )(?:[A-ZÁÉÍÓÚÑ][A-ZÁÉÍÓÚÑ /&]{1,40}|Findings|Impression|Imp|Conclusion|Comparison|Technique)(?=:)"
+)
 _LAST_HEADING = re.compile(r"[.;] +([A-Z][\w /&-]{1,40}):[ \t]*$", re.MULTILINE)
 _UNKNOWN = re.compile(r"[A-ZÁÉÍÓÚÑ][\w /&,()'-]{2,58}")
 # Headings of single problems: "Problem #1: COPD". A bullet before "Education: ..." makes it an item, no heading.

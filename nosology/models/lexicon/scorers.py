@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
@@ -146,8 +147,10 @@ def score_mentions(note: NoteMentions, policy: ContextPolicy) -> MentionScores:
     allowed = [
         _allowed(mention, later.get(note.words.sentence[mention.places[0]]), policy) for mention in note.mentions
     ]
+    crossing = _crossing(note, allowed)
     for number, mention in enumerate(note.mentions):
-        inside = any(allowed[holder] for holder in mention.holders)
+        holders = (holder for holder in mention.holders if holder not in crossing)
+        inside = number in crossing or any(allowed[holder] for holder in holders)
         for code, (source, order) in allowed[number]:
             probability = _probability(mention, source, order, inside)
             votes.append(ScoredMention(number, code, probability))
@@ -155,6 +158,48 @@ def score_mentions(note: NoteMentions, policy: ContextPolicy) -> MentionScores:
             mentions[code] += order == 0 and not inside
     codes = {code: 1 - (1 - p) * math.pow(_NEXT_MENTION, max(0, mentions[code] - 1)) for code, p in best.items()}
     return MentionScores(votes, codes)
+
+
+def _crossing(note: NoteMentions, allowed: Sequence[Sequence[object]]) -> set[int]:
+    """The mentions whose words belong to several mentions of a list.
+
+    They start in one mention and end with the last word of another one ("renal transplant and urinary tract infection"
+    is no infection of the transplant), another symptom stands between their words ("seizures, cough, fever"), or they
+    are the last word of one and the first word of the next ("ischemic disease and cerebral atrophy").
+    """
+    clause = note.words.clause
+    whole = [mention for mention, codes in zip(note.mentions, allowed) if codes and not mention.gap]
+    by_last: dict[int, list[Mention]] = {}
+    for mention in whole:
+        by_last.setdefault(mention.places[-1], []).append(mention)
+    ends = {place: mention.places[-1] for mention in whole for place in mention.places if len(mention.places) > 1}
+    last_places = sorted(by_last)
+    starts = {mention.places[0] for mention in whole if len(mention.places) > 1}
+    stops = {mention.places[-1] for mention in whole if len(mention.places) > 1}
+
+    def is_crossing(mention: Mention) -> bool:
+        first, last = mention.places[0], mention.places[-1]
+        joined = (
+            len(other.places) > 1
+            and first < other.places[0]
+            and not set(other.places) <= set(mention.places)
+            and ends.get(first, other.places[0]) < other.places[0]
+            for other in by_last.get(last, ())
+        )
+        if any(joined):
+            return True
+        between = last_places[bisect_right(last_places, first) : bisect_left(last_places, last)]
+        is_symptom = any(code.code[0] == "R" for code in mention.named)
+        return is_symptom and any(clause[first] < clause[place] < clause[last] for place in between)
+
+    def is_joint(places: tuple[int, ...]) -> bool:
+        return len(places) == 2 and places[1] - places[0] == 2 and places[0] in stops and places[1] in starts
+
+    return {
+        number
+        for number, mention in enumerate(note.mentions)
+        if is_joint(mention.places) or (mention.gap and is_crossing(mention))
+    }
 
 
 def _allowed(mention: Mention, seventh: str | None, policy: ContextPolicy) -> list[tuple[Code, Named]]:
