@@ -37,7 +37,7 @@ class PcsRow(NamedTuple):
     values: tuple[tuple[PcsValue, ...], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PcsTables:
     """The rows of all tables of a release; operations: title of the operation by table."""
 
