@@ -70,6 +70,10 @@ _FROM = re.compile(rf"\b(?:intubat\w+|ventilat\w+|vent)\b[^.;\n]{{0,60}}?{_DAY.f
 _UNTIL = re.compile(
     rf"\b(?:extubat\w+|off the vent\w*|weaned|liberated)\b[^.;\n]{{0,40}}?{_DAY.format('to')}", re.IGNORECASE
 )
+_HOSPITAL_DAY = r"(?:HD|hospital day|POD) ?#?(?P<{0}_number>\d{{1,2}})"
+_FROM_DAY = re.compile(rf"\b(?:intubat\w+|ventilat\w+)\b[^.;\n]{{0,60}}?{_HOSPITAL_DAY.format('from')}", re.IGNORECASE)
+_DAY_FROM = re.compile(rf"{_HOSPITAL_DAY.format('from')}\b[^.;\n]{{0,40}}?\bintubat\w+", re.IGNORECASE)
+_UNTIL_DAY = re.compile(rf"\bextubat\w+\b[^.;\n]{{0,40}}?{_HOSPITAL_DAY.format('to')}", re.IGNORECASE)
 _OVERNIGHT = re.compile(
     r"\bovernight\b|\bextubated (?:the same day|later that day|within \d{1,2} hours)", re.IGNORECASE
 )
@@ -236,11 +240,16 @@ def hours(text: str, name: Span, scopes: Scopes, cells: Cells) -> list[Counted]:
         return _duration(cells, value, (_span(match),))
     wide = [[span for part in scopes[1:] for span in part]]
     first, last = _first(_FROM, text, wide), _first(_UNTIL, text, wide)
+    days = -1
     if first and last:
         days = 30 * (int(last[0]["to_month"]) - int(first[0]["from_month"]))
         days += int(last[0]["to_day"]) - int(first[0]["from_day"])
-        if days in (2, 3) or days >= 5:  # one day and four days can be either side of a limit
-            return _duration(cells, 24.0 * days - 12, (_span(first[0]), _span(last[0])))
+    else:
+        first, last = _first(_DAY_FROM, text, wide) or _first(_FROM_DAY, text, wide), _first(_UNTIL_DAY, text, wide)
+        if first and last:
+            days = int(last[0]["to_number"]) - int(first[0]["from_number"])
+    if days in (2, 3) or days >= 5:  # one day and four days can be either side of a limit
+        return _duration(cells, 24.0 * days - 12, (_span(first[0]), _span(last[0])))
     if night := _first(_OVERNIGHT, text, scope):
         return _duration(cells, 12, (_span(night[0]),))
     return []

@@ -61,6 +61,7 @@ class Procedure(ProcedurePart):
     also: further codes of the same procedure; if a part has `near`, only with one of these words in the sentence.
     done: the names say that it was done ("intubated"), in any section.
     part_of: regular expression for codes that include it if they are in the same claim.
+    kind: index: a name of the index; operation: a root operation, which counts only where a note lists procedures.
     quiet: no question is asked if a value is missing, because many hospitals do not report it.
     """
 
@@ -71,7 +72,7 @@ class Procedure(ProcedurePart):
     done: bool = False
     part_of: str = ""
     quiet: bool = False
-    kind: Literal["named", "index"] = "named"
+    kind: Literal["named", "index", "operation"] = "named"
     positive: tuple[ProcedureExample, ...] = ()
     negative: tuple[ProcedureExample, ...] = ()
 
@@ -130,7 +131,10 @@ def named_procedures(draft: Draft) -> list[NamedProcedure]:
     end = 0
     for span in sorted(found, key=lambda span: (span.start, -span.end)):
         text = draft.text[span.start : span.end]
-        if span.start < end or (tuple(words_of(text)) in _abbreviations() and text.islower()):
+        words = tuple(words_of(text))
+        if span.start < end or (words in _abbreviations() and text.islower()):
+            continue
+        if max(map(len, words)) == 1 and "/" in text:  # D/C is a discharge, D&C an operation
             continue
         chosen = next((it for number in sorted(found[span]) if _fits(draft, it := procedures()[number], span)), None)
         if chosen is not None:

@@ -166,8 +166,9 @@ def _index(tables: PcsTables) -> tuple[PhraseIndex, dict[str, Meaning]]:
 def _phrases(tables: PcsTables) -> Iterator[tuple[Meaning, list[str]]]:
     """Meanings and their phrases: labels, what they include, our words, and words of single procedures."""
     sites: dict[str, set[str]] = {}
-    for base in sorted({split_side(value.label).base for row in tables.rows for value in row.values[0]}):
-        yield Meaning("body_part", frozenset([base]), "", ""), [base]
+    for label in sorted({value.label for row in tables.rows for value in row.values[0]}):
+        base = split_side(label).base
+        yield Meaning("body_part", frozenset([base]), "", ""), [base, *_turned(label)]
         site = " ".join(word for word in base.split() if word not in _LAYERS)
         sites.setdefault(site, set()).add(base)
     for site, bases in sites.items():
@@ -176,6 +177,10 @@ def _phrases(tables: PcsTables) -> Iterator[tuple[Meaning, list[str]]]:
     for label, includes in pcs_terms().body_parts.items():
         texts = [re.sub(r" ?\([^)]*\)", "", text) for text in includes]
         yield Meaning("body_part", frozenset([split_side(label).base]), "", ""), texts
+    for axis, number in (("device", 2), ("qualifier", 3)):
+        for label in sorted({value.label for row in tables.rows for value in row.values[number]}):
+            if label not in NOTHING:
+                yield Meaning(axis, frozenset([label.lower()]), "", ""), [label.lower()]
     by_procedure = {"": [_words()]} | {
         procedure.id: [part.words for part in (procedure, *procedure.also) if part.words] for procedure in procedures()
     }
@@ -184,6 +189,12 @@ def _phrases(tables: PcsTables) -> Iterator[tuple[Meaning, list[str]]]:
             base, side = split_side(label) if axis == "body_part" else SiteLabel(label.lower(), "")
             bases = sites.get(base, {base}) if axis == "body_part" else {base}
             yield Meaning(axis, frozenset(bases), side, name), list(texts)
+
+
+def _turned(label: str) -> list[str]:
+    """Other orders of a label with a comma: "Skin, Right Foot" is also "foot skin" and "skin of foot"."""
+    first, _, last = (split_side(part).base for part in label.partition(","))
+    return [f"{last} {first}", f"{first} of {last}", f"{first} of the {last}"] if first and last else []
 
 
 def find_values(text: str, tokens: Tokens, tables: PcsTables) -> list[WordValue]:
@@ -196,17 +207,15 @@ def find_values(text: str, tokens: Tokens, tables: PcsTables) -> list[WordValue]
         if not _is_excluded(text, span)
     ]
     found.sort(key=lambda value: (value.span.start, -value.span.end))
-    return [value for value in found if not _is_inside(value, found)]
-
-
-def _is_inside(value: WordValue, others: list[WordValue]) -> bool:
-    return value.meaning.axis == "body_part" and any(
-        other.meaning.axis == "body_part"
-        and other.span != value.span
-        and other.span.start <= value.span.start
-        and value.span.end <= other.span.end
-        for other in others
-    )
+    kept: list[WordValue] = []
+    longest = Span(0, 0)  # the body part that reaches furthest
+    for value in found:
+        if value.meaning.axis == "body_part":
+            if value.span != longest and value.span.end <= longest.end:
+                continue
+            longest = value.span
+        kept.append(value)
+    return kept
 
 
 def _is_excluded(text: str, span: Span) -> bool:

@@ -7,7 +7,7 @@ from a default that the data file of the procedure states. Otherwise the missing
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -26,22 +26,28 @@ from nosology.claims.procedure_values import (
     split_side,
 )  # fmt: skip
 from nosology.codes import release_on, releases, table
-from nosology.codes.pcs_tables import PcsTables, pcs_tables
+from nosology.codes.pcs_tables import AXES, PcsTables, pcs_tables
 from nosology.codes.table import CodeTable
 from nosology.core import CodeError, Span
 
 _SEPARATOR = re.compile(r"[,;:\n]|\b(?:and|with|plus|then)\b|[&+]", re.IGNORECASE)
+_OPERATION = re.compile(  # a word that names another operation
+    r"\b(?:excision|resection|repair|bypass|fulguration|insertion|removal|drainage|release|division|transfer|replacement"
+    r"|\w{3,}(?:ectomy|otomy|ostomy|plasty|scopy|rrhaphy|pexy|desis|centesis))\b",
+    re.IGNORECASE,
+)
 _ORDER = ("body_part", "device", "approach", "qualifier")  # in which the axes are determined
 _TITLES = {  # of what is missing, in a question
-    "body_part": "body part", "operation": "extent (all or a part of the organ)", "vessels": "vessels and stents",
+    "body_part": "body part", "qualifier": "level or detail", "operation": "extent (all or a part of the organ)",
+    "vessels": "vessels and stents",
     "grafts": "grafts and arteries", "joints": "vertebral levels", "hours": "duration in hours",
     "layers": "deepest layer that was removed",
 }  # fmt: skip
 _NAMED, _DEFAULT, _INDEX = 0.9, 0.75, 0.6  # probability: by words, with a default, by a name of the index
 _OWN = 2  # scopes in which the nearest words count: item and sentence; in wider ones words must agree
-_AFTER = 250  # characters after a sentence in which details of the procedure may follow
 _AFTER_COST = 15  # a side after its body part is as far as one that is so many characters further before it
-_NEAR_SIDE = 30  # characters between a side and its body part elsewhere in the note
+_MAX_OPTIONS = 6  # values that a question lists
+_NEAR_SIDE = 12  # characters between a side and its body part elsewhere in the note
 # The most extensive operations first: (pattern of codes, rank); any other surgery has _OTHER_RANK.
 _RANKS = (
     (r"0.Y|02[1RY]|10[DE]|XXA", 0),
@@ -141,11 +147,12 @@ class _Resolver:
                         found[codes[0]] = _joined(found.get(codes[0]), proposed)
                     else:
                         open_questions.append((item, branch))
-        kept, left_out = _without_parts(found.values(), self.done)
+        unresolved = {table for _, branch in open_questions for table, _ in branch.cells.rows}
+        kept, left_out = _without_parts(found.values(), self.done, unresolved)
         queries = {
             item.procedure.id: _question(item, self.text, branch)
             for item, branch in open_questions
-            if item.procedure.id not in coded and item.procedure.kind == "named" and not item.procedure.quiet
+            if _asks(item) and item.procedure.id not in coded
         }
         ordered = sorted(kept, key=lambda it: (_rank(it.code), _arteries(it.code), min(it.evidence).start))
         return ProposedProcedures(tuple(ordered), tuple(queries.values()), tuple(left_out))
@@ -173,6 +180,10 @@ class _Resolver:
                 start = max(start, self._boundary(other.span.end, item.span.start))
             elif item.span.start < other.span.start < sentence.end:
                 end = min(end, max(item.span.end, self._boundary(item.span.end, other.span.start)))
+        for separator in _SEPARATOR.finditer(self.text, item.span.end, end):
+            following = _SEPARATOR.search(self.text, separator.end(), end)
+            if _OPERATION.search(self.text, separator.end(), following.start() if following else end):
+                return Span(start, separator.start())
         return Span(start, end)
 
     def _boundary(self, start: int, end: int) -> int:
@@ -184,12 +195,20 @@ class _Resolver:
         """Item, sentence, other items of the same procedure, what follows the sentence, and in a report all of it."""
         sentence = self.draft.sentence(item.span.start)
         same = [self._item(it) for it in self.done if it is not item and it.procedure.id == item.procedure.id]
-        following = min((it.span.start for it in self.named if it.span.start >= sentence.end), default=len(self.text))
-        after = Span(sentence.end, min(following, sentence.end + _AFTER))
-        scopes = [[self._item(item)], [sentence], same, [after]]
-        if is_report(self.text) or self.draft.section_kind(item.span.start) == "procedures":
+        if item.procedure.kind == "operation":
+            return [[self._item(item)], [sentence]]
+        scopes = [[self._item(item)], [sentence], same, [self._next_sentence(sentence)]]
+        if is_report(self.text):
             scopes.append(body_sentences(self.draft))
         return scopes
+
+    def _next_sentence(self, sentence: Span) -> Span:
+        """The next sentence of the same paragraph, up to the next name; empty if there is none."""
+        end = min((it.span.start for it in self.named if it.span.start >= sentence.end), default=len(self.text))
+        line = self.text.find("\n", sentence.end)
+        after = self.draft.sentence(min(sentence.end + 1, len(self.text) - 1))
+        is_next = after.start >= sentence.end and (line < 0 or after.start < line)
+        return Span(after.start, max(after.start, min(after.end, end))) if is_next else Span(sentence.end, sentence.end)
 
     # Values
 
@@ -248,22 +267,27 @@ class _Resolver:
     ) -> tuple[str, Span] | None:
         """The label that words mean, and the words: the nearest within the sentence, beyond it only if unique."""
         by_name = {label.lower(): label for label in labels}
+
+        def cost(found: tuple[str, WordValue]) -> tuple[bool, bool, int, int, int]:
+            label, (meaning, span) = found
+            return (
+                label not in prefer,
+                not meaning.procedure,
+                _distance(span, item.span),
+                span.start - span.end,
+                span.start,
+            )
+
         for number, scope in enumerate(scopes):
-            matches = [
-                (
-                    by_name[name] not in prefer,
-                    value.meaning.procedure == "",
-                    _distance(value.span, item.span),
-                    by_name[name],
-                    value.span,
-                )
+            found = [
+                (by_name[name], value)
                 for value in self._meant(item, axis, scope)
                 for name in sorted(value.meaning.labels & by_name.keys())
             ]
-            is_clear = number < _OWN or len({match[3] for match in matches}) == 1 or (matches and not min(matches)[0])
-            if matches and is_clear:
-                *_, label, span = min(matches)
-                return label, span
+            if found:
+                label, value = min(found, key=cost)
+                if number < _OWN or label in prefer or len({it for it, _ in found}) == 1:
+                    return label, value.span
         return None
 
     def _body_parts(
@@ -332,15 +356,15 @@ class _Resolver:
         anchor = value.span if value else item.span
         allowed = {*options, "bilateral"} if options & {"right", "left"} else options
         sides = [(side, span) for side, span in self.sides if side in allowed]
-        for scope in scopes[:2]:
-            inside = [it for it in sides if any(span.start <= it[1].start < span.end for span in scope)]
-            if inside:
-                return min(inside, key=lambda it: _side_cost(it[1], anchor))
+        inside = [it for it in sides if scopes[0][0].start <= it[1].start < scopes[0][0].end]
+        if inside:
+            return min(inside, key=lambda it: _side_cost(it[1], anchor))
         bases = {split_side(label).base for label in labels}
-        spans = [it.span for it in self.values if it.meaning.axis == "body_part" and it.meaning.labels & bases]
-        near = [it for it in sides if any(0 <= span.start - it[1].end <= _NEAR_SIDE for span in spans)]
-        inside = [it for scope in scopes[2:] for span in scope for it in sides if span.start <= it[1].start < span.end]
-        for found in (near, inside):
+        own = [it.span for it in self.values if it.meaning.axis == "body_part" and it.meaning.labels & bases]
+        own += [it.span for it in self.done if it.procedure.id == item.procedure.id]
+        next_to = [it for it in sides if any(0 <= span.start - it[1].end <= _NEAR_SIDE for span in own)]
+        wide = [it for span in scopes[-1] for it in sides if span.start <= it[1].start < span.end]
+        for found in (next_to, wide if is_report(self.text) else []):
             if len({side for side, _ in found}) == 1:
                 return found[0]
         return "", None
@@ -376,17 +400,25 @@ def _joined(known: ProposedProcedure | None, new: ProposedProcedure) -> Proposed
     return replace(known, evidence=evidence, probability=max(known.probability, new.probability))
 
 
+def _asks(item: NamedProcedure) -> bool:
+    return item.procedure.kind == "named" and not item.procedure.quiet
+
+
 def _without_parts(
-    found: Iterable[ProposedProcedure], done: Sequence[NamedProcedure]
+    found: Iterable[ProposedProcedure], done: Sequence[NamedProcedure], unresolved: Collection[str]
 ) -> tuple[list[ProposedProcedure], list[LeftOut]]:
-    """The procedures without those that another one of the claim includes (ICD-10-PCS guidelines B3.1b and B3.11a)."""
+    """The procedures without those that another one of the claim includes (ICD-10-PCS guidelines B3.1b and B3.11a).
+
+    unresolved: tables of procedures that were performed but cannot be coded; an inspection is part of these too.
+    """
     items = list(found)
     part_of = {item.procedure.id: item.procedure.part_of for item in done}
     kept, left_out = [], []
     for item in items:
-        others = [other.code for other in items if other.code != item.code]
+        others = {other.code for other in items if other.code != item.code}
         pattern = part_of.get(item.rule, "")
         if item.code[0] == "0" and item.code[2] == "J":  # inspection, on the way to another operation
+            others |= set(unresolved)
             pattern = f"{item.code[:2]}[^J]{f'|{pattern}' if pattern else ''}"
         if pattern and any(re.match(pattern, other) for other in others):
             left_out.append(LeftOut(item.code, "it is part of another procedure", item.rule, item.evidence))
@@ -405,8 +437,12 @@ def _arteries(code: str) -> int:
 
 
 def _question(item: NamedProcedure, text: str, branch: _Branch) -> Query:
-    """The question about a procedure that cannot be coded; it does not lead."""
-    missing = " and ".join(_TITLES.get(name, name.replace("_", " ")) for name in dict.fromkeys(branch.missing))
+    """The question about a procedure that cannot be coded: what is missing, with the values of the table if few."""
+    parts = []
+    for name in dict.fromkeys(branch.missing):
+        options = branch.cells.labels(name) if name in AXES else []
+        listed = f" ({', '.join(options)})" if 1 < len(options) <= _MAX_OPTIONS else ""
+        parts.append(f"{_TITLES.get(name, name)}{listed}")
     name = " ".join(text[item.span.start : item.span.end].split())
-    question = f"{name} is documented as performed. Please state the {missing} if it is known."
+    question = f"{name} is documented as performed. Please state, if it is known: {'; '.join(parts) or 'details'}."
     return Query(question, f"procedure-{item.procedure.id}", (item.span,))
