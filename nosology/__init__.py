@@ -22,11 +22,13 @@ def load(bundle: str | Path) -> Coder:
 def claim(text: str, coder: Coder | str | Path = "day-one", *, system: str = "icd10cm", **encounter: Any) -> Claim:
     """The code set of a note in billing order; encounter: setting, date, sex, age, admitted, discharged, role.
 
-    system: icd10cm, or icd9cm for codes that are mapped back.
+    system: icd10cm, icd9cm for codes that are mapped back, or icd10pcs for the procedures.
     """
     from nosology.claims.claim import build_claim
     from nosology.serving.coder import Coder
 
+    if system == "icd10pcs":  # read from the text; no coder is needed
+        return build_claim("", text, (), encounter, system=system)
     loaded = Coder.for_claims(coder) if isinstance(coder, str | Path) else coder
     return build_claim("", text, loaded.code(text), encounter, system=system)
 

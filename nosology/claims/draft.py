@@ -114,12 +114,13 @@ class Draft:
         )
 
     @cached_property
-    def _sentences(self) -> list[Span]:
+    def sentences(self) -> list[Span]:
+        """The sentences of the note."""
         return sentences(self.text)
 
     @cached_property
     def _sentence_starts(self) -> list[int]:
-        return [span.start for span in self._sentences]
+        return [span.start for span in self.sentences]
 
     @cached_property
     def note(self) -> TokenizedNote:
@@ -179,7 +180,7 @@ class Draft:
     def sentence(self, position: int) -> Span:
         """The sentence around a character."""
         starts = self._sentence_starts
-        return self._sentences[max(0, bisect_right(starts, position) - 1)] if starts else Span(0, len(self.text))
+        return self.sentences[max(0, bisect_right(starts, position) - 1)] if starts else Span(0, len(self.text))
 
     def section_kind(self, position: int) -> str:
         """The kind of the section around a character."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from itertools import tee
+from collections.abc import Sequence
+from itertools import repeat, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ from nosology.core import ConfigError
 from nosology.core.progress import progress
 
 if TYPE_CHECKING:
-    from nosology.claims.claim import Claim
+    from nosology.claims.claim import Claim, ClaimCode
 
 
 def claim(
@@ -40,7 +41,8 @@ def claim(
     system: Annotated[
         str,
         typer.Option(
-            metavar="icd10cm|icd9cm", help="Of the claim's codes; icd9cm: for notes from before October 2015."
+            metavar="icd10cm|icd9cm|icd10pcs",
+            help="Of the claim's codes; icd9cm: for notes from before October 2015; icd10pcs: the procedures.",
         ),
     ] = "icd10cm",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per note.")] = False,
@@ -57,12 +59,13 @@ def claim(
         raise ConfigError(f"--system must be one of {', '.join(SYSTEMS)}; got {system!r}")
     stated = {"setting": setting, "date": date, "sex": sex, "age": age}
     Encounter.of("", stated, system)  # a wrong option is refused before any note is coded
-    loaded = Coder.for_claims(coder, systems=["icd10cm"])
+    loaded = None if system == "icd10pcs" else Coder.for_claims(coder, systems=["icd10cm"])
     to_read = read_input_notes(notes, "claim")
     if not sys.stdout.isatty():  # else the output itself shows the progress
         to_read = progress(to_read, "coding")
     for_encounters, to_code = tee(to_read)
-    for note, suggestions in zip(for_encounters, loaded.code_all(to_code)):
+    all_suggestions = loaded.code_all(to_code) if loaded else repeat(())  # procedures are read from the text
+    for note, suggestions in zip(for_encounters, all_suggestions):
         result = build_claim(note.id, note.text, suggestions, stated | stated_fields(note), system=system)
         if as_json:
             typer.echo(json.dumps(result.to_json(), ensure_ascii=False))
@@ -73,10 +76,10 @@ def claim(
 def _print_claim(result: Claim) -> None:
     count = len(result.codes)
     typer.echo(f"{printable(result.id)}: {count} code{'' if count == 1 else 's'}, {result.encounter.setting}")
-    for number, item in enumerate(result.codes, 1):
-        words = ", ".join(dict.fromkeys(printable(" ".join(text.split())) for text in result.words(item.evidence)))
-        typer.echo(f"  {number:2}. {item.code:<9}{item.poa:<2} {item.description}")
-        typer.echo(f"{'':18}{words}{f' [{item.rule}]' if item.rule else ''}")
+    _print_codes(result, result.codes)
+    if result.procedures:
+        typer.echo("  procedures:")
+        _print_codes(result, result.procedures)
     if groups := _groups_line(result):
         typer.echo(f"  {groups}")
     for item in result.left_out:
@@ -85,6 +88,13 @@ def _print_claim(result: Claim) -> None:
         typer.echo(f"  ask: {query.question} [{query.rule}]")
     for issue in result.conflicts:
         typer.echo(f"  {issue.level}: {issue.message}")
+
+
+def _print_codes(result: Claim, codes: Sequence[ClaimCode]) -> None:
+    for number, item in enumerate(codes, 1):
+        words = ", ".join(dict.fromkeys(printable(" ".join(text.split())) for text in result.words(item.evidence)))
+        typer.echo(f"  {number:2}. {item.code:<9}{item.poa:<2} {item.description}")
+        typer.echo(f"{'':18}{words}{f' [{item.rule}]' if item.rule else ''}")
 
 
 def _groups_line(result: Claim) -> str:

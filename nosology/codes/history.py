@@ -29,7 +29,7 @@ def is_valid(code: Code, release: str) -> bool:
 def _state(code: Code, release: str) -> tuple[bool, bool]:
     """Whether a code exists in a release and whether it is billable; this needs no table of a past release."""
     known = RELEASES.get(code.system, ())
-    if release not in known or release in installed_releases(code.system):
+    if release not in known or release in installed_releases(code.system) or code.system == "icd10pcs":
         codes = table(code.system, release)  # raises CodeError for an unknown release
     elif release in known[:-1] and code.code in changed_lines():
         existing, billable = changed_lines()[code.code]
@@ -92,7 +92,7 @@ def _trace(code: Code, release: str, *, forward: bool) -> list[Code]:
 @cache
 def _replacements(system: str, old: str, new: str) -> dict[str, list[str]]:
     """For each code that ceased to be billable between two releases: the new codes in its place."""
-    if {old, new} & set(installed_releases(system)):
+    if system == "icd10pcs" or {old, new} & set(installed_releases(system)):
         before, after = (table(system, release).codes(billable=True) for release in (old, new))
         lines = [Code(system, line) for line in {*before} ^ {*after}]
     else:

@@ -67,9 +67,17 @@ def _prefix(code: str, lines: Mapping[str, str]) -> str | None:
     return next((prefix for prefix in (f"{stem}.{digits[:1]}", stem) if prefix in lines and prefix != code), None)
 
 
-def read_pcs_codes(path: Path, release: str) -> CodeTable:
-    """The table of an official code list (icd10pcs_codes_YYYY.txt): code, blank, title."""
-    return pcs_table({line[:7]: line[8:].strip() for line in read_lines(path) if line.strip()}, release)
+def read_pcs_codes(path: Path, release: str, changes: Path | None = None) -> CodeTable:
+    """The table of an official code list (icd10pcs_codes_YYYY.txt): code, blank, title.
+
+    changes: JSON with the removed codes and the titles of new ones, if the list is of an earlier release.
+    """
+    titles = {line[:7]: line[8:].strip() for line in read_lines(path) if line.strip()}
+    if changes is not None:
+        with gzip.open(changes, "rt", encoding="utf-8") as file:
+            since = json.load(file)
+        titles = {code: title for code, title in titles.items() if code not in since["removed"]} | since["titles"]
+    return pcs_table(titles, release)
 
 
 def pcs_table(codes: Mapping[str, str], release: str) -> CodeTable:

