@@ -213,8 +213,7 @@ def _triggered(draft: Draft, family: str, off: Collection[str]) -> list[Rule]:
     return [
         rule
         for rule, triggers in _family(family)
-        if rule.id not in off
-        and not (triggers and phrases.isdisjoint(triggers) and words.isdisjoint(triggers))
+        if rule.id not in off and not (triggers and phrases.isdisjoint(triggers) and words.isdisjoint(triggers))
     ]
 
 

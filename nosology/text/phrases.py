@@ -138,9 +138,7 @@ class TokenizedNote:
         decimals = [at for match in _DECIMAL.finditer(text) for at in (match.start(1), match.start(2))]
         list_numbers = frozenset([*numbers.tolist(), *np.searchsorted(tokens.starts, decimals).tolist()])
         tokens = Tokens(words, tokens.starts, tokens.ends)
-        return cls(
-            words, starts, ends, sentence, content, clause, hyphenated, letters, list_numbers, tokens, written
-        )
+        return cls(words, starts, ends, sentence, content, clause, hyphenated, letters, list_numbers, tokens, written)
 
 
 @lru_cache(maxsize=4)  # coder and claim both read a note

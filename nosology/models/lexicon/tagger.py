@@ -13,7 +13,6 @@ from nosology.core import Evidence, Note
 from nosology.text.context import context_flags
 from nosology.text.phrases import TokenizedNote
 from nosology.text.stems import word_keys
-from nosology.text.tokens import Tokens
 
 TAGS = ("inside", "begin", "end")
 _BUCKETS = 1 << 18  # of hashed features
