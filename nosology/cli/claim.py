@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Sequence
@@ -60,6 +61,7 @@ def claim(
     stated = {"setting": setting, "date": date, "sex": sex, "age": age}
     Encounter.of("", stated, system)  # a wrong option is refused before any note is coded
     loaded = None if system == "icd10pcs" else Coder.for_claims(coder, systems=["icd10cm"])
+    gc.freeze()  # the tables stay until the end: garbage collection need not visit them again and again
     to_read = read_input_notes(notes, "claim")
     if not sys.stdout.isatty():  # else the output itself shows the progress
         to_read = progress(to_read, "coding")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -120,6 +121,7 @@ def code(
     coder = Coder(loaded, release, codes=None if codes is None else read_code_list(codes), systems=system)
     if codes is not None and isinstance(coder.model, OpenVocabulary):
         warn_of_unreadable_codes(coder.model.unreadable_codes(), codes)
+    gc.freeze()  # the tables stay until the end: garbage collection need not visit them again and again
     to_read = read_input_notes(notes)
     if not sys.stdout.isatty():  # else the output itself shows the progress
         to_read = progress(to_read, "coding")

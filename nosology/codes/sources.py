@@ -63,13 +63,13 @@ def cached_json(name: str, sources: list[Path], build: Callable[[], dict[str, An
     key = text_sha256(repr((FORMAT, stats)))[:16]
     path = cache_folder() / "codes" / f"{name}-{key}.json"
     try:
-        with _garbage_collection_off():
+        with garbage_collection_off():
             cached = json.loads(path.read_text(encoding="utf-8"))
         if cached["key"] == key:
             return cached["value"]
     except (OSError, ValueError, KeyError, TypeError):
         pass  # absent or damaged
-    with _garbage_collection_off():
+    with garbage_collection_off():
         value = build()
     try:
         with atomic_file(path) as temporary:
@@ -81,7 +81,7 @@ def cached_json(name: str, sources: list[Path], build: Callable[[], dict[str, An
 
 
 @contextmanager
-def _garbage_collection_off() -> Iterator[None]:
+def garbage_collection_off() -> Iterator[None]:
     """Turns garbage collection off while a large table is built: it would take half of the time."""
     was_on = gc.isenabled()
     gc.disable()

@@ -100,7 +100,8 @@ class CodeReference(NamedTuple):
 
     def covers(self, code: str) -> bool:
         """Whether the reference includes a code (with or without its dot)."""
-        if not self.first[:1] <= code[:1] <= self.last[:1]:  # most codes are in another chapter
+        category = code[:3]  # most codes are in another one
+        if category < self.first[:3] or category[: len(self.last)] > self.last[:3]:
             return False
         bare = code.replace(".", "")
         first, last = self.first.replace(".", ""), self.last.replace(".", "")

@@ -16,7 +16,7 @@ class LabelSpace:
     """An ordered set of codes; column j of each score matrix belongs to `codes[j]`."""
 
     def __init__(self, codes: Iterable[Code]):
-        self.codes: tuple[Code, ...] = tuple(Code(*code) for code in codes)
+        self.codes: tuple[Code, ...] = tuple(code if isinstance(code, Code) else Code(*code) for code in codes)
         self._column = {code: column for column, code in enumerate(self.codes)}
         if len(self._column) != len(self.codes):
             raise ValueError("codes must be distinct; got duplicates")

@@ -442,7 +442,7 @@ def phrase_variants(phrase: str) -> set[tuple[str, ...]]:
     """Each spelling of a phrase of the table, as words in lower case."""
     choices = product(*(part.replace("_", " ").split("|") for part in phrase.split(" ")))
     variants = {" ".join(choice) for choice in choices}
-    variants |= {clean(variant, ["fold_accents"]).text for variant in variants}
+    variants |= {clean(variant, ["fold_accents"]).text for variant in variants if not variant.isascii()}
     return {tuple(words_of(variant)) for variant in variants}
 
 

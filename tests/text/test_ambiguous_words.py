@@ -29,5 +29,5 @@ from nosology.text.tokens import words_of
 def test_ambiguous_words_need_support(text, words, expected):
     note = TokenizedNote.from_text(text)
     start = text.lower().index(words)
-    places = tuple(at for at, first in enumerate(note.starts.tolist()) if start <= first < start + len(words))
+    places = tuple(at for at, first in enumerate(note.starts) if start <= first < start + len(words))
     assert is_supported(text, note, places, frozenset(words_of(text))) == expected

@@ -14,6 +14,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from nosology.codes.lookup import table
+from nosology.codes.sources import garbage_collection_off
 from nosology.core import Code, ConfigError, EvidenceSpan, Note, __version__
 from nosology.core.label_space import LabelSpace
 from nosology.evaluation.decision import Decision
@@ -26,7 +27,7 @@ from nosology.models.lexicon.mentions import NoteMentions, find_mentions
 from nosology.models.lexicon.scorers import ContextPolicy, MentionScores, ScoredMention, TrainedScorer, score_mentions
 
 DAY_ONE_THRESHOLD = 0.3  # below the first code of a category title (0.35), above second codes
-_CACHED_NOTES = 128  # notes whose mentions are cached: evidence is requested after probabilities
+_CACHED_NOTES = 8  # notes whose mentions are cached: evidence is requested directly after probabilities
 
 
 @dataclass(frozen=True)
@@ -45,20 +46,21 @@ class Lexicon:
     within_versions = False
 
     @classmethod
+    @garbage_collection_off()
     def build(cls, recipe: LexiconRecipe, scorer: TrainedScorer | None = None) -> Lexicon:
         """The lexicon of a recipe. scorer: what was learned from train notes; None: an untrained lexicon.
 
         An untrained lexicon has all codes of ICD-10-CM. A trained one has the codes of its train notes, and all of
         ICD-10-CM if some of them are of ICD-10-CM.
         """
-        terms, codes = None, set() if scorer is None else set(scorer.learned.codes)
+        terms, codes = None, [] if scorer is None else list(scorer.learned.codes)
         if scorer is None or (recipe.learn.terms and any(code.system == "icd10cm" for code in codes)):
             terms = Terms.open(recipe.codes.release, seventh=recipe.codes.has_seventh)
             billable = table("icd10cm", recipe.codes.release).codes(billable=True)
-            codes.update(Code("icd10cm", code) for code in (*billable, *terms.codes))
+            codes += [Code("icd10cm", name) for name in sorted({*billable, *terms.codes})]
             if scorer is not None and scorer.learned.padded:
-                codes.update(filter(None, map(padded, sorted(codes))))
-        labels = LabelSpace(sorted(codes))
+                codes += [code for code in map(padded, codes) if code is not None]
+        labels = LabelSpace(dict.fromkeys(sorted(codes)))
         counts = np.zeros(len(labels), dtype=np.int64)
         if scorer is not None:
             counts[[labels.column(code) for code in scorer.learned.codes]] = scorer.learned.notes

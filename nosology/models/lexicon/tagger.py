@@ -8,7 +8,6 @@ from zlib import crc32
 
 import numpy as np
 from scipy import sparse
-from scipy.special import expit
 
 from nosology.core import Evidence, Note
 from nosology.text.context import context_flags
@@ -46,6 +45,8 @@ class Tagger:
 
     def probabilities(self, tokenized: TokenizedNote, text: str) -> np.ndarray:
         """Probabilities (TAGS, T) of a note's T words."""
+        from scipy.special import expit  # takes long to import, and only trained lexicons need it
+
         return expit((_features(tokenized, text) @ self.weights.T).T + self.bias[:, None])
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import expit
 
 _ARRAYS = ("feature", "threshold", "left", "right", "value", "roots")
 
@@ -122,6 +121,8 @@ class Trees:
 
     def probabilities(self, rows: np.ndarray) -> np.ndarray:
         """Probabilities (N,) of rows (N, F)."""
+        from scipy.special import expit  # takes long to import, and only trained lexicons need it
+
         at = np.broadcast_to(self.roots, (len(rows), len(self.roots)))
         row = np.arange(len(rows))[:, None]
         for _ in range(self.depth):
