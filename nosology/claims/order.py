@@ -147,7 +147,7 @@ def _by_severity(entries: Sequence[Entry]) -> list[Entry]:
 
 def _severity(entry: Entry) -> float:
     rank = next(number for number, pattern in enumerate(_SEVERITY) if matches(pattern, entry.code))
-    return rank - 0.5 * (len(entry.code) == 8 and entry.code[-1] in "BC")  # an open fracture is worse than a closed one
+    return rank - 1.5 * (len(entry.code) == 8 and entry.code[-1] in "BC")  # an open fracture is worse than a closed one
 
 
 def _explained(draft: Draft) -> frozenset[str]:
