@@ -25,6 +25,10 @@ def _drop_alternatives(draft: Draft) -> None:
         first = best.setdefault((entry.code[:3], entry.evidence), entry)
         if entry.evidence and entry.probability < _ALTERNATIVE * first.probability:
             draft.drop(entry.code, f"the words mean {first.code}", "alternative")
+        elif first is not entry and entry.evidence:
+            others = [it.code for it in (first, entry) if draft.table.description(it.code).startswith("Other ")]
+            if len(others) == 1 and others[0] in draft.entries and others[0][7:] in (first.code[7:], entry.code[7:]):
+                draft.drop(others[0], "the words do not specify another kind", "alternative")
 
 
 def _add(draft: Draft, suggestion: Suggestion) -> None:

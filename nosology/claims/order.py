@@ -8,79 +8,184 @@ from collections.abc import Sequence
 from nosology.claims.assessment import STATEMENT
 from nosology.claims.checks import code_first_notes
 from nosology.claims.draft import Draft, Entry, matches
+from nosology.claims.rules import rules_by_id
 from nosology.codes.poa import is_poa_exempt
 from nosology.codes.tabular import code_references
 from nosology.core import Span
 
 # Sections in which a note names what the encounter was for, best first; in any other the rank is _OTHER_SECTION.
-_SECTION_RANK = {"discharge_diagnosis": 0, "impression": 1, "assessment": 2, "admission_diagnosis": 3, "hpi": 4}
-_OTHER_SECTION = 5
+_SECTION_RANK = {"discharge_diagnosis": 0, "impression": 1, "assessment": 2, "admission_diagnosis": 3}
+_REASON_RANK, _PROBLEM_RANK, _OTHER_SECTION = 4, 2, 5
 _BACKGROUND = (
     "past_medical_history", "surgical_history", "family_history", "social_history", "medications",
-    "discharge_medications", "allergies", "review_of_systems",
+    "discharge_medications", "allergies", "review_of_systems", "problem_list",
 )  # fmt: skip
-_PRINCIPAL = re.compile(r"\b(?:principal|primary)\b[^\n:]*:", re.IGNORECASE)
-_REASON = re.compile(
-    r"\b(?:admitted (?:for|with|because of|due to)|present(?:s|ed)? (?:with|for)|p/w|here (?:for|because)"
-    r"|reason for (?:admission|visit|encounter)|brought in (?:for|with)|follow[- ]?up (?:for|of)|indication)\b",
+_PRINCIPAL = re.compile(r"\W*\b(?:principal|primary)\b[^\n:]*:", re.IGNORECASE)
+_ADMITTED = re.compile(
+    r"\b(?:re-?)?(?:adm(?:it(?:ted)?|ission)?|hospitalized|transferred)\b[^.;\n]{0,20}?\b(?:for|with|w/|because of|due to|2/2)"
+    r"[^.;\n]*$|\breason for admission\b[^.\n]*$",
     re.IGNORECASE,
 )
+_REASON = re.compile(
+    r"\b(?:admitted (?:for|with|because of|due to)|present(?:s|ed|ing)? (?:with|for|w/)|p/w|c/o|here (?:for|because)"
+    r"|reason for (?:admission|visit|encounter)|brought in (?:for|with)|BIB\w*|sent (?:for|with|in)|came (?:in )?with"
+    r"|found (?:to have|with)|follow[- ]?up (?:for|of)|indication)\b[^.;\n]*$",
+    re.IGNORECASE,
+)
+_KNOWN = re.compile(
+    r"(?:\b(?:h/o|hx(?: of)?|history of|PMHx?|PSH|known|s/p|background of|with a history of|chronic)\b"
+    r"|\b(?:M|F|man|woman|male|female|gentleman|lady|yo|y/o)\b,?\s(?:\([^)]*\)\s?)?(?:w/|with|c)\s?)"
+    r"(?:(?!\b(?:adm\w*|p/w|present\w*|c/o|here|sent|brought|BIB\w*|found|came|who|now|transferred|s/p fall|fell)\b|→|->)[^.\n])*$",
+    re.IGNORECASE,
+)
+_SAME = re.compile(r"\bpost-?op(?:erative)? (?:diagnos[ei]s|dx)\s*:\s*same\b", re.IGNORECASE)
+_PROBLEM = re.compile(r"[ \t]*(?:#+ ?(?:\d{1,2}[.):]?)?|\d{1,2}[.):]|[-•*])[ \t]*")
+_TITLE_LENGTH = 80  # characters of a problem's line that name the problem
+
+# Chronic diseases and findings that rarely cause an admission by themselves (II: "chiefly responsible").
+_CHRONIC = (
+    "I10|I11.9|I12|I25.1|I25.2|I25.5|I25.8|I48.1|I48.2|I48.91|I73.9|E03|E04|E05.00|E11.9|E11.2|E11.4|E11.51|E11.65|E11.69"
+    "|E66|E78|E55|E53|E79|E10.9|J44.9|J45.20|J45.30|J45.40|J45.50|J45.909|J43|J96.1|N18|N40|N25|N20.0|K21|K58|K59.0|K76.0"
+    "|K57.30|K57.90|M10.9|M15-M19|M81|M06.9|M05|M87|F17|F32.A|F41|F10.20|F11.20|F12|F14.20|F15.20|F43.1|F60|F90|G20|G30|F01-F03"
+    "|G40.909|G47|G62|G25|H25-H26|H35|H40|D63|D50.9|D64.9|D69.6|B18|B35|L40|I50.22|I50.32|I50.42|I50.9|I51|D57.1|Q"
+    "|I69|G81|E87.6|E83.42|E83.39|E46|E44|E43|R13|R47|L89|D62|I27.2|C77-C79"
+)
+_SYMPTOMS = "R00-R99|G89|!R57|!R78.81|!R65"
 
 # (pattern, class): the lowest class comes first, whatever the note names first. Classes 0 to 2 are forced to the front.
 _CLASSES = (
     ("Z38", 0),  # birth of a newborn: I.C.16.a.2
     ("Z51.0|Z51.11|Z51.12", 0),  # encounter solely for radiotherapy, chemotherapy or immunotherapy: I.C.2.e.2
     ("Z00", 0),  # a screening is a part of a routine examination: I.C.21.c.5
-    ("Z01|Z02|Z11|Z12|Z13|Z08|Z09|Z52|Z34|Z31|Z30|Z47|Z48|Z49.0", 1),  # encounter codes: I.C.21.c.16
-    ("O00-O9A", 1),  # chapter 15 has priority: I.C.15.a.1
-    ("U07.1", 2),  # I.C.1.g.1.a
-    ("A40|A41|A02.1|A22.7|A26.7|A32.7|A42.7|B37.7|P36|T81.44", 2),  # sepsis on admission: I.C.1.d.4
-    ("R65|R29.7", 7),  # never first
+    ("O00-O48|O60|O61|O80|O82", 1),  # chapter 15 has priority (I.C.15.a.1), what led to the admission first
+    ("O62-O69|O85-O88", 1.1),
+    ("O71-O77|O90-O92", 1.2),
+    ("O70|O89|O94-O9A", 1.3),
+    ("R65|R29.7|R40.2", 7),  # never first
     ("Z37|Z3A|Z66|Z68|Z79|Z80-Z99|Z55-Z65|Z71-Z78|Z14-Z23|Z28|Z33|B95-B97|Y90", 8),
+    ("T31|T32", 8),
     ("V00-Y99", 9),
-    ("Z", 7),
 )
-_CLASS_LATE = re.compile(r"[RZVWXYT]|B9[5-7]")
+_ENCOUNTER_CODES = "Z00|Z01|Z02|Z11|Z12|Z13|Z08|Z09|Z52|Z34|Z31|Z30|Z47|Z48|Z49.0"  # I.C.21.c.16, outpatients
+_INPATIENT_ENCOUNTERS = "Z52|Z47|Z48|Z49.0|Z43|Z44|Z45|Z46"
+_SEPSIS = "A40|A41|A02.1|A22.7|A26.7|A32.7|A42.7|B37.7|P36"  # sepsis on admission: I.C.1.d.4
+_DEVICE_INFECTION = "T80.2|T81.4|T82.6|T82.7|T83.5|T83.6|T84.5|T84.6|T84.7|T85.7|O86.0"  # I.C.1.d.5.b
+_HIV_RELATED = "A15-A19|A31|B00-B02|B25|B37|B39|B45|B58|B59|A07.2|C46|C83|C85|A81.2|J13-J18|R64|E88.A"
+_COVID_MANIFESTATIONS = "J12.82|J80|J96.0|J96.2|J20.8|J22|J40|J98.8"
 _CAUSES = (("I85.1", "K70|K71|K74"),)  # causes that a code-first note does not name by code
 _DIAGNOSIS = 4  # the class of most diagnoses
-_LIKELY = 0.6
+_UNLIKELY, _LIKELY = 0.45, 0.6
 _POISONING = re.compile(r"T(?:3[6-9]|4\d|50|5[1-9]|6[0-5])\.[0-9A-Z]{2}[1-4]")
 _ADVERSE = re.compile(r"T(?:3[6-9]|4\d|50)\.[0-9A-Z]{2}[56]")
+# Injuries by severity, the most severe first (I.C.19.b).
+_SEVERITY = (
+    "S06|S14.1|S24.1|S34.1|S25|S26|S35|S15|!S06.0",
+    "S27|S36|S37|T20.3|T21.3|T22.3|T23.3|T24.3|T25.3|T27",
+    "S12|S22.0|S32|S72",
+    "S02|S22|S42|S52|S62|S82|S92|S06.0|M80|T20.2|T21.2|T22.2|T23.2|T24.2|T25.2",
+    "S03|S13|S23|S33|S43|S53|S63|S73|S83|S93|S46|S56|S66|S76|S86|S96",
+    "S01|S11|S21|S31|S41|S51|S61|S71|S81|S91",
+)
 _ACQUIRED = re.compile(
     r"\b(?:hospital[- ]acquired|nosocomial|post-?op(?:erative(?:ly)?)?|HD ?#?\d+|POD ?#?\d+|hospital day|developed"
+    r"|ventilator[- ]associated|VAP|vent(?:ilator)? day|postprocedural"
     r"|(?:course|stay) (?:was )?complicated by|overnight|during (?:the )?(?:admission|stay|hospitalization))\b",
     re.IGNORECASE,
 )
-_PRESENT = re.compile(r"\b(?:POA|present on admission|on arrival|on admission)\b", re.IGNORECASE)
+_PRESENT = re.compile(r"\b(?:POA|present on admission|on arrival|on admission|prior to admission|PTA)\b", re.IGNORECASE)
+_AFTER_OPERATION = re.compile(r"post-?op|POD", re.IGNORECASE)
+_READMITTED = re.compile(r"\bre-?admi|\breturn(?:s|ed) (?:to|with)\b|\bre-?present|\bcame back\b", re.IGNORECASE)
+_SUMMARIES = ("discharge_diagnosis", "impression", "assessment")  # lists that tell no time
 
 
 def ordered(draft: Draft) -> list[Entry]:
     """The entries in billing order."""
-    entries = sorted(draft.entries.values(), key=lambda entry: (_class(draft, entry.code), _place(draft, entry)))
-    result = _code_first(draft, _combination_before_parts(entries))
-    likely = [entry for entry in result if entry.probability >= _LIKELY and _class(draft, entry.code) <= _DIAGNOSIS]
-    if likely and result[0].probability < _LIKELY:  # an unlikely code is not what the encounter was for
-        result.remove(likely[0])
+    explained = _explained(draft)
+    entries = sorted(
+        draft.entries.values(), key=lambda entry: (_class(draft, entry), _place(draft, entry, entry.code in explained))
+    )
+    result = _code_first(draft, _by_severity(entries))
+    likely = [entry for entry in result if entry.probability >= _LIKELY and _class(draft, entry) <= _DIAGNOSIS]
+    if likely and result[0].probability < _UNLIKELY and _best_rank(draft, result[0]) == _best_rank(draft, likely[0]):
+        result.remove(likely[0])  # an unlikely code is not what the encounter was for
         result.insert(0, likely[0])
     return result
 
 
-def _class(draft: Draft, code: str) -> int:
+def _class(draft: Draft, entry: Entry) -> float:
     """The class of a code; 4 for most diagnoses, the lower the earlier."""
+    code, is_inpatient = entry.code, draft.encounter.is_inpatient
     if _POISONING.match(code):
         return 2  # before its manifestations: I.C.19.e.5.b
     if _ADVERSE.match(code):
         return 7
-    if not draft.encounter.is_inpatient and matches("A40|A41", code):
-        return 4
-    return next((value for pattern, value in _CLASSES if matches(pattern, code)), _DIAGNOSIS)
+    found = next((value for pattern, value in _CLASSES if matches(pattern, code)), None)
+    if found is not None:
+        return found
+    if matches(_ENCOUNTER_CODES, code) and not is_inpatient:
+        return 1
+    if code[0] == "Z":
+        return _DIAGNOSIS if is_inpatient and matches(_INPATIENT_ENCOUNTERS, code) else 7
+    if is_inpatient and present_on_admission(draft, entry) != "N":
+        if matches(_DEVICE_INFECTION, code) and draft.matching(_SEPSIS):
+            return 1.9
+        if matches(_SEPSIS, code):
+            return 2
+    if code == "U07.1" and draft.matching(_COVID_MANIFESTATIONS):
+        return 2  # I.C.1.g.1.a
+    if code == "B20" and draft.matching(_HIV_RELATED):
+        return 2  # I.C.1.a.2.a
+    return _DIAGNOSIS
 
 
-def _place(draft: Draft, entry: Entry) -> tuple[int, list[int], str]:
-    """Rank of the best section that mentions a code, and the positions there."""
-    places = sorted((_section_rank(draft, span.start), span.start) for span in entry.evidence)
-    best = places[0][0] if places else _OTHER_SECTION
-    return best, [start for rank, start in places if rank == best] or [len(draft.text)], entry.code
+def _by_severity(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries with the injuries among them in the order of their severity, if an injury comes first."""
+    is_injury = [any(matches(pattern, entry.code) for pattern in _SEVERITY) for entry in entries]
+    if not is_injury or not is_injury[0]:
+        return list(entries)
+    injuries = iter(sorted((entry for entry, found in zip(entries, is_injury) if found), key=_severity))
+    return [next(injuries) if found else entry for entry, found in zip(entries, is_injury)]
+
+
+def _severity(entry: Entry) -> float:
+    rank = next(number for number, pattern in enumerate(_SEVERITY) if matches(pattern, entry.code))
+    return rank - 1.5 * (len(entry.code) == 8 and entry.code[-1] in "BC")  # an open fracture is worse than a closed one
+
+
+def _explained(draft: Draft) -> frozenset[str]:
+    """The codes that explain a symptom for which the patient came: integral symptoms of the reason or complaint."""
+    found: set[str] = set()
+    for item in draft.left_out:
+        rule = rules_by_id().get(item.rule)
+        if rule is None or rule.family != "integral" or not rule.codes:
+            continue
+        if any(_is_complaint(draft, span.start) for span in item.evidence):
+            found |= {entry.code for entry in draft.matching(rule.codes[0]) if not matches(_SYMPTOMS, entry.code)}
+    return frozenset(found)
+
+
+def _is_complaint(draft: Draft, position: int) -> bool:
+    before = draft.text[draft.sentence(position).start : position]
+    is_reason = _REASON.search(before) or _ADMITTED.search(before)
+    return draft.section_kind(position) == "chief_complaint" or is_reason is not None
+
+
+def _best_rank(draft: Draft, entry: Entry) -> int:
+    """Rank of the best section that mentions a code."""
+    return min((_section_rank(draft, span.start) for span in entry.evidence), default=_OTHER_SECTION)
+
+
+def _place(draft: Draft, entry: Entry, explains: bool) -> tuple[float, list[int], str]:
+    """Rank of the best section that mentions a code, with what speaks against the code, and the positions there."""
+    best = _best_rank(draft, entry)
+    places = [(_section_rank(draft, span.start), span.start) for span in sorted(entry.evidence)]
+    starts = [start for rank, start in places if rank == best] or [len(draft.text)]
+    rank = float(best)
+    if draft.encounter.is_inpatient and best >= 0:  # what the note calls principal stays
+        rank += 3 * matches(_CHRONIC, entry.code) + 2 * matches(_SYMPTOMS, entry.code)
+        rank += 3 * (present_on_admission(draft, entry) == "N" and not entry.code.startswith("D57"))
+        rank -= 0.5 * (explains and best > 0)
+    return rank, starts, entry.code
 
 
 def _section_rank(draft: Draft, position: int) -> int:
@@ -95,23 +200,27 @@ def _section_rank(draft: Draft, position: int) -> int:
     if not draft.encounter.is_inpatient and draft.assessment.place(Span(position, position)) >= STATEMENT:
         return 0  # IV.G: the problems of a visit stand in the order of their importance
     rank = _SECTION_RANK.get(section.kind, _OTHER_SECTION)
-    if rank == _OTHER_SECTION and _REASON.search(draft.text, draft.sentence(position).start, position):
-        return _SECTION_RANK["hpi"]
-    return rank
+    if rank < _OTHER_SECTION:
+        return 0 if section.kind == "admission_diagnosis" and _SAME.search(draft.text) else rank
+    before = draft.text[draft.sentence(position).start : position]
+    if draft.encounter.is_inpatient:
+        if section.kind == "hospital_course" and _is_title(draft.text, line, position):
+            return _PROBLEM_RANK
+        if _ADMITTED.search(before) or section.kind == "chief_complaint":
+            return _PROBLEM_RANK
+        if _KNOWN.search(before):
+            return _OTHER_SECTION + 1
+    return _REASON_RANK if section.kind == "hpi" or _REASON.search(before) else rank
 
 
-def _combination_before_parts(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries with a code that a rule made directly before the first code that shares its evidence."""
-    result = list(entries)
-    for entry in entries:
-        if not entry.rule or _CLASS_LATE.match(entry.code):
-            continue
-        shared = [other for other in result if other is not entry and set(other.evidence) & set(entry.evidence)]
-        later = [result.index(other) for other in shared if other.code[0] == entry.code[0]]
-        if later and min(later) < result.index(entry) and result[min(later)].evidence[:1] == entry.evidence[:1]:
-            result.remove(entry)
-            result.insert(min(later), entry)
-    return result
+def _is_title(text: str, line: int, position: int) -> bool:
+    """Whether a position is in the name of a problem at the start of a line: "# Pneumonia", "1. Sepsis"."""
+    marker = _PROBLEM.match(text, line)
+    return (
+        marker is not None
+        and position - marker.end() < _TITLE_LENGTH
+        and not re.search(r"[.;:]\s", text[line + 4 : position])
+    )
 
 
 def _code_first(draft: Draft, entries: Sequence[Entry]) -> list[Entry]:
@@ -140,7 +249,15 @@ def present_on_admission(draft: Draft, entry: Entry) -> str:
         return ""
     if is_poa_exempt(entry.code, draft.encounter.date or None):
         return "1"
-    sentences = [draft.sentence(span.start) for span in entry.evidence]
-    texts = [draft.text[sentence.start : sentence.end] for sentence in sentences]
-    acquired = [bool(_ACQUIRED.search(text)) and not _PRESENT.search(text) for text in texts]
-    return "N" if acquired and all(acquired) else "Y"
+    mentions = [span for span in entry.evidence if draft.section_kind(span.start) not in _SUMMARIES] or entry.evidence
+    return "N" if mentions and _is_acquired(draft, min(mentions)) else "Y"
+
+
+def _is_acquired(draft: Draft, span: Span) -> bool:
+    """Whether the sentence of a mention says that the condition arose during the stay."""
+    sentence = draft.sentence(span.start)
+    text = draft.text[sentence.start : sentence.end]
+    if _PRESENT.search(text):
+        return False
+    found = _ACQUIRED.search(text)
+    return found is not None and not (_AFTER_OPERATION.match(found[0]) and _READMITTED.search(draft.text))

@@ -415,7 +415,8 @@ def _fire(
     triggers = [entries[0] for entries in matched]
     if rule.near and matched and span is not None:
         triggers[0] = _nearest(draft, matched[0], span)
-    evidence = {span for entry in triggers for span in entry.evidence}
+    parts = [entry for entries in matched for entry in entries] if rule.family == "combination" else triggers
+    evidence = {span for entry in parts for span in entry.evidence}
     if span is not None:
         evidence.add(span)
     probability = min([entry.probability for entry in triggers] or [RULE_PROBABILITY])

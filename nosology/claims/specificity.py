@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from nosology.claims.draft import Draft, Entry
+from nosology.claims.fractures import as_open_fracture, fracture_words
 from nosology.claims.injuries import by_severity, code_burns
 from nosology.claims.metastases import add_metastases
 from nosology.claims.pressure_ulcers import code_pressure_ulcers
@@ -104,6 +105,7 @@ def _by_number(draft: Draft, entry: Entry) -> Entry:
     if draft.table.description(code).startswith("Displaced") and any(_NONDISPLACED.search(text) for text in wide):
         code = _nondisplaced(draft, code)
     code = by_severity(draft, entry) if code == entry.code else code
+    code = as_open_fracture(draft, entry) if code == entry.code else code
     if code != entry.code and draft.replace([entry.code], code, f"the note has the words for {code}", "specificity"):
         return draft.entries[code]
     return entry
@@ -126,7 +128,9 @@ def _refined(draft: Draft, entry: Entry, taken: list[Span]) -> list[str]:
     found: dict[str, None] = {}
     # A mention inside a longer one of another code has the attributes of that one.
     spans = [span for span in entry.evidence if not any(_is_inside(span, other) for other in taken)] or entry.evidence
-    for words in _by_side([_nearby_words(draft, span, taken, entry.code) for span in spans], leaves):
+    elsewhere = fracture_words(draft, entry)
+    for nearby in _by_side([_nearby_words(draft, span, taken, entry.code) for span in spans], leaves):
+        words = nearby + elsewhere
         present = own.keys.union(*(word_keys(word) for word in words))
         phrases = [phrase for word in words for phrase in _attributes().get(word, ())]
         best: tuple[tuple[object, ...], str] | None = None

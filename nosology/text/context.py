@@ -35,7 +35,7 @@ _PAST_TITLE = re.compile(r"\b(?:past|prior|pmhx?|medical|cardiac history|anteced
 # A list of past diseases ends at an empty line before text that is no list item, or at a line like a heading.
 _LIST_END = re.compile(r"\n[ \t]*\n\s*(?![-*•\d\s(])|\n[ \t]*(?=[A-ZÁÉÍÓÚÑ][^:.;,\n]{2,50}:)")
 
-_TEST = r"(?:PCR|s?Ag|Ab|Ig[MG]|[RD]NA|NAAT|antigens?|antibod(?:y|ies)|tests?|screen|swab|cultures?|cx|panel|serology)"
+_TEST = r"(?:PCR|s?Ag|Ab|Ig[MG]|[RD]NA|NAAT|antigens?|antibod(?:y|ies)|tests?|screen|swab|cultures?|cx|panel|serolog(?:y|ies))"
 _NEGATIVE = r"(?:negative|neg|non-?reactive|not detected)\b(?!\s+for\b)"
 _END = r"\s*(?=[.,;)\n\r]|$)"
 # A sentence that is no longer about relatives.
@@ -56,7 +56,8 @@ _NEGATION_AFTER = re.compile(
     r"|\s*\(\s*(?:no|n|neg|negative|denies|denied|absent|never)\s*\)|\s?\?\s*(?:no|n|denies|negative)\b"
     r"|\s*[:=]\s*n(?=\s{2}|\s*\|)"
     r"|\s*[:?–-]?\s*(?:(?:\[ ?\]|☐)\s*y(?:es)?\s*)?(?:\[x\]|☑|☒)\s*no?\b"  # Falls: [ ] yes [x] no
-    r"|(?:\s*(?:,|/|&|\band\b|\bor\b|\by\b)\s*[A-Z0-9]{1,2}\b)+\s+(?:negative|neg)\b(?!\s+for\b)"
+    rf"|(?:\s*(?:,|/|&|\band\b|\bor\b|\by\b)\s*[A-Z0-9]{{1,2}}\b)+(?:\s+{_TEST})?\s+(?:negative|neg)\b(?!\s+for\b)"
+    rf"|\s+(?:and|&)\s+(?:[\w-]+\s+){{0,2}}{_TEST}\s+{_NEGATIVE}|,?\s+r/o['’]?d\b"
     r"|\s+(?:no|absent)\s*(?=[,;)])",
     re.IGNORECASE,
 )
@@ -79,10 +80,10 @@ _ONE_ITEM = frozenset({"without", "w"})  # before one item, or before a list tha
 _EXCLUSION = re.compile(r"ruled out|excluded|unlikely|less likely|not likely", re.IGNORECASE)
 _AS_NEEDED = frozenset({"prn", "needed", "for"})
 _NEXT_DRUG = re.compile(r"[,;](?=[^,;.\n]*\d ?(?:mg|mcg|g|ml|units?|puffs?|tabs?)\b)", re.IGNORECASE)
-_CLAUSE_SCOPED = ("negated", "uncertain")  # categories whose scopes end at a semicolon
+_CLAUSE_SCOPED = ("negated", "uncertain", "historical")  # categories whose scopes end at a semicolon
 _BRACKET_SCOPED = ("negated", "uncertain", "hypothetical", "historical")  # whose scopes do not leave brackets
 _NEGATIVE_LIST = re.compile(  # "Negative: fever, chills"
-    r"(?:^|[.;\n\r]\s*|\bpertinent\s+|\bROS\s+)(?:negatives?|neg|negativos?)\s*:"
+    r"(?:^|[.;\n\r]\s*|\bpertinent\s+|\bROS\s+)(?:negatives?|neg|negativos?|not (?:found|present|seen)|excluded|ruled out)\s*:"
     r"(?:(?!\b(?:positives?|but|except)\b)[^.;:\n\r])*$",
     re.IGNORECASE,
 )
@@ -322,6 +323,10 @@ class _Limits:
                 self._text, int(self._tokens.starts[trigger.last]), int(self._tokens.ends[stop - 1])
             )
             stop = int(np.searchsorted(self._tokens.starts, dose.start())) if dose else stop
+        if category == "hypothetical" and start < trigger.first:  # "obesity, screening colonoscopy"
+            before = self._text[int(self._tokens.starts[start]) : int(self._tokens.starts[trigger.first])]
+            if (comma := before.rfind(",")) >= 0 and not _LIST_WORD.search(before, comma):
+                start = int(np.searchsorted(self._tokens.starts, int(self._tokens.starts[start]) + comma))
         if category in _BRACKET_SCOPED:
             at = bisect_right(self._opened, trigger.first) - 1
             first, last = self._brackets[at] if at >= 0 else (0, 0)
