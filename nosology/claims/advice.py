@@ -20,7 +20,7 @@ _WARNED = re.compile(
 )
 _EFFECT = re.compile(
     r"\b(?:side effects?|adverse (?:effects?|reactions?)|risks?(?! factors?| score)|warning signs?|red flags?|precautions?"
-    r"|chances?|likelihood|possibility|(?:options?|alternatives?) (?:include|are|would be|such as)|candidate for|(?:sign|symptom)s? (?:and symptoms? )?(?:of|such as|like|includ\w+)|signs\b"
+    r"|chances?|likelihood|possibility|(?:options?|alternatives?) (?:include|are|would be|such as)|candidate for|(?:in|among) (?:\w+ )?(?:people|patients|those|individuals|children|women|men|adults)|(?:sign|symptom)s? (?:and symptoms? )?(?:of|such as|like|includ\w+)|signs\b"
     r"|(?:potential|possible|prevent\w*|avoid\w*|reduc\w+) (?:\w+ ){0,2}complications?)\b[^.\n]*$"
     r"|\b(?:can|may|might|could|would|will) (?:also |sometimes |rarely |potentially |even )?(?:cause|lead to|raise|lower"
     r"|increase|result in|mean|be (?:a )?signs?|indicate|set off|trigger|worsen|bring|turn (?:in)?to|progress|develop"
@@ -56,8 +56,9 @@ def is_advice(draft: Draft, span: Span) -> bool:
     """Whether an outpatient note mentions something only as advice, in its assessment or instructions."""
     if draft.encounter.is_inpatient or draft.section_kind(span.start) not in _SECTIONS:
         return False
-    before = draft.text[draft.sentence(span.start).start : span.start]
-    if _WARNED.search(before) or _EFFECT.search(before) or _CONDITION.search(before):
+    sentence = draft.sentence(span.start)
+    before = draft.text[sentence.start : span.start]
+    if _WARNED.search(draft.text[sentence.start : span.end]) or _EFFECT.search(before) or _CONDITION.search(before):
         return True
     found = _EXPLAINED.search(before) or _LOOKED_FOR.search(before)
     if found and not _OF_PATIENT.search(found["what"]):

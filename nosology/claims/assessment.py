@@ -75,11 +75,20 @@ class Assessment:
         at = bisect_right(self._starts, span.start) - 1
         if at < 0 or span.start >= self._areas[at].span.end:
             return OUTSIDE
-        titles = self._named[at]
-        if any(title.start <= span.start < title.end for title in titles):
+        if self.title(span) is not None:
             return TITLE
-        is_detail = titles or (self._has_diagnoses and _is_plan(self._areas[at]))
+        is_detail = self._named[at] or (self._has_diagnoses and _is_plan(self._areas[at]))
         return DETAIL if is_detail else STATEMENT
+
+    def title(self, span: Span) -> Span | None:
+        """The title in which a mention stands."""
+        return next((title for title in self.titles if title.start <= span.start < title.end), None)
+
+    def block(self, title: Span) -> Span:
+        """A title and the details of its problem."""
+        area = next(section for section in self._areas if section.span.start <= title.start < section.span.end)
+        following = (other.start for other in self.titles if title.end <= other.start < area.span.end)
+        return Span(title.start, next(following, area.span.end))
 
     def problem(self, position: int) -> Span | None:
         """The last title before a character, or around it."""

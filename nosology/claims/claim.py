@@ -19,6 +19,7 @@ from nosology.claims.order import ordered, present_on_admission
 from nosology.claims.pregnancy import complete_trimesters
 from nosology.claims.relevance import drop_irrelevant, keep_assessed
 from nosology.claims.rules import FAMILIES, apply_rules
+from nosology.claims.sides import complete_sides
 from nosology.claims.specificity import refine
 from nosology.codes import table
 from nosology.core import Code, ConfigError, Span, Suggestion
@@ -140,6 +141,8 @@ def build_draft(
             drop_irrelevant(draft)
         if family not in off:
             apply_rules(draft, family, off)
+        if family == "specificity" and family not in off:
+            complete_sides(draft)
         if family == "combination" and family not in off:
             combine_linked(draft)
             complete_trimesters(draft)

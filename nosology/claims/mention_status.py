@@ -28,11 +28,18 @@ _LIKE = re.compile(
     r"\b(?:consistent|compatible|comparable|in keeping) with\b[^.;:\n]*$|\bc/w\b[^.;:\n]*$"
     r"|\b(?:working|presumptive|provisional|tentative) (?:diagnosis|dx)\b[^.;\n]*$|\bindicative of\b[^.;:\n]*$"
     r"|\bfavor(?:ed|s|ing)?\b[^.;:\n]*$"
-    r"|\b(?:typical|characteristic) (?:for|of)\b[^.;:\n]*$|\b(?:points? to(?:ward)?|fits? (?:well )?with|in line with)\b[^.;:\n]*$"
-    r"|\b(?:believe|think|suspicious|guess|feel|impression (?:is )?that)\b[^.;:\n]{0,60}\b(?:is|has|have|had|are|from|due to|related to)\b"
-    r"[^.;:\n]*$",
+    r"|\b(?:typical|characteristic) (?:for|of)\b[^.;:\n]*$|\b(?:points? to(?:ward)?|fits? (?:well )?with|in line with)\b[^.;:\n]*$",
     re.IGNORECASE,
 )
+# In the talk of a visit these leave a diagnosis open as well; what the patient is known to have is not meant.
+_TENTATIVE = re.compile(
+    r"\b(?:believe|think|suspicious|guess|feel|impression (?:is )?that)\b[^.;:\n]{0,60}"
+    r"\b(?:is|has|have|had|are|from|due to|related to|represents?)\b[^.;:\n]*$"
+    r"|\b(?:likely|probably|possibly|perhaps)\b(?! to\b)[^.;:\n]*$|\bit (?:appears|seems|looks like)\b[^.;:\n]*$"
+    r"|\b(?:concerned|worried) (?:about|for|that)\b[^.;:\n]*$",
+    re.IGNORECASE,
+)
+_KNOWN = re.compile(r"\b(?:his|her|their|known|underlying|history of|longstanding|chronic)\b(?:\W+[\w-]+){0,2}\W*$", re.I)
 # Not yet examined at all: only in the list of final diagnoses do these mean "still to be ruled out".
 _TO_EXAMINE = re.compile(
     r"\b(?:r/o|rule|rules?d? out|eval\w*|assess\w*|work ?up|exclude|vs|versus|differential|ddx|query|question\w*"
@@ -129,7 +136,7 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
     if matches(SYMPTOMS, code) and _PRESCRIBED.search(before):
         return Objection("indication", "it is what a drug is taken for, if it occurs")
     is_asked = "?" in draft.text[span.start : span.end] or _ASKED.match(after) is not None
-    is_uncertain = context.uncertain or is_asked
+    is_uncertain = context.uncertain or is_asked or _is_tentative(draft, before)
     if (is_uncertain or _LIKE.search(before)) and (reason := _doubt(draft, span, code, kind, before)):
         return Objection("uncertain", reason)
     if is_ruled_out(draft, span, code, certain_section=kind in _FINAL and not is_uncertain):
@@ -146,6 +153,11 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
     if is_reason and _has_finding(draft):
         return Objection("report", "IV.K: the finding of the report is coded, not why it was asked for")
     return None
+
+
+def _is_tentative(draft: Draft, before: str) -> bool:
+    """Whether the physician of a visit only supposes what follows."""
+    return not draft.encounter.is_inpatient and bool(_TENTATIVE.search(before)) and not _KNOWN.search(before)
 
 
 def _is_of_other_person(draft: Draft, code: str, before: str, after: str, family: bool) -> bool:

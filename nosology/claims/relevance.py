@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from nosology.claims.advice import is_advice
-from nosology.claims.assessment import ASSESSED, DETAIL, OUTSIDE, STATEMENT
+from nosology.claims.assessment import ASSESSED, DETAIL, OUTSIDE, STATEMENT, TITLE
 from nosology.claims.draft import Draft, Entry, matches
 from nosology.codes.tabular import code_references
 from nosology.core import Span
@@ -15,6 +15,7 @@ _NOT_ASSESSED = (
     "hpi", "review_of_systems", "physical_exam", "vital_signs", "results", "chief_complaint", "instructions",
     "technique",
 )  # fmt: skip
+_FINDINGS = ("review_of_systems", "physical_exam", "vital_signs", "instructions")
 _NO_PLACE_FOR_SYMPTOMS = (*_NOT_ASSESSED, "indication", "findings")
 _MANAGED = re.compile(
     r"\b(?:on(?! (?:the|both|right|left|a|an|his|her|exam\w*|palpation|physical|imaging|x-?ray|CT|MRI)\b)|takes?|taking|continues?|continued|cont|started?|starting|increased?|decreased?|refill(?:ed)?|prescribed"
@@ -31,7 +32,7 @@ _REASON = ("chief_complaint", "hpi")  # sections that say why the patient came
 _OPENING = (*_REASON, "start")
 # Codes that say why the patient came or what was done: the chief complaint and the history count as well.
 _ENCOUNTER = "Z00-Z13|Z20-Z53|Z3A"
-_NOT_IN_PLAN = "Z00-Z13|Z71.9"  # examinations of another day, and the word counseling
+_NOT_IN_PLAN = "Z00-Z13|Z40-Z53|Z71.9"  # examinations of another day, and the word counseling
 _INJURY = "S00-T88|M80|M84|O9A|F43"
 _DRUG_OF_DISEASE = "Z79.0|Z79.4|Z79.84|Z79.85"
 _NOT_ASSESSED_REASON = "IV.J: the visit did not treat, evaluate or monitor it"
@@ -45,6 +46,7 @@ def drop_irrelevant(draft: Draft) -> None:
         return
     kinds = {code: {draft.section_kind(span.start) for span in entry.evidence} for code, entry in draft.entries.items()}
     if not any(found.intersection(ASSESSED) for found in kinds.values()):
+        _drop_findings(draft, kinds)
         return
     for code, found in kinds.items():
         entry = draft.entries[code]
@@ -53,6 +55,14 @@ def drop_irrelevant(draft: Draft) -> None:
         if code[0] in "STVWXYZ" or not found or not outside or _is_requested(draft, code, draft.entries):
             continue
         if is_symptom or not (matches(_SYSTEMIC, code) or _is_managed(draft, entry)):
+            draft.drop(code, _NOT_ASSESSED_REASON, "not-assessed")
+
+
+def _drop_findings(draft: Draft, kinds: dict[str, set[str]]) -> None:
+    """Leaves out what a visit without an assessment only asked or found on examination, if it has other codes."""
+    findings = [code for code, found in kinds.items() if code[0] not in "VWXYZ" and found and found.issubset(_FINDINGS)]
+    if any(code[0] not in "VWXYZ" for code in kinds if code not in findings):
+        for code in findings:
             draft.drop(code, _NOT_ASSESSED_REASON, "not-assessed")
 
 
@@ -67,6 +77,8 @@ def keep_assessed(draft: Draft) -> None:
     kept |= {code for code in places if _belongs_to(draft, code, kept)}
     if not named and not any(code[0] != "Z" or matches(_ENCOUNTER, code) for code in kept):
         kept |= _reason_for_visit(draft)
+    if _has_open_problem(draft, kept):
+        kept |= {code for code in _reason_for_visit(draft) if code.startswith(_SYMPTOM)}
     for code in places:
         if code not in kept:
             draft.drop(code, _NOT_ASSESSED_REASON, "not-assessed")
@@ -118,6 +130,21 @@ def _is_problem_of_its_own(draft: Draft, entry: Entry, named: list[Entry]) -> bo
         if not inside:
             return True
     return _is_managed(draft, entry)
+
+
+def _has_open_problem(draft: Draft, kept: set[str]) -> bool:
+    """Whether a problem has only an uncertain diagnosis; then the symptom is coded (IV.H)."""
+    assessment = draft.assessment
+    stated = [span for code in kept for span in draft.entries[code].evidence]
+    for item in draft.left_out:
+        for span in item.evidence if item.rule == "uncertain" else ():
+            place = assessment.place(span)
+            title = assessment.problem(span.start) if place == TITLE else None
+            if title is not None and not any(title.start <= it.start < title.end for it in stated):
+                return True
+            if place == STATEMENT and not any(assessment.place(it) == STATEMENT for it in stated):
+                return True
+    return False
 
 
 def _reason_for_visit(draft: Draft) -> set[str]:
