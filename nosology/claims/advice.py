@@ -28,7 +28,7 @@ _EFFECT = re.compile(
     re.IGNORECASE,
 )
 _CONDITION = re.compile(
-    r"\b(?:if|when(?:ever)?|unless|until|in case|should (?:he|she|they|you|symptoms|the patient|there))\b[^.\n]*$",
+    r"\b(?:if|when(?:ever)?|unless|until|in case|before any|planned|future|should (?:he|she|they|you|symptoms|the patient|there))\b[^.\n]*$",
     re.IGNORECASE,
 )
 _EXPLAINED = re.compile(
@@ -49,6 +49,7 @@ _OF_PATIENT = re.compile(
     r"|\b(?:has|have|is|are|was|were|shows?|showed|reveal\w*|demonstrat\w*|confirm\w*|due to|caused by)\b[^.;]*$",
     re.IGNORECASE,
 )
+_LISTED = re.compile(r"[^.;:\n]{0,80}\b(?:were|was) (?:also )?(?:reviewed|discussed|explained|mentioned)\b", re.IGNORECASE)
 _LATER = re.compile(r"\W+(?:may|can|could|might) (?:get worse|worsen|occur|happen|develop|appear|return|recur|result)\b", re.I)
 
 
@@ -63,4 +64,5 @@ def is_advice(draft: Draft, span: Span) -> bool:
     found = _EXPLAINED.search(before) or _LOOKED_FOR.search(before)
     if found and not _OF_PATIENT.search(found["what"]):
         return True
-    return _LATER.match(draft.text, span.end) is not None
+    is_listed = _LISTED.match(draft.text, span.end) and before.strip(" -•*\t") and not _OF_PATIENT.search(before)
+    return bool(is_listed or _LATER.match(draft.text, span.end))

@@ -19,7 +19,7 @@ _EARLY_OR_TESTS = (*_EARLY, "physical_exam", "vital_signs", "results", "findings
 _REPORT_KINDS = ("indication", "technique", "past_medical_history", "hpi", "chief_complaint")
 _CONFIRMED_ONLY = "B20|Z21|U07.1|J09|J10|A92.5"  # I.C.1.a, I.C.1.f, I.C.1.g, I.C.10.c
 _REACTIONS = "R00-R99|L27|L50|L51|T78.0|T78.2|T78.3|T88.6|T88.7|J38.4|K52|G25|L29"
-_ADVISED = "F10-F19|Z00-Z79"  # what patients are advised about because they have it
+_ADVISED = "F10-F19|Z30|Z55-Z79"  # what patients are advised about because they have it
 _WINDOW = 100
 _CLAUSE = re.compile(r"[,\w] (?:which|who|whom|that|how|they|he|she|we|because|although|while) ")  # inside of a mention
 
@@ -68,7 +68,8 @@ _DIET = re.compile(r"\bdiet\s*:\s*[\w-]*\s*$", re.IGNORECASE)
 _NAME = re.compile(  # of a place, a test or a service: "HEADACHE CLINIC", "sepsis protocol"
     r"\s+(?:clinic|diet(?! controlled)|unit|service|cent(?:er|re)|team|program|protocol|registry|score|scale"
     r"|questionnaire|screen|consent|education|handouts?|support group|nurse|foundation|society|ppx|prophylaxis"
-    r"|precautions|shot|vaccines?)\b",
+    r"|precautions|shot|vaccines?)\b"
+    r"|(?:(?:,| and| or|/) ?[\w-]+){0,2} (?:tests?|testing|PrEP)\b(?! (?:was |were |is |came back )?(?:positive|reactive))",
     re.IGNORECASE,
 )
 _TEACHING = re.compile(
