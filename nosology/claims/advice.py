@@ -8,7 +8,8 @@ from nosology.claims.assessment import ASSESSED
 from nosology.claims.draft import Draft
 from nosology.core import Span
 
-_SECTIONS = (*ASSESSED, "instructions", "other", "start")
+_SECTIONS = (*ASSESSED, "instructions", "other")
+_LETTER = 100  # words of a note without headings that can give advice
 _TO_DO = r"(?:^|[:;,•–-] ?|\b(?:will|to|should|must|please|may|can|or|and) )"
 # Each pattern matches from the words that give advice to the mention.
 _WARNED = re.compile(
@@ -55,7 +56,9 @@ _LATER = re.compile(r"\W+(?:may|can|could|might) (?:get worse|worsen|occur|happe
 
 def is_advice(draft: Draft, span: Span) -> bool:
     """Whether an outpatient note mentions something only as advice, in its assessment or instructions."""
-    if draft.encounter.is_inpatient or draft.section_kind(span.start) not in _SECTIONS:
+    kind = draft.section_kind(span.start)
+    is_letter = kind == "start" and len(draft.tokens) >= _LETTER
+    if draft.encounter.is_inpatient or not (is_letter or kind in _SECTIONS):
         return False
     sentence = draft.sentence(span.start)
     before = draft.text[sentence.start : span.start]

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from nosology.core import Span
 from nosology.text.sections import Section
+from nosology.text.tokens import function_words, words_of
 
 ASSESSED = ("discharge_diagnosis", "impression", "assessment")
 """The kinds of sections that state the diagnoses of a visit."""
@@ -50,6 +51,8 @@ _ORDER = re.compile(
     re.IGNORECASE,
 )
 _MAX_TITLE = 16  # words
+_DISCUSSION = 40  # words
+_PROSE = 0.2  # share of function words: about 0.3 in sentences, below 0.2 in telegraphic notes
 
 
 class Assessment:
@@ -68,7 +71,10 @@ class Assessment:
         self.titles = [title for titles in named for title in titles]
         first = self._starts[0] if self._areas else len(text)
         written = [it for it in sections if it in self._areas or (it.kind == "instructions" and it.span.start > first)]
-        self.words = sum(len(text[section.body.start : section.body.end].split()) for section in written)
+        words = [word for section in written for word in words_of(text[section.body.start : section.body.end])]
+        prose = sum(word in function_words() for word in words)
+        self.is_discussion = len(words) >= _DISCUSSION and prose >= _PROSE * len(words)
+        """Whether it discusses the problems in sentences; a short or telegraphic assessment only lists them."""
 
     def place(self, span: Span) -> int:
         """Where a mention stands: TITLE, STATEMENT, DETAIL or OUTSIDE."""

@@ -26,8 +26,6 @@ _MANAGED = re.compile(
 )
 _SYMPTOM = ("R", "M25.5", "M54.2", "M54.5", "M54.6", "M54.9", "M79.1", "M79.6", "N23", "G44.1", "H57.1", "H92.0")
 _SYSTEMIC = "B20|E08-E13|E78|I10-I15|I48|I50|J43|J44|N18"  # chronic diseases that bear on every visit
-_FULL = 40  # words of an assessment that discusses each problem of the visit
-_LONG = 75  # words of an assessment that also names each status with a bearing on the visit
 _REASON = ("chief_complaint", "hpi")  # sections that say why the patient came
 _OPENING = (*_REASON, "start")
 # Codes that say why the patient came or what was done: the chief complaint and the history count as well.
@@ -42,7 +40,7 @@ def drop_irrelevant(draft: Draft) -> None:
     """Leaves out what an outpatient note with an assessment mentions only outside of it, without managing it."""
     if draft.encounter.is_inpatient or draft.encounter.role != "attending":
         return
-    if draft.assessment.words >= _FULL:
+    if draft.assessment.is_discussion:
         return
     kinds = {code: {draft.section_kind(span.start) for span in entry.evidence} for code, entry in draft.entries.items()}
     if not any(found.intersection(ASSESSED) for found in kinds.values()):
@@ -69,7 +67,7 @@ def _drop_findings(draft: Draft, kinds: dict[str, set[str]]) -> None:
 def keep_assessed(draft: Draft) -> None:
     """Leaves out what a full assessment of an outpatient visit does not name as a problem."""
     is_visit = not draft.encounter.is_inpatient and draft.encounter.role == "attending"
-    if not is_visit or draft.assessment.words < _FULL:
+    if not is_visit or not draft.assessment.is_discussion:
         return
     places = {code: _place(draft, entry) for code, entry in draft.entries.items()}
     named = [entry for code, entry in draft.entries.items() if places[code] >= STATEMENT]
@@ -105,7 +103,7 @@ def _is_assessed(draft: Draft, entry: Entry, place: int, named: list[Entry]) -> 
     if matches(_NOT_IN_PLAN, code):
         return False
     if code[0] == "Z":
-        return draft.assessment.words < _LONG or (place == DETAIL and not all(is_advice(draft, it) for it in entry.evidence))
+        return place == DETAIL and not all(is_advice(draft, span) for span in entry.evidence)
     if code.startswith(_SYMPTOM) or code[0] in "VWXY":
         return False
     if place == DETAIL:
