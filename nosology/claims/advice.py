@@ -8,7 +8,8 @@ from nosology.claims.assessment import ASSESSED
 from nosology.claims.draft import Draft
 from nosology.core import Span
 
-_SECTIONS = (*ASSESSED, "instructions", "other", "start")
+_SECTIONS = (*ASSESSED, "instructions", "other")
+_LETTER = 100  # words of a note without headings that can give advice
 _TO_DO = r"(?:^|[:;,•–-] ?|\b(?:will|to|should|must|please|may|can|or|and) )"
 # Each pattern matches from the words that give advice to the mention.
 _WARNED = re.compile(
@@ -20,7 +21,7 @@ _WARNED = re.compile(
 )
 _EFFECT = re.compile(
     r"\b(?:side effects?|adverse (?:effects?|reactions?)|risks?(?! factors?| score)|warning signs?|red flags?|precautions?"
-    r"|chances?|likelihood|possibility|(?:options?|alternatives?) (?:include|are|would be|such as)|candidate for|(?:sign|symptom)s? (?:and symptoms? )?(?:of|such as|like|includ\w+)|signs\b"
+    r"|chances?|likelihood|possibility|(?:options?|alternatives?) (?:include|are|would be|such as)|candidate for|(?:in|among) (?:\w+ )?(?:people|patients|those|individuals|children|women|men|adults)|(?:sign|symptom)s? (?:and symptoms? )?(?:of|such as|like|includ\w+)|signs\b"
     r"|(?:potential|possible|prevent\w*|avoid\w*|reduc\w+) (?:\w+ ){0,2}complications?)\b[^.\n]*$"
     r"|\b(?:can|may|might|could|would|will) (?:also |sometimes |rarely |potentially |even )?(?:cause|lead to|raise|lower"
     r"|increase|result in|mean|be (?:a )?signs?|indicate|set off|trigger|worsen|bring|turn (?:in)?to|progress|develop"
@@ -28,7 +29,7 @@ _EFFECT = re.compile(
     re.IGNORECASE,
 )
 _CONDITION = re.compile(
-    r"\b(?:if|when(?:ever)?|unless|until|in case|should (?:he|she|they|you|symptoms|the patient|there))\b[^.\n]*$",
+    r"\b(?:if|when(?:ever)?|unless|until|in case|before any|planned|future|should (?:he|she|they|you|symptoms|the patient|there))\b[^.\n]*$",
     re.IGNORECASE,
 )
 _EXPLAINED = re.compile(
@@ -49,6 +50,9 @@ _OF_PATIENT = re.compile(
     r"|\b(?:has|have|is|are|was|were|shows?|showed|reveal\w*|demonstrat\w*|confirm\w*|due to|caused by)\b[^.;]*$",
     re.IGNORECASE,
 )
+_LISTED = re.compile(
+    r"[^.;:\n]{0,80}\b(?:were|was) (?:also )?(?:reviewed|discussed|explained|mentioned)\b", re.IGNORECASE
+)
 _LATER = re.compile(
     r"\W+(?:may|can|could|might) (?:get worse|worsen|occur|happen|develop|appear|return|recur|result)\b", re.I
 )
@@ -56,12 +60,16 @@ _LATER = re.compile(
 
 def is_advice(draft: Draft, span: Span) -> bool:
     """Whether an outpatient note mentions something only as advice, in its assessment or instructions."""
-    if draft.encounter.is_inpatient or draft.section_kind(span.start) not in _SECTIONS:
+    kind = draft.section_kind(span.start)
+    is_letter = kind == "start" and len(draft.tokens) >= _LETTER
+    if draft.encounter.is_inpatient or not (is_letter or kind in _SECTIONS):
         return False
-    before = draft.text[draft.sentence(span.start).start : span.start]
-    if _WARNED.search(before) or _EFFECT.search(before) or _CONDITION.search(before):
+    sentence = draft.sentence(span.start)
+    before = draft.text[sentence.start : span.start]
+    if _WARNED.search(draft.text[sentence.start : span.end]) or _EFFECT.search(before) or _CONDITION.search(before):
         return True
     found = _EXPLAINED.search(before) or _LOOKED_FOR.search(before)
     if found and not _OF_PATIENT.search(found["what"]):
         return True
-    return _LATER.match(draft.text, span.end) is not None
+    is_listed = _LISTED.match(draft.text, span.end) and before.strip(" -•*\t") and not _OF_PATIENT.search(before)
+    return bool(is_listed or _LATER.match(draft.text, span.end))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from nosology.core import Span
 from nosology.text.sections import Section
+from nosology.text.tokens import function_words, words_of
 
 ASSESSED = ("discharge_diagnosis", "impression", "assessment")
 """The kinds of sections that state the diagnoses of a visit."""
@@ -52,6 +53,8 @@ _ORDER = re.compile(
     re.IGNORECASE,
 )
 _MAX_TITLE = 16  # words
+_DISCUSSION = 40  # words
+_PROSE = 0.2  # share of function words: about 0.3 in sentences, below 0.2 in telegraphic notes
 
 
 class Assessment:
@@ -70,18 +73,30 @@ class Assessment:
         self.titles = [title for titles in named for title in titles]
         first = self._starts[0] if self._areas else len(text)
         written = [it for it in sections if it in self._areas or (it.kind == "instructions" and it.span.start > first)]
-        self.words = sum(len(text[section.body.start : section.body.end].split()) for section in written)
+        words = [word for section in written for word in words_of(text[section.body.start : section.body.end])]
+        prose = sum(word in function_words() for word in words)
+        self.is_discussion = len(words) >= _DISCUSSION and prose >= _PROSE * len(words)
+        """Whether it discusses the problems in sentences; a short or telegraphic assessment only lists them."""
 
     def place(self, span: Span) -> int:
         """Where a mention stands: TITLE, STATEMENT, DETAIL or OUTSIDE."""
         at = bisect_right(self._starts, span.start) - 1
         if at < 0 or span.start >= self._areas[at].span.end:
             return OUTSIDE
-        titles = self._named[at]
-        if any(title.start <= span.start < title.end for title in titles):
+        if self.title(span) is not None:
             return TITLE
-        is_detail = titles or (self._has_diagnoses and _is_plan(self._areas[at]))
+        is_detail = self._named[at] or (self._has_diagnoses and _is_plan(self._areas[at]))
         return DETAIL if is_detail else STATEMENT
+
+    def title(self, span: Span) -> Span | None:
+        """The title in which a mention stands."""
+        return next((title for title in self.titles if title.start <= span.start < title.end), None)
+
+    def block(self, title: Span) -> Span:
+        """A title and the details of its problem."""
+        area = next(section for section in self._areas if section.span.start <= title.start < section.span.end)
+        following = (other.start for other in self.titles if title.end <= other.start < area.span.end)
+        return Span(title.start, next(following, area.span.end))
 
     def problem(self, position: int) -> Span | None:
         """The last title before a character, or around it."""

@@ -20,6 +20,7 @@ from nosology.claims.pregnancy import complete_trimesters
 from nosology.claims.procedures import ProposedProcedures, propose_procedures
 from nosology.claims.relevance import drop_irrelevant, keep_assessed
 from nosology.claims.rules import FAMILIES, apply_rules
+from nosology.claims.sides import complete_sides
 from nosology.claims.specificity import refine
 from nosology.core import Code, ConfigError, Span, Suggestion
 
@@ -171,6 +172,8 @@ def build_draft(
             drop_irrelevant(draft)
         if family not in off:
             apply_rules(draft, family, off)
+        if family == "specificity" and family not in off:
+            complete_sides(draft)
         if family == "combination" and family not in off:
             if system == "icd10cm":  # I.A.15 is newer than ICD-9-CM
                 combine_linked(draft)

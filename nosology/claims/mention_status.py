@@ -19,7 +19,7 @@ _EARLY = ("chief_complaint", "hpi", "admission_diagnosis", "past_medical_history
 _EARLY_OR_TESTS = (*_EARLY, "physical_exam", "vital_signs", "results", "findings", "technique", "medications")
 _CONFIRMED_ONLY = "B20|Z21|U07.1|J09|J10|A92.5"  # I.C.1.a, I.C.1.f, I.C.1.g, I.C.10.c
 _REACTIONS = "R00-R99|L27|L50|L51|T78.0|T78.2|T78.3|T88.6|T88.7|J38.4|K52|G25|L29"
-_ADVISED = "F10-F19|Z00-Z79"  # what patients are advised about because they have it
+_ADVISED = "F10-F19|Z30|Z55-Z79"  # what patients are advised about because they have it
 _WINDOW = 100
 _CLAUSE = re.compile(r"[,\w] (?:which|who|whom|that|how|they|he|she|we|because|although|while) ")  # inside of a mention
 
@@ -28,11 +28,18 @@ _LIKE = re.compile(
     r"\b(?:consistent|compatible|comparable|in keeping) with\b[^.;:\n]*$|\bc/w\b[^.;:\n]*$"
     r"|\b(?:working|presumptive|provisional|tentative) (?:diagnosis|dx)\b[^.;\n]*$|\bindicative of\b[^.;:\n]*$"
     r"|\bfavor(?:ed|s|ing)?\b[^.;:\n]*$"
-    r"|\b(?:typical|characteristic) (?:for|of)\b[^.;:\n]*$|\b(?:points? to(?:ward)?|fits? (?:well )?with|in line with)\b[^.;:\n]*$"
-    r"|\b(?:believe|think|suspicious|guess|feel|impression (?:is )?that)\b[^.;:\n]{0,60}\b(?:is|has|have|had|are|from|due to|related to)\b"
-    r"[^.;:\n]*$",
+    r"|\b(?:typical|characteristic) (?:for|of)\b[^.;:\n]*$|\b(?:points? to(?:ward)?|fits? (?:well )?with|in line with)\b[^.;:\n]*$",
     re.IGNORECASE,
 )
+# In the talk of a visit these leave a diagnosis open as well; what the patient is known to have is not meant.
+_TENTATIVE = re.compile(
+    r"\b(?:believe|think|suspicious|guess|feel|impression (?:is )?that)\b[^.;:\n]{0,60}"
+    r"\b(?:is|has|have|had|are|from|due to|related to|represents?)\b[^.;:\n]*$"
+    r"|\b(?:likely|probably|possibly|perhaps)\b(?! to\b)[^.;:\n]*$|\bit (?:appears|seems|looks like)\b[^.;:\n]*$"
+    r"|\b(?:concerned|worried) (?:about|for|that)\b[^.;:\n]*$",
+    re.IGNORECASE,
+)
+_KNOWN = re.compile(r"\b(?:his|her|their|known|underlying|history of|longstanding|chronic)\b(?:\W+[\w-]+){0,2}\W*$", re.I)
 # Not yet examined at all: only in the list of final diagnoses do these mean "still to be ruled out".
 _TO_EXAMINE = re.compile(
     r"\b(?:r/o|rule|rules?d? out|eval\w*|assess\w*|work ?up|exclude|vs|versus|differential|ddx|query|question\w*"
@@ -68,7 +75,8 @@ _DIET = re.compile(r"\bdiet\s*:\s*[\w-]*\s*$", re.IGNORECASE)
 _NAME = re.compile(  # of a place, a test or a service: "HEADACHE CLINIC", "sepsis protocol"
     r"\s+(?:clinic|diet(?! controlled)|unit|service|cent(?:er|re)|team|program|protocol|registry|score|scale"
     r"|questionnaire|screen|consent|education|handouts?|support group|nurse|foundation|society|ppx|prophylaxis"
-    r"|precautions|shot|vaccines?)\b",
+    r"|precautions|shot|vaccines?)\b"
+    r"|(?:(?:,| and| or|/) ?[\w-]+){0,2} (?:tests?|testing|PrEP)\b(?! (?:was |were |is |came back )?(?:positive|reactive))",
     re.IGNORECASE,
 )
 _TEACHING = re.compile(
@@ -135,7 +143,8 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
     if matches(SYMPTOMS, code) and _PRESCRIBED.search(before):
         return Objection("indication", "it is what a drug is taken for, if it occurs")
     is_asked = "?" in draft.text[span.start : span.end] or bool(_ASKED.match(after) or _ASKED_BEFORE.search(before))
-    is_uncertain = context.uncertain or is_asked or _is_alternative(draft, span, before, after)
+    is_supposed = _is_alternative(draft, span, before, after) or _is_tentative(draft, before)
+    is_uncertain = context.uncertain or is_asked or is_supposed
     if (is_uncertain or _LIKE.search(before)) and (reason := _doubt(draft, span, code, kind, before)):
         return Objection("uncertain", reason)
     if is_ruled_out(draft, span, code, certain_section=kind in _FINAL and not is_uncertain):
@@ -158,6 +167,11 @@ def _is_alternative(draft: Draft, span: Span, before: str, after: str) -> bool:
     if draft.encounter.role == "attending":
         return False
     return _OR_AFTER.match(after) is not None or _OR_BEFORE.search(before) is not None
+
+
+def _is_tentative(draft: Draft, before: str) -> bool:
+    """Whether the physician of a visit only supposes what follows."""
+    return not draft.encounter.is_inpatient and bool(_TENTATIVE.search(before)) and not _KNOWN.search(before)
 
 
 def _is_of_other_person(draft: Draft, code: str, before: str, after: str, family: bool) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from nosology.claims.advice import is_advice
-from nosology.claims.assessment import ASSESSED, DETAIL, OUTSIDE, STATEMENT
+from nosology.claims.assessment import ASSESSED, DETAIL, OUTSIDE, STATEMENT, TITLE
 from nosology.claims.draft import Draft, Entry, matches
 from nosology.codes.tabular import code_references
 from nosology.core import Span
@@ -15,6 +15,7 @@ _NOT_ASSESSED = (
     "hpi", "review_of_systems", "physical_exam", "vital_signs", "results", "chief_complaint", "instructions",
     "technique",
 )  # fmt: skip
+_FINDINGS = ("review_of_systems", "physical_exam", "vital_signs", "instructions")
 _NO_PLACE_FOR_SYMPTOMS = (*_NOT_ASSESSED, "indication", "findings")
 _MANAGED = re.compile(
     r"\b(?:on(?! (?:the|both|right|left|a|an|his|her|exam\w*|palpation|physical|imaging|x-?ray|CT|MRI)\b)|takes?|taking|continues?|continued|cont|started?|starting|increased?|decreased?|refill(?:ed)?|prescribed"
@@ -25,13 +26,11 @@ _MANAGED = re.compile(
 )
 _SYMPTOM = ("R", "M25.5", "M54.2", "M54.5", "M54.6", "M54.9", "M79.1", "M79.6", "N23", "G44.1", "H57.1", "H92.0")
 _SYSTEMIC = "B20|E08-E13|E78|I10-I15|I48|I50|J43|J44|N18"  # chronic diseases that bear on every visit
-_FULL = 40  # words of an assessment that discusses each problem of the visit
-_LONG = 75  # words of an assessment that also names each status with a bearing on the visit
 _REASON = ("chief_complaint", "hpi")  # sections that say why the patient came
 _OPENING = (*_REASON, "start")
 # Codes that say why the patient came or what was done: the chief complaint and the history count as well.
 _ENCOUNTER = "Z00-Z13|Z20-Z53|Z3A"
-_NOT_IN_PLAN = "Z00-Z13|Z71.9"  # examinations of another day, and the word counseling
+_NOT_IN_PLAN = "Z00-Z13|Z40-Z53|Z71.9"  # examinations of another day, and the word counseling
 _INJURY = "S00-T88|M80|M84|O9A|F43"
 _DRUG_OF_DISEASE = "Z79.0|Z79.4|Z79.84|Z79.85"
 _NOT_ASSESSED_REASON = "IV.J: the visit did not treat, evaluate or monitor it"
@@ -41,10 +40,11 @@ def drop_irrelevant(draft: Draft) -> None:
     """Leaves out what an outpatient note with an assessment mentions only outside of it, without managing it."""
     if draft.encounter.is_inpatient or draft.encounter.role != "attending":
         return
-    if draft.assessment.words >= _FULL:
+    if draft.assessment.is_discussion:
         return
     kinds = {code: {draft.section_kind(span.start) for span in entry.evidence} for code, entry in draft.entries.items()}
     if not any(found.intersection(ASSESSED) for found in kinds.values()):
+        _drop_findings(draft, kinds)
         return
     for code, found in kinds.items():
         entry = draft.entries[code]
@@ -56,10 +56,18 @@ def drop_irrelevant(draft: Draft) -> None:
             draft.drop(code, _NOT_ASSESSED_REASON, "not-assessed")
 
 
+def _drop_findings(draft: Draft, kinds: dict[str, set[str]]) -> None:
+    """Leaves out what a visit without an assessment only asked or found on examination, if it has other codes."""
+    findings = [code for code, found in kinds.items() if code[0] not in "VWXYZ" and found and found.issubset(_FINDINGS)]
+    if any(code[0] not in "VWXYZ" for code in kinds if code not in findings):
+        for code in findings:
+            draft.drop(code, _NOT_ASSESSED_REASON, "not-assessed")
+
+
 def keep_assessed(draft: Draft) -> None:
     """Leaves out what a full assessment of an outpatient visit does not name as a problem."""
     is_visit = not draft.encounter.is_inpatient and draft.encounter.role == "attending"
-    if not is_visit or draft.assessment.words < _FULL:
+    if not is_visit or not draft.assessment.is_discussion:
         return
     places = {code: _place(draft, entry) for code, entry in draft.entries.items()}
     named = [entry for code, entry in draft.entries.items() if places[code] >= STATEMENT]
@@ -67,6 +75,8 @@ def keep_assessed(draft: Draft) -> None:
     kept |= {code for code in places if _belongs_to(draft, code, kept)}
     if not named and not any(code[0] != "Z" or matches(_ENCOUNTER, code) for code in kept):
         kept |= _reason_for_visit(draft)
+    if _has_open_problem(draft, kept):
+        kept |= {code for code in _reason_for_visit(draft) if code.startswith(_SYMPTOM)}
     for code in places:
         if code not in kept:
             draft.drop(code, _NOT_ASSESSED_REASON, "not-assessed")
@@ -93,9 +103,7 @@ def _is_assessed(draft: Draft, entry: Entry, place: int, named: list[Entry]) -> 
     if matches(_NOT_IN_PLAN, code):
         return False
     if code[0] == "Z":
-        return draft.assessment.words < _LONG or (
-            place == DETAIL and not all(is_advice(draft, it) for it in entry.evidence)
-        )
+        return place == DETAIL and not all(is_advice(draft, span) for span in entry.evidence)
     if code.startswith(_SYMPTOM) or code[0] in "VWXY":
         return False
     if place == DETAIL:
@@ -122,6 +130,21 @@ def _is_problem_of_its_own(draft: Draft, entry: Entry, named: list[Entry]) -> bo
         if not inside:
             return True
     return _is_managed(draft, entry)
+
+
+def _has_open_problem(draft: Draft, kept: set[str]) -> bool:
+    """Whether a problem has only an uncertain diagnosis; then the symptom is coded (IV.H)."""
+    assessment = draft.assessment
+    stated = [span for code in kept for span in draft.entries[code].evidence]
+    for item in draft.left_out:
+        for span in item.evidence if item.rule == "uncertain" else ():
+            place = assessment.place(span)
+            title = assessment.problem(span.start) if place == TITLE else None
+            if title is not None and not any(title.start <= it.start < title.end for it in stated):
+                return True
+            if place == STATEMENT and not any(assessment.place(it) == STATEMENT for it in stated):
+                return True
+    return False
 
 
 def _reason_for_visit(draft: Draft) -> set[str]:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from nosology.claims.code_completion import completed
+from nosology.claims.mention_status import SYMPTOMS
 from nosology.claims.draft import RULE_PROBABILITY, Draft, Entry, Query, matches, references
 from nosology.claims.pregnancy import is_pregnant
 from nosology.claims.rule_phrases import PhraseIndex, find_phrases, phrase_index
@@ -434,12 +435,22 @@ def _fire(
     for pattern in rule.drop:
         pattern = _filled(pattern, draft, triggers, groups)
         for code in [code for code in draft.entries if code not in added and matches(pattern, code)]:
-            if rule.family != "integral" or draft.entries[code].rule not in _ids():  # added for a reason of its own
+            if rule.family != "integral" or not _has_own_reason(draft, draft.entries[code], triggers):
                 _inherit(draft, added, draft.entries[code], matched)
                 draft.drop(code, rule.message, rule.id)
     if rule.query and not any(query.rule == rule.id for query in draft.queries):
         draft.queries.append(Query(rule.query, rule.id, tuple(sorted(evidence))))
         draft.fired.add(rule.id)
+
+
+def _has_own_reason(draft: Draft, entry: Entry, causes: list[Entry]) -> bool:
+    """Whether a code was added by a rule, or is a disease that a visit names as a problem apart from its causes."""
+    if entry.rule in _ids():
+        return True
+    if draft.encounter.is_inpatient or matches(SYMPTOMS, entry.code):
+        return False
+    titles = {draft.assessment.title(span) for span in entry.evidence} - {None}
+    return bool(titles) and titles.isdisjoint(draft.assessment.title(span) for it in causes for span in it.evidence)
 
 
 def _inherit(draft: Draft, added: list[str], dropped: Entry, matched: list[list[Entry]]) -> None:

@@ -49,6 +49,7 @@ _SEVERAL_RIBS = re.compile(
 )
 _OPEN_TYPE_III = re.compile(r"\b(?:III[ABC]?|3[ABCabc])\b|\b(?:type|grade) (?:III|3)")
 _NONDISPLACED = re.compile(r"\b(?:non-?|un)displaced\b|\bnot displaced\b", re.IGNORECASE)
+_SECONDARY_TO = re.compile(r"secondary to\b", re.IGNORECASE)  # "pain secondary to osteoarthritis"
 _MAX_WORDS = 14  # words on each side of a mention
 _SIDE_WORDS = {
     **dict.fromkeys(("right", "r", "rt", "od", "rul", "rll", "rml"), "right"),
@@ -221,7 +222,7 @@ def _nearby_words(draft: Draft, span: Span, taken: list[Span], code: str) -> lis
         note.words[place]
         for place in places
         if not (
-            (place not in inside and place in note.list_numbers)
+            (place not in inside and (place in note.list_numbers or _SECONDARY_TO.match(draft.text, starts[place])))
             or draft.context(Span(starts[place], ends[place])).negated
         )
     ]
