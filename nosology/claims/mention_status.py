@@ -39,7 +39,9 @@ _ASKED_BEFORE = re.compile(  # "? small effusion", "question pneumonia"
 )
 _ANSWERED_NO = re.compile(r"(?: [\w-]+){0,2}\?\s*No\b")
 _OR_AFTER = re.compile(r"\s+or\s+(?!more\b|less\b|so\b)\w")
-_OR_BEFORE = re.compile(r"\w\s+or\s+(?:(?:an?|early|mild|small|focal|developing|right|left|lower|upper|middle|lobe) )*$")
+_OR_BEFORE = re.compile(
+    r"\w\s+or\s+(?:(?:an?|early|mild|small|focal|developing|right|left|lower|upper|middle|lobe) )*$"
+)
 _ON_ARRIVAL = re.compile(
     r"\b(?:admitted|presented|presents|sent|brought|transferred|referred|initial(?:ly)?|on arrival|in the ED)\b",
     re.I,
