@@ -1,4 +1,4 @@
-"""Diseases that a note rules out, or that a report says have resolved: they count nowhere in it, in none of their names."""
+"""Diseases that a note rules out, or a report calls resolved: they count nowhere in it, in none of their names."""
 
 from __future__ import annotations
 
