@@ -46,4 +46,4 @@ def test_a_report_is_coded_by_its_findings_else_by_its_symptoms():
 
 def test_other_systems_are_refused():
     with pytest.raises(ConfigError, match="system must be one of icd10cm, icd9cm"):
-        nosology.claim("Cough.", system="icd10pcs")
+        nosology.claim("Cough.", system="icd9proc")
