@@ -62,6 +62,7 @@ class Procedure(ProcedurePart):
     done: the names say that it was done ("intubated"), in any section.
     part_of: regular expression for codes that include it if they are in the same claim.
     kind: index: a name of the index; operation: a root operation, which counts only where a note lists procedures.
+    of_mother: of a woman who gives birth; it does not count in the note of a newborn.
     quiet: no question is asked if a value is missing, because many hospitals do not report it.
     """
 
@@ -72,6 +73,7 @@ class Procedure(ProcedurePart):
     done: bool = False
     part_of: str = ""
     quiet: bool = False
+    of_mother: bool = False
     kind: Literal["named", "index", "operation"] = "named"
     positive: tuple[ProcedureExample, ...] = ()
     negative: tuple[ProcedureExample, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from functools import cache, lru_cache
+from functools import cache
 from importlib.resources import files
 
 from nosology.claims.draft import Draft
@@ -25,15 +25,17 @@ _OTHER_TIME = re.compile(  # titles of sections
 )
 _REPORT = re.compile(
     r"\b(?:operative|procedure|op|delivery|endoscopy|colonoscopy|bronchoscopy|catheterization|cath|ERCP|EGD|TAVR|IR)"
-    r"[ \t]+(?:\w+[ \t]+)?(?:report|note|summary)\b|\b(?:pre|post)-?[ ]?op(?:erative)?[ \t]+(?:diagnos[ei]s|dx)\b"
-    r"|^[ \t]*(?:operations?|procedures?)(?:\(s\))?(?: performed)?[ \t]*:",
-    re.IGNORECASE | re.MULTILINE,
+    r"[ \t]+(?:\w+[ \t]+)?(?:report|note|summary)\b",
+    re.IGNORECASE,
 )
+_AROUND = re.compile(r"(?:pre|post)-? ?op", re.IGNORECASE)  # preoperative diagnosis
 _SUMMARY = re.compile(r"\b(?:discharge|d/c|dc|hospital) (?:summary|course)\b|\bprogress note\b", re.IGNORECASE)
+_TITLE = 300  # characters at the start in which a note says what it is
 _LISTED = re.compile(
     r"\b(?:underwent|undergone|taken (?:for|to)|(?:was|were) (?:performed|done|completed))\b", re.IGNORECASE
 )
-_YEAR_AFTER = re.compile(r"^[^.;\n]{0,30}?(?<![\d/-])(?P<year>(?:19|20)\d\d)(?![\d/-])")
+# "2019" or "3/2019", but not 3/14/2019, which may be of this stay
+_YEAR_AFTER = re.compile(r"^[^.;\n]{0,30}?(?<![\d/-])(?:\d{1,2}/)?(?P<year>(?:19|20)\d\d)(?![\d/-])")
 _NOW = re.compile(r"\bthis (?:admission|hospitali[sz]ation|stay)\b|\bPOD ?#?\d|\btoday\b|\byesterday\b", re.IGNORECASE)
 _DATED = re.compile(r"^[^.;\n]{0,20}?(?<![\d/])\d{1,2}/\d{1,2}(?![\d/])")
 _CLAUSE = re.compile(
@@ -62,15 +64,19 @@ def _before() -> re.Pattern[str]:
 
 @cache
 def _after(kind: str) -> re.Pattern[str]:
-    """The cues of a kind after a name: not and past within reach, next directly after it."""
+    """The cues of a kind after a name: done, not and past within reach, next directly after it."""
     reach = r"\W{0,2}" if kind == "next" else rf"[^.;\n]{{0,{_REACH}}}?"
     return re.compile(rf"{reach}(?<!\w)(?P<cue>{'|'.join(_cues()['after'][kind])})(?!\w)", re.IGNORECASE)
 
 
-@lru_cache(maxsize=4)
-def is_report(text: str) -> bool:
+def is_report(draft: Draft) -> bool:
     """Whether a note reports a procedure: an operative note, a delivery note, a procedure note."""
-    return _REPORT.search(text) is not None and _SUMMARY.search(text) is None
+    kinds = {part.kind for part in draft.sections}
+    if _SUMMARY.search(draft.text, 0, _TITLE) or "hospital_course" in kinds:
+        return False
+    if _REPORT.search(draft.text, 0, _TITLE) or any(_AROUND.match(part.title) for part in draft.sections):
+        return True
+    return "procedures" in kinds and kinds.isdisjoint(_BACKGROUND | _FINAL_SECTIONS | {"hpi"})
 
 
 def is_performed(draft: Draft, named: NamedProcedure, next_start: int) -> bool:
@@ -92,13 +98,13 @@ def is_performed(draft: Draft, named: NamedProcedure, next_start: int) -> bool:
         return False
     if cue == "status":
         return is_now or kind in _DONE_SECTIONS | _FINAL_SECTIONS
-    if cue == "done" or (_cue(after) == "done" and kind != "assessment"):
+    if cue == "done" or (_after("done").match(after) and kind != "assessment"):
         return True
     if context.hypothetical or (context.historical and not is_now):
         return False
     if named.procedure.done or is_now:
         return True
-    return kind in _DONE_SECTIONS or (is_report(draft.text) and kind in _REPORT_SECTIONS)
+    return kind in _DONE_SECTIONS or (is_report(draft) and kind in _REPORT_SECTIONS)
 
 
 def _clause_start(text: str, sentence: Span, position: int) -> int:
@@ -118,8 +124,8 @@ def _cue(text: str) -> str:
 
 def _is_denied(after: str) -> bool:
     """Whether words after the name say that it was not done: "was discussed", but not "was placed, to be removed"."""
-    found, done = _after("not").match(after), _before().search(after)
-    is_done_first = done and done.lastgroup == "done_" and found and done.start() < found.start("cue")
+    found, done = _after("not").match(after), _after("done").match(after)
+    is_done_first = found and done and done.start("cue") < found.start("cue")
     return bool(_after("next").match(after)) or bool(found and not is_done_first)
 
 

@@ -15,7 +15,7 @@ from nosology.claims.procedure_names import procedures
 from nosology.claims.rule_phrases import PhraseIndex, find_phrases, phrase_index
 from nosology.codes.pcs_tables import AXES, PcsTables, PcsValue, pcs_terms
 from nosology.core import Span
-from nosology.text.tokens import Tokens, sided_words, words_of
+from nosology.text.tokens import Tokens, sided_words
 
 SIDES = ("right", "left", "bilateral")
 NOTHING = ("No Device", "No Qualifier")
@@ -42,7 +42,8 @@ _LAYERS = frozenset(
     )
 )
 _MIN_SITE = 3  # characters of a site that is no word of its own
-_WITHOUT = frozenset(("without", "no", "not", "non", "never"))
+_WITHOUT = ("without", " no", " not", " non", " never")
+_WITHOUT_REACH = 9  # characters
 
 
 class SiteLabel(NamedTuple):
@@ -219,8 +220,8 @@ def find_values(text: str, tokens: Tokens, tables: PcsTables) -> list[WordValue]
 
 
 def _is_excluded(text: str, span: Span) -> bool:
-    before = words_of(text[max(0, span.start - 12) : span.start])
-    return bool(before) and before[-1] in _WITHOUT
+    """Whether the word before denies a value: "without mesh", "non-cemented"."""
+    return f" {text[max(0, span.start - _WITHOUT_REACH) : span.start]}".rstrip(" -\n").lower().endswith(_WITHOUT)
 
 
 def find_sides(text: str, tokens: Tokens) -> list[tuple[str, Span]]:

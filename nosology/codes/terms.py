@@ -191,6 +191,12 @@ def _icd9_terms(table: CodeTable, defaults: DefaultCodes) -> Iterator[Term]:
             yield from _title_terms(icd9.description(code), targets[0], "icd9")
 
 
+def title_terms(table: CodeTable) -> Iterator[Term]:
+    """The terms of the descriptions of the billable codes of a table, of any system."""
+    for code in table.codes(billable=True):
+        yield from _title_terms(table.description(code), code, "description")
+
+
 def _title_terms(title: str, code: str, source: str) -> Iterator[Term]:
     """The terms of a title: without uninformative words, with and without brackets, and with either of two parts."""
     if _MANIFESTATION.search(title):

@@ -14,6 +14,7 @@ from nosology.codes.code_list import read_code_list
 from nosology.core import SYSTEMS, Code, CodeError, ConfigError, Note, Suggestion
 from nosology.core.model import Model, OpenVocabulary
 from nosology.models.bundle import Bundle, suggested_systems
+from nosology.serving.day_one_systems import for_systems
 
 TOP = 50  # default number of suggestions per note; all accepted codes are added
 _BATCH = 64
@@ -25,8 +26,9 @@ class Coder:
     release: translate suggestions to the codes of this release.
     codes: the codes to choose among with their descriptions, instead of those of training; only for coders that read
     descriptions.
-    systems: suggest only codes of these systems. Without systems and codes, a neural coder that knows ICD-9 and ICD-10
-    suggests only ICD-10 codes, or the list would name one diagnosis twice. The linear coder suggests all its codes.
+    systems: suggest only codes of these systems; day one knows every system that has a table. Without systems and
+    codes, a neural coder that knows ICD-9 and ICD-10 suggests only ICD-10 codes, or the list would name one diagnosis
+    twice. The linear coder suggests all its codes.
     """
 
     def __init__(
@@ -37,7 +39,7 @@ class Coder:
         codes: Sequence[tuple[Code, str]] | None = None,
         systems: Collection[str] = (),
     ):
-        model = bundle.model if codes is None else _with_codes(bundle.model, codes)
+        model = for_systems(bundle.model, systems) if codes is None else _with_codes(bundle.model, codes)
         wanted = suggested_systems(model, systems, given=codes is not None)
         self.model, self._mask = _restrict_systems(model, wanted)
         self.decision = bundle.decision

@@ -182,4 +182,4 @@ def test_cases_need_no_stated_role(coder):
 
 def test_other_systems_are_refused():
     with pytest.raises(ConfigError, match="system must be one of icd10cm, icd9cm"):
-        nosology.claim("Cough.", system="icd10pcs")
+        nosology.claim("Cough.", system="icd9proc")
