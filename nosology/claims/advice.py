@@ -15,30 +15,38 @@ _TO_DO = r"(?:^|[:;,•–-] ?|\b(?:will|to|should|must|please|may|can|or|and) )
 _WARNED = re.compile(
     rf"{_TO_DO}(?:call|return|go to|come (?:back|in)|contact|notify|seek|report|be seen|reach out)\b[^.;\n]*?"
     r"\b(?:for|if|with|when|about|because of|should|any)\b[^.\n]*$"
-    r"|(?:^|[:;] )(?:emergency (?:room|department)|E[RD]|911|urgent care|sooner|earlier)\b[^.\n]*?\b(?:for|if|with)\b[^.\n]*$"
+    r"|(?:^|[:;] )(?:emergency (?:room|department)|E[RD]|911|urgent care|sooner|earlier)\b[^.\n]*?\b(?:for|if"
+    r"|with)\b[^.\n]*$"
     r"|\b(?:sooner|earlier|immediately|right away|at once) (?:for|if|with|should)\b[^.\n]*$",
     re.IGNORECASE,
 )
 _EFFECT = re.compile(
-    r"\b(?:side effects?|adverse (?:effects?|reactions?)|risks?(?! factors?| score)|warning signs?|red flags?|precautions?"
-    r"|chances?|likelihood|possibility|(?:options?|alternatives?) (?:include|are|would be|such as)|candidate for|(?:in|among) (?:\w+ )?(?:people|patients|those|individuals|children|women|men|adults)|(?:sign|symptom)s? (?:and symptoms? )?(?:of|such as|like|includ\w+)|signs\b"
+    r"\b(?:side effects?|adverse (?:effects?|reactions?)|risks?(?! factors?| score)|warning signs?|red flags?"
+    r"|precautions?"
+    r"|chances?|likelihood|possibility|(?:options?|alternatives?) (?:include|are|would be|such as)|candidate for"
+    r"|(?:in|among) (?:\w+ )?(?:people|patients|those|individuals|children|women|men|adults)|(?:sign"
+    r"|symptom)s? (?:and symptoms? )?(?:of|such as|like|includ\w+)|signs\b"
     r"|(?:potential|possible|prevent\w*|avoid\w*|reduc\w+) (?:\w+ ){0,2}complications?)\b[^.\n]*$"
-    r"|\b(?:can|may|might|could|would|will) (?:also |sometimes |rarely |potentially |even )?(?:cause|lead to|raise|lower"
+    r"|\b(?:can|may|might|could|would|will) (?:also |sometimes |rarely |potentially |even )?(?:cause|lead to|raise"
+    r"|lower"
     r"|increase|result in|mean|be (?:a )?signs?|indicate|set off|trigger|worsen|bring|turn (?:in)?to|progress|develop"
     r"|become|need|mask|aggravate|include|look like)\b[^.\n]*$",
     re.IGNORECASE,
 )
 _CONDITION = re.compile(
-    r"\b(?:if|when(?:ever)?|unless|until|in case|before any|planned|future|should (?:he|she|they|you|symptoms|the patient|there))\b[^.\n]*$",
+    r"\b(?:if|when(?:ever)?|unless|until|in case|before any|planned|future|should (?:he|she|they|you|symptoms"
+    r"|the patient|there))\b[^.\n]*$",
     re.IGNORECASE,
 )
 _EXPLAINED = re.compile(
-    r"\b(?:discussed|reviewed|talk(?:ed)? (?:about|through)|went over|explained|counsel\w*|educat\w+|advised|warned|cautioned"
+    r"\b(?:discussed|reviewed|talk(?:ed)? (?:about|through)|went over|explained|counsel\w*|educat\w+|advised"
+    r"|warned|cautioned"
     r"|reminded|told|informed|taught|knows?|aware|(?:pros and cons|benefits?) of)\b(?!:)(?P<what>[^.\n]*)$",
     re.IGNORECASE,
 )
 _LOOKED_FOR = re.compile(
-    r"\b(?:to (?:check|screen|test|look|evaluate|assess|watch|monitor|rule out|exclude|see (?:if|whether)|make sure|prevent"
+    r"\b(?:to (?:check|screen|test|look|evaluate|assess|watch|monitor|rule out|exclude|see (?:if|whether)"
+    r"|make sure|prevent"
     r"|avoid|reduce|protect|determine|lower)|(?:test(?:s|ing|ed)?|screen(?:s|ing|ed)?|check(?:s|ed)?|prophylaxis|prevention"
     r"|vaccin\w+|immuniz\w+|antibod\w+|titers?) (?:for|of|against))\b(?P<what>[^.\n]*)$",
     re.IGNORECASE,

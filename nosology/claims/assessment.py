@@ -22,16 +22,19 @@ TITLE, STATEMENT, DETAIL, OUTSIDE = 3, 2, 1, 0
 
 _LINE = re.compile(r"[^\n\r]+")
 _MARK = re.compile(
-    r"(?P<blank>[ \t]*)(?:(?P<number>(?:(?:problem|diagnosis|issue)[ #]*)?#?[ ]?\d{1,2}(?:[.):]+|(?= ))|#)|(?P<bullet>[-*•▪●◦>+–]+))?"
+    r"(?P<blank>[ \t]*)(?:(?P<number>(?:(?:problem|diagnosis|issue)[ #]*)?#?[ ]?\d{1,2}(?:[.):]+|(?= ))|#)"
+    r"|(?P<bullet>[-*•▪●◦>+–]+))?"
     r"[ \t]*(?:(?:assessment|impression|diagnos[ei]s|problem)s?:[ \t]*)?",
     re.IGNORECASE,
 )
 _PLAN = re.compile(r"(?:treatment |care )?plans?$|(?:recommend|instruct|order)\w*$", re.IGNORECASE)
 # Labels of the parts of a problem, which are no problems.
 _LABEL = re.compile(
-    r"(?:medical |additional |patient |clinical |further |other )*(?:reasoning|treatments?|test(?:ing|s)|educations?|counsel\w+"
+    r"(?:medical |additional |patient |clinical |further |other )*(?:reasoning|treatments?|test(?:ing|s)"
+    r"|educations?|counsel\w+"
     r"|agreements?|plans?|instructions?|follow[- ]?up|orders?|referrals?|medications?|labs?|imaging|consults?|summary"
-    r"|discussion|diagnostics?|procedures?|goals?|rationale|specialist|monitoring|disposition|work-?up|decision[- ]making"
+    r"|discussion|diagnostics?|procedures?|goals?|rationale|specialist|monitoring|disposition|work-?up"
+    r"|decision[- ]making"
     r"|differential(?: diagnos[ei]s)?|recommendations?)\b(?:(?: and|,| &|/)? ?[\w-]+){0,3}(?::|\s*$)",
     re.IGNORECASE,
 )
@@ -41,14 +44,16 @@ _TITLE_END = re.compile(
 _SENTENCE = re.compile(
     r"\b(?:is|are|was|were|am|be|been|being|has|have|had|will|would|can|could|may|might|should|do|does|did|looks?|appears?"
     r"|seems?|reports?|denies|needs?|wants?|wishes|agrees?|understands?|discussed|reviewed|explained|recommend\w*|we|he|she|they|you|us|me"
-    r"|him|our|I (?:will|am|have|would|do|also|think|believe|suspect|don't|can|recommend\w*|discussed|explained|reviewed))\b|^I\b",
+    r"|him|our|I (?:will|am|have|would|do|also|think|believe|suspect|don't|can|recommend\w*|discussed|explained"
+    r"|reviewed))\b|^I\b",
     re.IGNORECASE,
 )
 _ORDER = re.compile(
     r"(?:continue|start|stop|increase|decrease|reduce|add|begin|take|keep|return|follow|call|order|obtain|check|repeat|recheck"
     r"|refer|referral|schedule|discuss\w*|counsel\w*|recommend\w*|advise\w*|encourage\w*|review\w*|refill\w*|prescri\w+|trial|use"
     r"|avoid|send|sent|get|see|consider|monitor|watch|hold|resume|switch|change|apply|give\w*|given|wear|ice|rest|drink|go|come|if|when"
-    r"|since|because|as|after|before|until|labs?|no|not|will|patient|pt|the|this|there|these|those|it|all|most|more|due to|risks?"
+    r"|since|because|as|after|before|until|labs?|no|not|will|patient|pt|the|this|there|these|those|it|all|most"
+    r"|more|due to|risks?"
     r"|spent|total|time|thank|sincerely|signed|electronically|rtc|f/u|well|stable|improv\w+|at goal)\b",
     re.IGNORECASE,
 )

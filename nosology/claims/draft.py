@@ -35,7 +35,8 @@ _WEEKS = re.compile(
 )
 
 _OBSTETRIC = re.compile(
-    r"\b(?:G\d+ ?P\d|pregnan|IUP\b|labor\b|deliver(?:y|ed)\b|gestation|P?PROM\b|LTCS\b|N?SVD\b|c-?section|cesarean|fetal"
+    r"\b(?:G\d+ ?P\d|pregnan|IUP\b|labor\b|deliver(?:y|ed)\b|gestation|P?PROM\b|LTCS\b|N?SVD\b|c-?section|cesarean"
+    r"|fetal"
     r"|twins?\b|placenta|\w*eclampsia|gravid|liveborn|abortion|amnio|HELLP|GDM\b|IUFD|IUGR|stillb)",
     re.IGNORECASE,
 )

@@ -62,7 +62,8 @@ _REPORT_SECTIONS = frozenset(
     ("start", "other", "indication", "hpi", "impression", "findings", "technique", "results", "service")
 )
 _CLINIC_TITLE = re.compile(
-    r"hpi|subjective|(?:history of )?(?:the )?present illness|interval history|chief complaint|cc|plan|a/?p|assessment ?(?:/|and|&) ?plan"
+    r"hpi|subjective|(?:history of )?(?:the )?present illness|interval history|chief complaint|cc|plan|a/?p"
+    r"|assessment ?(?:/|and|&) ?plan"
     r"|(?:current |home )?med(?:ication)?s|ros|review of systems|social history|vitals?(?: signs)?",
     re.IGNORECASE,
 )

@@ -11,7 +11,8 @@ from nosology.text.tokens import words_of
 
 _FRACTURE = re.compile(r"\b(?:fractures?|fxs?|broken)\b", re.IGNORECASE)
 _OPEN = re.compile(
-    r"\bopen\b(?! reduction)[^.;\n]{0,40}\b(?:fractures?|fxs?)\b|\b(?:fractures?|fxs?)\b[^.;\n]{0,40}\b(?:was|is|were) open\b"
+    r"\bopen\b(?! reduction)[^.;\n]{0,40}\b(?:fractures?|fxs?)\b|\b(?:fractures?|fxs?)\b[^.;\n]{0,40}\b(?:was|is"
+    r"|were) open\b"
     r"|\bGustilo\b|\bopen\s(?:type|grade) (?:I|1|2|3)",
     re.IGNORECASE,
 )

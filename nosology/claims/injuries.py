@@ -21,7 +21,8 @@ _BY_GRADE = (("S36.11", "S36.11", "45666"), ("S36.03", "S36.03", "01122"), ("S37
 
 _BURN = re.compile(r"\bburn(?:s|ed)?\b|\bscald(?:s|ed)?\b", re.IGNORECASE)
 _DEGREE = re.compile(
-    r"(?<!% )(?<!%)\b(?:(?P<d1>first|1st|superficial(?! partial))|(?P<d2>second|2nd|(?:deep |superficial )?partial)|(?P<d3>third|3rd|4th|fourth|full))"
+    r"(?<!% )(?<!%)\b(?:(?P<d1>first|1st|superficial(?! partial))|(?P<d2>second|2nd|(?:deep "
+    r"|superficial )?partial)|(?P<d3>third|3rd|4th|fourth|full))"
     r"(?:[ -](?:degree|deg|thickness))?\b",
     re.IGNORECASE,
 )

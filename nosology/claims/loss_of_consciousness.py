@@ -6,7 +6,8 @@ import re
 
 _LOC = r"(?:LOC|loss of consciousness|lost consciousness|los[et] consciousness|unconscious(?:ness)?|knocked out)"
 _NO_LOC = re.compile(
-    rf"\b(?:no|without|w/o|denie[sd]|neg(?:ative)?(?: for)?|never|not?|did not|didn't)\s(?:any |a |head (?:trauma|strike|injury) (?:or|and|/) ?|definite )?{_LOC}\b"
+    rf"\b(?:no|without|w/o|denie[sd]|neg(?:ative)?(?: for)?|never|not?|did not|didn't)\s(?:any |a |head (?:trauma"
+    rf"|strike|injury) (?:or|and|/) ?|definite )?{_LOC}\b"
     r"|\bLOC\s?(?:\(-\)|neg\w*|denied|-(?!\w))|(?<!\w)-LOC\b",
     re.IGNORECASE,
 )
@@ -14,9 +15,15 @@ _UNKNOWN_LOC = re.compile(
     rf"(?:\bunknown|\bunclear|\buncertain|\?)\s?(?:if )?{_LOC}\b|\bLOC\s?(?:unknown|unclear|uncertain|\?)", re.I
 )
 _ANY_LOC = re.compile(rf"\b{_LOC}\b", re.IGNORECASE)
-_NUMBERS = {word: number for number, word in enumerate("zero one two three four five six seven eight nine ten".split())}
+_NUMBERS = {
+    word: number
+    for number, word in enumerate(
+        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+    )
+}
 _DURATION = re.compile(
-    rf"(?P<number>\d+|{'|'.join(_NUMBERS)}|a few|several|few|couple(?: of)?)\s?(?:-?\d+ ?)?(?P<unit>s(?:ec\w*)?|min\w*|h(?:r|our)?s?)\b",
+    rf"(?P<number>\d+|{'|'.join(_NUMBERS)}|a few|several|few|couple(?: of)?)\s?(?:-?\d+ ?)?(?P<unit>s(?:ec\w*)?"
+    rf"|min\w*|h(?:r|our)?s?)\b",
     re.IGNORECASE,
 )
 _BRIEF = re.compile(r"\b(?:brief(?:ly)?|momentar\w+|transient(?:ly)?|short|seconds?)\b", re.IGNORECASE)

@@ -28,7 +28,8 @@ _LIKE = re.compile(
     r"\b(?:consistent|compatible|comparable|in keeping) with\b[^.;:\n]*$|\bc/w\b[^.;:\n]*$"
     r"|\b(?:working|presumptive|provisional|tentative) (?:diagnosis|dx)\b[^.;\n]*$|\bindicative of\b[^.;:\n]*$"
     r"|\bfavor(?:ed|s|ing)?\b[^.;:\n]*$"
-    r"|\b(?:typical|characteristic) (?:for|of)\b[^.;:\n]*$|\b(?:points? to(?:ward)?|fits? (?:well )?with|in line with)\b[^.;:\n]*$",
+    r"|\b(?:typical|characteristic) (?:for|of)\b[^.;:\n]*$|\b(?:points? to(?:ward)?|fits? (?:well )?with"
+    r"|in line with)\b[^.;:\n]*$",
     re.IGNORECASE,
 )
 # In the talk of a visit these leave a diagnosis open as well; what the patient is known to have is not meant.
@@ -39,7 +40,9 @@ _TENTATIVE = re.compile(
     r"|\b(?:concerned|worried) (?:about|for|that)\b[^.;:\n]*$",
     re.IGNORECASE,
 )
-_KNOWN = re.compile(r"\b(?:his|her|their|known|underlying|history of|longstanding|chronic)\b(?:\W+[\w-]+){0,2}\W*$", re.I)
+_KNOWN = re.compile(
+    r"\b(?:his|her|their|known|underlying|history of|longstanding|chronic)\b(?:\W+[\w-]+){0,2}\W*$", re.I
+)
 # Not yet examined at all: only in the list of final diagnoses do these mean "still to be ruled out".
 _TO_EXAMINE = re.compile(
     r"\b(?:r/o|rule|rules?d? out|eval\w*|assess\w*|work ?up|exclude|vs|versus|differential|ddx|query|question\w*"
@@ -61,7 +64,8 @@ _ON_ARRIVAL = re.compile(
 )
 _RELATIVES = r"(?:mothers?|moms?|mum|fathers?|dads?|parents?|sisters?|brothers?|sib(?:ling)?s?|husband|wife|donor)"
 _SAID_OF_OTHER = re.compile(  # "his wife is being treated for", "a coworker was found to have"
-    r"\b(?:his|her|their|my|an?|whose|the patient's) (?:\w+ )?(?:mother|mom|father|dad|parent|sister|brother|husband|wife"
+    r"\b(?:his|her|their|my|an?|whose|the patient's) (?:\w+ )?(?:mother|mom|father|dad|parent|sister|brother"
+    r"|husband|wife"
     r"|spouse|partner|son|daughter|child|uncle|aunt|cousin|nephew|niece|grand\w+|friend|neighbor|co-?worker|roommate"
     r"|boyfriend|girlfriend|boss)s?,? (?:who )?(?:\w+ ){0,2}?(?:has|had|have|is|was|were|got|gets|died|suffer\w*|takes"
     r"|developed|went|recently)\b(?![^.;\n]*\b(?:he|she|I|they|patient)\b)[^.;\n]*$",
@@ -76,7 +80,8 @@ _NAME = re.compile(  # of a place, a test or a service: "HEADACHE CLINIC", "seps
     r"\s+(?:clinic|diet(?! controlled)|unit|service|cent(?:er|re)|team|program|protocol|registry|score|scale"
     r"|questionnaire|screen|consent|education|handouts?|support group|nurse|foundation|society|ppx|prophylaxis"
     r"|precautions|shot|vaccines?)\b"
-    r"|(?:(?:,| and| or|/) ?[\w-]+){0,2} (?:tests?|testing|PrEP)\b(?! (?:was |were |is |came back )?(?:positive|reactive))",
+    r"|(?:(?:,| and| or|/) ?[\w-]+){0,2} (?:tests?|testing|PrEP)\b(?! (?:was |were |is |came back )?(?:positive"
+    r"|reactive))",
     re.IGNORECASE,
 )
 _TEACHING = re.compile(
@@ -97,7 +102,8 @@ _CAUSED_BY_DRUG = re.compile(
 _ITEM_END = re.compile(r"[;\n]|\.\s|, (?=[A-Za-z])|\s-\s+(?=[A-Z])")
 _STRUCK = re.compile(r"\b(?:error|erroneous|removed|entered in error|disproven|not confirmed|never confirmed)\b", re.I)
 _OVER = re.compile(
-    r"[\s,:;(–-]*(?:(?:has|have|is|are|was|now|completely|fully|since|clinically|entirely) )*(?:resolved|healed|cleared)\b",
+    r"[\s,:;(–-]*(?:(?:has|have|is|are|was|now|completely|fully|since|clinically|entirely) )*(?:resolved|healed"
+    r"|cleared)\b",
     re.I,
 )
 _RESOLVED = re.compile(r"\bresolved\b|\bcured\b|\bdelivered\b|\bmiscarriage\b", re.IGNORECASE)

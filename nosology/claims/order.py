@@ -22,7 +22,8 @@ _BACKGROUND = (
 )  # fmt: skip
 _PRINCIPAL = re.compile(r"\W*\b(?:principal|primary)\b[^\n:]*:", re.IGNORECASE)
 _ADMITTED = re.compile(
-    r"\b(?:re-?)?(?:adm(?:it(?:ted)?|ission)?|hospitalized|transferred)\b[^.;\n]{0,20}?\b(?:for|with|w/|because of|due to|2/2)"
+    r"\b(?:re-?)?(?:adm(?:it(?:ted)?|ission)?|hospitalized|transferred)\b[^.;\n]{0,20}?\b(?:for|with|w/|because of"
+    r"|due to|2/2)"
     r"[^.;\n]*$|\breason for admission\b[^.\n]*$",
     re.IGNORECASE,
 )
@@ -35,7 +36,8 @@ _REASON = re.compile(
 _KNOWN = re.compile(
     r"(?:\b(?:h/o|hx(?: of)?|history of|PMHx?|PSH|known|s/p|background of|with a history of|chronic)\b"
     r"|\b(?:M|F|man|woman|male|female|gentleman|lady|yo|y/o)\b,?\s(?:\([^)]*\)\s?)?(?:w/|with|c)\s?)"
-    r"(?:(?!\b(?:adm\w*|p/w|present\w*|c/o|here|sent|brought|BIB\w*|found|came|who|now|transferred|s/p fall|fell)\b|→|->)[^.\n])*$",
+    r"(?:(?!\b(?:adm\w*|p/w|present\w*|c/o|here|sent|brought|BIB\w*|found|came|who|now|transferred|s/p fall"
+    r"|fell)\b|→|->)[^.\n])*$",
     re.IGNORECASE,
 )
 _SAME = re.compile(r"\bpost-?op(?:erative)? (?:diagnos[ei]s|dx)\s*:\s*same\b", re.IGNORECASE)

@@ -13,7 +13,8 @@ _UNSPECIFIED = ", unspecified trimester"
 _IN_BRACKETS = re.compile(r" \([^)]*\)")
 _NAMES = {"1": "first", "2": "second", "3": "third"}
 _DELIVERED = re.compile(
-    r"\b(?:vaginal delivery|N?SVD|VAVD|VBAC|FAVD|[rp]?LTCS|CS|C/S|(?:cesarean|c-?) ?(?:delivery|section)|delivered|liveborn"
+    r"\b(?:vaginal delivery|N?SVD|VAVD|VBAC|FAVD|[rp]?LTCS|CS|C/S|(?:cesarean|c-?) ?(?:delivery|section)|delivered"
+    r"|liveborn"
     r"|delivery of (?:a )?(?:viable|live)|delivery (?:note|summary))\b",
     re.IGNORECASE,
 )

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from nosology.claims.draft import Draft, LeftOut, Query
-from nosology.claims.mention_status import is_newborn
 from nosology.claims.procedure_names import NamedProcedure, named_procedures
 from nosology.claims.procedure_resolver import PartialCode, ProcedureResolver
 from nosology.claims.procedure_status import is_performed
@@ -65,7 +64,7 @@ def propose_procedures(draft: Draft) -> ProposedProcedures:
     named = named_procedures(draft)
     starts = [item.span.start for item in named[1:]] + [len(draft.text)]
     done = [item for item, start in zip(named, starts) if is_performed(draft, item, start)]
-    if done and is_newborn(draft):
+    if done and draft.is_newborn:
         done = [item for item in done if not item.procedure.of_mother]
     if not done:
         return ProposedProcedures()

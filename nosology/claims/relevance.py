@@ -18,7 +18,8 @@ _NOT_ASSESSED = (
 _FINDINGS = ("review_of_systems", "physical_exam", "vital_signs", "instructions")
 _NO_PLACE_FOR_SYMPTOMS = (*_NOT_ASSESSED, "indication", "findings")
 _MANAGED = re.compile(
-    r"\b(?:on(?! (?:the|both|right|left|a|an|his|her|exam\w*|palpation|physical|imaging|x-?ray|CT|MRI)\b)|takes?|taking|continues?|continued|cont|started?|starting|increased?|decreased?|refill(?:ed)?|prescribed"
+    r"\b(?:on(?! (?:the|both|right|left|a|an|his|her|exam\w*|palpation|physical|imaging|x-?ray|CT|MRI)\b)|takes?"
+    r"|taking|continues?|continued|cont|started?|starting|increased?|decreased?|refill(?:ed)?|prescribed"
     r"|controlled|uncontrolled|stable|worsening|improving|at goal|well managed|managed|treated|treatment|monitor(?:ed)?"
     r"|follow(?:ed|s)? by|referred|\d+ ?(?:mg|mcg|units?|g)|daily|b\.?i\.?d|t\.?i\.?d|q\.?h\.?s|prn|therapy|inhaler"
     r"|insulin|dialysis|chemo(?:therapy)?|surgery scheduled)\b",

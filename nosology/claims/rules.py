@@ -17,8 +17,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from nosology.claims.code_completion import completed
-from nosology.claims.mention_status import SYMPTOMS
 from nosology.claims.draft import RULE_PROBABILITY, Draft, Entry, Query, matches, references
+from nosology.claims.mention_status import SYMPTOMS
 from nosology.claims.pregnancy import is_pregnant
 from nosology.claims.rule_phrases import PhraseIndex, find_phrases, phrase_index
 from nosology.claims.substances import drug_lists, substances_in

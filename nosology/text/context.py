@@ -35,7 +35,10 @@ _PAST_TITLE = re.compile(r"\b(?:past|prior|pmhx?|medical|cardiac history|anteced
 # A list of past diseases ends at an empty line before text that is no list item, or at a line like a heading.
 _LIST_END = re.compile(r"\n[ \t]*\n\s*(?![-*•\d\s(])|\n[ \t]*(?=[A-ZÁÉÍÓÚÑ][^:.;,\n]{2,50}:)")
 
-_TEST = r"(?:PCR|s?Ag|Ab|Ig[MG]|[RD]NA|NAAT|antigens?|antibod(?:y|ies)|tests?|screen|swab|cultures?|cx|panel|serolog(?:y|ies))"
+_TEST = (
+    r"(?:PCR|s?Ag|Ab|Ig[MG]|[RD]NA|NAAT|antigens?|antibod(?:y|ies)|tests?|screen|swab|cultures?|cx|panel"
+    r"|serolog(?:y|ies))"
+)
 _NEGATIVE = r"(?:negative|neg|non-?reactive|not detected)\b(?!\s+for\b)"
 _END = r"\s*(?=[.,;)\n\r]|$)"
 # A sentence that is no longer about relatives.
@@ -83,7 +86,8 @@ _NEXT_DRUG = re.compile(r"[,;](?=[^,;.\n]*\d ?(?:mg|mcg|g|ml|units?|puffs?|tabs?
 _CLAUSE_SCOPED = ("negated", "uncertain", "historical")  # categories whose scopes end at a semicolon
 _BRACKET_SCOPED = ("negated", "uncertain", "hypothetical", "historical")  # whose scopes do not leave brackets
 _NEGATIVE_LIST = re.compile(  # "Negative: fever, chills"
-    r"(?:^|[.;\n\r]\s*|\bpertinent\s+|\bROS\s+)(?:negatives?|neg|negativos?|not (?:found|present|seen)|excluded|ruled out)\s*:"
+    r"(?:^|[.;\n\r]\s*|\bpertinent\s+|\bROS\s+)(?:negatives?|neg|negativos?|not (?:found|present|seen)|excluded"
+    r"|ruled out)\s*:"
     r"(?:(?!\b(?:positives?|but|except)\b)[^.;:\n\r])*$",
     re.IGNORECASE,
 )
