@@ -262,7 +262,16 @@ def _claim_code(draft: Draft, entry: Entry, place: int) -> ClaimCode:
         probability=entry.probability,
         role="principal" if place == 0 else "secondary",
         poa=present_on_admission(draft, entry),
-        evidence=entry.evidence,
+        evidence=_longest(entry.evidence),
         basis="rule" if entry.rule else "mention",
         rule=entry.rule,
+    )
+
+
+def _longest(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """The spans that are not inside another one."""
+    return tuple(
+        span
+        for span in spans
+        if not any(other != span and other.start <= span.start and span.end <= other.end for other in spans)
     )

@@ -31,6 +31,7 @@ from nosology.text.phrases import PhraseIndex, TokenizedNote, tokenized_note
 from nosology.text.stems import is_listed_word, stem, word_keys
 
 _DESCRIPTION = SOURCES.index("description")
+_ACUITY = frozenset({"acute", "chronic"})
 # Lines, without a number or the name of a section; parts of a line between semicolons.
 _ITEMS = (re.compile(r"[^\n]+"), re.compile(r"(?<=[:.)*•-] )[^\n]+"), re.compile(r"[^\n;]+"))
 _SPLIT = re.compile(r"[:()]")
@@ -214,11 +215,21 @@ def _can_be_term(text: str, note: TokenizedNote, places: tuple[int, ...], vocabu
         return False
     if len(places) > 1:
         between = text[note.ends[places[0]] : note.starts[places[-1]]]
-        return ";" not in between and not _is_split(text, note, places)
+        return ";" not in between and not _is_split(text, note, places) and not _takes_acuity(text, note, places)
     start, end, word = note.starts[places[0]], note.ends[places[0]], note.words[places[0]]
     written = text[start:end]
     is_expanded = written.lower() != word
     return end - start > _MAX_ABBREVIATION or is_expanded or written.isupper() or is_listed_word(word)
+
+
+def _takes_acuity(text: str, note: TokenizedNote, places: tuple[int, ...]) -> bool:
+    """Whether a mention has only "chronic" or "acute" of an abbreviation: "prednisone for COPD" is no chronic use."""
+    return any(
+        note.words[place] in _ACUITY
+        and text[note.starts[place] : note.ends[place]].lower() != note.words[place]
+        and not any(note.starts[other] == note.starts[place] for other in places if other != place)
+        for place in places
+    )
 
 
 def _is_split(text: str, note: TokenizedNote, places: tuple[int, ...]) -> bool:
