@@ -73,6 +73,7 @@ class Assessment:
         if any(titles and not _is_plan(it) for it, titles in zip(self._areas, named)):
             named = [[] if _is_plan(it) else titles for it, titles in zip(self._areas, named)]
         self._named = named
+        self._labelled = [any(_labels(text, section)) for section in self._areas]
         self._starts = [section.span.start for section in self._areas]
         self._has_diagnoses = any(not _is_plan(section) for section in self._areas)
         self.titles = [title for titles in named for title in titles]
@@ -90,7 +91,7 @@ class Assessment:
             return OUTSIDE
         if self.title(span) is not None:
             return TITLE
-        is_detail = self._named[at] or (self._has_diagnoses and _is_plan(self._areas[at]))
+        is_detail = self._named[at] or self._labelled[at] or (self._has_diagnoses and _is_plan(self._areas[at]))
         return DETAIL if is_detail else STATEMENT
 
     def title(self, span: Span) -> Span | None:
@@ -127,6 +128,14 @@ def _titles(text: str, section: Section) -> Iterator[Span]:
     for mark, title in found:
         if not (has_plain and mark == "bullet"):
             yield title
+
+
+def _labels(text: str, section: Section) -> Iterator[re.Match[str]]:
+    """The labels of the parts of problems: "Medical Reasoning:"."""
+    for line in _LINE.finditer(text, section.body.start, section.body.end):
+        mark = _MARK.match(text, line.start(), line.end())
+        if mark is not None and (label := _LABEL.match(text, mark.end(), line.end())):
+            yield label
 
 
 def _candidates(text: str, section: Section) -> Iterator[tuple[str, Span]]:

@@ -31,7 +31,8 @@ _REASON = ("chief_complaint", "hpi")  # sections that say why the patient came
 _OPENING = (*_REASON, "start")
 # Codes that say why the patient came or what was done: the chief complaint and the history count as well.
 _ENCOUNTER = "Z00-Z13|Z20-Z53|Z3A"
-_NOT_IN_PLAN = "Z00-Z13|Z40-Z53|Z71.9"  # examinations of another day, and the word counseling
+_NOT_IN_PLAN = "Z00-Z13|Z40-Z53"  # examinations and treatments of another day
+_COUNSELING = "Z71.9"  # the word is a label of a plan
 _INJURY = "S00-T88|M80|M84|O9A|F43"
 _DRUG_OF_DISEASE = "Z79.0|Z79.4|Z79.84|Z79.85"
 _NOT_ASSESSED_REASON = "IV.J: the visit did not treat, evaluate or monitor it"
@@ -97,6 +98,8 @@ def _place(draft: Draft, entry: Entry) -> int:
 def _is_assessed(draft: Draft, entry: Entry, place: int, named: list[Entry]) -> bool:
     """Whether the visit dealt with a code, by the place of its best mention; named: codes of the problems."""
     code = entry.code
+    if code == _COUNSELING:
+        return False
     if place >= STATEMENT and code[0] not in "VWXY":
         return True
     if matches(_ENCOUNTER, code) and any(draft.section_kind(span.start) in _OPENING for span in entry.evidence):

@@ -41,7 +41,8 @@ _GENERIC = frozenset(key for word in _GENERIC_WORDS.split() for key in word_keys
 _BOUNDARY = re.compile(r"[;:.\n]")
 _BOUNDARY_OF_SPECIMEN = re.compile(r"[;.\n]")
 _CAUSE = re.compile(r"\W*(?:due to|secondary to|caused by|from|d/t|2/2)\W*", re.IGNORECASE)
-_NOT_REFINED = ("C76", "C77", "C78", "C79", "C80")  # the words near a metastasis name the primary site
+# The words near a metastasis name the primary site; pain of a leg is not that of the lower leg.
+_NOT_REFINED = ("C76", "C77", "C78", "C79", "C80", "M79.60")
 _BOTH_SIDES = r"\b(?:right|left)(?: and |/| & )(?:right|left)\b"
 _AFTER = 40  # characters after a mention with its number or type
 _SEVERAL_RIBS = re.compile(
