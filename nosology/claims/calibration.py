@@ -65,9 +65,9 @@ def calibrate(draft: Draft, calibration: Calibration | None = None) -> None:
     is_short = draft.encounter.role != "attending" and len(draft.tokens) <= _SHORT_REPORT
     calibration = calibration or default_calibration()
     for code, entry in list(draft.entries.items()):
-        probability = _probability(features(draft, entry), calibration.weights)
-        draft.entries[code] = replace(entry, probability=probability)
-        if probability < calibration.threshold and not is_short:
+        value = probability(features(draft, entry), calibration.weights)
+        draft.entries[code] = replace(entry, probability=value)
+        if value < calibration.threshold and not is_short:
             draft.drop(code, "the words of the note are too weak evidence for this code", "weak-evidence")
 
 
@@ -78,7 +78,8 @@ def default_calibration() -> Calibration:
     return Calibration(stored["weights"], stored["threshold"])
 
 
-def _probability(values: dict[str, float], weights: dict[str, float]) -> float:
+def probability(values: dict[str, float], weights: dict[str, float]) -> float:
+    """The probability of a code with these features."""
     score = sum(value * weights.get(name, 0.0) for name, value in values.items())
     return 1 / (1 + math.exp(-score))
 
