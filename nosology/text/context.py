@@ -61,7 +61,7 @@ _NEGATION_AFTER = re.compile(
     r"|\s*[:?–-]?\s*(?:(?:\[ ?\]|☐)\s*y(?:es)?\s*)?(?:\[x\]|☑|☒)\s*no?\b"  # Falls: [ ] yes [x] no
     rf"|(?:\s*(?:,|/|&|\band\b|\bor\b|\by\b)\s*[A-Z0-9]{{1,2}}\b)+(?:\s+{_TEST})?\s+(?:negative|neg)\b(?!\s+for\b)"
     rf"|\s+(?:and|&)\s+(?:[\w-]+\s+){{0,2}}{_TEST}\s+{_NEGATIVE}|,?\s+r/o['’]?d\b"
-    r"|\s+(?:no|absent)\s*(?=[,;)])",
+    r"|\s+(?:no|absent)\s*(?=[,;)])|(?<=[a-z]{2})-(?=[,;.)]|$)",  # HIV-, HBsAg-
     re.IGNORECASE,
 )
 _NEGATION_INSIDE = re.compile(r"(?<=\w)[\s,;(]+(?:without|w/o|with no|not|no|sin)\b", re.IGNORECASE)

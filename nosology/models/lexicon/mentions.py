@@ -235,7 +235,8 @@ def _takes_acuity(text: str, note: TokenizedNote, places: tuple[int, ...]) -> bo
 def _is_split(text: str, note: TokenizedNote, places: tuple[int, ...]) -> bool:
     """Whether other words and a colon or bracket, or for a number a comma, are between two words of a mention.
 
-    "disorder, severe (a fifth" is no fifth disease, and "CKD stage 4, creatinine 2" is no stage 2.
+    "disorder, severe (a fifth" is no fifth disease, and "CKD stage 4, creatinine 2" is no stage 2. The disease of an
+    abbreviation does not belong to words beyond a comma: "ischemic cardiomyopathy, CKD".
     """
     for one, other in pairwise(place for place in places if not _side_of(note.words[place])):
         between = text[note.ends[one] : note.starts[other]]
@@ -243,7 +244,15 @@ def _is_split(text: str, note: TokenizedNote, places: tuple[int, ...]) -> bool:
             _SPLIT.search(between) or ("," in between and note.words[other].isdigit())
         ):
             return True
+        if "," in between and any(_is_part_of_abbreviation(note, place, places) for place in (one, other)):
+            return True
     return False
+
+
+def _is_part_of_abbreviation(note: TokenizedNote, place: int, places: tuple[int, ...]) -> bool:
+    """Whether a word is from an expanded abbreviation of which a mention has only some words."""
+    same = [other for other in (place - 1, place + 1) if 0 <= other < len(note.words)]
+    return any(note.starts[other] == note.starts[place] and other not in places for other in same)
 
 
 def _mention(text: str, note: TokenizedNote, masks: Sequence[int], places: tuple[int, ...], gap: int) -> Mention:

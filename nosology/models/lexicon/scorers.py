@@ -109,7 +109,7 @@ class ContextPolicy:
 
     def with_seventh(self, code: Code, character: str) -> Code:
         """The code of an injury with another seventh character, if the release has it; else the code itself."""
-        if len(code.code) != 8 or code.code[-1] not in "AB":
+        if len(code.code) != 8 or code.code[-1] not in "AB" or code.code.startswith("T8"):  # a complication is treated
             return code
         is_open = code.code[-1] == "B"
         for last in (_LATER_OPEN.get(character, character) if is_open else character, character, "D"):
