@@ -3,7 +3,8 @@
 python benchmarks/quality/claim_calibration.py FILE... [--write]
 
 FILE: as for claims.py. ece_before: of the coder's probabilities; ece_shipped: of the weights in the package;
-ece_crosswise: of weights fitted on the other notes. Folds are whole notes. --write stores the weights of all notes in the package.
+ece_crosswise: of weights fitted on the other notes. Folds are whole notes. --write stores the weights of all notes in
+the package.
 """
 
 from __future__ import annotations
