@@ -46,6 +46,7 @@ _GROUPS = {
     for letters, group in (("AB", "infection"), ("ST", "injury"), ("VWXY", "cause"), ("OP", "birth"))
     for letter in letters
 }
+_NO_DIAGNOSIS = "VWXYZ"  # first letters of causes and status
 _MAX_ABBREVIATION = 4  # characters
 _SHORT_REPORT = 80  # words
 
@@ -60,15 +61,16 @@ class Calibration(NamedTuple):
 def calibrate(draft: Draft, calibration: Calibration | None = None) -> None:
     """Gives each code its calibrated probability, and leaves out the codes below the threshold.
 
-    The few words of a short report all count: nothing is left out of its claim.
+    The few words of a short report all count: nothing is left out of its claim, nor where no diagnosis would remain.
     """
-    is_short = draft.encounter.role != "attending" and len(draft.tokens) <= _SHORT_REPORT
     calibration = calibration or default_calibration()
-    for code, entry in list(draft.entries.items()):
-        value = probability(features(draft, entry), calibration.weights)
-        draft.entries[code] = replace(entry, probability=value)
-        if value < calibration.threshold and not is_short:
-            draft.drop(code, "the words of the note are too weak evidence for this code", "weak-evidence")
+    for code, entry in draft.entries.items():
+        draft.entries[code] = replace(entry, probability=probability(features(draft, entry), calibration.weights))
+    weak = [code for code, entry in draft.entries.items() if entry.probability < calibration.threshold]
+    is_short = draft.encounter.role != "attending" and len(draft.tokens) <= _SHORT_REPORT
+    has_diagnosis = any(code not in weak and code[0] not in _NO_DIAGNOSIS for code in draft.entries)
+    for code in weak if has_diagnosis and not is_short else ():
+        draft.drop(code, "the words of the note are too weak evidence for this code", "weak-evidence")
 
 
 @cache

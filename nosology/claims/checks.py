@@ -93,12 +93,12 @@ def check_codes(
                 *_check_excludes1(code, others),
                 *_check_code_first(code, list(codes)),
                 *_check_use_additional(code, others),
-                *_check_specificity(code),
+                *_check_specificity(code, _table_on(code.system, encounter)),
                 *_check_laterality(code, others, text, (evidence or {}).get(code, ())),
                 *_check_patient(code, encounter),
             ]
         elif not table(code.system).billable(code.code):
-            issues += _check_specificity(code)
+            issues += _check_specificity(code, table(code.system))
     if codes and assigned.principal is None:
         issues.append(CodeIssue("warning", "principal", codes[0], "no diagnosis is chosen, only procedures"))
     issues += _check_present_on_admission(assigned, encounter)
@@ -204,9 +204,17 @@ def _join_notes(notes: Sequence[str]) -> str:
     return joined if len(joined) <= 240 else joined[:239].rsplit(" ", 1)[0] + " …"
 
 
-def _check_specificity(code: Code) -> Iterator[CodeIssue]:
+def _table_on(system: str, encounter: Mapping[str, Any]) -> CodeTable:
+    """The code table of the encounter's date, or the newest one."""
+    day = encounter.get("date")
+    try:
+        return table(system, release_on(day, system)) if isinstance(day, str) and day else table(system)
+    except CodeError:
+        return table(system)
+
+
+def _check_specificity(code: Code, codes: CodeTable) -> Iterator[CodeIssue]:
     """Codes that are not billable, and unspecified codes with more specific siblings."""
-    codes = table(code.system)
     if code.code in codes and not codes.billable(code.code):
         below = [line for line in codes.descendants(code.code) if codes.billable(line)]
         message = f"{code.code} cannot be billed: it is divided into {len(below)} codes"

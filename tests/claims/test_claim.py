@@ -92,6 +92,18 @@ def test_codes_are_those_of_the_date(coder):
     assert codes == {"2019-11-03": {"N18.3"}, "2025-11-03": {"N18.30"}}
 
 
+def test_a_code_of_an_old_release_is_no_conflict(coder):
+    text = "Chronic kidney disease stage 3."
+    claim = build_claim("n", text, coder.code(text), {"date": "2019-11-03"})
+    assert [item.code for item in claim.codes] == ["N18.3"] and claim.conflicts == ()
+
+
+def test_weak_evidence_never_empties_a_claim(coder):
+    text = "Cough and fever. Assessment: probable pneumonia."
+    claim = build_claim("n", text, coder.code(text), {"setting": "outpatient"})
+    assert {item.code for item in claim.codes} == {"R05.9", "R50.9"}
+
+
 def test_an_empty_note_has_an_empty_claim(coder):
     claim = build_claim("note", "", coder.code(""), {})
     assert claim.codes == claim.left_out == claim.queries == claim.conflicts == ()
