@@ -62,7 +62,9 @@ _LISTED = re.compile(
     r"[^.;:\n]{0,80}\b(?:were|was) (?:also )?(?:reviewed|discussed|explained|mentioned)\b", re.IGNORECASE
 )
 _LATER = re.compile(
-    r"\W+(?:may|can|could|might) (?:get worse|worsen|occur|happen|develop|appear|return|recur|result)\b", re.I
+    r"\W+(?:may|can|could|might) (?:get worse|worsen|occur|happen|develop|appear|return|recur|result)\b"
+    r"|[^.;:\n]{0,30}\b(?:is|are) (?:to be expected|expected|common|possible|(?:the|a) (?:\w+ ){0,2}side effects?)\b",
+    re.IGNORECASE,
 )
 
 

@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 from nosology.claims.advice import is_advice
+from nosology.claims.assessment import DETAIL
 from nosology.claims.draft import Draft, matches
 from nosology.claims.ruled_out import is_resolved, is_ruled_out
 from nosology.codes.related_codes import is_past_event
@@ -155,6 +156,8 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
         return Objection("uncertain", reason)
     if is_ruled_out(draft, span, code, certain_section=kind in _FINAL and not is_uncertain):
         return Objection("ruled-out", "the note says that it was ruled out")
+    if context.historical and code[0] != "Z" and draft.assessment.is_discussion and _is_detail(draft, span):
+        return Objection("past", "the assessment mentions it only as history")
     if not draft.encounter.is_inpatient and code[0] != "Z" and _OVER.match(after):
         return Objection("resolved", "the note says that it is over")
     if is_resolved(draft, span, code):
@@ -173,6 +176,11 @@ def _is_alternative(draft: Draft, span: Span, before: str, after: str) -> bool:
     if draft.encounter.role == "attending":
         return False
     return _OR_AFTER.match(after) is not None or _OR_BEFORE.search(before) is not None
+
+
+def _is_detail(draft: Draft, span: Span) -> bool:
+    """Whether a mention is in the details of a problem of an outpatient visit."""
+    return not draft.encounter.is_inpatient and draft.assessment.place(span) == DETAIL
 
 
 def _is_tentative(draft: Draft, before: str) -> bool:

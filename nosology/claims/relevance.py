@@ -31,7 +31,9 @@ _REASON = ("chief_complaint", "hpi")  # sections that say why the patient came
 _OPENING = (*_REASON, "start")
 # Codes that say why the patient came or what was done: the chief complaint and the history count as well.
 _ENCOUNTER = "Z00-Z13|Z20-Z53|Z3A"
-_NOT_IN_PLAN = "Z00-Z13|Z40-Z53"  # examinations and treatments of another day
+_SYMPTOM_LIKE = (*_SYMPTOM, "G47.0", "G47.9", "K30", "K59.0", "L29")  # in the details of a problem: a symptom of it
+# In the plan of a problem: examinations of another day, usual drugs, and what is past or of relatives.
+_NOT_IN_PLAN = "Z00-Z13|Z40-Z53|Z79.1|Z79.2|Z79.3|Z79.5|Z79.82|Z79.83|Z79.89|Z80-Z84|Z87|!Z87.891"
 _COUNSELING = "Z71.9"  # the word is a label of a plan
 _INJURY = "S00-T88|M80|M84|O9A|F43"
 _DRUG_OF_DISEASE = "Z79.0|Z79.4|Z79.84|Z79.85"
@@ -104,11 +106,11 @@ def _is_assessed(draft: Draft, entry: Entry, place: int, named: list[Entry]) -> 
         return True
     if matches(_ENCOUNTER, code) and any(draft.section_kind(span.start) in _OPENING for span in entry.evidence):
         return True
-    if matches(_NOT_IN_PLAN, code):
+    if matches(_NOT_IN_PLAN, code) or code.startswith(_SYMPTOM_LIKE):
         return False
     if code[0] == "Z":
         return place == DETAIL and not all(is_advice(draft, span) for span in entry.evidence)
-    if code.startswith(_SYMPTOM) or code[0] in "VWXY":
+    if code[0] in "VWXY":
         return False
     if place == DETAIL:
         return _is_problem_of_its_own(draft, entry, named)
