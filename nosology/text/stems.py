@@ -15,7 +15,21 @@ from nosology.text.tokens import rows
 _SHORT = 4  # words up to this length are not stemmed: they are abbreviations or have no ending
 # Words whose stems would collide: tests and testes, sangre (blood) and sangrado (bleeding), calloso and callus.
 _NOT_STEMMED = frozenset(
-    ["test", "tests", "tested", "testing", "testis", "testes", "teste", "graves", "pneumoniae", "sangre", "calloso", "callosum", "hipocondrio"]
+    [
+        "test",
+        "tests",
+        "tested",
+        "testing",
+        "testis",
+        "testes",
+        "teste",
+        "graves",
+        "pneumoniae",
+        "sangre",
+        "calloso",
+        "callosum",
+        "hipocondrio",
+    ]
 )
 _PLURAL = re.compile(r"[^siu]s$")
 _FINAL_I = re.compile(r"(?<!fil)i$")  # retinopatía and retinopathy; but eosinófilo is not eosinofilia
