@@ -30,7 +30,7 @@ _WEEKS = re.compile(
     r"|\b(?P<after>[4-9]|[1-3]\d|4[0-2])\s?(?:w\d?d?|wks?|weeks?)(?:\s?\d\s?(?:d|days?)|\+\d|\s\d/7)?[ ,]*"
     r"(?:pregnant|gestation|gestational|pregnancy|GA\b|EGA|IUP|G\dP\d)"
     r"|\b(?P<days>[4-9]|[1-3]\d|4[0-2])\s?(?:w\s?\d\s?d?\b|weeks? (?:and )?\d days?|(?<=\s)\d/7\b)"
-    r"|(?<!x )(?<!x)\b(?P<alone>[89]|[1-3]\d|4[0-2])\s?w\b",
+    r"|(?<!x )(?<!x)\b(?P<alone>[89]|[1-3]\d|4[0-2])\s?w\b(?!/)",
     re.IGNORECASE,
 )
 

@@ -200,7 +200,7 @@ def _is_reaction(code: str, kind: str, before: str, words: str, is_first: bool) 
     """is_first: the mention is in the first sentence of its section."""
     if kind == "allergies" and is_first:
         return code[0] != "Z" and not matches("J30|J45|L20|L23|L24|L25", code)
-    if "(" in words:  # "allergic to amoxicillin (hives"
+    if "(" in words or "allerg" in words.lower():  # "allergic to amoxicillin (hives", "PCN allergy - hives"
         before += words
     return matches(_REACTIONS, code) and bool(
         kind == "allergies" or _ALLERGY.search(before) or _CAUSED_BY_DRUG.search(before)

@@ -41,16 +41,54 @@ _KNOWN = re.compile(
     re.IGNORECASE,
 )
 _SAME = re.compile(r"\bpost-?op(?:erative)? (?:diagnos[ei]s|dx)\s*:\s*same\b", re.IGNORECASE)
+_OPENING = 300  # characters at the start of a note with patient, known diseases and reason
+_PATIENT = re.compile(r"\b\d{1,3}[ -]?(?:y/?o|yo|year[- ]old|y\.o\.)?[ -]?(?:M|F|male|female|man|woman|boy|girl)\b")
+_REASON_STARTS = re.compile(
+    r"[;→]|->|\b(?:adm\w*|p/w|present(?:s|ed|ing)|c/o|sent|brought|BIB\w*|found|came|here|transferred|readmit\w*|w/ \d+ ?d)\b"
+    r"|\.\s+(?=(?:Found|Adm|Sent|BIB|Present|Came|Here|Today|Now|C/o)\w*\b)",
+    re.IGNORECASE,
+)
+# Operations of this stay and the conditions that they treat.
+_OPERATIONS = tuple(
+    (
+        re.compile(rf"(?<!prior )(?<!previous )(?<!hx )\b(?:{operation})\b(?! (?:in )?(?:19|20)\d\d)", re.IGNORECASE),
+        pattern,
+    )
+    for operation, pattern in (
+        (
+            r"POD ?#?\d+[^.;\n]{0,12}(?:TKA|THA|TKR|THR)|elective (?:total|TKA|THA)|total (?:knee|hip|shoulder) arthroplasty",
+            "M16|M17|M19|M87",
+        ),
+        (r"CABG x ?\d", "I25.1"),
+        (r"(?:lap\w*|open) (?:chole\w*|appy|appendectomy)", "K80|K81|K35"),
+        (
+            r"(?:colectomy|hemicolectomy|LAR|APR|Whipple|lobectomy|mastectomy|nephrectomy|prostatectomy|cystectomy|esophagectomy)",
+            "C15-C67|K57",
+        ),
+        (r"hernia repair|herniorrhaphy|hernioplasty", "K40-K46"),
+        (r"laminectomy|discectomy|ACDF|PLIF|TLIF|spinal fusion", "M43|M47|M48|M50|M51"),
+        (r"TAVR|AVR", "I35|I06|I08"),
+        (r"EVAR|aneurysm repair", "I71"),
+        (r"hysterectomy|TLH|TAH", "D25|N80|N81|N92|C53-C55"),
+        (r"TURP|HoLEP", "N40"),
+        (r"thyroidectomy", "C73|E04|E05"),
+        (r"sleeve gastrectomy|gastric bypass|RYGB", "E66"),
+    )
+)
 _PROBLEM = re.compile(r"[ \t]*(?:#+ ?(?:\d{1,2}[.):]?)?|\d{1,2}[.):]|[-•*])[ \t]*")
 _TITLE_LENGTH = 80  # characters of a problem's line that name the problem
 
-# Chronic diseases and findings that rarely cause an admission by themselves (II: "chiefly responsible").
+# Diseases of long standing: they do not arise during a stay and rarely cause an admission by themselves.
 _CHRONIC = (
-    "I10|I11.9|I12|I25.10|I25.2|I25.5|I25.8|I48.1|I48.2|I48.91|I73.9|E03|E04|E05.00|E11.9|E11.2|E11.4|E11.51|E11.65|E11.69"
-    "|E66|E78|E55|E53|E79|E10.9|J44.9|J45.20|J45.30|J45.40|J45.50|J45.909|J43|J96.1|N18|N40|N25|N20.0|K21|K58|K59.0|K76.0"
-    "|K57.30|K57.90|M10.9|M15-M19|M81|M06.9|M05|M87|F17|F32.A|F41|F10.20|F11.20|F12|F14.20|F15.20|F43.1|F60|F90|G20|G30|F01-F03"
-    "|G40.909|G47|G62|G25|H25-H26|H35|H40|D63|D50.9|D64.9|D69.6|B18|B35|L40|I50.22|I50.32|I50.42|I50.9|I51|D57.1|Q"
-    "|I69|G81|E87.6|E83.42|E83.39|E46|E44|E43|R13|R47|L89|D62|I27.2|C77-C79"
+    "I10|I11.9|I12|I25.10|I25.2|I25.5|I25.8|I48.1|I48.2|I73.9|E03|E04|E05.00|E08-E13|!E08.0|!E08.1|!E09.0|!E09.1|!E10.1"
+    "|!E11.0|!E11.1|!E13.0|!E13.1|!E10.64|!E11.64|!E11.52|!E10.52|!E11.621|!E10.621|!E11.628|E66|E78|E55|E53|E79|J44.9"
+    "|J45.20|J45.30|J45.40|J45.50|J45.909|J43|J96.1|N18|N40|N25|N20.0|K21|K58|K59.0|K76.0|K57.30|K57.90|K74|K76.6|M10.9"
+    "|M15-M19|M81|M06.9|M05|M87|F17|F32.A|F41|F10.20|F11.20|F12|F14.20|F15.20|F43.1|F60|F90|G20|G30|F01-F03|G40.909|G47"
+    "|G62|G25|H25-H26|H35|H40|D63|B18|B35|L40|I50.22|I50.32|I50.42|I51|D57.1|Q|I69|I27.2|C77-C79"
+)
+# Findings and complications that are rarely what an admission was for.
+_SECONDARY = (
+    "I48.91|D50.9|D64.9|D69.6|D62|E87.6|E83.42|E83.39|E46|E44|E43|R13|R47|L89|G81|I50.9|K92.0|K92.1|K56.7|J90|J98.11"
 )
 _SYMPTOMS = "R00-R99|G89|!R57|!R78.81|!R65"
 
@@ -184,10 +222,24 @@ def _place(draft: Draft, entry: Entry, explains: bool) -> tuple[float, list[int]
     starts = [start for rank, start in places if rank == best] or [len(draft.text)]
     rank = float(best)
     if draft.encounter.is_inpatient and best >= 0:  # what the note calls principal stays
-        rank += 3 * matches(_CHRONIC, entry.code) + 2 * matches(_SYMPTOMS, entry.code)
+        if not _is_treated(draft, entry.code):
+            rank += 3 * (matches(_CHRONIC, entry.code) or matches(_SECONDARY, entry.code))
+        rank += 2 * matches(_SYMPTOMS, entry.code)
         rank += 3 * (present_on_admission(draft, entry) == "N" and not entry.code.startswith("D57"))
         rank -= 0.5 * (explains and best > 0)
     return rank, starts, entry.code
+
+
+def _is_treated(draft: Draft, code: str) -> bool:
+    """Whether the note is about an operation for this condition."""
+    return any(matches(pattern, code) and operation.search(draft.text) for operation, pattern in _OPERATIONS)
+
+
+def _background(draft: Draft) -> Span:
+    """The list of known diseases between age and sex at the start of a note and the reason of the encounter."""
+    patient = _PATIENT.search(draft.text, 0, _OPENING)
+    reason = _REASON_STARTS.search(draft.text, patient.end(), patient.end() + _OPENING) if patient else None
+    return Span(patient.end(), reason.start()) if patient and reason else Span(0, 0)
 
 
 def _section_rank(draft: Draft, position: int) -> int:
@@ -210,8 +262,11 @@ def _section_rank(draft: Draft, position: int) -> int:
             return _PROBLEM_RANK
         if _ADMITTED.search(before) or section.kind == "chief_complaint":
             return _PROBLEM_RANK
-        if _KNOWN.search(before):
+        known = _background(draft)
+        if known.start <= position < known.end or _KNOWN.search(before):
             return _OTHER_SECTION + 1
+        if 0 < known.end <= position < known.end + _TITLE_LENGTH:
+            return _REASON_RANK
     return _REASON_RANK if section.kind == "hpi" or _REASON.search(before) else rank
 
 
@@ -251,6 +306,8 @@ def present_on_admission(draft: Draft, entry: Entry) -> str:
         return ""
     if is_poa_exempt(entry.code, draft.encounter.date or None):
         return "1"
+    if matches(_CHRONIC, entry.code):
+        return "Y"
     mentions = [span for span in entry.evidence if draft.section_kind(span.start) not in _SUMMARIES] or entry.evidence
     return "N" if mentions and _is_acquired(draft, min(mentions)) else "Y"
 

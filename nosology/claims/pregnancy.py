@@ -21,7 +21,7 @@ _DELIVERED = re.compile(
 _PREGNANT = re.compile(
     r"\b(?:is|currently|now) pregnant\b|\bpregnant (?:woman|female|patient|with|and)\b|\bpregnant,"
     r"|\b(?:in|during|complicating) (?:\w+ )?pregnancy\b|\b(?:IUP|intrauterine pregnancy)\b"
-    r"|\bG\d+\s?P\d+\b[^.\n]{0,12}(?:@|\bat\b)",
+    r"|\bG\d+\s?P\d+\b[^.\n]{0,12}(?:@|\bat\b)|\bPPD ?#?\d|\bpostpartum\b",
     re.IGNORECASE,
 )
 

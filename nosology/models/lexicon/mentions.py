@@ -251,8 +251,11 @@ def _is_split(text: str, note: TokenizedNote, places: tuple[int, ...]) -> bool:
 
 def _is_part_of_abbreviation(note: TokenizedNote, place: int, places: tuple[int, ...]) -> bool:
     """Whether a word is from an expanded abbreviation of which a mention has only some words."""
-    same = [other for other in (place - 1, place + 1) if 0 <= other < len(note.words)]
-    return any(note.starts[other] == note.starts[place] and other not in places for other in same)
+    first, last = (
+        np.searchsorted(note.starts, note.starts[place], "left"),
+        np.searchsorted(note.starts, note.starts[place], "right"),
+    )
+    return any(other not in places for other in range(int(first), int(last)))
 
 
 def _mention(text: str, note: TokenizedNote, masks: Sequence[int], places: tuple[int, ...], gap: int) -> Mention:
