@@ -1,8 +1,9 @@
 """Claims against gold code sets: micro precision, recall and F1, principal diagnosis, Excludes1 conflicts.
 
-python benchmarks/quality/claims.py FILE... [--off STAGE] [--ablate] [--errors]
+python benchmarks/quality/claims.py FILE... [--system icd10pcs] [--off STAGE] [--ablate] [--errors]
 
 FILE: JSON lines with id, setting, text, codes (gold), principal (optional), optional (codes neither right nor wrong).
+With --system icd10pcs the gold codes are procedures.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from nosology.claims.claim import STAGES, Claim, build_claim
+from nosology.claims.claim import STAGES, SYSTEMS, Claim, build_claim
 from nosology.serving.coder import Coder
 
 _STATED = ("setting", "date", "sex", "age", "admitted", "discharged", "role")
@@ -61,17 +62,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--coder", default="day-one")
+    parser.add_argument("--system", default="icd10cm", choices=SYSTEMS)
     parser.add_argument("--off", action="append", default=[], choices=STAGES)
     parser.add_argument("--ablate", action="store_true", help="turn each stage off in turn")
     parser.add_argument("--errors", action="store_true", help="print missed and wrong codes of each note")
     arguments = parser.parse_args()
     cases = read_cases(arguments.files)
-    coder = Coder.for_claims(arguments.coder)
-    suggestions = list(coder.code_all([case["text"] for case in cases]))
+    suggestions = [()] * len(cases)
+    if arguments.system != "icd10pcs":  # procedures are read from the text
+        suggestions = list(Coder.for_claims(arguments.coder).code_all([case["text"] for case in cases]))
 
     def claims(off: list[str]) -> list[Claim]:
         return [
-            build_claim(case["id"], case["text"], suggested, stated_fields(case), off=off)
+            build_claim(case["id"], case["text"], suggested, stated_fields(case), system=arguments.system, off=off)
             for case, suggested in zip(cases, suggestions)
         ]
 
