@@ -3,7 +3,7 @@
 python benchmarks/quality/claims.py FILE... [--system icd9cm] [--text-only] [--off STAGE] [--ablate] [--errors]
 
 FILE: JSON lines with id, text, codes (gold), fields of the encounter (setting, date, role ...), principal, and optional
-(codes neither right nor wrong).
+(codes neither right nor wrong). With --system icd10pcs the gold codes are procedures.
 """
 
 from __future__ import annotations

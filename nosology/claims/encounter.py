@@ -38,7 +38,8 @@ _INPATIENT = re.compile(
 _OUTPATIENT = re.compile(
     r"\b(?:clinic|office) (?:visit|note)\b|\bED (?:provider )?note\b|\bRTC\b|\breturn to clinic\b"
     r"|\b(?:presents?|comes in|returns?|seen|here) today\b|\bwho presents (?:for|to (?:the )?(?:clinic|office))\b"
-    r"|\b(?:telehealth|video visit|follow-?up visit|office today|clinic today)\b|\boutpatient (?:visit|note)|\b(?:exam|technique|comparison):|\bdischarged? home from (?:the )?ED\b",
+    r"|\b(?:telehealth|video visit|follow-?up visit|office today|clinic today)\b|\boutpatient (?:visit|note)"
+    r"|\b(?:exam|technique|comparison):|\bdischarged? home from (?:the )?ED\b",
     re.IGNORECASE,
 )
 _IMAGING = r"(?:CT|MRI|XR|VCUG|x-?ray|radiograph|ultrasound|sonogram|mammogram|cystourethrogram)"

@@ -44,7 +44,8 @@ _SAME = re.compile(r"\bpost-?op(?:erative)? (?:diagnos[ei]s|dx)\s*:\s*same\b", r
 _OPENING = 300  # characters at the start of a note with patient, known diseases and reason
 _PATIENT = re.compile(r"\b\d{1,3}[ -]?(?:y/?o|yo|year[- ]old|y\.o\.)?[ -]?(?:M|F|male|female|man|woman|boy|girl)\b")
 _REASON_STARTS = re.compile(
-    r"[;→]|->|\b(?:adm\w*|p/w|present(?:s|ed|ing)|c/o|sent|brought|BIB\w*|found|came|here|transferred|readmit\w*|w/ \d+ ?d)\b"
+    r"[;→]|->|\b(?:adm\w*|p/w|present(?:s|ed|ing)|c/o|sent|brought|BIB\w*|found|came|here|transferred|readmit\w*"
+    r"|w/ \d+ ?d)\b"
     r"|\.\s+(?=(?:Found|Adm|Sent|BIB|Present|Came|Here|Today|Now|C/o)\w*\b)",
     re.IGNORECASE,
 )
@@ -56,7 +57,8 @@ _OPERATIONS = tuple(
     )
     for operation, pattern in (
         (
-            r"POD ?#?\d+[^.;\n]{0,12}(?:TKA|THA|TKR|THR)|elective (?:total|TKA|THA)|total (?:knee|hip|shoulder) arthroplasty",
+            r"POD ?#?\d+[^.;\n]{0,12}(?:TKA|THA|TKR|THR)|elective (?:total|TKA|THA)|total (?:knee|hip"
+            r"|shoulder) arthroplasty",
             "M16|M17|M19|M87",
         ),
         (r"CABG x ?\d", "I25.1"),

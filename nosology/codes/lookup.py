@@ -75,7 +75,7 @@ def describe(code: Code, release: str | None = None) -> str:
 
 def _tables_with_wordings(system: str, release: str | None) -> Iterator[CodeTable]:
     """The tables in which a description is looked up, one after the other."""
-    if system == "icd10pcs" and release is not None:
+    if system == "icd10pcs" and release in releases(system):
         yield table(system, release)
     yield table(system)
     yield built_in_table(system)

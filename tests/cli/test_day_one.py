@@ -26,6 +26,23 @@ def test_release_and_context_can_be_set(run, note):
     assert code == 0 and {"J44.1", "M54.5", "J18.9"} <= accepted
 
 
+def test_other_code_systems(run, note):
+    code, out, _ = run("code", "day-one", note, "--system", "icd9cm")
+    assert code == 0 and "491.21" in out and "486" not in out
+    note.write_text("Procedure: Laparoscopic appendectomy.")
+    code, out, _ = run("code", "day-one", note, "--system", "icd10pcs", "--json")
+    assert code == 0 and [item["code"] for item in json.loads(out)["codes"]] == ["0DTJ4ZZ"]
+
+
+def test_procedures_of_a_claim(run, note):
+    note.write_text("Admitted with acute appendicitis.\nProcedure: Laparoscopic appendectomy. Left BKA.")
+    code, out, _ = run("claim", note, "--setting", "inpatient")
+    assert code == 0 and "procedures:" in out and "0DTJ4ZZ" in out and "ask: BKA" in out
+    code, out, _ = run("claim", note, "--system", "icd10pcs", "--json")
+    claim = json.loads(out)
+    assert code == 0 and [item["code"] for item in claim["codes"]] == ["0DTJ4ZZ"] and claim["procedures"] == []
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
