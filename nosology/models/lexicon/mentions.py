@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -251,11 +251,8 @@ def _is_split(text: str, note: TokenizedNote, places: tuple[int, ...]) -> bool:
 
 def _is_part_of_abbreviation(note: TokenizedNote, place: int, places: tuple[int, ...]) -> bool:
     """Whether a word is from an expanded abbreviation of which a mention has only some words."""
-    first, last = (
-        np.searchsorted(note.starts, note.starts[place], "left"),
-        np.searchsorted(note.starts, note.starts[place], "right"),
-    )
-    return any(other not in places for other in range(int(first), int(last)))
+    first, last = bisect_left(note.starts, note.starts[place]), bisect_right(note.starts, note.starts[place])
+    return any(other not in places for other in range(first, last))
 
 
 def _mention(text: str, note: TokenizedNote, masks: Sequence[int], places: tuple[int, ...], gap: int) -> Mention:
