@@ -22,7 +22,7 @@ SUMMARY = (
     "1. Acute on chronic systolic heart failure\n2. Hypertension\n3. CKD stage 3b\n4. Probable pneumonia\n"
 )
 STAY = {"setting": "inpatient", "date": "2025-11-03", "sex": "F", "age": 68}
-SET = ["I13.0", "I50.23", "N18.32", "J18.9"]
+SET = ["I13.0", "I50.23", "J18.9", "N18.32"]
 
 
 @pytest.fixture(scope="module")
