@@ -15,12 +15,13 @@ from nosology.models.hmhan.code_groups import CodeCombinations
 from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.hmhan.hmhan_net import HmhanNet
 from nosology.models.hmhan.hmhan_settings import HmhanRecipe
-from nosology.models.hmhan.report_batches import ReportDataset
+from nosology.models.hmhan.report_batches import ReportDataset, assign_folds
 from nosology.models.hmhan.report_features import EncodedReport, word_matrix
-from nosology.models.neural import EXCLUDED_LOGIT
+from nosology.training.calibration import EXCLUDED_LOGIT, choose_scaling
 
 _MAX_F1_LOSS = 0.015
 _NET_WEIGHTS = (1.0, 0.75, 0.5, 0.25, 0.0)
+_CALIBRATION_FOLDS = 5  # to choose between one calibration and one per code
 _STANDARD_ERRORS = 2.0  # a net weight within this many standard errors of the best is as good
 
 
@@ -59,6 +60,9 @@ def tune_on_held_out(
         net.share.fill_(weight)
     logits = by_weight[weight]
     model = model.calibrated(logits, held_out.gold)
+    if not model.words:
+        folds = min(_CALIBRATION_FOLDS, len(set(held_out.groups)))
+        model.calibration = choose_scaling(logits, held_out.gold, assign_folds(held_out, folds, recipe.seed))
     probabilities = model.to_probabilities(logits)
     if recipe.combinations.prior == "auto":
         exclude = held_out.gold if in_train else None

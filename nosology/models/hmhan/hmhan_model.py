@@ -177,7 +177,7 @@ class Hmhan(NeuralModel):
     ) -> HmhanEnsemble:
         """Nets of the right sizes, without learned weights."""
         words = len(config["words"]["names"]) if config["words"] else 0
-        loss = LossSettings.model_validate(config["loss"])
+        loss = LossSettings.model_validate({"corrected": False} | config["loss"])  # version 0.2 did not correct
         columns = len(MetadataColumns.from_json(config["columns"]))
         categories = torch.from_numpy(CodeCategories.at_level(labels, settings.level).of_label)
         n_encoders = 1 if settings.frozen else config["nets"]  # nets share a frozen encoder

@@ -26,7 +26,7 @@ from nosology.encoders.state_cache import GatheredStates
 from nosology.encoders.transformer import WindowedTransformer
 from nosology.models.hmhan.hmhan_settings import HmhanSettings, LossSettings
 from nosology.training.data_loader import Batch, token_mask
-from nosology.training.losses import focal_loss, weighted_bce
+from nosology.training.losses import LossBias, focal_loss, weighted_bce
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,16 @@ class HmhanHead(nn.Module):
         self.own = nn.Parameter(torch.zeros(labels, sizes[-1]))
         self.bias = nn.Parameter(torch.zeros(labels))
 
-    def initialize_bias(self, rates: Tensor) -> None:
-        """Sets the bias to the logits of the label frequencies (L,) in training."""
+    def initialize_output(self, bias: Tensor | None, zero_weights: bool) -> None:
+        """Sets the initial bias (L,) of the codes; None: torch's default, as for weights that are not zero."""
+        bound = len(self.shared) ** -0.5
         with torch.no_grad():
-            self.bias.copy_(torch.logit(rates.clamp(1e-4, 0.9)))
+            if not zero_weights:
+                self.shared.uniform_(-bound, bound)
+            if bias is None:
+                self.bias.uniform_(-bound, bound)
+            else:
+                self.bias.copy_(bias)
 
     def forward(self, vectors: Tensor, columns: Tensor | None, labels: Tensor | None) -> Tensor:
         """Logits (B, L) of vectors (B, L or 1, D) and columns (B, C)."""
@@ -119,6 +125,7 @@ class HmhanNet(nn.Module):
     word_bias: Tensor | None
     share: Tensor
     weights: Tensor
+    prior_shift: Tensor
 
     def __init__(
         self,
@@ -144,6 +151,19 @@ class HmhanNet(nn.Module):
         self.register_buffer("word_bias", torch.zeros(labels) if words else None)
         self.register_buffer("share", torch.ones(()))  # the net weight, chosen on held-out notes
         self.register_buffer("weights", torch.ones(labels))  # class weights
+        self.register_buffer("prior_shift", torch.zeros(labels))  # of the log odds of codes, by synthetic rows
+        self.register_load_state_dict_pre_hook(_add_prior_shift)
+
+    def loss_bias(self, labels: Tensor | None = None) -> LossBias:
+        """The bias that the loss and synthetic rows give to the logits of labels; None: all."""
+        loss, chosen = self.loss, slice(None) if labels is None else labels
+        return LossBias(
+            loss.bce, self.weights[chosen], loss.focal, loss.gamma, loss.alpha, shift=self.prior_shift[chosen]
+        )
+
+    def unbiased(self, logits: Tensor, labels: Tensor | None = None) -> Tensor:
+        """The logits (B, L) of the net as logits of probabilities, if `loss.corrected`."""
+        return self.loss_bias(labels).remove(logits) if self.loss.corrected else logits
 
     def forward(self, batch: ReportBatch) -> Tensor:
         """The mean loss over all cells: reports (real and synthetic) x labels."""
@@ -168,9 +188,9 @@ class HmhanNet(nn.Module):
         return self.share * net_logits + synthetic.interpolate(word_logits)
 
     def logits(self, batch: ReportBatch) -> Tensor:
-        """Logits (B, L) of the labels of the batch; of all labels if it has none."""
+        """Logits (B, L) of the labels of the batch; of all labels if it has none. See `unbiased`."""
         net_logits = self.head(self.code_vectors(batch), batch.columns, batch.labels)
-        return self.share * net_logits + self.word_logits(batch)
+        return self.unbiased(self.share * net_logits + self.word_logits(batch), batch.labels)
 
     def code_vectors(self, batch: ReportBatch) -> Tensor:
         """The output of attention, one vector per code (B, L, D); (B, 1, D) for the baselines."""
@@ -218,6 +238,11 @@ class HmhanNet(nn.Module):
             weights = self.weights if labels is None else self.weights[labels]
             losses = losses + loss.bce * weighted_bce(logits, targets, weights)
         return losses
+
+
+def _add_prior_shift(net: HmhanNet, weights: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Adds the zeros that weights of version 0.2 do not have; their logits are not corrected."""
+    weights.setdefault(f"{prefix}prior_shift", torch.zeros_like(weights[f"{prefix}weights"]))
 
 
 class HmhanEnsemble(nn.Module):

@@ -59,6 +59,8 @@ class HmhanSettings(Settings):
     hidden: list[Annotated[int, Field(ge=1)]] = Field([512, 256, 128], min_length=1)  # of the head
     dropout: float = Field(0.3, ge=0, lt=1)  # of the head
     state_dropout: float = Field(0.1, ge=0, lt=1)  # of the encoder's states
+    output_bias: Literal["prior", "default"] = "prior"  # initial: the code's frequency, or torch's default (the paper)
+    output_weights: Literal["zero", "default"] = "zero"  # initial: an untrained net adds nothing, or torch's default
     ensemble_size: int = Field(1, ge=1)  # nets; their logits are averaged
     trainable_layers: int = Field(0, ge=0)  # the last layers of an encoder that is not frozen; 0: all
     encoder_lr_factor: float = Field(1.0, gt=0)  # times the learning rate, for the last encoder layer
@@ -82,6 +84,7 @@ class LossSettings(Settings):
     bce: float = Field(1.0, ge=0)
     weighted: bool = True  # class weight of positives: notes without / notes with the code
     max_class_weight: float = Field(10.0, ge=1)  # upper bound of class weights
+    corrected: bool = True  # validation and inference remove the bias of this loss, and of synthetic rows, from logits
 
     @model_validator(mode="after")
     def _check_weights(self) -> LossSettings:

@@ -44,7 +44,7 @@ from nosology.models.hmhan.report_features import MetadataColumns, WordFeatures,
 from nosology.models.neural import EXCLUDED_LOGIT
 from nosology.models.train import CoderTrainer, TrainedCoder
 from nosology.training.examples import Examples, codes_in_systems, label_space, union
-from nosology.training.losses import class_weights
+from nosology.training.losses import class_weights, log_odds_shift
 from nosology.training.run_folder import REFIT, STATES, fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit, launch_fabric
 
@@ -98,8 +98,8 @@ class HmhanEnsembleTrainer:
             self.device_states = load_on_device(self.cached_states, device, self.recipe.states.device_gb)
         return self.device_states or self.cached_states
 
-    def build_net(self, rows: np.ndarray, seed: int) -> HmhanNet:
-        """An untrained net, initialised for these rows of the train reports."""
+    def build_net(self, rows: np.ndarray, seed: int, synthetic: SyntheticRows | None = None) -> HmhanNet:
+        """An untrained net, initialised for these rows of the train reports and synthetic rows."""
         torch.manual_seed(seed)
         recipe, model, categories = self.recipe, self.model, self.model.categories
         encoder = self.encoder or _load_encoder(recipe)[1]
@@ -111,14 +111,20 @@ class HmhanEnsembleTrainer:
             net.words[1:] = torch.from_numpy(self.word_svms.weights)
             net.word_bias.copy_(torch.from_numpy(self.word_svms.bias))
         counts = torch.from_numpy(self.train.label_counts(rows).astype(np.float32))
-        if not model.words:
-            net.head.initialize_bias(counts / len(rows))
         if net.head.columns is not None:
             # A column that is 0 in all these rows (such as "age unknown") is not learned: its random weights must go.
             seen = np.stack([self.train.reports[row].columns for row in rows]).any(0)
             net.head.columns.weight.data[:, torch.from_numpy(~seen)] = 0
         if recipe.loss.weighted:
             net.weights.copy_(class_weights(counts, len(rows), recipe.loss.max_class_weight))
+        if synthetic is not None:
+            added = torch.from_numpy(synthetic.targets.sum(0))
+            net.prior_shift.copy_(log_odds_shift(counts, len(rows), added, len(synthetic)))
+        bias = None
+        if model.settings.output_bias == "prior":  # the net starts with the frequency of each code, or with the words
+            prior = torch.zeros_like(counts) if model.words else torch.logit((counts / len(rows)).clamp(1e-4, 0.9))
+            bias = net.loss_bias().add(prior) if recipe.loss.corrected else prior
+        net.head.initialize_output(bias, model.settings.output_weights == "zero")
         if model.settings.init_from_descriptions and isinstance(net.look, HierarchicalAttention):
             descriptions = [label_description(code, expand_headers=True) for code in model.labels.codes]
             net.look.initialize_queries(
@@ -141,14 +147,15 @@ class HmhanEnsembleTrainer:
     ) -> tuple[HmhanNet, TrainingResult]:
         """A net trained on these rows of the train reports; stop_epoch: 0 for all epochs or early stopping on dev."""
         recipe, seed = self.recipe, self.recipe.seed + 1000 * number
-        net = self.build_net(rows, seed)
+        synthetic = self.synthetic_rows(rows, seed)
+        net = self.build_net(rows, seed, synthetic)
         settings = (recipe.stop_after(stop_epoch) if stop_epoch else recipe).training
         fabric = launch_fabric(settings)
         batches = ReportBatchBuilder(
             self.train,
             rows,
             self.cached_states_on(fabric.device),
-            self.synthetic_rows(rows, seed),
+            synthetic,
             None if self.word_svms is None else self.word_svms.held_out_logits,
         )
         model = replace(self.model, net=HmhanEnsemble([net]))
