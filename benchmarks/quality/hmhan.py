@@ -6,7 +6,7 @@ with cached states), head, loss and data; they differ only in what their names s
 with a higher learning rate for few reports. They are compared over seeds: paired t-tests, bootstrap over patients.
 
 table     HMHAN, single attention, no attention (Sasikala et al. 2025, Table 4), HMHAN without SMOTE, without focal
-          loss, with neither, with word features; the linear coder
+          loss, with neither, without the correction of logits; the recipes reports and linear
 leakage   the protocols of `nosology reproduce hmhan leakage`
 """
 
@@ -28,7 +28,7 @@ from nosology.corpora.simulate import simulate
 from nosology.corpora.splits import split_corpus
 from nosology.models.compare import METRICS, Variant, compare
 from nosology.models.train import train
-from nosology.reproduce.hmhan_tables import PROTOCOLS, protocol_metrics
+from nosology.reproduce.hmhan_leakage import PROTOCOLS, protocol_metrics
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_hmhan.json"
 SMALL = ["training.learning_rate=5e-4", "training.epochs=30", "labels.top_k=10"]
@@ -39,7 +39,7 @@ VARIANTS: dict[str, list[str]] = {
     "HMHAN without SMOTE": ["smote.ratio=0.0"],
     "HMHAN without focal loss": ["loss.focal=0.0"],
     "HMHAN, plain cross entropy": ["smote.ratio=0.0", "loss.focal=0.0", "loss.weighted=false"],
-    "HMHAN with words": ["smote.ratio=0.0", "loss.focal=0.0", "loss.weighted=false", "words.features=30000"],
+    "HMHAN, logits not corrected": ["loss.corrected=false"],
 }
 
 
@@ -66,6 +66,8 @@ def table(corpus: Corpus, folder: Path, seeds: int, encoder: str, jobs: int) -> 
     [split] = split_corpus(corpus.folder, folder / "corpus")
     shared = [*SMALL, f"model.encoder='{encoder}'", f"states.cache='{folder / 'states'}'"]
     variants = [Variant(n, load_recipe("hmhan-paper", [*shared, *settings])) for n, settings in VARIANTS.items()]
+    reports_settings = [setting for setting in shared if not setting.startswith("training.")]
+    variants.append(Variant("reports", load_recipe("reports", reports_settings)))
     variants.append(Variant("linear", load_recipe("linear", ["labels.top_k=10"])))
     if jobs > 1:
         train_in_parallel(variants, split, folder / "compared", seeds, jobs)

@@ -95,13 +95,13 @@ def choose_scaling(logits: np.ndarray, gold: sparse.csr_matrix, fold: np.ndarray
         if not test.all():
             known = logits[~test], sparse.csr_matrix(gold[~test])
             new = logits[test], sparse.csr_matrix(gold[test])
-            shared, by_code = (_cross_entropy(kind.fit(*known), *new) for kind in (PlattScaling, CodeScaling))
+            shared, by_code = (cross_entropies(kind.fit(*known), *new) for kind in (PlattScaling, CodeScaling))
             gain[test] = shared - by_code
     helps = gain.mean() > gain.std() / max(1, len(gain)) ** 0.5
     return CodeScaling.fit(logits, gold) if helps else PlattScaling.fit(logits, gold)
 
 
-def _cross_entropy(scaling: Scaling, logits: np.ndarray, gold: sparse.csr_matrix) -> np.ndarray:
+def cross_entropies(scaling: Scaling, logits: np.ndarray, gold: sparse.csr_matrix) -> np.ndarray:
     """The summed cross-entropy (B,) of each note; cells with `EXCLUDED_LOGIT` are ignored."""
     probabilities = np.clip(scaling(logits).astype(np.float64), 1e-7, 1 - 1e-7)
     losses = np.where(gold.toarray().astype(bool), np.log(probabilities), np.log1p(-probabilities))

@@ -30,8 +30,11 @@ def weighted_bce(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     return binary_cross_entropy_with_logits(logits, targets, pos_weight=weights, reduction="none")
 
 
-def class_weights(positives: Tensor, notes: int, max_weight: float) -> Tensor:
-    """Negative notes per positive note of each label (L,), clipped to [1, max_weight]; positives: (L,) counts."""
+def class_weights(positives: Tensor, notes: int | Tensor, max_weight: float) -> Tensor:
+    """Negative notes per positive note of each label (L,), clipped to [1, max_weight].
+
+    positives: (L,) notes with the label. notes: the number of notes, or (L,) of those whose codes are known.
+    """
     return ((notes - positives) / positives.clamp(min=1)).clamp(1.0, max_weight).float()
 
 
@@ -76,11 +79,11 @@ class LossBias:
         return ((low + high) / 2).to(logits.dtype)
 
 
-def log_odds_shift(counts: Tensor, notes: int, added_counts: Tensor, added_notes: int) -> Tensor:
+def log_odds_shift(counts: Tensor, notes: int | Tensor, added_counts: Tensor, added_notes: int | Tensor) -> Tensor:
     """The change of the log odds (L,) of labels by notes that were added to the train notes.
 
-    counts, added_counts: (L,) notes with each label. Half a note is added to each count, so that labels of no note or
-    of all notes have odds.
+    counts, added_counts: (L,) notes with each label. notes, added_notes: as in `class_weights`. Half a note is added to
+    each count, so that labels of no note or of all notes have odds.
     """
     before = torch.log((counts + 0.5) / (notes - counts + 0.5))
     counts, notes = counts + added_counts, notes + added_notes
