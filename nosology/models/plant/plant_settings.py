@@ -97,9 +97,10 @@ class PlantSettings(Settings):
     static: bool = True  # attention by mutual information
     planted: bool = True  # attention by the ranker
     inattention: int = Field(56, ge=0)  # tokens per label that planted attention keeps; 0: all
+    inattention_scope: Literal["note", "window"] = "note"  # k tokens of a note, or of each window (the paper)
     tie_initialization: bool = True  # classifier weights start equal to the queries; False: as in the paper
     literal_zero: bool = False  # other tokens have score 0 before softmax, as the paper writes it
-    window: int = Field(72, ge=1)  # tokens per window during inference
+    window: int = Field(72, ge=1)  # tokens per window during inference, and of inattention_scope = "window"
     direction: Literal["forward", "backward", "both"] = "forward"
     chunk: int = Field(4, ge=1)  # notes of 2,048 tokens per chunk of the loss; changes only memory and speed
     cache_gb: float = Field(4.0, ge=0)  # limit of cached encoder states while the encoder is frozen; the same
