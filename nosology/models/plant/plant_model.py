@@ -45,8 +45,8 @@ _RELEVANCE = "relevance."
 class Ranker(nn.Module):
     """f(label, word): the rank score of a word for a label (equation 2).
 
-    A word has its vector of the language model and a vector of the ranker. Similar words share information through the
-    first; the second separates words whose vectors in the language model are nearly equal.
+    A word has its vector of the language model and, with `own_vectors`, a vector of the ranker. Similar words share
+    information through the first; the second separates words whose vectors in the language model are nearly equal.
     """
 
     def __init__(self, settings: RankerSettings, size: int, words: int, labels: int):
@@ -54,7 +54,7 @@ class Ranker(nn.Module):
         self.scorer = settings.scorer
         self.labels = nn.Parameter(0.1 * torch.randn(labels, size))  # e_l
         wide = settings.hidden if settings.scorer == "mlp" else size
-        self.words = nn.Parameter(_WORD_VECTOR_STD * torch.randn(words, wide))
+        self.words = nn.Parameter(_WORD_VECTOR_STD * torch.randn(words, wide)) if settings.own_vectors else None
         self.of_label = nn.Linear(size, wide)
         self.of_word = nn.Linear(size, wide, bias=False)
         self.weights = nn.Parameter(torch.randn(wide) / wide**0.5)
@@ -69,7 +69,9 @@ class Ranker(nn.Module):
         chosen = (self.labels if labels is None else self.labels[labels]).to(dtype)
         with torch.autocast(chosen.device.type, enabled=False):
             left = linear(chosen, self.of_label.weight.to(dtype), self.of_label.bias.to(dtype))
-            right = linear(vectors.to(dtype), self.of_word.weight.to(dtype)) + self.words[words].to(dtype)
+            right = linear(vectors.to(dtype), self.of_word.weight.to(dtype))
+            if self.words is not None:
+                right = right + self.words[words].to(dtype)
             weights = self.weights.to(dtype)
             scores = (left * weights) @ right.T if self.scorer == "dot" else pair_scores(left, right, weights)
         return scores.float()
