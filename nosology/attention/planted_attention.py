@@ -213,7 +213,7 @@ def planted_loss(
 
 class _PlantedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states, mask, words, queries, weights, bias, targets, chunk, static, scores, *selection):
+    def forward(ctx: Any, states, mask, words, queries, weights, bias, targets, chunk, static, scores, k, scope, zero):
         width, cells = states.shape[1], targets.numel()
         both = torch.cat([queries, weights]).to(states.dtype)  # (2L, D)
         # Gradients of frozen inputs are not computed.
@@ -228,7 +228,7 @@ class _PlantedLoss(torch.autograd.Function):
             part = slice(first, first + chunk)
             flat = states[part].reshape(-1, states.shape[2])
             products = (both @ flat.T).view(2, len(bias), -1, width)
-            inputs = (mask[part], words[part], bias, targets[part], (static, scores, d_scores), *selection)
+            inputs = (mask[part], words[part], bias, targets[part], (static, scores, d_scores), k, scope, zero)
             loss, d_logits = attend(products, *inputs, cells)
             total += loss
             d_bias += d_logits.sum(1)
