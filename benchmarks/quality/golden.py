@@ -36,6 +36,7 @@ CODERS: dict[str, tuple[str, str, list[str]]] = {  # name -> recipe, corpus, set
     "plm_icd": ("plm_icd", "notes", ["labels.top_k=40", "training.epochs=1", "model.max_tokens=256"]),
     "plant": ("plant", "notes", [*TWO_EPOCHS, "language.training.epochs=1", "ranker.epochs=2"]),
     "heads": ("heads-mlp", "notes", ["labels.top_k=40", "training.epochs=3"]),
+    "short_reports": ("reports", "reports", [*REPORTS, "model.ensemble_size=2"]),
     "hmhan": ("hmhan", "reports", [*REPORTS, "model.ensemble_size=2"]),
     "hmhan_paper": ("hmhan-paper", "reports", [*REPORTS, "model.encoder=minilm", "report.max_tokens=64"]),
     "federated": ("heads-mlp", "notes", [f"federation.{s}" for s in ("rounds=3", "min_notes=2", "min_site_notes=2")]),

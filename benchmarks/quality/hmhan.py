@@ -6,8 +6,8 @@ with cached states), head, loss and data; they differ only in what their names s
 with a higher learning rate for few reports. They are compared over seeds: paired t-tests, bootstrap over patients.
 
 table     HMHAN, single attention, no attention (Sasikala et al. 2025, Table 4), HMHAN without SMOTE, without focal
-          loss, with neither, with word features; the linear coder
-leakage   the protocols of `nosology reproduce hmhan leakage`
+          loss, with neither, without the correction of logits; the recipes reports and linear
+leakage   the protocols of `nosology reproduce hmhan leakage`, with 95% intervals of their differences over seeds
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import json
 import multiprocessing
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 
@@ -26,9 +27,10 @@ from nosology.corpora.corpus import Corpus
 from nosology.corpora.prepare import CorpusRecipe, prepare
 from nosology.corpora.simulate import simulate
 from nosology.corpora.splits import split_corpus
+from nosology.evaluation import paired_t_test
 from nosology.models.compare import METRICS, Variant, compare
 from nosology.models.train import train
-from nosology.reproduce.hmhan_tables import PROTOCOLS, protocol_metrics
+from nosology.reproduce.hmhan_leakage import PROTOCOLS, protocol_metrics
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_hmhan.json"
 SMALL = ["training.learning_rate=5e-4", "training.epochs=30", "labels.top_k=10"]
@@ -39,7 +41,7 @@ VARIANTS: dict[str, list[str]] = {
     "HMHAN without SMOTE": ["smote.ratio=0.0"],
     "HMHAN without focal loss": ["loss.focal=0.0"],
     "HMHAN, plain cross entropy": ["smote.ratio=0.0", "loss.focal=0.0", "loss.weighted=false"],
-    "HMHAN with words": ["smote.ratio=0.0", "loss.focal=0.0", "loss.weighted=false", "words.features=30000"],
+    "HMHAN, logits not corrected": ["loss.corrected=false"],
 }
 
 
@@ -66,6 +68,8 @@ def table(corpus: Corpus, folder: Path, seeds: int, encoder: str, jobs: int) -> 
     [split] = split_corpus(corpus.folder, folder / "corpus")
     shared = [*SMALL, f"model.encoder='{encoder}'", f"states.cache='{folder / 'states'}'"]
     variants = [Variant(n, load_recipe("hmhan-paper", [*shared, *settings])) for n, settings in VARIANTS.items()]
+    reports_settings = [setting for setting in shared if not setting.startswith("training.")]
+    variants.append(Variant("reports", load_recipe("reports", reports_settings)))
     variants.append(Variant("linear", load_recipe("linear", ["labels.top_k=10"])))
     if jobs > 1:
         train_in_parallel(variants, split, folder / "compared", seeds, jobs)
@@ -94,8 +98,11 @@ def leaks(corpus: Corpus, folder: Path, seeds: int, encoder: str, _: int) -> dic
             name: {"mean": fmean(run[name] for run in runs), "values": [r[name] for r in runs]} for name in runs[0]
         }
         for name in ("micro_f1", "density", "shared_patients", "real.micro_f1"):
-            if name in rows[protocol]:
-                print(f"{protocol:<36} {name} {rows[protocol][name]['mean']:.3f}", flush=True)
+            print(f"{protocol:<36} {name} {rows[protocol][name]['mean']:.3f}", flush=True)
+        for name in ("micro_f1", "real.micro_f1") if seeds > 1 and protocol != PROTOCOLS[0] else ():
+            test = paired_t_test(rows[protocol][name]["values"], rows[PROTOCOLS[0]]["micro_f1"]["values"])
+            rows[protocol][name]["minus_by_patient"] = asdict(test)
+            print(f"{protocol:<36} {name} minus by patient {test.value:+.3f} ({test.low:+.3f} to {test.high:+.3f})")
     return rows
 
 

@@ -5,7 +5,7 @@ one fold. Coders:
 
 svm        TF-IDF of words, one linear SVM per code (scikit-learn); at least the code with the highest score
 boosting   gradient boosting per code over words and pairs (scikit-learn); at least the code with the highest score
-words      linear SVM per code over the word features of HMHAN: words marked with their context
+words      linear SVM per code over the word features of `reports`: words marked with their context
 NAME       a recipe, with the settings of --set; at least one code per report
 
 Each recipe is trained on nine folds (it holds out notes for tuning itself) and codes the tenth.
@@ -34,7 +34,7 @@ from nosology.core.files import write_json
 from nosology.core.label_space import LabelSpace
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.group_splits import group_numbers, summarize_notes
-from nosology.models.hmhan.report_features import WordFeatures
+from nosology.models.reports.word_features import WordFeatures
 from nosology.models.train import train
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_short_reports.json"
@@ -142,7 +142,7 @@ def summary(folds: dict[str, dict]) -> dict[str, float]:
 def main() -> None:
     """Measures, prints and writes the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--coders", nargs="+", default=["svm", "boosting", "words", "linear", "hmhan"])
+    parser.add_argument("--coders", nargs="+", default=["svm", "boosting", "words", "linear", "reports", "hmhan"])
     parser.add_argument("--corpus", type=Path, help="coded notes; without it, simulated reports")
     parser.add_argument("--reports", type=int, default=978)
     parser.add_argument("--folds", type=int, default=10)

@@ -292,16 +292,15 @@ def on_cpu() -> dict[str, Any]:
     from nosology.models.hmhan.code_groups import CodeCategories
     from nosology.models.hmhan.hmhan_model import Hmhan
     from nosology.models.hmhan.hmhan_net import HmhanEnsemble
-    from nosology.models.hmhan.report_features import WordFeatures
 
     reader, encoder = load_pretrained("minilm", 0, 512)
     texts = simulated_reports(300)
     reports = ReportTokenizer(reader.tokenizer_json, 512)
     labels = LabelSpace([Code("icd10cm", code) for code in ("J18.9", "I50.9", "J90", "N17.9", "I10", "J96.01")])
-    words, categories = WordFeatures.fit(texts, 2, 30_000), CodeCategories.at_level(labels, "chapter")
+    categories = CodeCategories.at_level(labels, "chapter")
     shape = HmhanSettings(encoder="minilm", frozen=True)
-    net = HmhanNet(shape, LossSettings(), encoder, torch.from_numpy(categories.of_label), words=len(words))
-    model = Hmhan(labels, np.ones(6, int), reports, HmhanEnsemble([net]), shape, words=words)
+    net = HmhanNet(shape, LossSettings(), encoder, torch.from_numpy(categories.of_label))
+    model = Hmhan(labels, np.ones(6, int), reports, HmhanEnsemble([net]), shape)
     lengths = np.array([len(reports.tokenize(text)) for text in texts])
     bare = HmhanEnsemble([net_of(encoder)])
     batch = batch_of([510])

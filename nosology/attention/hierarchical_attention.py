@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from nosology.core import ConfigError
 from nosology.encoders.sdpa import masked_attention, nonempty_mask
@@ -69,10 +70,11 @@ class HierarchicalAttention(nn.Module):
         self.first_norm, self.second_norm = nn.LayerNorm(width), nn.LayerNorm(width)
 
     def initialize_queries(self, codes: Tensor, categories: Tensor) -> None:
-        """Sets the queries to the vectors of descriptions: codes (L, D), categories (K, D)."""
+        """Sets the queries to the vectors of descriptions, padded with zeros: codes (L, D), categories (K, D)."""
+        padding = (0, self.codes.shape[1] - codes.shape[1])
         with torch.no_grad():
-            self.codes.copy_(codes)
-            self.categories.copy_(categories)
+            self.codes.copy_(pad(codes, padding))
+            self.categories.copy_(pad(categories, padding))
 
     def forward(self, states: Tensor, mask: Tensor, labels: Tensor | None = None) -> Tensor:
         """The vectors (B, L, D) of the codes; labels: indices of codes, None: all."""

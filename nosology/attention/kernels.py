@@ -97,17 +97,20 @@ def _value(key):
 
 
 @jit
-def _select(words, lengths, scores, bounds, lasts, notes, width, columns, k, BLOCK: tl.constexpr):
-    """Selects the k tokens of a row with the highest scores: those above a bound, and at it up to a last position.
+def _select(words, lengths, scores, bounds, lasts, notes, width, columns, k, scope, windows, BLOCK: tl.constexpr):
+    """Selects the k tokens of a window with the highest scores: those above a bound, and at it up to a last position.
+
+    A row has `windows` windows of `scope` tokens.
 
     The bound is found by bisection: first over the range of scores, then over the keys, from one existing score to the
     next, since words repeat and many scores are equal. Each step is a sum over the row. A row therefore belongs to few
     threads, which rarely wait for each other. `_attend`, which needs more registers, is a separate kernel.
     """
-    row = tl.program_id(0).to(tl.int64)
+    window = tl.program_id(0).to(tl.int64)
+    row = window // windows
     label, note = row // notes, row % notes
-    place = tl.arange(0, BLOCK)
-    inside = place < tl.load(lengths + note)
+    place = (window % windows) * scope + tl.arange(0, BLOCK)
+    inside = (tl.arange(0, BLOCK) < scope) & (place < tl.load(lengths + note))
     word = tl.load(words + note * width + place, mask=inside, other=0)
     key = _key(tl.load(scores + label * columns + word, mask=inside, other=0.0))
     key = tl.where(inside, key, -2147483648)
@@ -134,8 +137,8 @@ def _select(words, lengths, scores, bounds, lasts, notes, width, columns, k, BLO
     last = width - 1
     if tl.sum(equal, 0) > left:
         last = tl.max(tl.where((equal > 0) & (tl.cumsum(equal, 0) <= left), place, -1), 0)
-    tl.store(bounds + row, bound)
-    tl.store(lasts + row, last)
+    tl.store(bounds + window, bound)
+    tl.store(lasts + window, last)
 
 
 @jit
@@ -158,6 +161,8 @@ def _attend(
     width,
     columns,
     cells,
+    scope,
+    windows,
     STATIC: tl.constexpr,
     RANKED: tl.constexpr,
     RANKER_GRADIENT: tl.constexpr,
@@ -174,8 +179,10 @@ def _attend(
     if RANKED:
         ranked = tl.load(scores + label * columns + word, mask=inside, other=LOWEST)
         if not ALL:
-            key, bound = _key(ranked), tl.load(bounds + row)
-            selected = inside & ((key > bound) | ((key == bound) & (place <= tl.load(lasts + row))))
+            window = row * windows + place // scope
+            key, bound = _key(ranked), tl.load(bounds + window, mask=inside, other=0)
+            last = tl.load(lasts + window, mask=inside, other=0)
+            selected = inside & ((key > bound) | ((key == bound) & (place <= last)))
         counted = selected
         if ZERO:
             ranked = tl.where(selected, ranked, 0.0)
@@ -221,6 +228,7 @@ def attend_(
     targets: Tensor,
     prior: tuple[Tensor | None, Tensor | None, Tensor | None],
     k: int,
+    scope: int,
     literal_zero: bool,
     cells: int,
 ) -> tuple[Tensor, Tensor]:
@@ -232,13 +240,16 @@ def attend_(
     block = triton.next_power_of_2(width)
     words = words.to(torch.int32).contiguous()  # half the registers
     columns = next((x.shape[1] for x in (static, scores) if x is not None), 0)
-    bounds, lasts = torch.empty(2, labels * notes, dtype=torch.int32, device=products.device)
+    scope = min(scope or width, width)
+    windows = triton.cdiv(width, scope)
+    bounds, lasts = torch.empty(2, labels * notes * windows, dtype=torch.int32, device=products.device)
     if scores is not None and k:
-        inputs = (words, lengths, scores, bounds, lasts, notes, width, columns, k, block)
-        _select[(labels * notes,)](*inputs, num_warps=_warps(block, 64))
+        of_window = triton.next_power_of_2(scope)
+        inputs = (words, lengths, scores, bounds, lasts, notes, width, columns, k, scope, windows, of_window)
+        _select[(labels * notes * windows,)](*inputs, num_warps=_warps(of_window, 64))
     of_words = [losses if tensor is None else tensor for tensor in prior]  # losses: an unused pointer
     tensors = (products, words, lengths, bias, targets.contiguous(), *of_words, bounds, lasts, losses, d_logits)
-    sizes = (products[0].numel(), labels, notes, width, columns, cells)
+    sizes = (products[0].numel(), labels, notes, width, columns, cells, scope, windows)
     has_scores = [tensor is not None for tensor in prior]
     _attend[(labels * notes,)](*tensors, *sizes, *has_scores, k == 0, literal_zero, block, num_warps=_warps(block, 8))
     return losses.sum(), d_logits

@@ -2,8 +2,8 @@
 
 With states H (T, D), equations 7 and 8 are: logit_l = sum over tokens t of (A + S + P)_lt (h_t . w_l) + b_l, with
 A = softmax over t of h_t . u_l (learned), S = mutual information of the token's word with the label (static), and
-P = softmax over the k tokens with the highest ranker scores (planted); all other tokens have weight 0. S and P depend
-on the word alone, so they are given as one column per different word of the notes.
+P = softmax over the k tokens with the highest ranker scores (planted), of the note or of each of its windows; all other
+tokens have weight 0. S and P depend on the word alone, so they are given as one column per different word of the notes.
 
 `accumulate` reads a note in windows of any size. `AttentionState` holds what is needed of the previous windows; its
 size does not depend on their number, and the result does not depend on the windows. `planted_loss` computes the loss
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from nosology.attention import kernels
 
@@ -43,6 +44,9 @@ class PlantedScores:
     static: Tensor | None  # (L, W) mutual information
     scores: Tensor | None  # (L, W) of the ranker
     k: int  # tokens that the planted attention selects; 0: all
+    scope: int = 0  # tokens of a window, in each of which k tokens are selected; 0: k tokens of the whole note
+    # As written in the paper, tokens that are not selected have score 0 before the softmax, and some weight after it.
+    literal_zero: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class AttentionState:
     total: Tensor  # (B, L) sum of h . w of all tokens
     count: Tensor  # (B, 1) tokens without padding
     tokens: int  # read so far, including padding
-    selects_all: bool = False  # whether the planted attention selects all tokens
+    literal_zero: bool = False  # whether tokens that are not among `keys` have the planted score 0
 
     @staticmethod
     def empty(notes: int, labels: int, k: int, like: Tensor) -> AttentionState:
@@ -76,7 +80,8 @@ def accumulate(
 ) -> AttentionState:
     """The state after some more tokens.
 
-    states: (B, T, D); mask: (B, T), False at padding; words: (B, T), the columns of `planted` for each token.
+    states: (B, T, D); mask: (B, T), False at padding; words: (B, T), the columns of `planted` for each token. With
+    `planted.scope`, all but the last call must read whole windows.
     """
     score = torch.einsum("btd,ld->blt", states, decoder.queries).float().masked_fill(~mask[:, None], -torch.inf)
     value = torch.einsum("btd,ld->blt", states, decoder.weights).float()
@@ -89,10 +94,20 @@ def accumulate(
         static = static + (_of_tokens(planted.static, words) * value * mask[:, None]).sum(2)
     keys, scores, values = before.keys, before.scores, before.values
     if planted.scores is not None:
-        new = _of_tokens(planted.scores, words)
-        keys = torch.cat([keys, _sort_keys(new, mask[:, None], before.tokens)], 2)
+        new, is_counted = _of_tokens(planted.scores, words), mask[:, None]
+        if planted.k and planted.scope:
+            if before.tokens % planted.scope:
+                raise ValueError(
+                    f"windows must have {planted.scope} tokens; got {before.tokens} tokens before this one"
+                )
+            selected = top_k_mask(new, is_counted, planted.k, planted.scope)
+            if planted.literal_zero:
+                new = torch.where(selected, new, torch.zeros_like(new))
+            else:
+                is_counted = selected
+        keys = torch.cat([keys, _sort_keys(new, is_counted, before.tokens)], 2)
         scores, values = torch.cat([scores, new], 2), torch.cat([values, value], 2)
-        if planted.k:
+        if planted.k and not planted.scope:
             keys, order = keys.topk(min(planted.k, keys.shape[2]), dim=2)
             scores, values = scores.gather(2, order), values.gather(2, order)
         else:
@@ -108,7 +123,7 @@ def accumulate(
         before.total + (value * mask[:, None]).sum(2),
         before.count + mask.sum(1, keepdim=True),
         before.tokens + states.shape[1],
-        not planted.k,
+        planted.literal_zero and bool(planted.k) and not planted.scope,
     )
 
 
@@ -121,23 +136,18 @@ def _merge_tokens(keys: Tensor, scores: Tensor, values: Tensor) -> tuple[Tensor,
     return keys.amax(2, keepdim=True), peak + torch.log(mass), (part * values).sum(2, keepdim=True) / mass
 
 
-def accumulated_logits(state: AttentionState, decoder: LabelDecoder, literal_zero: bool = False) -> Tensor:
-    """Logits (B, L) of the tokens read; the bias alone for a note without tokens.
-
-    literal_zero: as written in the paper, tokens that are not selected have the score 0 before the softmax, and thus
-    some weight after it.
-    """
+def accumulated_logits(state: AttentionState, decoder: LabelDecoder) -> Tensor:
+    """Logits (B, L) of the tokens read; the bias alone for a note without tokens."""
     learned = state.value / state.mass.clamp(min=_TINY)
     total = decoder.bias.float() + learned + state.static
     if not state.keys.shape[2]:
         return total
-    literal_zero = literal_zero and not state.selects_all
     selected = state.keys > _NO_TOKEN
     scores = state.scores.float().masked_fill(~selected, -torch.inf)
-    peak = scores.amax(2).clamp(min=0) if literal_zero else scores.amax(2).nan_to_num(neginf=0)
+    peak = scores.amax(2).clamp(min=0) if state.literal_zero else scores.amax(2).nan_to_num(neginf=0)
     part = torch.exp(scores - peak[..., None])
     mass, value = part.sum(2), (part * state.values).sum(2)
-    if literal_zero:
+    if state.literal_zero:
         weight = torch.exp(-peak)
         mass = mass + weight * (state.count - selected.sum(2))
         value = value + weight * (state.total - (state.values * selected).sum(2))
@@ -150,12 +160,17 @@ def _of_tokens(by_word: Tensor, words: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def top_k_mask(scores: Tensor, mask: Tensor, k: int) -> Tensor:
+def top_k_mask(scores: Tensor, mask: Tensor, k: int, scope: int = 0) -> Tensor:
     """True (..., T) at the k tokens with the highest scores; ties: the first. k 0: at all tokens. False at padding.
 
-    scores: (..., T); mask: broadcastable to scores.
+    scores: (..., T); mask: broadcastable to scores. scope: k tokens of each window of this many tokens; 0: of all.
     """
     inside = mask.expand_as(scores)
+    width = scores.shape[-1]
+    if k and 0 < scope < width:
+        padding = (0, -width % scope)
+        windows = pad(scores, padding).unflatten(-1, (-1, scope)), pad(inside, padding).unflatten(-1, (-1, scope))
+        return top_k_mask(*windows, k).flatten(-2)[..., :width]
     if not k or k >= scores.shape[-1]:
         return inside.clone()
     scores = scores.masked_fill(~inside, -torch.inf)
@@ -183,7 +198,6 @@ def planted_loss(
     targets: Tensor,
     *,
     chunk: int,
-    literal_zero: bool = False,
 ) -> Tensor:
     """The mean binary cross-entropy over notes x labels of `accumulated_logits`; gradients are computed with it.
 
@@ -193,13 +207,13 @@ def planted_loss(
     targets: (B, L); chunk: notes.
     """
     weights = (decoder.queries, decoder.weights, decoder.bias)
-    prior = (planted.static, planted.scores, planted.k, literal_zero)
+    prior = (planted.static, planted.scores, planted.k, planted.scope, planted.literal_zero)
     return _PlantedLoss.apply(states, mask, words, *weights, targets, chunk, *prior)
 
 
 class _PlantedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states, mask, words, queries, weights, bias, targets, chunk, static, scores, k, literal_zero):
+    def forward(ctx: Any, states, mask, words, queries, weights, bias, targets, chunk, static, scores, k, scope, zero):
         width, cells = states.shape[1], targets.numel()
         both = torch.cat([queries, weights]).to(states.dtype)  # (2L, D)
         # Gradients of frozen inputs are not computed.
@@ -214,7 +228,7 @@ class _PlantedLoss(torch.autograd.Function):
             part = slice(first, first + chunk)
             flat = states[part].reshape(-1, states.shape[2])
             products = (both @ flat.T).view(2, len(bias), -1, width)
-            inputs = (mask[part], words[part], bias, targets[part], (static, scores, d_scores), k, literal_zero)
+            inputs = (mask[part], words[part], bias, targets[part], (static, scores, d_scores), k, scope, zero)
             loss, d_logits = attend(products, *inputs, cells)
             total += loss
             d_bias += d_logits.sum(1)
@@ -233,7 +247,7 @@ class _PlantedLoss(torch.autograd.Function):
         d_decoder = (d_both[: ctx.labels], d_both[ctx.labels :], d_bias)
         d_decoder = ((x * grad_outputs[0]).to(dtype) for x, dtype in zip(d_decoder, ctx.dtypes))
         d_states, d_scores = (None if x is None else x * grad_outputs[0] for x in (d_states, d_scores))
-        return d_states, None, None, *d_decoder, None, None, None, d_scores, None, None
+        return d_states, None, None, *d_decoder, None, None, None, d_scores, None, None, None
 
 
 def attend_(
@@ -244,6 +258,7 @@ def attend_(
     targets: Tensor,
     prior: tuple[Tensor | None, Tensor | None, Tensor | None],
     k: int,
+    scope: int,
     literal_zero: bool,
     cells: int,
 ) -> tuple[Tensor, Tensor]:
@@ -266,7 +281,7 @@ def attend_(
     d_planted = None
     if scores is not None:
         token_scores = scores[:, words].float()
-        selected = top_k_mask(token_scores, mask, k)
+        selected = top_k_mask(token_scores, mask, k, scope)
         rest = torch.full_like(token_scores, 0.0 if literal_zero else -torch.inf)
         token_scores = torch.where(selected, token_scores, rest).masked_fill(~mask, -torch.inf)
         planted = torch.softmax(token_scores, dim=2).nan_to_num()

@@ -61,8 +61,8 @@ def train(
     report = about["found"]
     if not report.get("dev_codes", 1):
         typer.echo("caution: no code of the tuning notes is in the training notes: probabilities are guesses", err=True)
-    if report.get("net_share", 1.0) < 1:
-        typer.echo(f"net weight chosen on held-out notes: {report['net_share']:g}")
+    if report.get("net_weight", 1.0) < 1:
+        typer.echo(f"net weight chosen on held-out notes: {report['net_weight']:g}")
     if rare := report.get("contexts_as_on_day_one"):
         typer.echo(
             f"caution: too few {', '.join(rare)} mentions to learn from: these keep the day-one weights", err=True

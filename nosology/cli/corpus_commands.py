@@ -165,7 +165,7 @@ def split(
     sites: Annotated[
         int | None, typer.Option(help="Partition the notes among this many sites; splits do not change.")
     ] = None,
-    skew: Annotated[str | None, typer.Option(help="How sites differ: iid, size or dirichlet.")] = None,
+    skew: Annotated[str | None, typer.Option(help="How sites differ: iid, size, dirichlet or random.")] = None,
     alpha: Annotated[float, typer.Option(help="dirichlet: a smaller alpha gives more different sites.")] = 0.5,
     exponent: Annotated[
         float, typer.Option(help="size: the size of site i is proportional to (i + 1) ** -exponent.")

@@ -38,7 +38,7 @@ def simulate(
     sites: Annotated[
         int | None, typer.Option(min=1, help="Partition the notes into this many sites; default: their own sites.")
     ] = None,
-    skew: Annotated[str | None, typer.Option(help="How sites differ: iid, size or dirichlet; default: iid.")] = None,
+    skew: Annotated[str | None, typer.Option(help="iid, size, dirichlet or random; default: iid.")] = None,
     alpha: Annotated[
         float | None, typer.Option(help="dirichlet: smaller values make sites differ more; default: 0.5.")
     ] = None,

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from scipy import sparse
 
-from nosology.core import Code
+from nosology.core import Code, Note
 from nosology.core.files import text_sha256
 
 
@@ -80,6 +80,21 @@ def note_versions(codes: Sequence[Collection[Code]]) -> np.ndarray:
     return versions
 
 
+_ICD10_START = "2015-10-01"  # in the United States
+_SHIFTED_DATES = "2100"  # MIMIC moves all dates beyond this year
+
+
+def date_versions(notes: Sequence[Note]) -> np.ndarray:
+    """The ICD versions (B,) that were in use at the date of each note, as bits; both without a date.
+
+    The date is `date` or `charttime` in `extra`. Dates since 2100 are those of MIMIC: shifted, and no evidence.
+    """
+    days = [str(note.extra.get("date") or note.extra.get("charttime") or _SHIFTED_DATES) for note in notes]
+    return np.array(
+        [ICD9 | ICD10 if day >= _SHIFTED_DATES else ICD10 if day >= _ICD10_START else ICD9 for day in days], np.int64
+    )
+
+
 def label_versions(labels: LabelSpace) -> np.ndarray:
     """The ICD version of each label (L,)."""
     return np.array([SYSTEM_VERSION[code.system] for code in labels.codes], dtype=np.int64)
@@ -88,7 +103,8 @@ def label_versions(labels: LabelSpace) -> np.ndarray:
 def mask_other_versions(values: np.ndarray, by_note: np.ndarray, by_label: np.ndarray, fill: float = 0) -> np.ndarray:
     """The values (B, L) with `fill` where a label has another ICD version than its note, in place.
 
-    by_note: `note_versions` (B,). by_label: `label_versions` (L,). A code of another version is unknown, not absent.
+    by_note: `note_versions` or `date_versions` (B,). by_label: `label_versions` (L,). A code of another version is
+    unknown, not absent.
     """
     for version in np.unique(by_note):
         values[np.ix_(by_note == version, (by_label & version) == 0)] = fill

@@ -24,7 +24,7 @@ from nosology.corpora.filters import assign_splits, frequent_codes, keep_codes, 
 from nosology.corpora.group_splits import NoteSummary, group_label_counts, group_numbers, stratify, summarize_notes
 
 RATIOS = (0.7, 0.15, 0.15)
-SKEWS = ("iid", "size", "dirichlet")
+SKEWS = ("iid", "size", "dirichlet", "random")
 _RENAMED_SKEWS = {"equal": "iid"}
 _MIN_FAMILIES = 8
 
@@ -158,8 +158,14 @@ def assign_sites(
     codes; the size of site i is proportional to (i + 1) ** -exponent. "dirichlet": equal sizes; each family of codes
     is divided in proportions drawn from a symmetric Dirichlet(alpha), as far as notes with codes of several families
     allow. The smaller alpha, the fewer sites see a family. Existing splits keep their shares within each site.
+    "random": equal sizes; each note is drawn alone, so that a patient can be at several sites.
     """
     skew = check_skew(skew, alpha, exponent)
+    width = max(2, len(str(sites - 1)))
+    if skew == "random":
+        _check_parts(sites, len(notes), "sites")
+        drawn = np.random.default_rng([seed, sites]).permutation(len(notes)) % sites
+        return {note.id: f"site-{site:0{width}d}" for note, site in zip(notes, drawn.tolist())}
     groups = group_numbers(notes, threshold=threshold)
     counts, sizes, labels = group_label_counts(notes, groups, within="split")
     _check_parts(sites, len(sizes), "sites")
@@ -170,7 +176,6 @@ def assign_sites(
     if skew == "dirichlet":
         targets = _dirichlet_targets(labels, np.asarray(counts.sum(axis=0)).ravel(), sites, alpha, rng)
     part = stratify(counts, sizes, shares, rng, targets=targets)
-    width = max(2, len(str(sites - 1)))
     return {note.id: f"site-{site:0{width}d}" for note, site in zip(notes, part[groups])}
 
 

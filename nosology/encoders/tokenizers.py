@@ -59,16 +59,23 @@ class Vocabulary:
 
     @classmethod
     def build(
-        cls, texts: Iterable[str], min_notes: int = 3, extra_words: Iterable[str] = (), max_words: int | None = None
+        cls,
+        texts: Iterable[str],
+        min_notes: int = 3,
+        extra_words: Iterable[str] = (),
+        max_words: int | None = None,
+        alphabetic: bool = False,
     ) -> Vocabulary:
         """The vocabulary of words that occur in at least `min_notes` texts, plus `extra_words`.
 
-        Words are sorted by the number of texts that contain them. The texts are streamed; none is stored.
+        Words are sorted by the number of texts that contain them. The texts are streamed; none is stored. alphabetic:
+        without words that have no letter.
         """
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update(set(words_of(text)))
-        words = {word for word, count in counts.items() if count >= min_notes} | set(extra_words)
+        words = {word for word, count in counts.items() if count >= min_notes and (not alphabetic or _has_letter(word))}
+        words |= set(extra_words)
         return cls(sorted(words, key=lambda word: (-counts[word], word))[:max_words])
 
     def __len__(self) -> int:
@@ -101,11 +108,13 @@ class WordTokenizer:
     reference_padding: tokenize as the authors' implementation of DualLAAT does. Words consist of a-z and 0-9; separate
     numbers are dropped except at the very ends of a text; every note is padded to the limit; descriptions are split at
     whitespace only.
+    alphabetic: words without a letter are dropped from notes, as in PLANT (Saha Roy et al. 2024).
     """
 
     vocabulary: Vocabulary
     limit: int
     reference_padding: bool = False
+    alphabetic: bool = False
 
     kind = "words"
 
@@ -113,7 +122,11 @@ class WordTokenizer:
         """The words of a note (T,); empty (also without padding) if the text contains no word."""
         if self.reference_padding:
             return self._tokenize_as_reference(text)
-        return self.vocabulary.tokenize(text, self.limit)
+        if not self.alphabetic:
+            return self.vocabulary.tokenize(text, self.limit)
+        words = tokenize(text)
+        chosen = [i for i, word in enumerate(words.words) if _has_letter(word)][: self.limit]
+        return Encoding(self.vocabulary.ids([words.words[i] for i in chosen]), words.starts[chosen], words.ends[chosen])
 
     def description_ids(self, text: str, limit: int | None = None) -> np.ndarray:
         """The ids (T,) of the first `limit` words of a code's description, int32."""
@@ -143,11 +156,17 @@ class WordTokenizer:
     def to_json(self) -> dict[str, Any]:
         """A JSON description. The key `literal` (reference_padding) is part of the bundle format."""
         words = list(self.vocabulary.words)
-        return {"kind": self.kind, "limit": self.limit, "literal": self.reference_padding, "words": words}
+        settings = {"literal": self.reference_padding, "alphabetic": self.alphabetic}
+        return {"kind": self.kind, "limit": self.limit, **settings, "words": words}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> WordTokenizer:
-        return cls(Vocabulary(value["words"]), value["limit"], value.get("literal", False))
+        flags = (value.get(name, False) for name in ("literal", "alphabetic"))
+        return cls(Vocabulary(value["words"]), value["limit"], *flags)
+
+
+def _has_letter(word: str) -> bool:
+    return any(map(str.isalpha, word))
 
 
 def _reference_words(text: str) -> Iterator[re.Match[str]]:

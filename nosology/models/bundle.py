@@ -69,7 +69,7 @@ class Bundle:
             return day_one()
         folder = Path(folder)
         manifest = read_manifest(folder)
-        kind = manifest["kind"]
+        kind = _kind(manifest)
         if kind not in REGISTRY:
             raise BundleError(f"{folder / MANIFEST}: kind must be one of {', '.join(REGISTRY)}; got {kind!r}")
         for name, digest in manifest["files"].items():
@@ -89,6 +89,13 @@ class Bundle:
         if manifest.get(_DIGEST, _digest(manifest)) != _digest(manifest) or manifest.keys() - _KEYS:
             raise BundleError(f"{folder / MANIFEST} is damaged or was changed: its digest is not that of its content")
         return cls(model, decision, manifest["recipe"], manifest["provenance"])
+
+
+def _kind(manifest: dict[str, Any]) -> str:
+    """The kind of a bundle. In version 0.2 the kind `reports` was `hmhan` with word features."""
+    words = manifest["recipe"].get("words")
+    has_words = isinstance(words, dict) and bool(words.get("features"))
+    return "reports" if manifest["kind"] == "hmhan" and has_words else manifest["kind"]
 
 
 def _digest(manifest: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from nosology.core import BundleError, ConfigError, DataError, Note
 from nosology.core.files import check_results_folder, write_json
-from nosology.core.label_space import label_versions, mask_other_versions, note_versions
+from nosology.core.label_space import date_versions, label_versions, mask_other_versions
 from nosology.corpora.corpus import Corpus
 from nosology.evaluation import Evaluation, examine
 from nosology.evaluation.significance import paired_bootstrap, paired_t_test
@@ -90,7 +90,8 @@ def evaluate_bundle(bundle: Bundle, notes: Sequence[Note]) -> Evaluation:
     model = bundle.model
     codes = [note.codes for note in notes]
     probabilities = model.probabilities(notes)
-    mask_other_versions(probabilities, note_versions(codes), label_versions(model.labels))
+    # By the date of a note, never by its true codes: a coder of new notes does not know their ICD version.
+    mask_other_versions(probabilities, date_versions(notes), label_versions(model.labels))
     gold = codes_in_labels(LabelSettings.model_validate(bundle.recipe["labels"]), model.labels, codes)
     thresholds, at_least_one = bundle.decision.thresholds(model.labels), bundle.decision.at_least_one
     return examine(model.labels, gold, probabilities, thresholds, at_least_one=at_least_one, replicates=0)

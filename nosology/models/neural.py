@@ -27,7 +27,7 @@ from nosology.core.model import WordWeights
 from nosology.core.settings import Settings
 from nosology.encoders.tokenizers import Encoding
 from nosology.models.evidence_spans import best_spans
-from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
+from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling, Scaling, scaling_from_json
 from nosology.training.data_loader import Batch, pad_notes
 
 _TOKENS = {"cpu": 16_384, "cuda": 131_072}  # per batch, padding included
@@ -89,7 +89,7 @@ class Calibrated(Generic[ModuleT]):
     """A model with a net on a device, whose logits are calibrated to probabilities."""
 
     net: ModuleT
-    calibration: PlattScaling
+    calibration: Scaling
 
     @property
     def device(self) -> torch.device:
@@ -121,7 +121,7 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
     tokenizer: TokenizerT
     net: NetT
     settings: SettingsT  # the table [model] of the recipe, with all sizes resolved
-    calibration: PlattScaling = field(default_factory=PlattScaling)
+    calibration: Scaling = field(default_factory=PlattScaling)
 
     kind = ""  # in the registry
     within_versions = True
@@ -237,7 +237,7 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
         weights |= {name: weights[stored] for name, stored in config["tied"].items()}
         net.load_state_dict(weights)
         model = cls(
-            labels, tensors["notes"].numpy(), tokenizer, net.eval(), settings, PlattScaling(**config["calibration"])
+            labels, tensors["notes"].numpy(), tokenizer, net.eval(), settings, scaling_from_json(config["calibration"])
         )
         model.load_extra_config(config["more"])
         model.load_extra_tensors(tensors)

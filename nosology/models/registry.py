@@ -74,6 +74,12 @@ REGISTRY: dict[str, ModelEntry] = {
         "nosology.models.hmhan.hmhan_settings:HmhanRecipe",
         "embed",
     ),
+    "reports": ModelEntry(
+        "nosology.models.reports.reports_model:Reports",
+        "nosology.models.reports.reports_trainer:ReportsTrainer",
+        "nosology.models.reports.reports_settings:ReportsRecipe",
+        "embed",
+    ),
 }
 
 

@@ -19,9 +19,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field, field_validator
 
-from nosology.core import Code, ConfigError
+from nosology.core import Code, ConfigError, DataError
 from nosology.core.settings import Settings
 from nosology.corpora.corpus import Corpus
 from nosology.corpora.splits import site_corpus, split_corpus
@@ -48,6 +49,7 @@ TOP = (10, 50)  # codes of Tables 5 and 6
 COLUMNS = {name: name.replace("_", " ").replace("f1", "F1") for name in METRICS}
 TOP_COLUMNS = {f"top{k}.{name}": f"top {k} {COLUMNS[name].removeprefix('macro ')}" for k in TOP for name in METRICS[:3]}
 SETTING = {"3": "central", "4": "federated", "5": "central", "6": "federated", "7": "splits"}
+_CLIENT_MEAN = "clients."  # prefix of metrics that are means over sites
 SMALL: dict[str, Any] = {
     "embedders": ["minilm"],  # it comes with the package
     "heads": ["mlp", "deep"],
@@ -68,11 +70,14 @@ class PartitionSettings(Settings):
     """The simulated hospitals of the federated runs, and the codes that all runs learn."""
 
     count: int = Field(20, ge=1)
-    skew: Literal["iid", "size", "dirichlet"] = "iid"
+    skew: Literal["random", "iid", "size", "dirichlet"] = "random"  # section 2.5: notes are partitioned at random
     alpha: float = Field(0.5, gt=0)  # dirichlet: sites differ more with a smaller one
     exponent: float = Field(1.0, gt=0)  # size: site i has a share of (i + 1) ** -exponent
     notes: int = Field(10, ge=0)  # codes of at least count x notes notes are learned; 0: all codes
     engine: Literal["flower", "vectorized"] = "flower"  # vectorized: faster on a GPU, equal up to rounding
+    # Of Tables 4 and 6. client_mean: the metrics of each site, averaged by its notes, as in section 2.5; pooled: of all
+    # test notes together. A mean of F1 scores is not the F1 of all notes.
+    metrics: Literal["client_mean", "pooled"] = "client_mean"
 
 
 class FederatedHeadsStudy(runner.StudySettings):
@@ -152,8 +157,9 @@ def prepared(
     for corpus, name in zip(corpora, names):
         if set(settings) - {"splits"}:
             check_splits(corpus)
-        options = study.sites.model_dump(exclude={"engine", "count", "notes"}) | {"seed": study.seed}
-        out = folder / "corpora" / f"{name}-sites-{digest(corpus.hash, study.sites.model_dump(), options)}"
+        options = study.sites.model_dump(exclude={"engine", "count", "notes", "metrics"}) | {"seed": study.seed}
+        sizes = study.sites.model_dump(include={"count", "notes"})
+        out = folder / "corpora" / f"{name}-sites-{digest(corpus.hash, sizes, options)}"
         if not out.exists():
             site_corpus(corpus.folder, out, study.sites.count, min_notes=study.sites.notes, **options)
         result[name if names.count(name) == 1 else f"{name}-{corpus.hash[:6]}"] = Corpus.open(out)
@@ -187,18 +193,20 @@ def _table(
     by_row = {
         f"{Path(embedder).name} / {HEADS[head]}": runs[embedder, head, SETTING[number]] for embedder, head in pairs
     }
-    rows = rows_with_paper_numbers("federated_heads", number, by_row, within=f"{version} / ")
+    is_client_mean = SETTING[number] == "federated" and study.sites.metrics == "client_mean"
+    prefix = _CLIENT_MEAN if is_client_mean else ""
+    rows = rows_with_paper_numbers("federated_heads", number, by_row, prefix=prefix, within=f"{version} / ")
     others = sorted(rows[len(by_row) :], key=lambda row: -row.paper[list(columns)[-1]])
     rows = rows[: len(by_row)] + others[:1]  # and the paper's best row without a run of ours
 
     def remarks(results: Results) -> Iterator[str]:
-        """Federated minus central micro F1."""
+        """Federated minus central micro F1, both of all test notes together."""
         keys = [[runs[*pair, setting][0].key for setting in ("federated", "central")] for pair in pairs]
         f1 = [[results[key]["metrics"]["micro_f1"] for key in both] for both in keys if set(both) <= results.keys()]
         gaps = [federated - central for federated, central in f1 if federated is not None and central is not None]
         if gaps:
             mean = f"mean {fmean(gaps):+.4f} of {len(gaps)} pairs, from {min(gaps):+.4f} to {max(gaps):+.4f}"
-            yield f"Federated minus central training, micro F1: {mean}."
+            yield f"Federated minus central training, micro F1 of all test notes: {mean}."
 
     both = number == "4" and any(setting == "central" for _, _, setting in runs)
     title = TABLES[number]
@@ -223,10 +231,10 @@ def run(task: Task) -> dict[str, Any]:
     _embed_from_cache(bundle, task.cache)
     evaluation = measure(bundle, corpus, "test", folder / "report").evaluation
     notes = Counter(code for note in corpus.notes("train", text=False) for code in set(note.codes))
-    metrics = {name: evaluation.metrics[name] for name in METRICS}
-    for k in TOP:
-        top = top_metrics(evaluation, notes, k)
-        metrics |= {f"top{k}.{name}": top[name] for name in METRICS[:3]}
+    metrics = table_metrics(evaluation.counts, notes)
+    if task.options["setting"] == "federated":
+        sites = [note.site or "" for note in corpus.notes("test", text=False)]
+        metrics |= {_CLIENT_MEAN + name: value for name, value in client_means(evaluation, sites, notes).items()}
     return {
         "metrics": metrics,
         "codes": len(bundle.model.labels),
@@ -246,11 +254,42 @@ def _embed_from_cache(bundle: Bundle, cache: str) -> None:
     embedder.embed = lambda texts: stored.vectors(texts, lambda: embedder)
 
 
-def top_metrics(evaluation: Evaluation, notes: Counter[Code], k: int) -> dict[str, float | None]:
+def table_metrics(counts: Counts, notes: Counter[Code]) -> dict[str, float | None]:
+    """The metrics of all tables; notes: train notes of each code."""
+    every = counts.metrics()
+    metrics = {name: every[name] for name in METRICS}
+    for k in TOP:
+        top = top_metrics(counts, notes, k)
+        metrics |= {f"top{k}.{name}": top[name] for name in METRICS[:3]}
+    return metrics
+
+
+def client_means(evaluation: Evaluation, sites: Sequence[str], notes: Counter[Code]) -> dict[str, float | None]:
+    """The metrics of all tables as means over sites, weighted by their notes; sites: of each note (B,).
+
+    A site where a metric is undefined does not count; None if it is undefined at every site.
+    """
+    gold, predicted, counts = evaluation.scored.gold, evaluation.predicted, evaluation.counts
+    if len(sites) != gold.shape[0]:
+        raise DataError(f"every test note must be scored to average over sites; got {gold.shape[0]} of {len(sites)}")
+    names = np.array(sites)
+    by_site, sizes = [], []
+    for site in sorted(set(sites)):
+        rows = np.flatnonzero(names == site)
+        of_site = Counts.of(counts.space, counts.n_labels, gold[rows].tocsr(), predicted[rows].tocsr())
+        by_site.append(table_metrics(of_site, notes))
+        sizes.append(len(rows))
+    means: dict[str, float | None] = {}
+    for name in by_site[0]:
+        defined = [(value, size) for metrics, size in zip(by_site, sizes) if (value := metrics[name]) is not None]
+        means[name] = sum(v * n for v, n in defined) / sum(n for _, n in defined) if defined else None
+    return means
+
+
+def top_metrics(counts: Counts, notes: Counter[Code], k: int) -> dict[str, float | None]:
     """The metrics over the k codes with most train notes; of equally frequent codes the first by name."""
     from nosology.core.label_space import LabelSpace
 
-    counts = evaluation.counts
     known = set(counts.space.codes)
     chosen = [code for code in sorted(notes, key=lambda code: (-notes[code], code))[:k] if code in known]
     columns = [counts.space.column(code) for code in chosen]

@@ -48,6 +48,8 @@ FEW = 5  # train notes of a code, at most
 ABLATIONS = {
     "all parts": [],
     "no inattention": ["model.inattention=0"],
+    "inattention per window of 72 words": ["model.inattention_scope=window", "model.inattention=56"],
+    "inattention per note": ["model.inattention_scope=note", "model.inattention=56"],
     "first 512 words (stateless)": ["model.max_words=512"],
     "discriminative learning rates": ["rates.ranker=0.5", "rates.encoder=0.5", "rates.layer_decay=2.6"],
     "one learning rate": ["rates.ranker=1.0", "rates.encoder=1.0", "rates.layer_decay=1.0"],

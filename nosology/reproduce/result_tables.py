@@ -121,7 +121,8 @@ def paired_tests(rows: Sequence[Row], metric: str, results: Results) -> Iterator
         if len(values) == len(others) > 1:
             test = paired_t_test(values, others)
             p = "undefined" if test.p is None else f"{test.p:.4f}"
-            yield f"{first} minus {name}: {metric} {test.value:+.4f}, paired t-test p {p}"
+            interval = f"95% {test.low:+.4f} to {test.high:+.4f}"
+            yield f"{first} minus {name}: {metric} {test.value:+.4f} ({interval}), paired t-test p {p}"
 
 
 def write_tables(out: Path, tables: Sequence[Table], results: Results, failed: Mapping[str, str]) -> list[Path]:

@@ -5,6 +5,7 @@ The Hierarchical Multi-Head Attention Network (HMHAN) reads cleaned reports; its
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -16,6 +17,8 @@ from nosology.text.sections import sections
 from nosology.text.tokens import Tokens, function_words, rows, tokenize, words_of
 
 _NEGATORS = frozenset({"no", "not", "without", "never", "none", "nor"})  # function words that are never dropped
+_DEGREES = frozenset({"", " ", "°", "º", "˚", " °", "° ", " ° "})  # between a number and the unit of a temperature
+_TEMPERATURE = re.compile(r"\d+[cf]")
 _MAX_ABBREVIATION = 2  # words of an abbreviation: "r/o" is r and o
 _PREFIXES = {
     "negated": NEGATION_PREFIX,
@@ -53,7 +56,8 @@ def expanded_abbreviation(word: str) -> tuple[str, ...]:
 def clean_report(text: str, *, negation: bool = True, stop_words: bool = True) -> CleanedText:
     """The words of a report in lower case, separated by blanks, with abbreviations expanded and without numbers.
 
-    negation: NOT_ before each negated content word. stop_words: drop function words, but never a negator.
+    negation: NOT_ before each negated content word. stop_words: drop function words, but never a negator, and the unit
+    of a temperature with its number: "Patient has a fever of 102°F" becomes "patient fever".
     """
     return CleanedText.from_original(text).edited(_report_edits(text, negation, stop_words))
 
@@ -70,7 +74,7 @@ def _report_edits(text: str, negation: bool, stop_words: bool) -> Iterator[Edit]
         words = [
             NEGATION_PREFIX + word if negated[i] and word not in function_words() else word
             for word in expanded
-            if word not in dropped and not word.isdigit()
+            if word not in dropped and not word.isdigit() and not (stop_words and _is_temperature(text, tokens, i))
         ]
         if end < start:
             yield Edit(end, start, " " if has_words and words else "")
@@ -79,6 +83,15 @@ def _report_edits(text: str, negation: bool, stop_words: bool) -> Iterator[Edit]
         end, i = stop, i + length
     if end < len(text):
         yield Edit(end, len(text), "")
+
+
+def _is_temperature(text: str, tokens: Tokens, i: int) -> bool:
+    """Whether word i is a number with the unit of a temperature (102f), or such a unit after a number (102 °F)."""
+    word = tokens.words[i]
+    if word not in ("c", "f"):
+        return len(word) > 1 and word[-1] in "cf" and _TEMPERATURE.fullmatch(word) is not None
+    gap = text[tokens.ends[i - 1] : tokens.starts[i]] if i else None
+    return gap in _DEGREES and tokens.words[i - 1].isdigit()
 
 
 def _expand(text: str, tokens: Tokens, i: int) -> tuple[int, tuple[str, ...]]:

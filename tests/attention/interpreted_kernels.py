@@ -36,6 +36,10 @@ SETTINGS = [
     {"scores": torch.tensor([2.0, 2.0, 2.0, 1.0, 1.0, -7.0]).repeat(LABELS, 1), "k": 3, "zero": True},
     {"tokens": 8, "k": 3},
     {"tokens": 33, "k": 5},
+    {"scope": 5, "k": 2},
+    {"scope": 8, "k": 8},
+    {"scope": 7, "k": 3, "zero": True, "tokens": 33},
+    {"scope": 50, "k": 3},
 ]
 
 
@@ -52,7 +56,8 @@ def planted_attention(seed: int, case: dict) -> None:
     for attend in (attend_, kernels.attend_):
         products = (both @ states.reshape(-1, 4).T).view(2, LABELS, 3, wide).clone()
         d_scores = None if scores is None or case.get("frozen") else torch.zeros_like(scores)
-        rest = ((static, scores, d_scores), case.get("k", 4), case.get("zero", False), 3 * LABELS)
+        selection = (case.get("k", 4), case.get("scope", 0), case.get("zero", False))
+        rest = ((static, scores, d_scores), *selection, 3 * LABELS)
         outputs = attend(products, mask, words, decoder.bias, targets, *rest)
         results.append([*outputs, products, *([] if d_scores is None else [d_scores])])
     for a, b in zip(*results):
@@ -68,18 +73,22 @@ def selection(seed: int) -> None:
     words = torch.randint(0, columns, (notes, wide), generator=rng, dtype=torch.int32)
     lengths = torch.randint(0, wide + 1, (notes,), generator=rng)
     k = int(torch.randint(1, wide + 3, (), generator=rng))
-    bounds, lasts = torch.empty(2, labels, notes, dtype=torch.int32)
-    block = triton.next_power_of_2(wide)
-    case = (words, lengths, scores, bounds, lasts, notes, wide, columns, k, block)
-    kernels._select[(labels * notes,)](*case)
+    scope = int(torch.randint(1, wide + 1, (), generator=rng)) if seed % 2 else wide
+    windows = triton.cdiv(wide, scope)
+    bounds, lasts = torch.empty(2, labels, notes, windows, dtype=torch.int32)
+    block = triton.next_power_of_2(scope)
+    case = (words, lengths, scores, bounds, lasts, notes, wide, columns, k, scope, windows, block)
+    kernels._select[(labels * notes * windows,)](*case)
+    bounds, lasts = (values[:, :, torch.arange(wide) // scope] for values in (bounds, lasts))  # of each token
     results, position = scores[:, words.long()], torch.arange(wide)
     inside = position < lengths[:, None]
     bits = results.view(torch.int32)
     keys = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
-    above, same = keys > bounds[..., None], (keys == bounds[..., None]) & (position <= lasts[..., None])
+    above, same = keys > bounds, (keys == bounds) & (position <= lasts)
     selected = (above | same) & inside
-    assert torch.equal(selected, top_k_mask(results, inside, k))
-    assert torch.equal(selected.sum(2), lengths.clamp(max=k).expand(labels, -1))
+    assert torch.equal(selected, top_k_mask(results, inside, k, scope))
+    if windows == 1:
+        assert torch.equal(selected.sum(2), lengths.clamp(max=k).expand(labels, -1))
 
 
 def ranker(labels: int, words: int, size: int) -> None:

@@ -87,7 +87,7 @@ def test_unmet_ratios_print_a_warning(folder, tmp_path):
     [
         (["--ratios", "0.7;0.3"], "ratios must be numbers separated by commas"),
         (["--ratios", "0.7,0.7,0.1"], "sum to 1; got 0.7,0.7,0.1"),
-        (["--sites", 3, "--skew", "zipf"], "skew must be one of iid, size, dirichlet; got 'zipf'"),
+        (["--sites", 3, "--skew", "zipf"], "skew must be one of iid, size, dirichlet, random; got 'zipf'"),
         (["--sites", 101], "there must be 1 to 100 sites, one per patient"),
         (["--sites", 3, "--k", 2], "exclude each other"),
         (["--skew", "size"], "--skew has no effect without --sites"),

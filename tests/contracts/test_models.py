@@ -24,6 +24,7 @@ from tests.models.plant.test_plant_trainer import QUICK
 
 ONE_EPOCH = ["training.epochs=1", "training.batch=16"]
 WORDS = [*ONE_EPOCH, "vectors.epochs=1", "vectors.size=12"]
+HMHAN = [*ONE_EPOCH, "model.encoder={encoder}", "model.heads=2", "model.hidden=[16, 8]", "model.ensemble_size=1"]
 SETTINGS = {
     "linear": [],
     "lexicon": ["learn.folds=2"],
@@ -33,13 +34,14 @@ SETTINGS = {
     "dual_laat": [*WORDS, "model.width=16", "model.heads=2"],
     "heads": [*ONE_EPOCH, "model.widths=[16]"],
     "plant": [*QUICK],
-    "hmhan": [*ONE_EPOCH, "model.encoder={encoder}", "model.heads=2", "model.hidden=[16, 8]", "model.ensemble_size=1"],
+    "hmhan": HMHAN,
+    "reports": [*HMHAN, "words.c=[3.0]"],
 }
 RECIPES = {"heads": "heads-mlp"}
 ABILITIES = {
     OpenVocabulary: {"dual_laat"},
-    AttentionWeights: {"caml", "laat", "plm_icd", "dual_laat", "plant", "hmhan"},
-    CategoryAttention: {"hmhan"},
+    AttentionWeights: {"caml", "laat", "plm_icd", "dual_laat", "plant", "hmhan", "reports"},
+    CategoryAttention: {"hmhan", "reports"},
     WordContributions: {"linear"},
     RelevantWords: {"plant"},
     Embeddings: {"heads"},

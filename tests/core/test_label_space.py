@@ -1,8 +1,16 @@
 import numpy as np
 import pytest
 
-from nosology.core import Code
-from nosology.core.label_space import ICD9, ICD10, LabelSpace, label_versions, mask_other_versions, note_versions
+from nosology.core import Code, Note
+from nosology.core.label_space import (
+    ICD9,
+    ICD10,
+    LabelSpace,
+    date_versions,
+    label_versions,
+    mask_other_versions,
+    note_versions,
+)
 
 A, B, C = Code("icd10cm", "A00"), Code("icd9cm", "428.0"), Code("icd10cm", "I10")
 
@@ -43,3 +51,15 @@ def test_mask_other_versions():
     labels = LabelSpace([OLD, NEW, PCS])
     masked = mask_other_versions(np.ones((3, 3)), np.array([ICD9, ICD10, ICD9 | ICD10]), label_versions(labels))
     assert masked.tolist() == [[1, 0, 0], [0, 1, 1], [1, 1, 1]]
+
+
+def test_date_versions_are_those_in_use_at_the_date_whatever_the_codes():
+    dates = [
+        {"date": "2015-09-30"},
+        {"charttime": "2015-10-01 08:00:00"},
+        {"charttime": "2150-03-01"},
+        {},
+        {"date": ""},
+    ]
+    notes = [Note("", "", codes=(OLD, NEW), extra=extra) for extra in dates]
+    assert date_versions(notes).tolist() == [ICD9, ICD10, ICD9 | ICD10, ICD9 | ICD10, ICD9 | ICD10]

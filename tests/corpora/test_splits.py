@@ -217,6 +217,18 @@ def test_iid_sites_have_equal_sizes_and_code_distributions():
     assert skewness(roster, site) < 0.5 * skewness(roster, dealt)
 
 
+def test_random_sites_have_equal_sizes_and_ignore_patients():
+    roster = summarize_notes(notes(300, patients=90))
+    site = assign_sites(roster, 7, skew="random", seed=1)
+    sizes = Counter(site.values())
+    assert len(sizes) == 7 and max(sizes.values()) - min(sizes.values()) <= 1
+    assert site == assign_sites(roster, 7, skew="random", seed=1) != assign_sites(roster, 7, skew="random", seed=2)
+    by_patient = {}
+    for note in roster:
+        by_patient.setdefault(note.patient, set()).add(site[note.id])
+    assert max(map(len, by_patient.values())) > 1, "notes of a patient are drawn one by one"
+
+
 def test_the_sizes_of_skewed_sites_follow_the_power_law():
     roster = summarize_notes(chapter_notes(2200))
     sizes = Counter(assign_sites(roster, 4, skew="size", exponent=1).values())
@@ -279,7 +291,7 @@ def test_min_notes_keeps_only_codes_with_enough_notes_for_each_site(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"sites": 2, "skew": "zipf"}, "skew must be one of iid, size, dirichlet; got 'zipf'"),
+        ({"sites": 2, "skew": "zipf"}, "skew must be one of iid, size, dirichlet, random; got 'zipf'"),
         ({"sites": 31}, r"there must be 1 to 30 sites, one per patient .*; got 31"),
         ({"sites": 0}, "there must be 1 to 30 sites"),
         ({"sites": 2, "alpha": 0}, "alpha must be positive; got 0"),

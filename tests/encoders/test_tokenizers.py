@@ -66,9 +66,19 @@ def test_offsets_point_to_the_words(text, limit):
         np.testing.assert_array_equal(getattr(cut, part), getattr(full, part)[:limit])
 
 
-@given(st.lists(st.text(max_size=30), max_size=5), st.text(max_size=30), st.booleans())
-def test_word_tokenizer_round_trips_through_json(texts, text, literal):
-    tokenizer = WordTokenizer(Vocabulary.build(texts, min_notes=1), 5, literal)
+def test_alphabetic_tokenizer_drops_words_without_a_letter():
+    text = "BP 120/80, fio2 40, 20mg of B12"
+    vocabulary = Vocabulary.build([text], min_notes=1, alphabetic=True)
+    assert set(vocabulary.words) == {"bp", "fio2", "20mg", "of", "b12"}
+    encoding = WordTokenizer(vocabulary, 3, alphabetic=True).tokenize(text)
+    assert [text[a:b] for a, b in zip(encoding.starts, encoding.ends)] == ["BP", "fio2", "20mg"]
+    assert (encoding.ids > UNKNOWN).all()
+    assert not len(WordTokenizer(vocabulary, 3, alphabetic=True).tokenize("120 80"))
+
+
+@given(st.lists(st.text(max_size=30), max_size=5), st.text(max_size=30), st.booleans(), st.booleans())
+def test_word_tokenizer_round_trips_through_json(texts, text, literal, alphabetic):
+    tokenizer = WordTokenizer(Vocabulary.build(texts, min_notes=1), 5, literal, alphabetic)
     again = WordTokenizer.from_json(json.loads(json.dumps(tokenizer.to_json())))
     assert again == tokenizer
     assert again.tokenize(text).ids.tolist() == tokenizer.tokenize(text).ids.tolist()

@@ -70,6 +70,9 @@ def tiny_hmhan_settings(folder: Path) -> list[str]:
         "model.ensemble_size=1",
         "training.epochs=3",
         "training.learning_rate=5e-3",
-        "words.features=500",
-        "words.c=[3.0]",
     ]
+
+
+def tiny_reports_settings(folder: Path) -> list[str]:
+    """Settings of the coder of short reports with a tiny encoder, which is written to the folder."""
+    return [*tiny_hmhan_settings(folder), "words.features=500", "words.c=[3.0]"]

@@ -143,7 +143,32 @@ def test_top_metrics_equal_scikit_learn(seed, k):
     true = [[codes[j] for j in np.flatnonzero(row)] for row in gold]
     evaluation = examine(LabelSpace(codes), true, predicted.astype(np.float32), 0.5, replicates=0)
     columns = sorted(range(10), key=lambda j: (-notes[codes[j]], codes[j]))[:k]
-    metrics = heads.top_metrics(evaluation, notes, k)
+    metrics = heads.top_metrics(evaluation.counts, notes, k)
     for average in ("macro", "micro"):
         wanted = precision_recall_fscore_support(gold[:, columns], predicted[:, columns], average=average)[:3]
         assert [metrics[f"{average}_{name}"] for name in ("precision", "recall", "f1")] == pytest.approx(wanted)
+
+
+def test_client_means_are_weighted_by_the_notes_of_each_site_and_differ_from_pooled_metrics():
+    rng = np.random.default_rng(0)
+    codes = [Code("icd10cm", f"A{i:02d}") for i in range(6)]
+    gold, predicted = (rng.random((40, 6)) < 0.4 for _ in range(2))
+    sites = ["site-00"] * 30 + ["site-01"] * 10
+    predicted[30:] = gold[30:]  # the small site is perfect
+    true = [[codes[j] for j in np.flatnonzero(row)] for row in gold]
+    evaluation = examine(LabelSpace(codes), true, predicted.astype(np.float32), 0.5, replicates=0)
+    means = heads.client_means(evaluation, sites, Counter(dict.fromkeys(codes, 3)))
+    by_site = [precision_recall_fscore_support(gold[:30], predicted[:30], average="micro")[2], 1.0]
+    assert means["micro_f1"] == pytest.approx((30 * by_site[0] + 10 * by_site[1]) / 40)
+    assert abs(means["micro_f1"] - evaluation.metrics["micro_f1"]) > 0.01
+    assert means.keys() == heads.table_metrics(evaluation.counts, Counter()).keys()
+    with pytest.raises(DataError, match="got 40 of 39"):
+        heads.client_means(evaluation, sites[1:], Counter())
+
+
+def test_federated_tables_have_client_means_and_central_tables_have_pooled_metrics(small_runs, small_corpus, tmp_path):
+    for metrics, prefix in (("client_mean", "clients."), ("pooled", "")):
+        study = small_study(f"sites.metrics={metrics}")
+        tables = heads.tables(study, [small_corpus], tmp_path, ["3", "4", "6"])
+        assert [table.rows[0].prefix for table in tables] == ["", prefix, prefix]
+    assert heads.STUDY().sites.skew == "random", "the paper's partition"

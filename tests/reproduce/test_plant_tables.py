@@ -29,7 +29,7 @@ def test_tables_share_the_runs_with_all_train_notes(tables):
 def test_ablations_equal_to_the_recipe_are_omitted(tables):
     assert "one learning rate" not in [row.names[0] for row in tables["8"].rows if row.runs]
     assert "no inattention: 0.424; with that part: 0.4251." in "\n".join(tables["8"].remarks({}))
-    assert len(tables["8"].runs) == 7
+    assert len(tables["8"].runs) == 9
 
 
 def test_smaller_shares_of_train_are_subsets_of_larger_ones(small_corpus, tmp_path):

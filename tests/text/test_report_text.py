@@ -12,6 +12,9 @@ from nosology.text.report_text import context_features
         ("No evidence of pneumonia", "no evidence NOT_pneumonia"),
         ("Pneumonia present.", "pneumonia present"),
         ("Patient has a fever of 102", "patient fever"),
+        ("Patient has a fever of 102°F", "patient fever"),
+        ("Temp 38.5 C. Hepatitis C, 101F", "temperature hepatitis c"),
+        ("L5 F1, 3 cm", "l5 f1 cm"),
         ("No effusion, but R/O UTI", "no NOT_effusion rule out urinary tract infection"),
         ("No UTI", "no NOT_urinary NOT_tract NOT_infection"),
         ("Pneumonia was ruled out.", "NOT_pneumonia ruled out"),
@@ -28,6 +31,7 @@ def test_clean_report(text, expected):
 def test_stop_words_and_negation_are_optional():
     assert clean_report("No evidence of pneumonia", stop_words=False).text == "no evidence of NOT_pneumonia"
     assert clean_report("No evidence of pneumonia", negation=False).text == "no evidence pneumonia"
+    assert clean_report("fever of 102°F", stop_words=False).text == "fever of f"
 
 
 def test_each_word_has_its_original_span():

@@ -1,11 +1,21 @@
 """Calibration of scores: it finds the true curve and stays cautious with few notes."""
 
+import json
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 from scipy import sparse
 from scipy.special import expit
 
-from nosology.training.calibration import ScoreCalibration
+from nosology.training.calibration import (
+    EXCLUDED_LOGIT,
+    CodeScaling,
+    PlattScaling,
+    ScoreCalibration,
+    choose_scaling,
+    scaling_from_json,
+)
 
 
 def simulated(seed=0, shape=(4000, 30)):
@@ -57,3 +67,34 @@ def test_few_separable_cells_do_not_give_extreme_probabilities():
     scores = np.array([[1.0, -1.0], [-1.0, 1.0]])
     calibration = ScoreCalibration.fit(scores, sparse.csr_matrix(scores > 0), np.array([2, 20]))
     assert calibration(scores, np.array([2, 20])).max() < 0.99
+
+
+def scaled(slopes, offsets, notes: int, seed=0):
+    """Logits, gold labels and true probabilities: sigmoid(slope x logit + offset) of each code."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(-1, 2, (notes, len(slopes))).astype(np.float32)
+    probabilities = expit(np.array(slopes) * logits + np.array(offsets))
+    return logits, sparse.csr_matrix((rng.random(logits.shape) < probabilities).astype(np.int8)), probabilities
+
+
+def test_code_scaling_recovers_a_pair_per_code_and_keeps_the_shared_pair_without_notes():
+    slopes, offsets = [0.5, 1.0, 1.5], [-1.0, 0.0, 1.0]
+    logits, gold, probabilities = scaled(slopes, offsets, 20_000)
+    scaling = CodeScaling.fit(logits, gold)
+    assert scaling(logits) == pytest.approx(probabilities, abs=0.03)
+    assert np.abs(PlattScaling.fit(logits, gold)(logits) - probabilities).max() > 0.2
+    unknown = logits.copy()
+    unknown[:, 2] = EXCLUDED_LOGIT
+    scaling, shared = CodeScaling.fit(unknown, gold), PlattScaling.fit(unknown, gold)
+    assert (scaling.a[2], scaling.b[2]) == pytest.approx((shared.a, shared.b))
+    assert scaling_from_json(json.loads(json.dumps(asdict(scaling)))) == scaling
+    assert scaling_from_json(asdict(shared)) == shared
+
+
+def test_pairs_per_code_are_chosen_only_if_they_predict_new_notes_better():
+    fold = np.arange(600) % 5
+    different = scaled([0.6, 1.0, 1.4], [-1.5, 0.0, 1.5], 600)
+    assert isinstance(choose_scaling(*different[:2], fold), CodeScaling)
+    same = scaled([1.0] * 40, [-1.0] * 40, 600)
+    assert isinstance(choose_scaling(*same[:2], fold), PlattScaling)
+    assert isinstance(choose_scaling(*different[:2], np.zeros(600)), PlattScaling), "one fold cannot be tested"

@@ -35,10 +35,10 @@ def report_batch(rows: int, seed: int, synthetic: SyntheticBatch | None = None, 
 
 def test_every_call_receives_its_batch_and_weight():
     batches = [report_batch(rows, rows) for rows in (4, 4, 2, 4)]
-    batches += [report_batch(4, 9, word_scores=torch.ones(4, 3)), report_batch(4, 10)]
+    batches += [report_batch(4, 9, offset=torch.ones(4, 3)), report_batch(4, 10)]
     for (batch, weight), (number, original) in zip(recorded_calls(*batches), enumerate(batches), strict=True):
         assert weight == torch.tensor(1 / (number + 1))
-        for name in ("states", "lengths", "targets", "word_scores"):
+        for name in ("states", "lengths", "targets", "offset"):
             expected, value = getattr(original, name), getattr(batch, name)
             assert (expected is None and value is None) or torch.equal(expected, value)
 

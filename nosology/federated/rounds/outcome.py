@@ -92,7 +92,7 @@ def build_bundle(
 
 def calibration(bundle: Bundle) -> PlattScaling:
     """The calibration of the heads in a bundle."""
-    assert isinstance(bundle.model, Heads)
+    assert isinstance(bundle.model, Heads) and isinstance(bundle.model.calibration, PlattScaling)
     return bundle.model.calibration
 
 

@@ -21,7 +21,7 @@ from nosology.models.evidence_spans import occlusion
 from nosology.models.heads.heads_net import HeadNet, Scaler
 from nosology.models.heads.heads_settings import HeadShape
 from nosology.models.neural import Calibrated, default_device, evaluating
-from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
+from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling, Scaling
 
 _ROWS = 4096  # notes per forward pass
 
@@ -36,7 +36,7 @@ class Heads(Calibrated):
     identity: dict[str, Any]  # of the embedder that the head was trained with
     scaler: Scaler
     net: HeadNet  # pyrefly: ignore[bad-override-mutable-attribute]  (never replaced by another module)
-    calibration: PlattScaling = field(default_factory=PlattScaling)
+    calibration: Scaling = field(default_factory=PlattScaling)
 
     kind = "heads"
     within_versions = False

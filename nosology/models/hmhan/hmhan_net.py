@@ -4,11 +4,11 @@
     C = norm(Q + heads(Q, H))        one query per category  (B, K, D)
     q = E + C[category of the code]                        (B, L, D)
     V = norm(q + heads(q, H))                              (B, L, D)
-    logit = w_l . MLP([V; columns]) + b_l + logit of the word features
+    logit = w_l . MLP([V; columns]) + b_l + offset
 
 w_l is the sum of a vector shared by all codes and a vector of the code, which starts at 0. So the head is the same for
-all three kinds of attention, and a code seen once relies on what all codes have learned. The logits of word features
-come from linear SVMs that are fitted before the net (`report_features.py`) and stay fixed.
+all three kinds of attention, and a code seen once relies on what all codes have learned. With early fusion the columns
+are appended to each state of H instead. An offset, if there is one, is the logit of another model, which stays fixed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from nosology.attention.hierarchical_attention import ATTENTIONS, HierarchicalAttention
 from nosology.encoders.state_cache import GatheredStates
 from nosology.encoders.transformer import WindowedTransformer
 from nosology.models.hmhan.hmhan_settings import HmhanSettings, LossSettings
 from nosology.training.data_loader import Batch, token_mask
-from nosology.training.losses import focal_loss, weighted_bce
+from nosology.training.losses import LossBias, focal_loss, weighted_bce
 
 
 @dataclass(frozen=True)
@@ -56,22 +55,19 @@ class ReportBatch(Batch):
 
     states: Tensor | GatheredStates | None = None  # (B, T, D) of a frozen encoder
     columns: Tensor | None = None  # (B, C)
-    features: Tensor | None = None  # (B, F) ids of word features, padded with 0
-    values: Tensor | None = None  # (B, F)
-    word_scores: Tensor | None = None  # (B, L) logits to use in place of those of `features`
+    offset: Tensor | None = None  # (B, all labels) logits of another model, to which the net adds
     synthetic: SyntheticBatch | None = None
 
     @staticmethod
     def from_batch(batch: Batch) -> ReportBatch:
-        """A batch of tokens as a batch of reports without columns and word features."""
+        """A batch of tokens as a batch of reports without columns."""
         if isinstance(batch, ReportBatch):
             return batch
         return ReportBatch(batch.tokens, batch.lengths, batch.labels, batch.targets, batch.notes)
 
     def to(self, device: torch.device | str) -> ReportBatch:
         """The batch on a device. Lengths, and fields that other fields replace, stay on the CPU."""
-        names = ["labels", "targets", "columns", "states" if self.states is not None else "tokens"]
-        names += ["features", "values"] if self.word_scores is None else ["word_scores"]
+        names = ["labels", "targets", "columns", "offset", "states" if self.states is not None else "tokens"]
         present = {name: value for name in names if (value := getattr(self, name)) is not None}
         moved = {name: value.to(device, non_blocking=True) for name, value in present.items()}
         return replace(self, **moved, synthetic=self.synthetic and self.synthetic.to(device))
@@ -95,10 +91,16 @@ class HmhanHead(nn.Module):
         self.own = nn.Parameter(torch.zeros(labels, sizes[-1]))
         self.bias = nn.Parameter(torch.zeros(labels))
 
-    def initialize_bias(self, rates: Tensor) -> None:
-        """Sets the bias to the logits of the label frequencies (L,) in training."""
+    def initialize_output(self, bias: Tensor | None, zero_weights: bool) -> None:
+        """Sets the initial bias (L,) of the codes; None: torch's default, as for weights that are not zero."""
+        bound = len(self.shared) ** -0.5
         with torch.no_grad():
-            self.bias.copy_(torch.logit(rates.clamp(1e-4, 0.9)))
+            if not zero_weights:
+                self.shared.uniform_(-bound, bound)
+            if bias is None:
+                self.bias.uniform_(-bound, bound)
+            else:
+                self.bias.copy_(bias)
 
     def forward(self, vectors: Tensor, columns: Tensor | None, labels: Tensor | None) -> Tensor:
         """Logits (B, L) of vectors (B, L or 1, D) and columns (B, C)."""
@@ -113,12 +115,10 @@ class HmhanHead(nn.Module):
 
 
 class HmhanNet(nn.Module):
-    """One net: encoder, attention, head, and the logits of word features if there are any."""
+    """One net: encoder, attention and head."""
 
-    words: Tensor | None
-    word_bias: Tensor | None
-    share: Tensor
     weights: Tensor
+    prior_shift: Tensor
 
     def __init__(
         self,
@@ -128,49 +128,75 @@ class HmhanNet(nn.Module):
         categories: Tensor,
         columns: int = 0,
         projected: int = 64,
-        words: int = 0,
+        early: bool = False,
     ):
-        """categories: (L,) the category of each code. columns: C. words: number of word features."""
+        """categories: (L,) the category of each code. columns: C. early: columns are read before attention."""
         super().__init__()
-        labels, width = len(categories), encoder.width
+        labels, early = len(categories), early and columns > 0
+        width = encoder.width + (projected if early else 0)
         self.loss = loss
         self.encoder = encoder
         self.encoder.requires_grad_(not settings.frozen)
         self.dropout = nn.Dropout(settings.state_dropout)
-        # `look`, `words`, `share` and `weights` are names in saved weights.
+        self.early_columns = nn.Linear(columns, projected) if early else None
+        # `look` and `weights` are names in saved weights.
         self.look = ATTENTIONS[settings.attention](width, categories, settings.heads)
-        self.head = HmhanHead(width, columns, projected, settings.hidden, labels, settings.dropout)
-        self.register_buffer("words", torch.zeros(words + 1, labels) if words else None)  # SVM weights; row 0: padding
-        self.register_buffer("word_bias", torch.zeros(labels) if words else None)
-        self.register_buffer("share", torch.ones(()))  # the net weight, chosen on held-out notes
+        self.head = HmhanHead(width, 0 if early else columns, projected, settings.hidden, labels, settings.dropout)
         self.register_buffer("weights", torch.ones(labels))  # class weights
+        self.register_buffer("prior_shift", torch.zeros(labels))  # of the log odds of codes, by synthetic rows
+        self.register_load_state_dict_pre_hook(_convert_old_weights)
+
+    @property
+    def column_layer(self) -> nn.Linear | None:
+        """The projection of the columns; None without columns."""
+        return self.head.columns if self.early_columns is None else self.early_columns
 
     def forward(self, batch: ReportBatch) -> Tensor:
         """The mean loss over all cells: reports (real and synthetic) x labels."""
         if batch.targets is None:
             raise ValueError("targets must be given to compute a loss; got None")
-        vectors = self.code_vectors(batch)
-        word_logits = self.word_logits(batch)
-        logits = self.share * self.head(vectors, batch.columns, batch.labels) + word_logits
+        vectors, offset = self.code_vectors(batch), self._offset(batch)
+        logits = self.head(vectors, batch.columns, batch.labels) + offset
         losses = self._losses(logits[: len(batch.targets)], batch.targets, batch.labels)
         if batch.synthetic is None:
             return losses.mean()
-        logits = self._synthetic_logits(batch, batch.synthetic, vectors, word_logits)
+        logits = self._synthetic_logits(batch, batch.synthetic, vectors, offset)
         synthetic = self._losses(logits, batch.synthetic.targets, batch.labels)
         return (losses.sum() + synthetic.sum()) / (losses.numel() + synthetic.numel())
 
-    def _synthetic_logits(
-        self, batch: ReportBatch, synthetic: SyntheticBatch, vectors: Tensor, word_logits: Tensor
-    ) -> Tensor:
-        """Logits (S, L) of rows between the code vectors (B, L, D), columns and word logits (B, L) of two reports."""
-        columns = None if batch.columns is None else synthetic.interpolate(batch.columns)
-        net_logits = self.head(synthetic.interpolate(vectors), columns, batch.labels)
-        return self.share * net_logits + synthetic.interpolate(word_logits)
-
     def logits(self, batch: ReportBatch) -> Tensor:
-        """Logits (B, L) of the labels of the batch; of all labels if it has none."""
-        net_logits = self.head(self.code_vectors(batch), batch.columns, batch.labels)
-        return self.share * net_logits + self.word_logits(batch)
+        """Logits (B, L) of the labels of the batch; of all labels if it has none. See `unbiased`."""
+        logits = self.head(self.code_vectors(batch), batch.columns, batch.labels) + self._offset(batch)
+        return self.unbiased(logits, batch.labels)
+
+    def synthetic_logits(self, batch: ReportBatch, synthetic: SyntheticBatch) -> Tensor:
+        """Logits (S, L) of synthetic rows between reports of a batch. See `unbiased`."""
+        logits = self._synthetic_logits(batch, synthetic, self.code_vectors(batch), self._offset(batch))
+        return self.unbiased(logits, batch.labels)
+
+    def _synthetic_logits(
+        self, batch: ReportBatch, synthetic: SyntheticBatch, vectors: Tensor, offset: Tensor
+    ) -> Tensor:
+        """Logits (S, L) of rows between the code vectors (B, L, D), columns and offsets (B, L) of two reports."""
+        columns = None if batch.columns is None else synthetic.interpolate(batch.columns)
+        return self.head(synthetic.interpolate(vectors), columns, batch.labels) + synthetic.interpolate(offset)
+
+    def _offset(self, batch: ReportBatch) -> Tensor:
+        """The offset (B, L) of the labels of the batch; zeros (B, 1) without an offset."""
+        if batch.offset is None:
+            return torch.zeros(len(batch.lengths), 1, device=self.weights.device)
+        return batch.offset if batch.labels is None else batch.offset[:, batch.labels]
+
+    def loss_bias(self, labels: Tensor | None = None) -> LossBias:
+        """The bias that the loss and synthetic rows give to the logits of labels; None: all."""
+        loss, chosen = self.loss, slice(None) if labels is None else labels
+        return LossBias(
+            loss.bce, self.weights[chosen], loss.focal, loss.gamma, loss.alpha, shift=self.prior_shift[chosen]
+        )
+
+    def unbiased(self, logits: Tensor, labels: Tensor | None = None) -> Tensor:
+        """The logits (B, L) of the net as logits of probabilities, if `loss.corrected`."""
+        return self.loss_bias(labels).remove(logits) if self.loss.corrected else logits
 
     def code_vectors(self, batch: ReportBatch) -> Tensor:
         """The output of attention, one vector per code (B, L, D); (B, 1, D) for the baselines."""
@@ -187,26 +213,18 @@ class HmhanNet(nn.Module):
         return self.look.category_attention(*self.states(batch))
 
     def states(self, batch: ReportBatch) -> tuple[Tensor, Tensor]:
-        """The encoder states (B, T, D) of the tokens, and their mask (B, T)."""
+        """The encoder states (B, T, D) of the tokens, with early columns if there are any, and their mask (B, T)."""
         if batch.states is None:
             states = self.encoder(batch.tokens, batch.lengths)
         else:
             states = batch.states.to(self.head.shared.device).to(self.head.shared.dtype)
-        return self.dropout(states), token_mask(batch.lengths, states.shape[1], states.device)
-
-    def word_logits(self, batch: ReportBatch) -> Tensor:
-        """The logits (B, L) of the word features; zeros (B, 1) without word features."""
-        if self.words is None or self.word_bias is None:
-            return torch.zeros(len(batch.lengths), 1, device=self.share.device)
-        chosen = slice(None) if batch.labels is None else batch.labels
-        if batch.word_scores is not None:
-            return batch.word_scores[:, chosen]
-        if batch.features is None:
-            raise ValueError("features must be given for a net with word features; got None")
-        weights = self.words[:, chosen]
-        with torch.autocast(weights.device.type, enabled=False):
-            sums = F.embedding_bag(batch.features, weights, per_sample_weights=batch.values, mode="sum", padding_idx=0)
-        return sums + self.word_bias[chosen]
+        states = self.dropout(states)
+        if self.early_columns is not None:
+            if batch.columns is None:
+                raise ValueError("columns must be given for a net with columns; got None")
+            projected = self.early_columns(batch.columns.to(states.dtype))[:, None]
+            states = torch.cat([states, projected.expand(-1, states.shape[1], -1)], dim=-1)
+        return states, token_mask(batch.lengths, states.shape[1], states.device)
 
     def _losses(self, logits: Tensor, targets: Tensor, labels: Tensor | None) -> Tensor:
         """The loss of each cell (B, L)."""
@@ -218,6 +236,13 @@ class HmhanNet(nn.Module):
             weights = self.weights if labels is None else self.weights[labels]
             losses = losses + loss.bce * weighted_bce(logits, targets, weights)
         return losses
+
+
+def _convert_old_weights(net: HmhanNet, weights: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Changes the saved weights of version 0.2: word weights belong to kind `reports`; there was no prior shift."""
+    for name in ("words", "word_bias", "share"):
+        weights.pop(prefix + name, None)
+    weights.setdefault(f"{prefix}prior_shift", torch.zeros_like(weights[f"{prefix}weights"]))
 
 
 class HmhanEnsemble(nn.Module):
@@ -234,17 +259,9 @@ class HmhanEnsemble(nn.Module):
         return torch.stack([net(reports) for net in self.nets]).mean()
 
     def logits(self, batch: Batch) -> Tensor:
-        """The mean (B, L) of the logits of the nets. With net weight 0, only word features are computed."""
-        if not self.has_net_weight:
-            reports = ReportBatch.from_batch(batch)
-            return torch.stack([net.word_logits(reports) for net in self.nets]).mean(0)
+        """The mean (B, L) of the logits of the nets."""
         reports = self._with_states(batch)
         return torch.stack([net.logits(reports) for net in self.nets]).mean(0)
-
-    @property
-    def has_net_weight(self) -> bool:
-        """Whether the net weight is above 0: otherwise word features alone decide."""
-        return any(bool(net.share) for net in self.nets)
 
     def attention(self, batch: Batch) -> Tensor:
         """The mean of the attention weights (B, L, T) of the nets."""

@@ -26,17 +26,8 @@ class ColumnSettings(Settings):
     numbers: list[str] = Field(["age"])
     choices: list[str] = Field(["gender", "admission_type", "modality"])
     width: int = Field(64, ge=1)  # of their linear projection
-
-
-class WordFeatureSettings(Settings):
-    """Linear SVMs over words and word pairs, marked with their context (negated ...); the net adds to their scores."""
-
-    features: int = Field(0, ge=0)  # at most; 0: no word features
-    min_notes: int = Field(2, ge=1)  # train reports with the feature
-    pairs: bool = True  # pairs of neighbouring words too
-    c: list[Annotated[float, Field(gt=0)]] = Field([1.0, 3.0, 10.0], min_length=1)  # of the SVMs; the best on
-    # held-out reports is used
-    folds: int = Field(5, ge=2)  # cross-validation folds for the held-out scores that the net is trained with
+    # late: appended to the code vectors after attention; early: to each token state before it (the paper)
+    fusion: Literal["late", "early"] = "late"
 
 
 class HmhanSettings(Settings):
@@ -59,7 +50,10 @@ class HmhanSettings(Settings):
     hidden: list[Annotated[int, Field(ge=1)]] = Field([512, 256, 128], min_length=1)  # of the head
     dropout: float = Field(0.3, ge=0, lt=1)  # of the head
     state_dropout: float = Field(0.1, ge=0, lt=1)  # of the encoder's states
+    output_bias: Literal["prior", "default"] = "prior"  # initial: the code's frequency, or torch's default (the paper)
+    output_weights: Literal["zero", "default"] = "zero"  # initial: an untrained net adds nothing, or torch's default
     ensemble_size: int = Field(1, ge=1)  # nets; their logits are averaged
+    within_versions: bool = True  # codes of another ICD version are unknown in training; False: absent (the paper)
     trainable_layers: int = Field(0, ge=0)  # the last layers of an encoder that is not frozen; 0: all
     encoder_lr_factor: float = Field(1.0, gt=0)  # times the learning rate, for the last encoder layer
     layer_decay: float = Field(1.0, ge=1)  # layer-wise decay: divides the learning rate at each lower layer
@@ -82,6 +76,7 @@ class LossSettings(Settings):
     bce: float = Field(1.0, ge=0)
     weighted: bool = True  # class weight of positives: notes without / notes with the code
     max_class_weight: float = Field(10.0, ge=1)  # upper bound of class weights
+    corrected: bool = True  # validation and inference remove the bias of this loss, and of synthetic rows, from logits
 
     @model_validator(mode="after")
     def _check_weights(self) -> LossSettings:
@@ -119,12 +114,12 @@ class HmhanRecipe(NeuralRecipe):
     kind: Literal["hmhan"] = "hmhan"
     report: ReportSettings = ReportSettings()
     columns: ColumnSettings = ColumnSettings()
-    words: WordFeatureSettings = WordFeatureSettings()
     model: HmhanSettings = HmhanSettings()
     loss: LossSettings = LossSettings()
     smote: SmoteSettings = SmoteSettings()
     states: StateCacheSettings = StateCacheSettings()
     combinations: CombinationSettings = CombinationSettings()
+    calibration: Literal["auto", "global"] = "auto"  # auto: a pair per code if that predicts held-out reports better
     training: TrainerSettings = TrainerSettings(
         epochs=30, batch=32, learning_rate=5e-5, weight_decay=1e-4, patience=5, monitor="micro_f1"
     )

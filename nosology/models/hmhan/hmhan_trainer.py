@@ -1,4 +1,4 @@
-"""Training of HMHAN: encode the reports, train the nets of the ensemble, tune on held-out reports.
+"""Training of HMHAN: encode the reports, train the nets, tune on held-out reports.
 
 With dev notes, every net is trained on train and early stopping uses dev. Without dev notes, or with `--refit`, an
 ensemble is cross-fitted: the reports are partitioned into as many folds as there are nets. Each net is trained on all
@@ -9,10 +9,11 @@ and threshold are tuned on these scores. So every report is used for training, a
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -20,14 +21,13 @@ import torch
 from nosology.attention.hierarchical_attention import HierarchicalAttention
 from nosology.codes.lookup import label_description
 from nosology.core import DataError, Note
-from nosology.core.label_space import label_versions, mask_other_versions
-from nosology.core.progress import progress
+from nosology.core.label_space import LabelSpace
 from nosology.encoders.state_cache import CachedStates, DeviceCachedStates, EncoderStateCache, load_on_device
 from nosology.encoders.tokenizers import ReportTokenizer
 from nosology.encoders.transformer import WindowedTransformer, load_pretrained
 from nosology.evaluation import brief
 from nosology.models.hmhan.code_groups import CodeCombinations
-from nosology.models.hmhan.hmhan_decision import tune_on_held_out, word_logits
+from nosology.models.hmhan.hmhan_decision import mask_versions, tune_on_held_out
 from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet
 from nosology.models.hmhan.hmhan_settings import HmhanRecipe
@@ -40,13 +40,16 @@ from nosology.models.hmhan.report_batches import (
     encoder_fingerprint,
     mlsmote,
 )
-from nosology.models.hmhan.report_features import MetadataColumns, WordFeatures, WordSvms, fit_word_svms
+from nosology.models.hmhan.report_features import MetadataColumns
 from nosology.models.neural import EXCLUDED_LOGIT
 from nosology.models.train import CoderTrainer, TrainedCoder
 from nosology.training.examples import Examples, codes_in_systems, label_space, union
-from nosology.training.losses import class_weights
+from nosology.training.losses import class_weights, log_odds_shift
 from nosology.training.run_folder import REFIT, STATES, fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit, launch_fabric
+
+RecipeT = TypeVar("RecipeT", bound=HmhanRecipe)
+Validate = Callable[[Hmhan], dict[str, float]]  # metrics of a model on held-out reports
 
 
 @dataclass
@@ -61,29 +64,49 @@ class HmhanEnsembleTrainer:
     cached_states: CachedStates | None = None  # of `train`, if the encoder is frozen
     encoder: WindowedTransformer | None = None  # only if frozen: all nets share it
     device_states: DeviceCachedStates | None = None  # cached_states on a GPU
+    offsets: np.ndarray | None = None  # (N, L) of `train`: held-out logits of another model, to which the nets add
 
-    @staticmethod
-    def from_notes(recipe: HmhanRecipe, notes: list[Note], folder: Path, run_fingerprint: str) -> HmhanEnsembleTrainer:
+    @classmethod
+    def from_notes(cls, recipe: HmhanRecipe, notes: list[Note], folder: Path, run_fingerprint: str) -> Self:
         labels = label_space(recipe.labels, codes_in_systems(recipe.labels, [note.codes for note in notes]))
         tokenizer, encoder = _load_encoder(recipe)
         columns = MetadataColumns.fit((note.extra for note in notes), recipe.columns.numbers, recipe.columns.choices)
-        words = None
-        if recipe.words.features:
-            texts = (note.text for note in progress(notes, "counting words", total=len(notes)))
-            words = WordFeatures.fit(texts, recipe.words.min_notes, recipe.words.features, recipe.words.pairs)
-        counts = np.zeros(len(labels), np.int64)
-        model = Hmhan(labels, counts, tokenizer, HmhanEnsemble([]), recipe.model, columns=columns, words=words)
+        model = cls.new_model(recipe, notes, labels, tokenizer, columns)
         train = ReportDataset.from_notes(notes, recipe, model)
         tokens = sum(len(report) for report in train.reports)
         if not tokens:
             raise DataError(f"training notes must contain words; got {len(notes)} notes without a word")
         model.train_counts = train.label_counts(np.arange(len(train))).astype(np.int64)
         model.settings = recipe.model.resolved(tokens)
-        trainer = HmhanEnsembleTrainer(recipe, model, train, folder, run_fingerprint)
+        trainer = cls(recipe, model, train, folder, run_fingerprint)
         if model.settings.frozen:
             trainer.encoder = encoder.requires_grad_(False).eval()
             trainer.cached_states = trainer.encode(train)
         return trainer
+
+    @staticmethod
+    def new_model(
+        recipe: HmhanRecipe,
+        notes: list[Note],
+        labels: LabelSpace,
+        tokenizer: ReportTokenizer,
+        columns: MetadataColumns,
+    ) -> Hmhan:
+        """A model without nets for train notes."""
+        counts = np.zeros(len(labels), np.int64)
+        return Hmhan(labels, counts, tokenizer, HmhanEnsemble([]), recipe.model, columns=columns)
+
+    def mix(self, logits: np.ndarray, offsets: np.ndarray | None, held_out: ReportDataset) -> np.ndarray:
+        """The logits (B, L) of the nets and of the offsets together, for held-out reports with these offsets."""
+        return logits
+
+    def held_out_offsets(self, dataset: ReportDataset) -> np.ndarray | None:
+        """The offsets (B, L) of reports that are not in `train`."""
+        return None
+
+    def report(self) -> dict[str, Any]:
+        """What the provenance of the bundle says in addition about the trained model."""
+        return {}
 
     def encode(self, dataset: ReportDataset) -> CachedStates:
         """The states of reports by the pretrained encoder, from the cache where they are there."""
@@ -98,33 +121,44 @@ class HmhanEnsembleTrainer:
             self.device_states = load_on_device(self.cached_states, device, self.recipe.states.device_gb)
         return self.device_states or self.cached_states
 
-    def build_net(self, rows: np.ndarray, seed: int) -> HmhanNet:
-        """An untrained net, initialised for these rows of the train reports."""
+    def build_net(self, rows: np.ndarray, seed: int, synthetic: SyntheticRows | None = None) -> HmhanNet:
+        """An untrained net, initialised for these rows of the train reports and synthetic rows."""
         torch.manual_seed(seed)
         recipe, model, categories = self.recipe, self.model, self.model.categories
         encoder = self.encoder or _load_encoder(recipe)[1]
         net = HmhanNet(
             model.settings, recipe.loss, encoder, torch.from_numpy(categories.of_label), len(model.columns),
-            recipe.columns.width, len(model.words) if model.words else 0,
+            recipe.columns.width, recipe.columns.fusion == "early",
         )  # fmt: skip
-        if self.word_svms is not None and net.words is not None and net.word_bias is not None:
-            net.words[1:] = torch.from_numpy(self.word_svms.weights)
-            net.word_bias.copy_(torch.from_numpy(self.word_svms.bias))
-        counts = torch.from_numpy(self.train.label_counts(rows).astype(np.float32))
-        if not model.words:
-            net.head.initialize_bias(counts / len(rows))
-        if net.head.columns is not None:
+        if net.column_layer is not None:
             # A column that is 0 in all these rows (such as "age unknown") is not learned: its random weights must go.
             seen = np.stack([self.train.reports[row].columns for row in rows]).any(0)
-            net.head.columns.weight.data[:, torch.from_numpy(~seen)] = 0
-        if recipe.loss.weighted:
-            net.weights.copy_(class_weights(counts, len(rows), recipe.loss.max_class_weight))
+            net.column_layer.weight.data[:, torch.from_numpy(~seen)] = 0
+        self._initialize_output(net, rows, synthetic)
         if model.settings.init_from_descriptions and isinstance(net.look, HierarchicalAttention):
             descriptions = [label_description(code, expand_headers=True) for code in model.labels.codes]
             net.look.initialize_queries(
                 self._mean_states(encoder, descriptions), self._mean_states(encoder, categories.descriptions)
             )
         return net
+
+    def _initialize_output(self, net: HmhanNet, rows: np.ndarray, synthetic: SyntheticRows | None) -> None:
+        """Sets class weights, prior shift and the output layer of an untrained net."""
+        train, settings, loss = self.train, self.model.settings, self.recipe.loss
+        counts = torch.from_numpy(train.label_counts(rows).astype(np.float32))
+        known = torch.from_numpy(train.known_counts(train.versions[rows]).astype(np.float32))
+        if loss.weighted:
+            net.weights.copy_(class_weights(counts, known, loss.max_class_weight))
+        if synthetic is not None:
+            added = torch.from_numpy(synthetic.targets.sum(0))
+            added_known = torch.from_numpy(train.known_counts(train.versions[synthetic.first]).astype(np.float32))
+            net.prior_shift.copy_(log_odds_shift(counts, known, added, added_known))
+        bias = None
+        if settings.output_bias == "prior":  # an untrained net returns the frequency of each code, or its offset
+            rates = counts / known.clamp(min=1)
+            prior = torch.logit(rates.clamp(1e-4, 0.9)) if self.offsets is None else torch.zeros_like(rates)
+            bias = net.loss_bias().add(prior) if loss.corrected else prior
+        net.head.initialize_output(bias, settings.output_weights == "zero")
 
     def _mean_states(self, encoder: WindowedTransformer, texts: list[str]) -> torch.Tensor:
         """The mean state (N, D) of each text; 0 for a text without tokens."""
@@ -137,22 +171,26 @@ class HmhanEnsembleTrainer:
         return means
 
     def train_net(
-        self, number: int, rows: np.ndarray, dev: ReportDataset | None, folder: Path, stop_epoch: int = 0
+        self,
+        number: int,
+        rows: np.ndarray,
+        folder: Path,
+        validate: Validate | None = None,
+        *,
+        stop_epoch: int = 0,
+        batches: ReportBatchBuilder | None = None,
     ) -> tuple[HmhanNet, TrainingResult]:
-        """A net trained on these rows of the train reports; stop_epoch: 0 for all epochs or early stopping on dev."""
-        recipe, seed = self.recipe, self.recipe.seed + 1000 * number
-        net = self.build_net(rows, seed)
-        settings = (recipe.stop_after(stop_epoch) if stop_epoch else recipe).training
+        """A net trained on these rows of the train reports.
+
+        validate: the metrics of a model on held-out reports, for early stopping; None: all epochs. stop_epoch: 0 for
+        all epochs or early stopping. batches: in place of `batches_of` these rows.
+        """
+        seed = self.recipe.seed + 1000 * number
+        settings = (self.recipe.stop_after(stop_epoch) if stop_epoch else self.recipe).training
         fabric = launch_fabric(settings)
-        batches = ReportBatchBuilder(
-            self.train,
-            rows,
-            self.cached_states_on(fabric.device),
-            self.synthetic_rows(rows, seed),
-            None if self.word_svms is None else self.word_svms.held_out_logits,
-        )
+        batches = batches or self.batches_of(rows, self.synthetic_rows(rows, seed), fabric.device)
+        net = self.build_net(rows, seed, batches.synthetic)
         model = replace(self.model, net=HmhanEnsemble([net]))
-        dev_states = None if dev is None or self.cached_states is None else self.encode(dev)
         result = fit(
             TrainingRun(
                 net,
@@ -160,29 +198,21 @@ class HmhanEnsembleTrainer:
                 lengths=np.array([max(1, len(self.train.reports[row])) for row in rows]),
                 groups=self.train.versions[rows],
                 make_batch=batches.build,
-                validate=None if dev is None else lambda _: dev_metrics(model, dev, dev_states),
-                parameter_groups=parameter_groups(net, recipe),
+                validate=None if validate is None else lambda _: validate(model),
+                parameter_groups=parameter_groups(net, self.recipe),
                 use_cuda_graphs=self.cached_states is not None,
                 run_folder=folder,
                 fingerprint=f"{self.fingerprint} {number} {hashlib.sha256(rows.tobytes()).hexdigest()}",
                 seed=seed,
                 fabric=fabric,
-                title=f"hmhan, net {number + 1} of {self.model.settings.ensemble_size}",
+                title=f"{model.kind}, net {number + 1} of {model.settings.ensemble_size}",
             )
         )
         return net, result
 
-    @cached_property
-    def word_svms(self) -> WordSvms | None:
-        """The SVMs over word features of all train reports. All nets share them: each uses only held-out scores."""
-        model, train, settings = self.model, self.train, self.recipe.words
-        if not model.words:
-            return None
-        fold = assign_folds(train, min(settings.folds, len(set(train.groups))), self.recipe.seed)
-        descriptions = [
-            model.tokenize(Note("", label_description(code, expand_headers=True))) for code in model.labels.codes
-        ]
-        return fit_word_svms(train.reports, descriptions, len(model.words), train.gold, fold, settings.c)
+    def batches_of(self, rows: np.ndarray, synthetic: SyntheticRows | None, device: torch.device) -> ReportBatchBuilder:
+        """The training batches of these rows of the train reports and of synthetic rows."""
+        return ReportBatchBuilder(self.train, rows, self.cached_states_on(device), synthetic, self.offsets)
 
     def synthetic_rows(self, rows: np.ndarray, seed: int) -> SyntheticRows | None:
         """MLSMOTE rows between reports of these rows only; distances are between mean encoder states and columns."""
@@ -197,42 +227,45 @@ class HmhanEnsembleTrainer:
         return synthetic.reindexed(rows)
 
 
-class HmhanTrainer(CoderTrainer[HmhanRecipe]):
-    """Trains an ensemble of nets on one encoder, with or without word features."""
+class HmhanTrainer(CoderTrainer[RecipeT], Generic[RecipeT]):
+    """Trains an ensemble of nets on one encoder."""
+
+    ensemble_trainer: type[HmhanEnsembleTrainer] = HmhanEnsembleTrainer
 
     def train(self, train_notes: Examples, dev_notes: Examples, refit: bool) -> TrainedCoder:
         """The coder that is trained on train notes and tuned on dev notes; refit: then trained again on both."""
         recipe, folder = self.recipe, self.folder
         all_notes = union(train_notes, dev_notes)
         if refit and recipe.model.ensemble_size > 1:
-            trainer = HmhanEnsembleTrainer.from_notes(
-                recipe, list(all_notes.notes()), folder, fingerprint(recipe, all_notes)
-            )
+            trainer = self._trainer(all_notes, folder, fingerprint(recipe, all_notes))
             if recipe.model.ensemble_size <= len(set(trainer.train.groups)):
                 return train_cross_fitted(trainer)
-        run_fingerprint = fingerprint(recipe, train_notes, dev_notes)
-        trainer = HmhanEnsembleTrainer.from_notes(recipe, list(train_notes.notes()), folder, run_fingerprint)
+        trainer = self._trainer(train_notes, folder, fingerprint(recipe, train_notes, dev_notes))
         dev = ReportDataset.from_notes(list(dev_notes.notes()), recipe, trainer.model)
         rows = np.arange(len(trainer.train))
-        trained = [trainer.train_net(i, rows, dev, folder / f"net_{i}") for i in range(recipe.model.ensemble_size)]
+        states = None if trainer.cached_states is None else trainer.encode(dev)
+        validate = partial(dev_metrics, dev=dev, cached_states=states)
+        trained = [trainer.train_net(i, rows, folder / f"net_{i}", validate) for i in range(recipe.model.ensemble_size)]
         model = trainer.model
         model.net = HmhanEnsemble([net for net, _ in trained])
-        word_scores = word_logits(model.net.nets[0], dev.reports)
-        logits = model.logits_of(dev.reports)
-        model, decision = tune_on_held_out(recipe, model, logits, word_scores, dev, trainer.train.gold)
+        logits = trainer.mix(model.logits_of(dev.reports), trainer.held_out_offsets(dev), dev)
+        model, decision = tune_on_held_out(recipe, model, logits, dev, trainer.train.gold)
         report = _report(trainer, [result for _, result in trained], dev)
         if refit:
             trainer.device_states = None  # frees GPU memory for the second training
             model = self._refit(all_notes, model, trained[0][1].best_epoch)
         return TrainedCoder(model, decision, report)
 
+    def _trainer(self, notes: Examples, folder: Path, run_fingerprint: str) -> HmhanEnsembleTrainer:
+        return self.ensemble_trainer.from_notes(self.recipe, list(notes.notes()), folder, run_fingerprint)
+
     def _refit(self, notes: Examples, tuned: Hmhan, epochs: int) -> Hmhan:
         """A model with one net, trained on all notes, with what was tuned on dev."""
-        recipe, folder = self.recipe, self.folder / REFIT
-        trainer = HmhanEnsembleTrainer.from_notes(recipe, list(notes.notes()), folder, fingerprint(recipe, notes))
-        net, _ = trainer.train_net(0, np.arange(len(trainer.train)), None, folder / "net_0", epochs)
-        net.share.copy_(tuned.net.nets[0].share)
-        model = replace(trainer.model, net=HmhanEnsemble([net]), calibration=tuned.calibration)
+        folder = self.folder / REFIT
+        trainer = self._trainer(notes, folder, fingerprint(self.recipe, notes))
+        net, _ = trainer.train_net(0, np.arange(len(trainer.train)), folder / "net_0", stop_epoch=epochs)
+        model = trainer.model.tuned_like(tuned)
+        model.net = HmhanEnsemble([net])
         if tuned.combinations is not None:
             model.combinations = replace(
                 CodeCombinations.from_gold(trainer.train.gold),
@@ -244,23 +277,22 @@ class HmhanTrainer(CoderTrainer[HmhanRecipe]):
 
 def train_cross_fitted(trainer: HmhanEnsembleTrainer) -> TrainedCoder:
     """The coder whose nets have each left out one fold, tuned on the scores of the left-out folds."""
-    recipe, model, train = trainer.recipe, trainer.model, trainer.train
+    recipe, model, train, offsets = trainer.recipe, trainer.model, trainer.train, trainer.offsets
     fold = assign_folds(train, recipe.model.ensemble_size, recipe.seed)
     logits = np.full((len(train), len(model.labels)), EXCLUDED_LOGIT, dtype=np.float32)
-    word_scores = np.zeros_like(logits) if trainer.word_svms is None else trainer.word_svms.held_out_logits
     nets, results = [], []
     for number in range(recipe.model.ensemble_size):
-        net, result = trainer.train_net(number, np.flatnonzero(fold != number), None, trainer.folder / f"net_{number}")
+        net, result = trainer.train_net(number, np.flatnonzero(fold != number), trainer.folder / f"net_{number}")
         rows = np.flatnonzero(fold == number)
-        reports = [train.reports[row] for row in rows]
-        net_logits = replace(model, net=HmhanEnsemble([net])).logits_of(reports)
-        # The SVMs in the net were fitted on these reports: their held-out scores replace those of the net.
-        mixed = net_logits - word_logits(net, reports) + word_scores[rows]
-        logits[rows] = np.where(net_logits > EXCLUDED_LOGIT, mixed, EXCLUDED_LOGIT)
+        one = replace(model, net=HmhanEnsemble([net]))
+        logits[rows] = one.logits_of(
+            [train.reports[row] for row in rows], offset=None if offsets is None else offsets[rows]
+        )
         nets.append(net)
         results.append(result)
     model.net = HmhanEnsemble(nets)
-    model, decision = tune_on_held_out(recipe, model, logits, word_scores, train, train.gold, in_train=True)
+    logits = trainer.mix(logits, offsets, train)
+    model, decision = tune_on_held_out(recipe, model, logits, train, train.gold, in_train=True)
     tuned_on = f"all notes, each scored by the one of {len(nets)} nets that was not trained on it"
     report = _report(trainer, results, train) | {"tuned_on": tuned_on, "n_dev": len(train)}
     return TrainedCoder(model, decision, report)
@@ -268,9 +300,8 @@ def train_cross_fitted(trainer: HmhanEnsembleTrainer) -> TrainedCoder:
 
 def dev_metrics(model: Hmhan, dev: ReportDataset, cached_states: CachedStates | None = None) -> dict[str, float]:
     """Micro F1 at its best threshold and mean average precision on dev reports; cached_states: of these reports."""
-    probabilities = model.to_probabilities(model.logits_of(dev.reports, cached_states=cached_states))
-    mask_other_versions(probabilities, dev.versions, label_versions(model.labels))
-    return brief(model.labels, dev.codes, probabilities)
+    logits = mask_versions(model, model.logits_of(dev.reports, cached_states=cached_states), dev)
+    return brief(model.labels, dev.codes, model.to_probabilities(logits))
 
 
 def parameter_groups(net: HmhanNet, recipe: HmhanRecipe) -> list[ParameterGroup]:
@@ -311,5 +342,4 @@ def _report(trainer: HmhanEnsembleTrainer, results: list[TrainingResult], held_o
         "members": [asdict(result) for result in results],
         "dev_codes": int(held_out.gold.nnz),
         "shape": trainer.model.settings.model_dump(mode="json"),
-        "net_share": float(trainer.model.net.nets[0].share),  # the net weight
-    }
+    } | trainer.report()

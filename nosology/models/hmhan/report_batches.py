@@ -17,7 +17,7 @@ import torch
 from scipy import sparse
 
 from nosology.core import Code, DataError, Note
-from nosology.core.label_space import note_versions
+from nosology.core.label_space import ICD9, ICD10, date_versions, note_versions
 from nosology.core.progress import progress
 from nosology.corpora.group_splits import group_folds, group_names
 from nosology.encoders.state_cache import CachedStates, DeviceCachedStates, GatheredStates
@@ -41,20 +41,24 @@ class ReportDataset:
     reports: list[EncodedReport]
     codes: list[tuple[Code, ...]]  # of the systems to learn
     gold: sparse.csr_matrix  # (B, L)
-    versions: np.ndarray  # (B,)
+    versions: np.ndarray  # (B,) ICD versions whose codes are known in training: of its codes, or all
+    date_versions: np.ndarray  # (B,) ICD versions whose codes are scored: those of the report's date
     groups: list[str]  # reports of one patient, and near-duplicates, have the same group
 
     @staticmethod
     def from_notes(notes: list[Note], recipe: HmhanRecipe, model: Hmhan) -> ReportDataset:
         codes = codes_in_labels(recipe.labels, model.labels, [note.codes for note in notes])
         reports = [model.tokenize(note) for note in progress(notes, "reading", total=len(notes))]
-        versions = note_versions([note.codes for note in notes])
+        both = np.full(len(notes), ICD9 | ICD10)
+        within = model.within_versions
+        versions = note_versions([note.codes for note in notes]) if within else both
+        dates = date_versions(notes) if within else both
         group_of_patient = group_names(notes)
         patients = [note.patient or note.id for note in notes]
         groups = [group_of_patient[patient] for patient in patients]
         if 2 * max(Counter(groups).values(), default=0) > len(notes):
             groups = patients  # near-duplicates chain most reports into one group: no folds are possible
-        return ReportDataset(reports, codes, model.labels.encode(codes), versions, groups)
+        return ReportDataset(reports, codes, model.labels.encode(codes), versions, dates, groups)
 
     def subset(self, rows: np.ndarray) -> ReportDataset:
         return ReportDataset(
@@ -62,12 +66,20 @@ class ReportDataset:
             [self.codes[row] for row in rows],
             sparse.csr_matrix(self.gold[rows]),
             self.versions[rows],
+            self.date_versions[rows],
             [self.groups[row] for row in rows],
         )
 
     def label_counts(self, rows: np.ndarray) -> np.ndarray:
         """The number of reports (L,) at `rows` with each label."""
         return np.asarray(sparse.csr_matrix(self.gold[rows]).sum(0)).ravel()
+
+    def known_counts(self, versions: np.ndarray) -> np.ndarray:
+        """The number of rows (L,) for which each label is known to be present or absent; versions: of the rows."""
+        counts = np.zeros(self.gold.shape[1])
+        for version, labels in labels_by_version(self).items():
+            counts[labels] += (versions == version).sum()
+        return counts
 
     def __len__(self) -> int:
         return len(self.reports)
@@ -194,16 +206,16 @@ class ReportBatchBuilder:
         rows: np.ndarray,
         cached_states: CachedStates | DeviceCachedStates | None,
         synthetic: SyntheticRows | None,
-        word_scores: np.ndarray | None = None,
+        offsets: np.ndarray | None = None,
     ):
-        """cached_states: of all reports, if the encoder is frozen. word_scores: (N, L) held-out logits of the SVMs."""
+        """cached_states: of all reports, if the encoder is frozen. offsets: (N, L), see `ReportBatch.offset`."""
         self.train, self.rows, self.cached_states, self.synthetic = train, rows, cached_states, synthetic
-        self.word_scores = word_scores
+        self.offsets = offsets
         self.synthetic_of: dict[int, list[int]] = {}  # report -> its synthetic rows, which are in the same batch
         if synthetic is not None:
             for number, row in enumerate(synthetic.first.tolist()):
                 self.synthetic_of.setdefault(row, []).append(number)
-        self._labels = _labels_by_version(train)
+        self._labels = labels_by_version(train)
         self._gpu = torch.cuda.is_available()
 
     def build(self, chosen: np.ndarray, _: Any) -> ReportBatch:
@@ -242,8 +254,8 @@ class ReportBatchBuilder:
     ) -> ReportBatch:
         """The batch of the given reports, with their cached states if there are any."""
         batch = collate_reports([self.train.reports[row] for row in reports], labels, targets, synthetic)
-        if self.word_scores is not None:
-            batch = replace(batch, word_scores=torch.from_numpy(self.word_scores[reports]))
+        if self.offsets is not None:
+            batch = replace(batch, offset=torch.from_numpy(self.offsets[reports]))
         if self.cached_states is None:
             return batch
         width = batch.tokens.shape[1]
@@ -262,7 +274,7 @@ class ReportBatchBuilder:
         return states
 
 
-def _labels_by_version(train: ReportDataset) -> dict[int, np.ndarray]:
+def labels_by_version(train: ReportDataset) -> dict[int, np.ndarray]:
     """For each ICD version of reports, the labels that a report of this version can have."""
     versions = np.unique(train.versions).tolist()
     return {v: np.flatnonzero(train.label_counts((train.versions & v) > 0)) for v in versions}

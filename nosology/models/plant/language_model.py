@@ -128,9 +128,10 @@ class TextStreams:
 class LanguageModel(nn.Module):
     """An AWD-LSTM with an output layer. Its last state is in buffers, for checkpoints and for the next window."""
 
-    def __init__(self, encoder: AwdLstm, streams: int):
+    def __init__(self, encoder: AwdLstm, streams: int, ar: float = 0.0, tar: float = 0.0):
+        """ar, tar: weights of activation and temporal activation regularization (Merity et al. 2018)."""
         super().__init__()
-        self.encoder = encoder
+        self.encoder, self.ar, self.tar = encoder, ar, tar
         self.bias = nn.Parameter(torch.zeros(len(encoder.encoder.weight)))
         for number, layer in enumerate(encoder.rnns):
             assert isinstance(layer, WeightDropLstm)
@@ -144,9 +145,20 @@ class LanguageModel(nn.Module):
             # New tensors, not copies: gradients may still need the old ones.
             setattr(self, f"hidden_{number}", hidden)
             setattr(self, f"cell_{number}", cell)
-        states = locked_dropout(states, self.encoder.drop.output, self.training).flatten(0, 1)
+        dropped = locked_dropout(states, self.encoder.drop.output, self.training)
         with torch.autocast(states.device.type, enabled=False):
-            return next_word_loss(states, self.encoder.encoder.weight, self.bias, batch.targets.flatten())
+            vectors = self.encoder.encoder.weight
+            loss = next_word_loss(dropped.flatten(0, 1), vectors, self.bias, batch.targets.flatten())
+            return loss + self._regularization(states, dropped)
+
+    def _regularization(self, states: Tensor, dropped: Tensor) -> Tensor:
+        """ar x mean square of the states (B, T, D) after dropout + tar x that of their changes from word to word."""
+        total = states.new_zeros((), dtype=torch.float32)
+        if self.ar:
+            total = total + self.ar * dropped.float().square().mean()
+        if self.tar and states.shape[1] > 1:
+            total = total + self.tar * states.float().diff(dim=1).square().mean()
+        return total
 
     def _state(self) -> LstmState:
         return tuple((getattr(self, f"hidden_{i}"), getattr(self, f"cell_{i}")) for i in range(len(self.encoder.rnns)))

@@ -45,8 +45,8 @@ _RELEVANCE = "relevance."
 class Ranker(nn.Module):
     """f(label, word): the rank score of a word for a label (equation 2).
 
-    A word has its vector of the language model and a vector of the ranker. Similar words share information through the
-    first; the second separates words whose vectors in the language model are nearly equal.
+    A word has its vector of the language model and, with `own_vectors`, a vector of the ranker. Similar words share
+    information through the first; the second separates words whose vectors in the language model are nearly equal.
     """
 
     def __init__(self, settings: RankerSettings, size: int, words: int, labels: int):
@@ -54,7 +54,7 @@ class Ranker(nn.Module):
         self.scorer = settings.scorer
         self.labels = nn.Parameter(0.1 * torch.randn(labels, size))  # e_l
         wide = settings.hidden if settings.scorer == "mlp" else size
-        self.words = nn.Parameter(_WORD_VECTOR_STD * torch.randn(words, wide))
+        self.words = nn.Parameter(_WORD_VECTOR_STD * torch.randn(words, wide)) if settings.own_vectors else None
         self.of_label = nn.Linear(size, wide)
         self.of_word = nn.Linear(size, wide, bias=False)
         self.weights = nn.Parameter(torch.randn(wide) / wide**0.5)
@@ -69,7 +69,9 @@ class Ranker(nn.Module):
         chosen = (self.labels if labels is None else self.labels[labels]).to(dtype)
         with torch.autocast(chosen.device.type, enabled=False):
             left = linear(chosen, self.of_label.weight.to(dtype), self.of_label.bias.to(dtype))
-            right = linear(vectors.to(dtype), self.of_word.weight.to(dtype)) + self.words[words].to(dtype)
+            right = linear(vectors.to(dtype), self.of_word.weight.to(dtype))
+            if self.words is not None:
+                right = right + self.words[words].to(dtype)
             weights = self.weights.to(dtype)
             scores = (left * weights) @ right.T if self.scorer == "dot" else pair_scores(left, right, weights)
         return scores.float()
@@ -149,9 +151,8 @@ class PlantNet(LabelNet):
         if labels is not None and torch.equal(labels, torch.arange(len(self.bias))):
             labels = None  # saves an indexing operation
         planted, places = self._planted(tokens, labels)
-        chunk, literal_zero = max(1, self.settings.chunk * _LONG_NOTE // tokens.shape[1]), self.settings.literal_zero
-        inputs = (states, batch.mask, places, self._decoder(labels), planted, batch.targets)
-        return planted_loss(*inputs, chunk=chunk, literal_zero=literal_zero)
+        chunk = max(1, self.settings.chunk * _LONG_NOTE // tokens.shape[1])
+        return planted_loss(states, batch.mask, places, self._decoder(labels), planted, batch.targets, chunk=chunk)
 
     def _states(self, tokens: Tensor, batch: Batch) -> Tensor:
         """States (B, T, D) for training. States of a frozen encoder are computed once per note, without dropout."""
@@ -172,7 +173,8 @@ class PlantNet(LabelNet):
     def logits(self, batch: Batch) -> Tensor:
         """Logits (B, L), computed window by window: memory does not grow with the length of the notes."""
         labels = batch.labels if batch.labels is not None else torch.arange(len(self.bias))
-        size = max(_MAX_LABELS, _MAX_SELECTED // (len(batch.tokens) * max(1, self.settings.inattention)))
+        kept = self.settings.inattention if self.settings.inattention_scope == "note" else 1
+        size = max(_MAX_LABELS, _MAX_SELECTED // (len(batch.tokens) * max(1, kept)))
         return torch.cat([self._chunk_logits(batch, chunk.split(_MAX_LABELS)) for chunk in labels.split(size)], dim=1)
 
     def _chunk_logits(self, batch: Batch, parts: Sequence[Tensor]) -> Tensor:
@@ -180,7 +182,9 @@ class PlantNet(LabelNet):
         tokens, lstm_state = self._reverse(batch.tokens, batch.lengths), None
         decoders = [self._decoder(labels) for labels in parts]
         sums = [AttentionState.empty(len(tokens), len(labels), 0, self.bias) for labels in parts]
-        window = max(self.settings.window, _GPU_WINDOW // len(tokens) if tokens.is_cuda else 0)
+        window = self.settings.window
+        if tokens.is_cuda:  # a multiple: `window` may be the scope of inattention
+            window *= max(1, _GPU_WINDOW // (len(tokens) * window))
         for first in range(0, tokens.shape[1], window):
             part = tokens[:, first : first + window]
             states, lstm_state = self.encoder(part, lstm_state)
@@ -188,8 +192,7 @@ class PlantNet(LabelNet):
             for number, labels in enumerate(parts):
                 planted, places = self._planted(part, labels)
                 sums[number] = accumulate(states, inside, places, decoders[number], planted, sums[number])
-        literal_zero = self.settings.literal_zero
-        return torch.cat([accumulated_logits(*pair, literal_zero) for pair in zip(sums, decoders)], dim=1)
+        return torch.cat([accumulated_logits(*pair) for pair in zip(sums, decoders)], dim=1)
 
     def attention(self, batch: Batch) -> Tensor:
         """The weights (B, L, T) of each label over the tokens: learned, static and planted, normalized to sum 1."""
@@ -203,8 +206,8 @@ class PlantNet(LabelNet):
             weights = weights + planted.static[:, places].movedim(0, 1) * inside
         if planted.scores is not None:
             scores = planted.scores[:, places].movedim(0, 1).float()
-            selected = top_k_mask(scores, inside, self.settings.inattention)
-            scores = scores.masked_fill(~selected, 0.0 if self.settings.literal_zero else -torch.inf)
+            selected = top_k_mask(scores, inside, planted.k, planted.scope)
+            scores = scores.masked_fill(~selected, 0.0 if planted.literal_zero else -torch.inf)
             weights = weights + torch.softmax(scores.masked_fill(~inside, -torch.inf), dim=2).nan_to_num()
         weights = weights / weights.sum(2, keepdim=True).clamp(min=1e-12)
         return self._reverse(weights, batch.lengths)
@@ -221,7 +224,9 @@ class PlantNet(LabelNet):
         chosen = None if labels is None else labels.to(tokens.device)
         static = self.static_relevance(words, chosen) if self.static_relevance is not None else None
         scores = self.ranker(words, self.encoder.encoder(words), chosen) if self.ranker is not None else None
-        return PlantedScores(static, scores, self.settings.inattention), places
+        settings = self.settings
+        scope = settings.window if settings.inattention_scope == "window" else 0
+        return PlantedScores(static, scores, settings.inattention, scope, settings.literal_zero), places
 
     def _reverse(self, values: Tensor, lengths: Tensor) -> Tensor:
         """Values of tokens (B, T) or (B, L, T), reversed if this net reads backward; padding stays at the end."""

@@ -27,6 +27,7 @@ class VocabularySettings(Settings):
 
     min_notes: int = Field(3, ge=1)  # a word in fewer train notes is unknown
     max_words: int = Field(60_000, ge=1)  # the most frequent ones, by number of notes
+    alphabetic: bool = False  # words without a letter (numbers) are dropped from notes, as in the paper
 
 
 class LanguageSettings(Settings):
@@ -37,6 +38,9 @@ class LanguageSettings(Settings):
     backward_weights: str = ""  # of a backward model; empty: the same file as forward
     drop: DropoutSettings = DropoutSettings(embedding=0.02, input=0.25, weight=0.2, hidden=0.15)
     window: int = Field(80, ge=2)  # words of a window of truncated backpropagation
+    # Regularization of AWD-LSTM (Merity et al. 2018). ar: x mean square of the states; tar: of their differences
+    ar: float = Field(0.0, ge=0)
+    tar: float = Field(0.0, ge=0)
     training: TrainerSettings = TrainerSettings(
         epochs=20,
         batch=384,
@@ -77,7 +81,8 @@ class RankerSettings(Settings):
     hidden: int = Field(64, ge=1)
     k: int = Field(100, ge=1)  # of nDCG@k
     list: int = Field(128, ge=2)  # words per training list: half relevant, half random
-    levels: int = Field(4, ge=1, le=30)  # grades of relevance
+    levels: int = Field(4, ge=0, le=30)  # grades of relevance; 0: relevance itself, with gains 2^relevance (the paper)
+    own_vectors: bool = True  # a word has a vector of the ranker, besides that of the language model; False: the paper
     epochs: int = Field(20, ge=0)  # over all codes
     batch: int = Field(64, ge=1)  # codes
     steps: int = Field(600, ge=0)  # at least, in total: with few codes an epoch repeats them
@@ -97,9 +102,11 @@ class PlantSettings(Settings):
     static: bool = True  # attention by mutual information
     planted: bool = True  # attention by the ranker
     inattention: int = Field(56, ge=0)  # tokens per label that planted attention keeps; 0: all
+    inattention_scope: Literal["note", "window"] = "note"  # k tokens of a note, or of each window (the paper)
+    output_bias: Literal["prior", "zero"] = "prior"  # initial: the code's frequency, or 0 as in the paper
     tie_initialization: bool = True  # classifier weights start equal to the queries; False: as in the paper
     literal_zero: bool = False  # other tokens have score 0 before softmax, as the paper writes it
-    window: int = Field(72, ge=1)  # tokens per window during inference
+    window: int = Field(72, ge=1)  # tokens per window during inference, and of inattention_scope = "window"
     direction: Literal["forward", "backward", "both"] = "forward"
     chunk: int = Field(4, ge=1)  # notes of 2,048 tokens per chunk of the loss; changes only memory and speed
     cache_gb: float = Field(4.0, ge=0)  # limit of cached encoder states while the encoder is frozen; the same

@@ -97,8 +97,9 @@ class PlantPipeline:
         if coded:
             labels = label_space(recipe.labels, codes_in_systems(recipe.labels, examples.codes))
         texts = progress(examples.texts(), "counting words", total=len(examples))
-        vocabulary = Vocabulary.build(texts, recipe.words.min_notes, max_words=recipe.words.max_words)
-        tokenizer = WordTokenizer(vocabulary, recipe.model.max_words)
+        words = recipe.words
+        vocabulary = Vocabulary.build(texts, words.min_notes, max_words=words.max_words, alphabetic=words.alphabetic)
+        tokenizer = WordTokenizer(vocabulary, recipe.model.max_words, alphabetic=words.alphabetic)
         notes = TokenizedNotes.of(examples, recipe.labels, tokenizer, labels)
         return PlantPipeline(recipe, notes, labels, tokenizer, folder, stages or _stages(recipe, examples, folder))
 
@@ -115,7 +116,8 @@ class PlantPipeline:
                 load_language_model(encoder, self.tokenizer.vocabulary, Path(weights), Path(settings.words))
             texts = [read.ids for read in self.notes.reads if len(read.ids)]
             plan = StreamPlan.of(texts, settings.training.batch, settings.window, recipe.seed)
-            streams, net = TextStreams(texts, plan, backward), LanguageModel(encoder, plan.streams)
+            streams = TextStreams(texts, plan, backward)
+            net = LanguageModel(encoder, plan.streams, settings.ar, settings.tar)
             fit(
                 TrainingRun(
                     net,
@@ -177,9 +179,10 @@ class PlantPipeline:
         torch.manual_seed(recipe.seed + 1)
         net = PlantNet(recipe.model, recipe.ranker, words, len(self.labels), relevance, backward)
         net.encoder.load_state_dict(encoder.state_dict())
-        rates = np.asarray(self.notes.gold.mean(0)).ravel()
-        with torch.no_grad():
-            net.bias.copy_(torch.from_numpy(np.log(np.maximum(rates, 1e-6) / np.maximum(1 - rates, 1e-6))).float())
+        if recipe.model.output_bias == "prior":
+            rates = np.asarray(self.notes.gold.mean(0)).ravel()
+            prior = np.log(np.maximum(rates, 1e-6) / np.maximum(1 - rates, 1e-6))
+            net.bias.data.copy_(torch.from_numpy(prior).float())
         self._train_ranker(net, relevance)
         return net
 

@@ -35,26 +35,34 @@ class RankerNet(nn.Module):
 
     vectors: Tensor
 
-    def __init__(self, ranker: Ranker, vectors: Tensor, k: int):
+    def __init__(self, ranker: Ranker, vectors: Tensor, k: int, graded: bool = True):
+        """graded: relevance has grades with gains 2^grade - 1; otherwise gains are 2^relevance."""
         super().__init__()
-        self.ranker, self.k = ranker, k
+        self.ranker, self.k, self.graded = ranker, k, graded
         self.register_buffer("vectors", vectors.detach().clone(), persistent=False)
 
     def forward(self, lists: Lists) -> Tensor:
         """The LambdaRank loss of lists."""
-        return lambda_loss(self.scores(lists.labels, lists.words), lists.grades, self.k)
+        return lambda_loss(self.scores(lists.labels, lists.words), lists.grades, self.k, self.graded)
 
     def scores(self, labels: Tensor, words: Tensor) -> Tensor:
         """Scores (B, N) of each label (B,) with its own words (B, N)."""
         left = self.ranker.of_label(self.ranker.labels[labels])[:, None]
-        right = self.ranker.of_word(self.vectors[words]) + self.ranker.words[words]
+        right = self.ranker.of_word(self.vectors[words])
+        if self.ranker.words is not None:
+            right = right + self.ranker.words[words]
         both = left * right if self.ranker.scorer == "dot" else (left + right).relu()
         return (both * self.ranker.weights).sum(2).float()
 
 
 def grades(relevance: Relevance, label: int, levels: int) -> tuple[np.ndarray, np.ndarray]:
-    """The relevant words of a label and their grades: `levels` for the first part of the words, 1 for the last."""
-    words, _ = relevance.best(label)
+    """The relevant words of a label and their grades: `levels` for the first part of the words, 1 for the last.
+
+    levels 0: the grade of a word is its relevance.
+    """
+    words, scores = relevance.best(label)
+    if not levels:
+        return words.astype(np.int64), scores
     parts = np.array_split(np.arange(len(words)), levels)
     grade = np.concatenate([np.full(len(part), levels - i, np.float32) for i, part in enumerate(parts)])
     return words.astype(np.int64), grade
@@ -72,7 +80,7 @@ def train_ranker(
 ) -> float:
     """The mean nDCG@k of the labels' words after the training of the ranker."""
     ranked_labels = [label for label in range(len(relevance)) if relevance.bounds[label + 1] > relevance.bounds[label]]
-    net = RankerNet(ranker, vectors, settings.k)
+    net = RankerNet(ranker, vectors, settings.k, settings.levels > 0)
     if ranked_labels and settings.epochs:
         epoch_labels = np.tile(ranked_labels, passes(settings, len(ranked_labels)))  # the labels of an epoch
         fit(
@@ -96,7 +104,7 @@ def train_ranker(
                 seed=seed,
                 title="ranker",
                 parameter_groups=[
-                    ParameterGroup([ranker.labels, ranker.words], settings.vectors),
+                    ParameterGroup([v for v in (ranker.labels, ranker.words) if v is not None], settings.vectors),
                     ParameterGroup([ranker.weights, *ranker.of_label.parameters(), *ranker.of_word.parameters()]),
                 ],
             )
@@ -139,34 +147,38 @@ def _mean_ndcg(net: RankerNet, relevance: Relevance, ranked_labels: list[int], s
         grade = torch.zeros(1, len(net.vectors))
         grade[0, relevant] = torch.from_numpy(word_grades)
         scores = net.ranker(words, net.vectors, torch.tensor([label]))
-        values.append(float(ndcg(scores[:, SPECIALS:], grade[:, SPECIALS:], settings.k)))
+        values.append(float(ndcg(scores[:, SPECIALS:], grade[:, SPECIALS:], settings.k, net.graded)))
     return float(np.mean(values)) if values else 0.0
 
 
-def lambda_loss(scores: Tensor, relevance: Tensor, k: int) -> Tensor:
+def lambda_loss(scores: Tensor, relevance: Tensor, k: int, graded: bool = True) -> Tensor:
     """The LambdaRank loss of scores and relevance (B, N), a mean over lists.
 
     It is the sum over pairs with relevance_i > relevance_j of |delta nDCG@k| log(1 + exp(s_j - s_i)), where the change
-    of nDCG@k by swapping i and j is treated as a constant.
+    of nDCG@k by swapping i and j is treated as a constant. graded: see `ndcg`.
     """
     is_above = relevance[:, :, None] > relevance[:, None, :]
     margin = scores[:, :, None] - scores[:, None, :]
-    return (swap_gains(scores, relevance, k) * is_above * torch.nn.functional.softplus(-margin)).sum((1, 2)).mean()
+    pairs = swap_gains(scores, relevance, k, graded) * is_above * torch.nn.functional.softplus(-margin)
+    return pairs.sum((1, 2)).mean()
 
 
 @torch.no_grad()
-def swap_gains(scores: Tensor, relevance: Tensor, k: int) -> Tensor:
-    """The absolute change of nDCG@k if two words of a list swap places (B, N, N)."""
-    gains, discount = torch.exp2(relevance) - 1, _discounts(scores, k)
+def swap_gains(scores: Tensor, relevance: Tensor, k: int, graded: bool = True) -> Tensor:
+    """The absolute change of nDCG@k if two words of a list swap places (B, N, N). graded: see `ndcg`."""
+    gains, discount = torch.exp2(relevance) - float(graded), _discounts(scores, k)
     best = (gains * _discounts(relevance, k)).sum(1).clamp(min=torch.finfo(scores.dtype).tiny)
     swapped = (gains[:, :, None] - gains[:, None, :]) * (discount[:, :, None] - discount[:, None, :])
     return swapped.abs() / best[:, None, None]
 
 
 @torch.no_grad()
-def ndcg(scores: Tensor, relevance: Tensor, k: int) -> Tensor:
-    """nDCG@k (B,) with gains 2^relevance - 1; 0 for a list without a relevant word."""
-    gains = torch.exp2(relevance) - 1
+def ndcg(scores: Tensor, relevance: Tensor, k: int, graded: bool = True) -> Tensor:
+    """nDCG@k (B,) with gains 2^relevance - 1; 0 for a list without a relevant word.
+
+    graded: False for gains 2^relevance, as in the paper. A word without relevance then has the gain 1.
+    """
+    gains = torch.exp2(relevance) - float(graded)
     best, reached = ((gains * _discounts(values, k)).sum(1) for values in (relevance, scores))
     return reached / best.clamp(min=torch.finfo(scores.dtype).tiny)
 

@@ -8,7 +8,7 @@ from scipy import sparse
 
 from nosology.core import Code
 from nosology.evaluation.decision import Decision
-from nosology.models.hmhan.hmhan_decision import choose_net_weight, stabilize_threshold
+from nosology.models.hmhan.hmhan_decision import stabilize_threshold
 from nosology.models.hmhan.report_batches import ReportDataset
 
 CODES = [Code("icd9cm", code) for code in ("486", "591", "786.2")]
@@ -16,21 +16,9 @@ CODES = [Code("icd9cm", code) for code in ("486", "591", "786.2")]
 
 def held_out(gold: np.ndarray) -> ReportDataset:
     codes = [tuple(CODES[j] for j in np.flatnonzero(row)) for row in gold]
-    return ReportDataset([], codes, sparse.csr_matrix(gold.astype(np.int8)), np.zeros(len(gold)), [])
-
-
-def test_net_weight_is_the_largest_without_significantly_higher_cross_entropy():
-    rng = np.random.default_rng(0)
-    words, noise = rng.random(400), rng.normal(0, 0.5, 400)
-    assert choose_net_weight({1.0: words - 0.2 + noise, 0.5: words - 0.1 + noise / 2, 0.0: words}) == 1.0, (
-        "the net improves"
+    return ReportDataset(
+        [], codes, sparse.csr_matrix(gold.astype(np.int8)), np.zeros(len(gold)), np.zeros(len(gold)), []
     )
-    assert choose_net_weight({1.0: words + 0.2 + noise, 0.5: words + 0.1 + noise / 2, 0.0: words}) == 0.0, (
-        "the net adds noise"
-    )
-    small = noise / 50 - noise.mean() / 50
-    assert choose_net_weight({1.0: words + 0.1 + noise, 0.5: words + small, 0.0: words}) == 0.5, "half as good as none"
-    assert choose_net_weight({1.0: words}) == 1.0
 
 
 def test_threshold_of_calibrated_probabilities_is_half_of_the_best_f1():

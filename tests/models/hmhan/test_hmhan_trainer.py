@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from nosology.explanation.explanation_report import explain_note
 from nosology.models.bundle import Bundle
 from nosology.models.hmhan import hmhan_trainer as hmhan
 from nosology.models.hmhan.code_groups import CodeCombinations
+from nosology.models.hmhan.hmhan_decision import mask_versions
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble
 from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer
 from nosology.models.hmhan.report_batches import ReportBatchBuilder, ReportDataset, assign_folds
@@ -66,7 +68,7 @@ def test_bundle_is_trained_saved_and_loaded(small_corpus, trained, tmp_path):
     texts = ["Type 2 diabetes. chronic low back pain", "no pneumonia", ""]
     assert np.array_equal(again.model.probabilities(as_notes(texts)), bundle.model.probabilities(as_notes(texts)))
     assert not again.model.probabilities(as_notes(texts))[2].any()
-    assert f1(again, small_corpus, tmp_path / "report") > 0.6
+    assert f1(again, small_corpus, tmp_path / "report") > 0.4
     attributions = {a.method: a for a, _ in explain_note(again, as_notes(texts)[0], [0], [], samples=30)}
     assert list(attributions) == ["attention", "category", "occlusion", "lime"]
     for level in ("attention", "category"):
@@ -87,7 +89,6 @@ def test_without_dev_each_net_holds_out_one_fold(tiny, tmp_path):
     assert bundle.provenance["n_dev"] == 90 and "n_dev" not in bundle.provenance["found"]
     first, second = again.model.net.nets
     assert not torch.equal(first.head.own, second.head.own)
-    assert torch.equal(first.words, second.words), "all nets share the SVMs, which are fitted on all reports"
     trainer = HmhanEnsembleTrainer.from_notes(recipe, notes, tmp_path / "run", "")
     fold = assign_folds(trainer.train, 2, 0)
     assert all(fold[i] == fold[i + 1] for i in range(0, 90, 2)), "reports of a patient are in one fold"
@@ -114,7 +115,7 @@ def test_frozen_encoder_runs_once_per_report_and_columns_change_scores(tiny, tmp
         with_columns(small_notes(80)), tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={}
     )
     cache = tmp_path / "states"
-    frozen = [*tiny, "model.frozen=true", f"states.cache='{cache}'", "smote.ratio=1.0", "words.features=0"]
+    frozen = [*tiny, "model.frozen=true", f"states.cache='{cache}'", "smote.ratio=1.0"]
     bundle = train(load_recipe("hmhan", frozen), [corpus], tmp_path / "bundle")
     [entry] = cache.iterdir()
     before = (entry / "states.f16").stat()
@@ -139,7 +140,7 @@ def test_column_values_unseen_in_training_have_zero_weights(tiny, tmp_path):
 def test_report_is_coded_and_explained_with_its_columns(tiny, tmp_path):
     notes = with_columns(small_notes(60))
     corpus = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
-    settings = [*tiny, "model.frozen=true", "words.features=0"]
+    settings = [*tiny, "model.frozen=true"]
     bundle = train(load_recipe("hmhan", settings), [corpus], tmp_path / "bundle")
     scan, other = (replace(notes[0], extra={"age": 44, "modality": kind}) for kind in ("CT", "XR"))
     probabilities = bundle.model.probabilities([scan, other])
@@ -206,7 +207,8 @@ def test_frozen_encoder_encodes_dev_once_for_all_epochs(tiny, tmp_path, monkeypa
         trainer = HmhanEnsembleTrainer.from_notes(recipe, small_notes(30), tmp_path / str(epochs), "")
         dev = ReportDataset.from_notes(small_notes(12), recipe, trainer.model)
         runs.clear()
-        net, _ = trainer.train_net(0, np.arange(30), dev, tmp_path / str(epochs) / "net")
+        validate = partial(hmhan.dev_metrics, dev=dev, cached_states=trainer.encode(dev))
+        net, _ = trainer.train_net(0, np.arange(30), tmp_path / str(epochs) / "net", validate)
         calls.append(len(runs))
     assert calls[0] == calls[1]
     model = replace(trainer.model, net=HmhanEnsemble([net]))
@@ -214,9 +216,8 @@ def test_frozen_encoder_encodes_dev_once_for_all_epochs(tiny, tmp_path, monkeypa
     assert cached == pytest.approx(model.logits_of(dev.reports), abs=5e-3)
 
 
-@pytest.mark.parametrize("words", [0, 500])
-def test_states_on_device_and_from_disk_train_the_same_net(words, tiny, tmp_path, monkeypatch):
-    settings = [*tiny, "model.frozen=true", "smote.ratio=1.0", f"words.features={words}", "training.epochs=2"]
+def test_states_on_device_and_from_disk_train_the_same_net(tiny, tmp_path, monkeypatch):
+    settings = [*tiny, "model.frozen=true", "smote.ratio=1.0", "training.epochs=2"]
     rows, curves, nets = np.arange(40), [], []
     for on_device in (False, True):
         if on_device:
@@ -225,7 +226,7 @@ def test_states_on_device_and_from_disk_train_the_same_net(words, tiny, tmp_path
         trainer = HmhanEnsembleTrainer.from_notes(
             load_recipe("hmhan", settings), notes, tmp_path / f"run-{on_device}", ""
         )
-        net, _ = trainer.train_net(0, rows, None, tmp_path / f"net-{on_device}")
+        net, _ = trainer.train_net(0, rows, tmp_path / f"net-{on_device}")
         assert (trainer.device_states is not None) == on_device
         lines = (tmp_path / f"net-{on_device}" / CURVES).read_text().splitlines()
         curves.append([line.split(",")[:3] for line in lines])
@@ -278,7 +279,7 @@ def test_compare_prints_recipes_with_significance_tests(tiny, tmp_path):
         "--seeds",
         "2",
     ]
-    settings = [part for setting in [*tiny, "training.epochs=1", "words.features=0"] for part in ("--set", setting)]
+    settings = [part for setting in [*tiny, "training.epochs=1"] for part in ("--set", setting)]
     result = CliRunner().invoke(app, [*command, *settings])
     assert result.exit_code == 0, result.output + repr(result.exception)
     rows = json.loads((tmp_path / "out" / "compare.json").read_text())
@@ -306,6 +307,44 @@ def test_code_sets_of_different_icd_versions_do_not_compete(tiny, tmp_path):
         assert both[0, label] == model.to_probabilities(single)[0, label] > 0.9
 
 
+@pytest.mark.parametrize("within", [True, False])
+def test_codes_of_another_version_are_unknown_within_versions_and_absent_otherwise(within, tiny, tmp_path):
+    days = ["2014-01-01", "2150-01-01"]
+    notes = [Note(f"n{i}", text="heart failure", codes=(PAIR[i % 2],), extra={"date": days[i % 2]}) for i in range(6)]
+    settings = [*tiny, f"model.within_versions={str(within).lower()}", "loss.weighted=true"]
+    trainer = HmhanEnsembleTrainer.from_notes(load_recipe("hmhan", settings), notes, tmp_path, "")
+    assert trainer.model.within_versions == within
+    net = trainer.build_net(np.arange(6), 0)
+    batch = ReportBatchBuilder(trainer.train, np.arange(6), None, None).build(np.array([0, 2]), None)
+    known = trainer.train.known_counts(trainer.train.versions)
+    masked = mask_versions(trainer.model, np.ones((6, 2)), trainer.train)
+    if within:
+        assert batch.targets.shape == (2, 1) and known.tolist() == [3, 3] and net.weights.tolist() == [1, 1]
+        assert masked[0].tolist() == [1, EXCLUDED_LOGIT] or masked[0].tolist() == [EXCLUDED_LOGIT, 1]
+    else:
+        assert batch.labels is None and batch.targets.shape == (2, 2) and known.tolist() == [6, 6]
+        assert (masked == 1).all(), "no code is excluded"
+    assert (masked[1] == 1).all(), "a shifted date tells nothing, and the codes must not"
+
+
+def test_early_fusion_appends_the_columns_to_every_token_before_attention(tiny, tmp_path):
+    """Columns then change the attention weights; with late fusion they change only the head."""
+    notes = with_columns(small_notes(40))
+    scan, other = (replace(notes[0], extra={"age": 44, "modality": kind}) for kind in ("CT", "XR"))
+    for fusion in ("late", "early"):
+        settings = [*tiny, "model.frozen=true", f"columns.fusion={fusion}", "columns.width=4", "smote.ratio=1.0"]
+        corpus = write_corpus(notes, tmp_path / f"corpus-{fusion}", source={"kind": "test"}, filters=[], counts={})
+        bundle = train(load_recipe("hmhan", [*settings, "training.epochs=1"]), [corpus], tmp_path / fusion)
+        model = Bundle.load(tmp_path / fusion).model
+        net = model.net.nets[0]
+        assert net.look.codes.shape[1] == net.encoder.width + (4 if fusion == "early" else 0)
+        assert (net.head.columns is None) == (fusion == "early") and net.column_layer.out_features == 4
+        assert np.array_equal(model.probabilities([scan, other]), bundle.model.probabilities([scan, other]))
+        assert not np.array_equal(*model.probabilities([scan, other]))
+        weights = [model.attention_weights(note, [0]).weights for note in (scan, other)]
+        assert np.array_equal(*weights) == (fusion == "late")
+
+
 def test_loss_with_zero_weights_raises_config_error(tiny):
     with pytest.raises(ConfigError, match="must not both be 0"):
         load_recipe("hmhan", [*tiny, "loss.focal=0", "loss.bce=0"])
@@ -314,22 +353,6 @@ def test_loss_with_zero_weights_raises_config_error(tiny):
 def test_explain_code_without_a_note_raises_config_error(trained):
     result = CliRunner().invoke(app, ["explain", str(trained[1]), "--code", "I50.9"])
     assert isinstance(result.exception, ConfigError) and "stores no informative words" in str(result.exception)
-
-
-def test_nets_with_weight_zero_are_not_run_and_are_reported(tiny, tmp_path, monkeypatch):
-    """Only word features count then; the provenance of the bundle says so."""
-    notes = with_columns(small_notes(40))
-    settings = [*tiny, "words.features=100", "model.frozen=true", "training.epochs=1"]
-    corpus = write_corpus(notes, tmp_path / "notes", source={"kind": "test"}, filters=[], counts={})
-    monkeypatch.setattr("nosology.models.hmhan.hmhan_decision.choose_net_weight", lambda _: 0.0)
-    bundle = train(load_recipe("hmhan", settings), [corpus], tmp_path / "bundle")
-    assert bundle.provenance["found"]["net_share"] == 0.0
-    model, texts = bundle.model, [note.text for note in notes[:5]]
-    before = model.probabilities(as_notes(texts))
-    for net in model.net.nets:
-        torch.nn.init.normal_(net.head.own)
-        monkeypatch.setattr(net.encoder, "forward", None)
-    assert (model.probabilities(as_notes(texts)) == before).all()
 
 
 def test_approximate_probabilities_are_within_two_hundredths(tiny, tmp_path):

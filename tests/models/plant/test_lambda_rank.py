@@ -40,14 +40,23 @@ def test_ndcg_equals_that_of_scikit_learn(k):
     np.testing.assert_allclose(ndcg(scores, relevance, k), expected, atol=1e-12)
 
 
-def test_swap_gain_is_the_change_of_ndcg():
+def test_ungraded_gains_are_two_to_the_relevance_as_in_the_paper():
+    scores, relevance = drawn(0)
+    relevance = relevance / 10  # mutual information is below 1
+    expected = [ndcg_score([2.0**g], [s], k=5) for g, s in zip(relevance.numpy(), scores.numpy())]
+    np.testing.assert_allclose(ndcg(scores, relevance, 5, graded=False), expected, atol=1e-12)
+    assert not np.allclose(ndcg(scores, relevance, 5), expected)
+
+
+@pytest.mark.parametrize("graded", [True, False])
+def test_swap_gain_is_the_change_of_ndcg(graded):
     scores, relevance = drawn(1, lists=1, words=6)
-    gains = swap_gains(scores, relevance, 4)[0]
+    gains = swap_gains(scores, relevance, 4, graded)[0]
     for i in range(6):
         for j in range(6):
             swapped = scores.clone()
             swapped[0, [i, j]] = scores[0, [j, i]]
-            change = abs(float(ndcg(swapped, relevance, 4) - ndcg(scores, relevance, 4)))
+            change = abs(float(ndcg(swapped, relevance, 4, graded) - ndcg(scores, relevance, 4, graded)))
             assert float(gains[i, j]) == pytest.approx(change, abs=1e-12)
 
 

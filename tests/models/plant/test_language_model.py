@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from nosology.encoders.tokenizers import PAD
-from nosology.encoders.word_encoders import AwdLstm, DropoutRates
+from nosology.encoders.word_encoders import AwdLstm, DropoutRates, locked_dropout
 from nosology.models.plant.language_model import LanguageModel, StreamBatch, StreamPlan, TextStreams, next_word_loss
 from nosology.training.recipe_settings import TrainerSettings
 from nosology.training.trainer import TrainingRun, fit
@@ -42,6 +42,26 @@ def test_state_is_carried_over_windows_within_an_epoch():
     assert np.mean(parts) == pytest.approx(expected, rel=1e-6)
     assert again == pytest.approx(parts[0], rel=1e-6)  # the state is reset at the start of an epoch
     assert abs(np.mean(separate) - expected) > 1e-4
+
+
+def test_activation_regularization_equals_its_formula():
+    """AR is the mean square of the states after dropout, TAR that of the differences of neighbouring states."""
+    [batch] = windows(24)
+    plain, both = net().eval(), net().eval()
+    both.ar, both.tar = 2.0, 1.0
+    with torch.no_grad():
+        states = both.encoder(batch.tokens, None)[0]
+        expected = float(plain(batch)) + 2 * states.square().mean() + (states[:, 1:] - states[:, :-1]).square().mean()
+        assert float(both(batch)) == pytest.approx(float(expected), rel=1e-6)
+        dropping = net(output=0.5).train()
+        dropping.ar = 2.0
+        torch.manual_seed(3)
+        loss = float(dropping(batch))
+        torch.manual_seed(3)
+        dropped = locked_dropout(dropping.encoder(batch.tokens, None)[0], 0.5, True)
+        dropping.ar = 0.0
+        torch.manual_seed(3)
+        assert loss == pytest.approx(float(dropping(batch)) + 2 * float(dropped.square().mean()), rel=1e-6)
 
 
 def test_gradient_stops_at_the_start_of_a_window():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from scipy import sparse
+from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nosology.models.plant.plant_model import PlantNet, Ranker
@@ -55,7 +58,31 @@ class Largest(TorchDispatchMode):
         return created
 
 
-@pytest.mark.parametrize("shape", [{}, {"inattention": 0}, {"literal_zero": True}], ids=str)
+WINDOW = {"inattention_scope": "window"}
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("shape", [{}, {"literal_zero": True}], ids=str)
+def test_inattention_of_windows_is_the_same_in_training_inference_and_attention(backward, shape):
+    """The loss reads whole notes, `logits` window by window, `attention` whole notes again."""
+    batch = notes([37, 12, 5])
+    batch = replace(batch, targets=(torch.rand(3, LABELS, generator=torch.Generator().manual_seed(0)) < 0.5).float())
+    model = net(backward, window=10, inattention=4, static=False, **WINDOW, **shape)
+    with torch.no_grad():
+        logits = model.logits(batch)
+        expected = binary_cross_entropy_with_logits(logits, batch.targets)
+        torch.testing.assert_close(model(batch), expected, atol=1e-6, rtol=1e-5)
+        states = model.encoder(model._reverse(batch.tokens, batch.lengths))[0]
+        for row, length in enumerate(batch.lengths.tolist()):
+            weights = model._reverse(model.attention(batch), batch.lengths)[row, :, :length]
+            created = 2 * (weights @ states[row, :length] * model.weights).sum(1) + model.bias
+            torch.testing.assert_close(created, logits[row], atol=1e-5, rtol=1e-5)
+        whole_note = net(backward, window=10, inattention=4, static=False, **shape).logits(batch)
+    assert not torch.allclose(logits[0], whole_note[0]), "4 tokens of each window are more than 4 of the note"
+    torch.testing.assert_close(logits[2], whole_note[2], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [{}, {"inattention": 0}, {"literal_zero": True}, WINDOW], ids=str)
 def test_memory_does_not_grow_with_the_note(shape):
     """The largest tensor is the same for 160 and for 1,600 words."""
     model, actual = net(window=16, **shape), []

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from nosology.config import built_in, load_recipe, read_values
-from nosology.core import ConfigError
+from nosology.core import ConfigError, Note
 from nosology.corpora.corpus import write_corpus
 from nosology.encoders.word_encoders import AwdLstm
 from nosology.evaluation.measure import measure
@@ -309,6 +309,33 @@ def test_parameter_groups_follow_the_recipe(examples, tmp_path):
     assert [group.learning_rate_factor for group in groups] == [1.0, 0.3, 0.4, 0.2, 0.1]
     assert [group.start_epoch for group in groups] == [0, 1, 2, 3, 4]
     assert sum(len(group.parameters) for group in groups) == len(list(net.parameters()))
+
+
+def test_output_bias_starts_at_the_frequency_of_a_code_or_at_zero(examples, tmp_path):
+    for start in ("prior", "zero"):
+        recipe = load_recipe("plant", [*QUICK, f"model.output_bias={start}"])
+        pipeline = PlantPipeline.of(recipe, examples, tmp_path / start)
+        bias = pipeline.net(False).bias.detach().numpy()
+        rates = np.asarray(pipeline.notes.gold.mean(0)).ravel()
+        expected = np.log(rates / (1 - rates)) if start == "prior" else np.zeros(len(rates))
+        assert bias == pytest.approx(expected, abs=1e-5)
+
+
+def test_paper_recipes_have_the_forms_of_the_paper(small_corpus, tmp_path):
+    """Their switches are set, and a small coder with them can be trained."""
+    paper = load_recipe("plant-paper")
+    assert (paper.model.inattention_scope, paper.model.window, paper.model.inattention) == ("window", 72, 56)
+    assert (paper.ranker.levels, paper.ranker.own_vectors, paper.words.alphabetic) == (0, False, True)
+    assert (paper.language.ar, paper.language.tar, paper.model.output_bias) == (2.0, 1.0, "zero")
+    switches = [
+        "model.inattention_scope=window", "ranker.levels=0", "ranker.own_vectors=false", "words.alphabetic=true",
+        "language.ar=2.0", "language.tar=1.0", "model.output_bias=zero", "ranker.scorer=mlp",
+    ]  # fmt: skip
+    trained = train(load_recipe("plant", [*QUICK, *switches]), [small_corpus], tmp_path / "bundle").model
+    again = Bundle.load(tmp_path / "bundle").model
+    notes = [Note("a", "Type 2 diabetes, 120 units. Congestive heart failure.")]
+    assert np.array_equal(trained.probabilities(notes), again.probabilities(notes))
+    assert again.tokenizer.alphabetic and again.net.by_direction[0].ranker.words is None
 
 
 def test_recipes_of_label_subsets_differ_from_the_paper_only_in_labels():
