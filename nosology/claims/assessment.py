@@ -51,10 +51,10 @@ _SENTENCE = re.compile(
 _ORDER = re.compile(
     r"(?:continue|start|stop|increase|decrease|reduce|add|begin|take|keep|return|follow|call|order|obtain|check|repeat|recheck"
     r"|refer|referral|schedule|discuss\w*|counsel\w*|recommend\w*|advise\w*|encourage\w*|review\w*|refill\w*|prescri\w+|trial|use"
-    r"|avoid|send|sent|get|see|consider|monitor|watch|hold|resume|switch|change|apply|give\w*|given|wear|ice|rest|drink|go|come|if|when"
+    r"|avoid|send|sent|get|see|consider|monitor|watch|hold|resume|switch|apply|give\w*|given|wear|ice|rest|drink|go|come|if|when"
     r"|since|because|as|after|before|until|labs?|no|not|will|patient|pt|the|this|there|these|those|it|all|most"
     r"|more|due to|risks?"
-    r"|spent|total|time|thank|sincerely|signed|electronically|rtc|f/u|well|stable|improv\w+|at goal)\b",
+    r"|spent|total time|time|thank|sincerely|signed|electronically|rtc|f/u)\b",
     re.IGNORECASE,
 )
 _MAX_TITLE = 16  # words

@@ -83,3 +83,36 @@ def test_sections_cover_the_text(text):
 @pytest.mark.parametrize("piece", [" ", ":", "\n", "A", "A:\n", ". A", ". AB ", "\n\nAb:", "_", "\r"])
 def test_time_is_linear(piece):
     assert_linear_time(lambda count: sections(piece * count), 30_000)
+
+
+VISIT = """ASSESSMENT AND PLAN
+
+Hypertension:
+- Education: low salt.
+Follow-up: two weeks.
+
+Type 2 diabetes
+Continue metformin.
+
+INSTRUCTIONS
+
+Call for fever.
+
+Problem #2: COPD
+"""
+
+
+def test_an_assessment_goes_on_after_labels_of_its_problems():
+    found = [(section.title, section.kind) for section in sections(VISIT)]
+    assert found == [
+        ("ASSESSMENT AND PLAN", "assessment"),
+        ("Follow-up", "instructions"),
+        ("ASSESSMENT AND PLAN", "assessment"),
+        ("INSTRUCTIONS", "instructions"),
+        ("Problem #2:", "assessment"),
+    ]
+
+
+def test_the_number_of_a_problem_is_no_heading_inside_of_an_assessment():
+    text = "IMPRESSION AND PLAN\n\nProblem #1: COPD\n\nProblem #2: gout\n"
+    assert [section.kind for section in sections(text)] == ["assessment"]
