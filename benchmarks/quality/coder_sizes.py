@@ -1,11 +1,12 @@
 """All recipes on one simulated hospital at three sizes: quality, training time and inference speed.
 
-    python benchmarks/quality/coder_sizes.py [--sizes 1000 5000 20000] [--recipes linear laat ...] [--jobs 1]
+    python benchmarks/quality/coder_sizes.py [--sizes 1000 5000 20000] [--recipes linear laat ...] [--set KEY=VALUE]
 
 Discharge summaries in ICD-10, split by patient: 2,000 test and 1,000 dev notes, and the first 1,000, 5,000 and 20,000
-of the other notes as train notes. Recipes are used as they ship. Measured on test over all codes, codes with 1 to 9
-train notes, and codes without a train note (only coders that read descriptions can assign these). A row of the result
-file is not measured again. Training time includes reading, word vectors, calibration and thresholds.
+of the other notes as train notes. Recipes are used as they ship, or with the settings that their row names. Measured on
+test over all codes, codes with 1 to 9 train notes, and codes without a train note (only coders that read descriptions
+can assign these). A row of the result file is not measured again. Training time includes reading, word vectors,
+calibration and thresholds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from itertools import islice
@@ -77,12 +78,12 @@ def corpora(folder: Path, sizes: Iterable[int]) -> None:
         write_corpus(chosen, folder / str(size), source={"kind": "simulated"}, filters=[], counts={})
 
 
-def run(recipe: str, size: int, folder: Path, jobs: int) -> dict[str, Any]:
+def run(recipe: str, settings: Sequence[str], size: int, folder: Path, jobs: int) -> dict[str, Any]:
     """The scores, times and device of one recipe at one size; jobs: how many recipes share the machine."""
     corpus = Corpus.open(folder / str(size))
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         started = time.monotonic()
-        bundle = train(load_recipe(recipe), [corpus], Path(temporary) / "bundle")
+        bundle = train(load_recipe(recipe, settings), [corpus], Path(temporary) / "bundle")
         seconds = time.monotonic() - started
         evaluation = measure(bundle, corpus, "test", Path(temporary) / "report", codes="full").evaluation
         notes = list(islice(corpus.notes("test"), TIMED))
@@ -94,6 +95,7 @@ def run(recipe: str, size: int, folder: Path, jobs: int) -> dict[str, Any]:
     bands = {str(row["train_notes"]): row for row in by_frequency(evaluation, counts)}
     return {
         "recipe": recipe,
+        "settings": list(settings),
         "train_notes": size,
         "codes": len(bundle.model.labels),
         **{name: evaluation.metrics[name] for name in ("micro_f1", "macro_f1", "map", "p@8")},
@@ -121,18 +123,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
+    parser.add_argument("--set", action="append", default=[], help="a setting of all these recipes: KEY=VALUE")
     parser.add_argument("--jobs", type=int, default=1, help="recipes trained side by side; times then say less")
     parser.add_argument("--folder", type=Path, help="save the corpora here (default: a temporary folder)")
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
     rows = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
-    done = {(row["recipe"], row["train_notes"]) for row in rows}
-    jobs = [(recipe, size) for size in arguments.sizes for recipe in arguments.recipes if (recipe, size) not in done]
+    done = {(row["recipe"], row["train_notes"], *row["settings"]) for row in rows}
+    every = [(recipe, size) for size in arguments.sizes for recipe in arguments.recipes]
+    jobs = [job for job in every if (*job, *arguments.set) not in done]
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         corpora(folder, sorted({size for _, size in jobs}))
         with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
-            for job in as_completed([pool.submit(run, recipe, size, folder, arguments.jobs) for recipe, size in jobs]):
+            for job in as_completed(
+                [pool.submit(run, recipe, arguments.set, size, folder, arguments.jobs) for recipe, size in jobs]
+            ):
                 rows = sorted([*rows, job.result()], key=lambda row: (row["train_notes"], -row["micro_f1"]))
                 print(json.dumps(job.result()), flush=True)
                 write_json(arguments.out, rows)
