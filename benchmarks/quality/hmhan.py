@@ -54,9 +54,10 @@ def reports(patients: int, folder: Path) -> Corpus:
 
 def train_in_parallel(variants: list[Variant], corpus: Corpus, out: Path, seeds: int, jobs: int) -> None:
     """Trains the bundles that `compare` then reads; the first run is alone, because it fills the cache of states."""
-    runs = [
-        (variant.seeded(number), out / f"{variant.name}-{number}") for variant in variants for number in range(seeds)
-    ]
+    every = [(v.seeded(number), out / f"{v.name}-{number}") for v in variants for number in range(seeds)]
+    runs = [(recipe, folder) for recipe, folder in every if not folder.exists()]
+    if not runs:
+        return
     train(runs[0][0], [corpus], runs[0][1])
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         for future in [pool.submit(train, recipe, [corpus], folder) for recipe, folder in runs[1:]]:
@@ -83,7 +84,7 @@ def table(corpus: Corpus, folder: Path, seeds: int, encoder: str, jobs: int) -> 
         if tests["t_test"]:
             line += f"; over seeds {tests['t_test']['value']:+.4f}, p {tests['t_test']['p']}"
         print(line)
-    return comparison.to_json() | {"notes": split.manifest["counts"]["splits"]}
+    return asdict(comparison) | {"notes": split.manifest["counts"]["splits"]}
 
 
 def leaks(corpus: Corpus, folder: Path, seeds: int, encoder: str, _: int) -> dict:
