@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from statistics import fmean, stdev
@@ -142,6 +142,11 @@ class Table:
     def heading(self) -> str:
         """Number, title and corpus: "Table 4. Models, reports"."""
         return f"{label(self.name)}. {self.title}" + (f", {self.corpus}" if self.corpus else "")
+
+    def with_fixed_remarks(self, results: Results) -> Table:
+        """The table with its remarks about these results, so that tests are computed once for all outputs."""
+        lines = list(self.remarks(results))
+        return replace(self, remarks=lambda results: lines)
 
     def cells(self, results: Results) -> list[list[tuple[Cell, bool]]]:
         """The cells of each row, and whether a cell has the best of our means in its column."""
