@@ -1,6 +1,7 @@
 """Runs of a study, each in its own process.
 
     OUT/runs/<key>.json      the result of a run, written atomically: a second call runs only what is missing
+    OUT/runs/<key>[.<name>].safetensors    its predictions (predictions.py)
     OUT/failed/<key>.json    why a run failed; the next call tries it again
     OUT/logs/<key>.log       the output of a failed run
     OUT/work/<key>/          checkpoints and bundle of a run; deleted when it ends, unless `keep_bundles`
@@ -53,6 +54,7 @@ class StudySettings(Settings):
 
     seeds: int = Field(5, ge=1)  # runs per row, each with the next seed
     patients: int = Field(100, ge=1)  # of the simulated hospital
+    rows: int | None = Field(None, ge=1)  # of each table that are run, the first ones; None: all
     recipe: dict[str, dict[str, Any]] = Field(default_factory=dict)  # kind of model -> changes to its recipes
 
     def load(self, name: str, *settings: str) -> Recipe:
@@ -141,8 +143,12 @@ class Runner:
     command: Sequence[str] = COMMAND
 
     def results(self, runs: Iterable[Run]) -> dict[str, dict[str, Any]]:
-        """The results that exist, by key."""
-        return {run.key: value for run in runs if (value := read_json(self._path("runs", run.key))) is not None}
+        """The results that exist, by key; the files of predictions with their paths."""
+        results = {run.key: value for run in runs if (value := read_json(self._path("runs", run.key))) is not None}
+        for result in results.values():
+            for entry in result.get("predictions", {}).values():
+                entry["file"] = str(self.out / "runs" / entry["file"])
+        return results
 
     def failures(self, runs: Iterable[Run]) -> dict[str, str]:
         """The reasons why runs without a result failed, by key."""
@@ -161,8 +167,8 @@ class Runner:
         for number, run in enumerate(self._processes(waiting), 1):
             if result := self.results([run]).get(run.key):
                 seconds.append(result["seconds"])
-                f1 = result["metrics"].get("micro_f1")
-                outcome = f"micro F1 {'undefined' if f1 is None else f'{f1:.4f}'}, {seconds[-1]:.0f} s"
+                f1 = result["metrics"].get("micro_f1")  # a run that counts notes has none
+                outcome = f"{'' if f1 is None else f'micro F1 {f1:.4f}, '}{seconds[-1]:.0f} s"
             else:
                 outcome = f"failed: {self.failures([run]).get(run.key)}"
             left = (len(waiting) - number) * fmean(seconds) / self.jobs if seconds else 0
@@ -199,7 +205,7 @@ class Runner:
     def _start(self, run: Run) -> subprocess.Popen[bytes]:
         log, result, failure = (self._path(kind, run.key) for kind in ("logs", "runs", "failed"))
         log.parent.mkdir(parents=True, exist_ok=True)
-        for stale in (result, failure):
+        for stale in (result, failure, *self._predictions(run.key)):
             stale.unlink(missing_ok=True)
         recipe, corpora = run.recipe.model_dump(mode="json"), [str(corpus.folder.resolve()) for corpus in run.corpora]
         paths = [str(path.resolve()) for path in (self.out / "work" / run.key, self.cache, result, failure)]
@@ -220,7 +226,10 @@ class Runner:
         _close(process)
         if read_json(self._path("runs", key)) is not None:
             self._clear(key)
-        elif read_json(self._path("failed", key)) is None:
+            return
+        for path in self._predictions(key):
+            path.unlink()
+        if read_json(self._path("failed", key)) is None:
             code = process.returncode
             why = f"it ended with code {code} and no result"
             if code < 0:
@@ -231,6 +240,9 @@ class Runner:
     def _clear(self, key: str) -> None:
         for kind in ("failed", "logs"):
             self._path(kind, key).unlink(missing_ok=True)
+
+    def _predictions(self, key: str) -> list[Path]:
+        return list((self.out / "runs").glob(f"{key}.*safetensors"))  # a key has no special character of patterns
 
     def _path(self, kind: str, key: str) -> Path:
         return self.out / kind / f"{key}.{'log' if kind == 'logs' else 'json'}"
