@@ -184,6 +184,20 @@ class Embedder:
         """The name of the model; only the last part of a path, so that no path leaves this machine."""
         return Path(self.settings.model).name
 
+    @property
+    def model_sizes(self) -> dict[str, int]:
+        """The number of parameters and of dimensions, the longest input and the window in tokens."""
+        from nosology.encoders.transformer import max_positions
+
+        weights = [*self._net.parameters(), *self._layers.parameters()]
+        sizes = {"parameters": sum(weight.numel() for weight in weights), "dim": self.dim}
+        return sizes | {"positions": max_positions(self._net.model), "window": self.window}
+
+    def count_tokens(self, texts: Sequence[str]) -> np.ndarray:
+        """The tokens (B,) of texts, including special tokens and prompt; 0 for an empty text. Nothing is embedded."""
+        sizes = np.array([len(ids) for ids in self._tokenizer.token_ids(texts)], dtype=np.int64)
+        return np.where(sizes > 0, sizes + self._tokenizer.special_count, 0)
+
     def compile(self) -> bool:
         """Compiles the model for a GPU, which takes half a minute; False if that is impossible."""
         from nosology.encoders.packed import PackedTransformer

@@ -19,7 +19,9 @@ from nosology.corpora.corpus import Corpus
 from nosology.evaluation.measure import measure
 from nosology.models.bundle import Bundle
 from nosology.reproduce import PAPERS
+from nosology.reproduce.result_tables import label
 
+UNTRAINED = 4  # runs of the study that train nothing: counts, sizes of the embedder and of the head, times
 PATIENCE = 240  # seconds, for a busy machine
 
 
@@ -60,29 +62,32 @@ def test_killed_study_resumes_and_writes_tables(small_corpus, tmp_path):
 
     with subprocess.Popen(arguments, stdout=subprocess.DEVNULL) as study:
         try:
-            wait_for(lambda: results() or study.poll() is not None, "a first result")
+            wait_for(lambda: len(results()) > UNTRAINED or study.poll() is not None, "a first coder")
             first = children(study.pid)
-            in_flight = wait_for(lambda: children(study.pid) - first, "a second run")
+            in_flight = wait_for(lambda: children(study.pid) - first, "a second coder")
         finally:
             os.kill(study.pid, signal.SIGKILL)
     before = results()
-    assert len(before) == 1, "the study must be killed before its second result"
+    assert len(before) == UNTRAINED + 1, "the study must be killed before its second coder"
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in in_flight), "the end of the run in flight")
     assert results() == before
 
     ended = subprocess.run(arguments, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "3 runs: 1 are done, 2 to do" in ended.stdout
-    assert results().items() > before.items() and len(results()) == 3
+    assert f"{UNTRAINED + 3} runs: {UNTRAINED + 1} are done, 2 to do" in ended.stdout
+    assert results().items() > before.items() and len(results()) == UNTRAINED + 3
     assert not list((out / "failed").glob("*")) and not list((out / "logs").glob("*"))
     assert not list((out / "work").glob("*/*.run"))
-    for number in "34567":
-        page = (out / f"table_{number}.md").read_text(encoding="utf-8")
-        assert page.startswith("1 runs, none missing.") and f"## Table {number}." in page and page in ended.stdout
-        assert (out / f"table_{number}.csv").stat().st_size
+    for name in ("corpora", "figure-2", *"1234567"):
+        page = (out / f"table_{name}.md").read_text(encoding="utf-8")
+        assert page.startswith("1 runs, none missing.") and f"## {label(name)}." in page and page in ended.stdout
+        assert (out / f"table_{name}.csv").stat().st_size
+    assert (out / "figure-2.png").read_bytes().startswith(b"\x89PNG")
 
     corpus = Corpus.open(next((out / "corpora").glob("corpus-sites-*")))
-    for path in (out / "runs").glob("*.json"):
+    trained = [path for path in (out / "runs").glob("*.json") if "-mlp-" in path.name]
+    assert len(trained) == 3
+    for path in trained:
         result = json.loads(path.read_text())
         assert result["metrics"]["micro_f1"] > 0.6, path.name
         if "splits" not in path.name:
