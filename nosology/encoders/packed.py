@@ -167,6 +167,8 @@ def _packed_attention(
         output[: rows * longest] = _equal_length_attention(query[: rows * longest], key, value, longest, causal, scale)
         return output
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+        if (shared := query.shape[1] // key.shape[1]) > 1:  # grouped-query attention
+            key, value = (x.repeat_interleave(shared, dim=1) for x in (key, value))
         # torch's own kernel; its public interface differs between releases.
         return torch.ops.aten._flash_attention_forward(
             query, key, value, ends, ends, longest, longest, 0.0, causal, False, scale=scale

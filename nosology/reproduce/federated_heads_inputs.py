@@ -170,22 +170,24 @@ def time_table(
     name: str,
     version: str,
     timed_notes: int,
+    limit: int,
     letter: str,
 ) -> Table:
-    """Figure 2: the time of an embedder against the tokens of a note, and the notes that reach its limit.
+    """Figure 2: the time of an embedder against the tokens of a note, and the notes that reach the limit in tokens.
 
     letter: of the figure, if there are several.
     """
     runs, labels = {}, {}
     for embedder, recipe in recipes.items():
         names, options = (name, Path(embedder).name, "time"), {"files": files[embedder], "timed_notes": timed_notes}
-        run = Run(names, f"{__name__}:time_embedder", _embedder_recipe(recipe), (corpus,), 0, options)
+        limited = recipe.embedder.model_copy(update={"max_tokens": limit})
+        plain = _embedder_recipe(recipe.model_copy(update={"embedder": limited}))
+        run = Run(names, f"{__name__}:time_embedder", plain, (corpus,), 0, options)
         runs[Path(embedder).name], labels[run.key] = [run], Path(embedder).name
     rows = rows_with_paper_numbers(PAPER, "figure-2", runs, within=f"{version} / ")
-    limits = {recipe.embedder.max_tokens for recipe in recipes.values()}
 
     def remarks(results: Results) -> Iterator[str]:
-        yield f"A note longer than {' or '.join(f'{limit:,}' for limit in sorted(limits))} tokens is cut there."
+        yield f"A note longer than {limit:,} tokens is cut there."
         devices = {results[key]["device"] for key in labels if key in results}
         if devices:
             machines = ", ".join(sorted(devices))
@@ -204,7 +206,7 @@ def time_embedder(task: Task) -> dict[str, Any]:
     batches = iter(lambda: list(islice(texts, _TOKENIZED)), [])
     tokens = np.concatenate([embedder.count_tokens(batch) for batch in batches])
     limit = embedder.settings.max_tokens
-    typical, spread = sample_lengths(np.minimum(tokens, limit) if limit else tokens, task.options["timed_notes"])
+    typical, spread = sample_lengths(np.minimum(tokens, limit), task.options["timed_notes"])
     chosen = {*typical.tolist(), *spread.tolist()}
     points = {
         row: _time_note(embedder, note.text) for row, note in enumerate(corpus.notes()) if row in chosen and tokens[row]
@@ -212,7 +214,7 @@ def time_embedder(task: Task) -> dict[str, Any]:
     milliseconds = [points[row][1] for row in typical.tolist() if row in points]
     metrics = {
         "notes": len(tokens),
-        "at_limit": int((tokens >= limit).sum()) if limit else 0,
+        "at_limit": int((tokens >= limit).sum()),
         "tokens_mean": float(tokens.mean()),
         "tokens_median": float(np.median(tokens)),
         "tokens_max": int(tokens.max()),

@@ -70,7 +70,8 @@ SMALL: dict[str, Any] = {
     "heads": ["mlp", "deep"],
     "sites": {"count": 3, "notes": 2},
     "seeds": 2,
-    "timed_notes": 20,
+    "timed_notes": 5,
+    "timed_tokens": 2048,
     "recipe": {
         "heads": {
             "embedder": {"max_tokens": 256},  # the start of a note: one window of the embedder
@@ -109,6 +110,7 @@ class FederatedHeadsStudy(runner.StudySettings):
     ratios: tuple[float, float, float] = (0.7, 0.15, 0.15)  # of the random splits
     sites: PartitionSettings = PartitionSettings()
     timed_notes: int = Field(300, ge=1)  # of Figure 2: so many typical ones, and as many spread over the lengths
+    timed_tokens: int = Field(8192, ge=100)  # of Figure 2: longer notes are cut
 
     @field_validator("embedders", "heads")
     @classmethod
@@ -149,7 +151,8 @@ def tables(study: FederatedHeadsStudy, corpora: Sequence[Corpus], folder: Path, 
         version = _version(corpus)
         if "figure-2" in wanted:
             letter = chr(ord("a") + number) if len(corpora) > 1 else ""
-            tables.append(time_table(by_embedder, files, corpus, name, version, study.timed_notes, letter))
+            timed = study.timed_notes, study.timed_tokens
+            tables.append(time_table(by_embedder, files, corpus, name, version, *timed, letter))
         runs = _training_runs(study, recipes, files, name, corpus, settings, folder)
         tables += [_table(table, study, name, version, runs) for table in wanted if table in SETTING]
     return tables

@@ -112,9 +112,8 @@ def test_sizes_of_an_embedder_are_those_of_its_files(tmp_path):
 def timed(small_corpus, tmp_path):
     """The table of times of a tiny embedder, and its result."""
     folder = tiny_embedder(tmp_path / "mine", "bert", window=20)
-    options = [f"embedder.model={str(folder)!r}", "embedder.max_tokens=60"]
-    recipes = {str(folder): load_recipe("heads-mlp", options)}
-    table = inputs.time_table(recipes, {str(folder): ""}, small_corpus, "small", "icd9", 6, "b")
+    recipes = {str(folder): load_recipe("heads-mlp", [f"embedder.model={str(folder)!r}"])}
+    table = inputs.time_table(recipes, {str(folder): ""}, small_corpus, "small", "icd9", 6, 60, "b")
     [run] = table.runs.values()
     return table, {run.key: execute(run)}
 
