@@ -61,8 +61,10 @@ def native_config(config: Mapping[str, Any], *, bidirectional: bool = False) -> 
 
 
 def _gte(config: dict[str, Any]) -> dict[str, Any] | None:
-    if "rope_parameters" in config:  # written by transformers
-        return config | {"model_type": "gte"}
+    if not _has_form(config, _GTE_FORM):
+        return None
+    if config["model_type"] == "gte" and not {"rope_theta", "rope_scaling"} & config.keys():  # written by transformers
+        return config
     theta, scaling = float(config.pop("rope_theta", 10_000)), config.pop("rope_scaling", None)
     rope = {"rope_type": "default", "rope_theta": theta}
     if scaling:
@@ -71,15 +73,17 @@ def _gte(config: dict[str, Any]) -> dict[str, Any] | None:
         # Fixed NTK: the base times the factor, and all frequencies divided by factor ** (2 / width of a head).
         factor, width = float(scaling["factor"]), config["hidden_size"] // config["num_attention_heads"]
         rope = {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / width)}
-    return config | {"model_type": "gte", "rope_parameters": rope} if _has_form(config, _GTE_FORM) else None
+    return {"rope_parameters": rope} | config | {"model_type": "gte"}
 
 
 def _nomic_bert(config: dict[str, Any]) -> dict[str, Any] | None:
-    if "rope_parameters" in config:  # written by transformers
-        return config
-    renamed = {_NOMIC_NAMES.get(name, name): value for name, value in config.items()}
-    renamed["rope_parameters"] = {"rope_type": "default", "rope_theta": float(config.get("rotary_emb_base", 10_000))}
-    return renamed if _has_form(config, _NOMIC_FORM) else None
+    native = {new: config[old] for old, new in _NOMIC_NAMES.items() if old in config} | config
+    if "rope_parameters" in config:  # written by transformers: they have the settings of rotary positions
+        form = {name: value for name, value in _NOMIC_FORM.items() if not name.startswith("rotary_")}
+        return native if _has_form(config, form) else None
+    if "rotary_emb_base" in config:
+        native["rope_parameters"] = {"rope_type": "default", "rope_theta": float(config["rotary_emb_base"])}
+    return native if _has_form(config, _NOMIC_FORM) else None
 
 
 def _has_form(config: Mapping[str, Any], form: Mapping[str, Any]) -> bool:

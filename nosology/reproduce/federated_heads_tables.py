@@ -67,7 +67,6 @@ _TESTED = ("micro_f1", "macro_f1")
 _CLIENT_MEAN = "clients."  # prefix of metrics that are means over sites
 SMALL: dict[str, Any] = {
     "embedders": ["minilm"],  # it comes with the package
-    "heads": ["mlp", "deep"],
     "sites": {"count": 3, "notes": 2},
     "seeds": 2,
     "timed_notes": 5,

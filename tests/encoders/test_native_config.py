@@ -197,7 +197,11 @@ def gte_qwen2(tmp_path):
     def build(name: str, **changes) -> Path:
         config = json.loads((tiny_embedder(tmp_path / "plain", "qwen2") / "config.json").read_text())
         code = {"auto_map": {"AutoModel": "modeling.Qwen2Model"}}
-        return published(tmp_path / name, "qwen2", config | code | changes, "lasttoken")
+        folder = published(tmp_path / name, "qwen2", config | code | changes, "lasttoken")
+        tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+        tokenizer["auto_map"] = {"AutoTokenizer": [None, "modeling.Qwen2TokenizerFast"]}
+        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+        return folder
 
     return build
 
@@ -259,8 +263,14 @@ def test_refused_variant_names_the_setting(tmp_path):
 
 def test_files_of_transformers_are_unchanged():
     rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 160_000.0}}
-    for config in ({"model_type": "gte", **rope}, {"model_type": "nomic_bert", **rope}, {"model_type": "bert"}):
-        assert native_config(config) == config
+    for kind in ("gte", "nomic_bert"):
+        for config in ({"model_type": kind, **rope}, {"model_type": kind}):
+            assert native_config(config) == config
+    partly = NOMIC | {"hidden_size": 16, "max_position_embeddings": 2048, **rope, "rotary_scaling_factor": 2}
+    native = native_config(partly)
+    assert native["rope_parameters"] == rope["rope_parameters"] and native["num_attention_heads"] == HEADS
+    assert native["max_position_embeddings"] == 2048, "its own name is the newer one"
+    assert native_config({"model_type": "bert"}) == {"model_type": "bert"}
     assert native_config({"model_type": "qwen2"}) == {"model_type": "qwen2"}, "a causal model as any other"
 
 

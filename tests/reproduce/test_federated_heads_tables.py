@@ -53,7 +53,7 @@ def test_full_study_has_216_runs_per_corpus(small_corpus, tmp_path, monkeypatch)
 
 def test_run_keys_change_with_the_settings(small_runs):
     before = {run.key for run in small_runs()}
-    assert before == {run.key for run in small_runs()} and len(before) == 8
+    assert before == {run.key for run in small_runs()} and len(before) == 12
     assert not before & {run.key for run in small_runs("recipe.heads.training.epochs=4")}
     assert {run.key for run in small_runs(wanted=["3"])} < before
 
@@ -66,7 +66,7 @@ def test_run_keys_change_with_the_files_of_an_embedder_folder(small_runs, tmp_pa
         return {name: {run.key for run in runs if run.names[1] == name} for name in ("tuned", "still")}
 
     before = keys()
-    assert before == keys() and len(before["tuned"]) == 8
+    assert before == keys() and len(before["tuned"]) == 12
     weights = load_file(folders[0] / "model.safetensors")
     save_file({name: value + 1 for name, value in weights.items()}, folders[0] / "model.safetensors")
     tuned = keys()
@@ -74,7 +74,7 @@ def test_run_keys_change_with_the_files_of_an_embedder_folder(small_runs, tmp_pa
     (folders[0] / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
     assert not keys()["tuned"] & (tuned["tuned"] | before["tuned"])
     (folders[0] / "model.safetensors").unlink()
-    assert len(keys()["tuned"]) == 8, "its own runs report what is wrong"
+    assert len(keys()["tuned"]) == 12, "its own runs report what is wrong"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,8 @@ def test_tables_without_notes_need_no_corpus(tmp_path):
 
 
 def test_federated_and_central_training_are_compared_by_a_paired_test(small_runs, small_corpus, tmp_path):
-    tables = heads.tables(small_study(), [small_corpus], tmp_path, ["3", "4"])
+    study = small_study("heads=['mlp','deep']")
+    tables = heads.tables(study, [small_corpus], tmp_path, ["3", "4"])
     f1 = {("mlp", "central"): 0.5, ("mlp", "federated"): 0.4, ("deep", "central"): 0.3, ("deep", "federated"): 0.4}
     runs = {key: run for table in tables for key, run in table.runs.items()}
     results = {
@@ -159,7 +160,7 @@ def test_federated_and_central_training_are_compared_by_a_paired_test(small_runs
     of = f"paired t-test p {expected:.4f}, 2 pairs of embedder and head"
     assert [test.startswith("federated minus central: ") and test.endswith(of) for test in tests] == [True, True]
     assert not list(tables[1].remarks({})), "the corpus has codes of both versions: no numbers of the paper"
-    assert not list(heads.tables(small_study(), [small_corpus], tmp_path, ["4"])[0].remarks(results))
+    assert not list(heads.tables(study, [small_corpus], tmp_path, ["4"])[0].remarks(results))
 
 
 def test_paper_numbers_are_compared_by_the_same_test():
