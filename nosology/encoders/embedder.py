@@ -20,10 +20,11 @@ from nosology.encoders.embedder_config import (
     EmbedderSettings,
     locate_model,
     model_fingerprint,
-    needs_remote_code,
     read_config,
+    read_json_file,
     weight_files,
 )
+from nosology.encoders.native_config import native_config
 from nosology.encoders.tokenizers import replace_surrogates
 
 if TYPE_CHECKING:
@@ -171,6 +172,7 @@ class Embedder:
         # Only where they differ from the default: the keys of existing caches must not change.
         identity |= {"lower_case": 1} if config.lower_case else {}
         identity |= {} if config.include_prompt else {"prompt_pooled": 0}
+        identity |= {} if settings.trust_remote_code or getattr(model.config, "is_causal", True) else {"causal": 0}
         model = model.to(target).eval().requires_grad_(False)
         pad_id = hf_tokenizer.pad_token_id if hf_tokenizer.pad_token_id is not None else 0
         packed = can_pack(model)
@@ -181,6 +183,20 @@ class Embedder:
     def name(self) -> str:
         """The name of the model; only the last part of a path, so that no path leaves this machine."""
         return Path(self.settings.model).name
+
+    @property
+    def model_sizes(self) -> dict[str, int]:
+        """The number of parameters and of dimensions, the longest input and the window in tokens."""
+        from nosology.encoders.transformer import max_positions
+
+        weights = [*self._net.parameters(), *self._layers.parameters()]
+        sizes = {"parameters": sum(weight.numel() for weight in weights), "dim": self.dim}
+        return sizes | {"positions": max_positions(self._net.model), "window": self.window}
+
+    def count_tokens(self, texts: Sequence[str]) -> np.ndarray:
+        """The tokens (B,) of texts, including special tokens and prompt; 0 for an empty text. Nothing is embedded."""
+        sizes = np.array([len(ids) for ids in self._tokenizer.token_ids(texts)], dtype=np.int64)
+        return np.where(sizes > 0, sizes + self._tokenizer.special_count, 0)
 
     def compile(self) -> bool:
         """Compiles the model for a GPU, which takes half a minute; False if that is impossible."""
@@ -297,26 +313,35 @@ def _dtype(settings: EmbedderSettings, device: torch.device) -> torch.dtype:
 
 def _load_model(settings: EmbedderSettings, folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     """The model and its Hugging Face tokenizer."""
-    from transformers import AutoModel, AutoTokenizer
+    from transformers import CONFIG_MAPPING, AutoModel, AutoTokenizer
 
     from nosology.encoders.transformer import check_encoder, drop_pooler, quiet_transformers
 
     trust, known = settings.trust_remote_code, KNOWN_EMBEDDERS.get(settings.model)
     weight_files(folder)  # raises an error if there are only pickles
-    if not trust and (needs_remote_code(folder) or (known and known.remote_code)):
+    config = read_json_file(folder / "config.json", {})
+    native = native_config(config, bidirectional=known is not None and known.bidirectional)
+    if native is None and not trust:
         raise ConfigError(
             f"embedder.model {settings.model!r} comes with its own code and is a different model without it: "
             "set embedder.trust_remote_code to true if you trust its authors with this machine"
         )
+    options: dict[str, Any] = {"trust_remote_code": trust}
     try:
         with quiet_transformers():
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
-            model = AutoModel.from_pretrained(folder, trust_remote_code=trust, dtype=dtype, use_safetensors=True)
+            if not trust and native and native.get("model_type") in CONFIG_MAPPING:
+                options["config"] = CONFIG_MAPPING[native["model_type"]].from_dict(native)
+            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+            model, info = AutoModel.from_pretrained(
+                folder, **options, dtype=dtype, use_safetensors=True, output_loading_info=True
+            )
     except Exception as error:  # a damaged file, an unknown architecture, remote code that fails
         raise ConfigError(
             f"embedder.model must be a model that transformers can load; got {settings.model!r} "
             f"({type(error).__name__})"
         ) from error
+    if missing := [name for name in info["missing_keys"] if not name.startswith("pooler.")]:  # they would be random
+        raise ConfigError(f"embedder.model {settings.model!r} must have all weights; {len(missing)} are missing")
     check_encoder(model, tokenizer, "embedder.model", settings.model)
     drop_pooler(model)
     return model, tokenizer

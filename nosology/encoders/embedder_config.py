@@ -23,7 +23,7 @@ _OLD_POOLING_KEYS = {  # of sentence-transformers, before it introduced pooling_
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_DOWNLOADED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.py")  # no pickles
+_DOWNLOADED = ("*.json", "*.safetensors", "*.txt", "*.model")  # no pickles
 _IRRELEVANT = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures")  # for the vectors
 
 
@@ -52,7 +52,7 @@ class KnownEmbedder:
     prompt: str = ""  # that the authors recommend for documents
     window: int = 8192
     end_token: str = ""  # a token that must end a text but may be missing in the tokenizer's output
-    remote_code: bool = False  # needs trust_remote_code
+    bidirectional: bool = False  # a decoder whose tokens attend in both directions, though its file may not say so
 
 
 # The six embedders of Xu and Dray (2025), and minilm, which is installed with the package.
@@ -60,9 +60,9 @@ KNOWN_EMBEDDERS: dict[str, KnownEmbedder] = {
     "minilm": KnownEmbedder("", 384, "mean", window=256),
     "qwen3-embedding-0.6b": KnownEmbedder("Qwen/Qwen3-Embedding-0.6B", 1024, "lasttoken", end_token="<|endoftext|>"),
     "gte-qwen2-1.5b": KnownEmbedder(
-        "Alibaba-NLP/gte-Qwen2-1.5B-instruct", 1536, "lasttoken", end_token="<|endoftext|>", remote_code=True
+        "Alibaba-NLP/gte-Qwen2-1.5B-instruct", 1536, "lasttoken", end_token="<|endoftext|>", bidirectional=True
     ),
-    "gte-multilingual-base": KnownEmbedder("Alibaba-NLP/gte-multilingual-base", 768, "cls", remote_code=True),
+    "gte-multilingual-base": KnownEmbedder("Alibaba-NLP/gte-multilingual-base", 768, "cls"),
     "arctic-l-v2": KnownEmbedder("Snowflake/snowflake-arctic-embed-l-v2.0", 1024, "cls"),
     "arctic-m-v2": KnownEmbedder("Snowflake/snowflake-arctic-embed-m-v2.0", 768, "cls"),
     "nomic-v1.5": KnownEmbedder("nomic-ai/nomic-embed-text-v1.5", 768, "mean", prompt="search_document: "),
@@ -99,7 +99,8 @@ def locate_model(settings: EmbedderSettings) -> Path:
 
         name = known.repository if known else settings.model
         check_hub(name)
-        return Path(snapshot_download(name, revision=settings.revision or None, allow_patterns=list(_DOWNLOADED)))
+        patterns = [*_DOWNLOADED, *(["*.py"] if settings.trust_remote_code else [])]
+        return Path(snapshot_download(name, revision=settings.revision or None, allow_patterns=patterns))
     except ImportError as error:
         raise ConfigError("embedder.model needs the library transformers: pip install 'nosology[embed]'") from error
     except Exception as error:  # no network, unknown name, no permission: the library has many exceptions
@@ -114,13 +115,13 @@ def read_config(folder: Path) -> EmbedderConfig:
     pooling: dict[str, Any] = {}
     dense: list[Path] = []
     normalise = False
-    for module in _read_json(folder / "modules.json", []):
+    for module in read_json_file(folder / "modules.json", []):
         kind = str(module.get("type", "")).rsplit(".", 1)[-1]
         path = folder / str(module.get("path", ""))
         if not path.resolve().is_relative_to(folder.resolve()):
             raise ConfigError(f"{folder / 'modules.json'} must name folders inside its own; got {module.get('path')!r}")
         if kind == "Pooling":
-            pooling = _read_json(path / "config.json", {})
+            pooling = read_json_file(path / "config.json", {})
         elif kind == "Normalize":
             normalise = True
         elif kind == "Dense" and not normalise:
@@ -130,8 +131,8 @@ def read_config(folder: Path) -> EmbedderConfig:
                 f"{folder / 'modules.json'} must name Transformer, Pooling, Dense and Normalize, in this order; "
                 f"got {kind or 'nothing'}"
             )
-    limits = _read_json(folder / "sentence_bert_config.json", {})
-    prompts = _read_json(folder / "config_sentence_transformers.json", {})
+    limits = read_json_file(folder / "sentence_bert_config.json", {})
+    prompts = read_json_file(folder / "config_sentence_transformers.json", {})
     return EmbedderConfig(
         modes=_pooling_modes(pooling, folder),
         include_prompt=bool(pooling.get("include_prompt", True)),
@@ -157,7 +158,7 @@ def weight_files(folder: Path) -> list[Path]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"embedder.model must have its weights as .safetensors; {folder.name} has none")
-    index = _read_json(folder / "model.safetensors.index.json", {})
+    index = read_json_file(folder / "model.safetensors.index.json", {})
     shards = sorted(set(index.get("weight_map", {}).values()))
     single = folder / "model.safetensors"
     return [single] if single.is_file() else ([folder / name for name in shards] or files)
@@ -166,7 +167,7 @@ def weight_files(folder: Path) -> list[Path]:
 def model_fingerprint(folder: Path, config: EmbedderConfig, *, code: bool) -> str:
     """The SHA-256 of weights, architecture, tokenizer and (if `code`) Python files; independent of the location."""
     digest = hashlib.sha256()
-    model = {key: value for key, value in _read_json(folder / "config.json", {}).items() if key not in _IRRELEVANT}
+    model = {key: value for key, value in read_json_file(folder / "config.json", {}).items() if key not in _IRRELEVANT}
     digest.update(json.dumps(model, sort_keys=True).encode())
     files = [*weight_files(folder), folder / "tokenizer.json", folder / "tokenizer_config.json"]
     files += [file for layer in config.dense for file in (layer / "config.json", layer / "model.safetensors")]
@@ -190,17 +191,8 @@ def folder_fingerprint(settings: EmbedderSettings) -> str:
     return json_sha256(content)
 
 
-def needs_remote_code(folder: Path) -> bool:
-    """Whether the model is a different one without the code that comes with it.
-
-    transformers implements some of these architectures itself. For others it would silently build a related model, such
-    as a causal Qwen2 instead of a bidirectional one.
-    """
-    config = _read_json(folder / "config.json", {})
-    return "AutoModel" in (config.get("auto_map") or {}) and config.get("model_type") not in ("nomic_bert", "gte")
-
-
-def _read_json(path: Path, missing: Any) -> Any:
+def read_json_file(path: Path, missing: Any) -> Any:
+    """The content of a JSON file; `missing` if there is none. Raises ConfigError if it is damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -28,7 +28,8 @@ _ATTENTION_NAME = "nosology_packed"
 # Architectures of transformers that pass on all arguments that packed attention needs.
 _PACKABLE = ("bert", "gte", "nomic_bert", "qwen2", "qwen3", "roberta", "xlm-roberta")
 _POSITIONS_AFTER_PAD = ("roberta", "xlm-roberta")  # position ids start at pad_token_id + 1
-_CAUSAL = ("qwen2", "qwen3")
+_DECODERS = ("qwen2", "qwen3")
+_FIXED_ROPE = ("default", "linear")  # frequencies do not depend on the length of a text
 _SLOT_STEP = 64  # slots of aligned texts are multiples of this
 _FILLER = 512  # tokens of each text that fills up a pack; longer ones would make attention expensive
 _BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -39,7 +40,8 @@ def can_pack(model: PreTrainedModel) -> bool:
     config = model.config
     full_attention = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
     built_in = type(model).__module__.startswith("transformers.models.")  # no code that came with the weights
-    return built_in and full_attention and config.model_type in _PACKABLE
+    fixed_rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default") in _FIXED_ROPE
+    return built_in and full_attention and fixed_rope and config.model_type in _PACKABLE
 
 
 def transformer_layers(model: Any) -> nn.ModuleList:
@@ -60,9 +62,10 @@ class PackedTransformer(nn.Module):
         AttentionInterface.register(_ATTENTION_NAME, packed_attention)
         model.set_attn_implementation(_ATTENTION_NAME)
         kind = model.config.model_type
-        self.model, self.aligned = model, aligned and kind in _CAUSAL
+        is_causal = kind in _DECODERS and getattr(model.config, "is_causal", True)
+        self.model, self.aligned = model, aligned and is_causal
         self.first_position = model.config.pad_token_id + 1 if kind in _POSITIONS_AFTER_PAD else 0
-        self.has_token_types = kind not in _CAUSAL and getattr(model.config, "type_vocab_size", 0) > 0
+        self.has_token_types = kind not in _DECODERS and getattr(model.config, "type_vocab_size", 0) > 0
         self.compiled_tokens = 0  # tokens of a pack for the compiled layers; 0: not compiled
         self.compile_error: Exception | None = None
 
@@ -140,10 +143,11 @@ def packed_attention(
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int = 0,
     packed_rows: int = 0,
+    is_causal: bool | None = None,
     **_: Any,  # transformers passes the arguments of all attention implementations
 ) -> tuple[Tensor, None]:
     """Attention output (1, T, H, D) for queries (1, H, T, D), each over the keys of its own text."""
-    causal = bool(getattr(module, "is_causal", False))
+    causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))  # (T, H, D)
     return _packed_attention(query, key, value, cu_seq_lens_q, max_length_q, packed_rows, causal, scaling)[None], None
 
@@ -163,6 +167,8 @@ def _packed_attention(
         output[: rows * longest] = _equal_length_attention(query[: rows * longest], key, value, longest, causal, scale)
         return output
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+        if (shared := query.shape[1] // key.shape[1]) > 1:  # grouped-query attention
+            key, value = (x.repeat_interleave(shared, dim=1) for x in (key, value))
         # torch's own kernel; its public interface differs between releases.
         return torch.ops.aten._flash_attention_forward(
             query, key, value, ends, ends, longest, longest, 0.0, causal, False, scale=scale

@@ -1,4 +1,7 @@
-"""Tables 3 to 7 of Xu and Dray (2025): light heads on frozen embeddings, trained centrally and by a federation.
+"""The tables of Xu and Dray (2025): light heads on frozen embeddings, trained centrally and by a federation.
+
+Tables 3 to 7 are trained here; `federated_heads_inputs.py` has the corpora, Tables 1 and 2 and Figure 2. The other
+figures of the paper are diagrams.
 
 A corpus needs 6 embedders x 3 heads x (1 central + 1 federated + 10 splits) = 216 runs, the two of the paper 432. The
 paper counts 252 and writes 6 x 3 x 2 + 6 x 3 x 10, which is 216. 252 would be the central and federated runs of both
@@ -13,7 +16,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -27,34 +30,47 @@ from nosology.core.settings import Settings
 from nosology.corpora.corpus import Corpus
 from nosology.corpora.splits import site_corpus, split_corpus
 from nosology.encoders.embedder_config import folder_fingerprint
-from nosology.evaluation import Evaluation
+from nosology.evaluation import Evaluation, paired_t_test
 from nosology.evaluation.counts import Counts
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.models.bundle import Bundle
 from nosology.reproduce import runner
-from nosology.reproduce.result_tables import Table, rows_with_paper_numbers
+from nosology.reproduce.federated_heads_inputs import (
+    HEADS,
+    PAPER,
+    corpus_table,
+    embedder_table,
+    head_table,
+    time_table,
+)
+from nosology.reproduce.result_tables import Comparison, Row, Table, paired_tests, rows_with_paper_numbers
 from nosology.reproduce.runner import Results, Run, Task, check_splits, digest, slug
 
 TITLE = "Xu and Dray (2025), Federated Learning for ICD Classification with Lightweight Models"
 TABLES = {
+    "corpora": "Notes and codes",
+    "1": "Embedders",
+    "2": "Parameters of the heads",
+    "figure-2": "Time to embed a note against its tokens",
     "3": "Central training",
     "4": "Federated training",
     "5": "Central training, the most frequent codes of train",
     "6": "Federated training, the most frequent codes of train",
     "7": "Central training on random splits",
 }
-HEADS = {"mlp": "MLP", "deep": "DeepMLP", "res": "DeepResMLP"}  # as in the paper
 METRICS = ("macro_precision", "macro_recall", "macro_f1", "micro_precision", "micro_recall", "micro_f1")
 TOP = (10, 50)  # codes of Tables 5 and 6
 COLUMNS = {name: name.replace("_", " ").replace("f1", "F1") for name in METRICS}
 TOP_COLUMNS = {f"top{k}.{name}": f"top {k} {COLUMNS[name].removeprefix('macro ')}" for k in TOP for name in METRICS[:3]}
 SETTING = {"3": "central", "4": "federated", "5": "central", "6": "federated", "7": "splits"}
+_TESTED = ("micro_f1", "macro_f1")
 _CLIENT_MEAN = "clients."  # prefix of metrics that are means over sites
 SMALL: dict[str, Any] = {
     "embedders": ["minilm"],  # it comes with the package
-    "heads": ["mlp", "deep"],
     "sites": {"count": 3, "notes": 2},
     "seeds": 2,
+    "timed_notes": 5,
+    "timed_tokens": 2048,
     "recipe": {
         "heads": {
             "embedder": {"max_tokens": 256},  # the start of a note: one window of the embedder
@@ -92,6 +108,8 @@ class FederatedHeadsStudy(runner.StudySettings):
     heads: list[Literal["mlp", "deep", "res"]] = Field(["mlp", "deep", "res"], min_length=1)
     ratios: tuple[float, float, float] = (0.7, 0.15, 0.15)  # of the random splits
     sites: PartitionSettings = PartitionSettings()
+    timed_notes: int = Field(300, ge=1)  # of Figure 2: so many typical ones, and as many spread over the lengths
+    timed_tokens: int = Field(8192, ge=100)  # of Figure 2: longer notes are cut
 
     @field_validator("embedders", "heads")
     @classmethod
@@ -110,26 +128,56 @@ def simulate(study: FederatedHeadsStudy, folder: Path) -> list[Corpus]:
 
 
 def tables(study: FederatedHeadsStudy, corpora: Sequence[Corpus], folder: Path, wanted: Sequence[str]) -> list[Table]:
-    """The wanted tables, each once per corpus."""
-    settings = list(dict.fromkeys(SETTING[name] for name in wanted))
-    recipes = {(embedder, head): _recipe(study, embedder, head) for embedder in study.embedders for head in study.heads}
+    """The wanted tables; those about notes once per corpus."""
+    settings = list(dict.fromkeys(SETTING[name] for name in wanted if name in SETTING))
+    models: list[tuple[str, str]] = [(embedder, head) for embedder in study.embedders for head in study.heads]
+    recipes = {(embedder, head): _recipe(study, embedder, head) for embedder, head in models}
     if "federated" in settings and (least := max(r.federation.min_sites for r in recipes.values())) > study.sites.count:
         raise ConfigError(f"federation.min_sites must be at most sites.count, {study.sites.count}; got {least}")
-    files_of = {embedder: _files(recipes[embedder, study.heads[0]]) for embedder in study.embedders}
+    by_embedder = {embedder: recipes[embedder, study.heads[0]] for embedder in study.embedders}
+    files = {embedder: _files(recipe) for embedder, recipe in by_embedder.items()}
     tables = []
-    for name, corpus in prepared(study, corpora, folder, settings).items():
-        splits = split_corpora(study, corpus, folder, name) if "splits" in settings else []
-        runs: dict[tuple[str, str, str], list[Run]] = {}
-        for (embedder, head), recipe in recipes.items():
-            for setting in settings:
-                for repeat, notes in enumerate(splits if setting == "splits" else [corpus]):
-                    options = {"setting": setting, "files": files_of[embedder]}
-                    options |= {"engine": study.sites.engine} if setting == "federated" else {}
-                    names = (name, Path(embedder).name, head, setting)
-                    run = Run(names, f"{__name__}:run", recipe, (notes,), repeat, options, f"{name} {embedder}")
-                    runs.setdefault((embedder, head, setting), []).append(run)
-        tables += [_table(number, study, name, _version(corpus), runs) for number in wanted]
+    if "corpora" in wanted:
+        rule = study.sites.count, study.sites.notes
+        tables += [corpus_table(each, name, _version(each), *rule) for name, each in _by_name(corpora).items()]
+    if "1" in wanted:
+        tables.append(embedder_table(by_embedder, files))
+    if "2" in wanted:
+        tables.append(head_table({head: recipes[study.embedders[0], head] for head in study.heads}))
+    if not settings and "figure-2" not in wanted:
+        return tables
+    for number, (name, corpus) in enumerate(prepared(study, corpora, folder, settings).items()):
+        version = _version(corpus)
+        if "figure-2" in wanted:
+            letter = chr(ord("a") + number) if len(corpora) > 1 else ""
+            timed = study.timed_notes, study.timed_tokens
+            tables.append(time_table(by_embedder, files, corpus, name, version, *timed, letter))
+        runs = _training_runs(study, recipes, files, name, corpus, settings, folder)
+        tables += [_table(table, study, name, version, runs) for table in wanted if table in SETTING]
     return tables
+
+
+def _training_runs(
+    study: FederatedHeadsStudy,
+    recipes: Mapping[tuple[str, str], FederatedHeadsRecipe],
+    files: Mapping[str, str],
+    name: str,
+    corpus: Corpus,
+    settings: Sequence[str],
+    folder: Path,
+) -> dict[tuple[str, str, str], list[Run]]:
+    """The runs on a corpus by embedder, head and setting."""
+    splits = split_corpora(study, corpus, folder, name) if "splits" in settings else []
+    runs: dict[tuple[str, str, str], list[Run]] = {}
+    for (embedder, head), recipe in recipes.items():
+        for setting in settings:
+            for repeat, notes in enumerate(splits if setting == "splits" else [corpus]):
+                options = {"setting": setting, "files": files[embedder]}
+                options |= {"engine": study.sites.engine} if setting == "federated" else {}
+                names = (name, Path(embedder).name, head, setting)
+                run = Run(names, f"{__name__}:run", recipe, (notes,), repeat, options, f"{name} {embedder}")
+                runs.setdefault((embedder, head, setting), []).append(run)
+    return runs
 
 
 def _recipe(study: FederatedHeadsStudy, embedder: str, head: str) -> FederatedHeadsRecipe:
@@ -152,18 +200,25 @@ def prepared(
     study: FederatedHeadsStudy, corpora: Sequence[Corpus], folder: Path, settings: Sequence[str]
 ) -> dict[str, Corpus]:
     """Each corpus by name with its notes at sites. All settings learn the same codes: those that each site can have."""
-    names = [slug(corpus.folder.resolve().name) for corpus in corpora]
     result = {}
-    for corpus, name in zip(corpora, names):
+    for name, corpus in _by_name(corpora).items():
         if set(settings) - {"splits"}:
             check_splits(corpus)
         options = study.sites.model_dump(exclude={"engine", "count", "notes", "metrics"}) | {"seed": study.seed}
         sizes = study.sites.model_dump(include={"count", "notes"})
-        out = folder / "corpora" / f"{name}-sites-{digest(corpus.hash, sizes, options)}"
+        stem = slug(corpus.folder.resolve().name)
+        out = folder / "corpora" / f"{stem}-sites-{digest(corpus.hash, sizes, options)}"
         if not out.exists():
             site_corpus(corpus.folder, out, study.sites.count, min_notes=study.sites.notes, **options)
-        result[name if names.count(name) == 1 else f"{name}-{corpus.hash[:6]}"] = Corpus.open(out)
+        result[name] = Corpus.open(out)
     return result
+
+
+def _by_name(corpora: Sequence[Corpus]) -> dict[str, Corpus]:
+    """The corpora by the names of their folders, with a hash where two are equal."""
+    names = [slug(corpus.folder.resolve().name) for corpus in corpora]
+    unique = (name if names.count(name) == 1 else f"{name}-{c.hash[:6]}" for name, c in zip(names, corpora))
+    return dict(zip(unique, corpora))
 
 
 def split_corpora(study: FederatedHeadsStudy, corpus: Corpus, folder: Path, name: str) -> list[Corpus]:
@@ -195,22 +250,54 @@ def _table(
     }
     is_client_mean = SETTING[number] == "federated" and study.sites.metrics == "client_mean"
     prefix = _CLIENT_MEAN if is_client_mean else ""
-    rows = rows_with_paper_numbers("federated_heads", number, by_row, prefix=prefix, within=f"{version} / ")
+    rows = rows_with_paper_numbers(PAPER, number, by_row, prefix=prefix, within=f"{version} / ")
     others = sorted(rows[len(by_row) :], key=lambda row: -row.paper[list(columns)[-1]])
     rows = rows[: len(by_row)] + others[:1]  # and the paper's best row without a run of ours
 
     def remarks(results: Results) -> Iterator[str]:
-        """Federated minus central micro F1, both of all test notes together."""
-        keys = [[runs[*pair, setting][0].key for setting in ("federated", "central")] for pair in pairs]
-        f1 = [[results[key]["metrics"]["micro_f1"] for key in both] for both in keys if set(both) <= results.keys()]
-        gaps = [federated - central for federated, central in f1 if federated is not None and central is not None]
-        if gaps:
+        if number == "4":
+            yield from _federated_minus_central(runs, pairs, results)
+            yield from _federated_minus_central_in_the_paper(version)
+        if number == "7":
+            for first in range(0, len(by_row), len(study.heads)):  # the rows of an embedder
+                yield from paired_tests(rows[first : first + len(study.heads)], "micro_f1", results, "splits")
+
+    return Table(number, TABLES[number], ("embedder", "head"), columns, rows, corpus, remarks)
+
+
+def _federated_minus_central(
+    runs: Mapping[tuple[str, str, str], Sequence[Run]], pairs: Sequence[tuple[str, str]], results: Results
+) -> Iterator[str]:
+    """Federated minus central training, both measured on all test notes together, with a t-test over the pairs.
+
+    Nothing if the central runs are not wanted.
+    """
+    both = [[runs[*pair, name][0].key for name in ("federated", "central") if (*pair, name) in runs] for pair in pairs]
+    done = [[results[key]["metrics"] for key in keys] for keys in both if len(keys) == 2 and set(keys) <= set(results)]
+    for metric in _TESTED:
+        values = [[metrics[metric] for metrics in pair] for pair in done]
+        values = [pair for pair in values if None not in pair]
+        gaps = [federated - central for federated, central in values]
+        if gaps and metric == "micro_f1":
             mean = f"mean {fmean(gaps):+.4f} of {len(gaps)} pairs, from {min(gaps):+.4f} to {max(gaps):+.4f}"
             yield f"Federated minus central training, micro F1 of all test notes: {mean}."
+        if len(gaps) > 1:
+            yield _paired_over_models("", metric, *zip(*values))
 
-    both = number == "4" and any(setting == "central" for _, _, setting in runs)
-    title = TABLES[number]
-    return Table(number, title, ("embedder", "head"), columns, rows, corpus, remarks if both else lambda results: ())
+
+def _federated_minus_central_in_the_paper(version: str) -> Iterator[Comparison]:
+    """The same test on the numbers of the paper's Tables 4 and 3."""
+    federated, central = (rows_with_paper_numbers(PAPER, table, {}, within=f"{version} / ") for table in "43")
+    for metric in _TESTED if federated else ():
+        values = [{row.names: row.paper[metric] for row in rows} for rows in (federated, central)]
+        pairs = [(values[0][names], values[1][names]) for names in values[0]]
+        yield _paired_over_models(" (paper)", metric, *zip(*pairs))
+
+
+def _paired_over_models(of: str, metric: str, federated: Sequence[float], central: Sequence[float]) -> Comparison:
+    rows = Row((f"federated{of}",)), Row((f"central{of}",))
+    test = paired_t_test(federated, central)
+    return Comparison(rows, metric, test, "paired t-test", f"{len(federated)} pairs of embedder and head")
 
 
 def run(task: Task) -> dict[str, Any]:

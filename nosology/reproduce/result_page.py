@@ -27,7 +27,6 @@ from nosology.reproduce.result_tables import (
     label,
     missing,
     number,
-    paper_number,
 )
 from nosology.reproduce.runner import Results, read_json
 
@@ -150,7 +149,7 @@ def _cell(cell: Cell, is_best: bool, has_runs: bool) -> str:
     paper = ""
     if cell.paper is not None:
         minus = "" if cell.difference is None else f" <i>{number(cell.difference, sign='+').replace('-', '−')}</i>"
-        paper = f'<span class="paper">[{paper_number(cell.paper)}]{minus}</span>'
+        paper = f'<span class="paper">[{cell.paper_text}]{minus}</span>'
     return f'<td class="n">{ours}{paper}</td>'
 
 

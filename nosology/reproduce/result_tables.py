@@ -60,6 +60,7 @@ class Cell:
     values: tuple[float, ...]
     runs: int  # expected
     paper: float | None = None
+    paper_std: float | None = None
 
     @property
     def mean(self) -> float | None:
@@ -89,9 +90,16 @@ class Cell:
         """How many of the expected values there are, as text, if some are missing."""
         return f"({len(self.values)} of {self.runs})" if 0 < len(self.values) < self.runs else ""
 
+    @property
+    def paper_text(self) -> str:
+        """The number of the paper as text, with its standard deviation; empty without a number."""
+        if self.paper is None:
+            return ""
+        return paper_number(self.paper) + ("" if self.paper_std is None else f" ± {paper_number(self.paper_std)}")
+
     def __str__(self) -> str:
         ours = "-" if self.mean is None else " ".join(filter(None, (number(self.mean), self.spread, self.partly)))
-        return ours if self.paper is None else f"{ours} [{paper_number(self.paper)}]"
+        return f"{ours} [{self.paper_text}]" if self.paper_text else ours
 
 
 @dataclass(frozen=True)
@@ -100,13 +108,14 @@ class Row:
 
     names: tuple[str, ...]
     runs: tuple[Run, ...] = ()
-    paper: Mapping[str, float] = field(default_factory=dict)  # by metric
+    paper: Mapping[str, float] = field(default_factory=dict)  # by metric; METRIC.std: the standard deviation
     prefix: str = ""  # of this row's metrics in the results
 
     def cell(self, results: Results, metric: str) -> Cell:
         """A metric of the runs; undefined values are left out."""
         values = [results[run.key]["metrics"].get(self.prefix + metric) for run in self.runs if run.key in results]
-        return Cell(tuple(value for value in values if value is not None), len(self.runs), self.paper.get(metric))
+        defined = tuple(value for value in values if value is not None)
+        return Cell(defined, len(self.runs), self.paper.get(metric), self.paper.get(f"{metric}.std"))
 
 
 @dataclass(frozen=True)
@@ -234,8 +243,8 @@ def _minus(first: Row, second: Row) -> str:
     return f"{' / '.join(first.names)} minus {' / '.join(second.names)}"
 
 
-def paired_tests(rows: Sequence[Row], metric: str, results: Results) -> Iterator[Comparison]:
-    """The first row minus each other row, with a t-test that pairs the runs of equal seeds.
+def paired_tests(rows: Sequence[Row], metric: str, results: Results, repeats: str = "seeds") -> Iterator[Comparison]:
+    """The first row minus each other row, with a t-test that pairs the runs of equal seeds (or other `repeats`).
 
     Seeds that one of the rows lacks do not count; a row with fewer than two is left out.
     """
@@ -247,7 +256,7 @@ def paired_tests(rows: Sequence[Row], metric: str, results: Results) -> Iterator
         defined = [pair for pair in values if None not in pair]
         if len(defined) > 1:
             test = paired_t_test(*zip(*defined))
-            yield Comparison((first, second), metric, test, "paired t-test", f"{len(defined)} seeds")
+            yield Comparison((first, second), metric, test, "paired t-test", f"{len(defined)} {repeats}")
 
 
 def randomisation_tests(
@@ -325,12 +334,13 @@ def write_tables(out: Path, tables: Sequence[Table], results: Results, failed: M
             temporary.open("w", newline="", encoding="utf-8") as file,
         ):
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(("table", "corpus", "row", "metric", "mean", "std", "runs", "of", "paper"))
+            writer.writerow(("table", "corpus", "row", "metric", "mean", "std", "runs", "of", "paper", "paper_std"))
             for table, row, metric in ((t, r, m) for t in chosen for r in t.rows for m in t.columns):
                 cell = row.cell(results, metric)
-                mean, std, paper = ("" if value is None else repr(value) for value in (cell.mean, cell.std, cell.paper))
+                numbers = (cell.mean, cell.std, cell.paper, cell.paper_std)
+                mean, std, *paper = ("" if value is None else repr(value) for value in numbers)
                 place = (name, table.corpus, " / ".join(row.names), metric)
-                writer.writerow((*place, mean, std, len(cell.values), cell.runs, paper))
+                writer.writerow((*place, mean, std, len(cell.values), cell.runs, *paper))
         for figure in (figure for table in chosen for figure in table.figures):
             figure.write(results, out)
     return written

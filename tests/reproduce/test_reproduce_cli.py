@@ -29,7 +29,7 @@ PATIENCE = 240  # seconds, for a busy machine
 
 
 def command(corpus: Path, folder: Path, *more: str) -> list[str]:
-    """One head of the small study: central, federated and one random split."""
+    """One head of the small study: four runs that train nothing, then central, federated and one random split."""
     start = [sys.executable, "-m", "nosology", "reproduce", "federated-heads", "--small", "--corpus", str(corpus)]
     return [*start, "--out", str(folder / "out"), "--seeds", "1", "--set", "heads=['mlp']", *more]
 
@@ -77,17 +77,20 @@ def test_killed_study_resumes_and_writes_tables(small_corpus, tmp_path):
 
     ended = subprocess.run(arguments, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "3 runs: 1 are done, 2 to do" in ended.stdout
-    assert results().items() > before.items() and len(results()) == 3
+    assert "7 runs: 1 are done, 6 to do" in ended.stdout
+    assert results().items() > before.items() and len(results()) == 7
     assert not list((out / "failed").glob("*")) and not list((out / "logs").glob("*"))
     assert not list((out / "work").glob("*/*.run"))
-    for number in "34567":
-        page = (out / f"table_{number}.md").read_text(encoding="utf-8")
-        assert page.startswith("1 runs, none missing.") and f"## Table {number}." in page and page in ended.stdout
-        assert (out / f"table_{number}.csv").stat().st_size
+    for name in ("corpora", "figure-2", *"1234567"):
+        page = (out / f"table_{name}.md").read_text(encoding="utf-8")
+        assert page.startswith("1 runs, none missing.") and f"## {label(name)}." in page and page in ended.stdout
+        assert (out / f"table_{name}.csv").stat().st_size
+    assert (out / "figure-2.png").read_bytes().startswith(b"\x89PNG")
 
     corpus = Corpus.open(next((out / "corpora").glob("corpus-sites-*")))
-    for path in (out / "runs").glob("*.json"):
+    trained = [path for path in (out / "runs").glob("*.json") if "-mlp-" in path.name]
+    assert len(trained) == 3
+    for path in trained:
         result = json.loads(path.read_text())
         assert result["metrics"]["micro_f1"] > 0.6, path.name
         if "splits" not in path.name:

@@ -60,6 +60,7 @@ def test_cell_shows_missing_runs_and_the_number_of_the_paper():
     assert str(Cell((0.5,), 1)) == "0.5000"
     assert str(Cell((0.25, 0.5), 3)) == "0.3750 ± 0.1768 (2 of 3)"
     assert str(Cell((0.5,), 1, 0.91)) == "0.5000 [0.91]" and str(Cell((), 0, 0.4)) == "- [0.4]"
+    assert str(Cell((0.5,), 1, 0.39, 0.007)) == "0.5000 [0.39 ± 0.007]"
 
 
 def some_runs(corpus) -> dict[str, list[Run]]:
