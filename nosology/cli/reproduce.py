@@ -11,11 +11,11 @@ import typer
 
 from nosology.cli.coder_commands import Overrides
 
-REMOVED = {"grid": "nosology reproduce federated_heads", "leakage": "nosology reproduce hmhan leakage"}
+REMOVED = {"grid": "nosology reproduce federated-heads", "leakage": "nosology reproduce hmhan leakage"}
 
 
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="federated_heads, dual_laat, hmhan or plant.")],
+    paper: Annotated[str, typer.Argument(help="federated-heads, dual-laat, hmhan or plant.")],
     table: Annotated[str | None, typer.Argument(help="A table of the paper; default: all tables.")] = None,
     corpus: Annotated[list[Path], typer.Option(help="A corpus folder; may be given several times.")] = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="The folder of results; what it has is not run again.")] = None,
@@ -41,6 +41,7 @@ def reproduce(
     from nosology.reproduce.result_tables import missing, write_tables
     from nosology.reproduce.runner import Runner
 
+    paper, table = paper.replace("_", "-"), table and table.replace("_", "-")
     if paper not in PAPERS:
         raise ConfigError(f"PAPER must be one of {', '.join(PAPERS)}; got {paper!r}")
     module: Any = import_module(PAPERS[paper])
