@@ -1,10 +1,10 @@
-"""The runs behind the tables of Saha Roy et al. (2024): train and measure a coder, count a corpus, train with a leak."""
+"""Runs behind the tables of Saha Roy et al. (2024): train and measure a coder, count a corpus, train with a leak."""
 
 from __future__ import annotations
 
 import csv
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -36,7 +36,7 @@ FEW = 5  # train notes of a code, at most
 RARE = 10  # notes; codes with fewer are rare
 TOP_WORDS = 5  # per code in Table 9
 METRICS = (
-    *("macro_auc", "micro_auc", "macro_f1", "micro_f1", "p@5", "p@8", "p@15", "map"),
+    *("macro_auc", "micro_auc", "macro_f1", "caml_macro_f1", "micro_f1", "p@5", "p@8", "p@15", "map"),
     *(f"{mean}_{name}" for mean in ("macro", "micro") for name in ("precision", "recall")),
 )
 
@@ -55,11 +55,12 @@ def run(task: Task) -> dict[str, Any]:
     else:
         stages = {"stages": task.cache} if isinstance(recipe, PlantRecipe) else {}  # shared by runs
         bundle = train(recipe.model_copy(update=stages), [corpus], folder / "bundle")
-    result: dict[str, Any] = {"curves": epoch_curves(folder / "bundle")}
+    curves = epoch_curves(folder / "bundle")
+    result: dict[str, Any] = {"curves": curves}
     known = {"codes": "known", "tune": True} if task.options["codes"] else {}
     evaluation = measure(bundle, corpus, "test", folder / "report", **known).evaluation
     metrics = {name: evaluation.metrics.get(name) for name in METRICS}
-    metrics["train_notes"] = corpus.manifest["counts"]["splits"]["train"]
+    metrics |= {"train_notes": corpus.manifest["counts"]["splits"]["train"]} | curve_metrics(curves)
     result["predictions"] = save_predictions(task, evaluation)
     if not known:
         counts = train_counts(corpus)
@@ -138,11 +139,28 @@ def epoch_curves(bundle: Path) -> dict[str, list[float]]:
     return dict(curves) | {"train_loss": [fmean(losses[epoch]) for epoch in sorted(losses)]}
 
 
+def curve_metrics(curves: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Metrics of the curves of a run, for Figure 5; empty without dev losses."""
+    if not curves.get("dev_loss"):
+        return {}
+    losses, precisions = curves["dev_loss"], curves["p@15"]
+    values = {
+        "epochs": len(losses),
+        "lowest_loss_epoch": 1 + int(np.argmin(losses)),
+        "dev_loss_min": min(losses),
+        "dev_loss_last": losses[-1],
+        "train_loss_last": curves["train_loss"][-1],
+        "p@15_best": max(precisions),
+        "p@15_last": precisions[-1],
+    }
+    return {f"curve.{name}": value for name, value in values.items()}
+
+
 def example_words(bundle: Bundle, corpus: Corpus, examples: Sequence[str], limit: int) -> dict[str, list[str]]:
     """For some codes, the words with the most attention in test notes that have the code, the highest sum first.
 
-    examples: codes; if the coder knows none of them, its two most frequent. A word counts if three train notes have it
-    or if two of the test notes do, so that no word of a single patient is listed.
+    examples: codes; if the coder knows none of them, its two most frequent. limit: of notes. A word counts if it is
+    among the best of two notes or more, so that no word of a single note is listed.
     """
     model = bundle.model
     labels = [label for label, code in enumerate(model.labels.codes) if code.code in examples]
