@@ -35,6 +35,7 @@ from nosology.training.run_folder import CURVES
 FEW = 5  # train notes of a code, at most
 RARE = 10  # notes; codes with fewer are rare
 TOP_WORDS = 5  # per code in Table 9
+READ_WORDS = 20  # per note, of which those of several notes are listed
 METRICS = (
     *("macro_auc", "micro_auc", "macro_f1", "caml_macro_f1", "micro_f1", "p@5", "p@8", "p@15", "map"),
     *(f"{mean}_{name}" for mean in ("macro", "micro") for name in ("precision", "recall")),
@@ -160,7 +161,7 @@ def example_words(bundle: Bundle, corpus: Corpus, examples: Sequence[str], limit
     """For some codes, the words with the most attention in test notes that have the code, the highest sum first.
 
     examples: codes; if the coder knows none of them, its two most frequent. limit: of notes. A word counts if it is
-    among the best of two notes or more, so that no word of a single note is listed.
+    among the best 20 of two notes or more, so that no word of a single note is listed.
     """
     model = bundle.model
     labels = [label for label, code in enumerate(model.labels.codes) if code.code in examples]
@@ -173,7 +174,7 @@ def example_words(bundle: Bundle, corpus: Corpus, examples: Sequence[str], limit
         for number, note in enumerate(note for note in corpus.notes("test") if code in note.codes):
             if number == limit:
                 break
-            for span in top_words(model, note, [label], TOP_WORDS)[0]:
+            for span in top_words(model, note, [label], READ_WORDS)[0]:
                 sums[span.text.lower()] += span.score
                 notes[span.text.lower()] += 1
         shared = [(word, weight) for word, weight in sums.most_common() if notes[word] > 1]

@@ -78,18 +78,21 @@ PARTS = {
 }
 SMALL: dict[str, Any] = {
     "seeds": 1,
-    "patients": 60,
+    "patients": 40,
     "coders": {"PLANT": "plant", "LAAT": "laat", "CAML": "caml", "linear": "linear"},
-    "train_notes": [15, 50_000],
-    "explained": 3,
+    "train_notes": [20, 50_000],
+    "explained": 10,
     "recipe": {
         "plant": {
-            "language": {"training": {"epochs": 2}},
+            "labels": {"min_notes": 2},
+            "model": {"size": 48, "hidden": 48, "layers": 1},
+            "language": {"training": {"epochs": 1}},
+            "ranker": {"epochs": 10, "steps": 50},
             "training": {"epochs": 5},
-            "ranker": {"epochs": 10, "steps": 200},
         },
-        "laat": {"training": {"epochs": 4}, "vectors": {"epochs": 5}},
-        "caml": {"training": {"epochs": 4}, "vectors": {"epochs": 5}},
+        "laat": {"labels": {"min_notes": 2}, "model": {"hidden": 32}, "training": {"epochs": 3}},
+        "caml": {"labels": {"min_notes": 2}, "training": {"epochs": 3}},
+        "linear": {"labels": {"min_notes": 2}},
     },
 }
 
