@@ -72,6 +72,7 @@ class RelevanceSettings(Settings):
 
     kind: Literal["mutual_information", "normalised"] = "normalised"  # normalised: divided by the joint entropy
     top: int = Field(1000, ge=1)  # words per code
+    positive: bool = True  # only words that are more frequent with the code; False: all, as the paper's formula
 
 
 class RankerSettings(Settings):
