@@ -9,8 +9,8 @@ few        PLANT, LAAT and the linear coder on codes with 1 to 5 train notes: ma
 fractions  P@5 and P@15 of the three with fewer train notes (Saha Roy et al. 2024, figure 4), as a table and a plot, and
            the number of notes with which PLANT reaches the scores of LAAT with all notes
 ablations  PLANT without inattention, words after the 512th (in all stages), decoder state, gradual unfreezing, static
-           attention or planted attention, with inattention per window and per note, and with the other choice of learning rates
-           (Saha Roy et al. 2024, table 8)
+           attention or planted attention, with inattention per window and per note, and with the other choice of
+           learning rates (Saha Roy et al. 2024, table 8)
 leak       PLANT as in the authors' program, whose language model and mutual information see test notes
 """
 

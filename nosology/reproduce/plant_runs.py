@@ -56,30 +56,28 @@ def run(task: Task) -> dict[str, Any]:
     else:
         stages = {"stages": task.cache} if isinstance(recipe, PlantRecipe) else {}  # shared by runs
         bundle = train(recipe.model_copy(update=stages), [corpus], folder / "bundle")
-    curves = epoch_curves(folder / "bundle")
-    result: dict[str, Any] = {"curves": curves}
-    known = {"codes": "known", "tune": True} if task.options["codes"] else {}
-    evaluation = measure(bundle, corpus, "test", folder / "report", **known).evaluation
+    curves, codes = epoch_curves(folder / "bundle"), task.options["codes"] or None
+    evaluation = measure(bundle, corpus, "test", folder / "report", codes=codes, tune=codes is not None).evaluation
+    predictions = save_predictions(task, evaluation)
     metrics = {name: evaluation.metrics.get(name) for name in METRICS}
     metrics |= {"train_notes": corpus.manifest["counts"]["splits"]["train"]} | curve_metrics(curves)
-    result["predictions"] = save_predictions(task, evaluation)
-    if not known:
+    if codes is None:
         counts = train_counts(corpus)
-        bands = by_frequency(evaluation, counts)
-        metrics |= {f"band.{band['train_notes']}": band["macro_f1"] for band in bands}
+        metrics |= {f"band.{band['train_notes']}": band["macro_f1"] for band in by_frequency(evaluation, counts)}
         few = {code for code, count in counts.items() if count <= FEW}
         part = part_with_codes(corpus, few, folder / "few")
         if {"dev", "test"} <= part.manifest["counts"]["splits"].keys():
             evaluation = measure(bundle, part, "test", folder / "few-report", codes=few, tune=True).evaluation
             metrics |= {f"few.{name}": evaluation.metrics.get(name) for name in METRICS}
-            result["predictions"] |= save_predictions(task, evaluation, "few")
+            predictions |= save_predictions(task, evaluation, "few")
+    words = {}
     if notes := task.options["explained"]:
         method = methods_of(bundle.model)[0]
-        measured = measure_explanations(bundle, corpus, "test", [method], limit=notes).get(method, {})
-        metrics |= {f"explain.{name}": measured.get(name) for name in ("comprehensiveness", "sufficiency")}
-        metrics["explain.explanations"] = measured.get("explanations", 0)
-        result["words"] = example_words(bundle, corpus, task.options["examples"], notes)
-    return result | {"metrics": metrics}
+        measured = measure_explanations(bundle, corpus, "test", [method], limit=notes).get(method, {"explanations": 0})
+        names = ("explanations", "comprehensiveness", "sufficiency")
+        metrics |= {f"explain.{name}": measured.get(name) for name in names}
+        words = example_words(bundle, corpus, task.options["examples"], notes)
+    return {"metrics": metrics, "curves": curves, "predictions": predictions, "words": words}
 
 
 def count_corpus(task: Task) -> dict[str, Any]:
@@ -169,7 +167,7 @@ def example_words(bundle: Bundle, corpus: Corpus, examples: Sequence[str], limit
     listed = {}
     for label in labels:
         code = model.labels.codes[label]
-        sums: Counter[str] = Counter()
+        sums: dict[str, float] = defaultdict(float)
         notes: Counter[str] = Counter()
         for number, note in enumerate(note for note in corpus.notes("test") if code in note.codes):
             if number == limit:
@@ -177,8 +175,8 @@ def example_words(bundle: Bundle, corpus: Corpus, examples: Sequence[str], limit
             for span in top_words(model, note, [label], READ_WORDS)[0]:
                 sums[span.text.lower()] += span.score
                 notes[span.text.lower()] += 1
-        shared = [(word, weight) for word, weight in sums.most_common() if notes[word] > 1]
-        listed[code.code] = [word for word, _ in shared[:TOP_WORDS]]
+        shared = sorted((word for word in sums if notes[word] > 1), key=lambda word: (-sums[word], word))
+        listed[code.code] = shared[:TOP_WORDS]
     return listed
 
 

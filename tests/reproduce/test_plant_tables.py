@@ -74,7 +74,9 @@ def test_icd9_stands_for_mimic3_and_icd10_for_mimic4(small_corpus, icd9_corpus, 
             for run in made[name][0].runs.values():
                 assert {note.id for note in run.corpora[0].notes("train", text=False)} <= train
     assert len(made["2"][0].rows) == len(made["figure-6"][0].rows) == 2
-    with pytest.raises(ConfigError, match="one corpus, or one in icd9 and one in icd10, must be given; got icd10, icd10"):
+    with pytest.raises(
+        ConfigError, match="one corpus, or one in icd9 and one in icd10, must be given; got icd10, icd10"
+    ):
         sources_of([small_corpus, small_corpus])
 
 
@@ -112,8 +114,15 @@ def test_settings_of_the_user_replace_those_of_the_paper(small_corpus, tmp_path)
     for name in ("7", "8", "figure-5"):
         plants = [run.recipe for run in made[name][0].runs.values() if run.recipe.kind == "plant"]
         assert {(recipe.training.epochs, recipe.model.window) for recipe in plants} == {(2, 50)}
-    with pytest.raises(ConfigError, match="rates.encoder must not be set: the table sets it"):
+    with pytest.raises(ConfigError, match=r"rates\.encoder must not be set: the table sets it"):
         make_tables({"recipe": {"plant": {"rates": {"encoder": 0.1}}}}, [small_corpus], tmp_path)
+
+
+def test_coders_of_the_user_are_added_replaced_or_left_out(small_corpus, tmp_path):
+    study = checked(plant.STUDY, {"coders": {"PLANT": "plant", "CAML": "", "PLM-ICD": "plm_icd-paper"}}, "plant")
+    assert study.coders == {"PLANT": "plant", "LAAT": "laat-paper", "linear": "linear", "PLM-ICD": "plm_icd-paper"}
+    with pytest.raises(ConfigError, match="coders must have a recipe of kind plant for PLANT"):
+        make_tables({"coders": {"PLANT": "linear"}}, [small_corpus], tmp_path)
 
 
 def test_rows_have_the_paper_numbers(tables):
@@ -210,7 +219,7 @@ def test_corpus_is_counted(icd9_corpus, tmp_path, tables):
 
 QUICK = {
     "seeds": 1,
-    "coders": {"PLANT": "plant", "linear": "linear"},
+    "coders": {"PLANT": "plant", "LAAT": "", "CAML": ""},
     "train_notes": [30],
     "explained": 4,
     "examples": ["I50.9"],
