@@ -48,7 +48,7 @@ def _bars(axes: Axes, series: Mapping[str, Sequence[float | None]], labels: Sequ
 
 def figure_2(corpus: str, runs: Mapping[str, Sequence[Run]]) -> Table:
     """The macro F1 of each coder in bands of the number of train notes of a code."""
-    columns = {name: f"{name} notes" for name, low, _ in BANDS if low}
+    columns = {name: f"{name} notes" for name, low, high in sorted(BANDS, key=lambda band: band[1:]) if low}
     rows = [Row((coder,), tuple(own), prefix="band.") for coder, own in runs.items()]
 
     def draw(results: Results, figure: Figure) -> None:
@@ -101,15 +101,15 @@ def figure_4(name: str, corpus: str, paper: str, runs: Mapping[tuple[str, int], 
 
     def draw(results: Results, figure: Figure) -> None:
         for axes, metric in zip(figure.subplots(1, 2), columns):
-            for coder in dict.fromkeys(coder for coder, _ in runs):
-                axes.plot(*zip(*(curve(coder, metric, results) or [(np.nan, np.nan)])), "o-", label=coder)
-            for row in rows:
-                if metric in row.paper:
-                    coder = row.names[0].removesuffix(" (paper)")
-                    axes.plot(row.paper["train_notes"], row.paper[metric], "x", color="black")
-                    axes.annotate(f"{coder} (paper)", (row.paper["train_notes"], row.paper[metric]), fontsize=6)
+            for number, coder in enumerate(dict.fromkeys(coder for coder, _ in runs)):
+                color = f"C{number}"
+                axes.plot(*zip(*(curve(coder, metric, results) or [(np.nan, np.nan)])), "o-", color=color, label=coder)
+                papers = [row.paper for row in rows if row.names[0] == coder and metric in row.paper]
+                for numbers in papers:
+                    point = numbers["train_notes"], numbers[metric]
+                    axes.plot(*point, "*", markersize=11, color=color, label=f"{coder} (paper)")
             axes.set(xlabel="train notes", ylabel=columns[metric], xscale="log")
-            axes.legend()
+            axes.legend(fontsize=7)
 
     header, figures = ("coder", "train notes"), [ResultFigure(name, FIGURES["figure-4"], draw)]
     return Table("figure-4", FIGURES["figure-4"], header, columns, rows, corpus, remarks, figures)

@@ -64,7 +64,7 @@ def run(task: Task) -> dict[str, Any]:
     if codes is None:
         counts = train_counts(corpus)
         metrics |= {f"band.{band['train_notes']}": band["macro_f1"] for band in by_frequency(evaluation, counts)}
-        few = {code for code, count in counts.items() if count <= FEW}
+        few = {code for code, count in counts.items() if recipe.labels.min_notes <= count <= FEW}
         part = part_with_codes(corpus, few, folder / "few")
         if {"dev", "test"} <= part.manifest["counts"]["splits"].keys():
             evaluation = measure(bundle, part, "test", folder / "few-report", codes=few, tune=True).evaluation

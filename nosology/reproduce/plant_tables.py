@@ -55,7 +55,7 @@ TABLES = {
 AUC_AND_F1 = {"macro_auc": "macro AUC", "micro_auc": "micro AUC", "macro_f1": "macro F1", "micro_f1": "micro F1"}
 COLUMNS = AUC_AND_F1 | {"p@5": "P@5", "p@8": "P@8", "p@15": "P@15", "caml_macro_f1": "macro F1 of CAML"}
 FEW_COLUMNS = {
-    f"{mean}_{name}": f"{mean} {name}" for name in ("f1", "precision", "recall") for mean in ("macro", "micro")
+    f"{mean}_{name.lower()}": f"{mean} {name}" for name in ("F1", "precision", "recall") for mean in ("macro", "micro")
 }
 SHORT_COLUMNS = {"p@15": "P@15", "micro_f1": "micro F1", "macro_f1": "macro F1", "map": "MAP"} | {
     "few.macro_f1": "few: macro F1"
@@ -231,7 +231,8 @@ class PlantPlan:
             for part in PARTS:
                 yield from randomisation_tests([row for row in rows if row.names[0] == part], ["p@15"], results)
 
-        return Table("8", TABLES["8"], ("part", "PLANT"), SHORT_COLUMNS, rows, source.name, tests)
+        header, columns = ("part", "PLANT"), SHORT_COLUMNS  # parts have different epochs: no row is the best of all
+        return Table("8", TABLES["8"], header, columns, rows, source.name, tests, without_best=tuple(columns))
 
     def explanations(self, source: Source) -> Table:
         """Table 9: how faithful the attention is, and the words with the most attention."""
@@ -244,7 +245,8 @@ class PlantPlan:
                 for coder, by_code in listed.items():
                     yield f"{code}, {coder}: {', '.join(by_code.get(code, [])) or 'no word'}"
 
-        return Table("9", TABLES["9"], ("coder",), EXPLAIN_COLUMNS, rows, source.name, words)
+        columns = EXPLAIN_COLUMNS
+        return Table("9", TABLES["9"], ("coder",), columns, rows, source.name, words, without_best=["sufficiency"])
 
     def fractions(self, source: Source) -> Table:
         """Figure 4: PLANT, the paper's comparator and the other coders with fewer train notes, up to five epochs."""
