@@ -306,6 +306,9 @@ def _paired_rows(rows: Sequence[Row], results: Results) -> Iterator[tuple[Row, R
 
 def write_tables(out: Path, tables: Sequence[Table], results: Results, failed: Mapping[str, str]) -> list[Path]:
     """The Markdown files; writes a Markdown and a CSV file for each table name, with all its corpora."""
+    figures = [figure.name for table in tables for figure in table.figures]
+    if len(set(figures)) < len(figures):
+        raise ValueError(f"each figure must have its own name; got {', '.join(figures)}")
     written = []
     for name in dict.fromkeys(table.name for table in tables):
         chosen = [table for table in tables if table.name == name]

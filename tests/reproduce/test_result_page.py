@@ -96,6 +96,11 @@ def test_page_needs_no_network_and_no_script(small_corpus, tables, results, tmp_
     assert base64.b64decode(encoded) == (tmp_path / "figure-7.png").read_bytes()
 
 
+def test_two_figures_of_one_name_are_refused(tables, results, tmp_path):
+    with pytest.raises(ValueError, match="each figure must have its own name; got figure-7, figure-7"):
+        write_tables(tmp_path, [tables["figure-7"], tables["figure-7"]], results, {})
+
+
 def test_page_keeps_tables_of_earlier_calls_and_names_those_that_have_not_run(small_corpus, tables, results, tmp_path):
     first = written(tmp_path, call(small_corpus), [tables["figure-7"]], results)
     assert "Table 4 Models not run yet" in text_of(first) and not section(first, "table-4")
