@@ -8,9 +8,9 @@ a study that was stopped continues. Run `few` first: the other studies reuse its
 few        PLANT, LAAT and the linear coder on codes with 1 to 5 train notes: macro F1 with its interval
 fractions  P@5 and P@15 of the three with fewer train notes (Saha Roy et al. 2024, figure 4), as a table and a plot, and
            the number of notes with which PLANT reaches the scores of LAAT with all notes
-ablations  PLANT without inattention, words after the 512th (in all stages), gradual unfreezing, static attention or
-           planted attention, with inattention per window and per note, and with the other choice of learning rates
-           (Saha Roy et al. 2024, table 8)
+ablations  PLANT without inattention, words after the 512th (in all stages), decoder state, gradual unfreezing, static
+           attention or planted attention, with inattention per window and per note, and with the other choice of
+           learning rates (Saha Roy et al. 2024, table 8)
 leak       PLANT as in the authors' program, whose language model and mutual information see test notes
 """
 
@@ -52,6 +52,7 @@ ABLATIONS = {
     "56 of each window of 72 words": ["model.inattention_scope=window", "model.inattention=56"],  # as in the paper
     "56 words of the note": ["model.inattention_scope=note", "model.inattention=56"],
     "first 512 words alone": ["model.max_words=512"],
+    "decoder without state": ["model.stateful=false"],  # the last 20 windows of 72 words; as in the paper
     "the paper's rates": ["rates.ranker=0.5", "rates.encoder=0.5", "rates.layer_decay=2.6"],
     "one rate for all": ["rates.ranker=1.0", "rates.encoder=1.0", "rates.layer_decay=1.0"],
     "all parts at once": ["rates.gradual=false"],

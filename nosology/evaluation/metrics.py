@@ -172,15 +172,16 @@ def _interval(value: float, spread: np.ndarray) -> tuple[float | None, float | N
 
 
 def brief(labels: LabelSpace, gold: Sequence[Collection[Code]], scores: Scores) -> dict[str, float]:
-    """MAP, and the micro F1 at the best threshold; 0 if no true code has a score."""
+    """MAP, P@15, and the micro F1 at the best threshold; 0 if no true code has a score."""
     scored = Scored.of(labels, gold, scores)
     cells = CellCounts.of(scored)
     accepted = cells.values > 0
     if not accepted.any():
-        return {"map": 0.0, "micro_f1": 0.0}
+        return {"map": 0.0, "p@15": 0.0, "micro_f1": 0.0}
     f1 = 2 * cells.hits / (cells.accepted + scored.gold.nnz)
-    values = note_values(scored, rank_codes(scored, np.empty(0)))["map"]
-    return {"map": float(np.nanmean(values)), "micro_f1": float(f1[accepted].max())}
+    values = note_values(scored, rank_codes(scored, np.empty(0)))
+    ranking = {name: float(np.nanmean(values[name])) for name in ("map", "p@15")}
+    return ranking | {"micro_f1": float(f1[accepted].max())}
 
 
 # The last band is part of the second: the few-shot codes of the literature.

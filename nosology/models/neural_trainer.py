@@ -194,11 +194,23 @@ def fit_labels(
 
 
 def _validate(model: NeuralModel, dev: TokenizedNotes, net: torch.nn.Module) -> dict[str, float]:
-    """Micro F1 at its best threshold and mean average precision on dev notes, each within its own version."""
+    """The values of `brief` and the loss on dev notes, each within its own version."""
     model.weights_changed()
-    probabilities = model.to_probabilities(model.logits_of(dev.reads))
-    mask_other_versions(probabilities, dev.versions, label_versions(model.labels))
-    return brief(model.labels, dev.codes, probabilities)
+    logits, versions = model.logits_of(dev.reads), label_versions(model.labels)
+    mask_other_versions(logits, dev.versions, versions, EXCLUDED_LOGIT)
+    probabilities = model.to_probabilities(logits)
+    return brief(model.labels, dev.codes, probabilities) | {"dev_loss": mean_loss(logits, dev.gold)}
+
+
+def mean_loss(logits: np.ndarray, gold: sparse.csr_matrix) -> float:
+    """The mean binary cross-entropy of logits (B, L) and gold 0/1 (B, L), without cells of `EXCLUDED_LOGIT`."""
+    total, cells = 0.0, 0
+    for row, note in enumerate(logits):  # note by note: the cells of all notes may be many
+        counted = note > EXCLUDED_LOGIT
+        true = gold.indices[gold.indptr[row] : gold.indptr[row + 1]]
+        total += float(np.logaddexp(0, note[counted], dtype=np.float64).sum() - note[true[counted[true]]].sum())
+        cells += int(counted.sum())
+    return total / max(1, cells)
 
 
 def build_word_tokenizer(

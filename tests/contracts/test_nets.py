@@ -67,8 +67,8 @@ def _dual_laat(_: Path, encoder: str = "gru") -> DualLaat:
     return model
 
 
-def _plant(_: Path, direction: str = "forward") -> Plant:
-    shape = PlantSettings(size=8, hidden=10, layers=2, inattention=3, window=5, direction=direction)
+def _plant(_: Path, **settings: str | bool | int) -> Plant:
+    shape = PlantSettings(size=8, hidden=10, layers=2, inattention=3, window=5, **settings)
     rng = np.random.default_rng(0)
     presence, gold = rng.random((40, len(TOKENIZER.vocabulary))) < 0.4, rng.random((40, len(CODES))) < 0.4
     relevance = Relevance.of(*(sparse.csr_matrix(part.astype(np.int8)) for part in (presence, gold)))
@@ -92,6 +92,7 @@ MODELS: dict[str, Callable[[Path], NeuralModel]] = {
     "dual_laat conv": partial(_dual_laat, encoder="conv"),
     "plant": _plant,
     "plant both": partial(_plant, direction="both"),
+    "plant stateless": partial(_plant, stateful=False, last_windows=2),
     "hmhan": _hmhan,
     "hmhan single": partial(_hmhan, attention="single"),
     "hmhan none": partial(_hmhan, attention="none"),

@@ -268,7 +268,8 @@ def test_brief_equals_evaluate():
     scores, true = rng.random((40, 12)).astype(np.float32), rng.random((40, 12)) < 0.2
     gold = [[LABELS_12.codes[j] for j in np.flatnonzero(row)] for row in true]
     metrics = brief(LABELS_12, gold, scores)
-    assert metrics["map"] == pytest.approx(evaluate(LABELS_12, gold, scores, 0.5)["map"])
+    whole = evaluate(LABELS_12, gold, scores, 0.5)
+    assert {name: metrics[name] for name in ("map", "p@15")} == pytest.approx({n: whole[n] for n in ("map", "p@15")})
     best = max(f1_score(true, scores >= value, average="micro") for value in np.unique(scores[true]))
     assert metrics["micro_f1"] == pytest.approx(best)
 
@@ -279,5 +280,5 @@ def test_brief_map_of_equal_scores():
 
 def test_brief_without_a_scored_true_code_is_0():
     unknown = [[Code("icd9cm", "428.0")]]
-    assert brief(LABELS_12, unknown, np.ones((1, 12))) == {"map": 0.0, "micro_f1": 0.0}
-    assert brief(LABELS_12, [LABELS_12.codes[:1]], np.zeros((1, 12))) == {"map": 0.0, "micro_f1": 0.0}
+    assert brief(LABELS_12, unknown, np.ones((1, 12))) == {"map": 0.0, "p@15": 0.0, "micro_f1": 0.0}
+    assert brief(LABELS_12, [LABELS_12.codes[:1]], np.zeros((1, 12))) == {"map": 0.0, "p@15": 0.0, "micro_f1": 0.0}

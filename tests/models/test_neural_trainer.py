@@ -7,6 +7,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from scipy import sparse
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from nosology.config import load_recipe
 from nosology.core import Code, ConfigError, DataError, Note, OutputError
@@ -208,6 +211,13 @@ def test_codes_with_the_same_description_share_a_target():
         ICD10: [4],
         ICD9 | ICD10: [4],
     }
+
+
+def test_mean_loss_ignores_excluded_cells():
+    logits = np.array([[2.0, -1.0, neural.EXCLUDED_LOGIT], [0.5, 30.0, neural.EXCLUDED_LOGIT]], dtype=np.float32)
+    gold = np.array([[1, 0, 1], [0, 1, 0]])
+    expected = binary_cross_entropy_with_logits(torch.tensor(logits[:, :2]), torch.tensor(gold[:, :2]).float())
+    assert neural.mean_loss(logits, sparse.csr_matrix(gold)) == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_saved_model_is_the_tuned_model(larger, tmp_path, monkeypatch):

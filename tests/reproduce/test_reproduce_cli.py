@@ -146,9 +146,9 @@ SMALLER = {
     "hmhan": ["patients=15", "recipe.hmhan.training.epochs=1"],
     "plant": [
         "patients=15",
-        "fractions=[1.0]",
-        *("recipe.plant.training.epochs=1", "recipe.plant.language.training.epochs=1"),
-        *("recipe.plant.ranker.epochs=1", "recipe.plant.ranker.steps=20"),
+        "train_notes=[50000]",
+        *("recipe.plant.training.epochs=1", "recipe.plant.model.size=16", "recipe.plant.model.hidden=16"),
+        *("recipe.plant.ranker.epochs=1", "recipe.plant.ranker.steps=5"),
     ],
 }
 

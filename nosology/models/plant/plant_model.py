@@ -6,7 +6,7 @@ attention comes from a ranker that has learned to order words by mutual informat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ from nosology.core.label_space import LabelSpace
 from nosology.encoders.tokenizers import SPECIALS, WordTokenizer
 from nosology.encoders.word_encoders import AwdLstm, DropoutRates, locked_dropout
 from nosology.models.neural import LabelNet, NeuralModel
+from nosology.models.plant.cached_note_states import CachedNoteStates
 from nosology.models.plant.plant_settings import PlantSettings, RankerSettings
 from nosology.models.plant.relevance import Relevance
 from nosology.training.data_loader import Batch, token_mask
@@ -38,7 +39,6 @@ _LONG_NOTE = 2048  # tokens; `chunk` is the number of such notes per chunk of th
 _MAX_LABELS = 4096  # whose attention is in memory at once during inference
 _GPU_WINDOW = 16_384  # tokens of all notes per window on a GPU: wider windows are faster
 _MAX_SELECTED = 1 << 26  # notes x labels x tokens that planted attention carries from window to window
-_GPU_MEMORY_SHARE = 0.5  # of the free memory at the first cached state; the rest is for training
 _RELEVANCE = "relevance."
 
 
@@ -147,12 +147,14 @@ class PlantNet(LabelNet):
         assert batch.targets is not None
         tokens = self._reverse(batch.tokens, batch.lengths)
         states = locked_dropout(self._states(tokens, batch), self.encoder.drop.output, self.training)
-        labels = batch.labels
+        mask, labels = batch.mask, batch.labels
+        if not self.settings.stateful:
+            tokens, states, mask = self._last_windows(tokens, states, batch.lengths)
         if labels is not None and torch.equal(labels, torch.arange(len(self.bias))):
             labels = None  # saves an indexing operation
         planted, places = self._planted(tokens, labels)
         chunk = max(1, self.settings.chunk * _LONG_NOTE // tokens.shape[1])
-        return planted_loss(states, batch.mask, places, self._decoder(labels), planted, batch.targets, chunk=chunk)
+        return planted_loss(states, mask, places, self._decoder(labels), planted, batch.targets, chunk=chunk)
 
     def _states(self, tokens: Tensor, batch: Batch) -> Tensor:
         """States (B, T, D) for training. States of a frozen encoder are computed once per note, without dropout."""
@@ -169,6 +171,26 @@ class PlantNet(LabelNet):
         if batch.notes is None:
             return encode(list(range(len(tokens))))
         return self.cache.states(batch.notes, batch.lengths, tokens.shape[1], encode)
+
+    def _first_decoded(self, lengths: Tensor) -> Tensor:
+        """The first token (B,) of each note that the decoder reads: 0, or without state that of its last windows."""
+        if self.settings.stateful:
+            return torch.zeros_like(lengths)
+        windows = (lengths + self.settings.window - 1) // self.settings.window
+        return (windows - self.settings.last_windows).clamp(min=0) * self.settings.window
+
+    def _last_windows(self, tokens: Tensor, states: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens (B, T), states (B, T, D) and mask (B, T) of the windows that a decoder without state reads."""
+        first = self._first_decoded(lengths)
+        width = int((lengths - first).max())
+        places = (first[:, None] + torch.arange(width)).clamp(max=tokens.shape[1] - 1).to(tokens.device)
+        chosen = states.gather(1, places[..., None].expand(-1, -1, states.shape[2]))
+        return tokens.gather(1, places), chosen, token_mask(lengths - first, width, tokens.device)
+
+    def _decoded(self, lengths: Tensor, first: int, width: int, device: torch.device) -> Tensor:
+        """Whether the decoder reads each token (B, width) of a window that starts at token `first`."""
+        before = token_mask(self._first_decoded(lengths) - first, width, device)
+        return token_mask(lengths - first, width, device) & ~before
 
     def logits(self, batch: Batch) -> Tensor:
         """Logits (B, L), computed window by window: memory does not grow with the length of the notes."""
@@ -188,7 +210,7 @@ class PlantNet(LabelNet):
         for first in range(0, tokens.shape[1], window):
             part = tokens[:, first : first + window]
             states, lstm_state = self.encoder(part, lstm_state)
-            inside = token_mask(batch.lengths - first, part.shape[1], part.device)
+            inside = self._decoded(batch.lengths, first, part.shape[1], part.device)
             for number, labels in enumerate(parts):
                 planted, places = self._planted(part, labels)
                 sums[number] = accumulate(states, inside, places, decoders[number], planted, sums[number])
@@ -198,7 +220,7 @@ class PlantNet(LabelNet):
         """The weights (B, L, T) of each label over the tokens: learned, static and planted, normalized to sum 1."""
         tokens = self._reverse(batch.tokens, batch.lengths)
         states, _ = self.encoder(tokens)
-        inside = batch.mask[:, None]
+        inside = self._decoded(batch.lengths, 0, tokens.shape[1], tokens.device)[:, None]
         decoder, (planted, places) = self._decoder(batch.labels), self._planted(tokens, batch.labels)
         scores = torch.einsum("btd,ld->blt", states, decoder.queries).float()
         weights = torch.softmax(scores.masked_fill(~inside, -torch.inf), dim=2).nan_to_num()
@@ -235,48 +257,6 @@ class PlantNet(LabelNet):
         place, end = torch.arange(values.shape[-1], device=values.device), lengths.to(values.device)[:, None]
         places = torch.where(place < end, end - 1 - place, place)
         return values.gather(-1, (places if values.dim() == 2 else places[:, None]).expand_as(values))
-
-
-class CachedNoteStates:
-    """Cached encoder states by note, on the device of the encoder. Notes beyond the memory limit are not cached."""
-
-    def __init__(self, limit_gb: float):
-        self.limit = int(limit_gb * 2**30)
-        self.bytes = 0
-        self._budget = self.limit
-        self._states: dict[int, Tensor] = {}
-
-    def states(self, notes: Tensor, lengths: Tensor, width: int, read: Callable[[list[int]], Tensor]) -> Tensor:
-        """States (B, T, D) of notes (B,), from the cache or, for rows that are not cached, from `read`.
-
-        lengths: (B,), on the CPU; width: T. The values at padding are undefined.
-        """
-        cached = {row: self._states[note] for row, note in enumerate(notes.tolist()) if note in self._states}
-        missing = [row for row in range(len(notes)) if row not in cached]
-        if missing:
-            new = read(missing)
-            for row, state in zip(missing, new):
-                cached[row] = state[: lengths[row]]
-                self._store(int(notes[row]), cached[row])
-            if len(missing) == len(notes):
-                return new
-        states = cached[0].new_zeros(len(notes), width, cached[0].shape[1])
-        for row, state in cached.items():
-            states[row, : len(state)] = state
-        return states
-
-    def clear(self) -> None:
-        """Empties the cache: the encoder is trained now, or the training has ended."""
-        self._states.clear()
-        self.bytes = 0
-
-    def _store(self, note: int, state: Tensor) -> None:
-        if not self.bytes:
-            free = torch.cuda.mem_get_info(state.device)[0] if state.is_cuda else self.limit / _GPU_MEMORY_SHARE
-            self._budget = min(self.limit, int(_GPU_MEMORY_SHARE * free))
-        if note not in self._states and self.bytes + state.nbytes <= self._budget:
-            self._states[note] = state.detach().clone(memory_format=torch.contiguous_format)
-            self.bytes += state.nbytes
 
 
 class PlantNets(LabelNet):

@@ -72,6 +72,7 @@ class RelevanceSettings(Settings):
 
     kind: Literal["mutual_information", "normalised"] = "normalised"  # normalised: divided by the joint entropy
     top: int = Field(1000, ge=1)  # words per code
+    positive: bool = True  # only words that are more frequent with the code; False: all, as the paper's formula
 
 
 class RankerSettings(Settings):
@@ -107,6 +108,8 @@ class PlantSettings(Settings):
     tie_initialization: bool = True  # classifier weights start equal to the queries; False: as in the paper
     literal_zero: bool = False  # other tokens have score 0 before softmax, as the paper writes it
     window: int = Field(72, ge=1)  # tokens per window during inference, and of inattention_scope = "window"
+    stateful: bool = True  # the decoder sums over all windows; False: the encoder reads all, the decoder the last ones
+    last_windows: int = Field(20, ge=1)  # windows of a note that a decoder without state reads; 20 in the authors' code
     direction: Literal["forward", "backward", "both"] = "forward"
     chunk: int = Field(4, ge=1)  # notes of 2,048 tokens per chunk of the loss; changes only memory and speed
     cache_gb: float = Field(4.0, ge=0)  # limit of cached encoder states while the encoder is frozen; the same

@@ -158,7 +158,8 @@ class PlantPipeline:
         settings = self.recipe.relevance
 
         def compute(fingerprint: str) -> dict[str, Tensor]:
-            relevance = Relevance.of(self._presence(), self.notes.gold, settings.kind, settings.top)
+            presence, gold = self._presence(), self.notes.gold
+            relevance = Relevance.of(presence, gold, settings.kind, settings.top, positive=settings.positive)
             return {name: torch.from_numpy(array) for name, array in relevance.arrays().items()}
 
         tensors = self.stages.get_or_compute("relevance", self._relevance_inputs(), compute)

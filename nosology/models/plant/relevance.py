@@ -28,11 +28,18 @@ class Relevance:
         return Relevance(np.zeros(1, np.int64), np.zeros(0, np.uint16), np.zeros(0, np.float32), 0)
 
     @staticmethod
-    def of(words: sparse.csr_matrix, codes: sparse.csr_matrix, kind: Kind = "normalised", top: int = 1000) -> Relevance:
+    def of(
+        words: sparse.csr_matrix,
+        codes: sparse.csr_matrix,
+        kind: Kind = "normalised",
+        top: int = 1000,
+        *,
+        positive: bool = True,
+    ) -> Relevance:
         """The relevance of words for codes, from the notes that have them: 0/1 (B, V) and (B, L).
 
-        Only words that are more frequent with the code than without it count: attention must not point at evidence
-        against a code. Of words with equal scores the one with the smaller id comes first.
+        positive: only words that are more frequent with the code than without it count, because attention must not
+        point at evidence against a code. Of words with equal scores the one with the smaller id comes first.
         """
         if words.shape[0] != codes.shape[0]:
             raise ValueError(f"words and codes must be of the same notes; got {words.shape[0]} and {codes.shape[0]}")
@@ -47,7 +54,8 @@ class Relevance:
         for first in range(0, codes.shape[1], step):
             joint = (of_code[first : first + step].astype(np.int32) @ present).toarray()
             for together, with_code in zip(joint, code_notes[first : first + step]):
-                candidates = np.flatnonzero(together * float(n) > with_code * word_notes)  # int32 would overflow
+                is_positive = together * float(n) > with_code * word_notes  # int32 would overflow
+                candidates = np.flatnonzero(is_positive if positive else word_notes)
                 value = _information(together[candidates], word_notes[candidates], with_code, n, kind)
                 best = np.argsort(-value, kind="stable")[:top]
                 best = best[value[best] > 0]

@@ -168,3 +168,58 @@ def test_training_memory_is_limited_by_the_chunk(monkeypatch, chunk):
     assert largest.size < LABELS * tokens * model.settings.size  # the features of one note would have that size
     assert largest.size == max(2 * chunk * LABELS * tokens, states.numel())
     assert states.grad is not None and model.ranker.labels.grad is not None
+
+
+def stateless(backward: bool = False, **shape) -> PlantNet:
+    return net(backward, window=10, **({"stateful": False, "last_windows": 2} | shape))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("shape", [{}, WINDOW, {"inattention": 0}, {"literal_zero": True}], ids=str)
+def test_decoder_without_state_reads_the_last_windows(backward, shape):
+    """Loss, logits and attention agree, and are those of the last two windows: 17 of 37 tokens, all 20 and 12."""
+    batch = notes([37, 20, 12])
+    batch = replace(batch, targets=(torch.rand(3, LABELS, generator=torch.Generator().manual_seed(0)) < 0.5).float())
+    model, whole = stateless(backward, static=False, **shape), net(backward, window=10, static=False, **shape)
+    with torch.no_grad():
+        logits, weights = model.logits(batch), model._reverse(model.attention(batch), batch.lengths)
+        torch.testing.assert_close(model(batch), binary_cross_entropy_with_logits(logits, batch.targets))
+        states = model.encoder(model._reverse(batch.tokens, batch.lengths))[0]
+        created = 2 * (torch.einsum("blt,btd->bld", weights, states) * model.weights).sum(2) + model.bias
+        with_state = whole.logits(batch)
+    torch.testing.assert_close(created, logits, atol=1e-5, rtol=1e-5)
+    assert not weights[0, :, :20].any() and weights[0, :, 20:37].any(1).all()
+    assert not torch.allclose(logits[0], with_state[0], atol=1e-3)
+    torch.testing.assert_close(logits[1:], with_state[1:], atol=1e-5, rtol=1e-5)
+
+
+def test_encoder_carries_its_state_to_a_decoder_without_state():
+    """A word before the last windows changes the states that the decoder reads."""
+    batch = notes([37])
+    other = batch.tokens.clone()
+    other[0, 0] = 2 if other[0, 0] != 2 else 3
+    with torch.no_grad():
+        logits = [stateless().logits(Batch(tokens, batch.lengths)) for tokens in (batch.tokens, other)]
+    assert not torch.equal(*logits)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_padding_does_not_change_a_decoder_without_state(backward):
+    """The logits of a note are the same next to a longer one, in inference and in the loss."""
+    model, batch = stateless(backward), notes([64, 37, 5])
+    targets = (torch.rand(3, LABELS, generator=torch.Generator().manual_seed(0)) < 0.5).float()
+    with torch.no_grad():
+        together, losses = model.logits(batch), []
+        for row, length in enumerate(batch.lengths.tolist()):
+            alone = Batch(batch.tokens[row : row + 1, :length], batch.lengths[row : row + 1], None, targets[row, None])
+            torch.testing.assert_close(model.logits(alone)[0], together[row], atol=1e-5, rtol=1e-5)
+            losses.append(model(alone))
+        loss = model(replace(batch, targets=targets))
+    torch.testing.assert_close(loss, torch.stack(losses).mean())
+
+
+def test_gradient_of_a_decoder_without_state_reaches_the_words_before_it():
+    model, batch = stateless(), notes([37, 12])
+    model(replace(batch, targets=torch.zeros(2, LABELS))).backward()
+    assert model.encoder.encoder.weight.grad[batch.tokens[0, 0]].any()
+    assert model.queries.grad.any() and model.ranker.labels.grad.any()

@@ -16,7 +16,8 @@ from nosology.encoders.word_encoders import AwdLstm
 from nosology.evaluation.measure import measure
 from nosology.models.bundle import Bundle
 from nosology.models.neural_trainer import Targets, fit_labels
-from nosology.models.plant.plant_model import CachedNoteStates, Plant, PlantNets
+from nosology.models.plant.cached_note_states import CachedNoteStates
+from nosology.models.plant.plant_model import Plant, PlantNets
 from nosology.models.plant.plant_settings import RateSettings
 from nosology.models.plant.plant_trainer import (
     PlantPipeline,

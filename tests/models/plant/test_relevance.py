@@ -27,11 +27,13 @@ def test_equals_scikit_learn_for_positive_pairs(seed):
     x, y = words.toarray(), codes.toarray()
     relevance = Relevance.of(words, codes, "mutual_information").matrix().toarray()
     normal = Relevance.of(words, codes, "normalised").matrix().toarray()
+    every = Relevance.of(words, codes, "mutual_information", positive=False).matrix().toarray()
     for j in range(y.shape[1]):
         for v in range(x.shape[1]):
             together, apart = np.mean(x[:, v] * y[:, j]), x[:, v].mean() * y[:, j].mean()
             wanted = mutual_info_score(x[:, v], y[:, j]) if together > apart + 1e-12 else 0.0
             assert relevance[j, v] == pytest.approx(wanted, rel=1e-6, abs=1e-7)  # kept as float32
+            assert every[j, v] == pytest.approx(mutual_info_score(x[:, v], y[:, j]), rel=1e-6, abs=1e-7)
             joint = np.histogram2d(x[:, v], y[:, j], bins=2)[0] / len(x)
             entropy = -sum(p * np.log(p) for p in joint.ravel() if p > 0)
             assert normal[j, v] == pytest.approx(wanted / entropy if wanted else 0.0, rel=1e-6, abs=1e-7)
