@@ -107,8 +107,8 @@ class Vocabulary:
 class WordTokenizer:
     """Tokenizes a note into its first `limit` words.
 
-    reference_padding: tokenize as the authors' implementation of DualLAAT does: `benchmark`, every note is padded to the
-    limit, and descriptions are split at whitespace only.
+    reference_padding: tokenize as the authors' implementation of DualLAAT does: `benchmark`, every note is padded to
+    the limit, and descriptions are split at whitespace only.
     alphabetic: words without a letter are dropped from notes, as in PLANT (Saha Roy et al. 2024).
     benchmark: notes have the words of `benchmark_words`, as in Edin et al. (2023) and DualLAAT.
     """

@@ -241,8 +241,9 @@ def train_word_vectors(
     """Unit vectors (V, size) of the words of a vocabulary, float32; zeros for padding.
 
     texts: returns a new iterator over the notes at each call. split: returns the words of a note. The first `max_words`
-    words of each note are used; words outside the vocabulary are skipped. A word that does not occur in the notes, and every word if `epochs` = 0, gets a
-    random vector. With one worker, the same seed gives the same vectors; more workers are faster, but not reproducible.
+    words of each note are used; words outside the vocabulary are skipped. A word that does not occur in the notes, and
+    every word if `epochs` = 0, gets a random vector. With one worker, the same seed gives the same vectors; more
+    workers are faster, but not reproducible.
     """
     vectors = random_vectors(len(vocabulary), size, seed)
     if epochs:

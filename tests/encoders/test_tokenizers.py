@@ -13,7 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nosology.encoders.tokenizers import ID_SHIFT, PAD, UNKNOWN, SubwordTokenizer, Vocabulary, WordTokenizer, benchmark_words
+from nosology.encoders.tokenizers import (
+    ID_SHIFT,
+    PAD,
+    UNKNOWN,
+    SubwordTokenizer,
+    Vocabulary,
+    WordTokenizer,
+    benchmark_words,
+)
 from nosology.encoders.transformer import load_pretrained, minilm_folder
 from nosology.text.tokens import lower
 from tests.encoders.tiny import tiny_bert, tiny_roberta

@@ -52,7 +52,7 @@ class PlmIcdSettings(LabelAttentionSettings):
     window: int = Field(128, ge=4)  # tokens, with the two special tokens
     max_tokens: int = Field(4000, ge=1)  # of a note
     lower_case: bool = False  # lower-case the text, also if the tokenizer of the encoder is cased
-    cleaning: Literal["none", "benchmark"] = "none"  # benchmark: a-z and 0-9 without separate numbers (Edin et al. 2023)
+    cleaning: Literal["none", "benchmark"] = "none"  # benchmark (Edin et al. 2023): a-z, 0-9, no separate numbers
     projection: int = Field(0, ge=0)  # 0: the encoder's width
     frozen: bool = False  # whether the encoder is not trained
 
