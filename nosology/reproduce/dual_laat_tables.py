@@ -7,6 +7,7 @@ notes of the measured corpus for each set of codes.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -138,8 +139,9 @@ class StudyTables:
         by_training = dict(zip(trainings, rows))
         for training, row in by_training.items():
             single = by_training.get(training._replace(mixed=False)) if training.mixed else None
-            for metric in metrics if single else ():
-                yield from paired_tests([row, single], metric, results)
+            if single is not None:
+                for metric in metrics:
+                    yield from paired_tests([row, single], metric, results)
 
     def deviations(self, runs: Mapping[str, Sequence[Run]], prefix: str) -> Table:
         """The standard deviations of Table 6."""
@@ -248,10 +250,11 @@ def run(task: Task) -> dict[str, Any]:
         recipe = recipe.model_copy(update={"vectors": vectors})
     notes = corpora
     if task.options["codes"] == "frequent":
-        notes = [with_frequent_codes(corpus, folder / f"{role}-notes") for role, corpus in zip(roles, corpora)]
+        notes = [with_frequent_codes(corpus, folder / "notes" / role) for role, corpus in zip(roles, corpora)]
     started = time.monotonic()
     bundle = train(recipe, notes, folder / "bundle")
     metrics: dict[str, Any] = {"hours": (time.monotonic() - started) / 3600} | _size(bundle.model)
+    shutil.rmtree(folder / "notes", ignore_errors=True)  # also with --keep-bundles: a copy of notes
     undefined = {}
     for role, corpus in zip(roles, corpora):
         for chosen in CODE_SETS:

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from nosology.cli import app
 from nosology.config import checked, load_recipe, override
 from nosology.core import Code, ConfigError, Note
 from nosology.corpora.corpus import write_corpus
@@ -169,7 +171,8 @@ def test_baselines_learn_frequent_codes_only(two, tmp_path):
     result = dual.run(task_of(recipe, two[:1], tmp_path, **options))
     assert list(result["undefined"]) == ["mimic4-icd10.rare"]  # it does not know them
     assert result["metrics"]["mimic4-icd10.frequent.map"] > 0 and "paper_vocabulary" not in result["metrics"]
-    narrowed = with_frequent_codes(two[0], tmp_path / "mimic4-icd10-notes")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle"]  # no copy of notes is left
+    narrowed = with_frequent_codes(two[0], tmp_path / "notes")
     assert Code("icd10cm", "J90") not in {code for note in narrowed.notes(text=False) for code in note.codes}
 
 
@@ -252,6 +255,15 @@ def test_confirmed_counts_name_the_numbers_that_differ(corpora, tmp_path):
     lines = list(table.remarks({table.rows[0].runs[0].key: {"metrics": values}}))
     assert lines[0] == "MIMIC-III ICD-9: 23 of 23 numbers are those of the paper."
     assert lines[2] == "MIMIC-IV ICD-10: 22 of 23 numbers are those of the paper; others: rare codes number."
+
+
+def test_command_counts_the_notes_of_the_simulated_corpora(tmp_path):
+    arguments = ["reproduce", "dual-laat", "5", "--small", "--set", "patients=12", "--out", str(tmp_path / "out")]
+    ended = CliRunner().invoke(app, arguments)
+    assert ended.exit_code == 0, ended.output
+    page = (tmp_path / "out" / "table_5.md").read_text()
+    assert "| of | number | MIMIC-III ICD-9 | MIMIC-IV ICD-9 | MIMIC-IV ICD-10 |" in page
+    assert "[52,712]" in page and "numbers are those of the paper; others: notes number" in page
 
 
 def test_figure_1_shows_the_relative_gains(corpora, tmp_path):
