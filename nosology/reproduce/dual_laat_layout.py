@@ -28,7 +28,7 @@ SIZE_COLUMNS = {
 class Training(NamedTuple):
     """What a run trains: a model, on one corpus or on all, with all codes or only the frequent ones."""
 
-    model: str  # a field of `Models`
+    model: str  # a field of `ModelRecipes`
     mixed: bool = False
     codes: str = "full"
 

@@ -66,7 +66,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-class Models(Settings):
+class ModelRecipes(Settings):
     """The recipe of each model; empty: the model is left out."""
 
     caml: str = "caml-paper"
@@ -80,7 +80,7 @@ class DualLaatStudy(runner.StudySettings):
     """The models, which corpus is MIMIC-III, and the corpora of the word vectors."""
 
     seeds: int = Field(3, ge=1)
-    models: Models = Models()
+    models: ModelRecipes = ModelRecipes()
     mimic3: str = Field("mimic3", min_length=1)  # start of the name of the folder that stands for MIMIC-III
     vectors: Literal["all", "train"] = "all"  # DualLAAT's: from all given corpora, as in the paper, or the trained ones
 
@@ -104,13 +104,13 @@ def tables(study: DualLaatStudy, corpora: Sequence[Corpus], folder: Path, wanted
     given = by_role(corpora, study.mimic3)
     for corpus in given.values():
         check_splits(corpus)
-    study_tables = StudyTables(study, given)
+    study_tables = DualLaatTables(study, given)
     makers = {"3": study_tables.sizes, "5": study_tables.corpora, "figure-1": study_tables.gains}
     return [table for name in wanted for table in (makers[name]() if name in makers else study_tables.scores(name))]
 
 
 @dataclass(frozen=True)
-class StudyTables:
+class DualLaatTables:
     """Makes the tables of a study from the given corpora, by their role."""
 
     study: DualLaatStudy
