@@ -67,6 +67,7 @@ def reproduce(
         line = _command_line(paper, table, corpus, out, small, seeds, settings)
         call = StudyCall(module.TITLE, module.TABLES, line, study.model_dump(mode="json"), corpora, not corpus)
         tables = module.tables(study, corpora, out, [table] if table else list(module.TABLES))
+        tables = [each.with_first_rows(study.rows) for each in tables]
         runs = {key: run for each in tables for key, run in each.runs.items()}
         runner = Runner(out, cache or out / "cache", jobs, keep_bundles)
         try:

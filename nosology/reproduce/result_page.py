@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from importlib.resources import files
 from itertools import groupby
@@ -36,8 +36,8 @@ SIMULATED = (
     "the rows is the same."
 )
 LEGEND = (
-    "A cell has our mean ± standard deviation over the runs, and below it the paper's value and our mean minus it. The "
-    "best of our means in a column is bold. Rows marked “(paper)” have no run of ours."
+    "A cell has our mean ± standard deviation over the runs. Below it are the paper's value, in brackets, and our mean "
+    "minus it. The best of our means in a column is bold. Rows marked “(paper)” have no run of ours."
 )
 
 
@@ -104,7 +104,7 @@ def _section(
     for table in tables:
         if len(tables) > 1 or table.title != call.tables[name] or table.corpus:
             parts.append(f"<h3>{escape(', '.join(filter(None, (table.corpus, table.title))))}</h3>")
-        parts += [_table(table, results), _remarks(table.remarks(results))]
+        parts += [_table(table, results), _remarks(table, results)]
         parts += [_figure(figure, table, out) for figure in table.figures]
     absent = {key: run.title for key, run in runs.items() if key not in results}
     if absent:
@@ -130,48 +130,51 @@ def _table(table: Table, results: Results) -> str:
     for row, cells in zip(table.rows, table.cells(results)):
         done = sum(run.key in results for run in row.runs)
         runs = "" if not row.runs else str(done) if done == len(row.runs) else f"{done} of {len(row.runs)}"
-        names = "".join(f'<th scope="row">{escape(name)}</th>' for name in row.names)
-        shown = "".join(_cell(cell, is_best) for cell, is_best in cells)
+        names = "".join(
+            f'<th scope="row"{" class=long" if len(name) > 24 else ""}>{escape(name)}</th>' for name in row.names
+        )
+        shown = "".join(_cell(replace(cell, runs=done), is_best, bool(row.runs)) for cell, is_best in cells)
         kind = "" if row.runs else ' class="other"'
         lines.append(f'<tr{kind}>{names}<td class="n runs">{runs}</td>{shown}</tr>')
     return f'<div class="scroll" tabindex="0"><table>{"".join(lines)}</tbody></table></div>'
 
 
-def _cell(cell: Cell, is_best: bool) -> str:
+def _cell(cell: Cell, is_best: bool, has_runs: bool) -> str:
     ours = ""
     if cell.mean is not None:
         mean = f"<b>{number(cell.mean)}</b>" if is_best else number(cell.mean)
         extra = " ".join(filter(None, (cell.spread, cell.partly)))
         ours = f'<span class="ours">{mean} <span class="sd">{extra}</span></span>'
-    elif cell.runs:
+    elif has_runs:
         ours = '<span class="ours">–</span>'
     paper = ""
     if cell.paper is not None:
         minus = "" if cell.difference is None else f" <i>{number(cell.difference, sign='+').replace('-', '−')}</i>"
-        paper = f'<span class="paper">paper {paper_number(cell.paper)}{minus}</span>'
+        paper = f'<span class="paper">[{paper_number(cell.paper)}]{minus}</span>'
     return f'<td class="n">{ours}{paper}</td>'
 
 
-def _remarks(remarks: Iterable[str]) -> str:
+def _remarks(table: Table, results: Results) -> str:
     """Remarks as paragraphs; significance tests that follow each other as a table."""
     parts = []
-    for is_test, group in groupby(remarks, lambda remark: isinstance(remark, Comparison)):
+    for is_test, group in groupby(table.remarks(results), lambda remark: isinstance(remark, Comparison)):
         if is_test:
-            rows = [line.parts for line in group if isinstance(line, Comparison)]
-            head = ("difference of", "metric", "mean", "95% interval", "p", "test")
+            lines = [line.parts for line in group if isinstance(line, Comparison)]
+            rows = [(pair, table.columns.get(metric, metric), *others) for pair, metric, *others in lines]
+            head = ("comparison", "metric", "difference", "95% interval", "p", "test")
             columns = [j for j in range(len(head)) if any(row[j] for row in rows)]
             kept = [[row[j].replace("-0.", "−0.") for j in columns] for row in rows]
-            parts.append(f"<h4>Significance</h4>{_plain_table([head[j] for j in columns], kept)}")
+            parts.append(f"<h4>Significance</h4>{_plain_table([head[j] for j in columns], kept, 'plain tests')}")
         else:
             parts += [f'<p class="remark">{escape(line)}</p>' for line in group]
     return "".join(parts)
 
 
-def _plain_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _plain_table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "plain") -> str:
     lines = ["".join(f'<th scope="col">{escape(name)}</th>' for name in head)]
     lines += ["".join(f"<td>{escape(value)}</td>" for value in row) for row in rows]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<div class="scroll" tabindex="0"><table class="plain">{body}</table></div>'
+    return f'<div class="scroll" tabindex="0"><table class="{kind}">{body}</table></div>'
 
 
 def _figure(figure: ResultFigure, table: Table, out: Path) -> str:

@@ -36,9 +36,21 @@ def number(value: float, *, sign: str = "") -> str:
     return f"{value:{sign},.{decimals}f}"
 
 
+class PaperNumber(float):
+    """A number of a paper, printed with the digits that it has there."""
+
+    def __new__(cls, text: str) -> PaperNumber:
+        """The number of a text such as "0.2090"."""
+        value = super().__new__(cls, text)
+        value.text = text
+        return value
+
+    text: str
+
+
 def paper_number(value: float) -> str:
-    """A number of a paper with the digits that it has there, without zeros at the end."""
-    return number(value) if isinstance(value, int) else f"{value:.10g}"
+    """A number of a paper for a table."""
+    return value.text if isinstance(value, PaperNumber) else number(value) if isinstance(value, int) else f"{value:g}"
 
 
 @dataclass(frozen=True)
@@ -143,6 +155,11 @@ class Table:
         """Number, title and corpus: "Table 4. Models, reports"."""
         return f"{label(self.name)}. {self.title}" + (f", {self.corpus}" if self.corpus else "")
 
+    def with_first_rows(self, count: int | None) -> Table:
+        """The table with runs in its first rows only; the others keep the paper's numbers."""
+        with_runs = [row for row in self.rows if row.runs][:count]
+        return replace(self, rows=[row if row in with_runs else replace(row, runs=()) for row in self.rows])
+
     def with_fixed_remarks(self, results: Results) -> Table:
         """The table with its remarks about these results, so that tests are computed once for all outputs."""
         lines = list(self.remarks(results))
@@ -192,7 +209,7 @@ def rows_with_paper_numbers(
         if line.startswith(start):
             row, *values = line.removeprefix(start).split("\t")
             pairs = (value.partition("=") for value in values)
-            numbers[row] = {metric: int(text) if text.isdigit() else float(text) for metric, _, text in pairs}
+            numbers[row] = {metric: int(text) if text.isdigit() else PaperNumber(text) for metric, _, text in pairs}
     ours = [Row(tuple(row.split(" / ")), tuple(runs[row]), numbers.pop(row, {}), prefix) for row in runs]
     return ours + [Row(tuple(f"{row} (paper)".split(" / ")), (), values) for row, values in numbers.items()]
 
@@ -271,7 +288,7 @@ def randomisation_tests(
             else:
                 largest = max(test.p for test in tests if test.p is not None)
                 mean = Difference(fmean(test.value for test in tests), largest)
-                seeds = f"largest of {len(tests)} seeds" if len(tests) > 1 else "1 seed"
+                seeds = f"largest p of {len(tests)} seeds" if len(tests) > 1 else "1 seed"
                 yield Comparison((first, second), metric, mean, "approximate randomisation", seeds)
         for reason, untested in reasons.items():
             yield f"{_minus(first, second)}: {', '.join(untested)} not tested by approximate randomisation: {reason}"

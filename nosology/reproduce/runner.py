@@ -54,6 +54,7 @@ class StudySettings(Settings):
 
     seeds: int = Field(5, ge=1)  # runs per row, each with the next seed
     patients: int = Field(100, ge=1)  # of the simulated hospital
+    rows: int | None = Field(None, ge=1)  # of each table that are run, the first ones; None: all
     recipe: dict[str, dict[str, Any]] = Field(default_factory=dict)  # kind of model -> changes to its recipes
 
     def load(self, name: str, *settings: str) -> Recipe:
