@@ -52,15 +52,16 @@ TESTED = ("micro_f1", "macro_f1", "map")
 PAPER_WORDS = 125_762  # vocabulary of the paper's models
 SMALL: dict[str, Any] = {
     "seeds": 2,
-    "patients": 150,
+    "patients": 100,
     "models": {"caml": "caml", "laat": "laat", "plm_icd": "plm_icd"},
     "recipe": {
         "caml": {"training": {"epochs": 4}, "vectors": {"epochs": 5}},
-        "laat": {"training": {"epochs": 4}, "vectors": {"epochs": 5}},
+        "laat": {"training": {"epochs": 4}, "vectors": {"epochs": 5, "max_words": 300}},
         "plm_icd": {"training": {"epochs": 2}, "model": {"max_tokens": 128}},
         "dual_laat": {
             "training": {"epochs": 4, "batch": 16, "learning_rate": 4e-3, "warmup": 20},
-            "model": {"width": 32, "labels": 512, "tie_initialization": True, "output_bias": "prior"},
+            "vectors": {"max_words": 300},
+            "model": {"width": 32, "heads": 2, "labels": 256, "tie_initialization": True, "output_bias": "prior"},
         },
     },
 }
