@@ -279,9 +279,17 @@ def test_figure_1_shows_the_relative_gains(corpora, tmp_path):
     assert (tmp_path / "figure-1.png").stat().st_size > 5000
 
 
-def test_paper_rows_of_table_6_are_also_in_table_1():
+def test_numbers_of_the_paper_agree_with_each_other():
     one = {row.names[0]: row.paper for row in rows_with_paper_numbers("dual_laat", "1", {}, within="mimic4-icd10 / ")}
     six = {row.names[0]: row.paper for row in rows_with_paper_numbers("dual_laat", "6", {}, within="mimic4-icd10 / ")}
     assert one["PLM-ICD (paper)"] == six["PLM-ICD (paper)"]
     assert one["DualLAAT (paper)"] == six["DualLAAT (+ ICD-9) (paper)"]
     assert one["DualLAAT, CNN (paper)"] == six["DualLAAT, CNN (+ ICD-9) (paper)"]
+    counts = {" ".join(row.names): row.paper for row in dual._paper_rows("5")}
+    for role in ROLES:
+        sizes = [counts[f"{name} codes number"][role] for name in ("frequent", "rare", "all")]
+        assert sizes[0] + sizes[1] == sizes[2]
+    two = {row.names[0]: row.paper for row in rows_with_paper_numbers("dual_laat", "2", {}, within="mimic4-icd10 / ")}
+    figure = [row.paper["f1"] for row in dual._paper_rows("figure-1")]
+    assert figure[:2] == [row["micro_f1"] for row in two.values()]
+    assert figure[2:] == [one[f"DualLAAT{name} (paper)"]["macro_f1"] for name in (" (ICD-10 only)", "")]
