@@ -83,7 +83,8 @@ def statistics(corpus: Corpus) -> dict[str, float]:
         lower, median, upper = np.quantile(per_note, (0.25, 0.5, 0.75))
         values = (median, lower, upper, per_note.mean(), per_note.std())
         result[f"{title} / number"] = len(code_set.codes)
-        result |= {f"{title} / per note, {what}": float(value) for what, value in zip(PER_NOTE, values)}
+        for what, value in zip(PER_NOTE, map(float, values)):
+            result[f"{title} / per note, {what}"] = int(value) if value.is_integer() else value
         if code_set.only_with_code:
             result[f"{title} / notes with one or more"] = len(per_note)
     return result

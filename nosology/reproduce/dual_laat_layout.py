@@ -114,7 +114,7 @@ def confirmed_counts(rows: Sequence[Row], columns: Mapping[str, str], results: R
         both = {name: cell for name, cell in cells.items() if cell.mean is not None and cell.paper is not None}
         others = [name for name, cell in both.items() if not _agrees(cell)]
         if both:
-            which = f"; others: {', '.join(others)}" if others else ""
+            which = f"; not these: {', '.join(others)}" if 0 < len(others) < len(both) else ""
             yield f"{title}: {len(both) - len(others)} of {len(both)} numbers are those of the paper{which}."
 
 

@@ -189,7 +189,8 @@ class DualLaatTables:
             rows.append(replace(row, runs=runs, prefix=f"{MIMIC4_ICD10}.{prefix}"))
         figure = ResultFigure("figure-1", TABLES["figure-1"], partial(layout.draw_gains, rows))
         remarks = partial(layout.relative_gains, rows)
-        return [self.table("figure-1", ("codes", "train notes"), {"f1": "F1"}, rows, MIMIC4_ICD10, remarks, [figure])]
+        header, columns = ("codes", "train notes"), {"f1": "F1"}
+        return [self.table("figure-1", header, columns, rows, MIMIC4_ICD10, remarks, [figure], without_best=columns)]
 
     def table(
         self,

@@ -254,7 +254,7 @@ def test_confirmed_counts_name_the_numbers_that_differ(corpora, tmp_path):
     values = paper | {mean: paper[mean] + 0.04, "rare codes / number.mimic4-icd10": 18142}
     lines = list(table.remarks({table.rows[0].runs[0].key: {"metrics": values}}))
     assert lines[0] == "MIMIC-III ICD-9: 23 of 23 numbers are those of the paper."
-    assert lines[2] == "MIMIC-IV ICD-10: 22 of 23 numbers are those of the paper; others: rare codes number."
+    assert lines[2] == "MIMIC-IV ICD-10: 22 of 23 numbers are those of the paper; not these: rare codes number."
 
 
 def test_command_counts_the_notes_of_the_simulated_corpora(tmp_path):
@@ -263,7 +263,7 @@ def test_command_counts_the_notes_of_the_simulated_corpora(tmp_path):
     assert ended.exit_code == 0, ended.output
     page = (tmp_path / "out" / "table_5.md").read_text()
     assert "| of | number | MIMIC-III ICD-9 | MIMIC-IV ICD-9 | MIMIC-IV ICD-10 |" in page
-    assert "[52,712]" in page and "numbers are those of the paper; others: notes number" in page
+    assert "[52,712]" in page and "MIMIC-III ICD-9: 0 of 23 numbers are those of the paper." in page
 
 
 def test_figure_1_shows_the_relative_gains(corpora, tmp_path):
