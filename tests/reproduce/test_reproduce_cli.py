@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from html import escape, unescape
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -19,6 +23,7 @@ from nosology.corpora.corpus import Corpus
 from nosology.evaluation.measure import measure
 from nosology.models.bundle import Bundle
 from nosology.reproduce import PAPERS
+from nosology.reproduce.result_tables import label
 
 PATIENCE = 240  # seconds, for a busy machine
 
@@ -124,6 +129,47 @@ def test_invalid_input_raises(small_corpus, tmp_path):
 def test_tables_are_listed(paper):
     listed = CliRunner().invoke(app, ["reproduce", paper])
     assert listed.exit_code == 0 and len(listed.stdout.splitlines()) >= 4
+    assert CliRunner().invoke(app, ["reproduce", paper.replace("-", "_")]).stdout == listed.stdout
+
+
+# Less than --small: the fewest notes and steps with which every table has numbers.
+SMALLER = {
+    "federated-heads": ["patients=30", "heads=['mlp']", "recipe.heads.training.epochs=2"],
+    "dual-laat": [
+        "patients=100",  # fewer have no frequent code
+        "models={'DualLAAT, CNN' = 'dual_laat'}",
+        *("recipe.dual_laat.training.epochs=1", "recipe.dual_laat.vectors.epochs=1"),
+    ],
+    "hmhan": ["patients=15", "recipe.hmhan.training.epochs=1"],
+    "plant": [
+        "patients=15",
+        "fractions=[1.0]",
+        *("recipe.plant.training.epochs=1", "recipe.plant.language.training.epochs=1"),
+        *("recipe.plant.ranker.epochs=1", "recipe.plant.ranker.steps=20"),
+    ],
+}
+
+
+@pytest.mark.timeout(900)  # processes that each import torch, on a machine that may be busy
+@pytest.mark.parametrize("paper", PAPERS)
+def test_small_study_fills_every_table_and_runs_once(paper, tmp_path):
+    out = tmp_path / "out"
+    settings = [word for setting in ["rows=1", *SMALLER[paper]] for word in ("--set", setting)]
+    arguments = ["reproduce", paper, "--small", "--seeds", "1", *settings, "--out", str(out)]
+    ended = CliRunner().invoke(app, arguments)
+    assert ended.exit_code == 0, ended.output
+    page = (out / "index.html").read_text(encoding="utf-8")
+    for name, title in import_module(PAPERS[paper]).TABLES.items():
+        heading = f"<h2>{escape(label(name))}. {escape(title)}</h2>"
+        section = page.partition(heading)[2].partition("</section>")[0]
+        assert re.search(r'<span class="ours">(<b>)?[0-9.,]+', section), f"{name} has no number of ours"
+    assert shlex.join(["nosology", *arguments]) in unescape(page)
+
+    results = {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
+    again = CliRunner().invoke(app, arguments)
+    assert again.exit_code == 0 and re.search(r"^(\d+) runs: \1 are done, 0 to do$", again.stdout, re.M), again.output
+    assert {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()} == results
+    assert (out / "index.html").read_text(encoding="utf-8") == page
 
 
 def test_removed_commands_name_the_new_command():

@@ -11,11 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nosology.config import load_recipe
+from nosology.evaluation import paired_t_test
 from nosology.reproduce.result_tables import (
     Cell,
     Row,
     Table,
+    label,
     missing,
+    number,
     paired_tests,
     rows_with_paper_numbers,
     write_tables,
@@ -31,6 +34,25 @@ def test_mean_and_std_equal_numpy(values):
     assert cell.mean == pytest.approx(np.mean(values))
     assert cell.std == pytest.approx(np.std(values, ddof=1), abs=1e-12)
     assert str(cell) == f"{cell.mean:.4f} ± {cell.std:.4f}"
+
+
+def test_counts_are_shown_without_decimals():
+    assert str(Cell((121344, 121344), 2, 121_344)) == "121,344 [121,344]"
+    assert str(Cell((100, 103), 2)) == "101.5 ± 2.1213"
+    assert str(Cell((1.0,), 1)) == "1.0000", "a metric, not a count"
+    assert str(Cell((1234.56, 1234.56), 2)) == "1,234.6 ± 0.0000"
+    assert (number(-3, sign="+"), number(0.25, sign="+"), number(26.125)) == ("-3", "+0.2500", "26.12")
+
+
+def test_numbers_of_the_paper_keep_their_digits():
+    rows = rows_with_paper_numbers("federated_heads", "3", {}, within="icd10 / qwen3-embedding-0.6b / ")
+    paper = next(row.paper for row in rows if row.names == ("DeepMLP (paper)",))
+    assert str(Cell((), 0, paper["macro_precision"])) == "- [0.2090]" and paper["macro_precision"] == 0.209
+
+
+def test_names_of_tables_and_figures():
+    names = {"4": "Table 4", "figure-7": "Figure 7", "figure-2b": "Figure 2b", "leakage": "Table 'leakage'"}
+    assert {name: label(name) for name in names} == names
 
 
 def test_cell_shows_missing_runs_and_the_number_of_the_paper():
@@ -83,3 +105,22 @@ def test_missing_runs_are_counted_and_shown_as_dashes(small_corpus, tmp_path):
     page = (tmp_path / "table_4.md").read_text(encoding="utf-8")
     assert page.count("(1 of 2)") == 2 and "| no attention | - | - |" in page
     assert f"- {runs['HMHAN'][1].key} failed: it was killed" in page
+
+
+def test_paired_tests_pair_runs_of_equal_seeds(small_corpus):
+    recipe = load_recipe("linear")
+    values = {"a": {0: 0.1, 1: 0.5, 2: 0.9, 3: 0.2}, "b": {2: 0.8, 1: 0.3, 0: 0.0, 4: 0.7}}
+    runs = {
+        name: [Run((name,), "m:f", recipe, (small_corpus,), seed) for seed in by_seed]
+        for name, by_seed in values.items()
+    }
+    results = {
+        run.key: {"metrics": {"x.f1": values[name][run.repeat]}} for name, of_row in runs.items() for run in of_row
+    }
+    rows = [Row((name,), tuple(of_row), {}, "x.") for name, of_row in runs.items()]
+    [line] = paired_tests(rows, "f1", results)
+    expected = paired_t_test([0.1, 0.5, 0.9], [0.0, 0.3, 0.8])
+    assert line.startswith(f"a minus b: f1 {expected.value:+.4f} (95% {expected.low:+.4f} to {expected.high:+.4f})")
+    assert line.endswith(f"paired t-test p {expected.p:.4f}, 3 seeds")
+    del results[runs["a"][0].key], results[runs["a"][1].key]
+    assert list(paired_tests(rows, "f1", results)) == [], "one seed is left"

@@ -95,6 +95,25 @@ def test_damaged_results_are_run_again(small_corpus, tmp_path, monkeypatch):
     assert json.loads(path.read_text())["seconds"] == 1.0
 
 
+def test_predictions_belong_to_their_run(small_corpus, tmp_path, monkeypatch):
+    runner = fake_runner(tmp_path, monkeypatch)
+    [well], [kill] = (some_runs(small_corpus, end, repeats=1) for end in ("well", "kill"))
+    folder = tmp_path / "out" / "runs"
+    folder.mkdir(parents=True)
+    stale = [folder / f"{run.key}{name}.safetensors" for run in (well, kill) for name in ("", ".few")]
+    other = folder / "another.safetensors"
+    for path in (*stale, other):
+        path.touch()
+    assert list(runner.work([well, kill])) == [kill.key]
+    assert not any(path.exists() for path in stale) and other.exists()
+
+    entry = {"few": {"file": f"{well.key}.few.safetensors", "sha256": "x"}}
+    (folder / f"{well.key}.json").write_text(json.dumps({"metrics": {}, "seconds": 1.0, "predictions": entry}))
+    stale[1].touch()
+    assert list(runner.work([well])) == [] and stale[1].exists(), "a finished run keeps its predictions"
+    assert runner.results([well])[well.key]["predictions"]["few"]["file"] == str(stale[1])
+
+
 def test_first_run_of_a_cache_group_runs_alone(small_corpus, tmp_path, monkeypatch):
     runner = fake_runner(tmp_path, monkeypatch, jobs=3)
     recipe, options = load_recipe("linear"), {"end": "well", "seconds": 0.3}
