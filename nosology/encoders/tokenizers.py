@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nosology.text.cleaning import BENCHMARK, clean
 from nosology.text.report_text import clean_report
 from nosology.text.tokens import lower, tokenize, words_of
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 PAD, UNKNOWN = 0, 1  # ids of padding and of words outside the vocabulary
 SPECIALS = 2
 ID_SHIFT = 1  # subword p of the transformer has the id p + ID_SHIFT, so that 0 is padding for every tokenizer
-_REFERENCE_WORD = re.compile(r"[a-z0-9]+")
+_BENCHMARK_WORD = re.compile(r"[a-z0-9]+")
 _DIGIT_OR_REST = re.compile(r"\d|[^\d]+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -65,15 +66,16 @@ class Vocabulary:
         extra_words: Iterable[str] = (),
         max_words: int | None = None,
         alphabetic: bool = False,
+        split: Callable[[str], list[str]] = words_of,
     ) -> Vocabulary:
         """The vocabulary of words that occur in at least `min_notes` texts, plus `extra_words`.
 
         Words are sorted by the number of texts that contain them. The texts are streamed; none is stored. alphabetic:
-        without words that have no letter.
+        without words that have no letter. split: returns the words of a text.
         """
         counts: Counter[str] = Counter()
         for text in texts:
-            counts.update(set(words_of(text)))
+            counts.update(set(split(text)))
         words = {word for word, count in counts.items() if count >= min_notes and (not alphabetic or _has_letter(word))}
         words |= set(extra_words)
         return cls(sorted(words, key=lambda word: (-counts[word], word))[:max_words])
@@ -105,23 +107,26 @@ class Vocabulary:
 class WordTokenizer:
     """Tokenizes a note into its first `limit` words.
 
-    reference_padding: tokenize as the authors' implementation of DualLAAT does. Words consist of a-z and 0-9; separate
-    numbers are dropped except at the very ends of a text; every note is padded to the limit; descriptions are split at
-    whitespace only.
+    reference_padding: tokenize as the authors' implementation of DualLAAT does: `benchmark`, every note is padded to
+    the limit, and descriptions are split at whitespace only.
     alphabetic: words without a letter are dropped from notes, as in PLANT (Saha Roy et al. 2024).
+    benchmark: notes have the words of `benchmark_words`, as in Edin et al. (2023) and DualLAAT.
     """
 
     vocabulary: Vocabulary
     limit: int
     reference_padding: bool = False
     alphabetic: bool = False
+    benchmark: bool = False
 
     kind = "words"
 
     def tokenize(self, text: str) -> Encoding:
         """The words of a note (T,); empty (also without padding) if the text contains no word."""
         if self.reference_padding:
-            return self._tokenize_as_reference(text)
+            return self._padded(self._benchmark(text), len(text))
+        if self.benchmark:
+            return self._benchmark(text)
         if not self.alphabetic:
             return self.vocabulary.tokenize(text, self.limit)
         words = tokenize(text)
@@ -142,26 +147,28 @@ class WordTokenizer:
         """
         return [word] if word in self.vocabulary or word.isalpha() else _DIGIT_OR_REST.findall(word)
 
-    def _tokenize_as_reference(self, text: str) -> Encoding:
-        words = list(islice(_reference_words(lower(text)), self.limit))
-        if not words:
-            return Encoding(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
-        ids = np.full(self.limit, PAD, dtype=np.int32)
-        starts, ends = np.full((2, self.limit), len(text), dtype=np.int64)  # padding has an empty span at the end
-        ids[: len(words)] = self.vocabulary.ids([match[0] for match in words])
-        starts[: len(words)] = [match.start() for match in words]
-        ends[: len(words)] = [match.end() for match in words]
+    def _benchmark(self, text: str) -> Encoding:
+        words = list(islice(_benchmark_matches(lower(text)), self.limit))
+        ids = self.vocabulary.ids([match[0] for match in words])
+        starts, ends = (np.array([getattr(match, side)() for match in words], np.int64) for side in ("start", "end"))
+        return Encoding(ids, starts, ends)
+
+    def _padded(self, words: Encoding, end: int) -> Encoding:
+        """The words, padded to the limit; padding has an empty span at the end of the text. Without words, empty."""
+        missing = self.limit - len(words) if len(words) else 0
+        ids = np.pad(words.ids, (0, missing), constant_values=PAD)
+        starts, ends = (np.pad(side, (0, missing), constant_values=end) for side in (words.starts, words.ends))
         return Encoding(ids, starts, ends)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON description. The key `literal` (reference_padding) is part of the bundle format."""
         words = list(self.vocabulary.words)
-        settings = {"literal": self.reference_padding, "alphabetic": self.alphabetic}
+        settings = {"literal": self.reference_padding, "alphabetic": self.alphabetic, "benchmark": self.benchmark}
         return {"kind": self.kind, "limit": self.limit, **settings, "words": words}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> WordTokenizer:
-        flags = (value.get(name, False) for name in ("literal", "alphabetic"))
+        flags = (value.get(name, False) for name in ("literal", "alphabetic", "benchmark"))
         return cls(Vocabulary(value["words"]), value["limit"], *flags)
 
 
@@ -169,10 +176,18 @@ def _has_letter(word: str) -> bool:
     return any(map(str.isalpha, word))
 
 
-def _reference_words(text: str) -> Iterator[re.Match[str]]:
-    """The words of a lower-case text, as in the authors' implementation of DualLAAT."""
-    for match in _REFERENCE_WORD.finditer(text):
-        # Their regular expression removes a number only between two blanks, so not at the ends of the text.
+def benchmark_words(text: str) -> list[str]:
+    """The words of a note after the cleaning of Edin et al. (2023) and DualLAAT (Liu and Nguyen 2026).
+
+    They consist of a-z and 0-9. Separate numbers are dropped, except at the very ends of the text.
+    """
+    return [match[0] for match in _benchmark_matches(lower(text))]
+
+
+def _benchmark_matches(text: str) -> Iterator[re.Match[str]]:
+    """The words of a lower-case text."""
+    for match in _BENCHMARK_WORD.finditer(text):
+        # The authors' regular expression removes a number only between two blanks, so not at the ends of the text.
         if not match[0].isdigit() or match.start() == 0 or match.end() == len(text):
             yield match
 
@@ -184,11 +199,21 @@ class SubwordTokenizer:
     tokenizer_json: str  # serialized by the library tokenizers
     limit: int
     lower_case: bool = False  # lower the text first, also for a cased tokenizer
+    benchmark: bool = False  # clean the text first, as Edin et al. (2023): a-z and 0-9, no separate numbers
 
     kind = "pieces"
 
     def tokenize(self, text: str) -> Encoding:
         """The subwords of a note (T,), without special tokens."""
+        if not self.benchmark:
+            return self._subwords(text)
+        view = clean(text, BENCHMARK)
+        tokenized = self._subwords(view.text)
+        if not len(tokenized):
+            return tokenized
+        return Encoding(tokenized.ids, view.starts[tokenized.starts], view.ends[tokenized.ends - 1])
+
+    def _subwords(self, text: str) -> Encoding:
         text = replace_surrogates(lower(text) if self.lower_case else text)
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         ids = np.array(encoding.ids[: self.limit], dtype=np.int32) + np.int32(ID_SHIFT)
@@ -205,11 +230,13 @@ class SubwordTokenizer:
 
     def to_json(self) -> dict[str, Any]:
         tokenizer = json.loads(self.tokenizer_json)
-        return {"kind": self.kind, "limit": self.limit, "lower_case": self.lower_case, "tokenizer": tokenizer}
+        settings = {"lower_case": self.lower_case, "benchmark": self.benchmark}
+        return {"kind": self.kind, "limit": self.limit, **settings, "tokenizer": tokenizer}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> SubwordTokenizer:
-        return cls(json.dumps(value["tokenizer"], ensure_ascii=False), value["limit"], value["lower_case"])
+        flags = (value.get(name, False) for name in ("lower_case", "benchmark"))
+        return cls(json.dumps(value["tokenizer"], ensure_ascii=False), value["limit"], *flags)
 
 
 def _word_offsets(text: str, offsets: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:

@@ -236,16 +236,18 @@ def train_word_vectors(
     max_words: int = 4000,
     seed: int = 0,
     workers: int = 1,
+    split: Callable[[str], list[str]] = words_of,
 ) -> np.ndarray:
     """Unit vectors (V, size) of the words of a vocabulary, float32; zeros for padding.
 
-    texts: returns a new iterator over the notes at each call. The first `max_words` words of each note are used; words
-    outside the vocabulary are skipped. A word that does not occur in the notes, and every word if `epochs` = 0, gets a
-    random vector. With one worker, the same seed gives the same vectors; more workers are faster, but not reproducible.
+    texts: returns a new iterator over the notes at each call. split: returns the words of a note. The first `max_words`
+    words of each note are used; words outside the vocabulary are skipped. A word that does not occur in the notes, and
+    every word if `epochs` = 0, gets a random vector. With one worker, the same seed gives the same vectors; more
+    workers are faster, but not reproducible.
     """
     vectors = random_vectors(len(vocabulary), size, seed)
     if epochs:
-        for word, vector in _word2vec(_Sentences(texts, vocabulary, max_words), size, epochs, seed, workers):
+        for word, vector in _word2vec(_Sentences(texts, vocabulary, max_words, split), size, epochs, seed, workers):
             length = np.linalg.norm(vector)
             if length > 0:
                 vectors[vocabulary.ids([word])[0]] = vector / length
@@ -263,12 +265,18 @@ def random_vectors(n: int, size: int, seed: int) -> np.ndarray:
 class _Sentences:
     """The known words of each note; iterable as often as word2vec needs."""
 
-    def __init__(self, texts: Callable[[], Iterable[str]], vocabulary: Vocabulary, max_words: int):
-        self.texts, self.vocabulary, self.max_words = texts, vocabulary, max_words
+    def __init__(
+        self,
+        texts: Callable[[], Iterable[str]],
+        vocabulary: Vocabulary,
+        max_words: int,
+        split: Callable[[str], list[str]],
+    ):
+        self.texts, self.vocabulary, self.max_words, self.split = texts, vocabulary, max_words, split
 
     def __iter__(self) -> Iterator[list[str]]:
         for text in self.texts():
-            known = [word for word in words_of(text)[: self.max_words] if word in self.vocabulary]
+            known = [word for word in self.split(text)[: self.max_words] if word in self.vocabulary]
             for start in range(0, len(known), _MAX_SENTENCE):
                 yield known[start : start + _MAX_SENTENCE]
 

@@ -45,14 +45,14 @@ def measure(
     bundle: Bundle,
     corpus: Corpus,
     split: str,
-    out: str | Path,
+    out: str | Path | None,
     *,
     systems: Collection[str] = (),
     codes: str | Collection[Code] | None = None,
     tune: bool = False,
     seed: int = 0,
 ) -> Measured:
-    """The scores of a bundle on a split ("all": every note) of a corpus; writes the report to `out`.
+    """The scores of a bundle on a split ("all": every note) of a corpus; writes the report to `out` unless it is None.
 
     systems: count only their codes; by default the systems of the notes of the split. A note is compared only with
     codes of the ICD versions that it is coded in. codes: count only the codes of a set (see SETS) or these codes; a
@@ -60,7 +60,8 @@ def measure(
     notes of the corpus with the same codes.
     """
     _check_arguments(split, systems)
-    check_report_folder(out)
+    if out is not None:
+        check_report_folder(out)
     gold = [note.codes for note in corpus.notes(_split(split), text=False)]
     if not gold:
         existing = corpus.manifest["counts"]["splits"]
@@ -97,8 +98,9 @@ def measure(
         "threshold": "tuned on the dev notes of this corpus with the same codes" if tune else "of the bundle",
         "cautions": "; ".join(cautions) or "none",
     }
-    counts = dict(zip(bundle.model.labels.codes, bundle.model.train_counts.tolist()))
-    write_report(out, evaluation, train_counts=counts, provenance=provenance | _bundle_provenance(bundle))
+    if out is not None:
+        counts = dict(zip(bundle.model.labels.codes, bundle.model.train_counts.tolist()))
+        write_report(out, evaluation, train_counts=counts, provenance=provenance | _bundle_provenance(bundle))
     return Measured(evaluation, cautions)
 
 

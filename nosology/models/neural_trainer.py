@@ -18,7 +18,8 @@ from nosology.codes.lookup import label_description
 from nosology.core import Code, DataError
 from nosology.core.label_space import ICD9, ICD10, LabelSpace, label_versions, mask_other_versions, note_versions
 from nosology.core.progress import progress
-from nosology.encoders.tokenizers import Encoding, Vocabulary, WordTokenizer
+from nosology.corpora.corpus import Corpus
+from nosology.encoders.tokenizers import Encoding, Vocabulary, WordTokenizer, benchmark_words
 from nosology.encoders.word_encoders import train_word_vectors
 from nosology.evaluation import brief
 from nosology.models.neural import NeuralModel, Tokenizer
@@ -216,24 +217,32 @@ def mean_loss(logits: np.ndarray, gold: sparse.csr_matrix) -> float:
 def build_word_tokenizer(
     recipe: WordRecipe, labels: LabelSpace, examples: Examples, extra_words: Iterable[str] = ()
 ) -> tuple[WordTokenizer, torch.Tensor]:
-    """The tokenizer of word models and their initial word vectors (V, E), both from the examples.
+    """The tokenizer of word models and their initial word vectors (V, E), from the examples and `vectors.corpora`.
 
     The words of the labels' descriptions and `extra_words` are in the vocabulary even if no note has them.
     """
     settings = recipe.vectors.resolved(len(examples))
+    benchmark = settings.cleaning == "benchmark"
+    split = benchmark_words if benchmark else words_of
+    more = Examples(map(Corpus.open, settings.corpora), lambda note: note.split == "train")
+
+    def texts(title: str) -> Iterable[str]:
+        return progress(chain(examples.texts(), more.texts()), title, total=len(examples) + len(more))
+
     described = chain.from_iterable(words_of(label_description(code)) for code in labels.codes)
-    texts = progress(examples.texts(), "counting words", total=len(examples))
-    vocabulary = Vocabulary.build(texts, settings.min_notes, extra_words=chain(described, extra_words))
+    extra_words = chain(described, extra_words)
+    vocabulary = Vocabulary.build(texts("counting words"), settings.min_notes, extra_words, split=split)
     vectors = train_word_vectors(
-        lambda: progress(examples.texts(), "word vectors", total=len(examples)),
+        lambda: texts("word vectors"),
         vocabulary,
         size=settings.size,
         epochs=settings.epochs or 0,
         max_words=settings.max_words,
         seed=recipe.seed,
         workers=settings.workers,
+        split=split,
     )
-    return WordTokenizer(vocabulary, settings.max_words), torch.from_numpy(vectors)
+    return WordTokenizer(vocabulary, settings.max_words, benchmark=benchmark), torch.from_numpy(vectors)
 
 
 def label_rates(labels: LabelSpace, examples: Examples) -> torch.Tensor:

@@ -57,6 +57,9 @@ class WordVectorSettings(Settings):
     min_notes: int = Field(3, ge=1)  # a word in fewer train notes is unknown
     epochs: int | None = Field(None, ge=0)  # of word2vec; 0: random vectors; not set: by the number of notes
     max_words: int = Field(4000, ge=1)  # longer notes are truncated
+    # benchmark, as Edin et al. (2023) and DualLAAT: words of a-z and 0-9 without separate numbers
+    cleaning: Literal["none", "benchmark"] = "none"
+    corpora: list[str] = Field(default_factory=list)  # folders whose train notes are read too, for words and vectors
     workers: int = Field(1, ge=1)  # of word2vec; runs with more than one are not reproducible
 
     def resolved(self, notes: int) -> WordVectorSettings:

@@ -6,13 +6,22 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nosology.encoders.tokenizers import ID_SHIFT, PAD, UNKNOWN, SubwordTokenizer, Vocabulary, WordTokenizer
+from nosology.encoders.tokenizers import (
+    ID_SHIFT,
+    PAD,
+    UNKNOWN,
+    SubwordTokenizer,
+    Vocabulary,
+    WordTokenizer,
+    benchmark_words,
+)
 from nosology.encoders.transformer import load_pretrained, minilm_folder
 from nosology.text.tokens import lower
 from tests.encoders.tiny import tiny_bert, tiny_roberta
@@ -76,9 +85,9 @@ def test_alphabetic_tokenizer_drops_words_without_a_letter():
     assert not len(WordTokenizer(vocabulary, 3, alphabetic=True).tokenize("120 80"))
 
 
-@given(st.lists(st.text(max_size=30), max_size=5), st.text(max_size=30), st.booleans(), st.booleans())
-def test_word_tokenizer_round_trips_through_json(texts, text, literal, alphabetic):
-    tokenizer = WordTokenizer(Vocabulary.build(texts, min_notes=1), 5, literal, alphabetic)
+@given(st.lists(st.text(max_size=30), max_size=5), st.text(max_size=30), *[st.booleans()] * 3)
+def test_word_tokenizer_round_trips_through_json(texts, text, literal, alphabetic, benchmark):
+    tokenizer = WordTokenizer(Vocabulary.build(texts, min_notes=1), 5, literal, alphabetic, benchmark)
     again = WordTokenizer.from_json(json.loads(json.dumps(tokenizer.to_json())))
     assert again == tokenizer
     assert again.tokenize(text).ids.tolist() == tokenizer.tokenize(text).ids.tolist()
@@ -96,6 +105,20 @@ def test_reference_padding_equals_the_authors_preparation(text):
     assert (tokenized.ids[len(words) :] == PAD).all()
     assert [text[a:b].lower() for a, b in zip(tokenized.starts, tokenized.ends)][: len(words)] == words
     assert (tokenized.starts[len(words) :] == tokenized.ends[len(words) :]).all()
+    assert benchmark_words(text) == words
+    cleaned = WordTokenizer(vocabulary, 60, benchmark=True).tokenize(text)
+    assert cleaned.ids.tolist() == vocabulary.ids(words).tolist()
+    assert [text[a:b].lower() for a, b in zip(cleaned.starts, cleaned.ends)] == words
+
+
+def test_benchmark_cleaning_applies_to_notes_and_not_to_descriptions():
+    text = "Type 2 diabetes; HbA1c 7.2 today"
+    vocabulary = Vocabulary.build([text], min_notes=1, split=benchmark_words, extra_words=["2"])
+    assert set(vocabulary.words) == {"type", "diabetes", "hba1c", "today", "2"}
+    tokenizer = WordTokenizer(vocabulary, 3, benchmark=True)
+    encoding = tokenizer.tokenize(text)
+    assert [text[a:b] for a, b in zip(encoding.starts, encoding.ends)] == ["Type", "diabetes", "HbA1c"]
+    assert tokenizer.description_ids("Type 2 diabetes").tolist() == vocabulary.ids(["type", "2", "diabetes"]).tolist()
 
 
 def test_description_ids_keep_numbers():
@@ -224,3 +247,14 @@ def test_subword_tokenizer_round_trips_through_json(tokenizers):
             == tokenizer.tokenize("heart failure, type 2").ids.tolist()
         )
         assert again.limit == tokenizer.limit
+
+
+def test_benchmark_cleaning_of_subwords_keeps_offsets(tokenizers):
+    cleaned = replace(tokenizers["bert"], benchmark=True)
+    text = "Heart -- Failure 2019,\n PAIN."
+    tokenized = cleaned.tokenize(text)
+    assert tokenized.ids.tolist() == tokenizers["bert"].tokenize("heart failure pain").ids.tolist()
+    words = dict.fromkeys(text[start:end] for start, end in zip(tokenized.starts, tokenized.ends))
+    assert list(words) == ["Heart", "Failure", "PAIN"]
+    assert not len(cleaned.tokenize(" 12 .."))
+    assert SubwordTokenizer.from_json(json.loads(json.dumps(cleaned.to_json()))).benchmark

@@ -162,6 +162,32 @@ def test_vocabulary_comes_from_train_notes_only(small_corpus, tmp_path):
     np.testing.assert_array_equal(results[0][1], results[1][1])
 
 
+def test_vectors_are_also_trained_on_the_train_notes_of_other_corpora(small_corpus, tmp_path):
+    notes = [
+        replace(note, text=("zebrafish " if note.split == "train" else "quokka ") * 9 + "walked 12 miles")
+        for note in small_notes(40)
+    ]
+    other = write_corpus(notes, tmp_path / "corpus", source={}, filters=[], counts={})
+    settings = [f"vectors.corpora=['{other.folder}']", "vectors.cleaning=benchmark"]
+    examples = Examples([small_corpus], lambda note: note.split == "train")
+    alone, both = (
+        neural.build_word_tokenizer(recipe("caml", *more), LabelSpace(PHRASES), examples) for more in ([], settings)
+    )
+    assert set(both[0].vocabulary.words) - set(alone[0].vocabulary.words) == {"zebrafish", "walked", "miles"}
+    assert both[0].benchmark and not alone[0].benchmark
+    assert both[1].shape == (len(both[0].vocabulary), 32)
+
+
+@pytest.mark.parametrize("kind, value", [("dual_laat", "default"), ("caml", "zero")])
+def test_output_bias_starts_at_the_prior_or_as_in_the_paper(kind, value, small_corpus, monkeypatch):
+    prior = captured(monkeypatch, small_corpus, kind).net
+    paper = captured(monkeypatch, small_corpus, kind, f"model.output_bias={value}").net
+    parameters = zip(prior.named_parameters(), paper.parameters())
+    [name] = [name for (name, before), after in parameters if not bool((before == after).all())]
+    assert name.endswith("bias")
+    assert prior.get_parameter(name).mean() < -0.5 < paper.get_parameter(name).mean()
+
+
 def captured(monkeypatch, small_corpus, kind: str, *more: str) -> SimpleNamespace:
     """What the loop is called with."""
     calls = []

@@ -113,10 +113,10 @@ def test_invalid_input_raises(small_corpus, tmp_path):
     corpus, out = ["--corpus", str(small_corpus.folder)], ["--out", str(tmp_path / "out")]
     for arguments, sentence in (
         (["grid"], "PAPER must be one of federated-heads, dual-laat, hmhan, plant; got 'grid'"),
-        (["dual_laat", "3"], "TABLE of dual-laat must be one of 1, 2, 4; got '3'"),
+        (["dual_laat", "7"], "TABLE of dual-laat must be one of 1, 2, 3, 4, 5, 6, figure-1; got '7'"),
         (["dual_laat", "1", *out], "--out and --corpus must be given; with --small, a simulated hospital replaces the"),
         (["dual_laat", "1", "--small"], "--out and --corpus must be given"),
-        (["dual_laat", "1", *corpus, *out], "--corpus must name the ICD-10 corpus and then one ICD-9 corpus or more"),
+        (["dual_laat", "1", *corpus, *out], "a corpus must be coded in one ICD version; got"),
         (["dual_laat", "1", *corpus, *corpus, *out], "each corpus must be given once"),
         (
             ["federated_heads", "--small", *out, "--set", "sites.hospitals=3"],

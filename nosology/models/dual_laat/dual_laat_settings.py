@@ -26,6 +26,7 @@ class DualLaatSettings(Settings):
     labels: int = Field(0, ge=0)  # codes per batch: gold codes and sampled negatives; 0: by the number of notes
     chunk: int = Field(8, ge=1)  # notes whose attention is in memory at once; changes only memory and speed
     tie_initialization: bool = False  # both encoders start with equal weights; better with few notes
+    output_bias: Literal["prior", "default"] = "prior"  # initial: the mean rate of codes, or torch's (the paper)
     reference_padding: bool = False  # as the authors' program: padding takes part
 
     def resolved(self, notes: int) -> DualLaatSettings:

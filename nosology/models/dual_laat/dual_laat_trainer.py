@@ -51,9 +51,10 @@ class DualLaatTrainer(NeuralTrainer[DualLaatRecipe, DualLaat]):
         texts, of_label = np.unique(_description_ids(model), axis=0, return_inverse=True)
         net.descriptions = torch.from_numpy(texts)
         targets = Targets.of(labels, of_label.ravel(), settings.labels)
-        positives = labels.encode(examples.codes).nnz / max(1, len(examples))
-        competing = min(settings.labels, max(map(len, targets.pools.values())))
-        net.initialize_bias(min(max(positives / competing, 1e-6), 0.5))
+        if settings.output_bias == "prior":
+            positives = labels.encode(examples.codes).nnz / max(1, len(examples))
+            competing = min(settings.labels, max(map(len, targets.pools.values())))
+            net.initialize_bias(min(max(positives / competing, 1e-6), 0.5))
         return model, targets
 
 

@@ -19,6 +19,7 @@ class LabelAttentionSettings(Settings):
 
     dropout: float = Field(0.2, ge=0, lt=1)  # of word vectors, or of the states of a transformer
     tie_initialization: bool = True  # attention and classifier weights start equal; False: as in the papers
+    output_bias: Literal["prior", "zero"] = "prior"  # initial: the code's frequency, or 0
 
 
 class CamlSettings(LabelAttentionSettings):
@@ -51,6 +52,7 @@ class PlmIcdSettings(LabelAttentionSettings):
     window: int = Field(128, ge=4)  # tokens, with the two special tokens
     max_tokens: int = Field(4000, ge=1)  # of a note
     lower_case: bool = False  # lower-case the text, also if the tokenizer of the encoder is cased
+    cleaning: Literal["none", "benchmark"] = "none"  # benchmark (Edin et al. 2023): a-z, 0-9, no separate numbers
     projection: int = Field(0, ge=0)  # 0: the encoder's width
     frozen: bool = False  # whether the encoder is not trained
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -22,7 +24,7 @@ class LaatTrainer(NeuralTrainer[CamlRecipe | LaatRecipe, Caml]):
         tokenizer, vectors = build_word_tokenizer(recipe, labels, examples)
         settings = recipe.model.resolved(len(examples))
         torch.manual_seed(recipe.seed)
-        rates = label_rates(labels, examples)
+        rates = label_rates(labels, examples) if settings.output_bias == "prior" else None
         net = WordEncoderNet(settings, len(tokenizer.vocabulary), recipe.vectors.size, len(labels), vectors, rates)
         model = Caml if recipe.kind == "caml" else Laat
         return model(labels, np.zeros(len(labels), np.int64), tokenizer, net, settings), Targets.of(labels)
@@ -40,5 +42,7 @@ class PlmIcdTrainer(NeuralTrainer[PlmIcdRecipe, PlmIcd]):
         )
         if settings.frozen:
             encoder.cache_states()  # they are the same in each epoch
-        net = PlmIcdNet(settings, encoder, len(labels), label_rates(labels, examples))
+        tokenizer = replace(tokenizer, benchmark=settings.cleaning == "benchmark")
+        rates = label_rates(labels, examples) if settings.output_bias == "prior" else None
+        net = PlmIcdNet(settings, encoder, len(labels), rates)
         return PlmIcd(labels, np.zeros(len(labels), np.int64), tokenizer, net, settings), Targets.of(labels)
