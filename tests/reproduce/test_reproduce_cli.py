@@ -31,7 +31,8 @@ PATIENCE = 240  # seconds, for a busy machine
 def command(corpus: Path, folder: Path, *more: str) -> list[str]:
     """One head of the small study: four runs that train nothing, then central, federated and one random split."""
     start = [sys.executable, "-m", "nosology", "reproduce", "federated-heads", "--small", "--corpus", str(corpus)]
-    return [*start, "--out", str(folder / "out"), "--seeds", "1", "--set", "heads=['mlp']", *more]
+    settings = ["--set", "heads=['mlp']", "--set", "timed_notes=2"]
+    return [*start, "--out", str(folder / "out"), "--seeds", "1", *settings, *more]
 
 
 def children(pid: int) -> set[int]:
@@ -137,7 +138,7 @@ def test_tables_are_listed(paper):
 
 # Less than --small: the fewest notes and steps with which every table has numbers.
 SMALLER = {
-    "federated-heads": ["patients=30", "heads=['mlp']", "recipe.heads.training.epochs=2"],
+    "federated-heads": ["patients=30", "heads=['mlp']", "recipe.heads.training.epochs=2", "timed_notes=2"],
     "dual-laat": [
         "patients=100",  # fewer have no frequent code
         "models={'DualLAAT, CNN' = 'dual_laat'}",
