@@ -275,21 +275,22 @@ def randomisation_tests(
         loaded.clear()
         reasons: dict[str, list[str]] = {}
         for metric in metrics:
-            tests = []
             try:
-                for a, b in pairs:
-                    notes = predictions(first, a, metric), predictions(second, b, metric)
-                    if notes[0].gold_codes != notes[1].gold_codes:
-                        raise DataError(f"{a.title} and {b.title} have different test notes")
-                    name = metric.rpartition(".")[2]
-                    tests.append(approximate_randomisation(*notes, name, replicates=replicates))
-            except DataError as error:
+                tests = [
+                    approximate_randomisation(
+                        predictions(first, a, metric),
+                        predictions(second, b, metric),
+                        metric.rpartition(".")[2],
+                        replicates=replicates,
+                    )
+                    for a, b in pairs
+                ]
+            except (DataError, ValueError) as error:  # of files, notes or a metric that is no sum over notes
                 reasons.setdefault(str(error), []).append(metric)
-            else:
-                largest = max(test.p for test in tests if test.p is not None)
-                mean = Difference(fmean(test.value for test in tests), largest)
-                seeds = f"largest p of {len(tests)} seeds" if len(tests) > 1 else "1 seed"
-                yield Comparison((first, second), metric, mean, "approximate randomisation", seeds)
+                continue
+            mean = Difference(fmean(test.value for test in tests), max(test.p or 0.0 for test in tests))
+            seeds = f"largest p of {len(tests)} seeds" if len(tests) > 1 else "1 seed"
+            yield Comparison((first, second), metric, mean, "approximate randomisation", seeds)
         for reason, untested in reasons.items():
             yield f"{_minus(first, second)}: {', '.join(untested)} not tested by approximate randomisation: {reason}"
 

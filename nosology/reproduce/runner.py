@@ -167,8 +167,8 @@ class Runner:
         for number, run in enumerate(self._processes(waiting), 1):
             if result := self.results([run]).get(run.key):
                 seconds.append(result["seconds"])
-                f1 = result["metrics"].get("micro_f1")
-                outcome = f"micro F1 {'undefined' if f1 is None else f'{f1:.4f}'}, {seconds[-1]:.0f} s"
+                f1 = result["metrics"].get("micro_f1")  # a run that counts notes has none
+                outcome = f"{'' if f1 is None else f'micro F1 {f1:.4f}, '}{seconds[-1]:.0f} s"
             else:
                 outcome = f"failed: {self.failures([run]).get(run.key)}"
             left = (len(waiting) - number) * fmean(seconds) / self.jobs if seconds else 0

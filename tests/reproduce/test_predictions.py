@@ -94,6 +94,14 @@ def test_prefix_of_a_row_or_a_metric_selects_its_predictions(study):
     assert line != expected_line(evaluations, "LAAT", "micro_f1").replace("micro_f1", "few.micro_f1")
 
 
+def test_each_row_has_its_own_prefix(study):
+    rows, results, evaluations = study
+    [line] = randomisation_tests([rows[0], Row(("few",), rows[0].runs, {}, "few.")], ["map"], results, replicates=20)
+    pairs = [(evaluations["PLANT", seed], evaluations["PLANT", seed, "few"]) for seed in range(3)]
+    means = [first.metrics["map"] - second.metrics["map"] for first, second in pairs]
+    assert line.startswith(f"PLANT minus few: map {fmean(means):+.4f}, ") and fmean(means) > 0.01
+
+
 def test_seeds_without_a_result_do_not_count(study):
     rows, results, _ = study
     del results[rows[0].runs[0].key], results[rows[1].runs[1].key]
@@ -124,7 +132,13 @@ def test_runs_on_other_notes_are_not_compared(study, tmp_path):
     [entry] = save_predictions(task_of(run, tmp_path), evaluation_of(0.3, 0, notes=39)).values()
     results[run.key]["predictions"][""] = entry | {"file": str(tmp_path / entry["file"])}
     line = next(randomisation_tests(rows, ["map"], results, replicates=20))
-    assert "PLANT, run 1 and LAAT, run 1 have different test notes" in line
+    assert line.startswith(
+        "PLANT minus LAAT: map not tested by approximate randomisation: two models can be compared only"
+    )
+    line = next(randomisation_tests(rows[::2], ["macro_auc"], results, replicates=20))
+    assert line.startswith(
+        "PLANT minus linear: macro_auc not tested by approximate randomisation: metric must be one of"
+    )
 
 
 def test_files_are_small_and_checked(study):
