@@ -1,23 +1,19 @@
 """Phrases learned from coded notes: how often each occurs, and how often it was coded with which code.
 
-Notes with evidence spans give their spans. Notes without evidence give phrases that are associated with a code by the
-log-likelihood ratio (G2, Dunning 1993).
+Notes with evidence spans give their spans. For notes without evidence see `phrase_associations`.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from scipy import sparse
 
 from nosology.core import Code, Evidence, Note
-from nosology.models.lexicon.lexicon_terms import Terms
 from nosology.models.lexicon.mentions import surface
 from nosology.models.lexicon.tagger import Tagger
 from nosology.text.phrases import PhraseIndex, TokenizedNote, phrase_keys
@@ -26,10 +22,6 @@ from nosology.text.tokens import function_words
 
 MAX_OFFSET = 10  # characters by which an end of a mention may differ from that of the evidence
 _MAX_CODES = 6  # of a phrase
-_MIN_NOTES = 2  # notes with phrase and code
-_MIN_SHARE = 0.15  # of the notes with the phrase, those with the code
-_MIN_G2 = 12.0  # log-likelihood ratio of phrase and code
-_MAX_PHRASES = 30  # of a code
 
 
 class KeyCounts(NamedTuple):
@@ -85,9 +77,7 @@ class LearnedPhrases:
         return list(zip(self.entry_code[entries].tolist(), self.coded[entries].tolist()))
 
 
-def learn_from_evidence(
-    notes: Sequence[Note], systems: Iterable[str], gap: int, *, tagger: bool = True
-) -> LearnedPhrases:
+def learn_from_evidence(notes: Sequence[Note], systems: Iterable[str], gap: int, tagger: bool = True) -> LearnedPhrases:
     """Every phrase that is evidence in some note, counted over all notes; with a tagger if there is evidence."""
     selected = set(systems)
     evidence = [[item for item in note.evidence if item.code.system in selected] for note in notes]
@@ -189,80 +179,3 @@ def pack_counts(
         np.array([code_notes[code] for code in codes], dtype=np.int64),
         len(notes),
     )
-
-
-def learn_associations(
-    notes: Sequence[Note], systems: Iterable[str], terms: Terms | None, gap: int, longest: int
-) -> LearnedPhrases:
-    """Phrases of up to `longest` neighbouring content words, and terms, with the codes they are associated with.
-
-    A phrase counts once per note, and so does a code.
-    """
-    selected = set(systems)
-    note_phrases = [_phrases(note.text, terms, gap, longest) for note in notes]
-    note_codes = [{code for code in note.codes if code.system in selected} for note in notes]
-    phrase_notes = Counter(phrase for phrases in note_phrases for phrase in phrases)
-    phrases = sorted(phrase for phrase, count in phrase_notes.items() if count >= _MIN_NOTES)
-    codes = sorted(set().union(*note_codes))
-    has_phrase, has_code = _indicators(note_phrases, phrases), _indicators(note_codes, codes)
-    counts: dict[tuple[str, ...], Counter[Code]] = defaultdict(Counter)
-    for phrase, code, count in _associated(has_phrase, has_code):
-        counts[phrases[phrase]][codes[code]] = count
-    ordered = sorted(counts)
-    seen = np.array([phrase_notes[phrase] for phrase in ordered], dtype=np.int64)
-    index = PhraseIndex.build(ordered)
-    return pack_counts(index, [counts[phrase] for phrase in ordered], seen, {}, {}, notes, selected)
-
-
-def _phrases(text: str, terms: Terms | None, gap: int, longest: int) -> set[tuple[str, ...]]:
-    """The phrases of a note, each as sorted keys."""
-    tokenized = TokenizedNote.from_text(text)
-    phrases: set[tuple[str, ...]] = set()
-    run: deque[str] = deque(maxlen=longest)
-    sentence = -1
-    for word, number in zip(tokenized.words, tokenized.sentence):
-        if number != sentence:
-            run.clear()
-            sentence = number
-        if word not in function_words():
-            run.append(word_keys(word)[0])
-            phrases.update(tuple(sorted(set(islice(run, start, None)))) for start in range(len(run)))
-    if terms is not None:
-        phrases.update(terms.index.phrase(match.phrase) for match in terms.index.find(tokenized, gap))
-    return phrases
-
-
-def _indicators(sets: Sequence[set[Any]], columns: Sequence[Any]) -> sparse.csr_matrix:
-    """0/1 (notes, columns): which columns are in the set of each note."""
-    number = {column: i for i, column in enumerate(columns)}
-    rows = [sorted(number[item] for item in items if item in number) for items in sets]
-    bounds = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
-    flat = np.array([column for row in rows for column in row], dtype=np.int64)
-    return sparse.csr_matrix((np.ones(len(flat)), flat, bounds), shape=(len(sets), len(columns)))
-
-
-def _associated(has_phrase: sparse.csr_matrix, has_code: sparse.csr_matrix) -> list[tuple[int, int, int]]:
-    """Phrase, code and notes with both, for pairs that are associated; of each code the best phrases."""
-    together = (has_phrase.T @ has_code).tocoo()
-    n = has_phrase.shape[0]
-    both = together.data
-    phrase_notes = np.asarray(has_phrase.sum(axis=0)).ravel()[together.row]
-    code_notes = np.asarray(has_code.sum(axis=0)).ravel()[together.col]
-    g2 = _log_likelihood_ratio(both, phrase_notes, code_notes, n)
-    positive = both * n > phrase_notes * code_notes
-    good = positive & (both >= _MIN_NOTES) & (both >= _MIN_SHARE * phrase_notes) & (g2 >= _MIN_G2)
-    rows = np.flatnonzero(good)
-    order = rows[np.lexsort((together.row[rows], -g2[rows], together.col[rows]))]  # code by code, the best first
-    code = together.col[order]
-    rank = np.arange(len(order)) - np.searchsorted(code, code)
-    chosen = order[rank < _MAX_PHRASES]
-    return list(zip(together.row[chosen].tolist(), together.col[chosen].tolist(), both[chosen].astype(int).tolist()))
-
-
-def _log_likelihood_ratio(both: np.ndarray, first: np.ndarray, second: np.ndarray, n: int) -> np.ndarray:
-    """G2, twice the log-likelihood ratio of dependence against independence, of 2 x 2 tables."""
-    cells = (both, first - both, second - both, n - first - second + both)
-    expected = (first * second / n, first * (n - second) / n, (n - first) * second / n, (n - first) * (n - second) / n)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        terms = [np.where(cell > 0, cell * np.log(cell / mean), 0.0) for cell, mean in zip(cells, expected)]
-    return 2 * np.sum(terms, axis=0)

@@ -249,19 +249,17 @@ class TrainedScorer:
     def score(self, note: NoteMentions, text: str, terms: Terms | None, policy: ContextPolicy) -> MentionScores:
         """Scores by the classifiers, of pairs whose code the policy does not change."""
         table = mention_table(note, self.learned, text, terms)
-        rows = [
-            row
-            for row, pair in enumerate(table.pairs)
-            if policy(pair.code, note.mentions[pair.mention].marks) == pair.code
-        ]
+        pairs = table.pairs()
+        rows = [row for row, (number, code) in enumerate(pairs) if policy(code, note.mentions[number].marks) == code]
         if not rows:
             return MentionScores([], dict(self._unmentioned))
-        table = MentionTable([table.pairs[row] for row in rows], table.rows[rows])
+        if len(rows) < len(pairs):
+            pairs = [pairs[row] for row in rows]
+            table = MentionTable.from_pairs(table.mentions, pairs, table.rows[rows])
         votes = self.mentions.probabilities(table.rows)
-        codes, features = code_table(note, table, votes)
-        scores = zip(codes, np.maximum(self.codes.probabilities(features), UNMENTIONED).tolist())
-        scored = [ScoredMention(*pair, vote) for pair, vote in zip(table.pairs, votes.tolist())]
-        return MentionScores(scored, self._unmentioned | dict(scores))
+        probabilities = np.maximum(self.codes.probabilities(code_table(table, votes)), UNMENTIONED).tolist()
+        scored = [ScoredMention(*pair, vote) for pair, vote in zip(pairs, votes.tolist())]
+        return MentionScores(scored, self._unmentioned | dict(zip(table.codes, probabilities)))
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays of the state, for a safetensors file."""

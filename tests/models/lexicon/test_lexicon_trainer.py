@@ -7,7 +7,7 @@ from nosology.config import load_recipe
 from nosology.core import Code, Evidence, Note
 from nosology.corpora.corpus import write_corpus
 from nosology.models.bundle import Bundle
-from nosology.models.lexicon.lexicon_trainer import CrossValidation, note_folds
+from nosology.models.lexicon.cross_validation import CrossValidation, note_folds
 from nosology.models.train import train
 from tests.conftest import as_notes
 
@@ -172,6 +172,6 @@ def test_evidence_counts_only_for_selected_code_systems():
     cough, scan = Code("icd10cm", "R05"), Code("icd10pcs", "BW03ZZZ")
     recipe = load_recipe("lexicon", FAST)
     note = Note("a", "Cough, chest film.", codes=(cough, scan), evidence=(Evidence(scan, 7, 17),))
-    assert not CrossValidation(recipe, ["icd10cm"], None, [note]).has_evidence
+    assert not CrossValidation(recipe, ["icd10cm"], [note]).has_evidence
     evidence = Note("b", note.text, codes=(cough,), evidence=(Evidence(cough, 0, 5),))
-    assert CrossValidation(recipe, ["icd10cm"], None, [evidence]).has_evidence
+    assert CrossValidation(recipe, ["icd10cm"], [evidence]).has_evidence
