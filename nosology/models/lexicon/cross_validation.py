@@ -16,12 +16,19 @@ from nosology.core import Code, Evidence, Note
 from nosology.core.parallel import cores, parallel_map, parts
 from nosology.core.progress import progress
 from nosology.corpora.group_splits import group_folds
-from nosology.models.lexicon.learned_phrases import LearnedPhrases, is_same_span, learn_from_evidence
+from nosology.models.lexicon.learned_phrases import (
+    LearnedPhrases,
+    NoteEvidence,
+    is_same_span,
+    learn_from_evidence,
+    note_evidence,
+)
 from nosology.models.lexicon.lexicon_settings import LearnSettings, LexiconRecipe
 from nosology.models.lexicon.lexicon_terms import Terms
 from nosology.models.lexicon.mention_features import MentionTable, mention_table
 from nosology.models.lexicon.mentions import NoteMentions, find_mentions
 from nosology.models.lexicon.phrase_associations import NotePhrases, PhraseRows, collect_phrases
+from nosology.models.lexicon.tagger import MAX_NOTES as TAGGED_NOTES
 from nosology.models.lexicon.trees import TreeEnsemble, Trees
 from nosology.text.context import CATEGORIES
 
@@ -99,23 +106,38 @@ class CrossValidation:
     @cached_property
     def learned(self) -> list[LearnedPhrases]:
         """The phrases learned from the notes outside of each fold, and last from all notes."""
-        match, learn = self.recipe.match, self.recipe.learn
-        outside = [
-            [note for note, its_fold in zip(self.notes, self.folds) if its_fold != fold]
-            for fold in range(learn.folds + 1)
-        ]
-        by_evidence = [number for number, notes in enumerate(outside) if self._most_have_evidence(notes)]
+        n_folds = self.recipe.learn.folds
+        outside = [np.flatnonzero(self.folds != fold).tolist() for fold in range(n_folds + 1)]
+        by_evidence = {
+            fold: numbers
+            for fold, numbers in enumerate(outside)
+            if self._most_have_evidence([self.notes[number] for number in numbers])
+        }
         learned = dict(enumerate(self._associations())) if len(by_evidence) < len(outside) else {}
-        arguments = [(outside[number], self.systems, match.learned_gap, learn.tagger) for number in by_evidence]
-        results = parallel_map(learn_from_evidence, arguments, self.n_workers)
-        shown = progress(results, "learning phrases", total=len(arguments), unit="folds") if arguments else results
-        return list((learned | dict(zip(by_evidence, shown))).values())
+        if by_evidence:
+            learned |= self._from_evidence(by_evidence)
+        return list(learned.values())
+
+    def _from_evidence(self, folds: dict[int, list[int]]) -> dict[int, LearnedPhrases]:
+        """What is learned from evidence for some folds; folds: the numbers of the notes outside of each."""
+        tagged = {number for numbers in folds.values() for number in numbers[:TAGGED_NOTES]}
+        tagger = self.recipe.learn.tagger
+        work = [(note, tagger and number in tagged) for number, note in enumerate(self.notes)]
+        results = parallel_map(_note_evidence, [(self.systems, part) for part in parts(work, _PART)], self.n_workers)
+        found = (item for part in results for item in part)
+        notes = list(progress(found, "reading evidence", total=len(work)))
+        arguments = [
+            ([notes[number] for number in numbers], self.systems, self.recipe.match.learned_gap)
+            for numbers in folds.values()
+        ]
+        fitted = parallel_map(learn_from_evidence, arguments, self.n_workers)
+        return dict(zip(folds, progress(fitted, "learning phrases", total=len(arguments), unit="folds")))
 
     def _associations(self) -> list[LearnedPhrases]:
         """The phrases associated with codes outside of each fold, and of all notes."""
         texts = [[note.text for note in part] for part in parts(self.notes, _PART)]
         results = parallel_map(_collect_phrases, [(self.recipe, self.systems, part) for part in texts], self.n_workers)
-        shown = progress(results, "collecting phrases", total=len(texts), unit=f"times {_PART} notes")
+        shown = progress(results, "collecting phrases", total=len(texts), unit=f"parts of {_PART} notes")
         terms = terms_of(self.recipe, self.systems)
         n_folds = self.recipe.learn.folds
         found = NotePhrases.collect(self.notes, self.systems, self.folds, n_folds, shown, terms, self.n_workers)
@@ -168,6 +190,10 @@ class CrossValidation:
                 scores[row_fold == fold] = probabilities
             held_out.append(HeldOut(np.split(scores, np.cumsum(sizes)[:-1]), of_fit[-1][0]))
         return held_out
+
+
+def _note_evidence(systems: Sequence[str], notes: Sequence[tuple[Note, bool]]) -> list[NoteEvidence]:
+    return [note_evidence(note, systems, tagger) for note, tagger in notes]
 
 
 def _collect_phrases(recipe: LexiconRecipe, systems: Sequence[str], texts: Sequence[str]) -> PhraseRows:

@@ -5,8 +5,9 @@ Notes with evidence spans give their spans. For notes without evidence see `phra
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -15,7 +16,7 @@ import numpy as np
 
 from nosology.core import Code, Evidence, Note
 from nosology.models.lexicon.mentions import surface
-from nosology.models.lexicon.tagger import Tagger
+from nosology.models.lexicon.tagger import MAX_NOTES, TaggedWords, Tagger, tagged_words
 from nosology.text.phrases import PhraseIndex, TokenizedNote, phrase_keys
 from nosology.text.stems import word_keys
 from nosology.text.tokens import function_words
@@ -77,60 +78,89 @@ class LearnedPhrases:
         return list(zip(self.entry_code[entries].tolist(), self.coded[entries].tolist()))
 
 
-def learn_from_evidence(notes: Sequence[Note], systems: Iterable[str], gap: int, tagger: bool = True) -> LearnedPhrases:
-    """Every phrase that is evidence in some note, counted over all notes; with a tagger if there is evidence."""
-    selected = set(systems)
-    evidence = [[item for item in note.evidence if item.code.system in selected] for note in notes]
-    phrases: dict[tuple[str, ...], Counter[Code]] = defaultdict(Counter)
-    for note, items in zip(notes, evidence):
-        for item in items:
-            if keys := phrase_keys(" ".join(note.text[start:end] for start, end in evidence_parts(item))):
-                phrases[keys][item.code] += 1
+class NoteEvidence(NamedTuple):
+    """What a note with evidence adds to learned phrases, whatever the other notes are.
+
+    seen, inside, categories: the counts of KeyCounts. words: for the tagger; None: not computed.
+    """
+
+    note: Note
+    items: list[Evidence]
+    phrases: list[tuple[tuple[str, ...], Code]]
+    seen: Counter[str]
+    inside: Counter[str]
+    categories: dict[str, Counter[str]]
+    words: TaggedWords | None
+
+
+def note_evidence(note: Note, systems: Collection[str], tagger: bool) -> NoteEvidence:
+    """The evidence of a note for codes of some systems; tagger: with the words for a tagger."""
+    items = [item for item in note.evidence if item.code.system in systems]
+    texts = [" ".join(note.text[start:end] for start, end in evidence_parts(item)) for item in items]
+    phrases = [(keys, item.code) for item, text in zip(items, texts) if (keys := phrase_keys(text))]
+    tokenized = TokenizedNote.from_text(note.text)
+    spans = [(start, end, item.code.code[:3]) for item in items for start, end in evidence_parts(item)]
+    keys = [None if word in function_words() else word_keys(word)[0] for word in tokenized.words]
+    inside: Counter[str] = Counter()
+    by_category: dict[str, Counter[str]] = {}
+    categories_at: dict[int, set[str]] = {}
+    for start, end, category in spans:
+        for place in range(bisect_left(tokenized.starts, start), bisect_left(tokenized.starts, end)):
+            categories_at.setdefault(place, set()).add(category)
+    for place, categories in categories_at.items():
+        if (key := keys[place]) is not None:
+            inside[key] += 1
+            by_category.setdefault(key, Counter()).update(categories)
+    words = tagged_words(note, items, tokenized) if tagger else None
+    return NoteEvidence(
+        note, items, phrases, Counter(key for key in keys if key is not None), inside, by_category, words
+    )
+
+
+def learn_from_evidence(notes: Sequence[NoteEvidence], systems: Collection[str], gap: int) -> LearnedPhrases:
+    """Every phrase that is evidence in some note, counted over all notes; with a tagger if the notes have words."""
+    phrases: dict[tuple[str, ...], set[Code]] = defaultdict(set)
+    for note in notes:
+        for keys, code in note.phrases:
+            phrases[keys].add(code)
     ordered = sorted(phrases)
     index = PhraseIndex.build(ordered)
     seen = np.zeros(len(ordered), dtype=np.int64)
     surface_seen: Counter[str] = Counter()
     surface_codes: dict[str, Counter[Code]] = defaultdict(Counter)
     counts: list[Counter[Code]] = [Counter() for _ in ordered]
-    for note, items in zip(notes, evidence):
-        tokenized = TokenizedNote.from_text(note.text)
+    for note in notes:
+        tokenized = TokenizedNote.from_text(note.note.text)
         for match in index.find(tokenized, gap):
             seen[match.phrase] += 1
             written = surface(tokenized, match.places)
             surface_seen[written] += 1
             start, end = tokenized.starts[match.places[0]], tokenized.ends[match.places[-1]]
-            for code in {item.code for item in items if is_same_span(start, end, item)}:
+            for code in {item.code for item in note.items if is_same_span(start, end, item)}:
                 counts[match.phrase][code] += 1
                 surface_codes[written][code] += 1
     for keys, codes in zip(ordered, counts):
         for code in phrases[keys]:
             codes[code] = max(codes[code], 1)  # parts of evidence may be too far apart for the index
     surfaces = {text: (count, surface_codes[text]) for text, count in surface_seen.items()}
-    learned = pack_counts(index, counts, seen, surfaces, _key_counts(notes, evidence), notes, selected)
-    return replace(learned, tagger=Tagger.fit(notes, evidence)) if tagger else learned
+    learned = pack_counts(
+        index, counts, seen, surfaces, _key_counts(notes), [note.note for note in notes], set(systems)
+    )
+    words = [note.words for note in notes[:MAX_NOTES] if note.words is not None]
+    return replace(learned, tagger=Tagger.fit_words(words)) if words else learned
 
 
-def _key_counts(notes: Sequence[Note], evidence: Sequence[Sequence[Evidence]]) -> dict[str, KeyCounts]:
+def _key_counts(notes: Sequence[NoteEvidence]) -> dict[str, KeyCounts]:
     """The counts of each word that is inside evidence at least once."""
     seen: Counter[str] = Counter()
     inside: Counter[str] = Counter()
     by_category: dict[str, Counter[str]] = defaultdict(Counter)
-    for note, items in zip(notes, evidence):
-        tokenized = TokenizedNote.from_text(note.text)
-        parts = [(start, end, item.code.code[:3]) for item in items for start, end in evidence_parts(item)]
-        for word, position in zip(tokenized.words, tokenized.starts):
-            if word in function_words():
-                continue
-            key = word_keys(word)[0]
-            categories = {category for start, end, category in parts if start <= position < end}
-            seen[key] += 1
-            inside[key] += bool(categories)
+    for note in notes:
+        seen.update(note.seen)
+        inside.update(note.inside)
+        for key, categories in note.categories.items():
             by_category[key].update(categories)
-    return {
-        key: KeyCounts(seen[key], inside[key], dict(sorted(by_category[key].items())))
-        for key in sorted(inside)
-        if inside[key]
-    }
+    return {key: KeyCounts(seen[key], inside[key], dict(sorted(by_category[key].items()))) for key in sorted(inside)}
 
 
 def evidence_parts(item: Evidence) -> list[tuple[int, int]]:
