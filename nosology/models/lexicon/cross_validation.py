@@ -33,7 +33,7 @@ from nosology.models.lexicon.trees import TreeEnsemble, Trees
 from nosology.text.context import CATEGORIES
 
 _MAX_NOTES = 4000  # for the classifiers; phrases are learned from all notes
-_MAX_ROWS = 150_000  # pairs of a mention and a code that a classifier is trained on
+_MAX_ROWS = 200_000  # pairs of a mention and a code that a classifier is trained on
 _MIN_PARALLEL = 500_000  # characters of notes; with fewer, starting processes takes longer than the work
 _PART = 25  # notes that a process takes at a time
 

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
+from tempfile import mkdtemp
+from weakref import finalize
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -103,7 +105,7 @@ class Lexicon:
         if workers == 1:
             scored = map(self.scored_columns, texts)
         else:
-            arguments = [(self._stored.name, part) for part in parts(texts, _PART)]
+            arguments = [(self._stored, part) for part in parts(texts, _PART)]
             scored = (item for part in parallel_map(_scored_columns, arguments, workers) for item in part)
         probabilities = np.tile(self._unmentioned, (len(notes), 1))
         for row, (columns, values) in zip(probabilities, scored):
@@ -126,10 +128,11 @@ class Lexicon:
         return row
 
     @cached_property
-    def _stored(self) -> TemporaryDirectory[str]:
+    def _stored(self) -> str:
         """A folder with this lexicon, for other processes; it is removed with the lexicon."""
-        folder = TemporaryDirectory()
-        self.save(Path(folder.name))
+        folder = mkdtemp()
+        finalize(self, rmtree, folder, ignore_errors=True)
+        self.save(Path(folder))
         return folder
 
     def evidence(self, note: Note, labels: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:

@@ -17,12 +17,18 @@ _BLOCK = 1 << 18  # (row, tree) pairs that are evaluated together
 class TreeNodes(Protocol):
     """The nodes of K trees; a row goes left at a node where its feature is at most the threshold."""
 
-    feature: np.ndarray  # (nodes,)
-    threshold: np.ndarray  # (nodes,)
-    left: np.ndarray  # (nodes,)
-    right: np.ndarray  # (nodes,)
-    value: np.ndarray  # (nodes,)
-    roots: np.ndarray  # (K,)
+    @property
+    def feature(self) -> np.ndarray: ...  # (nodes,)
+    @property
+    def threshold(self) -> np.ndarray: ...  # (nodes,)
+    @property
+    def left(self) -> np.ndarray: ...  # (nodes,)
+    @property
+    def right(self) -> np.ndarray: ...  # (nodes,)
+    @property
+    def value(self) -> np.ndarray: ...  # (nodes,)
+    @property
+    def roots(self) -> np.ndarray: ...  # (K,)
 
 
 def largest_tree(trees: TreeNodes) -> int:
