@@ -21,8 +21,7 @@ from nosology.core import Code, Note
 from nosology.core.label_space import LabelSpace
 from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedder_config import EmbedderSettings
-from nosology.models.lexicon.lexicon_terms import Terms
-from nosology.models.lexicon.lexicon_trainer import CrossValidation, MentionExamples
+from nosology.models.lexicon.cross_validation import CrossValidation, MentionExamples
 from nosology.models.lexicon.mention_features import code_table
 from nosology.models.linear.linear_trainer import Choice, fit_linear
 from nosology.models.linear.tfidf import Tfidf
@@ -40,23 +39,24 @@ def main() -> None:
     arguments = parser.parse_args()
     notes = _notes(arguments.folder, arguments.lang, "train", arguments.lang == "es")[: arguments.notes]
     recipe = load_recipe("lexicon", ["labels.systems=['icd10cm']", *EDITION])
-    codes = recipe.codes
-    validation = CrossValidation(recipe, ["icd10cm"], Terms.open(codes.release, seventh=codes.seventh), notes)
+    validation = CrossValidation(recipe, ["icd10cm"], notes)
     seen = validation.mentions()
-    votes = validation.mention_scores(seen)
-    plain = [code_table(item.mentions, item.table, vote) for item, vote in zip(seen, votes)]
+    votes, _ = validation.mention_scores(seen)
+    plain = [(item.table.codes, code_table(item.table, vote)) for item, vote in zip(seen, votes)]
     gold = [{code for code in note.codes if code.system == "icd10cm"} for note in notes]
+    targets = [np.array([code in true for code in codes], dtype=bool) for (codes, _), true in zip(plain, gold)]
     columns = {
         "as it is": None,
         "with the linear coder": _linear(notes, gold, validation.folds, plain),
-        "with the sentence encoder": _similar(seen, votes, plain) if arguments.lang == "en" else None,
+        "with the sentence encoder": _similar(notes, seen, votes, plain) if arguments.lang == "en" else None,
     }
     rows = {}
     for name, column in columns.items():
         if column is None and rows:
             continue
         tables = plain if column is None else [(c, np.column_stack([x, extra])) for (c, x), extra in zip(plain, column)]
-        rows[name] = _quality(gold, tables, validation.code_scores(tables, gold))
+        scores = validation.code_scores([rows for _, rows in tables], targets).scores
+        rows[name] = _quality(gold, tables, scores)
         print(f"{arguments.lang} {name:28}", *(f"{key} {value:.4f}" for key, value in rows[name].items()), flush=True)
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     RESULTS.write_text(json.dumps(known | {f"{arguments.lang}, {len(notes)} notes": rows}, indent=2) + "\n")
@@ -76,15 +76,17 @@ def _linear(notes: Sequence[Note], gold: list[set[Code]], part: np.ndarray, tabl
     return scores
 
 
-def _similar(seen: Sequence[MentionExamples], votes: Sequence[np.ndarray], tables: CodeTables) -> list[np.ndarray]:
+def _similar(
+    notes: Sequence[Note], seen: Sequence[MentionExamples], votes: Sequence[np.ndarray], tables: CodeTables
+) -> list[np.ndarray]:
     """The cosine of each code's description and the words of the mention that has the highest score for it."""
     pairs = []
-    for item, vote, (codes, _) in zip(seen, votes, tables):
+    for note, item, vote, (codes, _) in zip(notes, seen, votes, tables):
         best: dict[Code, tuple[float, str]] = {}
-        for (number, code), value in zip(item.table.pairs, vote.tolist()):
-            mention = item.mentions.mentions[number]
+        for (number, code), value in zip(item.table.pairs(), vote.tolist()):
+            mention = item.table.mentions[number]
             if value > best.get(code, (-1.0, ""))[0]:
-                best[code] = value, item.note.text[mention.start : mention.end]
+                best[code] = value, note.text[mention.start : mention.end]
         pairs.append([(describe(code, "2019") or code.code, best[code][1]) for code in codes])
     texts = sorted({text for note_pairs in pairs for pair in note_pairs for text in pair})
     vectors = Embedder.load(EmbedderSettings()).embed(texts)

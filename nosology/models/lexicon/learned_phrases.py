@@ -1,35 +1,28 @@
 """Phrases learned from coded notes: how often each occurs, and how often it was coded with which code.
 
-Notes with evidence spans give their spans. Notes without evidence give phrases that are associated with a code by the
-log-likelihood ratio (G2, Dunning 1993).
+Notes with evidence spans give their spans. For notes without evidence see `phrase_associations`.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from scipy import sparse
 
 from nosology.core import Code, Evidence, Note
-from nosology.models.lexicon.lexicon_terms import Terms
 from nosology.models.lexicon.mentions import surface
-from nosology.models.lexicon.tagger import Tagger
+from nosology.models.lexicon.tagger import MAX_NOTES, TaggedWords, Tagger, tagged_words
 from nosology.text.phrases import PhraseIndex, TokenizedNote, phrase_keys
 from nosology.text.stems import word_keys
 from nosology.text.tokens import function_words
 
 MAX_OFFSET = 10  # characters by which an end of a mention may differ from that of the evidence
 _MAX_CODES = 6  # of a phrase
-_MIN_NOTES = 2  # notes with phrase and code
-_MIN_SHARE = 0.15  # of the notes with the phrase, those with the code
-_MIN_G2 = 12.0  # log-likelihood ratio of phrase and code
-_MAX_PHRASES = 30  # of a code
 
 
 class KeyCounts(NamedTuple):
@@ -85,62 +78,89 @@ class LearnedPhrases:
         return list(zip(self.entry_code[entries].tolist(), self.coded[entries].tolist()))
 
 
-def learn_from_evidence(
-    notes: Sequence[Note], systems: Iterable[str], gap: int, *, tagger: bool = True
-) -> LearnedPhrases:
-    """Every phrase that is evidence in some note, counted over all notes; with a tagger if there is evidence."""
-    selected = set(systems)
-    evidence = [[item for item in note.evidence if item.code.system in selected] for note in notes]
-    phrases: dict[tuple[str, ...], Counter[Code]] = defaultdict(Counter)
-    for note, items in zip(notes, evidence):
-        for item in items:
-            if keys := phrase_keys(" ".join(note.text[start:end] for start, end in evidence_parts(item))):
-                phrases[keys][item.code] += 1
+class NoteEvidence(NamedTuple):
+    """What a note with evidence adds to learned phrases, whatever the other notes are.
+
+    seen, inside, categories: the counts of KeyCounts. words: for the tagger; None: not computed.
+    """
+
+    note: Note
+    items: list[Evidence]
+    phrases: list[tuple[tuple[str, ...], Code]]
+    seen: Counter[str]
+    inside: Counter[str]
+    categories: dict[str, Counter[str]]
+    words: TaggedWords | None
+
+
+def note_evidence(note: Note, systems: Collection[str], tagger: bool) -> NoteEvidence:
+    """The evidence of a note for codes of some systems; tagger: with the words for a tagger."""
+    items = [item for item in note.evidence if item.code.system in systems]
+    texts = [" ".join(note.text[start:end] for start, end in evidence_parts(item)) for item in items]
+    phrases = [(keys, item.code) for item, text in zip(items, texts) if (keys := phrase_keys(text))]
+    tokenized = TokenizedNote.from_text(note.text)
+    spans = [(start, end, item.code.code[:3]) for item in items for start, end in evidence_parts(item)]
+    keys = [None if word in function_words() else word_keys(word)[0] for word in tokenized.words]
+    inside: Counter[str] = Counter()
+    by_category: dict[str, Counter[str]] = {}
+    categories_at: dict[int, set[str]] = {}
+    for start, end, category in spans:
+        for place in range(bisect_left(tokenized.starts, start), bisect_left(tokenized.starts, end)):
+            categories_at.setdefault(place, set()).add(category)
+    for place, categories in categories_at.items():
+        if (key := keys[place]) is not None:
+            inside[key] += 1
+            by_category.setdefault(key, Counter()).update(categories)
+    words = tagged_words(note, items, tokenized) if tagger else None
+    return NoteEvidence(
+        note, items, phrases, Counter(key for key in keys if key is not None), inside, by_category, words
+    )
+
+
+def learn_from_evidence(notes: Sequence[NoteEvidence], systems: Collection[str], gap: int) -> LearnedPhrases:
+    """Every phrase that is evidence in some note, counted over all notes; with a tagger if the notes have words."""
+    phrases: dict[tuple[str, ...], set[Code]] = defaultdict(set)
+    for note in notes:
+        for keys, code in note.phrases:
+            phrases[keys].add(code)
     ordered = sorted(phrases)
     index = PhraseIndex.build(ordered)
     seen = np.zeros(len(ordered), dtype=np.int64)
     surface_seen: Counter[str] = Counter()
     surface_codes: dict[str, Counter[Code]] = defaultdict(Counter)
     counts: list[Counter[Code]] = [Counter() for _ in ordered]
-    for note, items in zip(notes, evidence):
-        tokenized = TokenizedNote.from_text(note.text)
+    for note in notes:
+        tokenized = TokenizedNote.from_text(note.note.text)
         for match in index.find(tokenized, gap):
             seen[match.phrase] += 1
             written = surface(tokenized, match.places)
             surface_seen[written] += 1
             start, end = tokenized.starts[match.places[0]], tokenized.ends[match.places[-1]]
-            for code in {item.code for item in items if is_same_span(start, end, item)}:
+            for code in {item.code for item in note.items if is_same_span(start, end, item)}:
                 counts[match.phrase][code] += 1
                 surface_codes[written][code] += 1
     for keys, codes in zip(ordered, counts):
         for code in phrases[keys]:
             codes[code] = max(codes[code], 1)  # parts of evidence may be too far apart for the index
     surfaces = {text: (count, surface_codes[text]) for text, count in surface_seen.items()}
-    learned = pack_counts(index, counts, seen, surfaces, _key_counts(notes, evidence), notes, selected)
-    return replace(learned, tagger=Tagger.fit(notes, evidence)) if tagger else learned
+    learned = pack_counts(
+        index, counts, seen, surfaces, _key_counts(notes), [note.note for note in notes], set(systems)
+    )
+    words = [note.words for note in notes[:MAX_NOTES] if note.words is not None]
+    return replace(learned, tagger=Tagger.fit_words(words)) if words else learned
 
 
-def _key_counts(notes: Sequence[Note], evidence: Sequence[Sequence[Evidence]]) -> dict[str, KeyCounts]:
+def _key_counts(notes: Sequence[NoteEvidence]) -> dict[str, KeyCounts]:
     """The counts of each word that is inside evidence at least once."""
     seen: Counter[str] = Counter()
     inside: Counter[str] = Counter()
     by_category: dict[str, Counter[str]] = defaultdict(Counter)
-    for note, items in zip(notes, evidence):
-        tokenized = TokenizedNote.from_text(note.text)
-        parts = [(start, end, item.code.code[:3]) for item in items for start, end in evidence_parts(item)]
-        for word, position in zip(tokenized.words, tokenized.starts):
-            if word in function_words():
-                continue
-            key = word_keys(word)[0]
-            categories = {category for start, end, category in parts if start <= position < end}
-            seen[key] += 1
-            inside[key] += bool(categories)
+    for note in notes:
+        seen.update(note.seen)
+        inside.update(note.inside)
+        for key, categories in note.categories.items():
             by_category[key].update(categories)
-    return {
-        key: KeyCounts(seen[key], inside[key], dict(sorted(by_category[key].items())))
-        for key in sorted(inside)
-        if inside[key]
-    }
+    return {key: KeyCounts(seen[key], inside[key], dict(sorted(by_category[key].items()))) for key in sorted(inside)}
 
 
 def evidence_parts(item: Evidence) -> list[tuple[int, int]]:
@@ -189,80 +209,3 @@ def pack_counts(
         np.array([code_notes[code] for code in codes], dtype=np.int64),
         len(notes),
     )
-
-
-def learn_associations(
-    notes: Sequence[Note], systems: Iterable[str], terms: Terms | None, gap: int, longest: int
-) -> LearnedPhrases:
-    """Phrases of up to `longest` neighbouring content words, and terms, with the codes they are associated with.
-
-    A phrase counts once per note, and so does a code.
-    """
-    selected = set(systems)
-    note_phrases = [_phrases(note.text, terms, gap, longest) for note in notes]
-    note_codes = [{code for code in note.codes if code.system in selected} for note in notes]
-    phrase_notes = Counter(phrase for phrases in note_phrases for phrase in phrases)
-    phrases = sorted(phrase for phrase, count in phrase_notes.items() if count >= _MIN_NOTES)
-    codes = sorted(set().union(*note_codes))
-    has_phrase, has_code = _indicators(note_phrases, phrases), _indicators(note_codes, codes)
-    counts: dict[tuple[str, ...], Counter[Code]] = defaultdict(Counter)
-    for phrase, code, count in _associated(has_phrase, has_code):
-        counts[phrases[phrase]][codes[code]] = count
-    ordered = sorted(counts)
-    seen = np.array([phrase_notes[phrase] for phrase in ordered], dtype=np.int64)
-    index = PhraseIndex.build(ordered)
-    return pack_counts(index, [counts[phrase] for phrase in ordered], seen, {}, {}, notes, selected)
-
-
-def _phrases(text: str, terms: Terms | None, gap: int, longest: int) -> set[tuple[str, ...]]:
-    """The phrases of a note, each as sorted keys."""
-    tokenized = TokenizedNote.from_text(text)
-    phrases: set[tuple[str, ...]] = set()
-    run: deque[str] = deque(maxlen=longest)
-    sentence = -1
-    for word, number in zip(tokenized.words, tokenized.sentence):
-        if number != sentence:
-            run.clear()
-            sentence = number
-        if word not in function_words():
-            run.append(word_keys(word)[0])
-            phrases.update(tuple(sorted(set(islice(run, start, None)))) for start in range(len(run)))
-    if terms is not None:
-        phrases.update(terms.index.phrase(match.phrase) for match in terms.index.find(tokenized, gap))
-    return phrases
-
-
-def _indicators(sets: Sequence[set[Any]], columns: Sequence[Any]) -> sparse.csr_matrix:
-    """0/1 (notes, columns): which columns are in the set of each note."""
-    number = {column: i for i, column in enumerate(columns)}
-    rows = [sorted(number[item] for item in items if item in number) for items in sets]
-    bounds = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
-    flat = np.array([column for row in rows for column in row], dtype=np.int64)
-    return sparse.csr_matrix((np.ones(len(flat)), flat, bounds), shape=(len(sets), len(columns)))
-
-
-def _associated(has_phrase: sparse.csr_matrix, has_code: sparse.csr_matrix) -> list[tuple[int, int, int]]:
-    """Phrase, code and notes with both, for pairs that are associated; of each code the best phrases."""
-    together = (has_phrase.T @ has_code).tocoo()
-    n = has_phrase.shape[0]
-    both = together.data
-    phrase_notes = np.asarray(has_phrase.sum(axis=0)).ravel()[together.row]
-    code_notes = np.asarray(has_code.sum(axis=0)).ravel()[together.col]
-    g2 = _log_likelihood_ratio(both, phrase_notes, code_notes, n)
-    positive = both * n > phrase_notes * code_notes
-    good = positive & (both >= _MIN_NOTES) & (both >= _MIN_SHARE * phrase_notes) & (g2 >= _MIN_G2)
-    rows = np.flatnonzero(good)
-    order = rows[np.lexsort((together.row[rows], -g2[rows], together.col[rows]))]  # code by code, the best first
-    code = together.col[order]
-    rank = np.arange(len(order)) - np.searchsorted(code, code)
-    chosen = order[rank < _MAX_PHRASES]
-    return list(zip(together.row[chosen].tolist(), together.col[chosen].tolist(), both[chosen].astype(int).tolist()))
-
-
-def _log_likelihood_ratio(both: np.ndarray, first: np.ndarray, second: np.ndarray, n: int) -> np.ndarray:
-    """G2, twice the log-likelihood ratio of dependence against independence, of 2 x 2 tables."""
-    cells = (both, first - both, second - both, n - first - second + both)
-    expected = (first * second / n, first * (n - second) / n, (n - first) * second / n, (n - first) * (n - second) / n)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        terms = [np.where(cell > 0, cell * np.log(cell / mean), 0.0) for cell, mean in zip(cells, expected)]
-    return 2 * np.sum(terms, axis=0)

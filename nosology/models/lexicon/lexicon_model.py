@@ -8,7 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from weakref import finalize
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -17,6 +21,7 @@ from nosology.codes.lookup import table
 from nosology.codes.sources import garbage_collection_off
 from nosology.core import Code, ConfigError, EvidenceSpan, Note, __version__
 from nosology.core.label_space import LabelSpace
+from nosology.core.parallel import cores, parallel_map, parts
 from nosology.evaluation.decision import Decision
 from nosology.models.bundle import Bundle
 from nosology.models.lexicon.learned_phrases import is_separate
@@ -27,6 +32,8 @@ from nosology.models.lexicon.mentions import NoteMentions, find_mentions
 from nosology.models.lexicon.scorers import ContextPolicy, MentionScores, ScoredMention, TrainedScorer, score_mentions
 
 DAY_ONE_THRESHOLD = 0.3  # below the first code of a category title (0.35), above second codes
+_MIN_PARALLEL = 1_000_000  # characters; with fewer, starting processes takes longer than coding the notes
+_PART = 16  # notes that a process codes at a time
 _CACHED_NOTES = 8  # notes whose mentions are cached: evidence is requested directly after probabilities
 
 
@@ -89,13 +96,44 @@ class Lexicon:
         return mentions, scores
 
     def probabilities(self, notes: Sequence[Note]) -> np.ndarray:
-        """Probabilities (B, L). A code without a mention has 0, or nearly 0 after training."""
-        probabilities = np.zeros((len(notes), len(self.labels)), dtype=np.float32)
-        for row, note in zip(probabilities, notes):
-            for code, probability in self.analyse(note.text)[1].codes.items():
-                if code in self.labels:
-                    row[self.labels.column(code)] = probability
+        """Probabilities (B, L). A code without a mention has 0, or nearly 0 after training.
+
+        Many long notes are coded on all cores.
+        """
+        texts = [note.text for note in notes]
+        workers = cores() if sum(map(len, texts)) > _MIN_PARALLEL else 1
+        if workers == 1:
+            scored = map(self.scored_columns, texts)
+        else:
+            arguments = [(self._stored, part) for part in parts(texts, _PART)]
+            scored = (item for part in parallel_map(_scored_columns, arguments, workers) for item in part)
+        probabilities = np.tile(self._unmentioned, (len(notes), 1))
+        for row, (columns, values) in zip(probabilities, scored):
+            row[columns] = values
         return probabilities
+
+    def scored_columns(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """The labels that a note mentions, and their probabilities."""
+        scores = self.analyse(text)[1].codes
+        pairs = [(self.labels.column(code), probability) for code, probability in scores.items() if code in self.labels]
+        columns, values = zip(*pairs) if pairs else ((), ())
+        return np.array(columns, dtype=np.int64), np.array(values, dtype=np.float32)
+
+    @cached_property
+    def _unmentioned(self) -> np.ndarray:
+        """The probabilities (L,) of codes that a note does not mention."""
+        row = np.zeros(len(self.labels), dtype=np.float32)
+        for code, probability in self.scorer.unmentioned().items() if self.scorer else ():
+            row[self.labels.column(code)] = probability
+        return row
+
+    @cached_property
+    def _stored(self) -> str:
+        """A folder with this lexicon, for other processes; it is removed with the lexicon."""
+        folder = mkdtemp()
+        finalize(self, rmtree, folder, ignore_errors=True)
+        self.save(Path(folder))
+        return folder
 
     def evidence(self, note: Note, labels: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
         """For each label, the mentions of its code, most probable first; of overlapping mentions the best."""
@@ -134,6 +172,16 @@ class Lexicon:
         state = stored["adapted"]
         scorer = TrainedScorer.from_stored(load_file(folder / "model.safetensors"), state) if state else None
         return cls.build(recipe, scorer)
+
+
+@lru_cache(maxsize=1)
+def _loaded(folder: str) -> Lexicon:
+    return Lexicon.load(Path(folder))
+
+
+def _scored_columns(folder: str, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The results of `Lexicon.scored_columns` with the lexicon of a folder."""
+    return [_loaded(folder).scored_columns(text) for text in texts]
 
 
 def day_one(recipe: LexiconRecipe | None = None) -> Bundle:

@@ -32,26 +32,43 @@ FEATURES = (
 _NO_ORDER = 20.0  # of a code that no term names
 _MAX_NAMED = 3  # candidate codes of a term, the most likely ones
 _PADDED = len("W19.XXX")
+_FAMILY, _HISTORICAL = CATEGORIES.index("family"), CATEGORIES.index("historical")
 
 
-class Pair(NamedTuple):
-    """A mention (its index) and a candidate code."""
+class MentionPlace(NamedTuple):
+    """The words of a mention, the sentence of the first one, and its characters start to end."""
 
-    mention: int
-    code: Code
+    places: tuple[int, ...]
+    sentence: int
+    start: int
+    end: int
 
 
 @dataclass(frozen=True)
 class MentionTable:
-    """N pairs and their features (N, F)."""
+    """N pairs of a mention and a candidate code, and their features (N, F)."""
 
-    pairs: list[Pair]
+    mentions: list[MentionPlace]
+    codes: list[Code]  # in the order of the pairs
+    mention: np.ndarray  # (N,) into mentions
+    code: np.ndarray  # (N,) into codes
     rows: np.ndarray
+
+    @classmethod
+    def from_pairs(cls, mentions: list[MentionPlace], pairs: list[tuple[int, Code]], rows: np.ndarray) -> MentionTable:
+        number: dict[Code, int] = {}
+        code = np.array([number.setdefault(code, len(number)) for _, code in pairs], dtype=np.int32)
+        return cls(mentions, list(number), np.array([at for at, _ in pairs], dtype=np.int32), code, rows)
+
+    def pairs(self) -> list[tuple[int, Code]]:
+        """The index of the mention and the code of each pair."""
+        return [(mention, self.codes[code]) for mention, code in zip(self.mention.tolist(), self.code.tolist())]
 
 
 def mention_table(note: NoteMentions, learned: LearnedPhrases, text: str, terms: Terms | None) -> MentionTable:
     """All pairs of a note's mentions and the codes of their terms or learned phrases, with features."""
-    pairs, rows = [], []
+    pairs: list[tuple[int, Code]] = []
+    rows = []
     candidates = [_candidates(mention, learned, terms) for mention in note.mentions]
     shares = [_coded_share(mention.learned, learned) for mention in note.mentions]
     code_mentions = Counter(code for codes in candidates for code in codes)
@@ -91,8 +108,10 @@ def mention_table(note: NoteMentions, learned: LearnedPhrases, text: str, terms:
                 *_affinity(words, code), occurrence[written], bool(mention.side), code.code[:2] in ("Z8", "I2"),
                 *tag_features, mention.guessed,
             ))  # fmt: skip
-            pairs.append(Pair(number, code))
-    return MentionTable(pairs, np.array(rows, dtype=np.float32).reshape(-1, len(FEATURES)))
+            pairs.append((number, code))
+    sentence = note.words.sentence
+    places = [MentionPlace(item.places, sentence[item.places[0]], item.start, item.end) for item in note.mentions]
+    return MentionTable.from_pairs(places, pairs, np.array(rows, dtype=np.float32).reshape(-1, len(FEATURES)))
 
 
 def _candidates(mention: Mention, learned: LearnedPhrases, terms: Terms | None) -> dict[Code, tuple[int, int]]:
@@ -131,10 +150,10 @@ def _unpadded(code: Code) -> Code:
 
 def _history(code: Code, mention: Mention) -> Code | None:
     """The history code if the mention is historical or about a relative."""
-    marks = dict(zip(CATEGORIES, mention.marks))
-    if code.system != "icd10cm" or not (marks["family"] or marks["historical"]):
+    family = mention.marks[_FAMILY]
+    if code.system != "icd10cm" or not (family or mention.marks[_HISTORICAL]):
         return None
-    history = (family_history if marks["family"] else personal_history)(code.code)
+    history = (family_history if family else personal_history)(code.code)
     return Code("icd10cm", history) if history else None
 
 
@@ -211,41 +230,73 @@ CODE_FEATURES = (
 _OF_BEST = [FEATURES.index(name) for name in CODE_FEATURES[9:]]  # features of the best mention of a code
 
 
-def code_table(note: NoteMentions, table: MentionTable, votes: np.ndarray) -> tuple[list[Code], np.ndarray]:
-    """The codes of a note's pairs, and their features (codes, F); votes: (N,) the probability of each pair."""
-    rows_of: dict[Code, list[int]] = {}
-    for row, pair in enumerate(table.pairs):
-        rows_of.setdefault(pair.code, []).append(row)
-    best = {code: float(votes[rows].max()) for code, rows in rows_of.items()}
-    ranked = np.sort(list(best.values()))
-    at_word = _best_codes_at_words(note, table, votes)
-    in_category: dict[str, list[tuple[float, Code]]] = {}
-    for code, value in best.items():
-        in_category.setdefault(code.code[:3], []).append((value, code))
-    features = []
-    for code, rows in rows_of.items():
-        of_code = np.sort(votes[rows])[::-1]
-        best_row = rows[int(np.argmax(votes[rows]))]
-        places = note.mentions[table.pairs[best_row].mention].places
-        sentences = {note.words.sentence[note.mentions[table.pairs[row].mention].places[0]] for row in rows}
-        features.append((
-            of_code[0], of_code[1] if len(of_code) > 1 else 0.0, of_code.sum(), np.prod(1 - of_code), len(of_code),
-            len(ranked) - np.searchsorted(ranked, of_code[0], "right"),
-            max((value for value, other in in_category[code.code[:3]] if other != code), default=0.0),
-            max(next((value for value, other in at_word[place] if other != code), 0.0) for place in places),
-            min(len(sentences), 5),
-            *table.rows[best_row, _OF_BEST],
-        ))  # fmt: skip
-    return list(rows_of), np.array(features, dtype=np.float32).reshape(-1, len(CODE_FEATURES))
+def code_table(table: MentionTable, votes: np.ndarray) -> np.ndarray:
+    """The features (codes, F) of the codes of a note; votes: (N,) the probability of each pair."""
+    n = len(table.codes)
+    if not n:
+        return np.zeros((0, len(CODE_FEATURES)), dtype=np.float32)
+    order = np.lexsort((-votes, table.code))  # code by code, the best pair first
+    counts = np.bincount(table.code, minlength=n)
+    first = np.cumsum(counts) - counts
+    ordered, best_row = votes[order], order[first]
+    best = ordered[first]
+    second = np.where(counts > 1, ordered[np.minimum(first + 1, len(order) - 1)], 0.0)
+    category = np.unique([code.code[:3] for code in table.codes], return_inverse=True)[1]
+    sentence = np.array([mention.sentence for mention in table.mentions])[table.mention]
+    sentences = np.unique(np.stack([table.code, sentence]), axis=1)[0]
+    same_category = _best_two(category, np.arange(n), best).other(category, np.arange(n))
+    features = (
+        best, second, np.add.reduceat(ordered, first), np.multiply.reduceat(1 - ordered, first), counts,
+        n - np.searchsorted(np.sort(best), best, "right"), same_category,
+        _overlapping(table, votes, best_row), np.minimum(np.bincount(sentences, minlength=n), 5),
+    )  # fmt: skip
+    return np.column_stack([*features, table.rows[best_row][:, _OF_BEST]]).astype(np.float32)
 
 
-def _best_codes_at_words(
-    note: NoteMentions, table: MentionTable, votes: np.ndarray
-) -> dict[int, list[tuple[float, Code]]]:
-    """The two codes with the highest probabilities at each word."""
-    at_word: dict[int, dict[Code, float]] = {}
-    for pair, vote in zip(table.pairs, votes.tolist()):
-        for place in note.mentions[pair.mention].places:
-            codes = at_word.setdefault(place, {})
-            codes[pair.code] = max(vote, codes.get(pair.code, 0.0))
-    return {place: sorted(((v, c) for c, v in codes.items()), reverse=True)[:2] for place, codes in at_word.items()}
+@dataclass(frozen=True)
+class _BestTwo:
+    """Of each group, the best value, its code, and the best value of another code; 0 for none."""
+
+    code: np.ndarray
+    value: np.ndarray
+    second: np.ndarray
+
+    def other(self, group: np.ndarray, code: np.ndarray) -> np.ndarray:
+        """The best value of another code than this one, in each of some groups."""
+        return np.where(self.code[group] == code, self.second[group], self.value[group])
+
+
+def _best_two(group: np.ndarray, code: np.ndarray, value: np.ndarray) -> _BestTwo:
+    """The best two codes of each group; group, code and value are of the same length."""
+    order = np.lexsort((-value, group))
+    group, code, value = group[order], code[order], value[order]
+    n = int(group[-1]) + 1
+    first = np.searchsorted(group, np.arange(n))
+    is_filled = np.bincount(group, minlength=n) > 0
+    first = np.minimum(first, len(group) - 1)
+    best_code, best_value = np.where(is_filled, code[first], -1), np.where(is_filled, value[first], 0.0)
+    second = np.zeros(n)
+    others = code != best_code[group]
+    np.maximum.at(second, group[others], value[others])
+    return _BestTwo(best_code, best_value, second)
+
+
+def _overlapping(table: MentionTable, votes: np.ndarray, best_row: np.ndarray) -> np.ndarray:
+    """For each code, the best probability of another code at a word of its best mention."""
+    lengths = np.array([len(mention.places) for mention in table.mentions])
+    flat = np.array([place for mention in table.mentions for place in mention.places])
+    starts = np.cumsum(lengths) - lengths
+
+    def words(mention: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The words of mentions, one after the other, and the position of the mention that each is of."""
+        counts = lengths[mention]
+        of = np.repeat(np.arange(len(mention)), counts)
+        within = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return flat[starts[mention][of] + within], of
+
+    word, of = words(table.mention)
+    best = _best_two(word, table.code[of], votes[of])
+    word, code = words(table.mention[best_row])
+    result = np.zeros(len(best_row))
+    np.maximum.at(result, code, best.other(word, code))
+    return result

@@ -7,7 +7,6 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -79,7 +78,7 @@ class ScoredMention(NamedTuple):
 
 @dataclass(frozen=True)
 class MentionScores:
-    """Probabilities of the (mention, code) pairs of a note, and of its codes."""
+    """Probabilities of the (mention, code) pairs of a note, and of the codes that it mentions."""
 
     votes: list[ScoredMention]
     codes: dict[Code, float]
@@ -240,8 +239,7 @@ class TrainedScorer:
     codes: Trees
     evidence_from: float  # least probability of a mention that is shown as evidence
 
-    @cached_property
-    def _unmentioned(self) -> dict[Code, float]:
+    def unmentioned(self) -> dict[Code, float]:
         """Probabilities, far below any threshold, of codes of the train notes that a note does not mention."""
         shares = (self.learned.notes / max(1, self.learned.n_notes)).tolist()
         return {code: UNMENTIONED * share for code, share in zip(self.learned.codes, shares)}
@@ -249,19 +247,17 @@ class TrainedScorer:
     def score(self, note: NoteMentions, text: str, terms: Terms | None, policy: ContextPolicy) -> MentionScores:
         """Scores by the classifiers, of pairs whose code the policy does not change."""
         table = mention_table(note, self.learned, text, terms)
-        rows = [
-            row
-            for row, pair in enumerate(table.pairs)
-            if policy(pair.code, note.mentions[pair.mention].marks) == pair.code
-        ]
+        pairs = table.pairs()
+        rows = [row for row, (number, code) in enumerate(pairs) if policy(code, note.mentions[number].marks) == code]
         if not rows:
-            return MentionScores([], dict(self._unmentioned))
-        table = MentionTable([table.pairs[row] for row in rows], table.rows[rows])
+            return MentionScores([], {})
+        if len(rows) < len(pairs):
+            pairs = [pairs[row] for row in rows]
+            table = MentionTable.from_pairs(table.mentions, pairs, table.rows[rows])
         votes = self.mentions.probabilities(table.rows)
-        codes, features = code_table(note, table, votes)
-        scores = zip(codes, np.maximum(self.codes.probabilities(features), UNMENTIONED).tolist())
-        scored = [ScoredMention(*pair, vote) for pair, vote in zip(table.pairs, votes.tolist())]
-        return MentionScores(scored, self._unmentioned | dict(scores))
+        probabilities = np.maximum(self.codes.probabilities(code_table(table, votes)), UNMENTIONED).tolist()
+        scored = [ScoredMention(*pair, vote) for pair, vote in zip(pairs, votes.tolist())]
+        return MentionScores(scored, dict(zip(table.codes, probabilities)))
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays of the state, for a safetensors file."""

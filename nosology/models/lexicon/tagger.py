@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -16,7 +17,7 @@ from nosology.text.stems import word_keys
 
 TAGS = ("inside", "begin", "end")
 _BUCKETS = 1 << 18  # of hashed features
-_MAX_NOTES = 1000  # that it is trained on
+MAX_NOTES = 1000  # that it is trained on
 _OUTSIDE = "_"
 
 
@@ -30,11 +31,15 @@ class Tagger:
     @classmethod
     def fit(cls, notes: Sequence[Note], evidence: Sequence[Sequence[Evidence]]) -> Tagger | None:
         """The tagger trained on notes and their evidence; None if no word is evidence, or all are."""
+        return cls.fit_words([tagged_words(note, items) for note, items in zip(notes[:MAX_NOTES], evidence)])
+
+    @classmethod
+    def fit_words(cls, notes: Sequence[TaggedWords]) -> Tagger | None:
+        """The tagger trained on the words of notes and their gold tags."""
         from sklearn.linear_model import LogisticRegression
 
-        tokenized = [TokenizedNote.from_text(note.text) for note in notes[:_MAX_NOTES]]
-        rows = sparse.vstack([_features(words, note.text) for words, note in zip(tokenized, notes)]).tocsr()
-        targets = np.concatenate([_tags(words, items) for words, items in zip(tokenized, evidence)], axis=1)
+        rows = sparse.vstack([note.features for note in notes]).tocsr()
+        targets = np.concatenate([note.tags for note in notes], axis=1)
         if any(target.all() or not target.any() for target in targets):
             return None
         fitted = [
@@ -48,6 +53,19 @@ class Tagger:
         from scipy.special import expit  # takes long to import, and only trained lexicons need it
 
         return expit((_features(tokenized, text) @ self.weights.T).T + self.bias[:, None])
+
+
+class TaggedWords(NamedTuple):
+    """The features (T, buckets) of the T words of a note and their gold tags (TAGS, T)."""
+
+    features: sparse.csr_matrix
+    tags: np.ndarray
+
+
+def tagged_words(note: Note, evidence: Sequence[Evidence], tokenized: TokenizedNote | None = None) -> TaggedWords:
+    """What the tagger learns from a note; tokenized: its words, if they are known."""
+    words = TokenizedNote.from_text(note.text) if tokenized is None else tokenized
+    return TaggedWords(_features(words, note.text), _tags(words, evidence))
 
 
 def _tags(tokenized: TokenizedNote, items: Sequence[Evidence]) -> np.ndarray:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+
+from nosology.models.lexicon.tree_leaves import MAX_MASKED, LeafMasks, NodeWalk, largest_tree
 
 _ARRAYS = ("feature", "threshold", "left", "right", "value", "roots")
 
@@ -59,15 +62,28 @@ class Trees:
 
     @classmethod
     def forest(
-        cls, rows: np.ndarray, target: np.ndarray, *, trees: int, leaves: int, min_leaf: int, seed: int
+        cls,
+        rows: np.ndarray,
+        target: np.ndarray,
+        *,
+        trees: int,
+        leaves: int,
+        min_leaf: int,
+        seed: int,
+        threads: int = 1,
     ) -> Trees:
-        """A random forest for the same task; it makes other errors than boosted trees."""
+        """A random forest for the same task, the same for any number of threads; its errors are other ones."""
         if target.all() or not target.any():
             return cls.constant(float(np.clip(target.mean() if len(target) else 0.0, 0.01, 0.99)))
         from sklearn.ensemble import RandomForestClassifier
 
         fitted = RandomForestClassifier(
-            trees, max_leaf_nodes=leaves, min_samples_leaf=min_leaf, max_features=0.3, random_state=seed
+            trees,
+            max_leaf_nodes=leaves,
+            min_samples_leaf=min_leaf,
+            max_features=0.3,
+            random_state=seed,
+            n_jobs=threads,
         ).fit(rows, target)
         grown = [estimator.tree_ for estimator in fitted.estimators_]
         left, right, feature, threshold = (
@@ -119,16 +135,15 @@ class Trees:
         none, numbers = np.zeros(0, dtype=np.int32), np.zeros(0)
         return cls(none, numbers, none, none, numbers, none, float(np.log(share / (1 - share))), 0)
 
+    @cached_property
+    def _leaves(self) -> LeafMasks | NodeWalk:
+        return LeafMasks(self) if largest_tree(self) <= MAX_MASKED else NodeWalk(self)
+
     def probabilities(self, rows: np.ndarray) -> np.ndarray:
         """Probabilities (N,) of rows (N, F)."""
         from scipy.special import expit  # takes long to import, and only trained lexicons need it
 
-        at = np.broadcast_to(self.roots, (len(rows), len(self.roots)))
-        row = np.arange(len(rows))[:, None]
-        for _ in range(self.depth):
-            lower = rows[row, self.feature[at]] <= self.threshold[at]
-            at = np.where(lower, self.left[at], self.right[at])
-        total = self.start + self.value[at].sum(axis=1)
+        total = self.start + self._leaves.values(rows.astype(np.float32, copy=False)).sum(axis=1)
         return expit(total) if self.boosted else total
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:

@@ -4,7 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nosology.core import Code, Evidence, Note
-from nosology.models.lexicon.learned_phrases import MAX_OFFSET, is_same_span, is_separate, learn_from_evidence
+from nosology.models.lexicon.learned_phrases import (
+    MAX_OFFSET,
+    is_same_span,
+    is_separate,
+    learn_from_evidence,
+    note_evidence,
+)
 
 CODE, OTHER = Code("icd10cm", "R05"), Code("icd10cm", "R50.9")
 SPAN = st.tuples(st.integers(0, 60), st.integers(1, 30)).map(lambda pair: (pair[0], pair[0] + pair[1]))
@@ -25,7 +31,7 @@ def test_counts_occurrences_and_evidence_of_a_phrase():
         Note("b", texts[1], codes=(OTHER,), evidence=(Evidence(OTHER, 16, 21),)),
         Note("c", texts[2]),
     ]
-    learned = learn_from_evidence(notes, ["icd10cm"], 2)
+    learned = learn_from_evidence([note_evidence(note, ["icd10cm"], True) for note in notes], ["icd10cm"], 2)
     phrase = next(i for i in range(len(learned.index)) if learned.index.phrase(i) == ("coug",))
     assert learned.seen[phrase] == 3
     assert [(learned.codes[code], n) for code, n in learned.entries(phrase)] == [(CODE, 1)]

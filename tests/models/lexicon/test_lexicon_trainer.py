@@ -7,7 +7,11 @@ from nosology.config import load_recipe
 from nosology.core import Code, Evidence, Note
 from nosology.corpora.corpus import write_corpus
 from nosology.models.bundle import Bundle
-from nosology.models.lexicon.lexicon_trainer import CrossValidation, note_folds
+from nosology.models.lexicon import cross_validation, lexicon_model
+from nosology.models.lexicon.cross_validation import CrossValidation, note_folds
+from nosology.models.lexicon.mention_features import code_table
+from nosology.models.lexicon.scorers import TrainedScorer
+from nosology.models.lexicon.trees import Trees
 from nosology.models.train import train
 from tests.conftest import as_notes
 
@@ -172,6 +176,56 @@ def test_evidence_counts_only_for_selected_code_systems():
     cough, scan = Code("icd10cm", "R05"), Code("icd10pcs", "BW03ZZZ")
     recipe = load_recipe("lexicon", FAST)
     note = Note("a", "Cough, chest film.", codes=(cough, scan), evidence=(Evidence(scan, 7, 17),))
-    assert not CrossValidation(recipe, ["icd10cm"], None, [note]).has_evidence
+    assert not CrossValidation(recipe, ["icd10cm"], [note]).has_evidence
     evidence = Note("b", note.text, codes=(cough,), evidence=(Evidence(cough, 0, 5),))
-    assert CrossValidation(recipe, ["icd10cm"], None, [evidence]).has_evidence
+    assert CrossValidation(recipe, ["icd10cm"], [evidence]).has_evidence
+
+
+@pytest.mark.parametrize("evidence", [True, False])
+def test_any_number_of_processes_gives_the_same_results(monkeypatch, evidence):
+    monkeypatch.setattr(cross_validation, "_PART", 7)
+    recipe = load_recipe("lexicon", [*FAST, "codes.release='2019'", "codes.seventh=true"])
+    train_notes = notes(30, evidence, False)
+    results = []
+    for workers in (1, 2):
+        validation = CrossValidation(recipe, ["icd10cm"], train_notes, workers)
+        examples = validation.mentions()
+        scores, classifier = validation.mention_scores(examples)
+        rows = [code_table(item.table, of_note) for item, of_note in zip(examples, scores)]
+        gold = zip(examples, train_notes)
+        targets = [np.array([code in note.codes for code in item.table.codes], dtype=bool) for item, note in gold]
+        codes = validation.code_scores(rows, targets)
+        scorer = TrainedScorer(validation.learned[-1], classifier, codes.classifier, 0.0)
+        results.append((scorer, [item.table.rows for item in examples], scores, codes.scores))
+    (one, *first), (other, *second) = results
+    assert one.to_json() == other.to_json() and sum(map(len, first[0])) > 20
+    for name, array in one.arrays().items():
+        np.testing.assert_array_equal(array, other.arrays()[name])
+    for mine, theirs in zip(first, second):
+        for part, same in zip(mine, theirs, strict=True):
+            np.testing.assert_array_equal(part, same)
+
+
+def test_codes_many_notes_on_several_cores(monkeypatch, without_evidence):
+    coder, corpus = without_evidence
+    test_notes = list(corpus.notes("test"))
+    expected = coder.model.probabilities(test_notes)
+    monkeypatch.setattr(lexicon_model, "_MIN_PARALLEL", 0)
+    monkeypatch.setattr(lexicon_model, "_PART", 5)
+    monkeypatch.setattr(lexicon_model, "cores", lambda: 2)
+    np.testing.assert_array_equal(coder.model.probabilities(test_notes), expected)
+    assert expected.max() > 0.5
+
+
+def test_classifiers_are_trained_on_a_sample_of_many_pairs(monkeypatch):
+    monkeypatch.setattr(cross_validation, "_MAX_ROWS", 50)
+    rows, target = np.arange(400, dtype=np.float32).reshape(-1, 1), np.arange(400) % 2 == 0
+    sizes = []
+
+    def fit(x, y):
+        sizes.append(len(x))
+        assert ((x[:, 0] % 2 == 0) == y).all() and (x[:, 0] >= 100).all()
+        return Trees.constant(0.25)
+
+    _, probabilities = cross_validation._fit_outside(fit, rows, target, np.arange(400) // 100, 0, 0)
+    assert sizes == [50] and probabilities.tolist() == pytest.approx([0.25] * 100)

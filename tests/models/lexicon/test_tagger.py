@@ -3,7 +3,7 @@
 import numpy as np
 
 from nosology.core import Code, Evidence, Note
-from nosology.models.lexicon.learned_phrases import learn_from_evidence
+from nosology.models.lexicon.learned_phrases import learn_from_evidence, note_evidence
 from nosology.models.lexicon.scorers import TrainedScorer
 from nosology.models.lexicon.tagger import TAGS, Tagger
 from nosology.models.lexicon.trees import TreeEnsemble, Trees
@@ -56,7 +56,7 @@ def test_words_between_parts_of_discontinuous_evidence_are_outside():
 
 
 def test_stored_tagger_is_the_same():
-    learned = learn_from_evidence(NOTES, ["icd10cm"], 2)
+    learned = learn_from_evidence([note_evidence(note, ["icd10cm"], True) for note in NOTES], ["icd10cm"], 2)
     scorer = TrainedScorer(learned, TreeEnsemble.constant(0.5), Trees.constant(0.5), 0.1)
     again = TrainedScorer.from_stored(scorer.arrays(), scorer.to_json()).learned
     np.testing.assert_array_equal(again.tagger.weights, learned.tagger.weights)

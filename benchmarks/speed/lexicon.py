@@ -1,0 +1,105 @@
+"""CPU seconds of each stage of training a lexicon: python benchmarks/speed/lexicon.py [--sizes 100 200 400]
+
+Simulated discharge summaries of about 1,500 words without evidence, the recipe as it ships. The last columns are the
+seconds by the clock, all stages together, and the milliseconds to code one of 40 other notes with the trained lexicon.
+With more workers only the clock says something: worker processes that still run are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nosology.config import load_recipe
+from nosology.core import Note
+from nosology.corpora.simulate import simulate_notes
+from nosology.models.lexicon.cross_validation import CrossValidation
+from nosology.models.lexicon.lexicon_model import Lexicon
+from nosology.models.lexicon.lexicon_terms import Terms
+from nosology.models.lexicon.mention_features import code_table
+from nosology.models.lexicon.scorers import TrainedScorer
+
+RESULTS = Path(__file__).parents[1] / "results" / "speed_lexicon.json"
+CODED = 40  # notes that are coded with the trained lexicon
+EDITION = ["codes.release='2019'", "codes.seventh=true"]
+
+
+class Stopwatch:
+    """CPU seconds of this process and of its children that have ended, since the last call."""
+
+    def __init__(self) -> None:
+        self._last = self._now()
+
+    @staticmethod
+    def _now() -> float:
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+    def __call__(self) -> float:
+        now = self._now()
+        seconds, self._last = now - self._last, now
+        return round(seconds, 2)
+
+
+def stages(notes: Sequence[Note], others: Sequence[Note], workers: int) -> dict[str, Any]:
+    """CPU seconds of each stage of training on notes, and of coding other notes."""
+    recipe = load_recipe("lexicon", EDITION)
+    started, watch = time.perf_counter(), Stopwatch()
+    validation = CrossValidation(recipe, ["icd10cm"], notes, workers)
+    learned = validation.learned[-1]
+    seconds = {"phrases": watch()}
+    examples = validation.mentions()
+    seconds["mentions"] = watch()
+    scores, mention_classifier = validation.mention_scores(examples)
+    seconds["mention classifier"] = watch()
+    rows = [code_table(item.table, of_note) for item, of_note in zip(examples, scores)]
+    targets = [np.array([code in note.codes for code in item.table.codes]) for item, note in zip(examples, notes)]
+    codes = validation.code_scores(rows, targets)
+    seconds["code classifier"] = watch()
+    clock = time.perf_counter() - started
+    lexicon = Lexicon.build(recipe, TrainedScorer(learned, mention_classifier, codes.classifier, 0.0))
+    watch()
+    lexicon.probabilities(others)
+    return {
+        "notes": len(notes),
+        "words": round(np.mean([len(note.text.split()) for note in notes])),
+        "pairs": sum(len(item.target) for item in examples),
+        **seconds,
+        "training": round(sum(seconds.values()), 2),
+        "training, ms per note": round(1000 * sum(seconds.values()) / len(notes), 1),
+        "clock": round(clock, 1),
+        "coding, ms per note": round(1000 * watch() / len(others), 1),
+    }
+
+
+def main() -> None:
+    """Prints a row per size and writes all of them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[100, 200, 400])
+    parser.add_argument("--workers", type=int, default=1)
+    arguments = parser.parse_args()
+    largest = max(arguments.sizes)
+    simulated = (note for note in simulate_notes(2 * (largest + CODED), 0, years=(2016, 2019)) if note.codes)
+    notes = [replace(note, evidence=()) for note in islice(simulated, largest + CODED)]
+    Terms.open("2019")  # read, or built once; no part of training
+    rows = []
+    for size in sorted(arguments.sizes):
+        rows.append(stages(notes[CODED : CODED + size], notes[:CODED], arguments.workers))
+        print(json.dumps(rows[-1]), flush=True)
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {arguments.workers} used"
+    RESULTS.write_text(json.dumps({"rows": rows, "machine": machine}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

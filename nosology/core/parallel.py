@@ -1,0 +1,35 @@
+"""Work on several cores: results in the order of the items, the same for any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def cores() -> int:
+    """The number of cores that this process may use; LOKY_MAX_CPU_COUNT lowers it."""
+    from joblib import cpu_count
+
+    return cpu_count()
+
+
+def parts(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    """The items in parts of the given size, the last one smaller."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def parallel_map(function: Callable[..., R], arguments: Sequence[tuple[Any, ...]], workers: int) -> Iterator[R]:
+    """function(*arguments) for each item, in order; with one worker or one item, in this process.
+
+    Processes stay for the next call, so what a function caches in its process is computed once per process.
+    """
+    if workers == 1 or len(arguments) <= 1:
+        yield from (function(*items) for items in arguments)
+        return
+    from joblib import Parallel, delayed
+
+    with Parallel(n_jobs=min(workers, len(arguments)), return_as="generator") as pool:
+        yield from pool(delayed(function)(*items) for items in arguments)
