@@ -48,17 +48,6 @@ RECIPES = (
     "heads-mlp",
     "stacked",
 )
-    "linear",
-    "lexicon",
-    "caml",
-    "laat",
-    "plm_icd",
-    "dual_laat",
-    "dual_laat-paper",
-    "plant",
-    "heads-mlp",
-    "stacked",
-)
 SIZES = (1_000, 5_000, 20_000)
 TEST, DEV = 2_000, 1_000
 NOTES_PER_PATIENT = 1.5
