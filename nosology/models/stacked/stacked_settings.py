@@ -19,8 +19,8 @@ class StackingSettings(Settings):
     min_notes: int = Field(500, ge=1)  # dev notes that it needs; with fewer it learns from folds of the train notes
     folds: int = Field(3, ge=2)
     tuning_share: float = Field(0.3, gt=0, lt=1)  # of the dev notes on which parts are tuned; it learns from the others
-    rounds: int = Field(100, ge=1)  # boosted trees
-    leaves: int = Field(8, ge=2)
+    rounds: int = Field(60, ge=1)  # boosted trees
+    leaves: int = Field(6, ge=2)
     rate: float = Field(0.06, gt=0, le=1)  # learning rate
     min_leaf: int = Field(40, ge=1)
 

@@ -11,7 +11,7 @@ from scipy.special import expit
 from nosology.models.lexicon.trees import Trees
 from nosology.models.stacked.stacked_settings import StackingSettings
 
-_STRENGTH = 1.0  # inverse regularisation of the logistic regression
+_STRENGTH = 0.01  # inverse regularisation of the logistic regression, on standardised features
 
 
 @dataclass(frozen=True)
