@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from nosology.core import ConfigError
 from nosology.core.settings import Settings
 from nosology.models.registry import load_class
 from nosology.training.recipe_settings import LabelSettings, Recipe
@@ -17,7 +18,7 @@ class StackingSettings(Settings):
 
     candidates: int = Field(50, ge=1)  # codes per note and part that it scores
     min_notes: int = Field(500, ge=1)  # dev notes that it needs; with fewer it learns from folds of the train notes
-    folds: int = Field(3, ge=2)
+    folds: int = Field(4, ge=2)
     tuning_share: float = Field(0.3, gt=0, lt=1)  # of the dev notes on which parts are tuned; it learns from the others
     rounds: int = Field(60, ge=1)  # boosted trees
     leaves: int = Field(6, ge=2)
@@ -57,6 +58,10 @@ class StackedRecipe(Recipe):
 
     def part_recipes(self) -> dict[str, Recipe]:
         """The recipe of each part, with the seed and the code systems of this recipe."""
+        if missing := [name for name in self.names if "kind" not in self.recipes.get(name, {})]:
+            raise ConfigError(
+                f"recipes must have the settings of each part, as load_recipe reads them; {missing[0]} has none"
+            )
         recipes = {}
         for name in self.names:
             values = self.recipes[name]

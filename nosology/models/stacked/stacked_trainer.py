@@ -71,18 +71,18 @@ class StackedTrainer(CoderTrainer[StackedRecipe]):
         """The stacked coder; refit: its parts are trained on dev notes, too."""
         if len(dev_notes) >= self.recipe.stacking.min_notes:
             parts, cells = self._hold_out(train_notes, dev_notes, refit)
-            tuned_on = "dev notes on which no part was tuned"
+            stacked_on = "dev notes on which no part was tuned"
         else:
-            cells = self._cross_fit(train_notes, dev_notes, refit)
+            cells = self._cross_fit(train_notes, dev_notes)
             parts = self._train_parts(train_notes, dev_notes, refit)
-            tuned_on = f"{self.recipe.stacking.folds} held-out folds of the train notes"
+            stacked_on = f"{self.recipe.stacking.folds} held-out folds of the train notes"
         target = cells.target
         if not target.any():
             raise DataError("no part finds a true code of the held-out notes: there is nothing to stack")
         stacker = Stacker.fit(cells.features, target, self.recipe.stacking, self.recipe.seed)
         report = {
-            "tuned_on": tuned_on,
-            "n_dev": len(cells.gold),
+            "stacked_on": stacked_on,
+            "stacked_notes": len(cells.gold),
             "cells": len(target),
             "true_cells": int(target.sum()),
             "parts": {name: part.provenance["found"] for name, part in parts.items()},
@@ -102,7 +102,7 @@ class StackedTrainer(CoderTrainer[StackedRecipe]):
             parts = self._train_parts(union(train_notes, held_out), tuning_notes, False, "refit")
         return parts, cells
 
-    def _cross_fit(self, train_notes: Examples, dev_notes: Examples, refit: bool) -> HeldOutCells:
+    def _cross_fit(self, train_notes: Examples, dev_notes: Examples) -> HeldOutCells:
         """The cells of the train notes, scored by parts that were trained without the fold of the note."""
         group = _group_of(train_notes)
         names = [group(note) for note in train_notes.notes()]
@@ -113,7 +113,7 @@ class StackedTrainer(CoderTrainer[StackedRecipe]):
             held_out, rest = _split(
                 train_notes, group, {name for name, its_fold in fold_of.items() if its_fold == fold}
             )
-            parts = self._train_parts(rest, dev_notes, refit, f"fold_{fold}")
+            parts = self._train_parts(rest, dev_notes, False, f"fold_{fold}")
             pieces.append(self._cells(parts, held_out, group))
         return HeldOutCells.joined(pieces)
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import expit, logit
 
 from nosology.models.lexicon.trees import Trees
 from nosology.models.stacked.stacked_settings import StackingSettings
 
 _STRENGTH = 0.01  # inverse regularisation of the logistic regression, on standardised features
+_CONSTANT = 1e-6
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ class Stacker:
             return cls(np.zeros(features.shape[1]), trees.start, trees)
         from sklearn.linear_model import LogisticRegression
 
-        mean, scale = features.mean(0), np.maximum(features.std(0), 1e-6)
+        features = features.astype(np.float64)
+        mean, scale = features.mean(0), features.std(0)
+        scale[scale < _CONSTANT] = np.inf  # such a feature says nothing here: its weight is 0
         fitted = LogisticRegression(C=_STRENGTH, max_iter=1000).fit((features - mean) / scale, target)
         weights = fitted.coef_[0] / scale
         return cls(weights, float(fitted.intercept_[0] - weights @ mean), trees)
@@ -50,7 +53,7 @@ class Stacker:
         """Probabilities (N,), float32, of cells (N, F)."""
         linear = features @ self.weights + self.bias
         boosted = self.trees.probabilities(features)
-        return expit((linear + np.log(boosted) - np.log1p(-boosted)) / 2).astype(np.float32)
+        return expit((linear + logit(np.clip(boosted, _CONSTANT, 1 - _CONSTANT))) / 2).astype(np.float32)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays for a safetensors file."""
