@@ -17,8 +17,6 @@ from nosology.core.label_space import LabelSpace
 from nosology.models.bundle import Bundle
 
 _LEAST = 1e-4  # probabilities are clipped to [_LEAST, 1 - _LEAST] before the logit
-PER_PART = ("logit", "rank", "known")
-SHARED = ("notes", "accepted", "mean", "best", "sibling", "siblings")
 
 
 @dataclass(frozen=True)
@@ -28,8 +26,6 @@ class Cells:
     rows: np.ndarray  # (N,) note
     labels: np.ndarray  # (N,)
     features: np.ndarray  # (N, F) float32
-    probabilities: np.ndarray  # (N, P) of each part; 0 where the part does not know the code
-    known: np.ndarray  # (N, P) whether the part knows the code
 
 
 class PartScores:
@@ -76,14 +72,16 @@ class PartScores:
             values.append(value)
             ranks.append(higher.sum(1))
             known.append(column >= 0)
-        probabilities = np.stack(values, 1).astype(np.float32)
-        features = self._features(rows, labels, probabilities, np.stack(ranks, 1), np.stack(known, 1))
-        return Cells(rows, labels, features, probabilities, np.stack(known, 1))
+        by_part = (np.stack(arrays, 1) for arrays in (values, ranks, known))  # (N, P) each
+        return Cells(rows, labels, self._features(rows, labels, *by_part))
 
     def _features(
         self, rows: np.ndarray, labels: np.ndarray, probabilities: np.ndarray, ranks: np.ndarray, known: np.ndarray
     ) -> np.ndarray:
-        """Features (N, F): `PER_PART` of each part, then `SHARED`."""
+        """Features (N, F): three of each part, then six of all parts together.
+
+        probabilities, ranks, known: (N, P); the probability is 0 where the part does not know the code.
+        """
         logits = logit(np.clip(probabilities.astype(np.float64), _LEAST, 1 - _LEAST))
         thresholds = np.array([part.decision.threshold for part in self.parts])
         mean = (logits * known).sum(1) / np.maximum(known.sum(1), 1)
@@ -96,7 +94,7 @@ class PartScores:
             mean - sibling,
             np.log1p(siblings),
         ]
-        own = np.stack([logits, np.log1p(ranks), known], 2).reshape(len(rows), len(PER_PART) * len(self.parts))
+        own = np.stack([logits, np.log1p(ranks), known], 2).reshape(len(rows), 3 * len(self.parts))
         return np.concatenate([own, np.stack(shared, 1)], 1).astype(np.float32)
 
 
