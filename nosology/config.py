@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from nosology.core import ConfigError
 from nosology.models.registry import REGISTRY, load_class
+from nosology.models.stacked.stacked_settings import part_name
 from nosology.training.recipe_settings import Recipe
 
 S = TypeVar("S", bound=BaseModel)
@@ -26,7 +27,7 @@ def built_in() -> list[str]:
 
 def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
     """The recipe of a built-in name or a TOML file, with `section.key=value` overrides, validated."""
-    return check(override(read_values(name), overrides), name)
+    return check(_with_part_recipes(override(read_values(name), overrides), name), name)
 
 
 def read_values(name: str) -> dict[str, Any]:
@@ -40,6 +41,22 @@ def read_values(name: str) -> dict[str, Any]:
         raise ConfigError(f"cannot read the recipe {path}") from error
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{name} is not TOML: {error}") from error
+
+
+def _with_part_recipes(values: dict[str, Any], source: str) -> dict[str, Any]:
+    """Recipe values in which the table [recipes.NAME] of each part is complete: its recipe with the given changes."""
+    parts, changes = values.get("parts"), values.get("recipes", {})
+    if values.get("kind") != "stacked" or not isinstance(parts, list) or not isinstance(changes, dict):
+        return values  # `check` says what is wrong
+    recipes = dict(changes)
+    for part in filter(lambda part: isinstance(part, str), parts):
+        name, recipe = part_name(part), read_values(part)
+        changed = changes.get(name, {})
+        if not isinstance(changed, dict):
+            raise ConfigError(f"{source}: recipes.{name} must be a table; got {changed!r}")
+        _merge(recipe, _with_current_names(recipe, changed), f"recipes.{name}")
+        recipes[name] = check(recipe, f"{source}, part {name}").model_dump(mode="json")
+    return values | {"recipes": recipes}
 
 
 def override(values: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:

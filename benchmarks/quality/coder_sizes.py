@@ -37,7 +37,18 @@ from nosology.evaluation.metrics import by_frequency
 from nosology.models.train import train
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_coder_sizes.json"
-RECIPES = ("linear", "lexicon", "caml", "laat", "plm_icd", "dual_laat", "dual_laat-paper", "plant", "heads-mlp")
+RECIPES = (
+    "linear",
+    "lexicon",
+    "caml",
+    "laat",
+    "plm_icd",
+    "dual_laat",
+    "dual_laat-paper",
+    "plant",
+    "heads-mlp",
+    "stacked",
+)
 SIZES = (1_000, 5_000, 20_000)
 TEST, DEV = 2_000, 1_000
 NOTES_PER_PATIENT = 1.5

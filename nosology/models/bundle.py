@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nosology.core import SYSTEMS, BundleError, ConfigError, __version__
@@ -54,7 +54,7 @@ class Bundle:
                 "decision": self.decision.to_json(),
                 "recipe": self.recipe,
                 "provenance": self.provenance,
-                "files": {path.name: sha256(path) for path in sorted(temporary.iterdir())},
+                "files": {path.relative_to(temporary).as_posix(): sha256(path) for path in _files(temporary)},
             }
             write_json(temporary / MANIFEST, manifest)
             # Of the values as they will be read: JSON makes lists of tuples and names of numbers.
@@ -73,7 +73,7 @@ class Bundle:
         if kind not in REGISTRY:
             raise BundleError(f"{folder / MANIFEST}: kind must be one of {', '.join(REGISTRY)}; got {kind!r}")
         for name, digest in manifest["files"].items():
-            if Path(name).name != name or not (folder / name).is_file():
+            if not _is_inside(name) or not (folder / name).is_file():
                 raise BundleError(f"the bundle {folder} is incomplete: {name} is missing")
             if sha256(folder / name) != digest:
                 raise BundleError(f"the bundle {folder} is damaged: {name} is not the file that was saved")
@@ -89,6 +89,17 @@ class Bundle:
         if manifest.get(_DIGEST, _digest(manifest)) != _digest(manifest) or manifest.keys() - _KEYS:
             raise BundleError(f"{folder / MANIFEST} is damaged or was changed: its digest is not that of its content")
         return cls(model, decision, manifest["recipe"], manifest["provenance"])
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files in a folder and its subfolders, sorted."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name of the manifest is a relative path without "..", as `save` writes it."""
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and path.as_posix() == name
 
 
 def _kind(manifest: dict[str, Any]) -> str:

@@ -80,6 +80,12 @@ REGISTRY: dict[str, ModelEntry] = {
         "nosology.models.reports.reports_settings:ReportsRecipe",
         "embed",
     ),
+    "stacked": ModelEntry(
+        "nosology.models.stacked.stacked_model:Stacked",
+        "nosology.models.stacked.stacked_trainer:StackedTrainer",
+        "nosology.models.stacked.stacked_settings:StackedRecipe",
+        "train",
+    ),
 }
 
 

@@ -33,7 +33,7 @@ REFIT = "refit"
 VECTORS = "embeddings"
 STATES = "states"
 
-STAGES = ("language_*", "relevance.*", "ranker_*", "classifier_*", "net_*")  # folders and files of stages
+STAGES = ("language_*", "relevance.*", "ranker_*", "classifier_*", "net_*", "part_*")  # folders and files of stages
 
 _NOT_IN_FINGERPRINT = {"training", "decision", "two_stage", "federation", "states"}  # the trainer adds "training"
 

@@ -36,6 +36,12 @@ SETTINGS = {
     "plant": [*QUICK],
     "hmhan": HMHAN,
     "reports": [*HMHAN, "words.c=[3.0]"],
+    "stacked": [
+        "parts=['linear', 'caml']",
+        "stacking.folds=2",
+        "stacking.min_leaf=5",
+        *(f"recipes.caml.{setting}" for setting in [*WORDS, "model.filters=12"]),
+    ],
 }
 RECIPES = {"heads": "heads-mlp"}
 ABILITIES = {

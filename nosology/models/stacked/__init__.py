@@ -1,0 +1,1 @@
+"""The stacked coder: several trained coders, and a classifier over their scores."""

@@ -1,0 +1,190 @@
+"""Training of the stacked coder: first its parts, then the stacker on notes that no part has seen.
+
+A part looks better on notes that it was trained on, or on which its epochs and thresholds were chosen, than on new
+notes. The stacker would trust it too much. So it learns from other notes: from a share of many dev notes, the rest of
+which tunes the parts, or, with few dev notes, from folds of the train notes. For each fold the parts are trained
+without it. The threshold is tuned on probabilities of stackers that were fitted without the note.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from nosology.core import Code, DataError, Note
+from nosology.core.label_space import LabelSpace, label_versions, note_versions
+from nosology.core.progress import activity, progress
+from nosology.corpora.group_splits import group_folds, group_names, sample_groups
+from nosology.evaluation.decision import Decision
+from nosology.models.bundle import Bundle
+from nosology.models.registry import load_class
+from nosology.models.stacked.candidate_cells import PartScores
+from nosology.models.stacked.stacked_model import BATCH, Stacked
+from nosology.models.stacked.stacked_settings import StackedRecipe
+from nosology.models.stacked.stacker import Stacker
+from nosology.models.train import CoderTrainer, TrainedCoder, software
+from nosology.training.examples import Examples, codes_in_systems, union
+
+_THRESHOLD_FOLDS = 5  # of the stacker's notes, for the threshold
+
+Parts = dict[str, Bundle]
+
+
+@dataclass(frozen=True)
+class HeldOutCells:
+    """The cells of notes that no part has seen."""
+
+    features: np.ndarray  # (N, F)
+    rows: np.ndarray  # (N,) note of each cell
+    codes: list[Code]  # of each cell
+    gold: list[tuple[Code, ...]]  # of each note
+    groups: list[str]  # of each note: a patient, and notes that repeat each other
+
+    @property
+    def target(self) -> np.ndarray:
+        """Whether each cell is true (N,)."""
+        true = [set(codes) for codes in self.gold]
+        return np.array([code in true[row] for row, code in zip(self.rows.tolist(), self.codes)], dtype=bool)
+
+    @staticmethod
+    def joined(pieces: list[HeldOutCells]) -> HeldOutCells:
+        """The cells of all pieces."""
+        first = np.cumsum([0, *(len(piece.gold) for piece in pieces)])
+        return HeldOutCells(
+            np.concatenate([piece.features for piece in pieces]),
+            np.concatenate([piece.rows + start for piece, start in zip(pieces, first)]),
+            [code for piece in pieces for code in piece.codes],
+            [codes for piece in pieces for codes in piece.gold],
+            [group for piece in pieces for group in piece.groups],
+        )
+
+
+class StackedTrainer(CoderTrainer[StackedRecipe]):
+    """Trains the parts one after the other, and a stacker on held-out notes."""
+
+    def train(self, train_notes: Examples, dev_notes: Examples, refit: bool) -> TrainedCoder:
+        """The stacked coder; refit: its parts are trained on dev notes, too."""
+        if len(dev_notes) >= self.recipe.stacking.min_notes:
+            parts, cells = self._hold_out(train_notes, dev_notes, refit)
+            stacked_on = "dev notes on which no part was tuned"
+        else:
+            cells = self._cross_fit(train_notes, dev_notes)
+            parts = self._train_parts(train_notes, dev_notes, refit)
+            stacked_on = f"{self.recipe.stacking.folds} held-out folds of the train notes"
+        target = cells.target
+        if not target.any():
+            raise DataError("no part finds a true code of the held-out notes: there is nothing to stack")
+        stacker = Stacker.fit(cells.features, target, self.recipe.stacking, self.recipe.seed)
+        report = {
+            "stacked_on": stacked_on,
+            "stacked_notes": len(cells.gold),
+            "cells": len(target),
+            "true_cells": int(target.sum()),
+            "parts": {name: part.provenance["found"] for name, part in parts.items()},
+        }
+        model = Stacked(parts, stacker, self.recipe.stacking.candidates)
+        return TrainedCoder(model, self._decision(cells, target), report)
+
+    def _hold_out(self, train_notes: Examples, dev_notes: Examples, refit: bool) -> tuple[Parts, HeldOutCells]:
+        """The parts, tuned on a share of the dev notes, and the cells of the other dev notes."""
+        group = _group_of(dev_notes)
+        sizes = Counter(group(note) for note in dev_notes.notes())
+        tuning = set(sample_groups(sizes, self.recipe.stacking.tuning_share, self.recipe.seed))
+        tuning_notes, held_out = _split(dev_notes, group, tuning)
+        parts = self._train_parts(train_notes, tuning_notes, False)
+        cells = self._cells(parts, held_out, group)
+        if refit:
+            parts = self._train_parts(union(train_notes, held_out), tuning_notes, False, "refit")
+        return parts, cells
+
+    def _cross_fit(self, train_notes: Examples, dev_notes: Examples) -> HeldOutCells:
+        """The cells of the train notes, scored by parts that were trained without the fold of the note."""
+        group = _group_of(train_notes)
+        names = [group(note) for note in train_notes.notes()]
+        folds = min(self.recipe.stacking.folds, len(set(names)))
+        fold_of = dict(zip(names, group_folds(names, folds, self.recipe.seed).tolist()))
+        pieces = []
+        for fold in range(folds):
+            held_out, rest = _split(
+                train_notes, group, {name for name, its_fold in fold_of.items() if its_fold == fold}
+            )
+            parts = self._train_parts(rest, dev_notes, False, f"fold_{fold}")
+            pieces.append(self._cells(parts, held_out, group))
+        return HeldOutCells.joined(pieces)
+
+    def _train_parts(self, train_notes: Examples, dev_notes: Examples, refit: bool, stage: str = "") -> Parts:
+        """The trained parts; stage: subfolder for their checkpoints."""
+        parts = {}
+        for name, recipe in self.recipe.part_recipes().items():
+            folder = self.folder / f"part_{name}" / stage
+            folder.mkdir(parents=True, exist_ok=True)
+            title = " ".join(["training the part", name, *([f"({stage})"] if stage else [])])
+            with activity(title, spinner=False):
+                trained = load_class(recipe.kind, "trainer")(recipe, folder).train(train_notes, dev_notes, refit)
+            about: dict[str, Any] = {"found": trained.report, "seed": recipe.seed} | software()
+            parts[name] = Bundle(trained.model, trained.decision, recipe.model_dump(mode="json"), about)
+        return parts
+
+    def _cells(self, parts: Parts, examples: Examples, group: Callable[[Note], str]) -> HeldOutCells:
+        """The cells of notes; codes of other ICD versions than those of a note are unknown and have no cell."""
+        scores = PartScores(list(parts.values()), self.recipe.stacking.candidates)
+        versions, by_label = note_versions(examples.codes), label_versions(scores.labels)
+        pieces, groups, start = [], [], 0
+        for notes in _batches(progress(examples.notes(), "scoring held-out notes", total=len(examples))):
+            cells = scores.cells(scores.scores(notes))
+            rows = cells.rows + start
+            counted = (versions[rows] & by_label[cells.labels]) > 0
+            pieces.append((cells.features[counted], rows[counted], cells.labels[counted]))
+            groups += [group(note) for note in notes]
+            start += len(notes)
+        features, rows, labels = (np.concatenate(arrays) for arrays in zip(*pieces))
+        codes = [scores.labels.codes[label] for label in labels.tolist()]
+        return HeldOutCells(features, rows, codes, codes_in_systems(self.recipe.labels, examples.codes), groups)
+
+    def _decision(self, cells: HeldOutCells, target: np.ndarray) -> Decision:
+        """The decision, tuned on probabilities of stackers that were fitted without the note."""
+        fold = group_folds(cells.groups, _THRESHOLD_FOLDS, self.recipe.seed)[cells.rows]
+        probabilities = np.zeros(len(target), dtype=np.float32)
+        for number in np.unique(fold):
+            test = fold == number
+            fitted = ~test if not test.all() else test
+            stacker = Stacker.fit(cells.features[fitted], target[fitted], self.recipe.stacking, self.recipe.seed)
+            probabilities[test] = stacker.probabilities(cells.features[test])
+        labels = LabelSpace(sorted(set(cells.codes)))
+        matrix = np.zeros((len(cells.gold), len(labels)), dtype=np.float32)
+        matrix[cells.rows, [labels.column(code) for code in cells.codes]] = probabilities
+        return Decision.tune(self.recipe.decision, labels, cells.gold, matrix)
+
+
+def _group_of(examples: Examples) -> Callable[[Note], str]:
+    """The group of a note: its patient with all near-duplicates; its patient or its id if all notes are one group."""
+    duplicates = group_names(examples.notes())
+
+    def patient(note: Note) -> str:
+        return note.patient or note.id
+
+    def with_duplicates(note: Note) -> str:
+        return duplicates[patient(note)]
+
+    for key in (with_duplicates, patient):
+        if len({key(note) for note in examples.notes()}) > 1:
+            return key
+    return lambda note: note.id
+
+
+def _split(examples: Examples, group: Callable[[Note], str], chosen: set[str]) -> tuple[Examples, Examples]:
+    """The notes of the chosen groups, and the others."""
+    return (
+        Examples(examples.corpora, lambda note: examples.keep(note) and group(note) in chosen),
+        Examples(examples.corpora, lambda note: examples.keep(note) and group(note) not in chosen),
+    )
+
+
+def _batches(notes: Iterator[Note]) -> Iterator[list[Note]]:
+    while batch := list(islice(notes, BATCH)):
+        yield batch

@@ -1,0 +1,187 @@
+"""The stacked coder on small corpora with tiny parts."""
+
+import json
+
+import numpy as np
+import pytest
+
+from nosology.config import load_recipe
+from nosology.core import BundleError, Code, ConfigError, DataError
+from nosology.corpora.corpus import write_corpus
+from nosology.evaluation import examine
+from nosology.models.bundle import Bundle
+from nosology.models.stacked.stacked_trainer import StackedTrainer
+from nosology.models.train import train
+from tests.conftest import as_notes, small_notes
+
+QUICK = ["stacking.folds=2", "stacking.min_leaf=5", "stacking.rounds=20"]
+CAML = ["training.epochs=2", "training.batch=16", "vectors.epochs=1", "vectors.size=12", "model.filters=12"]
+SPLITS = {"few dev notes": [], "many dev notes": ["stacking.min_notes=20"]}
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory):
+    """The parts of a recipe as settings: each is a linear coder that knows only some code systems."""
+    folder = tmp_path_factory.mktemp("recipes")
+    systems = {"diagnoses": ["icd10cm"], "others": ["icd9cm", "icd10pcs"]}
+    for name, known in systems.items():
+        (folder / f"{name}.toml").write_text(f'kind = "linear"\n[labels]\nsystems = {json.dumps(known)}\n')
+    return [f"parts={[str(folder / f'{name}.toml') for name in systems]}"]
+
+
+@pytest.fixture(scope="module", params=SPLITS)
+def stacked(request, halves, small_corpus, tmp_path_factory):
+    """The folder of a coder whose parts know different codes."""
+    folder = tmp_path_factory.mktemp("stacked") / "bundle"
+    train(load_recipe("stacked", [*halves, *QUICK, *SPLITS[request.param]]), [small_corpus], folder)
+    return folder
+
+
+def micro_f1(bundle, corpus):
+    """On the test notes, over all their codes."""
+    notes, labels = list(corpus.notes("test")), bundle.model.labels
+    probabilities = bundle.model.probabilities(notes)
+    gold = [note.codes for note in notes]
+    return examine(labels, gold, probabilities, bundle.decision.thresholds(labels)).metrics["micro_f1"]
+
+
+def test_parts_that_know_different_codes_are_joined(stacked, small_corpus):
+    bundle = Bundle.load(stacked)
+    parts = bundle.model.parts
+    assert set(bundle.model.labels.codes) == {code for part in parts.values() for code in part.model.labels.codes}
+    best = max(micro_f1(part, small_corpus) for part in parts.values())
+    assert best < 0.9 and micro_f1(bundle, small_corpus) > best + 0.1
+
+
+def test_stacker_follows_the_better_part(small_corpus, tmp_path):
+    weak = [f"recipes.caml.{setting}" for setting in CAML]
+    bundle = train(load_recipe("stacked", ["parts=['caml', 'linear']", *QUICK, *weak]), [small_corpus], tmp_path / "b")
+    scores = {name: micro_f1(part, small_corpus) for name, part in bundle.model.parts.items()}
+    assert scores["caml"] < scores["linear"] - 0.05
+    assert micro_f1(bundle, small_corpus) >= scores["linear"] - 0.005
+
+
+def test_loaded_bundle_is_the_saved_one(stacked, small_corpus):
+    bundle = Bundle.load(stacked)
+    names = {path.relative_to(stacked).as_posix() for path in stacked.rglob("*") if path.is_file()}
+    assert {"bundle.json", "model.json", "parts/diagnoses/bundle.json", "parts/others/model.safetensors"} <= names
+    assert {name.rpartition(".")[2] for name in names} <= {"json", "safetensors", "csv"}
+    recipe = bundle.recipe["recipes"]["others"]
+    assert recipe["kind"] == "linear" and recipe["fit"]["negatives"] == 2000  # complete, not only the changes
+    notes = list(small_corpus.notes("test"))
+    np.testing.assert_array_equal(bundle.model.probabilities(notes), Bundle.load(stacked).model.probabilities(notes))
+
+
+def test_damaged_part_is_named(halves, small_corpus, tmp_path):
+    train(load_recipe("stacked", [*halves, *QUICK]), [small_corpus], tmp_path / "b")
+    path = tmp_path / "b" / "parts" / "others" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(BundleError, match=r"damaged: parts/others/model\.safetensors"):
+        Bundle.load(tmp_path / "b")
+
+
+def test_training_twice_gives_the_same_coder(stacked, halves, small_corpus, tmp_path):
+    first = Bundle.load(stacked)
+    settings = [f"stacking.min_notes={first.recipe['stacking']['min_notes']}"]
+    second = train(load_recipe("stacked", [*halves, *QUICK, *settings]), [small_corpus], tmp_path / "b")
+    notes = list(small_corpus.notes("test"))
+    np.testing.assert_array_equal(first.model.probabilities(notes), second.model.probabilities(notes))
+    assert first.decision == second.decision
+
+
+@pytest.mark.parametrize("settings", SPLITS.values(), ids=SPLITS)
+def test_stacker_learns_from_notes_that_no_part_has_seen(halves, tmp_path, monkeypatch, settings):
+    """Also notes of a patient stay together. Some patients have two notes."""
+    notes = [note for note in small_notes(200) if note.split != "test"]
+    twins = [note.__class__(**{**vars_of(note), "id": f"{note.id}b"}) for note in notes[:40]]
+    corpus = write_corpus([*notes, *twins], tmp_path / "c", source={}, filters=[], counts={})
+    trained_on, stacked_on = [], []
+    train_parts, cells = StackedTrainer._train_parts, StackedTrainer._cells
+
+    def spy_train(self, train_notes, dev_notes, refit, stage=""):
+        trained_on.append({note.patient for part in (train_notes, dev_notes) for note in part.notes()})
+        return train_parts(self, train_notes, dev_notes, refit, stage)
+
+    def spy_cells(self, parts, examples, group):
+        stacked_on.append({note.patient for note in examples.notes()})
+        return cells(self, parts, examples, group)
+
+    monkeypatch.setattr(StackedTrainer, "_train_parts", spy_train)
+    monkeypatch.setattr(StackedTrainer, "_cells", spy_cells)
+    train(load_recipe("stacked", [*halves, *QUICK, *settings]), [corpus], tmp_path / "b")
+    assert len(stacked_on) == (1 if settings else 2) and all(stacked_on)
+    for seen, held_out in zip(trained_on, stacked_on):
+        assert not seen & held_out
+
+
+def vars_of(note):
+    return {name: getattr(note, name) for name in note.__dataclass_fields__}
+
+
+def test_corpus_without_dev_notes(halves, tmp_path):
+    notes = [note.__class__(**{**vars_of(note), "split": "test" if note.split == "test" else "train"})
+             for note in small_notes(120)]  # fmt: skip
+    corpus = write_corpus(notes, tmp_path / "c", source={}, filters=[], counts={})
+    for name, settings in SPLITS.items():
+        small = [setting.replace("20", "10") for setting in settings]
+        bundle = train(load_recipe("stacked", [*halves, *QUICK, *small]), [corpus], tmp_path / name)
+        assert bundle.provenance["refit"] and micro_f1(bundle, corpus) > 0.8
+
+
+def test_codes_that_no_part_ranks_high_are_below_the_candidates(stacked, small_corpus):
+    bundle = Bundle.load(stacked)
+    one = bundle.model.__class__(bundle.model.parts, bundle.model.stacker, candidates=1)
+    for note, row in zip(notes := list(small_corpus.notes("test")), one.probabilities(notes)):
+        cells = one.scores.cells(one.scores.scores([note]))
+        others = np.delete(row, cells.labels)
+        assert len(cells.labels) == 2 and len(others) == 4 and others.max() <= row[cells.labels].min()
+
+
+def test_true_code_that_no_part_knows_is_a_miss(halves, tmp_path):
+    new = Code("icd10cm", "Z99.89")
+    notes = [
+        note.__class__(**{**vars_of(note), "codes": (*note.codes, new)}) if note.split == "dev" else note
+        for note in small_notes(160)
+    ]
+    corpus = write_corpus(notes, tmp_path / "c", source={}, filters=[], counts={})
+    bundle = train(load_recipe("stacked", [*halves, *QUICK, "stacking.min_notes=20"]), [corpus], tmp_path / "b")
+    assert new not in bundle.model.labels and 0 < bundle.decision.threshold < 1
+
+
+def test_evidence_is_of_a_part_that_knows_the_code(stacked):
+    model = Bundle.load(stacked).model
+    note = as_notes(["Seen today. Type 2 diabetes. Laparoscopic appendectomy. Continue at home."])[0]
+    codes = [Code("icd10pcs", "0DTJ4ZZ"), Code("icd10cm", "E11.9")]
+    surgery, diabetes = model.evidence(note, [model.labels.column(code) for code in codes])
+    assert "appendectomy" in surgery[0].text and "diabetes" in diabetes[0].text
+    assert model.evidence(note, []) == []
+
+
+def test_notes_without_codes_of_any_part(halves, tmp_path):
+    corpus = write_corpus(small_notes(40), tmp_path / "c", source={}, filters=[], counts={})
+    with pytest.raises(DataError, match="no code is left to learn"):
+        train(load_recipe("stacked", [*halves, *QUICK, "labels.systems=['icd9proc']"]), [corpus], tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["parts=['linear']"], r"parts .*at least 2 items.*"),
+        (["parts=['linear', 'linear']"], r"parts must have distinct names; got linear, linear"),
+        (["parts=['linear', 'liner']"], r"recipe must be a file or one of .*; got 'liner'"),
+        (["parts=['linear', 'stacked']"], r"a part must not be stacked itself; got stacked"),
+        (["parts=['linear', 3]"], r"parts\.1 should be a valid string; got 3"),
+        (["parts=linear"], r"parts should be a valid list; got 'linear'"),
+        (["recipes.plant.seed=1"], r"recipes must be of the parts .*; got plant"),
+        (["recipes.linear=1"], r"recipes\.linear must be a table; got 1"),
+        (["recipes.linear.fit.cc=1"], r"part linear: \[fit\] has no key 'cc'"),
+        (["recipes.linear.fit.negatives=0"], r"part linear: fit\.negatives should be greater .*; got 0"),
+        (["labels.min_notes=3"], r"of labels only systems can be set"),
+        (["stacking.folds=1"], r"stacking\.folds should be greater than or equal to 2; got 1"),
+        (["stacking.tuning_share=1"], r"stacking\.tuning_share should be less than 1; got 1"),
+    ],
+)
+def test_wrong_settings_raise_one_sentence(settings, sentence):
+    with pytest.raises(ConfigError, match=sentence) as error:
+        load_recipe("stacked", settings)
+    assert "\n" not in str(error.value)
