@@ -46,7 +46,7 @@ demo: .venv/base
 	@echo "open out/demo/report/index.html (scores) and out/demo/explained (the words behind a code)"
 
 reproduce: .venv/all
-	for paper in federated_heads dual_laat hmhan plant; do \
+	for paper in federated-heads dual-laat hmhan plant; do \
 	  $(BIN)/nosology reproduce $$paper --small --out out/reproduce/$$paper || exit 1; \
 	done
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
@@ -11,11 +12,11 @@ import typer
 
 from nosology.cli.coder_commands import Overrides
 
-REMOVED = {"grid": "nosology reproduce federated_heads", "leakage": "nosology reproduce hmhan leakage"}
+REMOVED = {"grid": "nosology reproduce federated-heads", "leakage": "nosology reproduce hmhan leakage"}
 
 
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="federated_heads, dual_laat, hmhan or plant.")],
+    paper: Annotated[str, typer.Argument(help="federated-heads, dual-laat, hmhan or plant.")],
     table: Annotated[str | None, typer.Argument(help="A table of the paper; default: all tables.")] = None,
     corpus: Annotated[list[Path], typer.Option(help="A corpus folder; may be given several times.")] = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="The folder of results; what it has is not run again.")] = None,
@@ -38,9 +39,11 @@ def reproduce(
     from nosology.corpora.corpus import Corpus
     from nosology.encoders.append_only_store import check_cache_folder
     from nosology.reproduce import PAPERS
+    from nosology.reproduce.result_page import StudyCall, write_page
     from nosology.reproduce.result_tables import missing, write_tables
     from nosology.reproduce.runner import Runner
 
+    paper, table = paper.replace("_", "-"), table and table.replace("_", "-")
     if paper not in PAPERS:
         raise ConfigError(f"PAPER must be one of {', '.join(PAPERS)}; got {paper!r}")
     module: Any = import_module(PAPERS[paper])
@@ -61,6 +64,8 @@ def reproduce(
         raise ConfigError("each corpus must be given once; two of them have the same notes")
     with exclusive_output(out, f"another reproduction is running in {out}"):
         corpora = corpora or module.simulate(study, out / "simulated")
+        line = _command_line(paper, table, corpus, out, small, seeds, settings)
+        call = StudyCall(module.TITLE, module.TABLES, line, study.model_dump(mode="json"), corpora, not corpus)
         tables = module.tables(study, corpora, out, [table] if table else list(module.TABLES))
         runs = {key: run for each in tables for key, run in each.runs.items()}
         runner = Runner(out, cache or out / "cache", jobs, keep_bundles)
@@ -68,12 +73,25 @@ def reproduce(
             runner.work(list(runs.values()), typer.echo)
         finally:  # the results so far are written, however it ended
             results, failed = runner.results(runs.values()), runner.failures(runs.values())
+            tables = [each.with_fixed_remarks(results) for each in tables]
             written = write_tables(out, tables, results, failed)
+            page = write_page(out, call, tables, results, failed)
     for path in written:
         typer.echo(f"\n{path.read_text(encoding='utf-8')}\nwritten: {path}")
+    typer.echo(f"written: {page}")
     if len(results) < len(runs):
         typer.echo(f"{len(runs)} runs, {missing(runs, results, failed)}", err=True)
         raise typer.Exit(1)
+
+
+def _command_line(
+    paper: str, table: str | None, corpora: list[Path], out: Path, small: bool, seeds: int | None, settings: list[str]
+) -> str:
+    """The command that gives the same numbers; without options that change none."""
+    words = ["nosology", "reproduce", paper, *([table] if table else [])]
+    words += [word for corpus in corpora for word in ("--corpus", str(corpus))]
+    words += [*(["--small"] if small else []), *(["--seeds", str(seeds)] if seeds else [])]
+    return shlex.join([*words, *(word for setting in settings for word in ("--set", setting)), "--out", str(out)])
 
 
 def removed(context: typer.Context) -> None:

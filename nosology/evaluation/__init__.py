@@ -5,12 +5,19 @@ from nosology.evaluation.decision import tune_threshold, tune_thresholds
 from nosology.evaluation.metrics import Evaluation, brief, by_chapter, by_frequency, evaluate, examine
 from nosology.evaluation.reliability import Reliability, reliability
 from nosology.evaluation.report import write_report
-from nosology.evaluation.significance import Difference, approximate_randomisation, paired_bootstrap, paired_t_test
+from nosology.evaluation.significance import (
+    Difference,
+    NotePredictions,
+    approximate_randomisation,
+    paired_bootstrap,
+    paired_t_test,
+)
 
 __all__ = [
     "Counts",
     "Difference",
     "Evaluation",
+    "NotePredictions",
     "Reliability",
     "approximate_randomisation",
     "brief",

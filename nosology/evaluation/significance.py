@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from scipy import sparse
 
 from nosology.core import DataError
+from nosology.core.label_space import LabelSpace
 from nosology.evaluation.counts import macro, micro, ratio
 from nosology.evaluation.metrics import Evaluation, random_draws
 
@@ -26,6 +28,30 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class NotePredictions:
+    """The part of an evaluation that tests over notes compare; it can be stored without the scores."""
+
+    space: LabelSpace
+    gold: sparse.csr_matrix  # (B, len(space)) of 0/1
+    predicted: sparse.csr_matrix  # the same for the accepted codes
+    per_note: dict[str, np.ndarray]  # ranking metrics (B,); NaN for a note without a true code
+
+    @staticmethod
+    def of(evaluation: Evaluation | NotePredictions) -> NotePredictions:
+        """The predictions of an evaluation."""
+        if isinstance(evaluation, NotePredictions):
+            return evaluation
+        scored = evaluation.scored
+        return NotePredictions(scored.space, scored.gold, evaluation.predicted, evaluation.per_note)
+
+    @cached_property
+    def gold_codes(self) -> list[frozenset]:
+        """The true codes of each note."""
+        gold, codes = self.gold, self.space.codes
+        return [frozenset(codes[j] for j in gold.indices[a:b]) for a, b in zip(gold.indptr, gold.indptr[1:])]
+
+
+@dataclass(frozen=True)
 class _NoteSums:
     """A metric as a function of sums over notes: `value` takes (R, D) sums of the rows (B, D)."""
 
@@ -40,8 +66,8 @@ class _NoteSums:
 
 
 def paired_bootstrap(
-    first: Evaluation,
-    second: Evaluation,
+    first: Evaluation | NotePredictions,
+    second: Evaluation | NotePredictions,
     metric: str = "micro_f1",
     *,
     groups: Sequence[str] | None = None,
@@ -55,7 +81,7 @@ def paired_bootstrap(
     observed difference. Replicates in which the metric is undefined (no note has a code) do not count.
     """
     a, b = _note_sums(first, second, metric)
-    rng, n_notes = np.random.default_rng(seed), first.scored.n_notes
+    rng, n_notes = np.random.default_rng(seed), a.rows.shape[0]
     if groups is not None and len(groups) != n_notes:
         raise ValueError(f"groups must have the patient of each of the {n_notes} notes; got {len(groups)}")
     unit = np.arange(n_notes) if groups is None else np.unique(groups, return_inverse=True)[1]
@@ -72,21 +98,27 @@ def paired_bootstrap(
 
 
 def approximate_randomisation(
-    first: Evaluation, second: Evaluation, metric: str = "micro_f1", *, replicates: int = 10000, seed: int = 0
+    first: Evaluation | NotePredictions,
+    second: Evaluation | NotePredictions,
+    metric: str = "micro_f1",
+    *,
+    replicates: int = 10000,
+    seed: int = 0,
 ) -> Difference:
     """The difference of two models on the same notes, tested by random swaps of their predictions per note.
 
     p is the share of random swaps with a difference at least as large as the observed one.
     """
     a, b = _note_sums(first, second, metric)
-    rng, n_notes = np.random.default_rng(seed), first.scored.n_notes
+    rng, n_notes = np.random.default_rng(seed), a.rows.shape[0]
     ones = np.ones((1, n_notes))
     observed = _difference(a, b, metric)
     whole = a.sums(ones) + b.sums(ones)
     difference = _NoteSums(b.rows - a.rows, a.value)
     draws = []
     for size in _chunks(replicates):
-        swapped = a.sums(ones) + difference.sums(rng.integers(0, 2, (size, n_notes)).astype(np.float64))
+        bits = np.unpackbits(rng.integers(0, 256, (size, -(-n_notes // 8)), np.uint8), axis=1, count=n_notes)
+        swapped = a.sums(ones) + difference.sums(bits.astype(np.float64))
         draws.append(a.value(swapped) - a.value(whole - swapped))
     return Difference(observed, _p_value(np.abs(np.concatenate(draws)) >= abs(observed) - 1e-12))
 
@@ -126,30 +158,28 @@ def _p_value(is_extreme: np.ndarray) -> float:
     return float((is_extreme.sum() + 1) / (len(is_extreme) + 1))
 
 
-def _note_sums(first: Evaluation, second: Evaluation, metric: str) -> tuple[_NoteSums, _NoteSums]:
-    names = ("micro_f1", "micro_precision", "micro_recall", "macro_f1", *first.per_note)
+def _note_sums(
+    first: Evaluation | NotePredictions, second: Evaluation | NotePredictions, metric: str
+) -> tuple[_NoteSums, _NoteSums]:
+    a, b = NotePredictions.of(first), NotePredictions.of(second)
+    names = ("micro_f1", "micro_precision", "micro_recall", "macro_f1", *a.per_note)
     if metric not in names:
         raise ValueError(f"metric must be one of {', '.join(names)}; got {metric}")
-    if _gold_codes(first) != _gold_codes(second):
+    if a.gold_codes != b.gold_codes:
         raise ValueError("two models can be compared only on the same notes with the same true codes")
-    return _sums_of(first, metric), _sums_of(second, metric)
+    return _sums_of(a, metric), _sums_of(b, metric)
 
 
-def _gold_codes(evaluation: Evaluation) -> list[frozenset]:
-    gold, codes = evaluation.scored.gold, evaluation.scored.space.codes
-    return [frozenset(codes[j] for j in gold.indices[a:b]) for a, b in zip(gold.indptr, gold.indptr[1:])]
-
-
-def _sums_of(evaluation: Evaluation, metric: str) -> _NoteSums:
-    if metric in evaluation.per_note:
-        values = evaluation.per_note[metric]
+def _sums_of(notes: NotePredictions, metric: str) -> _NoteSums:
+    if metric in notes.per_note:
+        values = notes.per_note[metric]
         coded = ~np.isnan(values)
         return _NoteSums(np.stack([np.where(coded, values, 0.0), coded], axis=1), lambda s: ratio(s[:, 0], s[:, 1]))
-    gold, predicted = evaluation.scored.gold, evaluation.predicted
+    gold, predicted = notes.gold, notes.predicted
     hits = gold.multiply(predicted).tocsr()
     if metric == "macro_f1":
         # Sorted by code, the columns of two models with different label spaces agree.
-        true = np.array(sorted(np.unique(gold.indices), key=evaluation.scored.space.codes.__getitem__), dtype=np.intp)
+        true = np.array(sorted(np.unique(gold.indices), key=notes.space.codes.__getitem__), dtype=np.intp)
         parts = [matrix[:, true].astype(np.float64) for matrix in (hits, predicted, gold)]
         return _NoteSums(sparse.hstack(parts, format="csr"), _macro_f1)
     rows = np.stack([np.diff(m.indptr) for m in (hits, predicted, gold)], axis=1).astype(np.float64)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from torch import Tensor
 
 from nosology.config import check
 from nosology.core import ConfigError
-from nosology.core.files import atomic_file
 from nosology.corpora.corpus import Corpus
 from nosology.evaluation.measure import measure
 from nosology.models.bundle import Bundle
@@ -32,9 +31,12 @@ from nosology.models.plant.plant_settings import PlantRecipe
 from nosology.models.plant.plant_trainer import PlantPipeline, PlantTrainer, StageCache
 from nosology.models.train import train
 from nosology.reproduce import runner
-from nosology.reproduce.result_tables import Row, Table, paired_tests, rows_with_paper_numbers
+from nosology.reproduce.result_tables import ResultFigure, Row, Table, paired_tests, rows_with_paper_numbers
 from nosology.reproduce.runner import Results, Run, Task, check_splits, part_of
 from nosology.training.examples import Examples, train_and_dev
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TITLE = "Saha Roy et al. (2024), Don't Just Pay Attention, PLANT It"
 TABLES = {
@@ -171,19 +173,15 @@ def _figure_4(runs: dict[tuple[str, float], list[Run]]) -> Table:
                 yield f"{metric}: LAAT has {laat[-1][1]:.4f} with {laat[-1][0]:.0f} train notes; PLANT {reached}."
         yield "The paper, MIMIC-IV: p@5 0.50 with 1,090 notes, LAAT 10,337; p@15 0.37 with 2,743, LAAT 12,902."
 
-    def draw(results: Results, folder: Path) -> None:
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9, 4), layout="constrained")
+    def draw(results: Results, figure: Figure) -> None:
         for axes, metric in zip(figure.subplots(1, 2), ("p@5", "p@15")):
             for coder in dict.fromkeys(coder for coder, _ in runs):
                 axes.plot(*zip(*(curve(coder, metric, results) or [(np.nan, np.nan)])), "o-", label=coder)
             axes.set(xlabel="train notes", ylabel=metric.upper(), xscale="log")
             axes.legend()
-        with atomic_file(folder / "figure-4.png") as temporary:
-            figure.savefig(temporary, dpi=120, format="png")
 
-    return Table("figure-4", TABLES["figure-4"], ("coder", "share of train"), columns, rows, "", remarks, draw)
+    header, figures = ("coder", "share of train"), [ResultFigure("figure-4", "P@5 and P@15 by train notes", draw)]
+    return Table("figure-4", TABLES["figure-4"], header, columns, rows, remarks=remarks, figures=figures)
 
 
 def notes_for(curve: Sequence[tuple[float, float]], target: float) -> float | None:

@@ -1,27 +1,49 @@
-"""Results of runs as tables, in Markdown and CSV, with the paper's numbers in brackets.
+"""Results of runs as tables, in Markdown and CSV, with the paper's numbers in brackets, and their figures.
 
-OUT/table_<name>.md, OUT/table_<name>.csv
+OUT/table_<name>.md, OUT/table_<name>.csv, OUT/<figure>.png
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import TYPE_CHECKING
 
+from nosology.core import DataError
 from nosology.core.files import atomic_file
-from nosology.evaluation import paired_t_test
+from nosology.evaluation import Difference, NotePredictions, approximate_randomisation, paired_t_test
+from nosology.reproduce.predictions import load_predictions
 from nosology.reproduce.runner import Results, Run
 
-LOWER_IS_BETTER = {"hamming_loss"}
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LOWER_IS_BETTER = {"hamming_loss", "coverage_error"}
+
+
+def number(value: float, *, sign: str = "") -> str:
+    """A number for a table: an integer without decimals, a metric with four, a larger number with fewer.
+
+    sign: "+" for a difference.
+    """
+    size = abs(value)
+    decimals = 0 if isinstance(value, int) else 4 if size < 10 else 2 if size < 100 else 1
+    return f"{value:{sign},.{decimals}f}"
+
+
+def paper_number(value: float) -> str:
+    """A number of a paper with the digits that it has there, without zeros at the end."""
+    return number(value) if isinstance(value, int) else f"{value:.10g}"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table."""
+    """One number of a table; integers are counts."""
 
     values: tuple[float, ...]
     runs: int  # expected
@@ -29,19 +51,35 @@ class Cell:
 
     @property
     def mean(self) -> float | None:
-        """The mean; None without a value."""
-        return fmean(self.values) if self.values else None
+        """The mean; None without a value; an integer if all values are this integer."""
+        if not self.values:
+            return None
+        first = self.values[0]
+        return first if isinstance(first, int) and set(self.values) == {first} else fmean(self.values)
 
     @property
     def std(self) -> float | None:
         """The standard deviation of a sample (n - 1); None for fewer than two values."""
         return stdev(self.values) if len(self.values) > 1 else None
 
+    @property
+    def difference(self) -> float | None:
+        """Our mean minus the number of the paper; None without one of them."""
+        return None if self.mean is None or self.paper is None else self.mean - self.paper
+
+    @property
+    def spread(self) -> str:
+        """The standard deviation as text; empty for one value and for equal counts."""
+        return "" if self.std is None or isinstance(self.mean, int) else f"± {number(self.std)}"
+
+    @property
+    def partly(self) -> str:
+        """How many of the expected values there are, as text, if some are missing."""
+        return f"({len(self.values)} of {self.runs})" if 0 < len(self.values) < self.runs else ""
+
     def __str__(self) -> str:
-        spread = f" ± {self.std:.4f}" if self.std is not None else ""
-        partly = f" ({len(self.values)} of {self.runs})" if 0 < len(self.values) < self.runs else ""
-        ours = "-" if self.mean is None else f"{self.mean:.4f}{spread}{partly}"
-        return ours if self.paper is None else f"{ours} [{self.paper:g}]"
+        ours = "-" if self.mean is None else " ".join(filter(None, (number(self.mean), self.spread, self.partly)))
+        return ours if self.paper is None else f"{ours} [{paper_number(self.paper)}]"
 
 
 @dataclass(frozen=True)
@@ -60,6 +98,28 @@ class Row:
 
 
 @dataclass(frozen=True)
+class ResultFigure:
+    """A figure of results; `draw` gets an empty figure of 9 x 4 inches, and results of which some may be missing."""
+
+    name: str  # of the file, such as "figure-4"
+    title: str
+    draw: Callable[[Results, Figure], None]
+
+    def write(self, results: Results, out: Path) -> Path:
+        """The PNG file in a folder."""
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+
+        path = out / f"{self.name}.png"
+        with rc_context({"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}):
+            figure = Figure(figsize=(9, 4), layout="constrained")
+            self.draw(results, figure)
+            with atomic_file(path) as temporary:
+                figure.savefig(temporary, dpi=150, format="png")
+        return path
+
+
+@dataclass(frozen=True)
 class Table:
     """One table of a paper on one corpus."""
 
@@ -70,28 +130,52 @@ class Table:
     rows: Sequence[Row]
     corpus: str = ""
     remarks: Callable[[Results], Iterable[str]] = lambda results: ()
-    draw: Callable[[Results, Path], None] | None = None  # writes a figure to a folder
+    figures: Sequence[ResultFigure] = ()
+    without_best: Collection[str] = ()  # metrics of which none is better, such as a density; nor are counts
 
     @property
     def runs(self) -> dict[str, Run]:
         """The runs of all rows, by key."""
         return {run.key: run for row in self.rows for run in row.runs}
 
+    @property
+    def heading(self) -> str:
+        """Number, title and corpus: "Table 4. Models, reports"."""
+        return f"{label(self.name)}. {self.title}" + (f", {self.corpus}" if self.corpus else "")
+
+    def with_fixed_remarks(self, results: Results) -> Table:
+        """The table with its remarks about these results, so that tests are computed once for all outputs."""
+        lines = list(self.remarks(results))
+        return replace(self, remarks=lambda results: lines)
+
+    def cells(self, results: Results) -> list[list[tuple[Cell, bool]]]:
+        """The cells of each row, and whether a cell has the best of our means in its column."""
+        grid = [[row.cell(results, metric) for metric in self.columns] for row in self.rows]
+        best = [self._best(metric, column) for metric, column in zip(self.columns, zip(*grid))]
+        return [[(cell, cell.mean is not None and cell.mean == top) for cell, top in zip(row, best)] for row in grid]
+
+    def _best(self, metric: str, column: Sequence[Cell]) -> float | None:
+        """The best mean of a column; None if there is nothing to compare."""
+        means = [cell.mean for cell in column if cell.mean is not None]
+        if len(means) < 2 or metric in self.without_best or all(isinstance(mean, int) for mean in means):
+            return None
+        return (min if metric.rpartition(".")[2] in LOWER_IS_BETTER else max)(means)
+
     def markdown(self, results: Results) -> str:
         """The table as Markdown; the best of our means in each column is bold."""
-        cells = [[row.cell(results, metric) for metric in self.columns] for row in self.rows]
-        best = []
-        for metric, column in zip(self.columns, zip(*cells)):
-            means = [cell.mean for cell in column if cell.mean is not None]
-            best.append((min if metric in LOWER_IS_BETTER else max)(means, default=None))
-        name = self.name if self.name.isdigit() else f"'{self.name}'"
-        lines = [f"## Table {name}. {self.title}" + (f", {self.corpus}" if self.corpus else ""), ""]
-        lines.append(f"| {' | '.join((*self.header, *self.columns.values()))} |")
+        lines = [f"## {self.heading}", "", f"| {' | '.join((*self.header, *self.columns.values()))} |"]
         lines.append("|" + "---|" * len(self.header) + "---:|" * len(self.columns))
-        for row, line in zip(self.rows, cells):
-            shown = [f"**{cell}**" if cell.values and cell.mean == top else str(cell) for cell, top in zip(line, best)]
+        for row, line in zip(self.rows, self.cells(results)):
+            shown = [f"**{cell}**" if best else str(cell) for cell, best in line]
             lines.append(f"| {' | '.join((*row.names, *shown))} |")
         return "\n".join([*lines, "", *(f"{remark}\n" for remark in self.remarks(results))])
+
+
+def label(name: str) -> str:
+    """The name of a table on the command line as in a heading: "Table 4", "Figure 7", "Table 'leakage'"."""
+    if figure := re.fullmatch(r"figure-(\d+\w*)", name):
+        return f"Figure {figure[1]}"
+    return f"Table {name}" if name[0].isdigit() else f"Table '{name}'"
 
 
 def rows_with_paper_numbers(
@@ -108,21 +192,99 @@ def rows_with_paper_numbers(
         if line.startswith(start):
             row, *values = line.removeprefix(start).split("\t")
             pairs = (value.partition("=") for value in values)
-            numbers[row] = {metric: float(number) for metric, _, number in pairs}
+            numbers[row] = {metric: int(text) if text.isdigit() else float(text) for metric, _, text in pairs}
     ours = [Row(tuple(row.split(" / ")), tuple(runs[row]), numbers.pop(row, {}), prefix) for row in runs]
     return ours + [Row(tuple(f"{row} (paper)".split(" / ")), (), values) for row, values in numbers.items()]
 
 
-def paired_tests(rows: Sequence[Row], metric: str, results: Results) -> Iterator[str]:
-    """The first row minus each other row, with a t-test that pairs runs; rows with a missing run are left out."""
-    complete = [(row.names[-1], row.cell(results, metric).values) for row in rows if row.runs]
-    first, values = complete[0] if complete else ("", ())
-    for name, others in complete[1:]:
-        if len(values) == len(others) > 1:
-            test = paired_t_test(values, others)
-            p = "undefined" if test.p is None else f"{test.p:.4f}"
-            interval = f"95% {test.low:+.4f} to {test.high:+.4f}"
-            yield f"{first} minus {name}: {metric} {test.value:+.4f} ({interval}), paired t-test p {p}"
+class Comparison(str):
+    """A significance test as a line of text; `parts`: what it compares, metric, difference, 95% interval, p, test."""
+
+    parts: tuple[str, ...]
+
+    def __new__(cls, rows: tuple[Row, Row], metric: str, test: Difference, name: str, runs: str) -> Comparison:
+        """The line of a test of the first row minus the second; runs: which runs it compares."""
+        difference = f"{test.value:+.4f}"
+        interval = "" if test.low is None or test.high is None else f"{test.low:+.4f} to {test.high:+.4f}"
+        p = "undefined" if test.p is None else f"{test.p:.4f}"
+        shown = f"{difference} (95% {interval})" if interval else difference
+        line = super().__new__(cls, f"{_minus(*rows)}: {metric} {shown}, {name} p {p}, {runs}")
+        line.parts = (_minus(*rows), metric, difference, interval, p, f"{name}, {runs}")
+        return line
+
+
+def _minus(first: Row, second: Row) -> str:
+    return f"{' / '.join(first.names)} minus {' / '.join(second.names)}"
+
+
+def paired_tests(rows: Sequence[Row], metric: str, results: Results) -> Iterator[Comparison]:
+    """The first row minus each other row, with a t-test that pairs the runs of equal seeds.
+
+    Seeds that one of the rows lacks do not count; a row with fewer than two is left out.
+    """
+    for first, second, pairs in _paired_rows(rows, results):
+        values = [
+            tuple(results[run.key]["metrics"].get(row.prefix + metric) for row, run in zip((first, second), pair))
+            for pair in pairs
+        ]
+        defined = [pair for pair in values if None not in pair]
+        if len(defined) > 1:
+            test = paired_t_test(*zip(*defined))
+            yield Comparison((first, second), metric, test, "paired t-test", f"{len(defined)} seeds")
+
+
+def randomisation_tests(
+    rows: Sequence[Row], metrics: Sequence[str], results: Results, *, replicates: int = 2000
+) -> Iterator[str]:
+    """The first row minus each other row in each metric, with an approximate randomisation test over the test notes.
+
+    The predictions of the runs of equal seeds are compared. The difference is the mean over the seeds, p the largest of
+    them. A metric with the prefix "few." is tested with the predictions of that name. If predictions are missing,
+    damaged or of other notes, the line says so instead. metrics: micro F1, precision and recall, macro F1 and every
+    ranking metric.
+    """
+    loaded: dict[str, NotePredictions] = {}
+
+    def predictions(row: Row, run: Run, metric: str) -> NotePredictions:
+        name = (row.prefix + metric).rpartition(".")[0]
+        entry = results[run.key].get("predictions", {}).get(name)
+        if entry is None:
+            raise DataError(f"{run.title} has stored no predictions")
+        if entry["file"] not in loaded:
+            loaded[entry["file"]] = load_predictions(entry)
+        return loaded[entry["file"]]
+
+    for first, second, pairs in _paired_rows(rows, results):
+        loaded.clear()
+        reasons: dict[str, list[str]] = {}
+        for metric in metrics:
+            tests = []
+            try:
+                for a, b in pairs:
+                    notes = predictions(first, a, metric), predictions(second, b, metric)
+                    if notes[0].gold_codes != notes[1].gold_codes:
+                        raise DataError(f"{a.title} and {b.title} have different test notes")
+                    name = metric.rpartition(".")[2]
+                    tests.append(approximate_randomisation(*notes, name, replicates=replicates))
+            except DataError as error:
+                reasons.setdefault(str(error), []).append(metric)
+            else:
+                largest = max(test.p for test in tests if test.p is not None)
+                mean = Difference(fmean(test.value for test in tests), largest)
+                seeds = f"largest of {len(tests)} seeds" if len(tests) > 1 else "1 seed"
+                yield Comparison((first, second), metric, mean, "approximate randomisation", seeds)
+        for reason, untested in reasons.items():
+            yield f"{_minus(first, second)}: {', '.join(untested)} not tested by approximate randomisation: {reason}"
+
+
+def _paired_rows(rows: Sequence[Row], results: Results) -> Iterator[tuple[Row, Row, list[tuple[Run, Run]]]]:
+    """The first row with runs and each other one, with their runs of equal seeds that have results."""
+    with_runs = [row for row in rows if row.runs]
+    for first, second in zip(with_runs[:1] * len(with_runs), with_runs[1:]):
+        by_seed = {run.repeat: run for run in second.runs if run.key in results}
+        pairs = [(run, by_seed[run.repeat]) for run in first.runs if run.key in results and run.repeat in by_seed]
+        if pairs:
+            yield first, second, pairs
 
 
 def write_tables(out: Path, tables: Sequence[Table], results: Results, failed: Mapping[str, str]) -> list[Path]:
@@ -148,9 +310,8 @@ def write_tables(out: Path, tables: Sequence[Table], results: Results, failed: M
                 mean, std, paper = ("" if value is None else repr(value) for value in (cell.mean, cell.std, cell.paper))
                 place = (name, table.corpus, " / ".join(row.names), metric)
                 writer.writerow((*place, mean, std, len(cell.values), cell.runs, paper))
-        for table in chosen:
-            if table.draw:
-                table.draw(results, out)
+        for figure in (figure for table in chosen for figure in table.figures):
+            figure.write(results, out)
     return written
 
 

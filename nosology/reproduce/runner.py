@@ -1,6 +1,7 @@
 """Runs of a study, each in its own process.
 
     OUT/runs/<key>.json      the result of a run, written atomically: a second call runs only what is missing
+    OUT/runs/<key>[.<name>].safetensors    its predictions (predictions.py)
     OUT/failed/<key>.json    why a run failed; the next call tries it again
     OUT/logs/<key>.log       the output of a failed run
     OUT/work/<key>/          checkpoints and bundle of a run; deleted when it ends, unless `keep_bundles`
@@ -141,8 +142,12 @@ class Runner:
     command: Sequence[str] = COMMAND
 
     def results(self, runs: Iterable[Run]) -> dict[str, dict[str, Any]]:
-        """The results that exist, by key."""
-        return {run.key: value for run in runs if (value := read_json(self._path("runs", run.key))) is not None}
+        """The results that exist, by key; the files of predictions with their paths."""
+        results = {run.key: value for run in runs if (value := read_json(self._path("runs", run.key))) is not None}
+        for result in results.values():
+            for entry in result.get("predictions", {}).values():
+                entry["file"] = str(self.out / "runs" / entry["file"])
+        return results
 
     def failures(self, runs: Iterable[Run]) -> dict[str, str]:
         """The reasons why runs without a result failed, by key."""
@@ -199,7 +204,7 @@ class Runner:
     def _start(self, run: Run) -> subprocess.Popen[bytes]:
         log, result, failure = (self._path(kind, run.key) for kind in ("logs", "runs", "failed"))
         log.parent.mkdir(parents=True, exist_ok=True)
-        for stale in (result, failure):
+        for stale in (result, failure, *self._predictions(run.key)):
             stale.unlink(missing_ok=True)
         recipe, corpora = run.recipe.model_dump(mode="json"), [str(corpus.folder.resolve()) for corpus in run.corpora]
         paths = [str(path.resolve()) for path in (self.out / "work" / run.key, self.cache, result, failure)]
@@ -220,7 +225,10 @@ class Runner:
         _close(process)
         if read_json(self._path("runs", key)) is not None:
             self._clear(key)
-        elif read_json(self._path("failed", key)) is None:
+            return
+        for path in self._predictions(key):
+            path.unlink()
+        if read_json(self._path("failed", key)) is None:
             code = process.returncode
             why = f"it ended with code {code} and no result"
             if code < 0:
@@ -231,6 +239,9 @@ class Runner:
     def _clear(self, key: str) -> None:
         for kind in ("failed", "logs"):
             self._path(kind, key).unlink(missing_ok=True)
+
+    def _predictions(self, key: str) -> list[Path]:
+        return list((self.out / "runs").glob(f"{key}.*safetensors"))  # a key has no special character of patterns
 
     def _path(self, kind: str, key: str) -> Path:
         return self.out / kind / f"{key}.{'log' if kind == 'logs' else 'json'}"

@@ -55,8 +55,9 @@ def test_figure_4_interpolates_the_notes_that_plant_needs(tables, tmp_path):
             results[run.key] = {"metrics": {"train_notes": 100 * share, "p@5": value, "p@15": value / 2}}
     first = next(iter(figure.remarks(results)))
     assert first == "p@5: LAAT has 0.3000 with 100 train notes; PLANT reaches it with 50."
-    figure.draw(results, tmp_path)
-    figure.draw({}, tmp_path)
+    [drawn] = figure.figures
+    drawn.write({}, tmp_path)
+    assert drawn.write(results, tmp_path) == tmp_path / "figure-4.png"
     assert (tmp_path / "figure-4.png").read_bytes().startswith(b"\x89PNG")
 
 

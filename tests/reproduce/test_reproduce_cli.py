@@ -25,7 +25,7 @@ PATIENCE = 240  # seconds, for a busy machine
 
 def command(corpus: Path, folder: Path, *more: str) -> list[str]:
     """One head of the small study: central, federated and one random split."""
-    start = [sys.executable, "-m", "nosology", "reproduce", "federated_heads", "--small", "--corpus", str(corpus)]
+    start = [sys.executable, "-m", "nosology", "reproduce", "federated-heads", "--small", "--corpus", str(corpus)]
     return [*start, "--out", str(folder / "out"), "--seeds", "1", "--set", "heads=['mlp']", *more]
 
 
@@ -104,15 +104,15 @@ def test_study_with_failed_runs_exits_with_1_and_names_the_reason(small_corpus, 
 def test_invalid_input_raises(small_corpus, tmp_path):
     corpus, out = ["--corpus", str(small_corpus.folder)], ["--out", str(tmp_path / "out")]
     for arguments, sentence in (
-        (["grid"], "PAPER must be one of federated_heads, dual_laat, hmhan, plant; got 'grid'"),
-        (["dual_laat", "3"], "TABLE of dual_laat must be one of 1, 2, 4; got '3'"),
+        (["grid"], "PAPER must be one of federated-heads, dual-laat, hmhan, plant; got 'grid'"),
+        (["dual_laat", "3"], "TABLE of dual-laat must be one of 1, 2, 4; got '3'"),
         (["dual_laat", "1", *out], "--out and --corpus must be given; with --small, a simulated hospital replaces the"),
         (["dual_laat", "1", "--small"], "--out and --corpus must be given"),
         (["dual_laat", "1", *corpus, *out], "--corpus must name the ICD-10 corpus and then one ICD-9 corpus or more"),
         (["dual_laat", "1", *corpus, *corpus, *out], "each corpus must be given once"),
         (
             ["federated_heads", "--small", *out, "--set", "sites.hospitals=3"],
-            "federated_heads: [sites] has no key 'hospitals'; allowed: count",
+            "federated-heads: [sites] has no key 'hospitals'; allowed: count",
         ),
         (["hmhan", "--small", "--set", "nothing=3", *out], "hmhan: a recipe has no key 'nothing'; allowed: seeds"),
     ):
@@ -127,7 +127,7 @@ def test_tables_are_listed(paper):
 
 
 def test_removed_commands_name_the_new_command():
-    for name, successor in (("grid", "federated_heads"), ("leakage", "hmhan leakage")):
+    for name, successor in (("grid", "federated-heads"), ("leakage", "hmhan leakage")):
         ended = CliRunner().invoke(app, [name, "small", "--corpus", "x", "--seeds", "2"])
         assert ended.exit_code == 2 and f"nosology reproduce {successor}" in ended.stderr
     assert "leakage" not in CliRunner().invoke(app, ["--help"]).stdout
