@@ -53,9 +53,7 @@ def expanded_abbreviation(word: str) -> tuple[str, ...]:
     return _abbreviations().get((word,), ())
 
 
-def clean_report(
-    text: str, *, negation: bool = True, stop_words: bool = True, context: bool = False
-) -> CleanedText:
+def clean_report(text: str, *, negation: bool = True, stop_words: bool = True, context: bool = False) -> CleanedText:
     """The words of a report in lower case, separated by blanks, with abbreviations expanded and without numbers.
 
     negation: NOT_ before each negated content word. context: also MAYBE_, PAST_ and KIN_ before uncertain and past ones
