@@ -35,6 +35,7 @@ def draw_metric_bars(rows: Sequence[Row], columns: Mapping[str, str], results: R
         axes.bar(places + 0.2, [cell.paper or 0 for cell in cells], 0.4, color=PAPER, label="paper")
         axes.set_xticks(places, [row.names[0] for row in rows], rotation=60, ha="right", fontsize=8)
         axes.set_title(header, fontsize=10)
+    figure.axes[0].set_ylim(bottom=0)
     figure.axes[0].legend(fontsize=8)
 
 
@@ -59,5 +60,6 @@ def draw_curves(runs: Sequence[Run], results: Results, figure: Figure) -> None:
                 epochs = range(1, len(curve) + 1)
                 axes.plot(epochs, curve, color=color, alpha=0.8, label=None if number else label, marker=".")
         axes.set(xlabel="epoch", ylabel=name)
+        axes.xaxis.get_major_locator().set_params(integer=True)
     if loss.lines:
         loss.legend()

@@ -45,7 +45,7 @@ from nosology.training.recipe_settings import LabelSettings
 from nosology.training.run_folder import CURVES
 
 _BATCH = 64  # reports
-_MIN_REPORTS = 10  # a word of fewer train reports is not shown: results must not identify a patient
+_MIN_PATIENTS = 10  # a word in the train reports of fewer patients is not shown: results must identify nobody
 
 
 def frequent_codes(corpus: Corpus, settings: LabelSettings) -> list[Code]:
@@ -159,7 +159,7 @@ def run_lime(task: Task) -> dict[str, Any]:
         overlaps.append(len(set(lime.best(5)) & set(attention.best(5))) / 5)
         pairs = zip((word.lower() for word in lime.words.words), lime.weights.tolist())
         weights.setdefault(model.labels.codes[label], []).extend(pairs)
-    words = _word_means(weights, _document_frequency(corpus))
+    words = _word_means(weights, _patient_frequency(corpus))
     metrics = {"reports": len(explained), "codes": len(weights), "overlap": fmean(overlaps)}
     return {"metrics": metrics, "words": words}
 
@@ -172,16 +172,17 @@ def _word_means(
     for code, pairs in weights.items():
         by_word: dict[str, list[float]] = {}
         for word, weight in pairs:
-            if frequency[word] >= _MIN_REPORTS:
+            if frequency[word] >= _MIN_PATIENTS:
                 by_word.setdefault(word, []).append(weight)
         means = sorted(((word, fmean(values)) for word, values in by_word.items()), key=lambda pair: -abs(pair[1]))
         result[str(code)] = means[:10]
     return result
 
 
-def _document_frequency(corpus: Corpus) -> Counter[str]:
-    """The number of train reports with each word."""
-    return Counter(word for note in corpus.notes("train") for word in set(words_of(note.text)))
+def _patient_frequency(corpus: Corpus) -> Counter[str]:
+    """The number of patients with each word in a train report."""
+    pairs = {(note.patient or note.id, word) for note in corpus.notes("train") for word in words_of(note.text)}
+    return Counter(word for _, word in pairs)
 
 
 def run_curves(task: Task) -> dict[str, Any]:

@@ -38,7 +38,6 @@ TABLES = {
 PLAIN_LOSS = ["smote.ratio=0.0", "loss.focal=0.0", "loss.weighted=false"]
 WITHOUT_SMOTE = "without SMOTE"
 VARIANTS: dict[str, dict[str, list[str]]] = {
-    "3": {WITHOUT_SMOTE: ["smote.ratio=0.0"], "HMHAN": []},
     "4": {
         "HMHAN": [],
         "single attention": ["model.attention=single"],
@@ -183,7 +182,9 @@ class _HmhanTables:
 
     def _smote_tables(self) -> list[Table]:
         counts = self.runs("class counts", "run_class_counts", seeds=1)
-        rows = self.variants("3")
+        settings = {WITHOUT_SMOTE: VARIANTS["ablations"][WITHOUT_SMOTE], "HMHAN": []}
+        without, with_smote = (self.runs(row, "run_variant", settings[row]) for row in settings)
+        rows = [Row((WITHOUT_SMOTE,), without), Row(("with SMOTE",), with_smote)]
 
         def imbalance(results: Results) -> Iterable[str]:
             for metrics in (results[run.key]["metrics"] for run in counts if run.key in results):
@@ -191,7 +192,10 @@ class _HmhanTables:
                 yield f"Mean imbalance ratio (MeanIR): {before:.2f} without SMOTE, {after:.2f} with it."
 
         header, title = ("code", "description"), "Train reports per code without and with SMOTE"
-        effect = Table("3", "Scores without and with SMOTE", ("model",), SMOTE_COLUMNS, rows, remarks=_tests(rows))
+        effect = Table(
+            "3", "Scores without and with SMOTE", ("HMHAN",), SMOTE_COLUMNS, rows, remarks=_tests(rows),
+            without_best=["overfitting"],
+        )  # fmt: skip
         return [Table("3", title, header, CLASS_COLUMNS, self.code_rows(counts), remarks=imbalance), effect]
 
     def _baseline_table(self) -> list[Table]:
