@@ -42,7 +42,7 @@ def draw_metric_bars(rows: Sequence[Row], columns: Mapping[str, str], results: R
 def draw_lime_words(runs: Sequence[Run], results: Results, figure: Figure) -> None:
     """Figure 5: the words with the largest mean LIME weights, for the two codes with the most of them."""
     run = next((run for run in runs if run.key in results), None)
-    words = {} if run is None else results[run.key]["words"]
+    words: dict[str, list[tuple[str, float]]] = {} if run is None else results[run.key]["words"]
     chosen = sorted((code for code in words if words[code]), key=lambda code: -len(words[code]))[:2]
     for axes, code in zip(np.atleast_1d(figure.subplots(1, max(1, len(chosen)))), chosen):
         names, weights = zip(*reversed(words[code]))

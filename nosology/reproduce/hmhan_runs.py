@@ -130,13 +130,18 @@ def _imbalance_metrics(bundle: Bundle, corpus: Corpus, test: Evaluation, n: int)
     known = list(corpus.notes("train"))
     rare = minority_labels(labels.encode(codes_in_labels(settings, labels, [note.codes for note in known])))
     gold, hits = test.scored.gold[:, rare], test.scored.gold[:, rare].multiply(test.predicted[:, rare])
-    trained, new = evaluate_bundle(bundle, known[:n]).metrics["micro_f1"], test.metrics["micro_f1"]
-    hamming = test.metrics["hamming_loss"]
+    on_train = metrics_of(evaluate_bundle(bundle, known[:n]))
+    metrics = metrics_of(test)
     return {
-        "accuracy": None if hamming is None else 1 - hamming,
+        "accuracy": _difference(1.0, metrics["hamming_loss"]),
         "rare_recall": float(hits.sum() / gold.sum()) if gold.sum() else None,
-        "overfitting": None if trained is None or new is None else trained - new,
+        "overfitting": _difference(on_train["micro_f1"], metrics["micro_f1"]),
     }
+
+
+def _difference(first: float | None, second: float | None) -> float | None:
+    """The difference; None if a value is undefined."""
+    return None if first is None or second is None else first - second
 
 
 def run_lime(task: Task) -> dict[str, Any]:
