@@ -145,6 +145,7 @@ def main() -> None:
     parser.add_argument("--coders", nargs="+", default=["svm", "boosting", "words", "linear", "reports", "hmhan"])
     parser.add_argument("--corpus", type=Path, help="coded notes; without it, simulated reports")
     parser.add_argument("--reports", type=int, default=978)
+    parser.add_argument("--seed", type=int, default=0, help="of the simulated reports; use another --out")
     parser.add_argument("--folds", type=int, default=10)
     parser.add_argument("--only", type=int, nargs="+", help="these folds alone")
     parser.add_argument("--set", action="append", default=[], dest="settings", help="a setting of the recipes")
@@ -153,7 +154,7 @@ def main() -> None:
     if arguments.corpus:
         notes = [note for note in Corpus.open(arguments.corpus).notes() if note.codes]
     else:
-        notes = list(short_reports(arguments.reports))
+        notes = list(short_reports(arguments.reports, arguments.seed))
     fold = folds_of(notes, arguments.folds)
     chosen = range(arguments.folds) if arguments.only is None else arguments.only
     results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}

@@ -270,14 +270,16 @@ class ReportTokenizer:
     limit: int
     negation: bool = True
     cleaning: str = "paper"  # paper: remove stop words; plain: keep all words. NOT_ is marked in both
+    context: bool = False  # marks uncertain and past words and those of relatives as well
 
     kind = "report"
 
     def tokenize(self, text: str) -> Encoding:
         """The subwords of a report (T,), without special tokens."""
-        if self.cleaning == "plain" and not self.negation:
+        if self.cleaning == "plain" and not self.negation and not self.context:
             return self._subwords.tokenize(text)
-        view = clean_report(text, negation=self.negation, stop_words=self.cleaning == "paper")
+        stop_words = self.cleaning == "paper"
+        view = clean_report(text, negation=self.negation, stop_words=stop_words, context=self.context)
         tokenized = self._subwords.tokenize(view.text)
         if not len(tokenized):
             return tokenized
@@ -288,10 +290,11 @@ class ReportTokenizer:
         return SubwordTokenizer(self.tokenizer_json, self.limit)
 
     def to_json(self) -> dict[str, Any]:
-        settings = {"kind": self.kind, "negation": self.negation, "cleaning": self.cleaning}
+        settings = {"kind": self.kind, "negation": self.negation, "cleaning": self.cleaning, "context": self.context}
         return self._subwords.to_json() | settings
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> ReportTokenizer:
         subwords = SubwordTokenizer.from_json(value)
-        return cls(subwords.tokenizer_json, subwords.limit, value["negation"], value["cleaning"])
+        context = value.get("context", False)  # absent in bundles of version 0.2
+        return cls(subwords.tokenizer_json, subwords.limit, value["negation"], value["cleaning"], context)

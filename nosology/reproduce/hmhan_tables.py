@@ -1,57 +1,102 @@
-"""Table 4 of Sasikala et al. (2025), ablations of HMHAN, and the effect of leaking protocols on its score."""
+"""Tables and figures of Sasikala et al. (2025), ablations of HMHAN, and protocols that leak."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from nosology.config import check
-from nosology.core import ConfigError
+from pydantic import Field
+
+from nosology.codes.lookup import label_description
+from nosology.core import Code, ConfigError
 from nosology.corpora.corpus import Corpus
 from nosology.corpora.prepare import CorpusRecipe, prepare
 from nosology.corpora.simulate import simulate as simulate_hospital
 from nosology.corpora.splits import split_corpus
-from nosology.models.compare import evaluate_bundle
-from nosology.models.hmhan.hmhan_settings import HmhanRecipe
-from nosology.models.train import train
 from nosology.reproduce import runner
-from nosology.reproduce.hmhan_leakage import PROTOCOLS, metrics_of, protocol_metrics
-from nosology.reproduce.result_tables import Row, Table, paired_tests, rows_with_paper_numbers
-from nosology.reproduce.runner import Run, Task, check_splits
+from nosology.reproduce.hmhan_figures import draw_code_counts, draw_curves, draw_lime_words, draw_metric_bars
+from nosology.reproduce.hmhan_leakage import PROTOCOLS
+from nosology.reproduce.hmhan_runs import frequent_codes
+from nosology.reproduce.result_tables import ResultFigure, Row, Table, paired_tests, rows_with_paper_numbers
+from nosology.reproduce.runner import Results, Run, check_splits
 
-TITLE = "Sasikala et al. (2025), Automated ICD Medical Code Generation for Radiology ReportDataset (HMHAN)"
-TABLES = {"4": "HMHAN and its baselines", "ablations": "Parts of HMHAN", "leakage": "Protocols that leak"}
+TITLE = "Sasikala et al. (2025), Automated ICD Medical Code Generation for Radiology Reports (HMHAN)"
+TABLES = {
+    "1": "Reports of the corpus",
+    "figure-1": "The most frequent codes",
+    "2": "The encoder",
+    "3": "Effect of SMOTE",
+    "4": "HMHAN and its baselines",
+    "figure-5": "LIME",
+    "figure-7": "Training and validation of HMHAN",
+    "ablations": "Parts of HMHAN",
+    "leakage": "Protocols that leak",
+}
 PLAIN_LOSS = ["smote.ratio=0.0", "loss.focal=0.0", "loss.weighted=false"]
+WITHOUT_SMOTE = "without SMOTE"
 VARIANTS: dict[str, dict[str, list[str]]] = {
-    "4": {"HMHAN": [], "single attention": ["model.attention=single"], "no attention": ["model.attention=none"]},
+    "4": {
+        "HMHAN": [],
+        "single attention": ["model.attention=single"],
+        "no attention": ["model.attention=none"],
+        "plain cross-entropy": PLAIN_LOSS,
+    },
     "ablations": {
         "HMHAN": [],
-        "without SMOTE": ["smote.ratio=0.0"],
+        WITHOUT_SMOTE: ["smote.ratio=0.0"],
         "without focal loss": ["loss.focal=0.0"],
-        "plain cross entropy": PLAIN_LOSS,
+        "plain cross-entropy": PLAIN_LOSS,
         "logits not corrected for the loss": ["loss.corrected=false"],
         "reports": ["labels.top_k=10"],
         "linear": ["labels.top_k=10"],
     },
 }
 OTHER_RECIPES = ("reports", "linear")  # rows that are not of the recipe `base`
-COLUMNS = {
-    "micro_precision": "precision", "micro_recall": "recall", "micro_f1": "F1", "macro_f1": "macro F1",
-    "micro_auc": "ROC-AUC", "hamming_loss": "Hamming loss",
+BARS = {
+    "micro_precision": "precision", "micro_recall": "recall", "micro_f1": "F1", "micro_auc": "ROC-AUC",
+    "hamming_loss": "Hamming loss",
 }  # fmt: skip
+COLUMNS = BARS | {"macro_f1": "macro F1"}
 LEAK_COLUMNS = COLUMNS | {"density": "label density", "shared_patients": "test patients seen in training"}
+SMOTE_COLUMNS = {
+    "accuracy": "accuracy", "micro_precision": "precision", "micro_recall": "recall",
+    "rare_recall": "recall of rare codes", "micro_f1": "F1", "overfitting": "F1 on train minus F1 on test",
+}  # fmt: skip
+CORPUS_COLUMNS = {
+    "reports": "reports", "columns": "columns", "mean_age": "average age", "male": "male", "female": "female",
+    "codes": "codes",
+}  # fmt: skip
+SPLIT_COLUMNS = {"reports": "reports", "train": "train", "dev": "dev", "test": "test"}
+CLASS_COLUMNS = {"without": "train reports without SMOTE", "with": "with SMOTE", "synthetic": "synthetic"}
+ENCODER_COLUMNS = {
+    "layers": "layers", "hidden_size": "hidden size", "heads": "attention heads", "max_tokens": "tokens",
+    "parameters": "parameters",
+}  # fmt: skip
+CURVE_COLUMNS = {
+    "epochs": "epochs", "best_epoch": "best epoch", "train_loss": "training loss", "dev_loss": "validation loss",
+    "train_accuracy": "training accuracy", "dev_accuracy": "validation accuracy",
+}  # fmt: skip
+LIME_COLUMNS = {
+    "reports": "reports explained", "codes": "codes", "overlap": "of the 5 heaviest words, share that attention has"
+}  # fmt: skip
 SMALL: dict[str, Any] = {
-    "seeds": 1,
+    "seeds": 2,
     "patients": 60,
+    "lime_reports": 4,
+    "lime_samples": 100,
     "recipe": {"hmhan": {"model": {"encoder": "minilm"}, "training": {"learning_rate": 5e-4, "epochs": 5}}},
 }
 
 
 class HmhanStudy(runner.StudySettings):
-    """The recipe of all rows."""
+    """The recipe of all rows, and how much LIME explains."""
 
     base: str = "hmhan-paper"
+    lime_reports: int = Field(50, ge=1)
+    lime_samples: int = Field(1000, ge=10)  # variants of each report
 
 
 STUDY = HmhanStudy
@@ -69,49 +114,124 @@ def simulate(study: HmhanStudy, folder: Path) -> list[Corpus]:
 
 
 def tables(study: HmhanStudy, corpora: Sequence[Corpus], folder: Path, wanted: Sequence[str]) -> list[Table]:
-    """The wanted tables; row HMHAN of Table 4 and of `ablations` is the same."""
+    """The wanted tables; tables share runs with the same row name."""
     if len(corpora) != 1:
         raise ConfigError(f"--corpus must be given once; got {len(corpora)} corpora")
-    [corpus] = corpora
+    if set(wanted) - {"leakage"}:
+        check_splits(corpora[0])
+    parts = _HmhanTables(study, corpora[0])
+    return [table for name in wanted for table in parts.build(name)]
 
-    def runs(row: str, function: str, settings: Sequence[str] = (), **options: Any) -> list[Run]:
+
+@dataclass(frozen=True)
+class _HmhanTables:
+    """Builds the tables of a study on one corpus."""
+
+    study: HmhanStudy
+    corpus: Corpus
+
+    def build(self, name: str) -> list[Table]:
+        """The tables of a name."""
+        builders = {
+            "1": self._corpus_table, "figure-1": self._code_table, "2": self._encoder_table, "3": self._smote_tables,
+            "4": self._baseline_table, "figure-5": self._lime_table, "figure-7": self._curve_table,
+            "ablations": self._ablation_table, "leakage": self._leakage_table,
+        }  # fmt: skip
+        return builders[name]()
+
+    @cached_property
+    def codes(self) -> list[Code]:
+        """The codes of the recipe, the most frequent first."""
+        return frequent_codes(self.corpus, self.study.load(self.study.base).labels)
+
+    def runs(
+        self, row: str, function: str, settings: Sequence[str] = (), seeds: int | None = None, **options: Any
+    ) -> tuple[Run, ...]:
         """The runs of a row, one per seed; they share the cached states of the frozen encoder."""
-        base, function = row if row in OTHER_RECIPES else study.base, f"{__name__}:{function}"
-        seeded = enumerate(study.load(base, f"seed={seed}", *settings) for seed in range(study.seeds))
-        return [Run((row,), function, recipe, (corpus,), seed, options, "states") for seed, recipe in seeded]
+        base = row if row in OTHER_RECIPES else self.study.base
+        recipes = [self.study.load(base, f"seed={seed}", *settings) for seed in range(seeds or self.study.seeds)]
+        name = f"nosology.reproduce.hmhan_runs:{function}"
+        return tuple(
+            Run((row,), name, recipe, (self.corpus,), i, options, "states") for i, recipe in enumerate(recipes)
+        )
 
-    result = []
-    for name in wanted:
-        if name == "leakage":
-            rows = rows_with_paper_numbers("hmhan", name, {p: runs(p, "run_protocol", protocol=p) for p in PROTOCOLS})
-            rows.insert(3, Row(("resampled, real test rows",), rows[2].runs, {}, "real."))
-            columns = LEAK_COLUMNS
-        else:
-            check_splits(corpus)
-            by_row = {row: runs(row, "run_variant", settings) for row, settings in VARIANTS[name].items()}
-            rows, columns = rows_with_paper_numbers("hmhan", name, by_row), COLUMNS
-        tests = lambda results, rows=rows: paired_tests(rows, "micro_f1", results)  # noqa: E731
-        header = "protocol" if name == "leakage" else "model"
-        result.append(Table(name, TABLES[name], (header,), columns, rows, remarks=tests))
-    return result
+    def variants(self, table: str) -> list[Row]:
+        """The rows of coders that are trained and measured on the test reports."""
+        by_row = {row: self.runs(row, "run_variant", settings) for row, settings in VARIANTS[table].items()}
+        return rows_with_paper_numbers("hmhan", table, by_row)
+
+    def code_rows(self, runs: tuple[Run, ...]) -> list[Row]:
+        """A row per code."""
+        return [Row((code.code, label_description(code)), runs, {}, f"{code}.") for code in self.codes]
+
+    def _corpus_table(self) -> list[Table]:
+        runs = self.runs("corpus", "run_corpus", seeds=1)
+        [frequent] = rows_with_paper_numbers("hmhan", "1", {"reports with one of the codes": runs}, prefix="frequent.")
+        rows = [frequent, Row(("all coded reports",), runs, {}, "all.")]
+        return [Table("1", TABLES["1"], ("",), CORPUS_COLUMNS, rows, without_best=CORPUS_COLUMNS)]
+
+    def _code_table(self) -> list[Table]:
+        rows = self.code_rows(self.runs("corpus", "run_corpus", seeds=1))
+        figure = ResultFigure("figure-1", "Reports with each code", partial(draw_code_counts, rows))
+        header = ("code", "description")
+        return [Table("figure-1", TABLES["figure-1"], header, SPLIT_COLUMNS, rows, figures=[figure])]
+
+    def _encoder_table(self) -> list[Table]:
+        rows = rows_with_paper_numbers("hmhan", "2", {"encoder": self.runs("encoder", "run_encoder", seeds=1)})
+        return [Table("2", TABLES["2"], ("",), ENCODER_COLUMNS, rows)]
+
+    def _smote_tables(self) -> list[Table]:
+        counts = self.runs("class counts", "run_class_counts", seeds=1)
+        settings = {WITHOUT_SMOTE: VARIANTS["ablations"][WITHOUT_SMOTE], "HMHAN": []}
+        without, with_smote = (self.runs(row, "run_variant", settings[row]) for row in settings)
+        rows = [Row((WITHOUT_SMOTE,), without), Row(("with SMOTE",), with_smote)]
+
+        def imbalance(results: Results) -> Iterable[str]:
+            for metrics in (results[run.key]["metrics"] for run in counts if run.key in results):
+                before, after = metrics["imbalance.without"], metrics["imbalance.with"]
+                yield f"Mean imbalance ratio (MeanIR): {before:.2f} without SMOTE, {after:.2f} with it."
+
+        header, title = ("code", "description"), "Train reports per code without and with SMOTE"
+        effect = Table(
+            "3", "Scores without and with SMOTE", ("HMHAN",), SMOTE_COLUMNS, rows, remarks=_tests(rows),
+            without_best=["overfitting"],
+        )  # fmt: skip
+        return [Table("3", title, header, CLASS_COLUMNS, self.code_rows(counts), remarks=imbalance), effect]
+
+    def _baseline_table(self) -> list[Table]:
+        rows = self.variants("4")
+        bars = ResultFigure("figure-6", "HMHAN and its baselines", partial(draw_metric_bars, rows, BARS))
+        return [Table("4", TABLES["4"], ("model",), COLUMNS, rows, remarks=_tests(rows), figures=[bars])]
+
+    def _ablation_table(self) -> list[Table]:
+        rows = self.variants("ablations")
+        return [Table("ablations", TABLES["ablations"], ("model",), COLUMNS, rows, remarks=_tests(rows))]
+
+    def _lime_table(self) -> list[Table]:
+        options = {"reports": self.study.lime_reports, "samples": self.study.lime_samples}
+        rows = [Row(("HMHAN",), self.runs("LIME", "run_lime", seeds=1, **options))]
+        draw = partial(draw_lime_words, rows[0].runs)
+        figure = ResultFigure("figure-5", "Words with the largest mean LIME weights", draw)
+        return [Table("figure-5", TABLES["figure-5"], ("model",), LIME_COLUMNS, rows, figures=[figure])]
+
+    def _curve_table(self) -> list[Table]:
+        rows = [Row(("HMHAN, best epoch",), self.runs("curves", "run_curves"))]
+        figure = ResultFigure("figure-7", "Loss and accuracy over epochs", partial(draw_curves, rows[0].runs))
+        return [Table("figure-7", TABLES["figure-7"], ("model",), CURVE_COLUMNS, rows, figures=[figure])]
+
+    def _leakage_table(self) -> list[Table]:
+        by_protocol = {protocol: self.runs(protocol, "run_protocol", protocol=protocol) for protocol in PROTOCOLS}
+        rows = rows_with_paper_numbers("hmhan", "leakage", by_protocol)
+        rows.insert(3, Row(("resampled, real test rows",), rows[2].runs, {}, "real."))
+        without_best = ("density", "shared_patients")
+        return [
+            Table(
+                "leakage", TABLES["leakage"], ("protocol",), LEAK_COLUMNS, rows, remarks=_tests(rows),
+                without_best=without_best,
+            )
+        ]  # fmt: skip
 
 
-def run_variant(task: Task) -> dict[str, Any]:
-    """Trains a coder and measures it on the test notes; in its own process."""
-    recipe, [corpus] = check(task.recipe, task.function), map(Corpus.open, task.corpora)
-    bundle = train(_with_cache(recipe, task.cache), [corpus], Path(task.folder) / "bundle")
-    return {"metrics": metrics_of(evaluate_bundle(bundle, list(corpus.notes("test"))))}
-
-
-def run_protocol(task: Task) -> dict[str, Any]:
-    """Trains and measures under one of PROTOCOLS; in its own process."""
-    recipe, [corpus], folder = check(task.recipe, task.function), map(Corpus.open, task.corpora), Path(task.folder)
-    if not isinstance(recipe, HmhanRecipe):
-        raise ConfigError(f"recipe must be of kind hmhan; got {recipe.kind}")
-    return {"metrics": protocol_metrics(_with_cache(recipe, task.cache), corpus, task.options["protocol"], folder)}
-
-
-def _with_cache(recipe: Any, cache: str) -> Any:
-    if not isinstance(recipe, HmhanRecipe):
-        return recipe
-    return recipe.model_copy(update={"states": recipe.states.model_copy(update={"cache": cache})})
+def _tests(rows: Sequence[Row]) -> Callable[[Results], Iterable[str]]:
+    """The paper's significance test: paired t-tests of micro F1 over seeds, the first row against each other one."""
+    return lambda results: paired_tests(rows, "micro_f1", results)

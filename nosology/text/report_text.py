@@ -6,7 +6,7 @@ The Hierarchical Multi-Head Attention Network (HMHAN) reads cleaned reports; its
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -53,26 +53,28 @@ def expanded_abbreviation(word: str) -> tuple[str, ...]:
     return _abbreviations().get((word,), ())
 
 
-def clean_report(text: str, *, negation: bool = True, stop_words: bool = True) -> CleanedText:
+def clean_report(text: str, *, negation: bool = True, stop_words: bool = True, context: bool = False) -> CleanedText:
     """The words of a report in lower case, separated by blanks, with abbreviations expanded and without numbers.
 
-    negation: NOT_ before each negated content word. stop_words: drop function words, but never a negator, and the unit
-    of a temperature with its number: "Patient has a fever of 102°F" becomes "patient fever".
+    negation: NOT_ before each negated content word. context: also MAYBE_, PAST_ and KIN_ before uncertain and past ones
+    and those of relatives. stop_words: drop function words, but never a negator, and the unit of a temperature with its
+    number: "Patient has a fever of 102°F" becomes "patient fever".
     """
-    return CleanedText.from_original(text).edited(_report_edits(text, negation, stop_words))
+    marked = [category for category in _PREFIXES if (negation if category == "negated" else context)]
+    return CleanedText.from_original(text).edited(_report_edits(text, marked, stop_words))
 
 
-def _report_edits(text: str, negation: bool, stop_words: bool) -> Iterator[Edit]:
-    """One edit per word, and one for the characters between two words."""
+def _report_edits(text: str, marked: Sequence[str], stop_words: bool) -> Iterator[Edit]:
+    """One edit per word, and one for the characters between two words; marked: categories of context."""
     tokens, flags = tokens_with_context(text)
-    negated = flags[CATEGORIES.index("negated")] & negation
+    prefixes = _context_prefixes(flags, marked)
     dropped = function_words() - _NEGATORS if stop_words else frozenset()
     end, i, has_words = 0, 0, False
     while i < len(tokens):
         length, expanded = _expand(text, tokens, i)
         start, stop = int(tokens.starts[i]), int(tokens.ends[i + length - 1])
         words = [
-            NEGATION_PREFIX + word if negated[i] and word not in function_words() else word
+            prefixes[i] + word if word not in function_words() else word
             for word in expanded
             if word not in dropped and not word.isdigit() and not (stop_words and _is_temperature(text, tokens, i))
         ]
@@ -132,10 +134,10 @@ def positioned_features(text: str, *, pairs: bool = True) -> Iterator[tuple[str,
             yield f"{prefix}{word} {tokens.words[content[position + 1]]}", i
 
 
-def _context_prefixes(flags: np.ndarray) -> list[str]:
-    """The prefix of each word; of several categories the first in the order of _PREFIXES counts."""
+def _context_prefixes(flags: np.ndarray, categories: Sequence[str] = tuple(_PREFIXES)) -> list[str]:
+    """The prefix of each word; of several categories the first one counts."""
     prefixes = [""] * flags.shape[1]
-    for category in reversed(_PREFIXES):
+    for category in reversed(categories):
         for i in np.flatnonzero(flags[CATEGORIES.index(category)]):
             prefixes[i] = _PREFIXES[category]
     return prefixes

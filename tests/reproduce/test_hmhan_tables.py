@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 from nosology.config import checked, load_recipe
 from nosology.core import Code, DataError
 from nosology.corpora.corpus import write_corpus
+from nosology.encoders.transformer import load_pretrained
 from nosology.models.hmhan import hmhan_trainer
 from nosology.models.hmhan.report_batches import ReportBatchBuilder
 from nosology.reproduce import hmhan_leakage
+from nosology.reproduce import hmhan_runs as runs
 from nosology.reproduce import hmhan_tables as hmhan
 from nosology.reproduce.runner import Task
 from tests.conftest import small_notes
@@ -30,7 +33,7 @@ def corpus_of(notes, folder):
 
 def protocols(tiny, corpus, folder, names=hmhan.PROTOCOLS):
     recipe = load_recipe("hmhan", [*tiny, "training.epochs=2", "model.frozen=true", "smote.ratio=2.0"])
-    return {name: hmhan.protocol_metrics(recipe, corpus, name, folder / name) for name in names}
+    return {name: hmhan_leakage.protocol_metrics(recipe, corpus, name, folder / name) for name in names}
 
 
 def test_only_the_protocol_by_patient_shares_no_patient(tiny, tmp_path):
@@ -94,22 +97,132 @@ def test_resampling_without_synthetic_rows_raises(tiny, tmp_path):
         protocols(tiny, corpus_of(single, tmp_path / "corpus"), tmp_path, ["resampled"])
 
 
-def test_table_4_compares_three_attentions_and_its_runs_return_metrics(tiny, small_corpus, tmp_path):
+@pytest.fixture
+def tables(small_corpus, tmp_path):
     study = checked(hmhan.STUDY, hmhan.SMALL, "hmhan")
-    four, parts, leakage = hmhan.tables(study, [small_corpus], tmp_path, list(hmhan.TABLES))
+    by_name: dict = {}
+    for table in hmhan.tables(study, [small_corpus], tmp_path, list(hmhan.TABLES)):
+        by_name.setdefault(table.name, []).append(table)
+    return by_name
+
+
+def task_of(tiny, corpus, folder, *settings, **options):
+    recipe = load_recipe("hmhan", [*tiny, "training.epochs=2", *settings]).model_dump(mode="json")
+    (folder / "runs").mkdir(exist_ok=True)
+    files = [str(folder / name) for name in ("work", "cache", "runs/key.json", "failed.json")]
+    return Task("m:f", recipe, [str(corpus.folder)], options, *files)
+
+
+def test_table_4_compares_three_attentions(tables):
+    [four], [parts], [leakage] = (tables[name] for name in ("4", "ablations", "leakage"))
     recipes = [row.runs[0].recipe for row in four.rows]
-    assert [recipe.model.attention for recipe in recipes] == ["hierarchical", "single", "none"]
-    assert {recipe.kind for recipe in recipes} == {"hmhan"} and len(four.runs) == 3 * study.seeds
+    assert [recipe.model.attention for recipe in recipes] == ["hierarchical", "single", "none", "hierarchical"]
+    assert {recipe.kind for recipe in recipes} == {"hmhan"} and len(four.runs) == 4 * hmhan.SMALL["seeds"]
     assert [row.runs[0].recipe.kind for row in parts.rows][-2:] == ["reports", "linear"]
-    assert four.rows[0].runs[0].key == parts.rows[0].runs[0].key, "the same run in both tables"
     assert [row.names[0] for row in leakage.rows][2:] == [
         "resampled",
         "resampled, real test rows",
         "Table 4 (paper)",
         "conclusion (paper)",
     ]
-    recipe = load_recipe("hmhan", [*tiny, "training.epochs=1"]).model_dump(mode="json")
-    folder, cache = str(tmp_path / "run"), str(tmp_path / "cache")
-    task = Task("m:f", recipe, [str(small_corpus.folder)], {"protocol": "by report"}, folder, cache, "", "")
-    for function in (hmhan.run_variant, hmhan.run_protocol):
-        assert 0 <= function(task)["metrics"]["micro_f1"] <= 1
+
+
+def test_rows_with_the_same_name_are_the_same_run_in_all_tables(tables):
+    key = {(name, row.names[0]): row.runs[0].key for name in ("3", "4", "ablations") for row in tables[name][-1].rows}
+    assert key["4", "HMHAN"] == key["ablations", "HMHAN"] == key["3", "with SMOTE"]
+    assert key["4", "plain cross-entropy"] == key["ablations", "plain cross-entropy"]
+    assert key["3", "without SMOTE"] == key["ablations", "without SMOTE"]
+
+
+def test_the_papers_numbers_stand_in_the_rows_of_the_same_things(tables):
+    assert tables["1"][0].rows[0].paper == {
+        "reports": 73461, "columns": 26, "mean_age": 43, "male": 42027, "female": 31434, "codes": 10,
+    }  # fmt: skip
+    assert tables["2"][0].rows[0].paper["parameters"] == 110_000_000
+    assert tables["4"][0].rows[2].paper["micro_recall"] == 0.28
+    assert all(row.runs for name in ("1", "2", "4") for row in tables[name][0].rows)
+
+
+def test_corpus_counts(tiny, small_corpus, tmp_path, tables):
+    metrics = runs.run_corpus(task_of(tiny, small_corpus, tmp_path, "labels.top_k=2"))["metrics"]
+    notes = list(small_corpus.notes(text=False))
+    code, other = runs.frequent_codes(small_corpus, load_recipe("hmhan", ["labels.top_k=2"]).labels)
+    in_train = [sum(c in note.codes for note in notes if note.split == "train") for c in (code, other)]
+    assert metrics[f"{code}.train"] == in_train[0] >= metrics[f"{other}.train"] == in_train[1]
+    assert metrics[f"{code}.reports"] == sum(code in note.codes for note in notes)
+    assert metrics["frequent.reports"] == sum(bool({code, other} & set(note.codes)) for note in notes)
+    assert metrics["all.reports"] == len(notes) and metrics["frequent.codes"] == 2 < metrics["all.codes"]
+    [table] = tables["figure-1"]
+    counts = [row.cell({key: {"metrics": metrics} for key in table.runs}, "reports") for row in table.rows[:2]]
+    assert [cell.mean for cell in counts] == [metrics[f"{code}.reports"], metrics[f"{other}.reports"]]
+
+
+def test_class_counts_grow_by_the_synthetic_rows_of_rare_codes(tiny, small_corpus, tmp_path):
+    rare = small_notes(1)[0].codes[0]
+    kept = [n for i, n in enumerate(small_corpus.notes()) if rare not in n.codes or i % 3 == 0]
+    corpus = corpus_of(kept, tmp_path / "corpus")
+    with_smote, without = (
+        runs.run_class_counts(task_of(tiny, corpus, tmp_path, "model.frozen=true", f"smote.ratio={ratio}"))["metrics"]
+        for ratio in (2.0, 0.0)
+    )
+    assert with_smote["synthetic"] > 0 == without["synthetic"]
+    assert with_smote[f"{rare}.with"] > with_smote[f"{rare}.without"] == without[f"{rare}.with"]
+    assert with_smote["imbalance.with"] < with_smote["imbalance.without"] == without["imbalance.with"]
+
+
+def test_encoder_sizes(tiny, small_corpus, tmp_path):
+    metrics = runs.run_encoder(task_of(tiny, small_corpus, tmp_path))["metrics"]
+    _, encoder = load_pretrained(load_recipe("hmhan", tiny).model.encoder, 0, 512)
+    assert metrics["parameters"] == sum(weight.numel() for weight in encoder.parameters())
+    assert metrics["hidden_size"] == encoder.width
+
+
+def test_curves_have_a_number_per_epoch_and_the_loss_of_the_net(tiny, small_corpus, tmp_path, tables):
+    result = runs.run_curves(task_of(tiny, small_corpus, tmp_path, "training.learning_rate=0.02"))
+    curves, metrics = result["curves"], result["metrics"]
+    assert {len(values) for values in curves.values()} == {2} and metrics["epochs"] == 2
+    assert metrics["dev_loss"] == curves["dev_loss"][metrics["best_epoch"] - 1]
+    assert curves["train_loss"][1] < curves["train_loss"][0] and curves["dev_loss"][1] < curves["dev_loss"][0]
+    assert all(0.5 < value <= 1 for value in curves["dev_accuracy"] + curves["train_accuracy"])
+    [table] = tables["figure-7"]
+    table.figures[0].write(dict.fromkeys(table.runs, result), tmp_path)
+    assert (tmp_path / "figure-7.png").stat().st_size > 5000
+
+
+def test_variants_return_metrics_and_predictions(tiny, small_corpus, tmp_path, tables):
+    result = runs.run_variant(task_of(tiny, small_corpus, tmp_path))
+    metrics = result["metrics"]
+    assert 0 <= metrics["micro_f1"] <= 1 and metrics["accuracy"] == pytest.approx(1 - metrics["hamming_loss"])
+    assert (tmp_path / "runs" / result["predictions"][""]["file"]).is_file()
+    [table] = tables["4"]
+    table.figures[0].write(dict.fromkeys(table.runs, result), tmp_path)
+    assert (tmp_path / "figure-6.png").stat().st_size > 5000
+
+
+def test_protocols_return_metrics(tiny, small_corpus, tmp_path):
+    task = task_of(tiny, small_corpus, tmp_path, protocol="by report")
+    assert 0 <= runs.run_protocol(task)["metrics"]["micro_f1"] <= 1
+
+
+def test_lime_shows_frequent_words_only(tiny, small_corpus, tmp_path, tables):
+    result = runs.run_lime(task_of(tiny, small_corpus, tmp_path, reports=3, samples=30))
+    texts = [note.text.lower() for note in small_corpus.notes("train")]
+    shown = [word for words in result["words"].values() for word, _ in words]
+    assert shown and all(sum(word in text for text in texts) >= 10 for word in shown)
+    assert result["metrics"]["reports"] == 3 and 0 <= result["metrics"]["overlap"] <= 1
+    [table] = tables["figure-5"]
+    table.figures[0].write(dict.fromkeys(table.runs, result), tmp_path)
+    assert (tmp_path / "figure-5.png").stat().st_size > 5000
+
+
+def test_rare_words_are_left_out():
+    code = Code("icd10cm", "J18.9")
+    pairs = [("fever", 0.2), ("smith", 0.9), ("fever", 0.4), ("no", -0.5)]
+    words = runs._word_means({code: pairs}, Counter(fever=20, smith=9, no=30))
+    assert words == {str(code): [("no", -0.5), ("fever", pytest.approx(0.3))]}
+
+
+@pytest.mark.parametrize("name", ["figure-1", "4", "figure-5", "figure-7"])
+def test_figures_are_drawn_without_results(tables, name, tmp_path):
+    [figure] = tables[name][0].figures
+    assert figure.write({}, tmp_path).is_file()

@@ -34,6 +34,14 @@ def test_stop_words_and_negation_are_optional():
     assert clean_report("fever of 102°F", stop_words=False).text == "fever of f"
 
 
+def test_context_marks_uncertain_and_past_words():
+    assert (
+        clean_report("Possible pneumonia, no effusion", context=True).text == "possible MAYBE_pneumonia no NOT_effusion"
+    )
+    assert clean_report("History of asthma", context=True).text == "history PAST_asthma"
+    assert clean_report("No effusion", negation=False, context=True).text == "no effusion"
+
+
 def test_each_word_has_its_original_span():
     text = "History:  cough.\nImpression: No UTI, clear lungs"
     cleaned = clean_report(text)

@@ -16,6 +16,7 @@ class ReportSettings(Settings):
     """How the text of a report is prepared."""
 
     negation: bool = True  # NOT_ before negated words
+    context: bool = False  # MAYBE_, PAST_, KIN_ before uncertain words, past ones, those of relatives
     cleaning: Literal["paper", "plain"] = "paper"  # paper: lower case, abbreviations expanded, no stop words
     max_tokens: int = Field(512, ge=1)  # per report
 

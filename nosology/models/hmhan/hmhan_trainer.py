@@ -333,7 +333,8 @@ def _load_encoder(recipe: HmhanRecipe) -> tuple[ReportTokenizer, WindowedTransfo
     """The tokenizer and the pretrained encoder of a recipe."""
     settings = recipe.report
     tokenizer, encoder = load_pretrained(recipe.model.encoder, 0, settings.max_tokens)
-    return ReportTokenizer(tokenizer.tokenizer_json, settings.max_tokens, settings.negation, settings.cleaning), encoder
+    marks = settings.negation, settings.cleaning, settings.context
+    return ReportTokenizer(tokenizer.tokenizer_json, settings.max_tokens, *marks), encoder
 
 
 def _report(trainer: HmhanEnsembleTrainer, results: list[TrainingResult], held_out: ReportDataset) -> dict[str, Any]:

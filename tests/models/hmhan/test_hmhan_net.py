@@ -63,7 +63,7 @@ def test_corrected_probabilities_are_calibrated_and_uncorrected_ones_are_not(los
 
 @pytest.mark.parametrize("settings", [[], ["loss.focal=1.0", "loss.weighted=true"], ["smote.ratio=2.0"]])
 def test_untrained_net_returns_the_frequency_of_each_code(settings, tmp_path):
-    tiny = [*tiny_hmhan_settings(tmp_path), "model.frozen=true"]
+    tiny = [*tiny_hmhan_settings(tmp_path), "model.frozen=true", "model.output_weights=zero"]
     trainer = HmhanEnsembleTrainer.from_notes(load_recipe("hmhan", [*tiny, *settings]), small_notes(40), tmp_path, "")
     rows = np.arange(40)
     synthetic = trainer.synthetic_rows(rows, 0)
@@ -78,7 +78,7 @@ def test_untrained_net_returns_the_frequency_of_each_code(settings, tmp_path):
 def test_output_layer_can_start_as_an_ordinary_linear_layer(tmp_path):
     tiny = tiny_hmhan_settings(tmp_path)
     default = ["model.output_bias=default", "model.output_weights=default"]
-    for settings, is_zero in ((tiny, True), ([*tiny, *default], False)):
+    for settings, is_zero in (([*tiny, "model.output_weights=zero"], True), ([*tiny, *default], False)):
         trainer = HmhanEnsembleTrainer.from_notes(load_recipe("hmhan", settings), small_notes(40), tmp_path, "")
         head = trainer.build_net(np.arange(40), 0).head
         assert (not head.shared.any()) == is_zero
