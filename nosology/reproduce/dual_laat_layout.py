@@ -136,11 +136,12 @@ def relative_gains(rows: Sequence[Row], results: Results) -> Iterator[str]:
 def draw_gains(rows: Sequence[Row], results: Results, figure: Figure) -> None:
     """Draws Figure 1 (c): bars without and with ICD-9 notes, ours and the paper's."""
     pairs = list(zip(rows[::2], rows[1::2]))
-    for axes, pair in zip(figure.subplots(1, len(pairs)), pairs):
+    panels = figure.subplots(1, len(pairs))
+    for axes, pair in zip(panels, pairs):
         for shift, row in zip((-0.2, 0.2), pair):
             cell = row.cell(results, "f1")
             heights = [cell.mean or 0.0, row.paper["f1"]]
             bars = axes.bar([shift, 1 + shift], heights, 0.38, yerr=[cell.std or 0.0, 0.0], label=row.names[1])
             axes.bar_label(bars, fmt="%.3f")
         axes.set(title=pair[0].names[0], ylabel="F1", xticks=[0, 1], xticklabels=["ours", "paper"])
-        axes.legend()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)

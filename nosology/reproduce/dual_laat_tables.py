@@ -230,7 +230,7 @@ class DualLaatTables:
         with_others = recipe.kind == "dual_laat" and self.study.vectors == "all"
         roles = [*trained, *(role for role in self.given if role not in trained and with_others)]
         options = {"roles": roles, "trained": len(trained), "codes": training.codes}
-        names = (training.model, "mixed" if training.mixed else trained[0], training.codes)
+        names = (recipe_name, "mixed" if training.mixed else trained[0], training.codes)
         return Run(names, f"{__name__}:run", recipe, tuple(self.given[role] for role in roles), seed, options)
 
 

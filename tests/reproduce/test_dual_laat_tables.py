@@ -146,7 +146,8 @@ def task_of(recipe, corpora, folder, **options) -> Task:
 
 
 def test_run_measures_each_corpus_it_was_trained_on_with_each_set_of_codes(two, tmp_path):
-    recipe = study_of("recipe.dual_laat.model.width=8").load("dual_laat-paper-cnn", "model.heads=1", "seed=0")
+    study = study_of("recipe.dual_laat.model.width=8", "recipe.dual_laat.model.heads=1")
+    recipe = study.load("dual_laat-paper-cnn", "seed=0")
     recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"epochs": 1})})
     roles = ["mimic4-icd10", "mimic4-icd9"]
     sizes = []
