@@ -17,8 +17,9 @@ from anyio import CapacityLimiter
 from fastapi.responses import Response
 from sqlalchemy import Engine, select, update
 
-from nosology.claims.checks import AssignedCode, AssignedCodes, check_codes
+from nosology.claims.checks import AssignedCode, AssignedCodes
 from nosology.claims.claim import build_claim
+from nosology.claims.encounter_checks import check_encounter
 from nosology.claims.grouping import payment_groups
 from nosology.codes import releases, table
 from nosology.core import SYSTEMS, Code, ConfigError, NosologyError, Note, ReviewError, __version__
@@ -202,7 +203,7 @@ def _warm_up(engine: Engine) -> None:
             stack.enter_context(engine.connect())
     codes = (Code("icd10cm", "I50.9"), Code("icd10pcs", "0DTJ4ZZ"))
     example = AssignedCodes(tuple(AssignedCode(code, "added") for code in codes))
-    check_codes(example, {"date": "2025-11-01"})
+    check_encounter(example, {"date": "2025-11-01", "kind": "inpatient"})
     payment_groups(example, {"sex": "F", "age": 70})
     build_claim("", "Acute on chronic systolic heart failure.", [])
     for system in SYSTEMS:
