@@ -10,19 +10,19 @@ from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from nosology.codes import describe, in_release, is_valid, release_on, releases, table
+from nosology.claims.code_issue import LEVELS, CodeIssue
+from nosology.claims.laterality import check_laterality, side_variants
+from nosology.codes import in_release, is_valid, release_on, releases, table
+from nosology.codes.poa import is_poa_exempt
 from nosology.codes.table import CodeTable
 from nosology.codes.tabular import CodeReference, code_references
 from nosology.core import Code, CodeError, Span
 
 PROCEDURES = ("icd9proc", "icd10pcs")
-LEVELS = ("error", "warning", "hint")
 MAX_ALTERNATIVES = 8
-_SIDE_WORDS = re.compile(r"\b(left|right)\b", re.IGNORECASE)
 _UNSPECIFIED = re.compile(r"\bunspecified\b|\bnot otherwise specified\b", re.IGNORECASE)
 _IF_PRESENT = re.compile(r"\bif\s+(?:applicable|known)\b|\bany\b|\bcomplicating\b", re.IGNORECASE)
 _ADVERSE_EFFECT = re.compile(r"T(?:3[6-9]|4\d|50)\.(?:[0-9A-Z]{2}5|[0-9A-Z]5X)")
-_CONTEXT_CHARACTERS = 40  # before a span of evidence, in which a side is searched
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +62,6 @@ class AssignedCodes:
         return next((item for item in self.chosen if item.code == code), None)
 
 
-@dataclass(frozen=True, slots=True)
-class CodeIssue:
-    """A problem of one code: level (see LEVELS), kind of check, message, and codes that would solve it."""
-
-    level: str
-    kind: str
-    code: Code
-    message: str
-    alternatives: tuple[Code, ...] = ()
-
-
 def check_codes(
     assigned: AssignedCodes,
     encounter: Mapping[str, Any],
@@ -89,12 +78,13 @@ def check_codes(
         issues += _check_release(code, encounter)
         if code.system == "icd10cm":
             others = [other for other in codes if other.system == "icd10cm" and other != code]
+            then = _table_on(code.system, encounter)
             issues += [
                 *_check_excludes1(code, others),
                 *_check_code_first(code, list(codes)),
                 *_check_use_additional(code, others),
-                *_check_specificity(code, _table_on(code.system, encounter)),
-                *_check_laterality(code, others, text, (evidence or {}).get(code, ())),
+                *_check_specificity(code, then),
+                *check_laterality(code, others, then, text, (evidence or {}).get(code, ())),
                 *_check_patient(code, encounter),
             ]
         elif not table(code.system).billable(code.code):
@@ -116,15 +106,13 @@ def _matches(wanted: Sequence[CodeReference], code: Code) -> bool:
 def _check_excludes1(code: Code, others: Sequence[Code]) -> Iterator[CodeIssue]:
     """Pairs of codes that an excludes1 note forbids, each reported once."""
     codes = table("icd10cm")
-    if not any(names_in_excludes1(codes, code.code, other.code) for other in others):
-        return
-    for line, note in table("icd10cm").inherited_notes(code.code, "excludes1"):
-        for other in others:
-            if _matches(code_references(note), other):
-                if other < code and _excludes(other, code):
-                    continue  # reported for the other code
-                message = f"{code.code} and {other.code} exclude each other (excludes1 at {line}: {note})"
-                yield CodeIssue("error", "excludes1", code, message)
+    for other in others:
+        if not _excludes(code, other) or (other < code and _excludes(other, code)):  # reported for the other code
+            continue
+        notes = codes.inherited_notes(code.code, "excludes1")
+        line, note = next((line, note) for line, note in notes if _matches(code_references(note), other))
+        message = f"{code.code} and {other.code} exclude each other (excludes1 at {line}: {note})"
+        yield CodeIssue("error", "excludes1", code, message)
 
 
 def _excludes(code: Code, other: Code) -> bool:
@@ -223,63 +211,13 @@ def _check_specificity(code: Code, codes: CodeTable) -> Iterator[CodeIssue]:
         parent = codes.parent(code.code)
         siblings = [line for line in codes.children(parent) if line != code.code] if parent else []
         specific = [line for line in siblings if not _UNSPECIFIED.search(codes.description(line))]
-        if specific and not _codes_by_side(code.code):
+        if specific and not side_variants(codes, code.code):
             message = f"{code.code} is unspecific: {codes.description(code.code)}"
             yield CodeIssue("hint", "unspecific", code, message, _alternatives(code.system, specific))
 
 
 def _alternatives(system: str, lines: Sequence[str]) -> tuple[Code, ...]:
     return tuple(Code(system, line) for line in lines[:MAX_ALTERNATIVES])
-
-
-def _sides(description: str) -> set[str]:
-    return set(re.findall(r"left|right|bilateral", description.lower()))
-
-
-@cache
-def _codes_by_side(code: str) -> dict[str, str]:
-    """The siblings of a code (or of one of the two lines above it) by side, if they differ by side; else empty."""
-    codes = table("icd10cm")
-    for line in (code, *codes.ancestors(code)[:2]):
-        parent = codes.parent(line)
-        if parent is None or codes.kind(parent) in ("chapter", "block"):
-            break
-        by_side: dict[str, str] = {}
-        for sibling in codes.children(parent):
-            sides = _sides(codes.description(sibling))
-            if len(sides) == 1:
-                by_side.setdefault(sides.pop(), sibling)
-        if {"left", "right"} <= by_side.keys():
-            return by_side
-    return {}
-
-
-def _check_laterality(code: Code, others: Sequence[Code], text: str, evidence: Sequence[Span]) -> Iterator[CodeIssue]:
-    """A missing side, two sides that a bilateral code covers, and a side that differs from the note's text."""
-    if not _in_table(code) or not (by_side := _codes_by_side(code.code)):
-        return
-    coded = _sides(describe(code))
-    if not coded:
-        alternatives = _alternatives("icd10cm", list(by_side.values()))
-        yield CodeIssue("warning", "laterality", code, f"{code.code} leaves the side open", alternatives)
-        return
-    siblings = {other for other in others if other.code in by_side.values()}
-    all_sides = coded.union(*(_sides(describe(other)) for other in siblings))
-    if "bilateral" in by_side and {"left", "right"} <= all_sides:
-        alternatives = _alternatives("icd10cm", [by_side["bilateral"]])
-        message = "both sides are coded: there is a bilateral code"
-        yield CodeIssue("hint", "laterality", code, message, alternatives)
-    in_text = {match[0].lower() for span in evidence for match in _SIDE_WORDS.finditer(_context(text, span))}
-    if len(in_text) == 1 and len(coded) == 1 and not in_text & coded and "bilateral" not in coded:
-        side = in_text.pop()
-        message = f"{code.code} says {coded.pop()}, the note says {side}"
-        yield CodeIssue("warning", "laterality", code, message, _alternatives("icd10cm", [by_side[side]]))
-
-
-def _context(text: str, span: Span) -> str:
-    """The text of a span and of the characters before it on the same line."""
-    before = text[max(0, span.start - _CONTEXT_CHARACTERS) : span.start]
-    return before.rpartition("\n")[2] + text[span.start : span.end]
 
 
 class DemographicRule(NamedTuple):
@@ -351,11 +289,25 @@ def _check_release(code: Code, encounter: Mapping[str, Any]) -> Iterator[CodeIss
 
 
 def _check_present_on_admission(assigned: AssignedCodes, encounter: Mapping[str, Any]) -> Iterator[CodeIssue]:
-    """Diagnoses of an inpatient without a present-on-admission indicator, as one issue."""
+    """Diagnoses of an inpatient without a present-on-admission indicator, as one issue, and exempt ones with one."""
     if encounter.get("kind") != "inpatient":
         return
-    missing = [item.code for item in assigned.chosen if item.code.system not in PROCEDURES and not item.poa]
+    diagnoses = [item for item in assigned.chosen if item.code.system not in PROCEDURES]
+    exempt = {item.code for item in diagnoses if _is_poa_exempt(item.code, encounter)}
+    missing = [item.code for item in diagnoses if not item.poa and item.code not in exempt]
     if missing:
         noun = "diagnosis" if len(missing) == 1 else "diagnoses"
         message = f"present on admission is not set for {len(missing)} {noun}"
         yield CodeIssue("hint", "poa", missing[0], message)
+    for item in diagnoses:
+        if item.code in exempt and item.poa not in ("", "1"):
+            yield CodeIssue("warning", "poa", item.code, f"{item.code.code} is exempt from present on admission")
+        elif item.code not in exempt and item.poa == "1":
+            yield CodeIssue("error", "poa", item.code, f"{item.code.code} is not exempt from present on admission")
+
+
+def _is_poa_exempt(code: Code, encounter: Mapping[str, Any]) -> bool:
+    try:
+        return code.system == "icd10cm" and is_poa_exempt(code.code, encounter.get("date") or None)
+    except CodeError:
+        return False

@@ -8,7 +8,8 @@ from typing import Any
 
 from nosology.claims.calibration import calibrate
 from nosology.claims.candidates import add_candidates
-from nosology.claims.checks import AssignedCode, AssignedCodes, CodeIssue, check_codes
+from nosology.claims.checks import AssignedCode, AssignedCodes, check_codes
+from nosology.claims.code_issue import CodeIssue
 from nosology.claims.draft import Draft, Entry, LeftOut, Query
 from nosology.claims.encounter import Encounter
 from nosology.claims.final_set import resolve_set
@@ -248,7 +249,10 @@ def _groups_to_json(groups: PaymentGroups) -> dict[str, Any]:
         "drg": groups.drg,
         "drg_title": groups.drg_title,
         "mdc_title": groups.mdc_title,
+        "drg_version": groups.drg_version,
+        "drg_reason": groups.drg_reason,
         "severity": {code.code: level for code, level in groups.severity.items()},
+        "excluded": {code.code: level for code, level in groups.excluded.items()},
         "hcc": {code.code: category for code, category in groups.hcc.items()},
         "risk": None if groups.risk is None else round(groups.risk, 4),
     }

@@ -19,12 +19,19 @@ _lock = threading.Lock()  # the groupers do not promise thread safety
 
 @dataclass(frozen=True)
 class PaymentGroups:
-    """DRG, severity (CC or MCC) per code, HCC per code, risk score; None or empty if unknown."""
+    """DRG, severity (CC or MCC) per code, HCC per code, risk score; None or empty if unknown.
+
+    drg_reason: why an inpatient has no DRG. excluded: codes whose CC or MCC does not count beside this principal
+    diagnosis; they are not in severity.
+    """
 
     drg: int | None = None
     drg_title: str = ""
     mdc_title: str = ""
+    drg_version: str = ""
+    drg_reason: str = ""
     severity: Mapping[Code, str] = field(default_factory=dict)
+    excluded: Mapping[Code, str] = field(default_factory=dict)
     hcc: Mapping[Code, str] = field(default_factory=dict)
     risk: float | None = None
 
@@ -52,8 +59,15 @@ def _drg_grouper() -> Any:
     return grouper
 
 
-def drg_version_on(day: str | None, versions: tuple[int, ...]) -> int:
-    """The MS-DRG version of a day: v43 from October 2025 (430), its April update (431), and so on."""
+_REASONS = {  # return codes of the grouper
+    "DX_CANNOT_BE_PDX": "{} cannot be a principal diagnosis",
+    "INVALID_PDX": "{} is not valid as a principal diagnosis on this date",
+    "UNGROUPABLE": "the grouper has no group for {} as the principal diagnosis",
+}
+
+
+def drg_version_on(day: str | None, versions: tuple[int, ...]) -> int | None:
+    """The MS-DRG version of a day: v43 from October 2025 (430), its April update (431); None before the first."""
     try:
         when = date.fromisoformat((day or "")[:10])
     except ValueError:
@@ -61,7 +75,7 @@ def drg_version_on(day: str | None, versions: tuple[int, ...]) -> int:
     fiscal_year = when.year + (when.month >= 10)
     newest = (fiscal_year - 1983) * 10 + (4 <= when.month < 10)
     past = [version for version in versions if version <= newest]
-    return past[-1] if past else versions[0]
+    return past[-1] if past else None
 
 
 def _bare(code: Code) -> str:
@@ -69,13 +83,19 @@ def _bare(code: Code) -> str:
 
 
 def _drg(assigned: AssignedCodes, age: int, sex: str, encounter: Mapping[str, Any]) -> dict[str, Any]:
-    """DRG, titles and severity as fields of PaymentGroups; empty if the grouper finds none."""
+    """DRG, titles, version and severity as fields of PaymentGroups, or the reason why there is no DRG."""
     grouper = _drg_grouper()
-    if grouper is None:
-        return {}
     diagnoses = [item for item in assigned.chosen if item.code.system == "icd10cm"]
+    if grouper is None or not diagnoses:
+        return {}
+    versions = tuple(grouper.available_versions())
+    version = drg_version_on(encounter.get("date"), versions)
+    if version is None:
+        return {
+            "drg_reason": f"no MS-DRG version before v{versions[0] // 10} (October {1982 + versions[0] // 10}) is known"
+        }
     claim = {
-        "version": drg_version_on(encounter.get("date"), tuple(grouper.available_versions())),
+        "version": version,
         "age": age,
         "sex": 0 if sex == "M" else 1,
         "discharge_status": 20 if encounter.get("died") else 1,
@@ -86,18 +106,25 @@ def _drg(assigned: AssignedCodes, age: int, sex: str, encounter: Mapping[str, An
     with _lock:
         result = grouper.group(claim)
     if result.get("return_code") != "OK":
-        return {}
+        reason = _REASONS.get(str(result.get("return_code")), "the grouper has no group for these codes")
+        return {"drg_version": _version_name(version), "drg_reason": reason.format(diagnoses[0].code.code)}
     by_bare = {_bare(item.code): item.code for item in diagnoses}
+    rows = [row for row in result["sdx_output"] if row["severity"] in ("CC", "MCC") and row["code"] in by_bare]
+    excluded = {by_bare[row["code"]]: row["severity"] for row in rows if "EXCLUDED" in row["flags"]}
+    severity = {by_bare[row["code"]]: row["severity"] for row in rows if "EXCLUDED" not in row["flags"]}
     return {
         "drg": result["final_drg"],
         "drg_title": result["final_drg_description"],
         "mdc_title": result["final_mdc_description"],
-        "severity": {
-            by_bare[row["code"]]: row["severity"]
-            for row in result["sdx_output"]
-            if row["severity"] in ("CC", "MCC") and row["code"] in by_bare
-        },
+        "drg_version": _version_name(version),
+        "severity": severity,
+        "excluded": excluded,
     }
+
+
+def _version_name(version: int) -> str:
+    """v43 for 430, v43.1 for 431."""
+    return f"v{version // 10}" + (f".{version % 10}" if version % 10 else "")
 
 
 def _diagnosis(item: AssignedCode) -> dict[str, str]:

@@ -257,6 +257,12 @@ def apply_rules(draft: Draft, family: str, off: Collection[str] = ()) -> None:
             break
 
 
+def apply_rule(rule: Rule, draft: Draft) -> None:
+    """Applies one rule if the codes of the draft allow it to fire."""
+    if all(map(draft.matching, rule.codes)) and not any(map(draft.matching, rule.unless)):
+        _apply(rule, draft)
+
+
 @lru_cache(maxsize=256)
 def _present(codes: tuple[str, ...]) -> frozenset[str]:
     """The patterns of all rules that some codes match."""

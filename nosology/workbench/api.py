@@ -15,7 +15,7 @@ from nosology.core import Note
 from nosology.workbench import api_schemas as schemas
 from nosology.workbench import measures
 from nosology.workbench.audit_log import log_access
-from nosology.workbench.cases import count_by_status, decision_history, load_case, select_queue
+from nosology.workbench.cases import count_by_status, decision_history, load_case
 from nosology.workbench.coding import batch_progress, cancel_batch, resume_batch
 from nosology.workbench.database import notes, read_transaction
 from nosology.workbench.proposals import for_claim, propose_claim
@@ -23,6 +23,7 @@ from nosology.workbench.security import MAX_ID, AddressDep, CurrentUser, RowId, 
 from nosology.workbench.services import ImportedNotes
 from nosology.workbench.uploads import coder_columns, normalize_encounter, read_fhir
 from nosology.workbench.views import CodeLine, build_panel, code_book_page, search_codes
+from nosology.workbench.work_queue import QueueFilter, select_queue
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     401: {"description": "nobody is signed in"},
@@ -47,11 +48,11 @@ def list_notes(
     page: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
 ) -> schemas.QueuePage:
     """A page of the work queue; mine: only notes assigned to the user of the token."""
-    assignee = user.id if mine else None
+    wanted = QueueFilter(
+        mine="me" if mine else "", site=site or "", batch=batch or 0, order=order, statuses=tuple(status)
+    )
     with read_transaction(services.engine) as connection:
-        rows = select_queue(
-            connection, statuses=status, assignee=assignee, site=site, batch=batch, order=order, page=page
-        )
+        rows = select_queue(connection, wanted, user.id, page=page)
         counts = count_by_status(connection)
     log_access(services.engine, user.id, "queue", None, address)
     return schemas.QueuePage(counts=counts, notes=[schemas.QueuedNote.model_validate(row) for row in rows])

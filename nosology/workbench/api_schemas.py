@@ -63,7 +63,11 @@ class NewBatch(RequestBody):
 
 
 class NewDecision(RequestBody):
-    """A decision on a note; version: the version that the client has seen."""
+    """A decision on a note; version: the version that the client has seen.
+
+    key: a name of the decision that the client chooses; one that is sent again with its key is recorded once.
+    override: the reason to finish a note whose codes have errors.
+    """
 
     action: str = Field(max_length=20)
     version: int = Field(ge=0, le=MAX_ID)
@@ -75,6 +79,8 @@ class NewDecision(RequestBody):
     end: int | None = Field(None, ge=0, le=MAX_ID)
     codes: list[Annotated[str, Field(max_length=40)]] | None = Field(None, max_length=500)
     user: int | None = Field(None, ge=1, le=MAX_ID)
+    override: Text | None = Field(None, max_length=500)
+    key: str | None = Field(None, max_length=64, pattern="^[A-Za-z0-9-]+$")
 
 
 class TextToCode(RequestBody):

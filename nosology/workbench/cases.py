@@ -1,4 +1,4 @@
-"""Cases: notes in the database with their suggestions and decisions, and the work queue."""
+"""Cases: notes in the database with their suggestions and decisions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from sqlalchemy.exc import IntegrityError
 
 from nosology.core import Code, ConflictError, EvidenceSpan, Note, ReviewError, Span, Suggestion
 from nosology.workbench.database import (
-    audit,
     batches,
     coders,
     codings,
@@ -25,10 +24,6 @@ from nosology.workbench.database import (
     write_transaction,
 )
 from nosology.workbench.review import Details, NotFound, Review, apply_decision, parse_code, replay
-
-ORDERS = ("oldest", "uncertain", "newest")
-PAGE_SIZE = 50
-RECENTLY_OPENED = 15 * 60  # seconds for which a note that somebody has opened is not offered to others
 
 # Statements of every request are built once: building them takes SQLAlchemy longer than SQLite needs to run them.
 _NOTE = select(notes, texts.c.text).join(texts, texts.c.note_id == notes.c.id).where(notes.c.id == bindparam("note"))
@@ -114,6 +109,8 @@ class Case:
         for item in self.review.chosen:
             replaced = spans.get(item.instead_of, []) if item.instead_of else []
             known = spans.setdefault(item.code, list(replaced))
+            gone = self.review.removed.get(item.code, ())
+            known[:] = [it for it in known if all(it.end <= span.start or span.end <= it.start for span in gone)]
             known.extend(span for span in item.evidence if span not in known)
         return spans
 
@@ -289,61 +286,6 @@ def decision_history(connection: Connection, note_id: int) -> list[RowMapping]:
         .order_by(decisions.c.version)
     )
     return list(connection.execute(query).mappings())
-
-
-def select_queue(
-    connection: Connection,
-    *,
-    statuses: Sequence[str] = (),
-    assignee: int | None = None,
-    unassigned: bool = False,
-    site: str | None = None,
-    batch: int | None = None,
-    ref: str | None = None,
-    order: str = "oldest",
-    page: int = 0,
-) -> list[Row]:
-    """One page of the work queue; order: oldest, newest, or uncertain (lowest confidence first)."""
-    query = select(notes, users.c.name.label("assignee"))
-    query = query.join(users, users.c.id == notes.c.assignee_id, isouter=True)
-    if statuses:
-        query = query.where(notes.c.status.in_(statuses))
-    if assignee is not None:
-        query = query.where(notes.c.assignee_id == assignee)
-    if unassigned:
-        query = query.where(notes.c.assignee_id.is_(None))
-    if site:
-        query = query.where(notes.c.site == site)
-    if batch is not None:
-        query = query.where(notes.c.batch_id == batch)
-    if ref:
-        query = query.where(notes.c.ref.icontains(ref, autoescape=True))
-    return list(connection.execute(query.order_by(*_order_columns(order)).limit(PAGE_SIZE).offset(page * PAGE_SIZE)))
-
-
-def _order_columns(order: str) -> tuple[Any, ...]:
-    return {
-        "oldest": (notes.c.received, notes.c.id),
-        "newest": (notes.c.received.desc(), notes.c.id.desc()),
-        # Notes without suggestions have no confidence and come last.
-        "uncertain": (notes.c.confidence.asc().nulls_last(), notes.c.id),
-    }[order]
-
-
-def next_note(connection: Connection, user: int, *, after: int = 0, order: str = "oldest") -> int | None:
-    """The id of the next note to review: first the user's own notes, then unassigned ones.
-
-    Notes that somebody else has opened recently are offered only if there is no other.
-    """
-    query = select(notes.c.id).where(notes.c.status.in_(("new", "open")), notes.c.id != after)
-    query = query.order_by(*_order_columns(order)).limit(1)
-    assigned = connection.scalar(query.where(notes.c.assignee_id == user))
-    if assigned is not None:
-        return int(assigned)
-    opened = select(audit.c.note_id).where(audit.c.at > time.time() - RECENTLY_OPENED, audit.c.what == "note")
-    opened = opened.where(audit.c.user_id != user, audit.c.note_id.is_not(None))
-    unassigned = query.where(notes.c.assignee_id.is_(None))
-    return connection.scalar(unassigned.where(notes.c.id.not_in(opened))) or connection.scalar(unassigned)
 
 
 def count_by_status(connection: Connection) -> dict[str, int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from fastapi import APIRouter, File, Form, UploadFile
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
@@ -15,12 +16,13 @@ from nosology.workbench import cases, coding, measures, triage
 from nosology.workbench.database import notes
 from nosology.workbench.page_html import AdminPage, PageContext, PageDep, ReviewerPage, annotate_note
 from nosology.workbench.proposals import claim_evidence
-from nosology.workbench.review import STATUSES, NotFound
+from nosology.workbench.review import NotFound
 from nosology.workbench.security import MAX_ID, RowId
+from nosology.workbench.services import UnfinishedCodes
 from nosology.workbench.uploads import normalize_encounter, read_upload
 from nosology.workbench.views import build_claim_panel, build_panel, code_book_page, search_codes
+from nosology.workbench.work_queue import PAGE_SIZE, QueueFilter, position, select_queue
 
-TO_DO = ("new", "open", "held", "second")  # statuses that the queue shows first
 router = APIRouter(include_in_schema=False)
 
 
@@ -29,23 +31,16 @@ def _number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
-def _valid_order(order: str) -> str:
-    return order if order in cases.ORDERS else "oldest"
+def _queue_filter(values: Mapping[str, str]) -> QueueFilter:
+    """The filter in the query of a URL."""
+    texts = {name: values.get(name, "")[:200] for name in ("status", "mine", "site", "order")}
+    return QueueFilter(**texts, batch=_number(values.get("batch", "")))
 
 
 @router.get("/")
-def queue_page(
-    page: PageDep,
-    status: str = "",
-    mine: str = "",
-    site: str = "",
-    order: str = "oldest",
-    batch: str = "",
-    page_number: str = "0",
-) -> HTMLResponse:
+def queue_page(page: PageDep, page_number: str = "0") -> HTMLResponse:
     """The work queue."""
-    filters = {"status": status, "mine": mine, "site": site, "order": order, "batch": batch}
-    return _render_queue(page, filters, number=min(_number(page_number), 1_000_000))
+    return _render_queue(page, _queue_filter(page.request.query_params), number=min(_number(page_number), 1_000_000))
 
 
 @router.post("/find")
@@ -56,25 +51,12 @@ def find_note(page: PageDep, ref: Annotated[str, Form(max_length=200)] = "") -> 
         note_id = connection.scalar(select(notes.c.id).where(notes.c.ref == ref)) if ref else None
     if note_id:
         return RedirectResponse(f"/notes/{note_id}", status_code=303)
-    filters = {"status": "all", "mine": "", "site": "", "order": "newest", "batch": ""}
-    return _render_queue(page, filters, ref=ref)
+    return _render_queue(page, QueueFilter(status="all", order="newest", ref=ref))
 
 
-def _render_queue(page: PageContext, filters: dict[str, str], *, number: int = 0, ref: str = "") -> HTMLResponse:
-    """The queue with filters; invalid filters are ignored."""
-    status, order = filters["status"], _valid_order(filters["order"])
+def _render_queue(page: PageContext, wanted: QueueFilter, *, number: int = 0) -> HTMLResponse:
     with page.reading() as connection:
-        rows = cases.select_queue(
-            connection,
-            statuses=[status] if status in STATUSES else () if status == "all" else TO_DO,
-            assignee=page.user.id if filters["mine"] == "me" else None,
-            unassigned=filters["mine"] == "nobody",
-            site=filters["site"] or None,
-            batch=_number(filters["batch"]) or None,
-            ref=ref or None,
-            order=order,
-            page=number,
-        )
+        rows = select_queue(connection, wanted, page.user.id, page=number)
         counts, sites = cases.count_by_status(connection), cases.list_sites(connection)
     page.log("queue")
     return page.render(
@@ -83,24 +65,25 @@ def _render_queue(page: PageContext, filters: dict[str, str], *, number: int = 0
         counts=counts,
         sites=sites,
         number=number,
-        ref=ref,
-        filters={**filters, "order": order},
-        more=len(rows) == cases.PAGE_SIZE,
+        ref=wanted.ref,
+        filters=wanted,
+        more=len(rows) == PAGE_SIZE,
     )
 
 
 @router.get("/next")
-def next_page(page: PageDep, after: str = "", order: str = "oldest") -> RedirectResponse:
-    """A redirect to the next note in the order of the queue."""
-    order = _valid_order(order)
-    with page.reading() as connection:
-        note_id = cases.next_note(connection, page.user.id, after=_number(after), order=order)
-    query = "" if order == "oldest" else f"?order={order}"
-    return RedirectResponse(f"/notes/{note_id}{query}" if note_id else "/", status_code=303)
+def next_page(page: PageDep, after: str = "") -> Response:
+    """A redirect to the next note of the queue, or a page that says that there is none."""
+    wanted = _queue_filter(page.request.query_params)
+    note_id = page.services.next_note(page.user, wanted, _number(after))
+    if note_id is not None:
+        return RedirectResponse(f"/notes/{note_id}?{wanted.query}".rstrip("?"), status_code=303)
+    skipped = page.services.next_note(page.user, wanted, 0) is not None
+    return page.render("queue_end.html", filters=wanted, skipped=skipped)
 
 
 @router.get("/notes/{note_id}")
-def note_page(page: PageDep, note_id: RowId, order: str = "oldest") -> HTMLResponse:
+def note_page(page: PageDep, note_id: RowId) -> HTMLResponse:
     """A note with its suggestions; the access is logged."""
     case = page.services.read_case(page.user, note_id, page.address)
     accepted = {Code(item.system, item.code) for item in case.suggestions if item.accepted}
@@ -109,15 +92,20 @@ def note_page(page: PageDep, note_id: RowId, order: str = "oldest") -> HTMLRespo
     for code, spans in claim_evidence(case).items():
         evidence[code] = list(dict.fromkeys([*evidence.get(code, ()), *spans]))
     sections = annotate_note(case.note["text"], evidence, highlighted)
-    return _render_case(page, case, "note.html", order=order, sections=sections)
+    page.services.reservations.take(note_id, page.user.id)
+    wanted = _queue_filter(page.request.query_params)
+    with page.reading() as connection:
+        reviewer = page.user.has_role("reviewer")
+        place = position(connection, wanted, page.user.id, note_id, reviewer=reviewer)
+    return _render_case(page, case, "note.html", wanted, sections=sections, place=place)
 
 
 def _render_case(
     page: PageContext,
     case: cases.Case,
     template: str,
+    wanted: QueueFilter,
     *,
-    order: str,
     message: str = "",
     status: int = 200,
     **values: Any,
@@ -125,7 +113,7 @@ def _render_case(
     with page.reading() as connection:
         people = cases.list_assignees(connection)
     values |= {"case": case, "panel": build_panel(case), "claim": build_claim_panel(case)}
-    values |= {"people": people, "order": _valid_order(order)}
+    values |= {"people": people, "queue": wanted.query}
     return page.render(template, status=status, message=message, conflict=status == 409, **values)
 
 
@@ -154,22 +142,27 @@ def decide(
     end: Annotated[int | None, Form(ge=0, le=MAX_ID)] = None,
     codes: Annotated[str, Form(max_length=20_000)] = "",
     assignee: Annotated[str, Form(max_length=20)] = "",
+    override: Annotated[str, Form(max_length=500)] = "",
+    key: Annotated[str, Form(max_length=64, pattern="^[A-Za-z0-9-]*$")] = "",
 ) -> HTMLResponse:
     """The panel after a decision; after a conflict, the panel with the other person's decision."""
     values = {"code": code, "to": to, "reason": reason, "poa": poa, "codes": _parse_list(codes)}
+    values |= {name: value for name, value in (("override", override.strip()), ("key", key)) if value}
     values |= {name: value for name, value in (("start", start), ("end", end)) if value is not None}
     values["user"] = _number(assignee) or None
-    message, status = "", 200
+    message, status, gate = "", 200, ""
     try:
         case = page.services.decide(page.user, note_id, action, values, version)
     except ReviewError as error:
         is_conflict = isinstance(error, ConflictError)
+        gate = action if isinstance(error, UnfinishedCodes) else ""
         message, status = f"{error}.", 409 if is_conflict else 422
         if not is_conflict:  # the message of a conflict starts with a name
             message = message[:1].upper() + message[1:]
         case = page.services.read_case(page.user, note_id, page.address, "panel")  # it shows text of the note
-    order = parse_qs(urlsplit(page.request.headers.get("hx-current-url", "")).query).get("order", ["oldest"])[0]
-    return _render_case(page, case, "panel.html", order=order, message=message, status=status)
+    current = page.request.headers.get("hx-current-url") or page.request.headers.get("referer", "")
+    wanted = _queue_filter(dict(parse_qsl(urlsplit(current).query)))
+    return _render_case(page, case, "panel.html", wanted, message=message, status=status, override=gate)
 
 
 def _parse_list(raw: str) -> Any:

@@ -28,22 +28,27 @@ REASONS = {
     "history": "history only, not treated now",
     "integral": "integral to another code",
     "unspecific": "too unspecific",
+    "replaced": "replaced by another code",
     "wrong": "wrong code for what is documented",
     "other": "another reason",
 }
 POA = {"": "not set", "Y": "yes", "N": "no", "U": "unknown", "W": "undetermined", "1": "exempt"}
-EDITS = ("accept", "reject", "change", "add", "clear", "evidence", "order", "poa", "claim")
+EDITS = ("accept", "reject", "change", "add", "clear", "evidence", "unmark", "order", "poa", "claim", "undo")
 FIELDS = {  # the details of each action that a client sends; the other actions have none
     "accept": ("code",),
     "reject": ("code", "reason"),
-    "change": ("code", "to"),
+    "change": ("code", "to", "reason"),
     "add": ("code", "start", "end"),
     "clear": ("code",),
     "evidence": ("code", "start", "end"),
+    "unmark": ("code", "start", "end"),
     "poa": ("code", "poa"),
     "order": ("codes",),
     "assign": ("user",),
+    "finish": ("override",),
+    "approve": ("override",),
 }
+MAX_OVERRIDE = 500  # characters of a reason
 _CLOSED = ("done", "preaccepted")
 
 
@@ -53,14 +58,25 @@ class NotFound(ReviewError):
 
 @dataclass(frozen=True, slots=True)
 class Review(AssignedCodes):
-    """The state of a note: chosen codes in order, rejected codes with reasons, status, assignee and version."""
+    """The state of a note: chosen codes in order, rejected codes with reasons, status, assignee and version.
+
+    removed: evidence that a person took away, by code. held_from: the status to which a note on hold returns.
+    second_of: who asked for a second review that nobody has approved yet. keys: of decisions; a decision that is sent
+    again has the same key. action, user and previous: the last action, whose it was, and the state before it.
+    """
 
     rejected: Mapping[Code, str] = field(default_factory=dict)
+    removed: Mapping[Code, tuple[Span, ...]] = field(default_factory=dict)
     status: str = "new"
     assignee: int | None = None
     version: int = 0
     finished_by: int | None = None
-    held_from: str = ""  # the status to which a note on hold returns
+    held_from: str = ""
+    second_of: int | None = None
+    keys: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    action: str = field(default="", compare=False)
+    user: int | None = field(default=None, compare=False)
+    previous: Review | None = field(default=None, compare=False, repr=False)
 
 
 Details = Mapping[str, Any]
@@ -77,7 +93,10 @@ def apply_decision(review: Review, action: str, details: Details, user: int | No
     if action in EDITS:
         status = "open" if review.status == "new" else review.status
         after = replace(after, status=status, assignee=user if review.assignee is None else review.assignee)
-    return replace(after, version=review.version + 1)
+    if action != "undo":
+        after = replace(after, action=action, user=user, previous=review)
+    keys = review.keys | {details["key"]} if details.get("key") else review.keys
+    return replace(after, version=review.version + 1, keys=keys)
 
 
 def replay(decisions: Iterable[tuple[str, Details, int | None]], *, length: int) -> Review:
@@ -158,21 +177,42 @@ def _reject(review: Review, details: Details, user: int | None, length: int) -> 
 
 
 def _change(review: Review, details: Details, user: int | None, length: int) -> Review:
+    """The old code is rejected as too unspecific if the new one is below it, else as replaced, or as `reason` says."""
     code, to = parse_code(details), _known_code(details, "to")
     if review.find(to) or code == to:
         raise ReviewError(f"{to.code} is chosen already")
+    reason = details.get("reason") or ("unspecific" if to.code.startswith(code.code) else "replaced")
+    if reason not in REASONS:
+        raise ReviewError(f"reason must be one of {', '.join(REASONS)}; got {_short(reason)}")
     old = review.find(code)
     new = replace(old or AssignedCode(code, "suggested"), code=to, origin="changed", instead_of=code, rule="")
     chosen = tuple(new if item is old else item for item in review.chosen) if old else (*review.chosen, new)
-    return replace(review, chosen=chosen, rejected=_without(review.rejected, to) | {code: "unspecific"})
+    return replace(review, chosen=chosen, rejected=_without(review.rejected, to) | {code: reason})
 
 
 def _clear(review: Review, details: Details, user: int | None, length: int) -> Review:
+    """The code is open again, and so is the code that it had replaced."""
     code = parse_code(details)
-    if code not in review.rejected and not review.find(code):
+    item = review.find(code)
+    if code not in review.rejected and not item:
         raise ReviewError(f"nothing has been decided about {code.code}")
-    chosen = tuple(item for item in review.chosen if item.code != code)
-    return replace(review, chosen=chosen, rejected=_without(review.rejected, code))
+    chosen = tuple(other for other in review.chosen if other.code != code)
+    rejected = _without(review.rejected, code)
+    if item and item.instead_of:
+        rejected = _without(rejected, item.instead_of)
+    return replace(review, chosen=chosen, rejected=rejected)
+
+
+def _undo(review: Review, details: Details, user: int | None, length: int) -> Review:
+    """The state before the last edit of the same person; the codes of a claim that was accepted are undone together."""
+    if review.previous is None or review.action not in EDITS:
+        raise ReviewError("there is no decision on a code to undo")
+    if review.user != user:
+        raise ReviewError("the last decision is another person's: change the code instead")
+    before = review.previous
+    while review.action == "claim" and before.action == "claim" and before.user == user and before.previous is not None:
+        before = before.previous
+    return replace(before, status=review.status, assignee=review.assignee)
 
 
 def _edit(review: Review, code: Code, **changes: Any) -> Review:
@@ -188,7 +228,20 @@ def _evidence(review: Review, details: Details, user: int | None, length: int) -
     if not spans:
         raise ReviewError("evidence needs start and end")
     item = review.find(code)
-    return _edit(review, code, evidence=tuple(dict.fromkeys((*(item.evidence if item else ()), *spans))))
+    marked = _edit(review, code, evidence=tuple(dict.fromkeys((*(item.evidence if item else ()), *spans))))
+    left = tuple(it for it in review.removed.get(code, ()) if it.end <= spans[0].start or spans[0].end <= it.start)
+    return replace(marked, removed={**review.removed, code: left})
+
+
+def _unmark(review: Review, details: Details, user: int | None, length: int) -> Review:
+    """Takes evidence away: every marked span of a chosen code that overlaps the given one, the coder's too."""
+    code, spans = parse_code(details), _evidence_spans(details, length)
+    if not spans:
+        raise ReviewError("unmark needs start and end")
+    [gone], item = spans, review.find(code)
+    kept = tuple(it for it in (item.evidence if item else ()) if it.end <= gone.start or gone.end <= it.start)
+    removed = {**review.removed, code: (*review.removed.get(code, ()), gone)}
+    return replace(_edit(review, code, evidence=kept), removed=removed)
 
 
 def _poa(review: Review, details: Details, user: int | None, length: int) -> Review:
@@ -240,10 +293,31 @@ def _resume(review: Review, details: Details, user: int | None, length: int) -> 
     return replace(resumed, held_from="", finished_by=review.finished_by)
 
 
+def _second(review: Review, details: Details, user: int | None, length: int) -> Review:
+    asked = _status_change(("new", "open", "preaccepted", "done"), "second")(review, details, user, length)
+    return replace(asked, second_of=user)
+
+
+def _finish(review: Review, details: Details, user: int | None, length: int) -> Review:
+    """A note whose second review is still due goes back to it."""
+    _check_override(details)
+    if review.second_of is not None:
+        return _status_change(("new", "open"), "second")(review, details, user, length)
+    return _status_change(("new", "open"), "done")(review, details, user, length)
+
+
 def _approve(review: Review, details: Details, user: int | None, length: int) -> Review:
-    if review.status == "second" and user is not None and user == review.finished_by:
+    _check_override(details)
+    if review.status == "second" and user is not None and user in (review.finished_by, review.second_of):
         raise ReviewError("a second review is another person's task: you asked for this one")
-    return _status_change(("second", "preaccepted"), "done")(review, details, user, length)
+    done = _status_change(("second", "preaccepted"), "done")(review, details, user, length)
+    return replace(done, second_of=None)
+
+
+def _check_override(details: Details) -> None:
+    reason = details.get("override", "")
+    if not isinstance(reason, str) or len(reason) > MAX_OVERRIDE or (reason and not reason.strip()):
+        raise ReviewError(f"override must be a reason of 1 to {MAX_OVERRIDE} characters")
 
 
 def _preaccept(review: Review, details: Details, user: int | None, length: int) -> Review:
@@ -261,13 +335,15 @@ ACTIONS: dict[str, Action] = {
     "claim": _claim,
     "clear": _clear,
     "evidence": _evidence,
+    "unmark": _unmark,
+    "undo": _undo,
     "order": _order,
     "poa": _poa,
     "assign": _assign,
     "hold": _hold,
     "resume": _resume,
-    "second": _status_change(("new", "open", "preaccepted", "done"), "second"),
-    "finish": _status_change(("new", "open"), "done"),
+    "second": _second,
+    "finish": _finish,
     "approve": _approve,
     "reopen": _status_change(("done", "preaccepted", "second"), "open"),
     "preaccept": _preaccept,

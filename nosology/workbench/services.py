@@ -17,8 +17,9 @@ from anyio import CapacityLimiter
 from fastapi.responses import Response
 from sqlalchemy import Engine, select, update
 
-from nosology.claims.checks import AssignedCode, AssignedCodes, check_codes
+from nosology.claims.checks import AssignedCode, AssignedCodes
 from nosology.claims.claim import build_claim
+from nosology.claims.encounter_checks import check_encounter
 from nosology.claims.grouping import payment_groups
 from nosology.codes import releases, table
 from nosology.core import SYSTEMS, Code, ConfigError, NosologyError, Note, ReviewError, __version__
@@ -32,6 +33,7 @@ from nosology.workbench.database import batches, coders, insert_row, open_databa
 from nosology.workbench.export import export_case
 from nosology.workbench.proposals import claim_decision, open_codes, propose_claim
 from nosology.workbench.review import FIELDS
+from nosology.workbench.work_queue import QueueFilter, Reservations, next_note
 
 CONNECTIONS = 8  # opened at the start, a few more than concurrent requests
 
@@ -120,6 +122,7 @@ class Services:
     background: BackgroundCoder
     coding_limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(32))
     sign_in_limit: RateLimit = field(default_factory=lambda: RateLimit(10, 60.0))
+    reservations: Reservations = field(default_factory=Reservations)
     ready: bool = False
 
     @classmethod
@@ -173,18 +176,37 @@ class Services:
             raise Forbidden("a second review is for people with the role reviewer")
         if action == "preaccept":
             raise Forbidden("only the triage rule pre-accepts notes")
-        if action == "claim":
-            return self._accept_claim(user, note_id, version)
-        details = {name: values[name] for name in FIELDS.get(action, ()) if name in values}
-        return cases.record_decision(self.engine, note_id, action, details, user=user.id, version=version)
-
-    def _accept_claim(self, user: User, note_id: int, version: int) -> cases.Case:
         with read_transaction(self.engine) as connection:
             case = cases.load_case(connection, note_id)
+        if case.review.assignee not in (None, user.id) and not user.has_role("reviewer"):
+            raise Forbidden("the note is assigned to somebody else; a reviewer can change it or assign it to you")
+        if action == "claim":
+            return self._accept_claim(user, case, version)
+        if values.get("key") and values["key"] in case.review.keys:
+            return case  # sent again, because the answer was lost
+        details = {name: values[name] for name in FIELDS.get(action, ()) if name in values}
+        if values.get("key"):
+            details["key"] = values["key"]
+        if action in ("finish", "approve") and case.review.version == version:
+            _check_finished(case, details)
+        return cases.record_decision(self.engine, note_id, action, details, user=user.id, version=version)
+
+    def _accept_claim(self, user: User, case: cases.Case, version: int) -> cases.Case:
         taken = [("claim", claim_decision(item)) for item in open_codes(case, propose_claim(case))]
         if not taken:
             raise ReviewError("the proposed claim has no code that is still to be decided")
-        return cases.record_decisions(self.engine, note_id, taken, user=user.id, version=version)
+        return cases.record_decisions(self.engine, case.note["id"], taken, user=user.id, version=version)
+
+    def next_note(self, user: User, wanted: QueueFilter, after: int) -> int | None:
+        """The next note of a user in a queue, which is then reserved; None at the end of the queue."""
+        while True:
+            others = self.reservations.of_others(user.id)
+            with read_transaction(self.engine) as connection:
+                found = next_note(
+                    connection, wanted, user.id, reviewer=user.has_role("reviewer"), after=after, reserved=others
+                )
+            if found is None or self.reservations.take(found, user.id):
+                return found
 
     def export(self, user: User, note_id: int, form: str, address: str) -> Response:
         """The coded encounter as a file; the export is logged."""
@@ -195,6 +217,25 @@ class Services:
         return response
 
 
+class UnfinishedCodes(ReviewError):
+    """The codes of a note have errors; an override with a reason finishes it all the same."""
+
+
+def _check_finished(case: cases.Case, details: Mapping[str, Any]) -> None:
+    """Raises UnfinishedCodes for a note without codes, or with codes that cannot be billed or exclude each other."""
+    if details.get("override"):
+        return
+    if not case.review.chosen:
+        raise UnfinishedCodes("the note has no code: code it, or finish it with a reason")
+    issues = check_encounter(case.review, case.note["encounter"], case.note["text"], case.evidence())
+    errors = [issue.message for issue in issues if issue.level == "error"]
+    if errors:
+        more = f" and {len(errors) - 1} more" if len(errors) > 1 else ""
+        raise UnfinishedCodes(
+            f"the codes cannot be billed as they are: {errors[0]}{more}; correct them, or give a reason"
+        )
+
+
 def _warm_up(engine: Engine) -> None:
     """Opens connections and loads tables and groupers, so that the first requests do not wait for them."""
     with ExitStack() as stack:
@@ -202,7 +243,7 @@ def _warm_up(engine: Engine) -> None:
             stack.enter_context(engine.connect())
     codes = (Code("icd10cm", "I50.9"), Code("icd10pcs", "0DTJ4ZZ"))
     example = AssignedCodes(tuple(AssignedCode(code, "added") for code in codes))
-    check_codes(example, {"date": "2025-11-01"})
+    check_encounter(example, {"date": "2025-11-01", "kind": "inpatient"})
     payment_groups(example, {"sex": "F", "age": 70})
     build_claim("", "Acute on chronic systolic heart failure.", [])
     for system in SYSTEMS:

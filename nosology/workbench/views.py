@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from nosology.claims.checks import PROCEDURES, AssignedCode, CodeIssue, check_codes
+from nosology.claims.checks import PROCEDURES, AssignedCode
 from nosology.claims.claim import ClaimCode
+from nosology.claims.code_issue import CodeIssue
 from nosology.claims.draft import LeftOut
+from nosology.claims.encounter_checks import check_encounter
 from nosology.claims.grouping import PaymentGroups, payment_groups
 from nosology.claims.rules import rules_by_id
 from nosology.codes import describe, parse, table
@@ -66,6 +68,7 @@ class CodeCard:
     principal: bool = False
     procedure: bool = False
     severity: str = ""
+    excluded: str = ""  # CC or MCC that does not count beside the principal diagnosis
     hcc: str = ""
     reason: str = ""
     rule: str = ""
@@ -90,7 +93,7 @@ def build_panel(case: Case) -> CodePanel:
     """The panel of a note in the present state of its review."""
     text, encounter, review = case.note["text"], case.note["encounter"], case.review
     evidence, suggested, principal = case.evidence(), case.suggested, review.principal
-    issues = check_codes(review, encounter, text, evidence)
+    issues = check_encounter(review, encounter, text, evidence)
     groups = payment_groups(review, encounter)
 
     def card(code: Code, item: AssignedCode | None = None) -> CodeCard:
@@ -107,6 +110,7 @@ def build_panel(case: Case) -> CodePanel:
             principal=code == principal,
             procedure=code.system in PROCEDURES,
             severity=groups.severity.get(code, ""),
+            excluded=groups.excluded.get(code, ""),
             hcc=groups.hcc.get(code, ""),
             reason=REASONS.get(review.rejected.get(code, ""), ""),
             rule=rule.message if item and (rule := rules_by_id().get(item.rule)) else item.rule if item else "",

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nosology.claims.checks import AssignedCode, AssignedCodes, check_codes
+from nosology.claims.laterality import side_variants
 from nosology.codes import table
 from nosology.codes.tabular import CodeReference, code_references
 from nosology.core import Code, Span
@@ -147,3 +148,32 @@ def test_excludes1_reads_the_seventh_character():
 def test_age_in_fractions_of_a_year():
     assert "age" not in issues_of("P27.1", age=0.5)
     assert issues_of("P27.1", age=1.5)["age"][0].level == "warning"
+
+
+def test_a_code_without_a_side_in_its_condition_is_not_asked_for_one():
+    assert "laterality" not in issues_of("L89.154") and "laterality" not in issues_of("M54.50")
+    [issue] = issues_of("S52.509A")["laterality"]
+    assert [item.code for item in issue.alternatives] == ["S52.501A", "S52.502A"], "the seventh character stays"
+
+
+def test_every_code_offered_for_its_side_is_billable_and_of_the_same_condition():
+    codes = table("icd10cm")
+    billable = [code for code in codes.codes() if codes.billable(code)]
+    asked = {code: variants for code in billable if (variants := side_variants(codes, code))}
+    assert len(asked) > 20_000
+    for code, variants in asked.items():
+        assert all(codes.billable(variant) and variant[7:] == code[7:] for variant in variants.values()), code
+        if code not in variants.values():
+            assert "unspecified" in codes.description(code).lower(), code
+
+
+def test_an_indicator_for_a_code_that_needs_none_is_reported():
+    assert "poa" not in issues_of("Z79.4", kind="inpatient"), "it is exempt"
+    exempt = [i for i in check_codes(assigned("Z79.4", poa="Y"), {"kind": "inpatient"}) if i.kind == "poa"]
+    assert [(item.level, item.message) for item in exempt] == [("warning", "Z79.4 is exempt from present on admission")]
+    wrong = [i for i in check_codes(assigned("I10", poa="1"), {"kind": "inpatient"}) if i.kind == "poa"]
+    assert [item.level for item in wrong] == ["error"]
+
+
+def test_excludes1_of_two_notes_is_reported_once():
+    assert len(issues_of("R73.03", "E11.9")["excludes1"]) == 1

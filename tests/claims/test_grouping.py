@@ -26,8 +26,23 @@ def test_drg_version_of_a_date():
     assert drg_version_on("2025-10-01", versions) == 430
     assert drg_version_on("2025-09-30", versions) == 421
     assert drg_version_on("2025-02-01", versions) == 420
-    assert drg_version_on("2010-02-01", versions) == 400
+    assert drg_version_on("2022-10-01", versions) == 400 and drg_version_on("2022-09-30", versions) is None
     assert drg_version_on(None, versions) == 431
+
+
+def test_excluded_severity_is_apart_from_severity_that_counts():
+    groups = payment_groups(assigned("A41.9", "R65.20"), {"sex": "F", "age": 70, "date": "2025-11-01"})
+    assert "without MCC" in groups.drg_title and groups.drg_version == "v43"
+    assert not groups.severity and groups.excluded == {Code("icd10cm", "R65.20"): "MCC"}
+    counted = payment_groups(assigned("N17.9", "R65.20"), {"sex": "F", "age": 70, "date": "2025-11-01"})
+    assert counted.severity == {Code("icd10cm", "R65.20"): "MCC"} and not counted.excluded
+
+
+def test_the_reason_of_a_missing_drg_is_stated():
+    external = payment_groups(assigned("Y92.9"), {"sex": "F", "age": 70, "date": "2025-11-01"})
+    assert external.drg is None and external.drg_reason == "Y92.9 cannot be a principal diagnosis"
+    early = payment_groups(assigned("I50.9"), {"sex": "F", "age": 70, "date": "2019-11-01"})
+    assert early.drg is None and early.drg_reason == "no MS-DRG version before v40 (October 2022) is known"
 
 
 def test_outpatients_have_no_drg():

@@ -312,7 +312,7 @@ def test_two_users_get_different_next_notes(server, ann):
     first = ann_.get("/next?order=uncertain")
     second = ben.get("/next?order=uncertain")
     assert "/notes/" in first.url.path and "/notes/" in second.url.path and first.url.path != second.url.path
-    assert 'data-order="uncertain"' in first.text
+    assert 'data-queue="order=uncertain"' in first.text
 
 
 def test_a_note_is_found_by_its_id(server, ann):

@@ -2,6 +2,7 @@
 
 import sqlite3
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from nosology.workbench.cases import (
     decision_history,
     load_case,
     record_decision,
-    select_queue,
 )
 from nosology.workbench.database import (
     APPLICATION_ID,
@@ -35,6 +35,7 @@ from nosology.workbench.database import (
     read_transaction,
     write_transaction,
 )
+from nosology.workbench.work_queue import RESERVED_SECONDS, QueueFilter, Reservations, next_note, position, select_queue
 
 HEART = {"code": "icd10cm:I50.9"}
 
@@ -230,14 +231,69 @@ def test_the_queue_filters_and_orders(engine, people):
     with read_transaction(engine) as connection:
 
         def refs(**filters):
-            return [row.ref for row in select_queue(connection, **filters)]
+            return [row.ref for row in select_queue(connection, QueueFilter(**filters), people["ben"])]
 
         assert refs(order="uncertain") == ["n5", "n1", "n3", "n4", "n0", "n2"]
-        assert refs(statuses=["held"]) == ["n0"]
-        assert refs(assignee=people["ben"]) == ["n1"]
-        assert refs(unassigned=True, site="west") == ["n3", "n5"]
+        assert refs(status="held") == ["n0"] and refs(statuses=("new", "held"), order="newest")[-1] == "n0"
+        assert refs(mine="me") == ["n1"]
+        assert refs(mine="nobody", site="west") == ["n3", "n5"]
         assert refs(ref="n4") == ["n4"] and refs(ref="%") == []
         assert count_by_status(connection) == {"new": 5, "held": 1}
+
+
+def next_refs(engine, user, wanted, *, reviewer=False, reserved=()):
+    """The ids of the notes that a user gets one after the other, and the place of each in the queue."""
+    found, after = [], 0
+    with read_transaction(engine) as connection:
+        while (
+            after := next_note(connection, wanted, user, reviewer=reviewer, after=after, reserved=reserved)
+        ) is not None:
+            place = position(connection, wanted, user, after, reviewer=reviewer)
+            found.append((connection.scalar(select(notes.c.ref).where(notes.c.id == after)), place))
+    return found
+
+
+@pytest.mark.parametrize("order", ["oldest", "newest", "uncertain"])
+def test_next_visits_every_note_of_the_filter_once_in_its_order_and_ends(engine, people, order):
+    with write_transaction(engine) as connection:
+        for i, sure in enumerate((0.9, None, 0.5, 0.5, None, 0.1)):
+            add_notes(connection, [Note(f"n{i}", "x", site=("east", "west")[i % 2])], None, now=1000.0 + i // 2)
+            connection.execute(update(notes).where(notes.c.ref == f"n{i}").values(confidence=sure))
+    orders = {
+        "oldest": ["n0", "n1", "n2", "n3", "n4", "n5"],
+        "newest": ["n5", "n4", "n3", "n2", "n1", "n0"],
+        "uncertain": ["n5", "n2", "n3", "n0", "n1", "n4"],
+    }
+    visited = next_refs(engine, people["ann"], QueueFilter(order=order))
+    assert visited == [(ref, (place + 1, 6)) for place, ref in enumerate(orders[order])]
+    west = next_refs(engine, people["ann"], QueueFilter(order=order, site="west"))
+    assert [ref for ref, _ in west] == [ref for ref in orders[order] if ref in ("n1", "n3", "n5")]
+
+
+def test_next_leaves_out_what_others_do_and_offers_second_reviews_to_reviewers(engine, people):
+    with write_transaction(engine) as connection:
+        add_notes(connection, [Note(f"n{i}", "x") for i in range(5)], None)
+    record_decision(engine, 1, "assign", {"user": people["ben"]}, user=people["ben"], version=0)
+    record_decision(engine, 2, "assign", {"user": people["ben"]}, user=people["ben"], version=0)
+    record_decision(engine, 2, "second", {}, user=people["ben"], version=1)
+    record_decision(engine, 3, "hold", {}, user=people["ann"], version=0)
+    refs = lambda **options: [ref for ref, _ in next_refs(engine, wanted=QueueFilter(), **options)]  # noqa: E731
+    assert refs(user=people["ann"]) == ["n3", "n4"]
+    assert refs(user=people["ann"], reviewer=True) == ["n1", "n3", "n4"]
+    assert refs(user=people["ben"], reviewer=True) == ["n0", "n3", "n4"], (
+        "who asked for a second review does not give it"
+    )
+    assert refs(user=people["ann"], reserved={4}) == ["n4"]
+
+
+def test_a_reserved_note_is_given_to_one_user_until_the_next_one_is_taken(monkeypatch):
+    held = Reservations()
+    assert held.take(1, 7) and held.take(1, 7) and not held.take(1, 8)
+    assert held.of_others(8) == {1} and held.of_others(7) == set()
+    assert held.take(2, 7) and held.take(1, 8)
+    later = time.monotonic() + RESERVED_SECONDS + 1
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert held.of_others(9) == set() and held.take(2, 9)
 
 
 def test_only_active_users_are_assigned(engine, note_id, people):

@@ -1,5 +1,7 @@
 """The state of a note after its decisions."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -121,3 +123,69 @@ def test_any_decisions_give_a_valid_state_or_an_error(acts):
         assert review.version == len(history)
         assert all(0 <= span.start < span.end <= 10 for item in review.chosen for span in item.evidence)
     assert replay(history, length=10) == review
+
+
+def test_a_change_is_rejected_as_too_unspecific_only_if_the_new_code_is_below():
+    below = after(accept("icd10cm:I50.2"), ("change", {"code": "icd10cm:I50.2", "to": "icd10cm:I50.22"}))
+    assert below.rejected == {Code("icd10cm", "I50.2"): "unspecific"}
+    other = after(accept(HEART), ("change", {"code": str(HEART), "to": str(DIABETES)}))
+    assert set(other.rejected.values()) == {"replaced"}
+    told = after(accept(HEART), ("change", {"code": str(HEART), "to": str(DIABETES), "reason": "negated"}))
+    assert set(told.rejected.values()) == {"negated"}
+    with pytest.raises(ReviewError, match="reason must be one of"):
+        after(accept(HEART), ("change", {"code": str(HEART), "to": str(DIABETES), "reason": "x"}))
+
+
+def test_undoing_a_change_opens_both_codes_again():
+    changed = after(
+        accept(HEART), ("change", {"code": str(HEART), "to": str(DIABETES)}), ("clear", {"code": str(DIABETES)})
+    )
+    assert not changed.chosen and not changed.rejected
+
+
+def test_undo_returns_to_the_state_before_the_last_decision_on_a_code():
+    before = after(accept(HEART))
+    for decision in (
+        accept(DIABETES),
+        ("reject", {"code": str(HEART), "reason": "wrong"}),
+        ("poa", {"code": str(HEART), "poa": "Y"}),
+    ):
+        undone = apply_decision(apply_decision(before, *decision, 1, length=9), "undo", {}, 1, length=9)
+        assert undone == replace(before, version=undone.version) and undone.version == 3
+    twice = after(accept(HEART), accept(DIABETES), ("undo", {}), ("undo", {}))
+    assert not twice.chosen and twice.version == 4
+    with pytest.raises(ReviewError, match="no decision on a code to undo"):
+        apply_decision(twice, "undo", {}, 1, length=9)
+    with pytest.raises(ReviewError, match="another person's"):
+        apply_decision(before, "undo", {}, 2, length=9)
+    with pytest.raises(ReviewError, match="no decision on a code to undo"):
+        apply_decision(apply_decision(before, "hold", {}, 1, length=9), "undo", {}, 1, length=9)
+
+
+def test_the_codes_of_an_accepted_claim_are_undone_together():
+    claimed = after(accept(HEART), ("claim", {"code": str(DIABETES)}), ("claim", {"code": "icd10cm:I10"}), ("undo", {}))
+    assert list(claimed.codes) == [HEART]
+
+
+def test_evidence_is_removed_and_can_be_marked_again():
+    marked = after(
+        ("add", {"code": str(HEART), "start": 0, "end": 4}), ("evidence", {"code": str(HEART), "start": 5, "end": 7})
+    )
+    gone = apply_decision(marked, "unmark", {"code": str(HEART), "start": 0, "end": 4}, 1, length=9)
+    assert gone.chosen[0].evidence == (Span(5, 7),) and gone.removed == {HEART: (Span(0, 4),)}
+    again = apply_decision(gone, "evidence", {"code": str(HEART), "start": 0, "end": 4}, 1, length=9)
+    assert set(again.chosen[0].evidence) == {Span(0, 4), Span(5, 7)} and not any(again.removed.values())
+
+
+def test_a_second_review_cannot_be_left_by_reopening():
+    asked = after(accept(HEART), ("second", {}), ("reopen", {}), ("finish", {}))
+    assert asked.status == "second", "it is still due"
+    with pytest.raises(ReviewError, match="another person's task"):
+        apply_decision(asked, "approve", {}, 1, length=9)
+    approved = apply_decision(asked, "approve", {}, 2, length=9)
+    assert approved.status == "done" and approved.second_of is None
+    assert after(accept(HEART), ("finish", {})).status == "done"
+
+
+def test_decisions_have_keys():
+    assert after(("add", {"code": str(HEART), "key": "k-1"})).keys == {"k-1"}

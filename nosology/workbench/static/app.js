@@ -1,18 +1,37 @@
-// Code of every page: CSRF token of htmx requests, help dialog, keyboard shortcuts.
+// Code of every page: CSRF token of htmx requests, messages, help dialog, keyboard shortcuts.
+import { leave } from "./outbox.js";
 
 const token = document.querySelector('meta[name="csrf"]')?.content;
 document.body.addEventListener("htmx:configRequest", (event) => {
   if (token) event.detail.headers["X-CSRF-Token"] = token;
 });
 document.body.addEventListener("htmx:responseError", (event) => {
-  say(event.detail.xhr.status === 401 ? "You are signed out." : "That did not work. Load the page again.");
-  if (event.detail.xhr.status === 401) location.assign("/login");
+  const { status } = event.detail.xhr;
+  say(status === 401 ? "You are signed out." : "That did not work. Load the page again.", "error");
+  if (status === 401) location.assign(`/login?next=${encodeURIComponent(location.pathname)}`);
 });
-document.body.addEventListener("htmx:sendError", () => say("The server does not respond. Nothing was lost; try again."));
+document.body.addEventListener("htmx:sendError", () => say("The server does not respond; try again in a moment.", "error"));
 
-/** Announces a message to screen readers. */
-export function say(message) {
-  document.getElementById("say").textContent = message;
+const SECONDS = 4; // that a message is shown; errors stay until they are closed
+
+/** Shows a message and announces it to screen readers; kind: "" or "error". */
+export function say(message, kind = "") {
+  const box = document.getElementById("toasts");
+  [...box.children].filter((old) => old.dataset.words === message || !old.classList.contains("error")).forEach((old) => old.remove());
+  const toast = document.createElement("div");
+  toast.className = `toast ${kind}`;
+  toast.dataset.words = message;
+  toast.append(message);
+  if (kind === "error") {
+    const close = document.createElement("button");
+    close.type = "button";
+    close.className = "close";
+    close.setAttribute("aria-label", "Close the message");
+    close.textContent = "×";
+    close.addEventListener("click", () => toast.remove());
+    toast.append(close);
+  } else setTimeout(() => toast.remove(), SECONDS * 1000);
+  box.append(toast);
 }
 
 const help = document.getElementById("help");
@@ -31,17 +50,26 @@ export function isShortcut(event) {
   return !event.target.closest("input:not([type=checkbox]), textarea, select");
 }
 
-/** The URL of the next note in the order of the queue. */
+/** The URL of the next note: in the order and with the filters of the queue from which the user came. */
 function nextUrl() {
   const note = document.getElementById("note");
-  return note ? `/next?after=${note.dataset.note}&order=${note.dataset.order}` : document.getElementById("next")?.href ?? "/next";
+  return note ? `/next?after=${note.dataset.note}&${note.dataset.queue}` : document.getElementById("next")?.href ?? "/next";
 }
+
+const rows = () => [...document.querySelectorAll("table.list tbody tr a[href^='/notes/']")];
 
 document.addEventListener("keydown", (event) => {
   if (!isShortcut(event) || document.querySelector("dialog[open]")) return;
   if (event.key === "?") help.showModal();
-  else if (event.key === "q") location.assign("/");
-  else if (event.key === "g") location.assign(nextUrl());
-  else return;
+  else if (event.key === "q") leave("/");
+  else if (event.key === "g") leave(nextUrl());
+  else if ("jk".includes(event.key) && rows().length) {
+    const at = rows().indexOf(document.activeElement), step = event.key === "j" ? 1 : -1;
+    rows()[at < 0 ? 0 : Math.min(rows().length - 1, Math.max(0, at + step))].focus(); // Enter follows the link
+  } else return;
   event.preventDefault();
+});
+document.addEventListener("click", (event) => {
+  const next = event.target.closest("#next");
+  if (next && !event.ctrlKey && !event.metaKey) { event.preventDefault(); leave(next.href); }
 });

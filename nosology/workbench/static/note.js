@@ -1,5 +1,6 @@
 // The note page: selection of a code, its evidence, decisions by keys and clicks.
 import { isShortcut, say } from "./app.js";
+import { isEmpty, onAnswer, post } from "./outbox.js";
 
 const note = document.getElementById("note");
 const reasons = document.getElementById("reasons");
@@ -7,12 +8,10 @@ const book = document.getElementById("book");
 let now = null; // key of the selected code, such as icd10cm:I50.9
 let shown = -1; // index of the evidence in view
 let marked = null; // selected characters of the note, {start, end}
-let pending = Promise.resolve(); // decisions being sent, one after the other
-let sending = 0; // number of decisions being sent
-const pressed = []; // keys pressed meanwhile: they apply to the code that is selected afterwards
+const pressed = []; // keys pressed while a decision is sent: they apply to the code that is selected afterwards
 
 const panel = () => document.getElementById("panel");
-const cards = () => [...panel().querySelectorAll(".card")].filter((card) => card.offsetParent !== null);
+const cards = () => [...panel().querySelectorAll(".card")]; // chosen, open, then rejected ones, whose list may be closed
 const card = (key) => panel().querySelector(`.card[data-key="${CSS.escape(key)}"]`);
 const closed = () => ["done", "preaccepted"].includes(panel().dataset.status);
 
@@ -29,6 +28,7 @@ function select(key, { focus = true, jump = true } = {}) {
     piece.classList.remove("at");
   }
   const chosen = key === null ? null : card(key);
+  chosen?.closest("details")?.setAttribute("open", "");
   if (chosen && focus) chosen.focus({ preventScroll: true });
   if (chosen) chosen.scrollIntoView({ block: "nearest" });
   if (chosen && chosen === cards()[0]) panel().scrollTop = 0; // show the heading above the first code
@@ -54,28 +54,33 @@ function move(step) {
   select(all[at < 0 ? (step > 0 ? 0 : all.length - 1) : Math.min(all.length - 1, Math.max(0, at + step))].dataset.key);
 }
 
-/** Sends a decision after the earlier ones; the response replaces the panel. */
+/** Sends a decision; the answer replaces the panel. */
 function decide(values, words) {
-  sending += 1;
-  pending = pending.then(() => send(values, words)).catch(() => { pressed.length = 0; say("That did not work. Load the page again."); });
-  pending = pending.then(() => { sending -= 1; while (!sending && pressed.length) act(pressed.shift()); });
-  return pending;
-}
-async function send(values, words) {
   const before = cards().map((item) => item.dataset.key);
-  const at = before.indexOf(values.code ?? now);
-  await htmx.ajax("POST", `/notes/${panel().dataset.note}/decide`, {
-    target: "#panel", swap: "outerHTML", values: { ...values, version: panel().dataset.version },
-  });
-  const message = document.getElementById("message");
-  say(message ? message.textContent : words);
-  if (message) { message.scrollIntoView({ block: "nearest" }); pressed.length = 0; } // they were meant for another state
-  // Select the next open code, or stay at this one.
-  const refused = message && card(now)?.dataset.state === "open";
-  const stays = ["order", "poa", "evidence", "assign", "clear", "claim"].includes(values.action) || refused;
+  said = { words, before, at: before.indexOf(values.code ?? now), key: now };
+  return post(panel().dataset.note, panel().dataset.version, values);
+}
+let said = null; // what the user was told to expect of the last decision
+
+onAnswer(({ item, status, html, detail }) => {
+  if (item.note !== panel().dataset.note) return detail && say(`A decision on another note was not saved: ${detail}`, "error");
+  const typing = document.activeElement?.id === "find";
+  if (detail) say(detail, "error");
+  else htmx.swap(panel(), html, { swapStyle: "outerHTML", swapDelay: 0, settleDelay: 0 });
+  const message = document.getElementById("message"), failed = Boolean(detail || message);
+  if (message) message.scrollIntoView({ block: "nearest" });
+  if (failed) pressed.length = 0; // they were meant for another state
+  if (!detail) say(message ? message.textContent : said?.words ?? "saved", status >= 400 ? "error" : "");
+  choose(item.values, failed, !typing);
+  while (isEmpty() && pressed.length) act(pressed.shift());
+});
+
+/** Selects the next open code after a decision, or stays at this one. */
+function choose(values, failed, focus) {
+  const { before = [], at = -1 } = said ?? {};
+  const stays = failed || ["order", "poa", "evidence", "unmark", "assign", "clear", "claim", "undo"].includes(values.action);
   const next = before.slice(at + 1).find((key) => card(key)?.dataset.state === "open");
   const target = stays ? now : values.to ?? (values.action === "add" ? values.code : next);
-  const focus = document.activeElement?.id !== "find"; // the user types already
   if (target && card(target)) select(target, { focus, jump: !stays });
   else if (cards().length) select(cards().find((item) => item.dataset.state === "open")?.dataset.key ?? cards()[0].dataset.key, { focus, jump: false });
 }
@@ -109,6 +114,9 @@ const ACTS = {
   claim: (_, from) => decide({ action: "claim" }, from.textContent.includes("1 code ") ? "the proposed code is accepted" : "the proposed codes are accepted"),
   point: (_, from) => reveal(Number(from.dataset.start), "[data-k]"),
   clear: (key) => decide({ action: "clear", code: key }, `${name(key)} is open again`),
+  undo: () => decide({ action: "undo" }, "the last decision is undone"),
+  unmark: (key, from) => decide({ action: "unmark", code: key, start: from.dataset.start, end: from.dataset.end }, `evidence of ${name(key)} removed`).then(() => unpaint(key, from)),
+  override: (_, from) => decide({ action: from.dataset.action, override: document.getElementById("override").value }, `note: ${from.dataset.action}`),
   up: (key) => order(key, -1),
   down: (key) => order(key, 1),
   principal: (key) => order(key, "first"),
@@ -150,6 +158,17 @@ function paint(key) {
     piece.replaceWith(...parts);
   }
   forget();
+  select(key, { jump: false });
+}
+
+/** Takes the highlight of removed evidence away, without loading the note again. */
+function unpaint(key, { dataset }) {
+  for (const piece of note.querySelectorAll("[data-k]")) {
+    const start = Number(piece.dataset.s);
+    if (start < Number(dataset.start) || start >= Number(dataset.end)) continue;
+    piece.dataset.k = piece.dataset.k.split(" ").filter((other) => other !== key).join(" ");
+    if (!piece.dataset.k) delete piece.dataset.k;
+  }
   select(key, { jump: false });
 }
 
@@ -260,7 +279,7 @@ document.addEventListener("keydown", (event) => {
   }
   if (!isShortcut(event) || document.querySelector("dialog[open]")) return;
   if (marking && markKey(event)) return;
-  if (sending && (KEYS[event.key] || "jknbhstfoy".includes(event.key))) pressed.push(event.key);
+  if (!isEmpty() && (KEYS[event.key] || "jknbhstfoyzx".includes(event.key))) pressed.push(event.key);
   else if (!act(event.key)) return;
   event.preventDefault();
 });
@@ -287,12 +306,23 @@ function act(key) {
   else if (key === "f") (panel().querySelector('[data-act="finish"], [data-act="approve"]'))?.click();
   else if (key === "y") panel().querySelector('[data-act="claim"]')?.click();
   else if (key === "o") cyclePoa();
+  else if (key === "z") ACTS.undo();
+  else if (key === "x") unmarkShown();
   else if (KEYS[key]) {
     const state = now && card(now)?.dataset.state;
     if (!state || (WHERE[key] && (closed() || !WHERE[key].includes(state)))) say("Not possible in the present state of this code.");
     else ACTS[KEYS[key]](now);
   } else return false;
   return true;
+}
+
+/** Removes the evidence of the selected code that is in view, or its first one. */
+function unmarkShown() {
+  const buttons = [...(now ? card(now)?.querySelectorAll('[data-act="unmark"]') ?? [] : [])];
+  const at = note.querySelector("[data-k].at");
+  const shown = buttons.find(({ dataset }) => at && Number(dataset.start) <= Number(at.dataset.s) && Number(at.dataset.s) < Number(dataset.end));
+  if (!buttons.length) return say("This code has no evidence to remove.");
+  ACTS.unmark(now, shown ?? buttons[0]);
 }
 
 function cyclePoa() {

@@ -1,0 +1,70 @@
+"""Checks of the codes of an encounter by the rules of claims and the Medicare Code Editor."""
+
+import pytest
+
+from nosology.claims.checks import AssignedCode, AssignedCodes
+from nosology.claims.code_issue import CodeIssue
+from nosology.claims.encounter_checks import check_encounter
+from nosology.core import Code
+
+INPATIENT = {"kind": "inpatient", "date": "2025-11-01", "sex": "F", "age": 70}
+
+
+def issues_of(*codes: str, text: str = "", **encounter) -> list[CodeIssue]:
+    assigned = AssignedCodes(tuple(AssignedCode(Code("icd10cm", code), "added") for code in codes))
+    return check_encounter(assigned, INPATIENT | encounter, text)
+
+
+def of_kind(kind: str, issues: list[CodeIssue]) -> list[tuple[str, str, list[str]]]:
+    found = [issue for issue in issues if issue.kind == kind and issue.level != "hint"]
+    return [(issue.code.code, issue.level, [code.code for code in issue.alternatives]) for issue in found]
+
+
+@pytest.mark.parametrize(
+    ("codes", "wrong", "offers"),
+    [
+        (("I10", "I50.9"), "I10", ["I11.0"]),
+        (("I10", "N18.4"), "I10", ["I12.9"]),
+        (("I10", "I50.9", "N18.6"), "I10", ["I13.2"]),
+        (("E11.9", "E11.22", "N18.4"), "E11.9", []),
+        (("O80", "O70.0", "Z37.0"), "O80", []),
+    ],
+)
+def test_combinations_of_the_guidelines(codes, wrong, offers):
+    assert of_kind("combination", issues_of(*codes, age=30 if codes[0] == "O80" else 70)) == [
+        (wrong, "warning", offers)
+    ]
+
+
+@pytest.mark.parametrize("codes", [("I11.0", "I50.9"), ("E11.22", "N18.4"), ("O80", "Z37.0"), ("I10", "J18.9")])
+def test_correct_sets_have_no_combination_issue(codes):
+    assert not of_kind("combination", issues_of(*codes))
+
+
+def test_the_same_problem_is_told_once():
+    issues = [issue for issue in issues_of("R73.03", "E11.9") if issue.level != "hint"]
+    assert [(issue.kind, issue.level) for issue in issues] == [("excludes1", "error")]
+
+
+@pytest.mark.parametrize("code", ["Y92.9", "F02.80", "R65.20"])
+def test_diagnoses_that_cannot_be_principal(code):
+    assert of_kind("code_editor", issues_of(code, "A41.9")) == [(code, "error", [])]
+    assert not of_kind("code_editor", issues_of("A41.9", code)), "as a secondary diagnosis it is accepted"
+    assert not of_kind("code_editor", issues_of(code, kind="outpatient")), "the editor is for inpatients"
+
+
+def test_ages_of_the_code_editor():
+    assert of_kind("age", issues_of("J18.9", "Z38.00")) == [("Z38.00", "warning", [])]
+    assert not of_kind("age", issues_of("Z38.00", age=0))
+
+
+def test_billable_is_judged_by_the_date():
+    assert not [issue for issue in issues_of("N18.3", date="2019-11-01") if issue.level == "error"]
+    assert of_kind("not_billable", issues_of("N18.3")) == [("N18.3", "error", ["N18.30", "N18.31", "N18.32"])]
+    assert of_kind("release", issues_of("N18.31", date="2019-11-01")) == [("N18.31", "error", ["N18.3"])]
+
+
+def test_codes_and_dates_that_no_table_has_raise_nothing():
+    assert issues_of("X99.999Z", "I10", date="1999-01-01")
+    assert issues_of("I10", "I50.9", date="not a date")
+    assert issues_of() == []
