@@ -21,8 +21,8 @@ from nosology.core.files import atomic_file, write_json
 from nosology.corpora.corpus import Corpus
 from nosology.reproduce.result_tables import (
     Cell,
-    Comparison,
     ResultFigure,
+    SignificanceLine,
     Table,
     label,
     missing,
@@ -156,9 +156,9 @@ def _cell(cell: Cell, is_best: bool, has_runs: bool) -> str:
 def _remarks(table: Table, results: Results) -> str:
     """Remarks as paragraphs; significance tests that follow each other as a table."""
     parts = []
-    for is_test, group in groupby(table.remarks(results), lambda remark: isinstance(remark, Comparison)):
+    for is_test, group in groupby(table.remarks(results), lambda remark: isinstance(remark, SignificanceLine)):
         if is_test:
-            lines = [line.parts for line in group if isinstance(line, Comparison)]
+            lines = [line.parts for line in group if isinstance(line, SignificanceLine)]
             rows = [(pair, table.columns.get(metric, metric), *others) for pair, metric, *others in lines]
             head = ("comparison", "metric", "difference", "95% interval", "p", "test")
             columns = [j for j in range(len(head)) if any(row[j] for row in rows)]

@@ -223,12 +223,12 @@ def rows_with_paper_numbers(
     return ours + [Row(tuple(f"{row} (paper)".split(" / ")), (), values) for row, values in numbers.items()]
 
 
-class Comparison(str):
+class SignificanceLine(str):
     """A significance test as a line of text; `parts`: what it compares, metric, difference, 95% interval, p, test."""
 
     parts: tuple[str, ...]
 
-    def __new__(cls, rows: tuple[Row, Row], metric: str, test: Difference, name: str, runs: str) -> Comparison:
+    def __new__(cls, rows: tuple[Row, Row], metric: str, test: Difference, name: str, runs: str) -> SignificanceLine:
         """The line of a test of the first row minus the second; runs: which runs it compares."""
         difference = f"{test.value:+.4f}"
         interval = "" if test.low is None or test.high is None else f"{test.low:+.4f} to {test.high:+.4f}"
@@ -243,7 +243,9 @@ def _minus(first: Row, second: Row) -> str:
     return f"{' / '.join(first.names)} minus {' / '.join(second.names)}"
 
 
-def paired_tests(rows: Sequence[Row], metric: str, results: Results, repeats: str = "seeds") -> Iterator[Comparison]:
+def paired_tests(
+    rows: Sequence[Row], metric: str, results: Results, repeats: str = "seeds"
+) -> Iterator[SignificanceLine]:
     """The first row minus each other row, with a t-test that pairs the runs of equal seeds (or other `repeats`).
 
     Seeds that one of the rows lacks do not count; a row with fewer than two is left out.
@@ -256,7 +258,7 @@ def paired_tests(rows: Sequence[Row], metric: str, results: Results, repeats: st
         defined = [pair for pair in values if None not in pair]
         if len(defined) > 1:
             test = paired_t_test(*zip(*defined))
-            yield Comparison((first, second), metric, test, "paired t-test", f"{len(defined)} {repeats}")
+            yield SignificanceLine((first, second), metric, test, "paired t-test", f"{len(defined)} {repeats}")
 
 
 def randomisation_tests(
@@ -299,7 +301,7 @@ def randomisation_tests(
                 continue
             mean = Difference(fmean(test.value for test in tests), max(test.p or 0.0 for test in tests))
             seeds = f"largest p of {len(tests)} seeds" if len(tests) > 1 else "1 seed"
-            yield Comparison((first, second), metric, mean, "approximate randomisation", seeds)
+            yield SignificanceLine((first, second), metric, mean, "approximate randomisation", seeds)
         for reason, untested in reasons.items():
             yield f"{_minus(first, second)}: {', '.join(untested)} not tested by approximate randomisation: {reason}"
 

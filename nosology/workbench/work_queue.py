@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, or_, select
 
 from nosology.workbench.database import notes, users
 from nosology.workbench.review import STATUSES
@@ -75,10 +75,9 @@ def _comes_after(order: str, row: Row) -> ColumnElement[bool]:
     column, (note_id, value) = ORDERS[order], row
     if order == "newest":
         return or_(column < value, and_(column == value, notes.c.id < note_id))
-    same = column.is_(None) if value is None else column == value
-    later = column.is_(None) if value is not None else False
-    greater = column > value if value is not None else False
-    return or_(greater, later, and_(same, notes.c.id > note_id))
+    if value is None:
+        return and_(column.is_(None), notes.c.id > note_id)
+    return or_(column > value, column.is_(None), and_(column == value, notes.c.id > note_id))
 
 
 def select_queue(connection: Connection, wanted: QueueFilter, user: int, *, page: int = 0) -> list[Row]:
@@ -125,8 +124,7 @@ def position(
     if row is None:
         return None
     behind = func.sum(case((_comes_after(wanted.order, row), 1), else_=0))
-    counts: Select[Any] = select(func.count(), behind).where(*conditions)
-    total, later = connection.execute(counts).one()
+    total, later = connection.execute(select(func.count(), behind).where(*conditions)).one()
     return int(total) - int(later), int(total)
 
 

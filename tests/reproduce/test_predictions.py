@@ -13,7 +13,7 @@ from nosology.core import Code, DataError
 from nosology.core.label_space import LabelSpace
 from nosology.evaluation import Evaluation, approximate_randomisation, examine
 from nosology.reproduce.predictions import load_predictions, save_predictions
-from nosology.reproduce.result_tables import Comparison, Row, randomisation_tests
+from nosology.reproduce.result_tables import Row, SignificanceLine, randomisation_tests
 from nosology.reproduce.runner import Run, Task
 
 CODES = [Code("icd10cm", name) for name in ("I10", "I50.9", "E11.9", "J18.9", "N17.9", "Z99.9")]
@@ -79,7 +79,7 @@ def test_rows_are_compared_seed_by_seed_with_the_largest_p(study):
     rows, results, evaluations = study
     lines = list(randomisation_tests(rows, METRICS, results, replicates=200))
     assert lines == [expected_line(evaluations, other, m) for other in ("LAAT", "linear") for m in METRICS]
-    assert all(isinstance(line, Comparison) for line in lines) and len(set(lines)) == len(lines)
+    assert all(isinstance(line, SignificanceLine) for line in lines) and len(set(lines)) == len(lines)
     assert lines[0].parts[:2] == ("PLANT minus LAAT", "macro_f1")
     assert list(randomisation_tests(rows[:1], METRICS, results)) == []
 
@@ -119,7 +119,7 @@ def test_missing_and_damaged_predictions_are_named_in_place_of_the_test(study):
     lines = list(randomisation_tests(rows, ["map", "p@5"], results, replicates=20))
     assert lines[0].startswith("PLANT minus LAAT: map, p@5 not tested by approximate randomisation: ")
     assert f"{key}.safetensors is damaged" in lines[0] and len(lines) == 3
-    assert all(line.startswith("PLANT minus linear") and isinstance(line, Comparison) for line in lines[1:])
+    assert all(line.startswith("PLANT minus linear") and isinstance(line, SignificanceLine) for line in lines[1:])
     path.unlink()
     assert f"{key}.safetensors is missing" in next(randomisation_tests(rows, ["map"], results, replicates=20))
     del results[key]["predictions"]
