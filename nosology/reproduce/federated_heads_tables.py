@@ -43,7 +43,7 @@ from nosology.reproduce.federated_heads_inputs import (
     head_table,
     time_table,
 )
-from nosology.reproduce.result_tables import Comparison, Row, Table, paired_tests, rows_with_paper_numbers
+from nosology.reproduce.result_tables import Row, SignificanceLine, Table, paired_tests, rows_with_paper_numbers
 from nosology.reproduce.runner import Results, Run, Task, check_splits, digest, slug
 
 TITLE = "Xu and Dray (2025), Federated Learning for ICD Classification with Lightweight Models"
@@ -285,7 +285,7 @@ def _federated_minus_central(
             yield _paired_over_models("", metric, *zip(*values))
 
 
-def _federated_minus_central_in_the_paper(version: str) -> Iterator[Comparison]:
+def _federated_minus_central_in_the_paper(version: str) -> Iterator[SignificanceLine]:
     """The same test on the numbers of the paper's Tables 4 and 3."""
     federated, central = (rows_with_paper_numbers(PAPER, table, {}, within=f"{version} / ") for table in "43")
     for metric in _TESTED if federated else ():
@@ -294,10 +294,10 @@ def _federated_minus_central_in_the_paper(version: str) -> Iterator[Comparison]:
         yield _paired_over_models(" (paper)", metric, *zip(*pairs))
 
 
-def _paired_over_models(of: str, metric: str, federated: Sequence[float], central: Sequence[float]) -> Comparison:
+def _paired_over_models(of: str, metric: str, federated: Sequence[float], central: Sequence[float]) -> SignificanceLine:
     rows = Row((f"federated{of}",)), Row((f"central{of}",))
     test = paired_t_test(federated, central)
-    return Comparison(rows, metric, test, "paired t-test", f"{len(federated)} pairs of embedder and head")
+    return SignificanceLine(rows, metric, test, "paired t-test", f"{len(federated)} pairs of embedder and head")
 
 
 def run(task: Task) -> dict[str, Any]:

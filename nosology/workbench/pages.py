@@ -33,8 +33,8 @@ def _number(text: str) -> int:
 
 def _queue_filter(values: Mapping[str, str]) -> QueueFilter:
     """The filter in the query of a URL."""
-    texts = {name: values.get(name, "")[:200] for name in ("status", "mine", "site", "order")}
-    return QueueFilter(**texts, batch=_number(values.get("batch", "")))
+    status, mine, site, order = (values.get(name, "")[:200] for name in ("status", "mine", "site", "order"))
+    return QueueFilter(status, mine, site, _number(values.get("batch", "")), order)
 
 
 @router.get("/")
