@@ -27,7 +27,7 @@ from nosology.workbench.services import register_coder
 YEARS = (2023, 2025)
 TRAINING_PATIENTS, QUEUE_PATIENTS, REVIEWED_NOTES = 2_000, 70, 48
 MIN_CODE_COUNT = 20  # training notes that a code needs
-PASSWORD = "demo-demo-demo"  # of a local database with simulated notes only
+PASSWORD = "simulated people"  # of a local database with simulated notes only
 USERS = (("coder", "coder"), ("reviewer", "reviewer"), ("admin", "admin"))
 PAST_BATCH = "simulated notes of last week"
 SYSTEMS = ("icd10cm", "icd10pcs")
@@ -154,7 +154,7 @@ def _review_note(engine: Engine, note_id: int, note: Note, users: list[int], at:
         suggested = cases.load_case(connection, note_id).suggested
     user = rng.choice(users)
     with write_transaction(engine) as connection:
-        row = {"at": at, "user_id": user, "what": "note", "note_id": note_id, "address": "demo"}
+        row = {"at": at, "user_id": user, "what": "note", "note_id": note_id, "address": "demo", "object": ""}
         connection.execute(insert(audit).values(**row))
     accepted = [code for code, suggestion in suggested.items() if suggestion.accepted]
     actions: list[tuple[str, dict[str, str]]] = []

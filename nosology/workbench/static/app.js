@@ -6,7 +6,7 @@ document.body.addEventListener("htmx:configRequest", (event) => {
 });
 document.body.addEventListener("htmx:responseError", (event) => {
   say(event.detail.xhr.status === 401 ? "You are signed out." : "That did not work. Load the page again.");
-  if (event.detail.xhr.status === 401) location.assign("/login");
+  if (event.detail.xhr.status === 401) location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
 });
 document.body.addEventListener("htmx:sendError", () => say("The server does not respond. Nothing was lost; try again."));
 
