@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from sqlalchemy import Engine, insert, select
+from sqlalchemy import Engine, insert, select, update
 
 from nosology.config import load_recipe
 from nosology.core import ConfigError, Note, __version__
@@ -22,12 +22,13 @@ from nosology.workbench import cases
 from nosology.workbench.accounts import create_user
 from nosology.workbench.coding import code_notes, save_codings
 from nosology.workbench.database import audit, batches, notes, open_database, read_transaction, users, write_transaction
+from nosology.workbench.passwords import hash_password
 from nosology.workbench.services import register_coder
 
 YEARS = (2023, 2025)
 TRAINING_PATIENTS, QUEUE_PATIENTS, REVIEWED_NOTES = 2_000, 70, 48
 MIN_CODE_COUNT = 20  # training notes that a code needs
-PASSWORD = "simulated people"  # of a local database with simulated notes only
+PASSWORD = "demo-demo-demo"  # of a local database with simulated notes only
 USERS = (("coder", "coder"), ("reviewer", "reviewer"), ("admin", "admin"))
 PAST_BATCH = "simulated notes of last week"
 SYSTEMS = ("icd10cm", "icd10pcs")
@@ -125,7 +126,9 @@ def fill_demo(store: str, bundle: Path) -> None:
     incoming = demo_notes(QUEUE_PATIENTS, first=TRAINING_PATIENTS)
     past, queue = incoming[:REVIEWED_NOTES], incoming[REVIEWED_NOTES:]
     with write_transaction(engine) as connection:
-        people = [create_user(connection, name, role, PASSWORD) for name, role in USERS]
+        people = [create_user(connection, name, role, None) for name, role in USERS]
+        # Everybody knows this password, which the rules of passwords refuse.
+        connection.execute(update(users).values(password=hash_password(PASSWORD)))
         received = time.time() - 9 * 86_400
         batch = cases.create_batch(connection, PAST_BATCH, people[2], len(past), now=received)
         cases.add_notes(connection, past, batch, now=received)

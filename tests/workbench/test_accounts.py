@@ -91,7 +91,7 @@ def test_a_one_time_password_expires(engine, people):
     [
         "a" * 12,
         "abababababab",
-        "tr0ub4 tr0ub4 ",
+        "tr0ub4 tr0ub4",
         "Password1234!",
         "Welcome-2026!!",
         "qwertyuiop12",

@@ -159,7 +159,9 @@ if __name__ == "__main__":
             assert time.monotonic() < end
             time.sleep(0.05)
         server.kill()
-        server.communicate()
+        server.wait()
+        server.stdin.close()
+        server.stdout.close()  # not read to its end: the worker has it open, too
     end = time.monotonic() + 30
     try:
         while is_running(worker):
