@@ -23,7 +23,7 @@ from tests.workbench.processes import Server
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "images" / "workbench"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-PAGES = ("batches", "measures", "triage", "users", "audit", "tokens")
+PAGES = ("batches", "measures", "triage", "users", "audit", "tokens", "sessions", "settings")
 
 
 def save_screenshot(page: Page, out: Path, name: str) -> None:

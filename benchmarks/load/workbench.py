@@ -33,7 +33,7 @@ from nosology.core.files import write_json
 from nosology.workbench.accounts import create_session, create_user, session_user
 from nosology.workbench.cases import add_notes, create_batch
 from nosology.workbench.database import decisions, notes, open_database, read_transaction, write_transaction
-from nosology.workbench.demo import PASSWORD, TRAINING_PATIENTS, demo_bundle, demo_notes
+from nosology.workbench.demo import TRAINING_PATIENTS, demo_bundle, demo_notes
 from nosology.workbench.security import SESSION_COOKIE
 from tests.workbench.processes import Server
 
@@ -131,7 +131,7 @@ def prepare(store: str, coders: int) -> tuple[list[tuple[str, str]], list[list[i
     incoming = demo_notes(coders * 6, first=TRAINING_PATIENTS)
     with open_engine(store) as engine:
         with write_transaction(engine) as connection:
-            people = [create_user(connection, f"coder {i}", "coder", PASSWORD) for i in range(coders)]
+            people = [create_user(connection, f"coder {i}", "coder", None) for i in range(coders)]
             add_notes(connection, incoming, create_batch(connection, "to review", None, len(incoming)))
             ids = list(connection.scalars(select(notes.c.id).order_by(notes.c.id)))
         cookies = [create_session(engine, person) for person in people]

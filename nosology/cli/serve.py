@@ -26,12 +26,20 @@ def serve(
     tls_cert: Annotated[Path | None, typer.Option(help="The TLS certificate (PEM).")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="The key of the certificate (PEM).")] = None,
     behind_proxy: Annotated[bool, typer.Option("--behind-proxy", help="A reverse proxy terminates TLS.")] = False,
+    public_url: Annotated[
+        str | None,
+        typer.Option(help="The address at which browsers reach the server, such as https://coding.example.org."),
+    ] = None,
     new_admin_password: Annotated[
         bool, typer.Option("--new-admin-password", help="Give the user admin a new one-time password.")
     ] = False,
     oidc_issuer: Annotated[str | None, typer.Option(help="OpenID Connect: the provider's address.")] = None,
     oidc_client: Annotated[str | None, typer.Option(help="OpenID Connect: the client id.")] = None,
     oidc_role: Annotated[str, typer.Option(help="OpenID Connect: the role of new users.")] = "coder",
+    oidc_host: Annotated[
+        list[str],
+        typer.Option(help="OpenID Connect: another host of the provider's endpoints; may be repeated."),
+    ] = [],  # noqa: B006 (typer copies it)
 ) -> None:
     """Serve the workbench, where people review suggestions. $NOSOLOGY_OIDC_SECRET is OpenID Connect's secret."""
     try:
@@ -42,11 +50,12 @@ def serve(
 
     oidc = None
     if oidc_issuer is None and oidc_client is None:
-        refuse_unused(("oidc_role",), "without --oidc-issuer and --oidc-client")
+        refuse_unused(("oidc_role", "oidc_host"), "without --oidc-issuer and --oidc-client")
     else:
         if not (oidc_issuer and oidc_client):
             raise ConfigError("--oidc-issuer and --oidc-client must be given together")
-        oidc = OidcSettings(oidc_issuer, oidc_client, os.environ.get("NOSOLOGY_OIDC_SECRET", ""), oidc_role)
+        secret = os.environ.get("NOSOLOGY_OIDC_SECRET", "")
+        oidc = OidcSettings(oidc_issuer, oidc_client, secret, oidc_role, tuple(oidc_host))
     if demo == (bundle is not None):
         raise ConfigError("give either a bundle folder or --demo")
     if bundle is None:
@@ -68,5 +77,6 @@ def serve(
         behind_proxy=behind_proxy,
         oidc=oidc,
         demo=demo,
+        public_url=public_url,
     )
     run_server(settings, reset_admin=new_admin_password)

@@ -157,13 +157,18 @@ def _parquet_records(source: Source, validator: RecordValidator) -> Iterator[tup
     import pyarrow as pa
     from pyarrow import parquet
 
-    row = 0
+    row, given = 0, input_file(source)
     try:
-        with input_file(source).open() as raw:
+        with given.open() as raw:
             # Arrow seeks to absolute positions, so the file must start at position 0.
             whole = raw if raw.seekable() and raw.tell() == 0 else io.BytesIO(raw.read())
             with parquet.ParquetFile(whole) as file:
-                for batch in file.iter_batches(batch_size=16):  # few: a small file can unpack to long texts
+                flat = [field.name for field in file.schema_arrow if not pa.types.is_nested(field.type)]
+                # Few rows at a time: a small file can unpack to long texts.
+                rows, columns = (1, flat) if given.is_limited else (16, None)
+                for batch in file.iter_batches(batch_size=rows, columns=columns):
+                    if given.is_limited and batch.nbytes > given.longest:
+                        raise DataError(f"{location(source, row + 1)}: a row of more than {given.longest >> 20} MB")
                     for record in batch.to_pylist():
                         row += 1
                         yield row, record

@@ -21,16 +21,20 @@ _BLOCK = 1 << 20
 # A longer field is an unclosed quote, a longer line is a file without line feeds. Both would fill the memory.
 _LONGEST = 1 << 27
 _SEPARATORS = ",\t;|"
+_MOST_COLUMNS = 10_000
 
 
 class InputFile:
     """A file to read: a path, bytes or a binary stream, with the name that messages show.
 
     A stream is read from its current position and is not closed. A seekable one can be read several times.
+    longest: for a file that somebody else made: bytes of a line, and characters of a table's row; a longer one raises
+    DataError. Nested columns of Parquet are then left out, because a small file can have billions of values in them.
     """
 
-    def __init__(self, content: str | Path | bytes | BinaryIO, name: str | None = None):
+    def __init__(self, content: str | Path | bytes | BinaryIO, name: str | None = None, *, longest: int | None = None):
         self._content: Path | BinaryIO
+        self.is_limited, self.longest = longest is not None, longest or _LONGEST
         self._start: int | None = None
         if isinstance(content, str | Path):
             self._content = Path(content)
@@ -126,6 +130,7 @@ def text_lines(source: Source, validator: RecordValidator) -> Iterator[str]:
 
 
 def _blocks_of_lines(source: Source, validator: RecordValidator) -> Iterator[Iterable[str]]:
+    longest = input_file(source).longest
     with open_bytes(source) as file:
         line, partial = 1, bytearray()
         while block := file.read(_BLOCK):
@@ -139,9 +144,9 @@ def _blocks_of_lines(source: Source, validator: RecordValidator) -> Iterator[Ite
                 line += complete.count(b"\n") + 1
                 partial.clear()
             partial += rest
-            if len(partial) > _LONGEST:
+            if len(partial) > longest:
                 where = location(source, line, "line")
-                raise DataError(f"{where}: a line of more than {_LONGEST >> 20} MB; only a line feed ends a line")
+                raise DataError(f"{where}: a line of more than {longest >> 20} MB; only a line feed ends a line")
         if partial:
             yield _lines(bytes(partial), source, line, validator)
 
@@ -165,17 +170,29 @@ def table_rows(source: Source, validator: RecordValidator) -> Iterator[tuple[int
     The separator is the most frequent one in the header of comma, tab, semicolon and bar.
     """
     csv.field_size_limit(_LONGEST)
-    lines = text_lines(source, validator)
+    longest, length, row = input_file(source).longest, 0, 0
+
+    def counted() -> Iterator[str]:
+        # A row with quotes goes on over many lines. Its fields take several times the memory of the file.
+        nonlocal length
+        for line in text_lines(source, validator):
+            if (length := length + len(line)) > longest:
+                raise DataError(f"{location(source, row + 1)}: a row of more than {longest >> 20} MB (an open quote?)")
+            yield line
+
+    lines = counted()
     header = next(lines, "")
     if not header.strip():
         raise DataError(f"{source} is empty; it must have a header row")
     reader = csv.reader(chain([header], lines), delimiter=max(_SEPARATORS, key=header.count), strict=True)
-    row = 0
     try:
         names = [name.strip() for name in next(reader)]
-        row = 1
+        row, length = 1, 0
+        if len(names) > _MOST_COLUMNS:
+            raise DataError(f"{source} has {len(names):,} columns; it may have {_MOST_COLUMNS:,}")
         yield row, names
         for row, fields in enumerate(reader, start=2):
+            length = 0
             if len(fields) == len(names):
                 yield row, fields
             elif fields:

@@ -1,13 +1,12 @@
-"""User accounts: passwords (argon2), sessions, API tokens, roles, locking after wrong passwords, rate limit."""
+"""User accounts: roles, one-time passwords, sessions that can be locked, API tokens with scopes and expiry."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import Connection, Engine, RowMapping, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
@@ -15,51 +14,62 @@ from sqlalchemy.exc import IntegrityError
 from nosology.core import ReviewError
 from nosology.core.files import text_sha256
 from nosology.workbench.database import insert_row, read_transaction, sessions, tokens, users, write_transaction
+from nosology.workbench.passwords import check_password_rules, hash_password, verify_password
 from nosology.workbench.review import NotFound
-
-if TYPE_CHECKING:
-    from argon2 import PasswordHasher
+from nosology.workbench.sign_in import account_key
+from nosology.workbench.store_settings import SessionLimits
 
 ROLES = ("coder", "reviewer", "admin")  # each includes the roles before it
-MIN_PASSWORD_LENGTH, MAX_PASSWORD_LENGTH = 12, 500
-SESSION_HOURS, IDLE_HOURS = 12, 2
-MAX_FAILURES, LOCK_SECONDS = 5, 15 * 60  # consecutive wrong passwords that lock an account, and for how long
+RIGHTS = {
+    "coder": (
+        "read notes, suggestions, history and measures",
+        "decide on codes, finish notes, ask for a second review",
+        "import notes, cancel and resume batches, export encounters",
+        "create API tokens of their own",
+    ),
+    "reviewer": ("approve second reviews and pre-accepted notes", "see the triage page"),
+    "admin": (
+        "add and disable users, change roles, reset passwords",
+        "set the triage rule, the length of sessions and the retention of notes",
+        "delete notes",
+        "read the audit log",
+    ),
+}
+SCOPES = {
+    "read": "read notes, the queue, history, batches and measures",
+    "import": "import notes, cancel and resume batches",
+    "code": "code texts that are not stored, look up codes",
+    "decide": "decide on codes",
+    "export": "export encounters",
+}
+TOKEN_DAYS, MAX_TOKEN_DAYS = 90, 366
+ONE_TIME_HOURS = 72  # that a one-time password is valid
 TOKEN_PREFIX = "nos_"
+_WRITE_SECONDS = 60  # the time of the last use is written at most once in this time
 # Cookies and tokens are long and random, so the fast SHA-256 is safe for them.
+
+
+class WrongPassword(ReviewError):
+    """The present password is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A user who is signed in. csrf is None for an API token, which a browser never sends by itself."""
+    """A user who is signed in. csrf is None for an API token, which a browser never sends by itself.
+
+    scopes: what the request may do; all of SCOPES for a session.
+    """
 
     id: int
     name: str
     role: str
     must_change: bool
     csrf: str | None
+    scopes: frozenset[str] = frozenset(SCOPES)
 
     def has_role(self, role: str) -> bool:
         """Whether the user's role is this one or includes it."""
         return ROLES.index(self.role) >= ROLES.index(role)
-
-
-@cache
-def _hasher() -> PasswordHasher:
-    from argon2 import PasswordHasher
-
-    return PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1)
-
-
-@cache
-def _dummy_hash() -> str:
-    """A hash of a random password: verifying an unknown user takes as long as verifying a wrong password."""
-    return _hasher().hash(secrets.token_hex())
-
-
-def _hash_password(password: str) -> str:
-    if not MIN_PASSWORD_LENGTH <= len(password) <= MAX_PASSWORD_LENGTH:
-        raise ReviewError(f"a password must have {MIN_PASSWORD_LENGTH} to {MAX_PASSWORD_LENGTH} characters")
-    return _hasher().hash(password)
 
 
 def _clean_name(name: str, what: str) -> str:
@@ -82,14 +92,14 @@ def create_user(
     _check_role(role)
     if connection.scalar(select(users.c.id).where(func.lower(users.c.name) == name.lower())):
         raise ReviewError("that name is taken")
+    if password is not None:
+        check_password_rules(password, name)
     row = {
         "name": name,
         "role": role,
-        "password": None if password is None else _hash_password(password),
+        "password": None if password is None else hash_password(password),
         "must_change": must_change,
         "disabled": False,
-        "failures": 0,
-        "locked_until": 0.0,
         "created": time.time(),
     }
     try:
@@ -112,65 +122,71 @@ def create_admin(engine: Engine, *, reset: bool = False) -> str | None:
         return reset_password(connection, admin)
 
 
-def check_password(engine: Engine, name: str, password: str) -> int | None:
-    """The id of the user with this name and password; None if either is wrong, or the account is locked or disabled.
+@dataclass(frozen=True, slots=True)
+class PasswordCheck:
+    """The result of a password: user is the id if it was right; account is the name of the account, if there is one."""
 
-    The response time is the same for an unknown name, so callers cannot learn which names exist.
+    user: int | None
+    account: str | None
+    reason: str  # for the audit log
+
+
+def check_password(engine: Engine, name: str, password: str) -> PasswordCheck:
+    """Whether a user has this name and password, may sign in, and the password has not expired.
+
+    One hash is verified in every case, so the response time does not tell which names exist.
     """
-    from argon2.exceptions import InvalidHashError, VerificationError
-
     with read_transaction(engine) as connection:
-        query = select(users).where(func.lower(users.c.name) == " ".join(name.split()).lower())
-        user = connection.execute(query).first()
-    expected = user.password if user is not None and user.password else _dummy_hash()
-    try:
-        is_right = _hasher().verify(expected, password[:MAX_PASSWORD_LENGTH])
-    except (VerificationError, InvalidHashError):
-        is_right = False
-    now = time.time()
-    if user is None or user.locked_until > now or user.disabled:
-        return None
-    with write_transaction(engine) as connection:
-        if is_right:
-            connection.execute(update(users).where(users.c.id == user.id).values(failures=0))
-            return int(user.id)
-        # The database counts, so that concurrent wrong passwords all count.
-        connection.execute(update(users).where(users.c.id == user.id).values(failures=users.c.failures + 1))
-        connection.execute(
-            update(users)
-            .where(users.c.id == user.id, users.c.failures >= MAX_FAILURES)
-            .values(failures=0, locked_until=now + LOCK_SECONDS)
-        )
-    return None
+        user = connection.execute(select(users).where(func.lower(users.c.name) == account_key(name))).first()
+    is_right = verify_password(user.password if user is not None else None, password)
+    if user is None:
+        return PasswordCheck(None, None, "unknown name")
+    reason = ""
+    if user.disabled:
+        reason = "disabled"
+    elif user.password is None:
+        reason = "has no password"
+    elif not is_right:
+        reason = "wrong password"
+    elif user.password_expires is not None and user.password_expires < time.time():
+        reason = "one-time password expired"
+    return PasswordCheck(None if reason else int(user.id), user.name, reason)
 
 
 def change_password(engine: Engine, user: int, old: str, new: str) -> None:
     """Sets a user's password and ends all their sessions."""
     with read_transaction(engine) as connection:
         name = connection.scalar(select(users.c.name).where(users.c.id == user))
-    if name is None or check_password(engine, name, old) != user:
-        raise ReviewError("the present password is wrong")
+    if name is None or check_password(engine, name, old).user != user:
+        raise WrongPassword("the present password is wrong")
     if old == new:
         raise ReviewError("the new password must differ from the present one")
+    check_password_rules(new, name)
     with write_transaction(engine) as connection:
         _set_password(connection, user, new, must_change=False)
 
 
 def reset_password(connection: Connection, user: int) -> str:
-    """A one-time password, which the user must change after signing in; all their sessions end."""
+    """A one-time password, which the user must change after signing in; all their sessions and tokens end."""
     password = secrets.token_urlsafe(15)
     _set_password(connection, user, password, must_change=True)
+    _revoke_tokens(connection, user)
     return password
 
 
 def _set_password(connection: Connection, user: int, password: str, *, must_change: bool) -> None:
-    values = {"password": _hash_password(password), "must_change": must_change, "failures": 0, "locked_until": 0.0}
+    expires = time.time() + ONE_TIME_HOURS * 3600 if must_change else None
+    values = {"password": hash_password(password), "must_change": must_change, "password_expires": expires}
     connection.execute(update(users).where(users.c.id == user).values(**values))
     connection.execute(delete(sessions).where(sessions.c.user_id == user))
 
 
-def update_user(connection: Connection, user: int, *, role: str | None = None, disabled: bool | None = None) -> None:
-    """Changes a user's role, or enables or disables the account. The last admin must stay one."""
+def _revoke_tokens(connection: Connection, user: int) -> None:
+    connection.execute(update(tokens).where(tokens.c.user_id == user).values(revoked=True))
+
+
+def update_user(connection: Connection, user: int, *, role: str | None = None, disabled: bool | None = None) -> str:
+    """The name and what has changed, for the audit log. The last admin must stay one."""
     row = connection.execute(select(users).where(users.c.id == user)).first()
     if row is None:
         raise NotFound("there is no such user")
@@ -188,17 +204,32 @@ def update_user(connection: Connection, user: int, *, role: str | None = None, d
         connection.execute(update(users).where(users.c.id == user).values(**values))
     if disabled:
         connection.execute(delete(sessions).where(sessions.c.user_id == user))
-        connection.execute(update(tokens).where(tokens.c.user_id == user).values(revoked=True))
+        _revoke_tokens(connection, user)
+    return f"{row.name}: {row.role} -> {role}" if role not in (None, row.role) else row.name
 
 
-def create_session(engine: Engine, user: int) -> str:
-    """The cookie of a new session."""
-    cookie, now = secrets.token_urlsafe(32), time.time()
-    row = {"id": text_sha256(cookie), "user_id": user, "csrf": secrets.token_urlsafe(32), "created": now, "seen": now}
+def create_session(
+    engine: Engine, user: int, limits: SessionLimits | None = None, address: str = "", *, resume: str = ""
+) -> str:
+    """The cookie of a new session; or `resume`, if it is the cookie of a locked session of the same user."""
+    limits, now = limits or SessionLimits(), time.time()
     with write_transaction(engine) as connection:
-        connection.execute(delete(sessions).where(sessions.c.created < now - SESSION_HOURS * 3600))
-        connection.execute(insert(sessions).values(**row))
+        connection.execute(delete(sessions).where(sessions.c.expires < now))
+        locked = (sessions.c.id == text_sha256(resume), sessions.c.user_id == user)
+        if resume and connection.execute(update(sessions).where(*locked).values(locked=False, seen=now)).rowcount:
+            return resume
+        cookie = secrets.token_urlsafe(32)
+        row = {"id": text_sha256(cookie), "user_id": user, "csrf": secrets.token_urlsafe(32), "created": now}
+        row |= {"seen": now, "expires": now + limits.hours * 3600, "idle": limits.idle_minutes * 60.0}
+        connection.execute(insert(sessions).values(**row, locked=False, address=address[:60]))
     return cookie
+
+
+def apply_session_limits(connection: Connection, limits: SessionLimits) -> None:
+    """Shortens sessions that are open to new limits."""
+    latest = sessions.c.created + limits.hours * 3600
+    connection.execute(update(sessions).values(idle=limits.idle_minutes * 60.0))
+    connection.execute(update(sessions).where(sessions.c.expires > latest).values(expires=latest))
 
 
 def delete_session(engine: Engine, cookie: str) -> None:
@@ -207,56 +238,87 @@ def delete_session(engine: Engine, cookie: str) -> None:
         connection.execute(delete(sessions).where(sessions.c.id == text_sha256(cookie)))
 
 
+def lock_session(engine: Engine, cookie: str) -> None:
+    """Locks a session until its user signs in again."""
+    with write_transaction(engine) as connection:
+        connection.execute(update(sessions).where(sessions.c.id == text_sha256(cookie)).values(locked=True))
+
+
+def list_sessions(connection: Connection, user: int) -> list[RowMapping]:
+    """The sessions of a user, the newest first."""
+    query = select(sessions).where(sessions.c.user_id == user, sessions.c.expires > time.time())
+    return list(connection.execute(query.order_by(sessions.c.created.desc())).mappings())
+
+
+def end_session(connection: Connection, user: int, session_id: str) -> None:
+    """Ends a session of a user by its id."""
+    where = (sessions.c.user_id == user, sessions.c.id == session_id)
+    if not connection.execute(delete(sessions).where(*where)).rowcount:
+        raise NotFound("there is no such session of yours")
+
+
 def session_user(engine: Engine, cookie: str) -> User | None:
-    """The user of a session cookie; None if the session is unknown, too old or was idle too long."""
+    """The user of a session cookie; None if the session is unknown, too old, locked, or was idle too long."""
     now, session_id = time.time(), text_sha256(cookie)
-    query = select(sessions.c.csrf, sessions.c.created, sessions.c.seen, users)
-    query = query.join(users, users.c.id == sessions.c.user_id).where(sessions.c.id == session_id)
+    columns = (sessions.c.csrf, sessions.c.seen, sessions.c.expires, sessions.c.idle, sessions.c.locked)
+    query = select(*columns, users).join(users, users.c.id == sessions.c.user_id).where(sessions.c.id == session_id)
     with read_transaction(engine) as connection:
         row = connection.execute(query).mappings().first()
-    if row is None or row["disabled"] or now - row["seen"] > IDLE_HOURS * 3600:
+    if row is None or row["disabled"] or row["locked"] or now > row["expires"] or now - row["seen"] > row["idle"]:
         return None
-    if now - row[sessions.c.created] > SESSION_HOURS * 3600:
-        return None
-    if now - row["seen"] > 60:  # at most one write per minute
+    if now - row["seen"] > _WRITE_SECONDS:
         with write_transaction(engine) as connection:
             connection.execute(update(sessions).where(sessions.c.id == session_id).values(seen=now))
-    return _user(row, row["csrf"])
+    return User(row["id"], row["name"], row["role"], row["must_change"], row["csrf"])
 
 
-def create_token(connection: Connection, user: int, name: str) -> str:
+def create_token(
+    connection: Connection, user: int, name: str, scopes: Sequence[str] = tuple(SCOPES), days: int = TOKEN_DAYS
+) -> str:
     """A new API token. Only its hash is stored."""
-    token = TOKEN_PREFIX + secrets.token_urlsafe(32)
+    if not scopes or not set(scopes) <= SCOPES.keys():
+        raise ReviewError(f"scopes must be some of {', '.join(SCOPES)}")
+    if not 1 <= days <= MAX_TOKEN_DAYS:
+        raise ReviewError(f"a token must expire after 1 to {MAX_TOKEN_DAYS} days")
+    token, now = TOKEN_PREFIX + secrets.token_urlsafe(32), time.time()
     row = {"user_id": user, "name": _clean_name(name, "the name of a token"), "hash": text_sha256(token)}
-    connection.execute(insert(tokens).values(**row, created=time.time(), revoked=False))
+    row |= {"scopes": [scope for scope in SCOPES if scope in scopes], "expires": now + days * 86_400}
+    connection.execute(insert(tokens).values(**row, created=now, revoked=False))
     return token
 
 
-def revoke_token(connection: Connection, user: int, token_id: int) -> None:
-    """Revokes a token of a user."""
+def revoke_token(connection: Connection, user: int, token_id: int) -> str:
+    """The name of a token of a user, which is revoked."""
     where = (tokens.c.id == token_id, tokens.c.user_id == user)
-    if not connection.execute(update(tokens).where(*where).values(revoked=True)).rowcount:
+    name = connection.scalar(select(tokens.c.name).where(*where))
+    if name is None:
         raise NotFound("there is no such token of yours")
+    connection.execute(update(tokens).where(*where).values(revoked=True))
+    return name
 
 
 def list_tokens(connection: Connection, user: int) -> list[RowMapping]:
-    """The valid tokens of a user: id, name, created."""
-    query = select(tokens.c.id, tokens.c.name, tokens.c.created)
+    """The tokens of a user that are not revoked: id, name, scopes, created, expires, used."""
+    columns = ("id", "name", "scopes", "created", "expires", "used")
+    query = select(*(tokens.c[name] for name in columns))
     query = query.where(tokens.c.user_id == user, tokens.c.revoked.is_(False)).order_by(tokens.c.id)
     return list(connection.execute(query).mappings())
 
 
 def token_user(engine: Engine, token: str) -> User | None:
-    """The user of an API token; None if the token is unknown or revoked."""
-    query = select(users).join(tokens, tokens.c.user_id == users.c.id)
-    query = query.where(tokens.c.hash == text_sha256(token), tokens.c.revoked.is_(False), users.c.disabled.is_(False))
+    """The user of an API token; None if the token is unknown, revoked or expired."""
+    now = time.time()
+    query = select(users, tokens.c.id.label("token"), tokens.c.scopes, tokens.c.used)
+    query = query.join(tokens, tokens.c.user_id == users.c.id).where(users.c.disabled.is_(False))
+    query = query.where(tokens.c.hash == text_sha256(token), tokens.c.revoked.is_(False), tokens.c.expires > now)
     with read_transaction(engine) as connection:
         row = connection.execute(query).mappings().first()
-    return _user(row, None) if row is not None and not row["must_change"] else None
-
-
-def _user(row: RowMapping, csrf: str | None) -> User:
-    return User(row["id"], row["name"], row["role"], row["must_change"], csrf)
+    if row is None or row["must_change"]:
+        return None
+    if now - (row["used"] or 0) > _WRITE_SECONDS:
+        with write_transaction(engine) as connection:
+            connection.execute(update(tokens).where(tokens.c.id == row["token"]).values(used=now))
+    return User(row["id"], row["name"], row["role"], False, None, frozenset(row["scopes"]))
 
 
 def oidc_user(engine: Engine, subject: str, name: str, role: str) -> int:
@@ -270,24 +332,3 @@ def oidc_user(engine: Engine, subject: str, name: str, role: str) -> int:
         user = create_user(connection, name, role, None)
         connection.execute(update(users).where(users.c.id == user).values(subject=subject))
         return user
-
-
-class RateLimit:
-    """At most `limit` events per key within `seconds`; in memory, for one process."""
-
-    def __init__(self, limit: int, seconds: float):
-        self.limit, self.seconds = limit, seconds
-        self._events: dict[str, deque[float]] = {}
-
-    def allows(self, key: str, now: float | None = None) -> bool:
-        """Whether one more event of this key is allowed now; if so it is counted."""
-        now = time.monotonic() if now is None else now
-        if len(self._events) > 10_000:  # old keys must not fill the memory
-            self._events = {k: q for k, q in self._events.items() if q and now - q[-1] < self.seconds}
-        events = self._events.setdefault(key, deque())
-        while events and now - events[0] >= self.seconds:
-            events.popleft()
-        if len(events) >= self.limit:
-            return False
-        events.append(now)
-        return True

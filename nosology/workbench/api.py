@@ -14,12 +14,22 @@ from nosology.claims.encounter import Encounter
 from nosology.core import Note
 from nosology.workbench import api_schemas as schemas
 from nosology.workbench import measures
-from nosology.workbench.audit_log import log_access
+from nosology.workbench.audit_log import log_access, shown_notes
 from nosology.workbench.cases import count_by_status, decision_history, load_case
-from nosology.workbench.coding import batch_progress, cancel_batch, resume_batch
+from nosology.workbench.coding import batch_progress
 from nosology.workbench.database import notes, read_transaction
 from nosology.workbench.proposals import for_claim, propose_claim
-from nosology.workbench.security import MAX_ID, AddressDep, CurrentUser, RowId, ServicesDep
+from nosology.workbench.security import (
+    MAX_ID,
+    AddressDep,
+    CodeUser,
+    DecideUser,
+    ExportUser,
+    ImportUser,
+    ReadUser,
+    RowId,
+    ServicesDep,
+)
 from nosology.workbench.services import ImportedNotes
 from nosology.workbench.uploads import coder_columns, normalize_encounter, read_fhir
 from nosology.workbench.views import CodeLine, build_panel, code_book_page, search_codes
@@ -27,7 +37,7 @@ from nosology.workbench.work_queue import QueueFilter, select_queue
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     401: {"description": "nobody is signed in"},
-    403: {"description": "the user's role does not allow it"},
+    403: {"description": "the user's role or the scopes of the token do not allow it"},
     404: {"description": "there is no such note, batch or code"},
     422: {"description": "a value is invalid"},
 }
@@ -38,7 +48,7 @@ router = APIRouter(prefix="/api/v1", tags=["workbench"], responses=ERRORS)
 @router.get("/notes")
 def list_notes(
     services: ServicesDep,
-    user: CurrentUser,
+    user: ReadUser,
     address: AddressDep,
     status: Annotated[list[schemas.NoteStatus], Query(max_length=10)] = [],  # noqa: B006 (FastAPI copies it)
     mine: bool = False,
@@ -54,12 +64,12 @@ def list_notes(
     with read_transaction(services.engine) as connection:
         rows = select_queue(connection, wanted, user.id, page=page)
         counts = count_by_status(connection)
-    log_access(services.engine, user.id, "queue", None, address)
+    log_access(services.engine, user.id, "queue", None, address, shown_notes(row.id for row in rows))
     return schemas.QueuePage(counts=counts, notes=[schemas.QueuedNote.model_validate(row) for row in rows])
 
 
 @router.post("/notes", status_code=202)
-def add_notes(services: ServicesDep, user: CurrentUser, address: AddressDep, body: schemas.NewBatch) -> ImportedNotes:
+def add_notes(services: ServicesDep, user: ImportUser, address: AddressDep, body: schemas.NewBatch) -> ImportedNotes:
     """Imports notes and codes them in the background. Notes whose id exists already are skipped."""
     incoming = [
         normalize_encounter(
@@ -78,14 +88,14 @@ def add_notes(services: ServicesDep, user: CurrentUser, address: AddressDep, bod
 
 
 @router.post("/fhir", status_code=202)
-def add_fhir(services: ServicesDep, user: CurrentUser, address: AddressDep, body: dict[str, Any]) -> ImportedNotes:
+def add_fhir(services: ServicesDep, user: ImportUser, address: AddressDep, body: dict[str, Any]) -> ImportedNotes:
     """Imports a FHIR DocumentReference, or a Bundle of them."""
     incoming = [normalize_encounter(note) for note in read_fhir(body, "the body")]
     return services.import_notes(user, "FHIR", incoming, address)
 
 
 @router.get("/notes/{note_id}")
-def read_note(services: ServicesDep, user: CurrentUser, address: AddressDep, note_id: RowId) -> schemas.NoteDetail:
+def read_note(services: ServicesDep, user: ReadUser, address: AddressDep, note_id: RowId) -> schemas.NoteDetail:
     """A note with its text, suggestions and review; the access is logged."""
     case = services.read_case(user, note_id, address)
     panel, review = build_panel(case), case.review
@@ -106,7 +116,7 @@ def read_note(services: ServicesDep, user: CurrentUser, address: AddressDep, not
 
 
 @router.post("/notes/{note_id}/decisions", responses={409: {"description": "somebody else has changed the note"}})
-def decide(services: ServicesDep, user: CurrentUser, note_id: RowId, body: schemas.NewDecision) -> schemas.DecidedNote:
+def decide(services: ServicesDep, user: DecideUser, note_id: RowId, body: schemas.NewDecision) -> schemas.DecidedNote:
     """Records a decision. A response with status 200 means that it is on disk."""
     values = body.model_dump(exclude={"action", "version"}, exclude_unset=True)
     review = services.decide(user, note_id, body.action, values, body.version).review
@@ -115,7 +125,7 @@ def decide(services: ServicesDep, user: CurrentUser, note_id: RowId, body: schem
 
 @router.get("/notes/{note_id}/decisions")
 def list_decisions(
-    services: ServicesDep, user: CurrentUser, address: AddressDep, note_id: RowId
+    services: ServicesDep, user: ReadUser, address: AddressDep, note_id: RowId
 ) -> list[schemas.PastDecision]:
     """The history of a note."""
     with read_transaction(services.engine) as connection:
@@ -128,7 +138,7 @@ def list_decisions(
 @router.get("/notes/{note_id}/export")
 def export_note(
     services: ServicesDep,
-    user: CurrentUser,
+    user: ExportUser,
     address: AddressDep,
     note_id: RowId,
     format: Literal["fhir", "csv", "json"] = "fhir",
@@ -138,8 +148,12 @@ def export_note(
 
 
 @router.post("/code", responses={503: {"description": "the coder's queue is full"}})
-async def code_text(services: ServicesDep, user: CurrentUser, body: schemas.TextToCode) -> schemas.CodedText:
+async def code_text(
+    services: ServicesDep, user: CodeUser, address: AddressDep, body: schemas.TextToCode
+) -> schemas.CodedText:
     """The suggestions for a text, which is not stored."""
+    size = f"a text of {len(body.text):,} characters"
+    await to_thread.run_sync(log_access, services.engine, user.id, "code", None, address, size)
     note = Note("", body.text, extra=coder_columns(body.columns))
     # In threads of their own: the threads of the pages must not wait for the coder.
     (coded,) = await to_thread.run_sync(services.pool.code, [note], limiter=services.coding_limiter)
@@ -147,15 +161,19 @@ async def code_text(services: ServicesDep, user: CurrentUser, body: schemas.Text
 
 
 @router.get("/notes/{note_id}/claim", response_model_exclude_unset=True)
-def read_claim(services: ServicesDep, user: CurrentUser, address: AddressDep, note_id: RowId) -> schemas.ProposedClaim:
+def read_claim(services: ServicesDep, user: ReadUser, address: AddressDep, note_id: RowId) -> schemas.ProposedClaim:
     """The claim that the suggestions of a note and its encounter lead to, whatever people have decided."""
     case = services.read_case(user, note_id, address, "claim")
     return schemas.ProposedClaim.model_validate(propose_claim(case).to_json())
 
 
 @router.post("/claim", responses={503: {"description": "the coder's queue is full"}}, response_model_exclude_unset=True)
-async def claim_text(services: ServicesDep, user: CurrentUser, body: schemas.TextToClaim) -> schemas.ProposedClaim:
+async def claim_text(
+    services: ServicesDep, user: CodeUser, address: AddressDep, body: schemas.TextToClaim
+) -> schemas.ProposedClaim:
     """The claim for a text, which is not stored."""
+    size = f"a text of {len(body.text):,} characters"
+    await to_thread.run_sync(log_access, services.engine, user.id, "claim of a text", None, address, size)
     stated = body.model_dump(exclude={"id", "text", "columns"}, exclude_none=True)
     Encounter.of("", stated)  # a date without a code set is refused before the text is coded
     note = Note(body.id, body.text, extra=coder_columns(body.columns | stated))
@@ -169,14 +187,14 @@ async def claim_text(services: ServicesDep, user: CurrentUser, body: schemas.Tex
 
 
 @router.post("/codes/search")
-def search(user: CurrentUser, body: schemas.CodeQuery) -> list[CodeLine]:
+def search(user: CodeUser, body: schemas.CodeQuery) -> list[CodeLine]:
     """Codes for words or a code. A POST, because the words may be those of a note."""
     return search_codes(body.query, body.system)
 
 
 @router.get("/codes/{system}/{code}")
 def read_code(
-    user: CurrentUser, system: schemas.CodeSystem, code: Annotated[str, Path(max_length=20)]
+    user: CodeUser, system: schemas.CodeSystem, code: Annotated[str, Path(max_length=20)]
 ) -> schemas.TabularLine:
     """A line of the tabular list with its notes."""
     page = code_book_page(system, code)
@@ -194,23 +212,22 @@ def read_code(
 
 
 @router.get("/batches")
-def list_batches(services: ServicesDep, user: CurrentUser) -> list[schemas.BatchProgress]:
+def list_batches(services: ServicesDep, user: ReadUser) -> list[schemas.BatchProgress]:
     """The newest batches with the progress of coding."""
     return [schemas.BatchProgress.model_validate(row) for row in batch_progress(services.engine)]
 
 
 @router.post("/batches/{batch}/{act}")
 def change_batch(
-    services: ServicesDep, user: CurrentUser, batch: RowId, act: Literal["cancel", "resume"]
+    services: ServicesDep, user: ImportUser, address: AddressDep, batch: RowId, act: Literal["cancel", "resume"]
 ) -> schemas.BatchChange:
     """Cancels or resumes a batch."""
-    (cancel_batch if act == "cancel" else resume_batch)(services.engine, batch)
-    services.background.notify()
+    services.change_batch(user, batch, act, address)
     return schemas.BatchChange(status=act)
 
 
 @router.get("/measures")
-def read_measures(services: ServicesDep, user: CurrentUser) -> schemas.AgreementReport:
+def read_measures(services: ServicesDep, user: ReadUser) -> schemas.AgreementReport:
     """The agreement between coder and reviewers, and the drift of incoming notes."""
     with read_transaction(services.engine) as connection:
         reviewed = measures.load_reviewed_notes(connection)

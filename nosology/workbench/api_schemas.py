@@ -344,7 +344,7 @@ class TabularLine(ResponseBody):
 
 
 class BatchProgress(ResponseBody):
-    """A batch with its number of notes per coding state."""
+    """A batch with its number of notes per coding state; known: notes that were skipped, because their ids existed."""
 
     id: int
     name: str
@@ -353,6 +353,8 @@ class BatchProgress(ResponseBody):
     finished: float | None
     status: str
     total: int
+    known: int
+    user: str | None
     done: int
     waiting: int
     failed: int

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from anyio import to_thread
 from fastapi import APIRouter, FastAPI, Request
@@ -22,8 +23,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse,
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from sqlalchemy import func, select
+from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError
 from sqlalchemy.exc import DataError as InvalidValue
-from sqlalchemy.exc import InterfaceError, OperationalError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -32,22 +33,23 @@ from nosology.core import ConfigError, ConflictError, NosologyError, __version__
 from nosology.core.files import check_parent_folder
 from nosology.models.bundle import is_day_one, read_manifest
 from nosology.serving.coder import release_translator
-from nosology.workbench import api, pages, pages_accounts
-from nosology.workbench.accounts import create_admin
+from nosology.workbench import administration, api, pages, pages_accounts
+from nosology.workbench.accounts import ONE_TIME_HOURS, create_admin
 from nosology.workbench.cases import count_by_status
 from nosology.workbench.coding import CoderBusyError
-from nosology.workbench.database import StoreGoneError, check_store, is_alive, notes, read_transaction
+from nosology.workbench.database import StoreGoneError, check_store, is_damaged, notes, read_transaction, store_errors
 from nosology.workbench.page_html import STATIC_FOLDER, render_page, static_path, template_environment
 from nosology.workbench.review import NotFound
 from nosology.workbench.security import (
     OIDC_COOKIE,
+    AuthenticationMiddleware,
     NotAuthenticated,
     PasswordChangeRequired,
-    RequestTooLarge,
     SecurityMiddleware,
     ServicesDep,
 )
 from nosology.workbench.services import Forbidden, ServerSettings, Services
+from nosology.workbench.store_lock import StoreLock
 
 log = logging.getLogger("nosology.workbench")
 THREADS = 6  # concurrent requests; more threads would only compete for the interpreter
@@ -57,7 +59,6 @@ STATUS_CODES = {
     Forbidden: 403,
     NotFound: 404,
     ConflictError: 409,
-    RequestTooLarge: 413,
     CoderBusyError: 503,
     StoreGoneError: 503,
 }
@@ -97,9 +98,10 @@ def create_app(settings: ServerSettings, services: Services | None = None) -> Fa
         redoc_url=None,
     )
     app.state.templates = template_environment()
-    for part in (router, api.router, pages_accounts.router, pages.router):
+    for part in (router, api.router, pages_accounts.router, administration.router, pages.router):
         app.include_router(part)
     app.mount(static_path(), CachedStaticFiles(directory=STATIC_FOLDER), name="static")
+    app.add_middleware(AuthenticationMiddleware, refuse=_expected_error)
     app.add_middleware(MetricsMiddleware)
     if settings.oidc is not None:
         from starlette.middleware.sessions import SessionMiddleware
@@ -112,16 +114,9 @@ def create_app(settings: ServerSettings, services: Services | None = None) -> Fa
             path="/oidc",
             https_only=settings.secure,
         )
-    app.add_middleware(SecurityMiddleware, secure=settings.secure, behind_proxy=settings.behind_proxy)
-    handlers: dict[Any, Any] = {
-        NosologyError: _expected_error,
-        RequestValidationError: _invalid_request,
-        HTTPException: _http_error,
-        OperationalError: _database_away,
-        InterfaceError: _database_away,
-        InvalidValue: _invalid_value,
-    }
-    for kind, handler in handlers.items():
+    limits = {"secure": settings.secure, "behind_proxy": settings.behind_proxy, "hosts": settings.hosts}
+    app.add_middleware(SecurityMiddleware, **limits)
+    for kind, handler in ERROR_HANDLERS.items():
         app.add_exception_handler(kind, handler)
     return app
 
@@ -145,7 +140,9 @@ def _expected_error(request: Request, error: NosologyError) -> Response:
     """An error whose message is for the user."""
     status = next((code for kind, code in STATUS_CODES.items() if isinstance(error, kind)), 422)
     if status == 401 and not _is_api(request) and not request.headers.get("hx-request"):
-        return RedirectResponse("/login", status_code=303)
+        place = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        is_place = request.method == "GET" and place != "/"
+        return RedirectResponse(f"/login?next={quote(place, safe='/')}" if is_place else "/login", status_code=303)
     if isinstance(error, PasswordChangeRequired) and not _is_api(request):
         return RedirectResponse("/password", status_code=303)
     response = _error_response(request, status, f"{error}.")
@@ -177,6 +174,13 @@ def _database_away(request: Request, error: OperationalError | InterfaceError) -
     return _error_response(request, 503, f"The {what}; nothing was saved. Try again in a moment.")
 
 
+def _database_error(request: Request, error: DatabaseError) -> Response:
+    if not is_damaged(error):
+        return _unexpected_error(request, error)
+    log.error("the store is damaged: restore a backup with `nosology workbench restore`")
+    return _error_response(request, 503, "The store is damaged; nothing was saved.")
+
+
 def _invalid_value(request: Request, error: InvalidValue) -> Response:
     return _error_response(request, 422, "A value cannot be stored, such as a character of code 0.")
 
@@ -189,6 +193,23 @@ def _unexpected_error(request: Request, error: Exception) -> Response:
         trace = trace.tb_next
     log.error("request failed: %s at %s", type(error).__name__, location)
     return _error_response(request, 500, "Something failed on the server; nothing was saved in part.")
+
+
+ERROR_HANDLERS: dict[Any, Any] = {
+    NosologyError: _expected_error,
+    RequestValidationError: _invalid_request,
+    HTTPException: _http_error,
+    OperationalError: _database_away,
+    InterfaceError: _database_away,
+    InvalidValue: _invalid_value,
+    DatabaseError: _database_error,
+}
+
+
+def _respond_to(request: Request, error: Exception) -> Response:
+    """The response to an error that was raised before the application, such as while the user is looked up."""
+    handlers = (handler for kind, handler in ERROR_HANDLERS.items() if isinstance(error, kind))
+    return next(handlers, _unexpected_error)(request, error)
 
 
 class ServerMetrics:
@@ -233,7 +254,7 @@ class MetricsMiddleware:
         try:
             await self.app(scope, receive, watch)
         except Exception as error:
-            response = _unexpected_error(Request(scope, receive), error)
+            response = _respond_to(Request(scope, receive), error)
             if not status:  # no response has started
                 await response(scope, receive, watch)
         finally:
@@ -250,8 +271,8 @@ async def live() -> dict[str, str]:
 
 @router.get("/health/ready", responses={503: {"description": "not ready"}})
 async def ready(services: ServicesDep, response: Response) -> dict[str, Any]:
-    """Whether the database responds and the coder is loaded."""
-    has_database = await run_in_threadpool(is_alive, services.engine)
+    """Whether the database takes writes and the coder is loaded."""
+    has_database = await run_in_threadpool(services.takes_writes)
     is_ready = has_database and services.ready
     response.status_code = 200 if is_ready else 503
     return {"status": "ready" if is_ready else "not ready", "store": has_database, "coder": services.ready}
@@ -291,10 +312,12 @@ def serve(settings: ServerSettings, *, reset_admin: bool = False) -> None:
     services = Services.start(settings)
     if is_new:
         print(f"Created the store {settings.store}", flush=True)
-    password = create_admin(services.engine, reset=reset_admin)
+    with store_errors():
+        password = create_admin(services.engine, reset=reset_admin)
     if password is not None:
         occasion = "New password" if reset_admin else "First start"
-        print(f"{occasion}: sign in as admin with the one-time password {password} (it is shown only now).", flush=True)
+        limits = f"(it is shown only now, and valid for {ONE_TIME_HOURS} hours)"
+        print(f"{occasion}: sign in as admin with the one-time password {password} {limits}.", flush=True)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     scheme = "https" if settings.tls_cert is not None else "http"
@@ -319,6 +342,7 @@ def _check_settings(settings: ServerSettings) -> None:
     _check_port(settings.host, settings.port)
     _check_certificate(settings)
     check_store(settings.store)
+    StoreLock(settings.store).check()
     if settings.release is not None:
         release_translator(settings.release)
     if settings.demo and not settings.bundle.exists():

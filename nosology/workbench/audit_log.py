@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,16 +14,21 @@ from sqlalchemy.exc import SQLAlchemyError
 from nosology.workbench.database import audit, notes, users, write_transaction
 
 
-def log_access(engine: Engine, user: int | None, what: str, note_id: int | None, address: str | None) -> None:
-    """Writes one entry, in a transaction that concurrent callers share."""
-    _writer(engine).add(_entry(user, what, note_id, address))
+def log_access(
+    engine: Engine, user: int | None, what: str, note_id: int | None, address: str | None, object: str = ""
+) -> None:
+    """Writes one entry, in a transaction that concurrent callers share.
+
+    object: what the action was about other than a note, such as a user, a setting with its values, or a batch.
+    """
+    _writer(engine).add(_entry(user, what, note_id, address, object))
 
 
 def log_access_in(
-    connection: Connection, user: int | None, what: str, note_id: int | None, address: str | None
+    connection: Connection, user: int | None, what: str, note_id: int | None, address: str | None, object: str = ""
 ) -> None:
     """Writes one entry within the caller's transaction."""
-    connection.execute(insert(audit).values(**_entry(user, what, note_id, address)))
+    connection.execute(insert(audit).values(**_entry(user, what, note_id, address, object)))
 
 
 def log_command_reads(engine: Engine, what: str, note_ids: Sequence[int]) -> None:
@@ -33,8 +38,21 @@ def log_command_reads(engine: Engine, what: str, note_ids: Sequence[int]) -> Non
             connection.execute(insert(audit), [_entry(None, what, note_id, "command line") for note_id in note_ids])
 
 
-def _entry(user: int | None, what: str, note_id: int | None, address: str | None) -> dict[str, Any]:
-    return {"at": time.time(), "user_id": user, "what": what, "note_id": note_id, "address": (address or "")[:60]}
+def _entry(user: int | None, what: str, note_id: int | None, address: str | None, object: str = "") -> dict[str, Any]:
+    row = {"at": time.time(), "user_id": user, "what": what, "note_id": note_id}
+    return row | {"address": (address or "")[:60], "object": object[:1000]}
+
+
+def shown_notes(note_ids: Iterable[int]) -> str:
+    """The object of an entry about a list: the ids of the notes in it, such as "notes 3-7, 9"."""
+    ranges: list[list[int]] = []
+    for number in sorted(note_ids):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    texts = (str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+    return f"notes {', '.join(texts)}" if ranges else "no notes"
 
 
 def read_log(

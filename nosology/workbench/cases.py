@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine, Row, RowMapping, bindparam, func, ins
 from sqlalchemy.exc import IntegrityError
 
 from nosology.core import Code, ConflictError, EvidenceSpan, Note, ReviewError, Span, Suggestion
+from nosology.workbench.append_only import DELETED
 from nosology.workbench.database import (
     batches,
     coders,
@@ -41,7 +42,9 @@ _DECISIONS = (
 )
 _ADD_DECISION = insert(decisions)
 _SUMMARY = update(notes).where(notes.c.id == bindparam("note"))
-_STATUS_COUNTS = select(notes.c.status, func.count().label("number")).group_by(notes.c.status)
+_STATUS_COUNTS = (
+    select(notes.c.status, func.count().label("number")).where(notes.c.status != DELETED).group_by(notes.c.status)
+)
 _ASSIGNEES = select(users.c.id, users.c.name, users.c.role).where(users.c.disabled.is_(False)).order_by(users.c.name)
 _SITES = select(notes.c.site).where(notes.c.site.is_not(None)).distinct().order_by(notes.c.site)
 
@@ -121,7 +124,7 @@ def create_batch(
     """The id of a new batch."""
     created = time.time() if now is None else now
     row = {"name": name[:200], "user_id": user, "created": created, "status": "waiting", "total": total}
-    return insert_row(connection, batches, row)
+    return insert_row(connection, batches, row | {"known": 0})
 
 
 def add_notes(
@@ -162,7 +165,8 @@ def load_case(connection: Connection, note_id: int) -> Case:
     """The case of a note; NotFound if there is no such note."""
     note = connection.execute(_NOTE, {"note": note_id}).mappings().first()
     if note is None:
-        raise NotFound("there is no such note")
+        is_deleted = connection.scalar(select(notes.c.status).where(notes.c.id == note_id)) == DELETED
+        raise NotFound("the note was deleted" if is_deleted else "there is no such note")
     coding = connection.execute(_CODING, {"note": note_id}).mappings().first()
     past = [(row.action, row.details, row.user_id) for row in connection.execute(_DECISIONS, {"note": note_id})]
     review = replay(past, length=len(note["text"]))

@@ -6,6 +6,7 @@ note whose result was not committed is coded again.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -31,6 +32,7 @@ from nosology.workbench.database import (
     notes,
     read_transaction,
     texts,
+    users,
     write_transaction,
 )
 from nosology.workbench.review import NotFound
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nosology.workbench")
 TOP_K = 24  # suggestions stored per note in addition to all accepted ones
+BATCHES_PER_PAGE = 100
 CODING_STATES = ("done", "waiting", "failed", "cancelled")
 _CHUNK = 8  # notes per task
 _CHUNKS_PER_THREAD = 2  # tasks between two queries for waiting notes; few, so that an urgent note comes soon
@@ -102,12 +105,12 @@ def note_profile(text: str, suggestions: Sequence[Suggestion]) -> dict[str, floa
 def _load_coder(bundle: str, release: str | None) -> None:
     """Loads the coder of this worker process, which runs at a lower priority than the server."""
     global _coder
+    _end_with_server()
     from nosology.models.bundle import is_day_one
     from nosology.serving.coder import Coder
 
     if hasattr(os, "nice"):
         os.nice(10)
-    threading.Thread(target=_exit_with_server, daemon=True).start()
     for number in (signal.SIGINT, signal.SIGHUP):  # the server handles them and lets workers finish
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -117,11 +120,25 @@ def _load_coder(bundle: str, release: str | None) -> None:
         _coder = error
 
 
-def _exit_with_server() -> None:
-    """Ends this worker process when the server process is gone, even if it was killed."""
-    if (server := parent_process()) is not None:
+def _end_with_server() -> None:
+    """Makes this worker process end when the server process is gone, even if it was killed.
+
+    The sentinel is a pipe whose other end only the server has. The kernel signals its end, and the signal ends the
+    process, even in a long call that holds the interpreter's lock. The thread is for a server that was gone before.
+    """
+    server = parent_process()
+    if server is None:
+        return
+    pipe = int(server.sentinel)
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+
+    def wait() -> None:
         server.join()
         os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _code_in_worker(notes: list[Note]) -> list[CodedNote]:
@@ -321,10 +338,16 @@ def _preaccept(connection: Connection, note_id: int, suggestions: Sequence[Sugge
     record_decision_in(connection, note_id, "preaccept", details, user=None, version=0)
 
 
-def batch_progress(engine: Engine) -> list[dict[str, Any]]:
-    """The newest batches, each with its number of notes per coding state."""
+def batch_progress(engine: Engine, before: int | None = None) -> list[dict[str, Any]]:
+    """The newest batches with the user who imported them, each with its number of notes per coding state.
+
+    before: only batches with a smaller id.
+    """
+    newest = select(batches, users.c.name.label("user")).join(users, users.c.id == batches.c.user_id, isouter=True)
+    if before is not None:
+        newest = newest.where(batches.c.id < before)
     with read_transaction(engine) as connection:
-        rows = connection.execute(select(batches).order_by(batches.c.id.desc()).limit(100)).all()
+        rows = connection.execute(newest.order_by(batches.c.id.desc()).limit(BATCHES_PER_PAGE)).all()
         query = select(notes.c.batch_id, notes.c.coding, func.count())
         query = query.where(notes.c.batch_id.in_([row.id for row in rows])).group_by(notes.c.batch_id, notes.c.coding)
         counts = {(batch, state): count for batch, state, count in connection.execute(query)}

@@ -1,6 +1,7 @@
 """The database: tables, connections, transactions and migrations, on SQLite or PostgreSQL.
 
-Times are seconds since 1970 in UTC. Triggers make `decisions`, `codings`, `texts` and `audit` append-only.
+Times are seconds since 1970 in UTC. Triggers make `decisions`, `codings`, `texts` and `audit` append-only. Rows of
+a note can be deleted only when its status is `deleted`, which is final and needs an entry of the audit log.
 
 Every event of a note is a row of `decisions`. Its version counts up from 1 within the note. The pair (note, version)
 is unique: if two people saw version 7, one of them writes version 8 and the other gets a conflict. Status, version,
@@ -10,21 +11,25 @@ assignee and codes in `notes` are a summary of these rows for the queue, written
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import JSON, Boolean, Column, Connection, Double, Engine, ForeignKey, Integer, String, Table, event
-from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
 from sqlalchemy.schema import SchemaItem
 
 from nosology.core import ConfigError, DataError, OutputError
 from nosology.core.files import check_parent_folder, output_errors
+from nosology.workbench.append_only import append_only_triggers
+
+log = logging.getLogger("nosology.workbench")
 
 
 class StoreGoneError(OutputError):
@@ -55,8 +60,7 @@ users = _table(
     Column("subject", String(300), unique=True),  # issuer and subject of OpenID Connect
     Column("must_change", Boolean, nullable=False),
     Column("disabled", Boolean, nullable=False),
-    Column("failures", Integer, nullable=False),
-    Column("locked_until", Double, nullable=False),
+    Column("password_expires", Double),  # of a one-time password; None: never
     Column("created", Double, nullable=False),
 )
 
@@ -67,6 +71,10 @@ sessions = _table(
     Column("csrf", String(64), nullable=False),
     Column("created", Double, nullable=False),
     Column("seen", Double, nullable=False),
+    Column("expires", Double, nullable=False),
+    Column("idle", Double, nullable=False),  # seconds without a request after which it is locked
+    Column("locked", Boolean, nullable=False),
+    Column("address", String(60), nullable=False),  # of the sign-in
 )
 
 tokens = _table(
@@ -76,6 +84,9 @@ tokens = _table(
     Column("hash", String(64), nullable=False, unique=True),
     Column("created", Double, nullable=False),
     Column("revoked", Boolean, nullable=False),
+    Column("scopes", JSON, nullable=False),  # see accounts.SCOPES
+    Column("expires", Double, nullable=False),
+    Column("used", Double),
 )
 
 coders = _table(
@@ -96,6 +107,7 @@ batches = _table(
     Column("finished", Double),
     Column("status", String(10), nullable=False),  # waiting, cancelled, done
     Column("total", Integer, nullable=False),
+    Column("known", Integer, nullable=False),  # notes that were skipped, because their ids existed already
 )
 
 notes = _table(
@@ -108,7 +120,7 @@ notes = _table(
     Column("batch_id", Integer, ForeignKey("batches.id"), index=True),
     Column("received", Double, nullable=False),
     Column("coding", String(10), nullable=False),  # state of automatic coding: waiting, done, failed, cancelled
-    Column("status", String(12), nullable=False),  # state of the review: see review.STATUSES
+    Column("status", String(12), nullable=False),  # state of the review: see review.STATUSES; or deleted
     Column("version", Integer, nullable=False),  # of the last decision
     Column("assignee_id", Integer, ForeignKey("users.id"), index=True),
     Column("confidence", Double),
@@ -155,32 +167,15 @@ audit = _table(
     Column("what", String(40), nullable=False),
     Column("note_id", Integer, index=True),
     Column("address", String(60)),
+    Column("object", String(1000), nullable=False),  # what the action was about: a user, a setting, a batch
 )
 
 settings = _table("settings", Column("name", String(40), primary_key=True), Column("value", JSON, nullable=False))
 
 
-def _make_append_only(table: Table) -> None:
-    """Adds triggers by which the database refuses to change or delete a row."""
-    name = table.name
-    sqlite = [
-        f"CREATE TRIGGER {name}_no_{operation.lower()} BEFORE {operation} ON {name} "
-        f"BEGIN SELECT RAISE(ABORT, '{name} is append-only'); END"
-        for operation in ("UPDATE", "DELETE")
-    ]
-    postgresql = [
-        f"CREATE FUNCTION {name}_append_only() RETURNS trigger LANGUAGE plpgsql AS "
-        f"$$ BEGIN RAISE EXCEPTION '{name} is append-only'; END $$",
-        f"CREATE TRIGGER {name}_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON {name} "
-        f"FOR EACH STATEMENT EXECUTE FUNCTION {name}_append_only()",
-    ]
-    for dialect, statements in (("sqlite", sqlite), ("postgresql", postgresql)):
-        for statement in statements:
-            event.listen(table, "after_create", sa.DDL(statement).execute_if(dialect=dialect))
-
-
-for _append_only in (decisions, audit, codings, texts):
-    _make_append_only(_append_only)
+for _dialect in ("sqlite", "postgresql"):
+    for _statement in append_only_triggers(_dialect):
+        event.listen(metadata, "after_create", sa.DDL(_statement.replace("%", "%%")).execute_if(dialect=_dialect))
 
 _write_locks: dict[str, threading.RLock] = {}  # one per SQLite file
 _PRAGMAS = (
@@ -189,6 +184,7 @@ _PRAGMAS = (
     "foreign_keys=ON",
     "busy_timeout=10000",  # milliseconds that a writer waits for a writer of another process
     "mmap_size=268435456",  # readers share the file in memory
+    "secure_delete=ON",  # deleted text is overwritten with zeros
 )
 
 
@@ -225,17 +221,34 @@ def open_database(store: str, *, existing: bool = False) -> Engine:
     except OSError as error:
         raise OutputError("the store cannot be opened: its folder cannot be created") from error
     try:
-        _check_migrated(engine) if existing else migrate(engine)
-    except (OperationalError, OSError) as error:
-        engine.dispose()
-        # The message of PostgreSQL's driver may contain a password.
-        cause = getattr(error, "orig", None)
-        reason = str(cause) if isinstance(cause, sqlite3.Error) else "it cannot be reached"
-        raise OutputError(f"the store cannot be opened: {reason}") from error
+        with store_errors():
+            _check_migrated(engine) if existing else migrate(engine)
     except BaseException:
         engine.dispose()
         raise
     return engine
+
+
+@contextmanager
+def store_errors() -> Iterator[None]:
+    """Raises OutputError in place of errors of a database that is away or damaged."""
+    try:
+        yield
+    except (DatabaseError, OSError) as error:
+        if is_damaged(error):
+            raise OutputError("the store is damaged; restore a backup with `nosology workbench restore`") from error
+        if not isinstance(error, OperationalError | OSError):
+            raise
+        # The message of PostgreSQL's driver may contain a password.
+        cause = getattr(error, "orig", None)
+        reason = str(cause) if isinstance(cause, sqlite3.Error) else "it cannot be reached"
+        raise OutputError(f"the store cannot be opened: {reason}") from error
+
+
+def is_damaged(error: BaseException) -> bool:
+    """Whether an error of SQLite says that its file is damaged."""
+    name = getattr(getattr(error, "orig", None), "sqlite_errorname", "")
+    return name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
 
 
 def check_store(store: str, *, existing: bool = False) -> None:
@@ -276,6 +289,8 @@ def postgres_url(store: str) -> str:
 def _sqlite_engine(store: str, existing: bool) -> Engine:
     path = _sqlite_path(store)
     path.parent.mkdir(parents=True, exist_ok=True)
+    if not existing:
+        _make_private(path)
     url = sa.URL.create("sqlite", database=str(path))  # the name of a file may have a question mark
     engine = sa.create_engine(url, connect_args={"check_same_thread": False}, **_ENGINE_OPTIONS)
 
@@ -303,6 +318,21 @@ def _sqlite_engine(store: str, existing: bool) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 
     return engine
+
+
+def _make_private(path: Path) -> None:
+    """Creates the file of a store, or changes it, so that only its owner can read it. SQLite gives its log the same."""
+    if not path.exists():
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+        if not file.exists() or not file.stat().st_mode & 0o077:
+            continue
+        try:
+            file.chmod(0o600)
+            log.warning("%s was open to other users of this machine; now only its owner can read it", file)
+        except OSError:
+            log.warning("%s is open to other users of this machine; take their permission away", file)
 
 
 def _file_identity(path: Path) -> tuple[int, int] | None:
@@ -407,13 +437,3 @@ def _check_migrated(engine: Engine) -> None:
             raise ConfigError("the store is a database of another program")
         if compare_metadata(MigrationContext.configure(connection), metadata):
             raise ConfigError("the store is of another version; `nosology serve` updates a store of an older one")
-
-
-def is_alive(engine: Engine) -> bool:
-    """Whether the database answers."""
-    try:
-        with read_transaction(engine) as connection:
-            connection.execute(sa.text("SELECT 1"))
-    except (SQLAlchemyError, StoreGoneError):
-        return False
-    return True

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from sqlalchemy import Engine, insert, select
+from sqlalchemy import Engine, insert, select, update
 
 from nosology.config import load_recipe
 from nosology.core import ConfigError, Note, __version__
@@ -22,6 +22,7 @@ from nosology.workbench import cases
 from nosology.workbench.accounts import create_user
 from nosology.workbench.coding import code_notes, save_codings
 from nosology.workbench.database import audit, batches, notes, open_database, read_transaction, users, write_transaction
+from nosology.workbench.passwords import hash_password
 from nosology.workbench.services import register_coder
 
 YEARS = (2023, 2025)
@@ -125,7 +126,9 @@ def fill_demo(store: str, bundle: Path) -> None:
     incoming = demo_notes(QUEUE_PATIENTS, first=TRAINING_PATIENTS)
     past, queue = incoming[:REVIEWED_NOTES], incoming[REVIEWED_NOTES:]
     with write_transaction(engine) as connection:
-        people = [create_user(connection, name, role, PASSWORD) for name, role in USERS]
+        people = [create_user(connection, name, role, None) for name, role in USERS]
+        # Everybody knows this password, which the rules of passwords refuse.
+        connection.execute(update(users).values(password=hash_password(PASSWORD)))
         received = time.time() - 9 * 86_400
         batch = cases.create_batch(connection, PAST_BATCH, people[2], len(past), now=received)
         cases.add_notes(connection, past, batch, now=received)
@@ -154,7 +157,7 @@ def _review_note(engine: Engine, note_id: int, note: Note, users: list[int], at:
         suggested = cases.load_case(connection, note_id).suggested
     user = rng.choice(users)
     with write_transaction(engine) as connection:
-        row = {"at": at, "user_id": user, "what": "note", "note_id": note_id, "address": "demo"}
+        row = {"at": at, "user_id": user, "what": "note", "note_id": note_id, "address": "demo", "object": ""}
         connection.execute(insert(audit).values(**row))
     accepted = [code for code, suggestion in suggested.items() if suggestion.accepted]
     actions: list[tuple[str, dict[str, str]]] = []

@@ -100,9 +100,10 @@ def render_page(
     request: Request, template: str, user: User | None, *, status: int = 200, **values: Any
 ) -> HTMLResponse:
     """The response of a template."""
-    demo = request.app.state.services.settings.demo
+    demo, url = request.app.state.services.settings.demo, request.url
+    here = f"{url.path}?{url.query}" if url.query else url.path  # to which a person returns after a lock
     html = request.app.state.templates.get_template(template).render(
-        user=user, path=request.url.path, demo=demo, **values
+        user=user, path=url.path, here=here if request.method == "GET" else "/", demo=demo, **values
     )
     return HTMLResponse(html, status_code=status)
 
@@ -128,12 +129,12 @@ class PageContext:
         """A connection whose writes are committed together."""
         return write_transaction(self.services.engine)
 
-    def log(self, what: str, connection: Connection | None = None) -> None:
+    def log(self, what: str, connection: Connection | None = None, *, object: str = "") -> None:
         """Writes an entry of the audit log, within the transaction of the connection if there is one."""
         if connection is None:
-            log_access(self.services.engine, self.user.id, what, None, self.address)
+            log_access(self.services.engine, self.user.id, what, None, self.address, object)
         else:
-            log_access_in(connection, self.user.id, what, None, self.address)
+            log_access_in(connection, self.user.id, what, None, self.address, object)
 
     def render(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
         """The page of a template; its status is 422 if the values contain an error."""
@@ -142,7 +143,9 @@ class PageContext:
 
 
 def page_context(request: Request, services: ServicesDep, user: CurrentUser) -> PageContext:
-    """The context of a request; refuses clients that are not signed in."""
+    """The context of a request; refuses clients that are not signed in, and API tokens."""
+    if user.csrf is None:
+        raise Forbidden("an API token opens no pages")
     return PageContext(request, services, user)
 
 

@@ -13,12 +13,14 @@ from sqlalchemy import select
 
 from nosology.core import SYSTEMS, Code, ConflictError, NosologyError, Note, ReviewError
 from nosology.workbench import cases, coding, measures, triage
+from nosology.workbench.audit_log import shown_notes
 from nosology.workbench.database import notes
 from nosology.workbench.page_html import AdminPage, PageContext, PageDep, ReviewerPage, annotate_note
 from nosology.workbench.proposals import claim_evidence
 from nosology.workbench.review import NotFound
 from nosology.workbench.security import MAX_ID, RowId
 from nosology.workbench.services import UnfinishedCodes
+from nosology.workbench.store_settings import changes
 from nosology.workbench.uploads import normalize_encounter, read_upload
 from nosology.workbench.views import build_claim_panel, build_panel, code_book_page, search_codes
 from nosology.workbench.work_queue import PAGE_SIZE, QueueFilter, position, select_queue
@@ -58,7 +60,7 @@ def _render_queue(page: PageContext, wanted: QueueFilter, *, number: int = 0) ->
     with page.reading() as connection:
         rows = select_queue(connection, wanted, page.user.id, page=number)
         counts, sites = cases.count_by_status(connection), cases.list_sites(connection)
-    page.log("queue")
+    page.log("queue", object=shown_notes(row.id for row in rows))
     return page.render(
         "queue.html",
         rows=rows,
@@ -206,9 +208,15 @@ def book_page(page: PageDep, system: str, code: str, instead_of: str = "") -> HT
 
 
 @router.get("/batches")
-def batches_page(page: PageDep) -> HTMLResponse:
-    """The import form, and the progress of batches."""
-    return page.render("batches.html", batches=coding.batch_progress(page.services.engine), error="")
+def batches_page(page: PageDep, before: str = "") -> HTMLResponse:
+    """The import form, and the history of imports with their progress; before: only batches with a smaller id."""
+    return _render_batches(page, before=before)
+
+
+def _render_batches(page: PageContext, *, before: str = "", error: str = "", notice: str = "") -> HTMLResponse:
+    rows = coding.batch_progress(page.services.engine, _number(before) or None)
+    more = len(rows) == coding.BATCHES_PER_PAGE
+    return page.render("batches.html", batches=rows, more=more, error=error, notice=notice)
 
 
 @router.get("/batches/rows")
@@ -236,10 +244,10 @@ def upload_notes(
             raise ReviewError("choose a file, or paste a note")
         imported = page.services.import_notes(page.user, named[0][0] if named else ref, incoming, page.address)
     except NosologyError as error:
-        return page.render("batches.html", batches=coding.batch_progress(page.services.engine), error=f"{error}.")
+        return _render_batches(page, error=f"{error}.")
     if imported.known:
         notice = f"{imported.added:,} imported. {imported.known:,} skipped: notes with their ids exist already."
-        return page.render("batches.html", batches=coding.batch_progress(page.services.engine), error="", notice=notice)
+        return _render_batches(page, notice=notice)
     return RedirectResponse("/batches", status_code=303)
 
 
@@ -248,8 +256,7 @@ def change_batch(page: PageDep, batch: RowId, act: str) -> Response:
     """Cancels or resumes a batch."""
     if act not in ("cancel", "resume"):
         raise NotFound("there is no such page")
-    (coding.cancel_batch if act == "cancel" else coding.resume_batch)(page.services.engine, batch)
-    page.services.background.notify()
+    page.services.change_batch(page.user, batch, act, page.address)
     return RedirectResponse("/batches", status_code=303)
 
 
@@ -313,6 +320,7 @@ def set_triage(
     except NosologyError as error:
         return _render_triage(page, f"{error}.")
     with page.writing() as connection:
+        before = triage.load_triage_rule(connection)
         triage.save_triage_rule(connection, rule)
-        page.log("triage", connection)
+        page.log("triage", connection, object=changes(before, rule))
     return RedirectResponse("/triage", status_code=303)

@@ -7,14 +7,17 @@ keeps state, nonce and PKCE verifier in the session of Starlette's SessionMiddle
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import httpx
 from fastapi import Depends, Path, Request
-from fastapi.responses import RedirectResponse
+from fastapi.responses import RedirectResponse, Response
 from sqlalchemy import Engine
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,8 +29,12 @@ if TYPE_CHECKING:
     from authlib.integrations.starlette_client import StarletteOAuth2App
 
 SESSION_COOKIE = "nosology_session"
+DEVICE_COOKIE = "nosology_device"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 MAX_REQUEST_BYTES = 64 * 1024 * 1024
+MAX_SIGN_IN_BYTES = 16 * 1024  # of a request of somebody who is not signed in
+# Paths for which nobody has to be signed in. The body of any other request is not read before its user is known.
+PUBLIC_PATHS = ("/login", "/oidc/", "/health/", "/metrics", "/static/", "/api/openapi.json")
 MAX_ID = 2**31 - 1  # of the database's integers
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; font-src 'self'; "
@@ -53,10 +60,6 @@ class PasswordChangeRequired(Forbidden):
     """The user signed in with a one-time password and has not changed it yet."""
 
 
-class RequestTooLarge(NosologyError):
-    """The request is larger than MAX_REQUEST_BYTES."""
-
-
 def client_address(request: Request) -> str:
     """The address from which a request comes."""
     return request.client.host if request.client else ""
@@ -67,24 +70,40 @@ def get_services(request: Request) -> Services:
     return request.app.state.services
 
 
-async def current_user(request: Request) -> User:
-    """The user of the API token or session; an unsafe request of a session must carry the session's CSRF token."""
-    engine = get_services(request).engine
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+async def find_user(engine: Engine, headers: Headers, cookies: Mapping[str, str]) -> User:
+    """The user of the API token or session in the headers of a request; NotAuthenticated if there is none."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         user = await run_in_threadpool(token_user, engine, token.strip())
         if user is None:
-            raise NotAuthenticated("the API token is not known")
+            raise NotAuthenticated("the API token is not known, is revoked or has expired")
         return user
-    cookie = request.cookies.get(SESSION_COOKIE)
+    cookie = cookies.get(SESSION_COOKIE)
     user = await run_in_threadpool(session_user, engine, cookie) if cookie else None
     if user is None:
         raise NotAuthenticated("sign in first")
-    if request.method not in SAFE_METHODS:
+    return user
+
+
+async def current_user(request: Request) -> User:
+    """The user of the request; an unsafe request of a session must carry the session's CSRF token."""
+    user: User | None = request.scope.get("nosology.user")
+    if user is None:
+        raise NotAuthenticated("sign in first")
+    if user.csrf is not None and request.method not in SAFE_METHODS:
         await _check_csrf(request, user)
     if user.must_change and request.url.path not in ("/password", "/logout"):
         raise PasswordChangeRequired("change the one-time password first")
     return user
+
+
+def _require_scope(scope: str) -> Any:
+    def check(user: CurrentUser) -> User:
+        if scope not in user.scopes:
+            raise Forbidden(f"the API token does not have the scope {scope}")
+        return user
+
+    return Depends(check)
 
 
 async def _check_csrf(request: Request, user: User) -> None:
@@ -97,6 +116,11 @@ async def _check_csrf(request: Request, user: User) -> None:
 
 
 CurrentUser = Annotated[User, Depends(current_user)]
+ReadUser = Annotated[User, _require_scope("read")]
+ImportUser = Annotated[User, _require_scope("import")]
+CodeUser = Annotated[User, _require_scope("code")]
+DecideUser = Annotated[User, _require_scope("decide")]
+ExportUser = Annotated[User, _require_scope("export")]
 ServicesDep = Annotated[Services, Depends(get_services)]
 AddressDep = Annotated[str, Depends(client_address)]
 RowId = Annotated[int, Path(ge=1, le=MAX_ID)]
@@ -106,11 +130,12 @@ class SecurityMiddleware:
     """ASGI middleware that adds security headers to every response and refuses requests that are too large.
 
     Behind a proxy, the client is the last address of X-Forwarded-For, which the proxy wrote. The client can forge the
-    addresses before it.
+    addresses before it. hosts: the names in the Host header that are answered; empty: all. Health checks, which often
+    use the address of a container, are answered under any name.
     """
 
-    def __init__(self, app: ASGIApp, secure: bool, behind_proxy: bool = False):
-        self.app, self.secure, self.behind_proxy = app, secure, behind_proxy
+    def __init__(self, app: ASGIApp, secure: bool, behind_proxy: bool = False, hosts: Collection[str] = ()):
+        self.app, self.secure, self.behind_proxy, self.hosts = app, secure, behind_proxy, frozenset(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one request."""
@@ -127,18 +152,36 @@ class SecurityMiddleware:
                     headers["strict-transport-security"] = "max-age=31536000"
             await send(message)
 
+        headers = Headers(scope=scope)
         if self.behind_proxy:
-            address = ",".join(Headers(scope=scope).getlist("x-forwarded-for")).rpartition(",")[2].strip()
+            address = ",".join(headers.getlist("x-forwarded-for")).rpartition(",")[2].strip()
             scope = {**scope, "scheme": "https", "client": (address, 0) if address else scope.get("client")}
-        length = Headers(scope=scope).get("content-length", "0")
-        if not length.isdecimal() or int(length) > MAX_REQUEST_BYTES:
-            message = f"A request may have {MAX_REQUEST_BYTES >> 20} MB. Import fewer notes at a time."
-            await PlainTextResponse(message, status_code=413)(scope, receive, send_with_headers)
+        if not self._is_known_host(headers.get("host", ""), scope["path"]):
+            message = "This server has another name. Give it with --public-url."
+            await PlainTextResponse(message, status_code=400)(scope, receive, send_with_headers)
             return
-        await self.app(scope, _limit_body(receive), send_with_headers)
+        is_public = scope["path"].startswith(PUBLIC_PATHS)
+        limit = MAX_SIGN_IN_BYTES if is_public else MAX_REQUEST_BYTES
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > limit:
+            await PlainTextResponse(_too_large(limit), status_code=413)(scope, receive, send_with_headers)
+            return
+        await self.app(scope, _limit_body(receive, limit), send_with_headers)
+
+    def _is_known_host(self, host: str, path: str) -> bool:
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        return not self.hosts or name in self.hosts or path.startswith(("/health/", "/metrics"))
 
 
-def _limit_body(receive: Receive) -> Receive:
+def _too_large(limit: int) -> str:
+    size = f"{limit >> 20} MB" if limit >> 20 else f"{limit >> 10} KB"
+    return f"A request may have {size}. Import fewer notes at a time."
+
+
+def _limit_body(receive: Receive, limit: int) -> Receive:
     """The receiver of a request, which fails if the body is too large, whatever its header says."""
     received = 0
 
@@ -146,14 +189,40 @@ def _limit_body(receive: Receive) -> Receive:
         nonlocal received
         message = await receive()
         received += len(message.get("body", b""))
-        if received > MAX_REQUEST_BYTES:
-            raise RequestTooLarge(f"a request may have {MAX_REQUEST_BYTES >> 20} MB; import fewer notes at a time")
+        if received > limit:
+            raise HTTPException(413, _too_large(limit))  # FastAPI passes on no other error while it reads a body
         return message
 
     return limited
 
 
+class AuthenticationMiddleware:
+    """ASGI middleware that finds the user of a request before its body is read.
+
+    Without a user the response is sent at once and the connection is closed: not a byte of the body is read.
+    """
+
+    def __init__(self, app: ASGIApp, refuse: Callable[[Request, NotAuthenticated], Response]):
+        self.app, self.refuse = app, refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one request."""
+        if scope["type"] == "http" and not scope["path"].startswith(PUBLIC_PATHS):
+            request = Request(scope)
+            try:
+                engine = get_services(request).engine
+                scope["nosology.user"] = await find_user(engine, request.headers, request.cookies)
+            except NotAuthenticated as error:
+                response = self.refuse(request, error)
+                if request.method not in SAFE_METHODS:
+                    response.headers["connection"] = "close"
+                await response(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
 OIDC_COOKIE = "nosology_oidc"
+ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
 ALGORITHMS = ("RS256", "ES256", "PS256")  # asymmetric ones only: neither "none" nor a shared secret
 
 
@@ -180,8 +249,18 @@ async def _client(settings: OidcSettings) -> StarletteOAuth2App:
     metadata = await client.load_server_metadata()
     if str(metadata.get("issuer")).rstrip("/") != settings.issuer.rstrip("/"):
         raise ProviderError("the provider names another issuer than the configured one")
+    for name in ENDPOINTS:
+        _check_endpoint(settings, name, str(metadata.get(name) or ""))
     metadata["id_token_signing_alg_values_supported"] = list(ALGORITHMS)  # Authlib accepts what this says
     return client
+
+
+def _check_endpoint(settings: OidcSettings, name: str, address: str) -> None:
+    """Raises ProviderError unless an endpoint is at a known host: the client's secret is sent to it."""
+    issuer, url = urlsplit(settings.issuer), urlsplit(address)
+    is_known = url.netloc == issuer.netloc or (url.hostname in settings.hosts and not url.port)
+    if url.scheme != issuer.scheme or not is_known:
+        raise ProviderError(f"the provider's {name} is at a host that is neither the issuer's nor given by --oidc-host")
 
 
 async def redirect_to_provider(settings: OidcSettings, request: Request, callback: str) -> RedirectResponse:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import json
+import math
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -26,15 +28,29 @@ from nosology.core import SYSTEMS, Code, ConfigError, NosologyError, Note, Revie
 from nosology.corpora.plain_text import check_text
 from nosology.models.bundle import MANIFEST, Bundle, is_day_one, read_manifest
 from nosology.workbench import cases
-from nosology.workbench.accounts import ROLES, RateLimit, User
+from nosology.workbench.accounts import ROLES, User
 from nosology.workbench.audit_log import log_access, log_access_in
-from nosology.workbench.coding import BackgroundCoder, CoderPool
-from nosology.workbench.database import batches, coders, insert_row, open_database, read_transaction, write_transaction
+from nosology.workbench.coding import BackgroundCoder, CoderPool, cancel_batch, resume_batch
+from nosology.workbench.database import (
+    batches,
+    coders,
+    insert_row,
+    open_database,
+    read_transaction,
+    store_errors,
+    write_transaction,
+)
 from nosology.workbench.export import export_case
 from nosology.workbench.proposals import claim_decision, open_codes, propose_claim
+from nosology.workbench.retention import RetentionJob
 from nosology.workbench.review import FIELDS
+from nosology.workbench.sign_in import FailureLimit, SignInDelays
+from nosology.workbench.store_health import is_alive
+from nosology.workbench.store_lock import StoreLock
+from nosology.workbench.store_settings import load_server_key
 from nosology.workbench.work_queue import QueueFilter, Reservations, next_note
 
+PROBE_SECONDS = 5.0  # for which the result of a health check is used again
 CONNECTIONS = 8  # opened at the start, a few more than concurrent requests
 
 
@@ -50,6 +66,7 @@ class OidcSettings:
     client_id: str
     client_secret: str = field(repr=False)
     role: str = "coder"
+    hosts: tuple[str, ...] = ()  # of the provider's endpoints, besides the issuer's
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -74,6 +91,7 @@ class ServerSettings:
     behind_proxy: bool = False
     oidc: OidcSettings | None = None
     demo: bool = False
+    public_url: str | None = None
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -88,6 +106,31 @@ class ServerSettings:
                 f"--host must be a loopback address without TLS, or notes would travel unencrypted; got {self.host}"
                 " (give --tls-cert and --tls-key, or --behind-proxy if a proxy terminates TLS)"
             )
+
+        if self.public_url is not None:
+            url = urlsplit(self.public_url)
+            if url.scheme not in ("http", "https") or not url.hostname or url.path.strip("/") or url.query:
+                raise ConfigError(f"--public-url must be an address such as https://name; got {self.public_url}")
+            if self.secure and url.scheme != "https":
+                raise ConfigError(f"--public-url must be an https address with TLS; got {self.public_url}")
+        elif self.oidc is not None and (self.behind_proxy or not is_loopback(self.host)):
+            raise ConfigError("--public-url must be given with --oidc-issuer: people return to it after they signed in")
+
+    @property
+    def address(self) -> str:
+        """The address at which browsers reach the server; never what a request says."""
+        if self.public_url is not None:
+            return self.public_url.rstrip("/")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.secure else 'http'}://{host}:{self.port}"
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """The names of the server that requests may have; empty: any."""
+        names = {urlsplit(self.public_url).hostname or ""} if self.public_url is not None else set()
+        if is_loopback(self.host) and not self.behind_proxy:
+            names |= {"localhost", "127.0.0.1", "::1", self.host}
+        return frozenset(names)
 
     @property
     def secure(self) -> bool:
@@ -120,33 +163,56 @@ class Services:
     engine: Engine
     pool: CoderPool
     background: BackgroundCoder
+    retention: RetentionJob
+    lock: StoreLock
     coding_limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(32))
-    sign_in_limit: RateLimit = field(default_factory=lambda: RateLimit(10, 60.0))
+    sign_in_limit: FailureLimit = field(default_factory=lambda: FailureLimit(10, 60.0))  # per address
+    sign_in_delays: SignInDelays = field(default_factory=SignInDelays)
     reservations: Reservations = field(default_factory=Reservations)
+    server_key: bytes = field(default=b"", repr=False)  # signs the cookies of known browsers
     ready: bool = False
+    _probe_lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _probed: float = -math.inf
+    _takes_writes: bool = False
 
     @classmethod
     def start(cls, settings: ServerSettings) -> Services:
         """The services of a server; the coder is loaded when this returns."""
-        pool = CoderPool(settings.bundle, settings.release, processes=settings.workers)
+        pool, lock = CoderPool(settings.bundle, settings.release, processes=settings.workers), StoreLock(settings.store)
         try:
             pool.load()  # first: a damaged bundle must not create a store
+            lock.acquire()
             engine = open_database(settings.store)
-            coder_id = register_coder(engine, settings.bundle, settings.release)
-            _warm_up(engine)
+            with store_errors():
+                coder_id = register_coder(engine, settings.bundle, settings.release)
+                _warm_up(engine)
+                with write_transaction(engine) as connection:
+                    key = load_server_key(connection)
         except BaseException:
             pool.close()
+            lock.release()
             raise
         background = BackgroundCoder(engine, pool, coder_id, concurrency=settings.workers + 1)
+        services = cls(settings, engine, pool, background, RetentionJob(engine), lock, server_key=key, ready=True)
         background.start()
-        return cls(settings, engine, pool, background, ready=True)
+        services.retention.start()
+        return services
 
     def stop(self) -> None:
         """Finishes running tasks, then ends. Waiting notes stay in the database."""
         self.ready = False
+        self.retention.stop()
         self.background.stop()
         self.pool.close()
         self.engine.dispose()
+        self.lock.release()
+
+    def takes_writes(self) -> bool:
+        """Whether the store takes writes, as of the last few seconds."""
+        with self._probe_lock:
+            if time.monotonic() - self._probed >= PROBE_SECONDS:
+                self._takes_writes, self._probed = is_alive(self.engine), time.monotonic()
+            return self._takes_writes
 
     def import_notes(self, user: User, name: str, notes: Sequence[Note], address: str) -> ImportedNotes:
         """Adds notes as one batch, which the background coder then starts. DataError if one is not plain text."""
@@ -155,10 +221,16 @@ class Services:
         with write_transaction(self.engine) as connection:
             batch = cases.create_batch(connection, name, user.id)
             added, known = cases.add_notes(connection, notes, batch)
-            connection.execute(update(batches).where(batches.c.id == batch).values(total=added))
-            log_access_in(connection, user.id, "import", None, address)
+            connection.execute(update(batches).where(batches.c.id == batch).values(total=added, known=known))
+            log_access_in(connection, user.id, "import", None, address, f"batch {batch}: {added} added, {known} known")
         self.background.notify()
         return ImportedNotes(batch, added, known)
+
+    def change_batch(self, user: User, batch: int, act: str, address: str) -> None:
+        """Cancels or resumes a batch."""
+        (cancel_batch if act == "cancel" else resume_batch)(self.engine, batch)
+        log_access(self.engine, user.id, f"batch {act}", None, address, f"batch {batch}")
+        self.background.notify()
 
     def read_case(self, user: User, note_id: int, address: str, what: str = "note") -> cases.Case:
         """The case of a note; the access is logged."""

@@ -8,14 +8,14 @@ are reviewed, an isotonic regression maps this number to the F1 of the reviewers
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, select, update
 
 from nosology.core import Code, ConfigError, Suggestion
-from nosology.workbench.database import codings, notes, settings
+from nosology.workbench.database import codings, notes
+from nosology.workbench.store_settings import load_setting, save_setting
 
 MIN_REVIEWED = 30  # reviewed notes before confidence is calibrated
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))  # that the page may show
@@ -118,34 +118,25 @@ def threshold_effects(confidences: Sequence[float], reviewed: Sequence[tuple[flo
     return effects
 
 
-def _load_setting(connection: Connection, name: str) -> dict[str, Any]:
-    return connection.scalar(select(settings.c.value).where(settings.c.name == name)) or {}
-
-
-def _save_setting(connection: Connection, name: str, value: Any) -> None:
-    connection.execute(delete(settings).where(settings.c.name == name))
-    connection.execute(insert(settings).values(name=name, value=asdict(value)))
-
-
 def load_triage_rule(connection: Connection) -> TriageRule:
     """The rule in force."""
-    return TriageRule(**_load_setting(connection, "triage"))
+    return TriageRule(**load_setting(connection, "triage"))
 
 
 def save_triage_rule(connection: Connection, rule: TriageRule) -> None:
     """Puts a rule in force for notes that are coded from now on."""
-    _save_setting(connection, "triage", rule)
+    save_setting(connection, "triage", rule)
 
 
 def load_calibration(connection: Connection) -> ConfidenceCalibration:
     """The calibration fitted last."""
-    value = _load_setting(connection, "curve")
+    value = load_setting(connection, "curve")
     return ConfidenceCalibration(tuple(value.get("x", ())), tuple(value.get("y", ())), value.get("notes", 0))
 
 
 def save_calibration(connection: Connection, calibration: ConfidenceCalibration) -> None:
     """Stores a calibration and updates the confidence of all notes without decisions."""
-    _save_setting(connection, "curve", calibration)
+    save_setting(connection, "curve", calibration)
     query = select(notes.c.id, codings.c.profile).join(codings, codings.c.note_id == notes.c.id)
     rows = connection.execute(query.where(notes.c.status == "new").order_by(codings.c.id)).all()
     if rows:

@@ -19,6 +19,9 @@ from nosology.corpora.validation import RecordValidator
 
 MAX_NOTE_LENGTH = 4_000_000  # characters
 MAX_NOTES, MAX_UNPACKED_BYTES = 200_000, 256 << 20  # of a file
+MAX_RATIO, FREE_BYTES = 100, 8 << 20  # of unpacked to packed bytes, for a file that unpacks to more than FREE_BYTES
+MAX_ROW_BYTES, MAX_COLUMNS = 16 << 20, 200  # of a notes file; a note of 4 million characters has at most 16 MB
+MAX_NAME_LENGTH = 200
 _MAX_LENGTHS = {"text": MAX_NOTE_LENGTH, "id": 200, "patient": 200, "site": 200, "lang": 20}  # of the database
 ENCOUNTER_FIELDS = ("date", "sex", "age", "kind", "died", "title")  # all other columns are only for the coder
 _NUMBER = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,4})?")
@@ -31,36 +34,63 @@ def read_upload(name: str, raw: bytes) -> list[Note]:
     No note is left out: a file with an empty note or an id that it has twice is refused.
     """
     name = PurePath(name.replace("\\", "/")).name or "note.txt"
-    if not raw.strip():
+    if len(name) > MAX_NAME_LENGTH:
+        raise DataError(f"the name of a file may have {MAX_NAME_LENGTH} characters; got {len(name):,}")
+    if raw.isspace() or not raw:
         raise DataError(f"{name} is empty")
     if _is_fhir(name, raw):
-        notes = list(read_fhir(_fhir_json(name, raw), name))
+        documents = enumerate(read_fhir(_fhir_json(name, raw), name), 1)
+        notes = [normalize_encounter(note, f"{name} row {row}") for row, note in documents]
     elif is_notes_file(name):
-        notes = list(_limited(InputFile(raw, name)))
+        notes = list(_limited(InputFile(raw, name, longest=MAX_ROW_BYTES), len(raw)))
     else:
-        notes = [Note(PurePath(name).stem, RecordValidator().clean_text(note_text(raw, name), name, 1))]
+        text = RecordValidator().clean_text(note_text(raw, name), name, 1)
+        notes = [normalize_encounter(Note(PurePath(name).stem, text), name)]
     if not notes:
         raise DataError(f"{name} has no notes")
-    return [normalize_encounter(note, f"{name} row {row}") for row, note in enumerate(notes, 1)]
+    return notes
 
 
-def _limited(file: InputFile) -> Iterator[Note]:
-    """The notes of a notes file; DataError if it is too large when unpacked. A small file can unpack to terabytes."""
+def _limited(file: InputFile, packed: int) -> Iterator[Note]:
+    """The notes of a notes file; DataError if it is too large when unpacked. A small file can unpack to terabytes.
+
+    packed: the size of the file. Memory is bounded by the limits of a row, of its columns and of all notes together.
+    """
     limits = f"{MAX_NOTES:,} notes or {MAX_UNPACKED_BYTES >> 20} MB when unpacked"
     too_large = DataError(f"{file} has more than {limits}; import fewer notes at a time")
     size = 0
-    if not file.name.lower().endswith(".parquet"):
+    if file.name.lower().endswith(".parquet"):
+        if _parquet_bytes(file) > MAX_UNPACKED_BYTES:
+            raise too_large
+    else:
         with open_bytes(file) as unpacked:
             while block := unpacked.read(1 << 20):
                 if (size := size + len(block)) > MAX_UNPACKED_BYTES:
                     raise too_large
+                if size > FREE_BYTES and size > MAX_RATIO * packed:
+                    raise DataError(f"{file} unpacks to more than {MAX_RATIO} times its size; it is no file of notes")
     size = 0
     # Codes in the file are ignored: reviewers assign them.
     for count, note in enumerate(read_notes(file, RecordValidator(strict=True), coded=False), 1):
-        size += len(note.text)
+        if len(note.extra) > MAX_COLUMNS:
+            raise DataError(f"{file} row {count}: a note may have {MAX_COLUMNS} columns; got {len(note.extra):,}")
+        size += len(note.text) + sum(len(value) for value in note.extra.values() if isinstance(value, str))
         if count > MAX_NOTES or size > MAX_UNPACKED_BYTES:
             raise too_large
-        yield note
+        yield normalize_encounter(note, f"{file} row {count}")
+
+
+def _parquet_bytes(file: InputFile) -> int:
+    """The size of all columns when unpacked, as the file states it; 0 if it is no Parquet file."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        with file.open() as raw, parquet.ParquetFile(raw) as table:
+            groups = range(table.metadata.num_row_groups)
+            return sum(table.metadata.row_group(number).total_byte_size for number in groups)
+    except (pa.ArrowException, OSError):
+        return 0  # the reader says what is wrong
 
 
 def normalize_encounter(note: Note, where: str = "the note") -> Note:

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, or_, select
 
+from nosology.workbench.append_only import DELETED
 from nosology.workbench.database import notes, users
 from nosology.workbench.review import STATUSES
 
@@ -51,7 +52,7 @@ class QueueFilter:
         """The conditions of the notes that the filter shows to a user."""
         statuses = () if self.status == "all" else (self.status,) if self.status else TO_DO
         statuses = statuses if self.statuses is None else self.statuses
-        found: list[ColumnElement[bool]] = [notes.c.status.in_(statuses)] if statuses else []
+        found = [notes.c.status.in_(statuses) if statuses else notes.c.status != DELETED]
         if self.mine:
             found.append(notes.c.assignee_id == user if self.mine == "me" else notes.c.assignee_id.is_(None))
         if self.site:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 import time
 from collections.abc import Iterator
 
 import pytest
+from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, text
 
 from nosology.core import Note
 from nosology.workbench.accounts import create_token, create_user
+from nosology.workbench.app import create_app
 from nosology.workbench.cases import add_notes
 from nosology.workbench.database import open_database, postgres_url, write_transaction
 from nosology.workbench.services import ServerSettings
@@ -108,3 +111,57 @@ def fill_people(address: str) -> dict[str, str]:
 def settings(small_bundle, store) -> ServerSettings:
     """A server's settings with the small coder."""
     return ServerSettings(bundle=small_bundle, store=store)
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def server(request, small_bundle, tmp_path_factory):
+    """A running server and the API tokens of its people."""
+    address = new_store(request, tmp_path_factory.mktemp("server"), request.param)
+    tokens = fill_people(address)
+    app = create_app(ServerSettings(bundle=small_bundle, store=address))
+    with TestClient(app, base_url="http://localhost") as client:
+        yield client, tokens
+
+
+class ApiClient:
+    """A client of the API with a token."""
+
+    def __init__(self, client, token):
+        self.client, self.headers = client, {"authorization": f"Bearer {token}"}
+
+    def get(self, path, **options):
+        return self.client.get(f"/api/v1{path}", headers=self.headers, **options)
+
+    def post(self, path, value=None):
+        return self.client.post(f"/api/v1{path}", headers=self.headers, json=value)
+
+    def note(self, name: str, text: str = NOTE, **more) -> int:
+        """The id of a new note, once it is coded."""
+        assert self.post("/notes", {"notes": [{"id": name, "text": text, **more}]}).status_code == 202
+        patience = time.monotonic() + 100  # a long note on a busy machine
+        while time.monotonic() < patience:
+            rows = [row for row in self.get("/notes", params={"order": "newest"}).json()["notes"] if row["ref"] == name]
+            if rows and rows[0]["coding"] == "done":
+                return rows[0]["id"]
+            time.sleep(0.05)
+        raise AssertionError("the note was not coded")
+
+    def decide(self, note: int, action: str, version: int, **details):
+        return self.post(f"/notes/{note}/decisions", {"action": action, "version": version, **details})
+
+
+@pytest.fixture
+def ann(server):
+    return ApiClient(server[0], server[1]["ann"])
+
+
+def browser(server, name: str) -> TestClient:
+    """A client that has signed in as a browser does, with its own cookies."""
+    client = TestClient(server[0].app, base_url="http://localhost")
+    response = client.post("/login", data={"name": name, "password": PASSWORD}, follow_redirects=False)
+    assert response.status_code == 303, response.text
+    return client
+
+
+def csrf(client: TestClient) -> str:
+    return re.search(r'name="csrf" content="([^"]+)"', client.get("/").text)[1]

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -39,6 +40,20 @@ class Server:
             except OSError:
                 time.sleep(0.1)
         raise RuntimeError("the server did not get ready")
+
+    def wait_for_status(self, path: str, status: int, seconds: float = 30) -> None:
+        """Returns when a path has this status; the result of a health check is used for some seconds."""
+        end, got = time.monotonic() + seconds, 0
+        while time.monotonic() < end:
+            try:
+                with urllib.request.urlopen(f"{self.address}{path}", timeout=10) as response:
+                    got = response.status
+            except urllib.error.HTTPError as error:
+                got = error.code
+            if got == status:
+                return
+            time.sleep(0.1)
+        raise RuntimeError(f"{path} has the status {got}, not {status}")
 
     def kill(self) -> None:
         """Kills the server and its workers with SIGKILL."""

@@ -1,4 +1,4 @@
-"""Accounts: argon2 hashes, locking, expiry of sessions, API tokens."""
+"""Accounts: argon2 hashes, password rules, expiry and lock of sessions, API tokens."""
 
 import time
 
@@ -6,29 +6,30 @@ import pytest
 from sqlalchemy import select, update
 
 from nosology.core import ReviewError
-from nosology.workbench import accounts
+from nosology.workbench import accounts, passwords
 from nosology.workbench.database import read_transaction, sessions, tokens, users, write_transaction
+from nosology.workbench.store_settings import SessionLimits
 from tests.workbench.conftest import PASSWORD
 
 
 def test_create_admin_returns_a_one_time_password_once(engine):
     password = accounts.create_admin(engine)
     assert accounts.create_admin(engine) is None
-    user = accounts.check_password(engine, "Admin", password)
+    user = accounts.check_password(engine, "Admin", password).user
     cookie = accounts.create_session(engine, user)
     assert accounts.session_user(engine, cookie).must_change
     accounts.change_password(engine, user, password, PASSWORD)
     assert accounts.session_user(engine, cookie) is None  # the old session has ended
-    assert accounts.check_password(engine, "admin", password) is None
+    assert accounts.check_password(engine, "admin", password).user is None
     assert not accounts.session_user(engine, accounts.create_session(engine, user)).must_change
 
 
 def test_create_admin_with_reset_gives_admin_a_new_password(engine, people):
     password = accounts.create_admin(engine, reset=True)  # there were people, but no admin of that name
-    admin = accounts.check_password(engine, "admin", password)
+    admin = accounts.check_password(engine, "admin", password).user
     with write_transaction(engine) as connection:
         accounts.update_user(connection, admin, role="coder", disabled=True)
-    user = accounts.check_password(engine, "admin", accounts.create_admin(engine, reset=True))
+    user = accounts.check_password(engine, "admin", accounts.create_admin(engine, reset=True)).user
     assert user == admin and accounts.session_user(engine, accounts.create_session(engine, user)).role == "admin"
 
 
@@ -36,19 +37,78 @@ def test_passwords_are_argon2_hashes(engine, people):
     with read_transaction(engine) as connection:
         stored = connection.scalar(select(users.c.password).where(users.c.id == people["ann"]))
     assert stored.startswith("$argon2id$") and PASSWORD not in stored
-    assert accounts.check_password(engine, "ann", PASSWORD) == people["ann"]
-    assert accounts.check_password(engine, "ann", PASSWORD + "x") is None
-    assert accounts.check_password(engine, "nobody", PASSWORD) is None
+    assert accounts.check_password(engine, "ann", PASSWORD).user == people["ann"]
+    assert accounts.check_password(engine, "ann", PASSWORD + "x").user is None
+    assert accounts.check_password(engine, "nobody", PASSWORD).user is None
 
 
-def test_wrong_passwords_lock_the_account(engine, people):
-    for _ in range(accounts.MAX_FAILURES):
-        assert accounts.check_password(engine, "ann", "wrong password") is None
-    assert accounts.check_password(engine, "ann", PASSWORD) is None
-    assert accounts.check_password(engine, "ben", PASSWORD) == people["ben"]
+def test_every_name_costs_one_verification(engine, people, monkeypatch):
+    """Known, unknown, disabled and OpenID Connect names, and expired passwords: the response time tells nothing."""
     with write_transaction(engine) as connection:
-        connection.execute(update(users).values(locked_until=time.time() - 1))
-    assert accounts.check_password(engine, "ann", PASSWORD) == people["ann"]
+        accounts.create_user(connection, "only oidc", "coder", None)
+        expired = accounts.reset_password(connection, people["ben"])
+        connection.execute(update(users).where(users.c.id == people["ben"]).values(password_expires=1.0))
+        accounts.update_user(connection, people["rita"], disabled=True)
+    hasher, verified = passwords._hasher(), []
+
+    class Counting:
+        hash = staticmethod(hasher.hash)
+
+        @staticmethod
+        def verify(hashed, password):
+            verified.append(hashed)
+            return hasher.verify(hashed, password)
+
+    monkeypatch.setattr(passwords, "_hasher", Counting)
+    passwords._dummy_hash()
+    for name, password, reason in (
+        ("ann", PASSWORD, ""),
+        ("ann", "wrong", "wrong password"),
+        ("nobody", PASSWORD, "unknown name"),
+        ("rita", PASSWORD, "disabled"),
+        ("ben", expired, "one-time password expired"),
+        ("only oidc", PASSWORD, "has no password"),
+    ):
+        verified.clear()
+        check = accounts.check_password(engine, name, password)
+        assert (check.reason, check.user) == (reason, people["ann"] if not reason else None)
+        assert len(verified) == 1
+
+
+def test_a_one_time_password_expires(engine, people):
+    with write_transaction(engine) as connection:
+        password = accounts.reset_password(connection, people["ann"])
+        expires = connection.scalar(select(users.c.password_expires).where(users.c.id == people["ann"]))
+    assert abs(expires - time.time() - accounts.ONE_TIME_HOURS * 3600) < 60
+    assert accounts.check_password(engine, "ann", password).user == people["ann"]
+    with write_transaction(engine) as connection:
+        connection.execute(update(users).values(password_expires=time.time() - 1))
+    assert accounts.check_password(engine, "ann", password).user is None
+
+
+@pytest.mark.parametrize(
+    "password",
+    [
+        "a" * 12,
+        "abababababab",
+        "tr0ub4 tr0ub4",
+        "Password1234!",
+        "Welcome-2026!!",
+        "qwertyuiop12",
+        "123456789012",
+        "Hospital Admin 1",
+        "my name is anna-maria",
+        "short one",
+    ],
+)
+def test_simple_passwords_are_refused(password):
+    with pytest.raises(ReviewError, match="a password must"):
+        passwords.check_password_rules(password, "Anna-Maria")
+
+
+def test_good_passwords_are_allowed():
+    for password in (PASSWORD, "kaffee im blauen Haus", "vX9$kTq2#mLp", "пароль из шести слов"):
+        passwords.check_password_rules(password, "ann")
 
 
 def test_sessions_expire(engine, people):
@@ -57,14 +117,59 @@ def test_sessions_expire(engine, people):
     assert accounts.session_user(engine, cookie + "x") is None
     with read_transaction(engine) as connection:
         assert cookie not in str(connection.execute(select(sessions)).all())
-    for column, hours in ((sessions.c.seen, accounts.IDLE_HOURS), (sessions.c.created, accounts.SESSION_HOURS)):
+    for values in ({"seen": time.time() - 120 * 60 - 1}, {"expires": time.time() - 1}, {"locked": True}):
         with write_transaction(engine) as connection:
-            connection.execute(update(sessions).values({column: time.time() - hours * 3600 - 1}))
+            connection.execute(update(sessions).values(**values))
         assert accounts.session_user(engine, cookie) is None
         with write_transaction(engine) as connection:
-            connection.execute(update(sessions).values(seen=time.time(), created=time.time()))
+            connection.execute(update(sessions).values(seen=time.time(), expires=time.time() + 60, locked=False))
+        assert accounts.session_user(engine, cookie)
     accounts.delete_session(engine, cookie)
     assert accounts.session_user(engine, cookie) is None
+
+
+def test_who_signs_in_again_goes_on_with_the_locked_session(engine, people):
+    cookie = accounts.create_session(engine, people["ann"])
+    csrf = accounts.session_user(engine, cookie).csrf
+    accounts.lock_session(engine, cookie)
+    assert accounts.session_user(engine, cookie) is None
+    other = accounts.create_session(engine, people["ben"], resume=cookie)
+    assert other != cookie and accounts.session_user(engine, cookie) is None
+    assert accounts.create_session(engine, people["ann"], resume=cookie) == cookie
+    assert accounts.session_user(engine, cookie).csrf == csrf  # forms in open tabs are still valid
+
+
+def test_new_session_limits_apply_to_open_sessions(engine, people):
+    cookie = accounts.create_session(engine, people["ann"], SessionLimits(12, 120))
+    with write_transaction(engine) as connection:
+        connection.execute(update(sessions).values(created=time.time() - 7200))
+    for hours, idle_minutes, is_open in ((12, 30, True), (12, 15, False), (1, 120, False)):
+        with write_transaction(engine) as connection:
+            connection.execute(update(sessions).values(seen=time.time() - 1200))
+            accounts.apply_session_limits(connection, SessionLimits(hours, idle_minutes))
+        assert (accounts.session_user(engine, cookie) is not None) == is_open
+
+
+def test_tokens_expire_and_are_revoked_with_a_new_password(engine, people):
+    with write_transaction(engine) as connection:
+        token = accounts.create_token(connection, people["ann"], "x", ["read"], days=1)
+        (row,) = accounts.list_tokens(connection, people["ann"])
+    assert abs(row["expires"] - time.time() - 86_400) < 60 and row["used"] is None
+    assert accounts.token_user(engine, token).scopes == {"read"}
+    with write_transaction(engine) as connection:
+        assert accounts.list_tokens(connection, people["ann"])[0]["used"] is not None
+        connection.execute(update(tokens).values(expires=time.time() - 1))
+    assert accounts.token_user(engine, token) is None
+    with write_transaction(engine) as connection:
+        connection.execute(update(tokens).values(expires=time.time() + 60))
+    assert accounts.token_user(engine, token)
+    with write_transaction(engine) as connection:
+        password = accounts.reset_password(connection, people["ann"])
+    accounts.change_password(engine, people["ann"], password, PASSWORD)
+    assert accounts.token_user(engine, token) is None
+    for scopes, days in ((["root"], 1), ([], 1), (["read"], 0), (["read"], 9999)):
+        with pytest.raises(ReviewError), write_transaction(engine) as connection:
+            accounts.create_token(connection, people["ann"], "x", scopes, days)
 
 
 def test_tokens_are_valid_until_they_are_revoked(engine, people):
@@ -89,7 +194,7 @@ def test_a_disabled_user_is_signed_out_at_once(engine, people):
         accounts.update_user(connection, people["ann"], disabled=True)
     assert accounts.session_user(engine, cookie) is None
     assert accounts.token_user(engine, token) is None
-    assert accounts.check_password(engine, "ann", PASSWORD) is None
+    assert accounts.check_password(engine, "ann", PASSWORD).user is None
 
 
 def test_the_last_admin_cannot_be_removed(engine, people):
@@ -112,10 +217,3 @@ def test_invalid_names_roles_and_passwords_are_refused(engine, people):
 def test_roles_include_lower_roles():
     user = accounts.User(1, "x", "reviewer", False, None)
     assert user.has_role("coder") and user.has_role("reviewer") and not user.has_role("admin")
-
-
-def test_rate_limit_allows_events_after_the_window():
-    limit = accounts.RateLimit(2, 10.0)
-    assert [limit.allows("a", now) for now in (0.0, 1.0, 2.0)] == [True, True, False]
-    assert limit.allows("b", 2.0)
-    assert limit.allows("a", 10.5)

@@ -14,69 +14,13 @@ from sqlalchemy import column, literal, select
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import PlainTextResponse
 
-from nosology.workbench.app import THREADS, create_app
+from nosology.workbench.app import THREADS
 from nosology.workbench.database import read_transaction
 from nosology.workbench.page_html import static_path
 from nosology.workbench.security import SecurityMiddleware
-from nosology.workbench.services import ServerSettings
-from tests.workbench.conftest import NOTE, PASSWORD, fill_people, new_store
+from tests.workbench.conftest import NOTE, PASSWORD, ApiClient, browser, csrf
 
 HEART = "icd10cm:I50.9"
-
-
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
-def server(request, small_bundle, tmp_path_factory):
-    """A running server and the API tokens of its people."""
-    address = new_store(request, tmp_path_factory.mktemp("server"), request.param)
-    tokens = fill_people(address)
-    app = create_app(ServerSettings(bundle=small_bundle, store=address))
-    with TestClient(app, base_url="http://localhost") as client:
-        yield client, tokens
-
-
-class ApiClient:
-    """A client of the API with a token."""
-
-    def __init__(self, client, token):
-        self.client, self.headers = client, {"authorization": f"Bearer {token}"}
-
-    def get(self, path, **options):
-        return self.client.get(f"/api/v1{path}", headers=self.headers, **options)
-
-    def post(self, path, value=None):
-        return self.client.post(f"/api/v1{path}", headers=self.headers, json=value)
-
-    def note(self, name: str, text: str = NOTE, **more) -> int:
-        """The id of a new note, once it is coded."""
-        assert self.post("/notes", {"notes": [{"id": name, "text": text, **more}]}).status_code == 202
-        patience = time.monotonic() + 100  # a long note on a busy machine
-        while time.monotonic() < patience:
-            rows = [row for row in self.get("/notes", params={"order": "newest"}).json()["notes"] if row["ref"] == name]
-            if rows and rows[0]["coding"] == "done":
-                return rows[0]["id"]
-            time.sleep(0.05)
-        raise AssertionError("the note was not coded")
-
-    def decide(self, note: int, action: str, version: int, **details):
-        return self.post(f"/notes/{note}/decisions", {"action": action, "version": version, **details})
-
-
-@pytest.fixture
-def ann(server):
-    return ApiClient(server[0], server[1]["ann"])
-
-
-def browser(server, name: str) -> TestClient:
-    """A client that has signed in as a browser does, with its own cookies."""
-    client = TestClient(server[0].app, base_url="http://localhost")
-    server[0].app.state.services.sign_in_limit._events.clear()  # tests come from one address, and quickly
-    response = client.post("/login", data={"name": name, "password": PASSWORD}, follow_redirects=False)
-    assert response.status_code == 303, response.text
-    return client
-
-
-def csrf(client: TestClient) -> str:
-    return re.search(r'name="csrf" content="([^"]+)"', client.get("/").text)[1]
 
 
 def test_a_note_from_import_to_export(server, ann):
@@ -133,7 +77,8 @@ def test_requests_without_sign_in_or_role_are_refused(server):
         assert client.get(path, headers={"authorization": "Bearer nos_wrong"}).status_code == 401
     for path in ("/", "/notes/1", "/batches", "/measures", "/users", "/audit"):
         response = client.get(path, follow_redirects=False)
-        assert (response.status_code, response.headers["location"]) == (303, "/login")
+        place = "/login" if path == "/" else f"/login?next={path}"
+        assert (response.status_code, response.headers["location"]) == (303, place)
     for path in ("/users", "/audit"):
         assert client.get(path, headers={"authorization": f"Bearer {tokens['ann']}"}).status_code == 403
     assert client.get("/triage", headers={"authorization": f"Bearer {tokens['ann']}"}).status_code == 403
@@ -144,7 +89,7 @@ def test_forms_need_the_csrf_token_of_their_session(server):
     client = browser(server, "ann")
     cookie = client.cookies.jar._cookies["localhost.local"]["/"]["nosology_session"]
     assert cookie.has_nonstandard_attr("HttpOnly") and cookie.get_nonstandard_attr("SameSite") == "lax"
-    value = {"name": "mine"}
+    value = {"name": "mine", "scope": ["read"]}
     assert client.post("/tokens", data=value).status_code == 403
     other = csrf(browser(server, "ben"))
     assert client.post("/tokens", data={**value, "csrf": other}).status_code == 403
@@ -166,7 +111,7 @@ def test_another_site_cannot_sign_somebody_in(server):
         assert response.status_code == status
 
 
-def test_sign_in_attempts_are_rate_limited(small_bundle, server):
+def test_wrong_passwords_are_limited_per_address(server):
     client = TestClient(server[0].app, base_url="http://localhost")
     services = server[0].app.state.services
     services.sign_in_limit._events.clear()

@@ -268,6 +268,8 @@ PAGES = (
     "/users",
     "/audit",
     "/tokens",
+    "/sessions",
+    "/settings",
     "/password",
     "/notes/1",
     "/notes/1/history",

@@ -27,7 +27,6 @@ from nosology.workbench.database import (
     audit,
     codings,
     decisions,
-    is_alive,
     metadata,
     migrate,
     notes,
@@ -35,6 +34,7 @@ from nosology.workbench.database import (
     read_transaction,
     write_transaction,
 )
+from nosology.workbench.store_health import is_alive
 from nosology.workbench.work_queue import RESERVED_SECONDS, QueueFilter, Reservations, next_note, position, select_queue
 
 HEART = {"code": "icd10cm:I50.9"}

@@ -22,6 +22,7 @@ from fastapi.responses import RedirectResponse
 from fastapi.testclient import TestClient
 
 from nosology.workbench.app import create_app
+from nosology.workbench.security import ProviderError, _check_endpoint
 from nosology.workbench.services import OidcSettings, ServerSettings
 
 CLIENT, SECRET = "workbench", "not so secret"
@@ -44,7 +45,8 @@ class Provider:
 
     def about(self) -> dict:
         places = {"authorization_endpoint": "authorize", "token_endpoint": "token", "jwks_uri": "keys"}
-        return {"issuer": self.issuer} | {name: f"{self.issuer}/{path}" for name, path in places.items()}
+        about = {"issuer": self.issuer} | {name: f"{self.issuer}/{path}" for name, path in places.items()}
+        return about | self.faults.get("about", {})
 
     def keys(self) -> dict:
         return {
@@ -160,3 +162,46 @@ def test_invalid_id_tokens_are_refused(server, fault):
 def test_a_response_with_a_foreign_state_is_refused(server):
     assert sign_in(server, state="forged")[1].status_code == 401
     assert sign_in(server, forget=True)[1].status_code == 401
+
+
+def test_the_redirect_address_is_the_configured_one(server):
+    client = TestClient(server[1], base_url="http://127.0.0.1", follow_redirects=False)
+    query = parse_qs(urlsplit(client.get("/oidc/start", headers={"host": "localhost:9"}).headers["location"]).query)
+    assert query["redirect_uri"] == ["http://127.0.0.1:8400/oidc/back"]
+    assert client.get("/oidc/start", headers={"host": "evil.example"}).status_code == 400
+
+
+@pytest.mark.parametrize("name", ["token_endpoint", "jwks_uri", "authorization_endpoint"])
+def test_the_secret_goes_to_no_other_host(server, name):
+    """The other host is a real one that would get the secret."""
+    got = []
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        other.settimeout(0.5)
+        server[0].faults = {"about": {name: f"http://127.0.0.1:{other.getsockname()[1]}/x"}}
+        client = TestClient(server[1], base_url="http://localhost", follow_redirects=False)
+        try:
+            response = client.get("/oidc/start")
+            got.append(other.accept())
+        except TimeoutError:
+            pass
+        finally:
+            server[0].faults = {}
+    assert response.status_code == 502 and f"{name} is at a host that is neither" in response.text and got == []
+
+
+def test_other_hosts_of_a_provider_can_be_allowed():
+    settings = OidcSettings("https://accounts.example.org", "us", "secret", hosts=("tokens.example.org",))
+    _check_endpoint(settings, "token_endpoint", "https://tokens.example.org/t")
+    for address in ("http://tokens.example.org/t", "https://evil.example/t", "https://tokens.example.org:9/t", ""):
+        with pytest.raises(ProviderError, match="token_endpoint is at a host"):
+            _check_endpoint(settings, "token_endpoint", address)
+
+
+def test_the_place_is_kept(server):
+    provider, app = server
+    client = TestClient(app, base_url="http://localhost", follow_redirects=False)
+    away = client.get("/oidc/start?next=/notes/7").headers["location"]
+    query = {key: values[0] for key, values in parse_qs(urlsplit(away).query).items()}
+    wanted = ("redirect_uri", "state", "nonce", "code_challenge", "client_id")
+    parts = urlsplit(provider.authorize(**{key: query[key] for key in wanted}).headers["location"])
+    assert client.get(f"{parts.path}?{parts.query}").headers["location"] == "/notes/7"

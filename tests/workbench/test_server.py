@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -129,6 +131,71 @@ def test_workers_end_when_the_server_is_killed(small_bundle, tmp_path):
         time.sleep(0.05)
 
 
+def test_a_worker_in_a_long_call_ends_when_the_server_is_killed(small_bundle):
+    """A regular expression that takes minutes holds the interpreter's lock: no thread of the worker runs."""
+    program = f"""
+import re, sys
+from pathlib import Path
+from nosology.workbench.coding import CoderPool
+if __name__ == "__main__":
+    pool = CoderPool(Path({str(small_bundle)!r}))
+    pool.load()
+    pool._pool.submit(re.fullmatch, "(a+)+b", "a" * 60)
+    print(*pool._pool._processes, flush=True)
+    sys.stdin.read()
+"""
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(program)
+        file.flush()
+        command = [sys.executable, file.name]
+        server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        (worker,) = map(int, server.stdout.readline().split())
+
+        def seconds() -> float:
+            return sum(map(int, Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[11:13])) / 100
+
+        started, end = seconds(), time.monotonic() + 120
+        while seconds() < started + 0.3:  # it computes
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        server.kill()
+        server.wait()
+        server.stdin.close()
+        server.stdout.close()  # not read to its end: the worker has it open, too
+    end = time.monotonic() + 30
+    try:
+        while is_running(worker):
+            assert time.monotonic() < end, "the worker outlived the server"
+            time.sleep(0.05)
+    finally:
+        if is_running(worker):
+            os.kill(worker, signal.SIGKILL)
+
+
+def test_a_second_server_is_refused_and_a_killed_one_blocks_nobody(small_bundle, tmp_path):
+    store = str(tmp_path / "w.db")
+    first = Server(small_bundle, store, log=tmp_path / "log").start()
+    with pytest.raises(RuntimeError, match=r"nosology: another server uses the store .*w\.db; stop it first"):
+        Server(small_bundle, store, log=tmp_path / "second").start()
+    resource.prlimit(first.process.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))  # as a full disk
+    first.wait_for_status("/health/ready", 503)
+    resource.prlimit(first.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    first.wait_for_status("/health/ready", 200)
+    first.process.kill()
+    first.process.wait()
+    Server(small_bundle, store, log=tmp_path / "log").start().stop()
+
+
+def test_a_damaged_store_gives_one_sentence(small_bundle, tmp_path):
+    store = tmp_path / "w.db"
+    fill_people(str(store))
+    store.write_bytes(store.read_bytes()[:100] + bytes(8000))
+    with pytest.raises(RuntimeError) as caught:
+        Server(small_bundle, str(store), log=tmp_path / "log").start()
+    assert "nosology: the store is damaged; restore a backup" in str(caught.value)
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
 def test_the_end_of_the_terminal_ends_the_server_in_peace(small_bundle, tmp_path):
     store = str(tmp_path / "w.db")
     token = fill_people(store)["ann"]
@@ -153,8 +220,7 @@ def test_a_store_that_is_deleted_under_the_server_takes_no_more_notes(small_bund
         path.unlink()
     batch = {"name": "b", "notes": [{"id": "n", "text": "type 2 diabetes"}]}
     assert call(server, token, "/notes", batch)[0] == 503
-    with pytest.raises(urllib.error.HTTPError, match="503"):
-        urllib.request.urlopen(f"{server.address}/health/ready")
+    server.wait_for_status("/health/ready", 503)
     end = time.monotonic() + 60
     while "coding in the background failed: StoreGoneError" not in (tmp_path / "log").read_text():
         assert time.monotonic() < end, "errors of the server must be in its log"

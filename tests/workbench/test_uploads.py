@@ -4,6 +4,8 @@ import base64
 import gzip
 import io
 import json
+import subprocess
+import sys
 
 import pyarrow as pa
 import pytest
@@ -114,6 +116,63 @@ def test_files_that_are_too_large_when_unpacked_are_refused(monkeypatch):
         with pytest.raises(DataError, match=f"{name} has more than 50 notes or 3 MB when unpacked"):
             read_upload(name, raw)
     assert len(read_upload("texts.parquet", parquet(["a" * 1_000_000] * 3))) == 3
+
+
+def test_a_file_that_unpacks_to_many_times_its_size_is_refused():
+    for name, raw in (
+        ("rows.csv.gz", unpacks_to(20, b"id,text\n", b"1,abc\n")),
+        ("lines.jsonl.gz", unpacks_to(20, b"", b'{"id": 1, "text": "a"}\n')),
+    ):
+        with pytest.raises(DataError, match=f"{name} unpacks to more than 100 times its size"):
+            read_upload(name, raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("commas.csv.gz", "b'id,text\\n1,' + b'ab,' * (40 << 20)"),
+        ("columns.csv.gz", "b','.join(b'%d' % n for n in range(5 << 20)) + b'\\n'"),
+        ("quotes.csv.gz", "b'id,text\\n1,' + b'\"\\n\",' * (30 << 20)"),
+        ("lists.jsonl.gz", 'b\'{"id":1,"text":"a","x":[\' + b\'[],\' * (40 << 20)'),
+        (
+            "rows.jsonl.gz",
+            'b\'\'.join(b\'{"id":%d,"text":"a","x":[%s0]}\\n\' % (n, b\'[],\' * 2000000) for n in range(20))',
+        ),
+    ],
+)
+def test_memory_is_bounded_whatever_a_file_unpacks_to(name, row):
+    """In 2 GB of address space the file is read or refused. Noise in the file keeps its ratio low."""
+    program = f"""
+import gzip, io, os, resource
+from nosology.core import DataError
+from nosology.workbench.uploads import read_upload
+raw = gzip.compress({row}, compresslevel=1) + gzip.compress(os.urandom(2 << 20))
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+try:
+    print(len(read_upload({name!r}, raw)), "notes")
+except DataError as error:
+    print("refused:", error)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250)
+    assert run.returncode == 0 and run.stdout.startswith(("refused:", "20 notes")), run.stderr[-500:]
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+def test_nested_values_and_long_rows_of_parquet_are_not_read(rows):
+    raw = io.BytesIO()
+    nested = pa.array([[0] * 3_000_000] * rows, pa.list_(pa.int8()))
+    names = [str(number) for number in range(rows)]
+    pq.write_table(pa.table({"id": names, "text": ["a"] * rows, "x": nested}), raw, compression="zstd")
+    assert [note.extra for note in read_upload("a.parquet", raw.getvalue())] == [{}] * rows
+    long = parquet(["a" * (17 << 20)])
+    with pytest.raises(DataError, match="row 1: a row of more than 16 MB"):
+        read_upload("a.parquet", long)
+
+
+@pytest.mark.parametrize("name", [f"{'n' * 400}.txt", f"{'n' * 400}.csv"])
+def test_a_long_file_name_is_refused(name):
+    with pytest.raises(DataError, match="name of a file may have 200 characters; got 404"):
+        read_upload(name, b"id,text\n1,a")
 
 
 @pytest.mark.parametrize(

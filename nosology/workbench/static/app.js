@@ -8,7 +8,7 @@ document.body.addEventListener("htmx:configRequest", (event) => {
 document.body.addEventListener("htmx:responseError", (event) => {
   const { status } = event.detail.xhr;
   say(status === 401 ? "You are signed out." : "That did not work. Load the page again.", "error");
-  if (status === 401) location.assign(`/login?next=${encodeURIComponent(location.pathname)}`);
+  if (status === 401) location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
 });
 document.body.addEventListener("htmx:sendError", () => say("The server does not respond; try again in a moment.", "error"));
 

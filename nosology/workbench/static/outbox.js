@@ -50,7 +50,7 @@ async function loop() {
       response = await fetch(`/notes/${item.note}/decide`, { method: "POST", body, headers: { "HX-Request": "true", "X-CSRF-Token": token } });
       html = await response.text();
     } catch { return later("Offline"); }
-    if (response.status === 401) { show("Signed out", "bad"); return location.assign(`/login?next=${encodeURIComponent(location.pathname)}`); }
+    if (response.status === 401) { show("Signed out", "bad"); return location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`); }
     if (response.status >= 500 || response.status === 429) return later("Not saved yet");
     waiting.shift();
     const version = Number(/data-version="(\d+)"/.exec(html)?.[1] ?? item.version);

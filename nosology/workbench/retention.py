@@ -1,0 +1,101 @@
+"""Deletion of notes: by an admin, or a number of days after they were finished.
+
+The text, codings with their evidence, and decisions of a note are deleted, and what identifies the patient. The row in
+`notes` stays with counts and times, and the audit log has an entry. The triggers of the database allow nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from sqlalchemy import Connection, Engine, delete, func, select, update
+
+from nosology.workbench.append_only import DELETED, DELETION
+from nosology.workbench.audit_log import log_access_in
+from nosology.workbench.database import (
+    batches,
+    codings,
+    decisions,
+    notes,
+    read_transaction,
+    texts,
+    write_transaction,
+)
+from nosology.workbench.review import NotFound
+from nosology.workbench.store_health import shrink_log
+from nosology.workbench.store_settings import load_retention
+
+log = logging.getLogger("nosology.workbench")
+CHECK_SECONDS = 3600
+_CHUNK = 100  # notes per transaction
+
+
+def delete_note(connection: Connection, note_id: int, user: int | None, address: str, reason: str) -> None:
+    """Deletes a note; NotFound if there is none. reason: for the audit log."""
+    note = connection.execute(select(notes).where(notes.c.id == note_id, notes.c.status != DELETED)).first()
+    if note is None:
+        raise NotFound("there is no such note")
+    kept = f"{reason}; it had {note.codes} codes and {note.version} decisions"
+    log_access_in(connection, user, DELETION, note_id, address, kept)
+    values = {"status": DELETED, "ref": f"deleted {note_id}", "patient": None, "lang": None, "encounter": {}}
+    values |= {"assignee_id": None, "coding": "cancelled" if note.coding == "waiting" else note.coding}
+    connection.execute(update(notes).where(notes.c.id == note_id).values(**values))
+    for table in (texts, codings, decisions):
+        connection.execute(delete(table).where(table.c.note_id == note_id))
+    others = select(notes.c.id).where(notes.c.batch_id == note.batch_id, notes.c.status != DELETED).exists()
+    # The name of a batch is that of a file, or the id of its only note.
+    connection.execute(update(batches).where(batches.c.id == note.batch_id, ~others).values(name="deleted"))
+
+
+def delete_expired(engine: Engine, now: float | None = None) -> int:
+    """The number of notes that were deleted because they were finished longer ago than the retention."""
+    with read_transaction(engine) as connection:
+        days = load_retention(connection).days
+    if not days:
+        return 0
+    latest, number = (time.time() if now is None else now) - days * 86_400, 0
+    expired = select(notes.c.id).where(notes.c.status == "done", notes.c.finished < latest).limit(_CHUNK)
+    while True:
+        with write_transaction(engine) as connection:
+            ids = connection.scalars(expired).all()
+            for note_id in ids:
+                delete_note(connection, note_id, None, "retention", f"retention of {days} days")
+        number += len(ids)
+        if len(ids) < _CHUNK:
+            break
+    if number:
+        shrink_log(engine)
+    return number
+
+
+def count_deleted(connection: Connection) -> int:
+    """The number of notes that were deleted."""
+    return connection.scalar(select(func.count()).where(notes.c.status == DELETED)) or 0
+
+
+class RetentionJob:
+    """A thread that deletes expired notes at the start and every hour."""
+
+    def __init__(self, engine: Engine):
+        self._engine, self._stop = engine, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="retention", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stop.set()
+        self._thread.join(timeout=60)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                delete_expired(self._engine)
+            except Exception as error:  # the database may be away for a moment
+                log.error("expired notes were not deleted: %s", type(error).__name__)
+            if self._stop.wait(CHECK_SECONDS):
+                return
