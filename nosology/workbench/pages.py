@@ -110,13 +110,15 @@ def _render_case(
     *,
     message: str = "",
     status: int = 200,
+    override: str = "",
     **values: Any,
 ) -> HTMLResponse:
     with page.reading() as connection:
         people = cases.list_assignees(connection)
     values |= {"case": case, "panel": build_panel(case), "claim": build_claim_panel(case)}
     values |= {"people": people, "queue": wanted.query}
-    return page.render(template, status=status, message=message, conflict=status == 409, **values)
+    values |= {"message": message, "conflict": status == 409, "override": override}
+    return page.render(template, status=status, **values)
 
 
 @router.get("/notes/{note_id}/coded")

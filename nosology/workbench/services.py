@@ -250,7 +250,8 @@ class Services:
             raise Forbidden("only the triage rule pre-accepts notes")
         with read_transaction(self.engine) as connection:
             case = cases.load_case(connection, note_id)
-        if case.review.assignee not in (None, user.id) and not user.has_role("reviewer"):
+        is_current = case.review.version == version  # else the answer is a conflict, whatever else is wrong
+        if is_current and case.review.assignee not in (None, user.id) and not user.has_role("reviewer"):
             raise Forbidden("the note is assigned to somebody else; a reviewer can change it or assign it to you")
         if action == "claim":
             return self._accept_claim(user, case, version)
@@ -259,7 +260,7 @@ class Services:
         details = {name: values[name] for name in FIELDS.get(action, ()) if name in values}
         if values.get("key"):
             details["key"] = values["key"]
-        if action in ("finish", "approve") and case.review.version == version:
+        if action in ("finish", "approve") and is_current:
             _check_finished(case, details)
         return cases.record_decision(self.engine, note_id, action, details, user=user.id, version=version)
 

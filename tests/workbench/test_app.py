@@ -58,7 +58,10 @@ def test_a_conflict_names_the_other_user(server, ann):
     assert ann.decide(note, "accept", 0, code=HEART).status_code == 200
     response = ben.decide(note, "reject", 0, code=HEART, reason="wrong")
     assert response.status_code == 409 and "ann changed this note" in response.json()["detail"]
-    assert ben.decide(note, "reject", 1, code=HEART, reason="wrong").status_code == 200
+    refused = ben.decide(note, "reject", 1, code=HEART, reason="wrong")
+    assert refused.status_code == 403 and "assigned to somebody else" in refused.json()["detail"]
+    rita = ApiClient(server[0], server[1]["rita"])
+    assert rita.decide(note, "reject", 1, code=HEART, reason="wrong").status_code == 200
 
 
 def test_only_reviewers_approve_and_nobody_preaccepts(server, ann):
@@ -67,7 +70,31 @@ def test_only_reviewers_approve_and_nobody_preaccepts(server, ann):
     assert ann.decide(note, "second", 0).status_code == 200
     assert ann.decide(note, "approve", 1).status_code == 403
     assert rita.decide(note, "preaccept", 1).status_code == 403
-    assert rita.decide(note, "approve", 1).status_code == 200
+    assert rita.decide(note, "approve", 1).status_code == 422, "it has no code"
+    assert rita.decide(note, "approve", 1, override="nothing to code").status_code == 200
+
+
+def test_finish_needs_codes_that_can_be_billed_or_a_reason(server, ann):
+    note = ann.note("gate")
+    empty = ann.decide(note, "finish", 0)
+    assert empty.status_code == 422 and "the note has no code" in empty.json()["detail"]
+    for version, code in enumerate(("icd10cm:E10.9", "icd10cm:E11.9")):
+        assert ann.decide(note, "add", version, code=code).status_code == 200
+    refused = ann.decide(note, "finish", 2)
+    assert refused.status_code == 422 and "E10.9 and E11.9 exclude each other" in refused.json()["detail"]
+    assert ann.decide(note, "finish", 2, override="  ").status_code == 422
+    assert ann.decide(note, "finish", 2, override="payer asks for both").json()["status"] == "done"
+    assert ann.get(f"/notes/{note}/decisions").json()[-1]["details"] == {"override": "payer asks for both"}
+
+
+def test_a_decision_that_is_sent_again_with_its_key_is_recorded_once(server, ann):
+    note = ann.note("twice")
+    for _ in range(2):
+        response = ann.decide(note, "add", 0, code=HEART, key="k-1")
+        assert response.status_code == 200 and response.json()["version"] == 1
+    undone = [ann.decide(note, "undo", 1, key="k-2").json() for _ in range(2)]
+    assert [(item["version"], item["codes"]) for item in undone] == [(2, []), (2, [])]
+    assert ann.decide(note, "add", 2, code=HEART, key="<x>").status_code == 422
 
 
 def test_requests_without_sign_in_or_role_are_refused(server):

@@ -39,6 +39,8 @@ def address(small_bundle, tmp_path_factory):
         incoming = [Note(f"note-{i}", NOTE, patient=f"p{i}", site="east", extra=about) for i in range(6)]
         harm = "document.title='owned'"
         evil = f'<script>{harm}</script><img src=x onerror="{harm}"> \u202econgestive heart failure'
+        incoming += [Note(f"slow-{i}", NOTE, site="south", extra=about) for i in range(5)]
+        incoming += [Note(f"filter-{i}", NOTE, site="north", extra=about) for i in range(3)]
         add_notes(connection, [*incoming, Note("evil", evil)], None)
     engine.dispose()
     with socket.socket() as free:
@@ -188,16 +190,114 @@ def test_selected_text_is_stored_to_the_character(chromium, address):
 
 
 def test_two_users_on_one_note_get_a_conflict(chromium, address):
-    ann, ben = signed_in(chromium, address, "ann"), signed_in(chromium, address, "ben")
-    for page in (ann, ben):
+    ann, rita = signed_in(chromium, address, "ann"), signed_in(chromium, address, "rita")
+    for page in (ann, rita):
         open_note(page, address, "note-1")
     ann.keyboard.press("a")
     expect(ann.locator(".chosen .card")).to_have_count(1)
-    ben.keyboard.press("a")
-    expect(ben.get_by_role("alert")).to_contain_text("ann changed this note")
-    expect(ben.locator(".chosen .card")).to_have_count(1)  # ann's, as it is now
-    ben.keyboard.press("a")
-    expect(ben.locator(".chosen .card")).to_have_count(2)
+    rita.keyboard.press("a")
+    expect(rita.get_by_role("alert")).to_contain_text("ann changed this note")
+    expect(rita.locator(".chosen .card")).to_have_count(1)  # ann's, as it is now
+    rita.keyboard.press("a")
+    expect(rita.locator(".chosen .card")).to_have_count(2)
+
+
+def codes_of(page: Page, note: str) -> list[str]:
+    """The codes of a note as the server has them."""
+    answer = json.loads(page.evaluate(f"fetch('/api/v1/notes/{note}').then((r) => r.text())"))
+    return [item["code"] for item in answer["codes"]]
+
+
+def test_decisions_on_their_way_are_saved_before_the_page_is_left(chromium, address):
+    page = signed_in(chromium, address, "rita")
+    open_note(page, address, "slow-0")
+    note = page.locator("#note").get_attribute("data-note")
+    page.route("**/decide", lambda route: (time.sleep(0.3), route.continue_()))
+    page.evaluate(PRESS, ["a", "a", "a", "q"])
+    expect(page.get_by_role("heading", name="Work queue")).to_be_visible()
+    assert len(codes_of(page, note)) == 3
+
+
+def test_decisions_survive_a_lost_network_and_a_reload(chromium, address):
+    page = signed_in(chromium, address, "rita")
+    open_note(page, address, "slow-1")
+    note = page.locator("#note").get_attribute("data-note")
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.route("**/decide", lambda route: route.abort())
+    page.keyboard.press("a")
+    expect(page.locator("#saving")).to_have_text("Offline: 1 decision to save")
+    expect(page.locator(".toast.error")).to_contain_text("will be sent again")
+    page.keyboard.press("q")
+    expect(page.locator(".toast.error", has_text="Stay on this page")).to_be_visible()
+    page.reload()
+    expect(page.locator("#saving")).to_have_text("Offline: 1 decision to save")
+    assert codes_of(page, note) == []
+    page.unroute("**/decide")
+    expect(page.locator("#saving")).to_have_text("Saved")
+    expect(page.locator(".chosen .card")).to_have_count(1)
+    assert len(codes_of(page, note)) == 1
+    errors[:] = [error for error in errors if "ERR_FAILED" not in error]
+
+
+def test_a_busy_server_is_asked_again_and_a_refusal_is_shown(chromium, address):
+    page = signed_in(chromium, address, "ben")
+    open_note(page, address, "slow-2")
+    note = page.locator("#note").get_attribute("data-note")
+    page.route("**/decide", lambda route: route.fulfill(status=503, json={"detail": "busy"}), times=1)
+    page.keyboard.press("a")
+    expect(page.locator("#saving")).to_have_text("Saved")
+    assert len(codes_of(page, note)) == 1
+    page.route("**/decide", lambda route: route.fulfill(status=403, json={"detail": "Not allowed."}), times=1)
+    page.keyboard.press("a")
+    expect(page.locator(".toast.error", has_text="Not allowed.")).to_be_visible()
+    assert len(codes_of(page, note)) == 1
+    page.keyboard.press("z")
+    expect(page.locator(".chosen .card")).to_have_count(0)
+    errors[:] = [error for error in errors if "503" not in error and "403" not in error]
+
+
+def test_finish_asks_for_a_reason_if_the_codes_have_errors(chromium, address):
+    page = signed_in(chromium, address, "ben")
+    open_note(page, address, "slow-3")
+    page.keyboard.press("f")
+    expect(page.get_by_role("alert")).to_contain_text("The note has no code")
+    page.get_by_label("Reason to finish all the same").fill("Nothing was treated.")
+    page.get_by_role("button", name="Finish", exact=True).click()
+    expect(page.locator(".panel .chip.done")).to_be_visible()
+
+
+def test_evidence_is_removed_by_a_key_and_rejected_codes_are_reached(chromium, address):
+    page = signed_in(chromium, address, "ben")
+    open_note(page, address, "slow-4")
+    page.keyboard.press("a")
+    expect(page.locator(".chosen .card")).to_have_count(1)
+    key = page.locator(".chosen .card").get_attribute("data-key")
+    go(page, key)
+    count = page.locator(".chosen .card .quote").count()
+    page.keyboard.press("x")
+    expect(page.locator(".chosen .card .quote")).to_have_count(count - 1)
+    page.keyboard.press("r")
+    page.keyboard.press("1")
+    expect(page.locator(".rejected summary")).to_have_text("1 rejected")
+    go(page, key)
+    expect(page.locator(f'.rejected .card.now[data-key="{key}"]')).to_be_visible()
+    page.keyboard.press("u")
+    expect(page.locator(".rejected")).to_have_count(0)
+
+
+def test_next_goes_through_the_filtered_queue_and_ends(chromium, address):
+    page = signed_in(chromium, address, "ben")
+    page.goto(f"{address}/?site=north")
+    page.keyboard.press("j")
+    expect(page.locator("tbody tr a").first).to_be_focused()
+    page.keyboard.press("Enter")
+    for number in (1, 2, 3):
+        expect(page.locator(".place-of")).to_have_text(f"{number} of 3")
+        expect(page.locator(".card.now")).to_be_visible()
+        page.keyboard.press("g")
+    expect(page.get_by_role("heading", name="End of the queue")).to_be_visible()
+    page.keyboard.press("g")
+    expect(page.locator(".place-of")).to_have_text("1 of 3")
 
 
 PRESS = """(keys) => {
