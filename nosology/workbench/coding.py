@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Engine, Row, bindparam, func, insert, select, update
 
 from nosology.core import NosologyError, Note, Suggestion
+from nosology.workbench.append_only import DELETED
 from nosology.workbench.cases import EvidenceInContext, UncertainSuggestion, record_decision_in, suggestion_to_json
 from nosology.workbench.database import (
     SerializedJson,
@@ -370,5 +371,5 @@ def _change_state(engine: Engine, batch: int, before: str, after: str) -> None:
         query = update(batches).where(batches.c.id == batch, batches.c.status == before)
         if not connection.execute(query.values(status=after)).rowcount:
             raise NotFound(f"there is no batch of that number that is {before}")
-        where = (notes.c.batch_id == batch, notes.c.coding == before)
+        where = (notes.c.batch_id == batch, notes.c.coding == before, notes.c.status != DELETED)
         connection.execute(update(notes).where(*where).values(coding=after))

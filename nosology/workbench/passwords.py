@@ -76,7 +76,7 @@ def check_password_rules(password: str, name: str) -> None:
     if len(set(password)) < MIN_DISTINCT:
         raise ReviewError(f"a password must have {MIN_DISTINCT} different characters")
     lower, own = password.lower(), name.strip().lower()
-    if any(password[period:] == password[:-period] for period in range(1, len(password) // 2 + 1)):
+    if any(password[period:] == password[:-period] for period in range(1, (len(password) + 1) // 2 + 1)):
         raise ReviewError("a password must not be a repeated pattern")
     if len(own) >= 3 and own in lower:
         raise ReviewError("a password must not contain the user name")

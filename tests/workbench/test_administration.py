@@ -18,6 +18,7 @@ from nosology.cli import app
 from nosology.core import ConfigError, ConflictError, NosologyError, Note, OutputError
 from nosology.workbench.audit_log import log_access, read_log
 from nosology.workbench.cases import add_notes, count_by_status, create_batch, load_case, record_decision, select_queue
+from nosology.workbench.coding import cancel_batch, resume_batch
 from nosology.workbench.database import (
     audit,
     batches,
@@ -119,6 +120,18 @@ def test_rows_are_deleted_only_with_their_note(finished, people, table):
         delete_note(connection, 1, people["adam"], "x", "by an admin")
     with pytest.raises(SQLAlchemyError, match="append-only"), write_transaction(finished) as connection:
         connection.execute(delete(table).where(table.c.note_id.in_((1, 2))))
+
+
+def test_a_batch_is_resumed_without_its_deleted_notes(engine, people):
+    with write_transaction(engine) as connection:
+        batch = create_batch(connection, "b", people["ann"], 2)
+        add_notes(connection, [Note("a", "text"), Note("b", "text")], batch)
+    cancel_batch(engine, batch)
+    with write_transaction(engine) as connection:
+        delete_note(connection, 1, people["adam"], "x", "by an admin")
+    resume_batch(engine, batch)
+    with read_transaction(engine) as connection:
+        assert connection.scalars(select(notes.c.coding).order_by(notes.c.id)).all() == ["cancelled", "waiting"]
 
 
 def test_a_deletion_is_logged_first_and_is_final(finished, people):

@@ -127,34 +127,33 @@ def test_a_file_that_unpacks_to_many_times_its_size_is_refused():
             read_upload(name, raw)
 
 
+ROW = """b'{"id":%d,"text":"a","x":[' % n + b'[],' * 2_000_000 + b'0]}' + bytes([10])"""
+
+
 @pytest.mark.parametrize(
-    ("name", "row"),
+    ("name", "content"),
     [
-        ("commas.csv.gz", "b'id,text\\n1,' + b'ab,' * (40 << 20)"),
-        ("columns.csv.gz", "b','.join(b'%d' % n for n in range(5 << 20)) + b'\\n'"),
-        ("quotes.csv.gz", "b'id,text\\n1,' + b'\"\\n\",' * (30 << 20)"),
-        ("lists.jsonl.gz", 'b\'{"id":1,"text":"a","x":[\' + b\'[],\' * (40 << 20)'),
-        (
-            "rows.jsonl.gz",
-            'b\'\'.join(b\'{"id":%d,"text":"a","x":[%s0]}\\n\' % (n, b\'[],\' * 2000000) for n in range(20))',
-        ),
+        ("fields.csv.gz", "b'id,text' + bytes([10]) + b'ab,' * 40_000_000"),
+        ("long.jsonl.gz", """b'{"x":[' + b'[],' * 40_000_000"""),
+        ("rows.jsonl.gz", f"b''.join({ROW} for n in range(10))"),
     ],
+    ids=["fields", "long", "rows"],
 )
-def test_memory_is_bounded_whatever_a_file_unpacks_to(name, row):
-    """In 2 GB of address space the file is read or refused. Noise in the file keeps its ratio low."""
+def test_memory_is_bounded_whatever_a_file_unpacks_to(name, content):
+    """In 1 GB of address space the file is refused. Noise at its end keeps the ratio low."""
     program = f"""
-import gzip, io, os, resource
+import gzip, os, resource
 from nosology.core import DataError
 from nosology.workbench.uploads import read_upload
-raw = gzip.compress({row}, compresslevel=1) + gzip.compress(os.urandom(2 << 20))
-resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+raw = gzip.compress({content}, compresslevel=1) + gzip.compress(os.urandom(2 << 20))
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 try:
     print(len(read_upload({name!r}, raw)), "notes")
 except DataError as error:
     print("refused:", error)
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250)
-    assert run.returncode == 0 and run.stdout.startswith(("refused:", "20 notes")), run.stderr[-500:]
+    assert run.returncode == 0 and run.stdout.startswith("refused:"), run.stderr[-500:]
 
 
 @pytest.mark.parametrize("rows", [1, 20])
