@@ -227,12 +227,15 @@ class ClaimConflict(ResponseBody):
 
 
 class ClaimGroups(ResponseBody):
-    """DRG, severity (CC, MCC) and HCC of the claim."""
+    """DRG, severity (CC, MCC; excluded: it does not count beside the principal diagnosis) and HCC of the claim."""
 
     drg: int | None
     drg_title: str
     mdc_title: str
+    drg_version: str
+    drg_reason: str
     severity: dict[str, str]
+    excluded: dict[str, str]
     hcc: dict[str, str]
     risk: float | None
 
@@ -275,7 +278,10 @@ class EncounterGroups(ResponseBody):
     drg: int | None
     drg_title: str
     mdc_title: str
+    drg_version: str
+    drg_reason: str
     severity: dict[CodeText, str]
+    excluded: dict[CodeText, str]
     hcc: dict[CodeText, str]
     risk: float | None
 

@@ -293,7 +293,7 @@ def test_a_note_is_found_by_its_id(server, ann):
     token = csrf(client)
     assert client.post("/find", data={"csrf": token, "ref": " MRN-77-b "}).url.path == f"/notes/{note}"
     page = client.post("/find", data={"csrf": token, "ref": "mrn-77"})
-    assert f'href="/notes/{note}"' in page.text and "MRN" not in str(page.url)
+    assert f'href="/notes/{note}?status=all&amp;order=newest"' in page.text and "MRN" not in str(page.url)
     assert "Nothing here" in client.post("/find", data={"csrf": token, "ref": "100%_"}).text
 
 

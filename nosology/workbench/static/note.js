@@ -78,7 +78,7 @@ onAnswer(({ item, status, html, detail }) => {
 /** Selects the next open code after a decision, or stays at this one. */
 function choose(values, failed, focus) {
   const { before = [], at = -1 } = said ?? {};
-  const stays = failed || ["order", "poa", "evidence", "unmark", "assign", "clear", "claim", "undo"].includes(values.action);
+  const stays = (failed && card(now)?.dataset.state === "open") || ["order", "poa", "evidence", "unmark", "assign", "clear", "claim", "undo"].includes(values.action);
   const next = before.slice(at + 1).find((key) => card(key)?.dataset.state === "open");
   const target = stays ? now : values.to ?? (values.action === "add" ? values.code : next);
   if (target && card(target)) select(target, { focus, jump: !stays });
