@@ -18,6 +18,7 @@ from nosology.workbench.audit_log import log_access, shown_notes
 from nosology.workbench.cases import count_by_status, decision_history, load_case
 from nosology.workbench.coding import batch_progress
 from nosology.workbench.database import notes, read_transaction
+from nosology.workbench.fhir_import import read_fhir
 from nosology.workbench.proposals import for_claim, propose_claim
 from nosology.workbench.security import (
     MAX_ID,
@@ -31,7 +32,7 @@ from nosology.workbench.security import (
     ServicesDep,
 )
 from nosology.workbench.services import ImportedNotes
-from nosology.workbench.uploads import coder_columns, normalize_encounter, read_fhir
+from nosology.workbench.uploads import coder_columns, normalize_encounter
 from nosology.workbench.views import CodeLine, build_panel, code_book_page, search_codes
 from nosology.workbench.work_queue import QueueFilter, select_queue
 

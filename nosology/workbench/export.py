@@ -13,8 +13,8 @@ from fastapi.responses import Response
 from sqlalchemy import Engine, RowMapping, select
 
 from nosology.claims.checks import PROCEDURES, AssignedCode
-from nosology.codes import describe
-from nosology.core import Code, Evidence, Note, __version__
+from nosology.codes import describe, release_on
+from nosology.core import Code, CodeError, Evidence, Note, __version__
 from nosology.workbench.audit_log import log_command_reads
 from nosology.workbench.cases import Case, load_case
 from nosology.workbench.database import notes, read_transaction
@@ -142,18 +142,22 @@ def _escape_formula(value: Any) -> Any:
 
 
 def to_fhir(case: Case, history: Sequence[RowMapping]) -> dict[str, Any]:
-    """A collection Bundle of FHIR R4 (R4B): one Condition or Procedure per code, the Claim, and their Provenance.
+    """A collection Bundle of FHIR R4 (R4B): the Encounter, one Condition or Procedure per code, Claim and Provenance.
 
     It is validated by fhir.resources. The patient is named by identifier only.
     """
     from fhir.resources.R4B.bundle import Bundle
 
     now = _timestamp(datetime.now(UTC).timestamp())
-    subject = {"identifier": {"system": _LOCAL + "patient", "value": case.note["patient"] or case.note["ref"]}}
+    patient = case.note["patient"]
+    named = {"identifier": {"system": _LOCAL + "patient", "value": patient}} if patient else {"display": "unknown"}
+    subject: dict[str, Any] = named
     prefix, chosen = f"{_LOCAL}{case.note['id']}:", case.review.chosen
     urls = {item.code: f"{prefix}{sequence}" for sequence, item in enumerate(chosen, 1)}
-    resources = {urls[item.code]: _code_resource(item, subject, case, now) for item in chosen}
+    encounter = f"{prefix}encounter"
+    resources = {urls[item.code]: _code_resource(item, subject, encounter, case, now) for item in chosen}
     if chosen:
+        resources = {encounter: _encounter(case, urls, subject)} | resources
         resources[f"{prefix}claim"] = _claim(case, urls, subject, now)
         resources[f"{prefix}provenance"] = _provenance(list(resources), case, history, now)
     bundle: dict[str, Any] = {
@@ -172,14 +176,52 @@ def _term(system: str, code: str, **more: str) -> dict[str, Any]:
     return {"coding": [{"system": system if ":" in system else _TERMINOLOGY + system, "code": code, **more}]}
 
 
-def _code_resource(item: AssignedCode, subject: dict[str, Any], case: Case, now: str) -> dict[str, Any]:
+def _release(code: Code, case: Case) -> str | None:
+    """The release of a code system on the day of the encounter, or the one that the coder used."""
+    try:
+        return release_on(case.note["encounter"]["date"], code.system)
+    except (KeyError, CodeError):
+        return _tables(case).get(code.system)
+
+
+def _encounter(case: Case, urls: Mapping[Code, str], subject: dict[str, Any]) -> dict[str, Any]:
+    """The Encounter, with its diagnoses in billing order."""
+    about = case.note["encounter"]
+    known = {"inpatient": ("IMP", "v3-ActCode"), "outpatient": ("AMB", "v3-ActCode")}
+    code, system = known.get(about.get("kind"), ("UNK", "v3-NullFlavor"))
+    diagnoses = [item.code for item in case.review.chosen if item.code.system not in PROCEDURES]
+    days = {"start": about.get("admitted"), "end": about.get("discharged") or about.get("date")}
+    period = {name: day for name, day in days.items() if day}
+    return (
+        {
+            "resourceType": "Encounter",
+            "identifier": [{"system": _LOCAL + "note", "value": case.note["ref"]}],
+            "status": "finished",
+            "class": {"system": _TERMINOLOGY + system, "code": code},
+            "subject": subject,
+        }
+        | ({"period": period} if period else {})
+        | (
+            {
+                "diagnosis": [
+                    {"condition": {"reference": urls[code]}, "rank": rank} for rank, code in enumerate(diagnoses, 1)
+                ]
+            }
+            if diagnoses
+            else {}
+        )
+    )
+
+
+def _code_resource(item: AssignedCode, subject: dict[str, Any], encounter: str, case: Case, now: str) -> dict[str, Any]:
     """A Condition, or a Procedure."""
-    code, release = item.code, _tables(case).get(item.code.system)
+    code, release = item.code, _release(item.code, case)
     version = {"version": release} if release else {}
     concept = _term(SYSTEM_URLS[code.system], code.code, display=describe(code) or code.code, **version)
     if code.system in PROCEDURES:
         day = case.note["encounter"].get("date")
         procedure = {"resourceType": "Procedure", "status": "completed", "code": concept, "subject": subject}
+        procedure["encounter"] = {"reference": encounter}
         return procedure | ({"performedDateTime": day} if day else {})
     return {
         "resourceType": "Condition",
@@ -188,6 +230,7 @@ def _code_resource(item: AssignedCode, subject: dict[str, Any], case: Case, now:
         "category": [_term("condition-category", "encounter-diagnosis")],
         "code": concept,
         "subject": subject,
+        "encounter": {"reference": encounter},
         "recordedDate": now,
     }
 
@@ -200,9 +243,9 @@ def _claim(case: Case, urls: Mapping[Code, str], subject: dict[str, Any], now: s
         if item.code.system in PROCEDURES:
             procedures.append({"sequence": len(procedures) + 1, "procedureReference": reference})
             continue
-        role = "principal" if item.code == case.review.principal else "secondary"
         diagnosis: dict[str, Any] = {"sequence": len(diagnoses) + 1, "diagnosisReference": reference}
-        diagnosis["type"] = [_term("ex-diagnosistype", role)]
+        if item.code == case.review.principal:  # the value set has no word for a secondary diagnosis
+            diagnosis["type"] = [_term("ex-diagnosistype", "principal")]
         if item.poa:
             diagnosis["onAdmission"] = _term(_POA_URL, item.poa, display=POA[item.poa])
         diagnoses.append(diagnosis)

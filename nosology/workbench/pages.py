@@ -215,10 +215,13 @@ def batches_page(page: PageDep, before: str = "") -> HTMLResponse:
     return _render_batches(page, before=before)
 
 
-def _render_batches(page: PageContext, *, before: str = "", error: str = "", notice: str = "") -> HTMLResponse:
+def _render_batches(
+    page: PageContext, *, before: str = "", error: str = "", notice: str = "", pasted: tuple[str, str] = ("", "")
+) -> HTMLResponse:
+    """The imports; pasted: id and text of a note that could not be imported, to be corrected."""
     rows = coding.batch_progress(page.services.engine, _number(before) or None)
     more = len(rows) == coding.BATCHES_PER_PAGE
-    return page.render("batches.html", batches=rows, more=more, error=error, notice=notice)
+    return page.render("batches.html", batches=rows, more=more, error=error, notice=notice, pasted=pasted)
 
 
 @router.get("/batches/rows")
@@ -246,7 +249,7 @@ def upload_notes(
             raise ReviewError("choose a file, or paste a note")
         imported = page.services.import_notes(page.user, named[0][0] if named else ref, incoming, page.address)
     except NosologyError as error:
-        return _render_batches(page, error=f"{error}.")
+        return _render_batches(page, error=f"{error}.", pasted=(ref, text))
     if imported.known:
         notice = f"{imported.added:,} imported. {imported.known:,} skipped: notes with their ids exist already."
         return _render_batches(page, notice=notice)

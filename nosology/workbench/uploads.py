@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import re
 from collections.abc import Iterator, Mapping
-from datetime import date
 from pathlib import PurePath
 from typing import Any
 
@@ -16,6 +13,7 @@ from nosology.core import DataError, Note
 from nosology.corpora.notes_file import is_notes_file, read_notes
 from nosology.corpora.text_files import InputFile, note_text, open_bytes
 from nosology.corpora.validation import RecordValidator
+from nosology.workbench.fhir_import import iso_date, read_fhir
 
 MAX_NOTE_LENGTH = 4_000_000  # characters
 MAX_NOTES, MAX_UNPACKED_BYTES = 200_000, 256 << 20  # of a file
@@ -104,7 +102,7 @@ def normalize_encounter(note: Note, where: str = "the note") -> Note:
             raise DataError(f"{where}: {name} may have {limit:,} characters; got {got:,}")
     extra = {str(key).lower(): value for key, value in note.extra.items()}
     encounter = {str(k): v for k, v in note.extra.items() if str(k).lower() not in ENCOUNTER_FIELDS and _is_plain(v)}
-    if (day := _iso_date(extra.get("date") or extra.get("encounter_date"))) is not None:
+    if (day := iso_date(extra.get("date") or extra.get("encounter_date"))) is not None:
         encounter["date"] = day
     if sex := _SEX.get(str(extra.get("sex") or extra.get("gender") or "").strip().lower()):
         encounter["sex"] = sex
@@ -136,7 +134,7 @@ def claim_fields(encounter: Mapping[str, Any]) -> dict[str, Any]:
             fields[name] = value
     if "setting" not in fields and "kind" in given:
         fields["setting"] = given["kind"]
-    days = {name: _iso_date(given.get(name)) for name in ("date", "admitted", "discharged")}
+    days = {name: iso_date(given.get(name)) for name in ("date", "admitted", "discharged")}
     return fields | {name: day for name, day in days.items() if day}
 
 
@@ -151,13 +149,6 @@ def _kind(extra: Mapping[str, Any]) -> str | None:
 def _is_plain(value: Any) -> bool:
     """Whether a value is a short text, or a number that every database stores."""
     return len(value) <= 200 if isinstance(value, str) else isinstance(value, int | float) and abs(value) < 1e15
-
-
-def _iso_date(value: Any) -> str | None:
-    try:
-        return date.fromisoformat(str(value)[:10]).isoformat()
-    except ValueError:
-        return None
 
 
 def _is_json_lines(name: str) -> bool:
@@ -185,66 +176,3 @@ def _load_json(name: str, raw: bytes) -> Any:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{name} is not JSON") from error
-
-
-def read_fhir(value: Any, name: str) -> Iterator[Note]:
-    """One note per DocumentReference with text; sex and age come from patients of the same Bundle."""
-    resources = _bundle_resources(value, name)
-    patients = {f"Patient/{item['id']}": item for item in resources if _type(item) == "Patient" and "id" in item}
-    documents = [item for item in resources if _type(item) == "DocumentReference"]
-    if not documents:
-        raise DataError(f"{name}: expected a DocumentReference, or a Bundle with one; there is none")
-    for row, item in enumerate(documents, 1):
-        yield _document_note(item, patients, name, row)
-
-
-def _type(item: Any) -> Any:
-    return item.get("resourceType") if isinstance(item, dict) else None
-
-
-def _bundle_resources(value: Any, name: str) -> list[Any]:
-    if _type(value) != "Bundle":
-        return [value]
-    entries = value.get("entry") or []
-    if not isinstance(entries, list):
-        raise DataError(f"{name}: entry of a Bundle must be a list")
-    return [entry.get("resource") for entry in entries if isinstance(entry, dict)]
-
-
-def _document_note(item: dict[str, Any], patients: Mapping[str, Any], name: str, row: int) -> Note:
-    from fhir.resources.R4B.documentreference import DocumentReference
-    from pydantic import ValidationError
-
-    where = f"{name} row {row}"
-    try:
-        checked = DocumentReference.model_validate(item)
-    except (ValidationError, ValueError) as error:
-        raise DataError(f"{where}: not a DocumentReference of FHIR R4") from error
-    text = next((text for content in item["content"] if (text := _attachment_text(content, name, row))), None)
-    if text is None:
-        raise DataError(f"{where}: no attachment with text in it (addresses are not followed)")
-    subject = str((item.get("subject") or {}).get("reference") or "")
-    patient = patients.get(subject, {})
-    period = (item.get("context") or {}).get("period") or {}
-    day = _iso_date(period.get("end") or period.get("start") or item.get("date"))
-    extra: dict[str, Any] = {"sex": patient.get("gender"), "date": day, "title": item.get("description")}
-    if (born := _iso_date(patient.get("birthDate"))) and day:
-        extra["age"] = int(day[:4]) - int(born[:4]) - (day[5:] < born[5:])
-    note_id = checked.id or next((i.get("value") for i in item.get("identifier") or [] if i.get("value")), None)
-    if not note_id:
-        raise DataError(f"{where}: a DocumentReference needs an id or an identifier")
-    return Note(
-        str(note_id), text, patient=subject.removeprefix("Patient/") or None, lang=item.get("language"), extra=extra
-    )
-
-
-def _attachment_text(content: Mapping[str, Any], name: str, row: int) -> str | None:
-    attachment = content.get("attachment") or {}
-    kind = str(attachment.get("contentType", "text/plain"))
-    if not attachment.get("data") or not kind.startswith("text/plain"):
-        return None
-    try:
-        raw = base64.b64decode(attachment["data"], validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise DataError(f"{name} row {row}: the attachment is not base64") from error
-    return RecordValidator().clean_text(note_text(raw, f"{name} row {row}"), name, row)

@@ -33,14 +33,30 @@ def test_fhir_export_is_a_valid_bundle(coded):
     value = to_fhir(*coded)
     Bundle.model_validate(value)
     kinds = [entry["resource"]["resourceType"] for entry in value["entry"]]
-    assert kinds == ["Condition", "Condition", "Procedure", "Claim", "Provenance"]
-    claim, provenance = (entry["resource"] for entry in value["entry"][3:])
+    assert kinds == ["Encounter", "Condition", "Condition", "Procedure", "Claim", "Provenance"]
+    claim, provenance = (entry["resource"] for entry in value["entry"][4:])
     assert claim["status"] == "active"
     assert claim["diagnosis"][0]["type"][0]["coding"][0]["code"] == "principal"
     assert claim["diagnosis"][0]["onAdmission"]["coding"][0]["code"] == "Y"
-    assert claim["diagnosis"][0]["diagnosisReference"]["reference"] == value["entry"][0]["fullUrl"]
+    assert "type" not in claim["diagnosis"][1], "the value set has no word for a secondary diagnosis"
+    assert claim["diagnosis"][0]["diagnosisReference"]["reference"] == value["entry"][1]["fullUrl"]
     assert provenance["agent"][0]["who"]["display"] == "ann"
     assert "heart failure and type 2" not in json.dumps(value)  # no text of the note
+
+
+def test_fhir_export_has_the_encounter_its_code_set_and_no_invented_patient(engine, people):
+    about = {"kind": "inpatient", "date": "2019-11-05"}
+    with write_transaction(engine) as connection:
+        add_notes(connection, [Note("old", "x", extra=about)], None)
+    record_decision(engine, 1, "add", {"code": "icd10cm:N18.3"}, user=people["ann"], version=0)
+    with read_transaction(engine) as connection:
+        value = to_fhir(load_case(connection, 1), decision_history(connection, 1))
+    encounter, condition, claim, _ = (entry["resource"] for entry in value["entry"])
+    assert encounter["class"]["code"] == "IMP" and encounter["period"] == {"end": "2019-11-05"}
+    assert encounter["diagnosis"] == [{"condition": {"reference": value["entry"][1]["fullUrl"]}, "rank": 1}]
+    assert condition["encounter"] == {"reference": value["entry"][0]["fullUrl"]}
+    assert condition["code"]["coding"][0]["version"] == "2020", "the release of the day"
+    assert condition["subject"] == claim["patient"] == {"display": "unknown"}
 
 
 def test_json_export_has_the_history_and_no_text(coded):

@@ -53,6 +53,48 @@ def test_invalid_fhir_resources_are_refused(value, sentence):
         read_upload("x.json", json.dumps(value).encode())
 
 
+def test_patients_and_encounters_of_a_bundle_are_found_by_their_full_url():
+    patient = {
+        "resourceType": "Patient",
+        "gender": "male",
+        "birthDate": "1950-05-03",
+        "identifier": [{"value": "MRN9"}],
+    }
+    stay = {
+        "resourceType": "Encounter",
+        "status": "finished",
+        "class": {"code": "IMP"},
+        "period": {"end": "2023-01-09"},
+    }
+    note = document(
+        subject={"reference": "urn:uuid:1"},
+        context={"encounter": [{"reference": "urn:uuid:2"}]},
+        date="2023-02-01T00:00:00Z",
+    )
+    entries = [("urn:uuid:0", note), ("urn:uuid:1", patient), ("urn:uuid:2", stay)]
+    bundle = {"resourceType": "Bundle", "entry": [{"fullUrl": url, "resource": item} for url, item in entries]}
+    (read,) = read_upload("bundle.json", json.dumps(bundle).encode())
+    assert read.patient == "MRN9"
+    assert read.extra == {"date": "2023-01-09", "sex": "M", "age": 72, "kind": "inpatient"}
+
+
+def test_the_text_of_an_html_attachment_is_read():
+    page = "<head><style>b{}</style></head><h1>Plan</h1><p>Heart&nbsp;failure <b>worse</b>.</p><script>x</script>"
+    attachment = {"contentType": "text/html", "data": base64.b64encode(page.encode()).decode()}
+    (note,) = read_upload("x.json", json.dumps(document(content=[{"attachment": attachment}])).encode())
+    assert note.text.split("\n") == ["Plan", "Heart failure worse."]
+
+
+def test_dates_that_are_none_are_refused_and_parts_of_one_give_no_age():
+    patient = {"resourceType": "Patient", "id": "p7", "birthDate": "1950-05-33"}
+    bundle = {"resourceType": "Bundle", "entry": [{"resource": item} for item in (patient, document())]}
+    with pytest.raises(DataError, match="birthDate of the patient must be a whole day"):
+        read_upload("bundle.json", json.dumps(bundle).encode())
+    patient["birthDate"] = "1950"
+    (note,) = read_upload("bundle.json", json.dumps(bundle).encode())
+    assert "age" not in note.extra
+
+
 def test_text_files_and_notes_files():
     (note,) = read_upload("C:\\notes\\visit 1.txt", "Fieber \xfc\x00ber Nacht".encode("cp1252"))
     assert (note.id, note.text) == ("visit 1", "Fieber ü ber Nacht")

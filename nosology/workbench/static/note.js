@@ -43,8 +43,14 @@ function place(step, aloud = true) {
   shown = (shown + step + places.length) % places.length;
   const at = places[shown];
   at.classList.add("at");
-  at.scrollIntoView({ block: "center" });
+  showInNote(at);
   if (aloud) say(`Evidence ${shown + 1} of ${places.length}: ${at.textContent}${at.title ? ", " + at.title : ""}`);
+}
+
+/** Scrolls the note to a piece of its text; the page stays, so that the card in focus stays in view. */
+function showInNote(piece) {
+  const { top, height } = piece.getBoundingClientRect();
+  note.scrollTop += top + height / 2 - note.getBoundingClientRect().top - note.clientHeight / 2;
 }
 
 function move(step) {
@@ -103,7 +109,7 @@ function openBook(key, instead = "") {
 }
 async function turn(url) {
   await htmx.ajax("GET", url, { target: "#book-page", swap: "innerHTML" });
-  book.querySelector(".offer, .acts button, a")?.focus();
+  (book.querySelector(".offer") ?? book.querySelector(".acts button") ?? book.querySelector("a"))?.focus();
 }
 
 const ACTS = {
@@ -138,6 +144,7 @@ for (const act of ["hold", "resume", "second", "finish", "approve", "reopen"])
 
 function clearSearch() {
   const find = document.getElementById("find");
+  sessionStorage.removeItem(`find ${note.dataset.note}`);
   if (find) { find.value = ""; document.getElementById("hits").replaceChildren(); }
 }
 
@@ -176,7 +183,7 @@ function reveal(start, among = "[data-k].on") {
   const piece = [...note.querySelectorAll(among)].find((item) => Number(item.dataset.s) >= start);
   note.querySelectorAll(".at").forEach((item) => item.classList.remove("at"));
   piece?.classList.add("at");
-  piece?.scrollIntoView({ block: "center" });
+  if (piece) showInNote(piece);
 }
 
 document.addEventListener("click", (event) => {
@@ -355,6 +362,14 @@ document.addEventListener("dragend", () => {
   document.querySelectorAll(".over, .dragged").forEach((item) => item.classList.remove("over", "dragged"));
   dragged = null;
 });
+
+// What was typed into the search survives a reload.
+const find = document.getElementById("find"), typed = `find ${note.dataset.note}`;
+if (find && sessionStorage.getItem(typed)) {
+  find.value = sessionStorage.getItem(typed);
+  addEventListener("load", () => find.dispatchEvent(new Event("input", { bubbles: true })));
+}
+document.addEventListener("input", (event) => { if (event.target.id === "find") sessionStorage.setItem(typed, event.target.value); });
 
 const first = panel().querySelector(".open .card") ?? cards()[0];
 if (first) select(first.dataset.key, { focus: false, jump: false });
