@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from nosology.cli import app
 from nosology.core import ConfigError, ConflictError, NosologyError, Note, OutputError
 from nosology.workbench.audit_log import log_access, read_log
-from nosology.workbench.cases import add_notes, count_by_status, create_batch, load_case, record_decision, select_queue
+from nosology.workbench.cases import add_notes, count_by_status, create_batch, load_case, record_decision
 from nosology.workbench.coding import cancel_batch, resume_batch
 from nosology.workbench.database import (
     audit,
@@ -39,6 +39,7 @@ from nosology.workbench.store_copy import backup_store, restore_store
 from nosology.workbench.store_health import is_alive
 from nosology.workbench.store_lock import StoreLock
 from nosology.workbench.store_settings import RetentionRule, save_setting
+from nosology.workbench.work_queue import QueueFilter, select_queue
 from tests.workbench.conftest import new_store
 
 SECRET = "Xyzzyplugh the patient said"
@@ -82,7 +83,7 @@ def test_notes_are_deleted_a_number_of_days_after_they_were_finished(finished, p
         assert (row["codes"], row["version"]) == (1, 2) and row["finished"] is not None  # counts stay
         entry = next(entry for entry in read_log(connection, note_id=1) if entry["what"] == "delete note")
         assert entry["object"] == "retention of 9 days; it had 1 codes and 2 decisions"
-        assert [row.ref for row in select_queue(connection)] == ["MRN-2"]
+        assert [row.ref for row in select_queue(connection, QueueFilter(status="all"), 1)] == ["MRN-2"]
         assert count_by_status(connection) == {"open": 1} and count_deleted(connection) == 1
         assert connection.scalar(select(batches.c.name)) == "MRN-1.txt"  # the batch has another note
         with pytest.raises(NotFound, match="the note was deleted"):
