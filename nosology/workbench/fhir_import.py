@@ -46,7 +46,7 @@ def _bundle_resources(value: Any, name: str) -> dict[str, Any]:
     for number, entry in enumerate(item for item in entries if isinstance(item, dict)):
         resource = entry.get("resource")
         found[str(entry.get("fullUrl") or number)] = resource
-        if _type(resource) in ("Patient", "Encounter") and resource.get("id"):
+        if isinstance(resource, dict) and _type(resource) in ("Patient", "Encounter") and resource.get("id"):
             found[f"{_type(resource)}/{resource['id']}"] = resource
     return found
 
