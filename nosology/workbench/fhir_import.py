@@ -56,7 +56,7 @@ def _referenced(reference: Any, kind: str, resources: Mapping[str, Any]) -> tupl
     text = str((reference or {}).get("reference") or "") if isinstance(reference, dict) else ""
     local = "/".join(text.rsplit("/", 2)[-2:])  # of an absolute address
     found = resources.get(text) or resources.get(local)
-    return text, found if _type(found) == kind else {}
+    return text, found if isinstance(found, dict) and _type(found) == kind else {}
 
 
 def _document_note(item: dict[str, Any], resources: Mapping[str, Any], where: str) -> Note:

@@ -219,9 +219,15 @@ class CodeLine:
     matched: str = ""
 
 
+MAX_BELOW = 20  # codes offered below a line that is divided further
+
+
 @dataclass(frozen=True)
 class CodeBookPage:
-    """A line of the tabular list with its neighbours; notes: (title, [(line, note)]) of all notes that apply."""
+    """A line of the tabular list with its neighbours; notes: (title, [(line, note)]) of all notes that apply.
+
+    below: the billable codes below each sibling or child that is not billable.
+    """
 
     system: str
     release: str
@@ -232,6 +238,7 @@ class CodeBookPage:
     ancestors: list[CodeLine]
     siblings: list[CodeLine]
     children: list[CodeLine]
+    below: Mapping[str, list[CodeLine]]
     notes: list[tuple[str, list[tuple[str, str]]]]
 
 
@@ -244,6 +251,8 @@ def code_book_page(system: str, code: str) -> CodeBookPage:
     def lines(names: Sequence[str]) -> list[CodeLine]:
         return [CodeLine(name, codes.description(name), codes.billable(name)) for name in names]
 
+    siblings = codes.children(entry.parent) if entry.parent and "-" not in entry.parent else []
+    divided = [name for name in (*siblings, *codes.children(code)) if "-" not in name and not codes.billable(name)]
     return CodeBookPage(
         system=system,
         release=codes.release,
@@ -254,6 +263,10 @@ def code_book_page(system: str, code: str) -> CodeBookPage:
         ancestors=lines(list(reversed(codes.ancestors(code)))),
         siblings=lines(codes.children(entry.parent) if entry.parent else codes.chapters()),
         children=lines(codes.children(code)),
+        below={
+            name: lines([line for line in codes.descendants(name) if codes.billable(line)][:MAX_BELOW])
+            for name in divided
+        },
         notes=[(title, notes) for kind, title in BOOK_SECTIONS.items() if (notes := codes.inherited_notes(code, kind))],
     )
 
