@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from nosology.claims.code_issue import CodeIssue
+from nosology.claims.grouping import msdrg_tool
 from nosology.core import Code
 
 _ERRORS = {  # edits of the principal diagnosis
@@ -27,15 +27,8 @@ _PRINCIPAL = {
 _MESSAGES = _ERRORS | _WARNINGS | _HINTS
 
 
-@cache
 def _editor() -> Any:
-    try:
-        import msdrg
-    except ImportError:
-        return None
-    editor = msdrg.MceEditor()
-    atexit.register(editor.close)  # its own destructor runs too late
-    return editor
+    return msdrg_tool("MceEditor")
 
 
 def check_with_code_editor(diagnoses: Sequence[Code], encounter: Mapping[str, Any]) -> Iterator[CodeIssue]:

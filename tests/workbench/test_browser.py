@@ -285,6 +285,15 @@ def test_evidence_is_removed_by_a_key_and_rejected_codes_are_reached(chromium, a
     expect(page.locator(".rejected")).to_have_count(0)
 
 
+def test_the_card_in_focus_stays_in_view_at_200_percent_zoom(chromium, address):
+    page = signed_in(chromium, address, "ben")
+    page.set_viewport_size({"width": 640, "height": 400})  # 1280 x 800 at 200%
+    open_note(page, address, "filter-0")
+    for _ in range(3):
+        page.keyboard.press("j")
+        expect(page.locator(".card.now")).to_be_in_viewport()
+
+
 def test_next_goes_through_the_filtered_queue_and_ends(chromium, address):
     page = signed_in(chromium, address, "ben")
     page.goto(f"{address}/?site=north")
