@@ -10,13 +10,13 @@ let shown = -1; // index of the evidence in view
 let marked = null; // selected characters of the note, {start, end}
 const pressed = []; // keys pressed while a decision is sent: they apply to the code that is selected afterwards
 
-const panel = () => document.getElementById("panel");
+export const panel = () => document.getElementById("panel");
 const cards = () => [...panel().querySelectorAll(".card")]; // chosen, open, then rejected ones, whose list may be closed
 const card = (key) => panel().querySelector(`.card[data-key="${CSS.escape(key)}"]`);
 const closed = () => ["done", "preaccepted"].includes(panel().dataset.status);
 
 /** Selects a code: its card, and its evidence in the note. */
-function select(key, { focus = true, jump = true } = {}) {
+export function select(key, { focus = true, jump = true } = {}) {
   now = key;
   shown = -1;
   for (const other of panel().querySelectorAll(".card")) {
@@ -61,7 +61,7 @@ function move(step) {
 }
 
 /** Sends a decision; the answer replaces the panel. */
-function decide(values, words) {
+export function decide(values, words) {
   const before = cards().map((item) => item.dataset.key);
   said = { words, before, at: before.indexOf(values.code ?? now), key: now };
   return post(panel().dataset.note, panel().dataset.version, values);
@@ -112,7 +112,7 @@ async function turn(url) {
   (book.querySelector(".offer") ?? book.querySelector(".acts button") ?? book.querySelector("a"))?.focus();
 }
 
-const ACTS = {
+export const ACTS = {
   accept: (key) => decide({ action: "accept", code: key }, `${name(key)} accepted`),
   reject: (key) => { reasons.dataset.code = key; document.getElementById("reasons-title").textContent = `Why is ${name(key)} wrong?`; reasons.showModal(); reasons.querySelector("[data-reason]").focus(); },
   change: (key) => openBook(key, key),
@@ -267,6 +267,7 @@ function markKey(event) {
   return true;
 }
 
+export const MORE_KEYS = {}; // key -> function, of other modules of the page
 const KEYS = { a: "accept", r: "reject", c: "change", d: "book", u: "clear", p: "principal", "[": "up", "]": "down", e: "evidence" };
 const WHERE = { a: ["open"], r: ["open", "chosen"], c: ["open", "chosen"], u: ["chosen", "rejected"], p: ["chosen"], "[": ["chosen"], "]": ["chosen"], e: ["chosen"] };
 
@@ -286,7 +287,7 @@ document.addEventListener("keydown", (event) => {
   }
   if (!isShortcut(event) || document.querySelector("dialog[open]")) return;
   if (marking && markKey(event)) return;
-  if (!isEmpty() && (KEYS[event.key] || "jknbhstfoyzx".includes(event.key))) pressed.push(event.key);
+  if (!isEmpty() && (KEYS[event.key] || MORE_KEYS[event.key] || "jknbhstfoyzx".includes(event.key))) pressed.push(event.key);
   else if (!act(event.key)) return;
   event.preventDefault();
 });
@@ -315,6 +316,7 @@ function act(key) {
   else if (key === "o") cyclePoa();
   else if (key === "z") ACTS.undo();
   else if (key === "x") unmarkShown();
+  else if (MORE_KEYS[key]) MORE_KEYS[key]();
   else if (KEYS[key]) {
     const state = now && card(now)?.dataset.state;
     if (!state || (WHERE[key] && (closed() || !WHERE[key].includes(state)))) say("Not possible in the present state of this code.");
