@@ -66,7 +66,7 @@ class NewDecision(RequestBody):
     """A decision on a note; version: the version that the client has seen.
 
     key: a name of the decision that the client chooses; one that is sent again with its key is recorded once.
-    override: the reason to finish a note whose codes have errors.
+    override: the reason to finish a note whose codes have errors. explanation: why second review sends a note back.
     """
 
     action: str = Field(max_length=20)
@@ -80,6 +80,7 @@ class NewDecision(RequestBody):
     codes: list[Annotated[str, Field(max_length=40)]] | None = Field(None, max_length=500)
     user: int | None = Field(None, ge=1, le=MAX_ID)
     override: Text | None = Field(None, max_length=500)
+    explanation: Text | None = Field(None, max_length=500)
     key: str | None = Field(None, max_length=64, pattern="^[A-Za-z0-9-]+$")
 
 
@@ -130,6 +131,10 @@ class QueuedNote(ResponseBody):
     confidence: float | None
     codes: int
     finished: float | None
+    sent_back: bool
+    open_queries: int
+    answered_queries: int
+    comments: int
 
 
 class QueuePage(ResponseBody):

@@ -25,12 +25,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 from markupsafe import Markup
 from sqlalchemy import Connection
 
+from nosology.codes import describe
 from nosology.core import Code, Span
 from nosology.text import Section, contexts, sections
 from nosology.workbench.accounts import User
 from nosology.workbench.audit_log import log_access, log_access_in
 from nosology.workbench.database import read_transaction, write_transaction
 from nosology.workbench.review import POA, REASONS, STATUSES
+from nosology.workbench.second_review import KINDS
 from nosology.workbench.security import CurrentUser, ServicesDep, client_address
 from nosology.workbench.services import Forbidden, Services
 from nosology.workbench.views import visible_text
@@ -87,9 +89,9 @@ def template_environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(time=format_time, age=format_age, percent=format_percent, duration=format_duration)
-    environment.filters["axis_end"] = axis_end
+    environment.filters.update(axis_end=axis_end, describe=describe)
     shared: dict[str, Any] = environment.globals
-    shared.update(STATUSES=STATUSES, REASONS=REASONS, POA=POA, static=static_path())
+    shared.update(STATUSES=STATUSES, REASONS=REASONS, POA=POA, CHANGES=KINDS, static=static_path())
     shared["help_sheet"] = Markup(environment.get_template("help.html").render())  # the same on every page
     for name in environment.list_templates():
         environment.get_template(name)

@@ -1,6 +1,6 @@
 """Deletion of notes: by an admin, or a number of days after they were finished.
 
-The text, codings with their evidence, and decisions of a note are deleted, and what identifies the patient. The row in
+The text, codings with their evidence, decisions, comments and queries of a note are deleted, and what identifies the patient. The row in
 `notes` stays with counts and times, and the audit log has an entry. The triggers of the database allow nothing else.
 """
 
@@ -17,8 +17,11 @@ from nosology.workbench.audit_log import log_access_in
 from nosology.workbench.database import (
     batches,
     codings,
+    comments,
     decisions,
     notes,
+    queries,
+    query_events,
     read_transaction,
     texts,
     write_transaction,
@@ -42,7 +45,7 @@ def delete_note(connection: Connection, note_id: int, user: int | None, address:
     values = {"status": DELETED, "ref": f"deleted {note_id}", "patient": None, "lang": None, "encounter": {}}
     values |= {"assignee_id": None, "coding": "cancelled" if note.coding == "waiting" else note.coding}
     connection.execute(update(notes).where(notes.c.id == note_id).values(**values))
-    for table in (texts, codings, decisions):
+    for table in (texts, codings, decisions, comments, query_events, queries):
         connection.execute(delete(table).where(table.c.note_id == note_id))
     others = select(notes.c.id).where(notes.c.batch_id == note.batch_id, notes.c.status != DELETED).exists()
     # The name of a batch is that of a file, or the id of its only note.
