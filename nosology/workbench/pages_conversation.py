@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Form
@@ -17,6 +16,7 @@ from nosology.workbench.pages import render_panel
 from nosology.workbench.review import NotFound
 from nosology.workbench.security import MAX_ID, RowId
 from nosology.workbench.services import Forbidden
+from nosology.workbench.views import visible_text
 
 PASSAGE = Code("icd10cm", "passage")  # marks the passage of a query in the text
 Key = Annotated[str, Form(max_length=64, pattern="^[A-Za-z0-9-]*$")]
@@ -116,13 +116,16 @@ def query_page(page: PhysicianPage, query_id: RowId) -> HTMLResponse:
     return _render_query(page, query, case.note["text"])
 
 
-def _render_query(page: PageContext, query: AskedQuery, text: str, **typed: str) -> HTMLResponse:
+def _render_query(
+    page: PageContext, query: AskedQuery, note: str, *, choice: str = "", text: str = "", error: str = ""
+) -> HTMLResponse:
+    """The page of a query about a note's text; choice, text: what was typed into the form."""
     spans = [] if query.start is None or query.end is None else [Span(query.start, query.end)]
-    sections = annotate_note(text, {PASSAGE: spans}, [PASSAGE])
+    sections = annotate_note(note, {PASSAGE: spans}, [PASSAGE])
     at = next((part.number for part in sections if any(piece.highlighted for piece in part.pieces)), None)
-    passage = text[query.start : query.end] if spans else ""
-    values = {"choice": "", "text": "", "error": ""} | typed
-    return page.render("query.html", query=query, sections=sections, at=at, passage=passage, now=time.time(), **values)
+    passage = visible_text(note[query.start : query.end]) if spans else ""
+    typed = {"choice": choice, "text": text, "error": error}
+    return page.render("query.html", query=query, sections=sections, at=at, passage=passage, **typed)
 
 
 @router.post("/queries/{query_id}/answer")
@@ -137,6 +140,6 @@ def answer(page: PhysicianPage, query_id: RowId, choice: Choice = "", text: Long
             raise
         query, case = query_service.read_as_physician(page.services, page.user, query_id, page.address)
         sentence = f"{error}."
-        typed = {"choice": choice, "text": text, "error": sentence[0].upper() + sentence[1:]}
-        return _render_query(page, query, case.note["text"], **typed)
+        sentence = sentence[0].upper() + sentence[1:]
+        return _render_query(page, query, case.note["text"], choice=choice, text=text, error=sentence)
     return RedirectResponse("/queries", status_code=303)

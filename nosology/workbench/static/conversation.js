@@ -79,7 +79,7 @@ function openQuery(from) {
   else showPassage();
   dialog("ask").showModal();
   if (from?.dataset.question) takeOver(from);
-  else if (draft?.question || !proposed.length) ask.elements.question.focus();
+  else if (span || draft?.question || !proposed.length) ask.elements.question.focus();
   else dialog("ask-proposed").querySelector("button").focus();
 }
 
