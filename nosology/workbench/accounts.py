@@ -19,27 +19,37 @@ from nosology.workbench.review import NotFound
 from nosology.workbench.sign_in import account_key
 from nosology.workbench.store_settings import SessionLimits
 
-ROLES = ("coder", "reviewer", "admin")  # each includes the roles before it
+LADDER = ("coder", "reviewer", "admin")  # each includes the roles before it
+ROLES = (*LADDER, "physician")  # a physician has none of the rights of the others
 RIGHTS = {
     "coder": (
         "read notes, suggestions, history and measures",
         "decide on codes, finish notes, ask for a second review",
+        "comment, ask physicians, record answers that they gave by phone",
         "import notes, cancel and resume batches, export encounters",
         "create API tokens of their own",
     ),
-    "reviewer": ("approve second reviews and pre-accepted notes", "see the triage page"),
+    "reviewer": (
+        "approve second reviews and pre-accepted notes, send notes back to their coder",
+        "see the triage page",
+    ),
     "admin": (
         "add and disable users, change roles, reset passwords",
         "set the triage rule, the length of sessions and the retention of notes",
         "delete notes",
         "read the audit log",
     ),
+    "physician": (
+        "see the queries to them or to any physician, with the text of their encounters",
+        "answer these queries",
+        "nothing else: no queue, no codes, no API",
+    ),
 }
 SCOPES = {
     "read": "read notes, the queue, history, batches and measures",
     "import": "import, correct and withdraw documents, change data of encounters, cancel and resume batches",
     "code": "code texts that are not stored, look up codes",
-    "decide": "decide on codes",
+    "decide": "decide on codes, comment, ask physicians, record their answers",
     "export": "export encounters",
 }
 TOKEN_DAYS, MAX_TOKEN_DAYS = 90, 366
@@ -69,7 +79,9 @@ class User:
 
     def has_role(self, role: str) -> bool:
         """Whether the user's role is this one or includes it."""
-        return ROLES.index(self.role) >= ROLES.index(role)
+        if role not in LADDER or self.role not in LADDER:
+            return self.role == role
+        return LADDER.index(self.role) >= LADDER.index(role)
 
 
 def _clean_name(name: str, what: str) -> str:

@@ -100,7 +100,7 @@ class NewDecision(RequestBody):
 
     key: a name of the decision that the client chooses; one that is sent again with its key is recorded once.
     override: the reason to finish a note whose codes have errors. document: the id of the one to withdraw. encounter:
-    the data to change.
+    the data to change. explanation: why second review sends a note back.
     """
 
     action: str = Field(max_length=20)
@@ -116,6 +116,7 @@ class NewDecision(RequestBody):
     override: Text | None = Field(None, max_length=500)
     document: int | None = Field(None, ge=1, le=MAX_ID)
     encounter: EncounterChange | None = None
+    explanation: Text | None = Field(None, max_length=500)
     key: str | None = Field(None, max_length=64, pattern="^[A-Za-z0-9-]+$")
 
 
@@ -167,6 +168,10 @@ class QueuedNote(ResponseBody):
     codes: int
     finished: float | None
     documents: int
+    sent_back: bool
+    open_queries: int
+    answered_queries: int
+    comments: int
 
 
 class QueuePage(ResponseBody):

@@ -33,7 +33,15 @@ from nosology.core import ConfigError, ConflictError, NosologyError, __version__
 from nosology.core.files import check_parent_folder
 from nosology.models.bundle import is_day_one, read_manifest
 from nosology.serving.coder import release_translator
-from nosology.workbench import administration, api, api_documents, pages, pages_accounts
+from nosology.workbench import (
+    administration,
+    api,
+    api_conversation,
+    api_documents,
+    pages,
+    pages_accounts,
+    pages_conversation,
+)
 from nosology.workbench.accounts import ONE_TIME_HOURS, create_admin
 from nosology.workbench.cases import count_by_status
 from nosology.workbench.coding import CoderBusyError
@@ -44,6 +52,7 @@ from nosology.workbench.security import (
     OIDC_COOKIE,
     AuthenticationMiddleware,
     NotAuthenticated,
+    NotForPhysicians,
     PasswordChangeRequired,
     SecurityMiddleware,
     ServicesDep,
@@ -100,6 +109,8 @@ def create_app(settings: ServerSettings, services: Services | None = None) -> Fa
     app.state.templates = template_environment()
     for part in (router, api.router, api_documents.router, pages_accounts.router, administration.router, pages.router):
         app.include_router(part)
+    for part in (api_conversation.router, pages_conversation.router):
+        app.include_router(part)
     app.mount(static_path(), CachedStaticFiles(directory=STATIC_FOLDER), name="static")
     app.add_middleware(AuthenticationMiddleware, refuse=_expected_error)
     app.add_middleware(MetricsMiddleware)
@@ -143,6 +154,8 @@ def _expected_error(request: Request, error: NosologyError) -> Response:
         place = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         is_place = request.method == "GET" and place != "/"
         return RedirectResponse(f"/login?next={quote(place, safe='/')}" if is_place else "/login", status_code=303)
+    if isinstance(error, NotForPhysicians) and request.url.path in ("/", "/next"):
+        return RedirectResponse("/queries", status_code=303)
     if isinstance(error, PasswordChangeRequired) and not _is_api(request):
         return RedirectResponse("/password", status_code=303)
     response = _error_response(request, status, f"{error}.")

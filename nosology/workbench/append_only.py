@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-APPEND_ONLY = ("decisions", "audit", "codings", "documents")
+APPEND_ONLY = ("decisions", "audit", "codings", "documents", "comments", "queries", "query_events")
 DELETED = "deleted"  # the status of a note whose text, codings and decisions are deleted
 DELETION = "delete note"  # the audit entry that must be there before
 

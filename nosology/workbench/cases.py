@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine, Row, RowMapping, bindparam, func, ins
 from sqlalchemy.exc import IntegrityError
 
 from nosology.core import Code, ConflictError, DataError, EvidenceSpan, Note, ReviewError, Span, Suggestion
+from nosology.workbench.accounts import LADDER
 from nosology.workbench.append_only import DELETED
 from nosology.workbench.database import (
     batches,
@@ -47,8 +48,9 @@ _SUMMARY = update(notes).where(notes.c.id == bindparam("note"))
 _STATUS_COUNTS = (
     select(notes.c.status, func.count().label("number")).where(notes.c.status != DELETED).group_by(notes.c.status)
 )
-_ASSIGNEES = select(users.c.id, users.c.name, users.c.role).where(users.c.disabled.is_(False)).order_by(users.c.name)
 OF_DOCUMENT = ("document", "document_date", "encounter", "withdrawn")  # columns of a document, not of its encounter
+_CAN_CODE = (users.c.disabled.is_(False), users.c.role.in_(LADDER))
+_ASSIGNEES = select(users.c.id, users.c.name, users.c.role).where(*_CAN_CODE).order_by(users.c.name)
 _SITES = select(notes.c.site).where(notes.c.site.is_not(None)).distinct().order_by(notes.c.site)
 
 
@@ -274,9 +276,8 @@ def _decide(
         after = apply_decision(after, action, details, user, length=len(case.note["text"]))
         states.append(after)
         if action == "assign" and after.assignee is not None:
-            active = select(users.c.id).where(users.c.id == after.assignee, users.c.disabled.is_(False))
-            if not connection.scalar(active):
-                raise ReviewError("user must be the id of somebody who can sign in; got another number")
+            if not connection.scalar(select(users.c.id).where(users.c.id == after.assignee, *_CAN_CODE)):
+                raise ReviewError("user must be the id of somebody who can sign in and code; got another number")
         if action == "accept" and parse_code(details) not in case.suggested:
             raise ReviewError("only what the coder has suggested can be accepted; add any other code")
     return case, states
@@ -302,6 +303,7 @@ def _write_decision(
         "assignee_id": after.assignee,
         "codes": len(after.chosen),
         "finished": now if after.status == "done" else None,
+        "sent_back": bool(after.sent_back),
     }
     if action in ("document", "withdraw"):
         summary["coding"] = "waiting"

@@ -1,6 +1,6 @@
 """The database: tables, connections, transactions and migrations, on SQLite or PostgreSQL.
 
-Times are seconds since 1970 in UTC. Triggers make `decisions`, `codings`, `documents` and `audit` append-only. Rows of
+Times are seconds since 1970 in UTC. Triggers make the tables of append_only.APPEND_ONLY append-only. Rows of
 a note can be deleted only when its status is `deleted`, which is final and needs an entry of the audit log.
 
 Every event of a note is a row of `decisions`. Its version counts up from 1 within the note. The pair (note, version)
@@ -128,6 +128,7 @@ notes = _table(  # encounters, each with one or more documents
     Column("confidence", Double),
     Column("codes", Integer, nullable=False),  # number of chosen codes
     Column("finished", Double),
+    Column("sent_back", Boolean, nullable=False, server_default=sa.false()),  # by second review, not finished since
     sa.Index("ix_notes_status_received", "status", "received"),
     sa.Index("ix_notes_coding", "coding"),
     sa.Index("ix_notes_confidence", "confidence"),
@@ -169,6 +170,45 @@ decisions = _table(
     Column("action", String(12), nullable=False),
     Column("details", JSON, nullable=False),
     sa.UniqueConstraint("note_id", "version"),
+)
+
+comments = _table(
+    "comments",
+    Column("note_id", Integer, ForeignKey("notes.id"), nullable=False),
+    Column("user_id", Integer, ForeignKey("users.id"), nullable=False),
+    Column("at", Double, nullable=False),
+    Column("code", String(40)),  # such as icd10cm:I50.9
+    Column("text", sa.Text, nullable=False),
+    Column("key", String(64)),  # that the client chose; one that is sent again is stored once
+    sa.UniqueConstraint("note_id", "key"),
+)
+
+queries = _table(
+    "queries",
+    Column("note_id", Integer, ForeignKey("notes.id"), nullable=False),
+    Column("user_id", Integer, ForeignKey("users.id"), nullable=False),  # who asks
+    Column("at", Double, nullable=False),
+    Column("physician_id", Integer, ForeignKey("users.id")),  # None: any physician
+    Column("question", sa.Text, nullable=False),
+    Column("options", JSON, nullable=False),  # the answers to choose from; and two more, see conversation.FIXED
+    Column("code", String(40)),
+    Column("start", Integer),  # characters of the passage
+    Column("end", Integer),
+    Column("key", String(64)),
+    sa.UniqueConstraint("note_id", "key"),
+)
+
+# a query is closed once: by its answer, or withdrawn
+query_events = _table(
+    "query_events",
+    Column("query_id", Integer, ForeignKey("queries.id"), nullable=False, unique=True),
+    Column("note_id", Integer, ForeignKey("notes.id"), nullable=False, index=True),
+    Column("user_id", Integer, ForeignKey("users.id"), nullable=False),  # who answered, recorded or withdrew
+    Column("at", Double, nullable=False),
+    Column("kind", String(10), nullable=False),  # answered, withdrawn
+    Column("physician", String(80)),  # the name of who answered
+    Column("answer", sa.Text),
+    Column("text", sa.Text),
 )
 
 audit = _table(

@@ -18,6 +18,7 @@ from nosology.core import Code, CodeError, Evidence, Note, __version__
 from nosology.text.borders import join_documents
 from nosology.workbench.audit_log import log_command_reads
 from nosology.workbench.cases import Case, load_case
+from nosology.workbench.conversation import Conversation
 from nosology.workbench.database import notes, read_transaction
 from nosology.workbench.documents import next_start
 from nosology.workbench.encounter_data import DISPOSITIONS, iso_date, parse_disposition
@@ -46,14 +47,16 @@ FORMATS = {  # (media type, suffix of the file name)
 }
 
 
-def export_case(case: Case, history: Sequence[RowMapping], form: str) -> Response:
+def export_case(
+    case: Case, history: Sequence[RowMapping], form: str, conversation: Conversation | None = None
+) -> Response:
     """The encounter as a file to download, in a format of FORMATS; NotFound for any other format."""
     if form not in FORMATS:
         raise NotFound(f"format must be one of {', '.join(FORMATS)}")
     if form == "csv":
         body = to_csv(case)
     else:
-        value = to_fhir(case, history) if form == "fhir" else to_json(case, history)
+        value = to_fhir(case, history) if form == "fhir" else to_json(case, history, conversation)
         body = json.dumps(value, ensure_ascii=False, indent=2)
     media_type, suffix = FORMATS[form]
     disposition = {"content-disposition": f'attachment; filename="note-{case.note["id"]}.{suffix}"'}
@@ -68,8 +71,8 @@ def _user_name(row: RowMapping) -> str:
     return row["user"] or "triage"
 
 
-def to_json(case: Case, history: Sequence[RowMapping]) -> dict[str, Any]:
-    """The encounter with codes in order and all decisions; without the text of the note."""
+def to_json(case: Case, history: Sequence[RowMapping], conversation: Conversation | None = None) -> dict[str, Any]:
+    """The encounter with codes in order, all decisions, queries and comments; without the text of the note."""
     note, review = case.note, case.review
     return {
         "note": note["ref"],
@@ -101,6 +104,34 @@ def to_json(case: Case, history: Sequence[RowMapping]) -> dict[str, Any]:
                 "details": row["details"],
             }
             for row in history
+        ],
+        **(_conversation(conversation) if conversation else {}),
+    }
+
+
+def _conversation(conversation: Conversation) -> dict[str, Any]:
+    return {
+        "queries": [
+            {
+                "asked": _timestamp(query.asked),
+                "asked_by": query.author,
+                "asked_of": query.addressee,
+                "question": query.question,
+                "answers_offered": list(query.choices),
+                "code": query.code,
+                "passage": None if query.start is None else {"start": query.start, "end": query.end},
+                "state": query.state,
+                "closed": None if query.closed is None else _timestamp(query.closed),
+                "closed_by": query.closed_by,
+                "physician": query.physician,
+                "answer": query.answer,
+                "answer_text": query.text,
+            }
+            for query in conversation.queries
+        ],
+        "comments": [
+            {"at": _timestamp(comment.at), "user": comment.author, "code": comment.code, "text": comment.text}
+            for comment in conversation.comments
         ],
     }
 

@@ -26,6 +26,7 @@ from markupsafe import Markup
 from sqlalchemy import Connection
 
 from nosology.claims.encounter import SETTINGS
+from nosology.codes import describe
 from nosology.core import Code, Span
 from nosology.text import Section, contexts, sections
 from nosology.workbench.accounts import User
@@ -34,6 +35,7 @@ from nosology.workbench.database import read_transaction, write_transaction
 from nosology.workbench.documents import KINDS
 from nosology.workbench.encounter_data import DISPOSITIONS, complete_encounter
 from nosology.workbench.review import POA, REASONS, STATUSES
+from nosology.workbench.second_review import KINDS as CHANGES
 from nosology.workbench.security import CurrentUser, ServicesDep, client_address
 from nosology.workbench.services import Forbidden, Services
 from nosology.workbench.views import visible_text
@@ -90,11 +92,10 @@ def template_environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(time=format_time, age=format_age, percent=format_percent, duration=format_duration)
-    environment.filters["axis_end"] = axis_end
-    environment.filters["complete"] = complete_encounter
+    environment.filters.update(axis_end=axis_end, complete=complete_encounter, describe=describe)
     shared: dict[str, Any] = environment.globals
     shared.update(STATUSES=STATUSES, REASONS=REASONS, POA=POA, static=static_path())
-    shared.update(DISPOSITIONS=DISPOSITIONS, KINDS=KINDS, SETTINGS=SETTINGS)
+    shared.update(CHANGES=CHANGES, DISPOSITIONS=DISPOSITIONS, KINDS=KINDS, SETTINGS=SETTINGS)
     shared["help_sheet"] = Markup(environment.get_template("help.html").render())  # the same on every page
     for name in environment.list_templates():
         environment.get_template(name)

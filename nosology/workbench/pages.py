@@ -14,15 +14,18 @@ from sqlalchemy import select
 from nosology.core import SYSTEMS, Code, ConflictError, NosologyError, Note, ReviewError
 from nosology.workbench import cases, coding, measures, triage
 from nosology.workbench.audit_log import shown_notes
+from nosology.workbench.conversation import load_conversation
 from nosology.workbench.database import notes
 from nosology.workbench.document_views import past_documents, show_documents
 from nosology.workbench.encounter_data import editable_fields
 from nosology.workbench.page_html import AdminPage, PageContext, PageDep, ReviewerPage
 from nosology.workbench.proposals import claim_evidence
-from nosology.workbench.review import NotFound
+from nosology.workbench.review import MAX_OVERRIDE, NotFound
+from nosology.workbench.second_review import second_reviews
 from nosology.workbench.security import MAX_ID, RowId
 from nosology.workbench.services import UnfinishedCodes
 from nosology.workbench.store_settings import changes
+from nosology.workbench.turnaround import ANSWERS, load_second_review, measure_conversation
 from nosology.workbench.uploads import normalize_encounter, read_upload
 from nosology.workbench.views import build_claim_panel, build_panel, code_book_page, import_notice, search_codes
 from nosology.workbench.work_queue import PAGE_SIZE, QueueFilter, position, select_queue
@@ -37,8 +40,9 @@ def _number(text: str) -> int:
 
 def _queue_filter(values: Mapping[str, str]) -> QueueFilter:
     """The filter in the query of a URL."""
-    status, mine, site, order = (values.get(name, "")[:200] for name in ("status", "mine", "site", "order"))
-    return QueueFilter(status, mine, site, _number(values.get("batch", "")), order)
+    names = ("status", "mine", "site", "order", "talk")
+    status, mine, site, order, talk = (values.get(name, "")[:200] for name in names)
+    return QueueFilter(status, mine, site, _number(values.get("batch", "")), order, talk)
 
 
 @router.get("/")
@@ -117,6 +121,8 @@ def _render_case(
 ) -> HTMLResponse:
     with page.reading() as connection:
         people = cases.list_assignees(connection)
+        values["talk"] = load_conversation(connection, case.note["id"])
+        values["second"] = load_second_review(connection, case)
     values |= {"case": case, "panel": build_panel(case), "claim": build_claim_panel(case)}
     values |= {"people": people, "queue": wanted.query, "about": editable_fields(case.note["encounter"])}
     values |= {"message": message, "conflict": status == 409, "override": override}
@@ -151,11 +157,13 @@ def decide(
     override: Annotated[str, Form(max_length=500)] = "",
     document: Annotated[int | None, Form(ge=1, le=MAX_ID)] = None,
     encounter: Annotated[str, Form(max_length=2_000)] = "",
+    explanation: Annotated[str, Form(max_length=MAX_OVERRIDE)] = "",
     key: Annotated[str, Form(max_length=64, pattern="^[A-Za-z0-9-]*$")] = "",
 ) -> HTMLResponse:
     """The panel after a decision; after a conflict, the panel with the other person's decision."""
     values = {"code": code, "to": to, "reason": reason, "poa": poa, "codes": _parse_list(codes)}
     values |= {"document": document, "encounter": _parse_list(encounter)}
+    values["explanation"] = explanation
     values |= {name: value for name, value in (("override", override.strip()), ("key", key)) if value}
     values |= {name: value for name, value in (("start", start), ("end", end)) if value is not None}
     values["user"] = _number(assignee) or None
@@ -169,9 +177,14 @@ def decide(
         if not is_conflict:  # the message of a conflict starts with a name
             message = message[:1].upper() + message[1:]
         case = page.services.read_case(page.user, note_id, page.address, "panel")  # it shows text of the note
+    return render_panel(page, case, message=message, status=status, override=gate)
+
+
+def render_panel(page: PageContext, case: cases.Case, **values: Any) -> HTMLResponse:
+    """The panel of a case, for the page that sent the request."""
     current = page.request.headers.get("hx-current-url") or page.request.headers.get("referer", "")
     wanted = _queue_filter(dict(parse_qsl(urlsplit(current).query)))
-    return _render_case(page, case, "panel.html", wanted, message=message, status=status, override=gate)
+    return _render_case(page, case, "panel.html", wanted, **values)
 
 
 def _parse_list(raw: str) -> Any:
@@ -189,7 +202,9 @@ def history_page(page: PageDep, note_id: RowId) -> HTMLResponse:
         rows = cases.decision_history(connection, note_id)
         people = {row.id: row.name for row in cases.list_assignees(connection)}
         past = past_documents(connection, case)
-    return page.render("history.html", case=case, rows=rows, people=people, past=past)
+    past_decisions = [(row["action"], row["details"], row["user_id"]) for row in rows]
+    reviews = [(item, rows[item.version - 1]) for item in second_reviews(past_decisions)]
+    return page.render("history.html", case=case, rows=rows, people=people, past=past, reviews=reviews)
 
 
 @router.get("/notes/{note_id}/export/{form}")
@@ -276,6 +291,7 @@ def measures_page(page: PageDep) -> HTMLResponse:
     with page.reading() as connection:
         reviewed = measures.load_reviewed_notes(connection)
         drift = measures.measure_drift(connection)
+        talk = measure_conversation(connection)
     days, chapters = measures.agreement_by_day(reviewed), measures.agreement_by_chapter(reviewed)
     return page.render(
         "measures.html",
@@ -286,6 +302,8 @@ def measures_page(page: PageDep) -> HTMLResponse:
         chapters=chapters,
         chapter_bars=[(row.title, row.precision, row.recall) for row in chapters[:12]],
         drift=drift,
+        talk=talk,
+        answers=ANSWERS,
         daily_precision=[(day, value) for day, _, value, _ in days if value is not None],
         daily_seconds=[(day, value) for day, _, _, value in days],
     )

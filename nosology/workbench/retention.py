@@ -1,7 +1,8 @@
 """Deletion of notes: by an admin, or a number of days after they were finished.
 
-The documents, codings with evidence, and decisions of a note are deleted, and what identifies the patient. The row in
-`notes` stays with counts and times, and the audit log has an entry. The triggers of the database allow nothing else.
+The documents, codings with evidence, decisions, comments and queries of a note are deleted, and what identifies the
+patient. The row in `notes` stays with counts and times, and the audit log has an entry. The triggers of the database
+allow nothing else.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from nosology.workbench.audit_log import log_access_in
 from nosology.workbench.database import (
     batches,
     codings,
+    comments,
     decisions,
     documents,
     notes,
+    queries,
+    query_events,
     read_transaction,
     write_transaction,
 )
@@ -43,7 +47,7 @@ def delete_note(connection: Connection, note_id: int, user: int | None, address:
     values |= {"assignee_id": None, "coding": "cancelled" if note.coding == "waiting" else note.coding}
     connection.execute(update(notes).where(notes.c.id == note_id).values(**values))
     came = connection.scalars(select(documents.c.batch_id).where(documents.c.note_id == note_id).distinct()).all()
-    for table in (documents, codings, decisions):
+    for table in (documents, codings, decisions, comments, query_events, queries):
         connection.execute(delete(table).where(table.c.note_id == note_id))
     others = select(documents.c.id).where(documents.c.batch_id == batches.c.id).exists()
     # The name of a batch is that of a file, or the id of its only document.

@@ -49,6 +49,7 @@ FIELDS = {  # the details of each action that a client sends; the other actions 
     "approve": ("override",),
     "withdraw": ("document",),
     "encounter": ("encounter",),
+    "return": ("explanation",),
 }
 MAX_OVERRIDE = 500  # characters of a reason
 _CLOSED = ("done", "preaccepted")
@@ -62,7 +63,9 @@ class NotFound(ReviewError):
 class Review(AssignedCodes):
     """The state of a note: chosen codes in order, rejected codes with reasons, status, assignee and version.
 
-    removed: evidence that a person took away, by code. held_from: the status to which a note on hold returns.
+    removed: evidence that a person took away, by code. held_from: the status to which a note on hold returns;
+    held_for: the query for whose answer it waits. coded_by: who finished it, before second review.
+    sent_back: why second review sent it back, until it is finished again.
     second_of: who asked for a second review that nobody has approved yet. keys: of decisions; a decision that is sent
     again has the same key. documents: the state of those that are not current, by id. encounter: the data of the
     encounter that people have set; None: that they have cleared. action, user and previous: the last action, whose it
@@ -76,6 +79,10 @@ class Review(AssignedCodes):
     version: int = 0
     finished_by: int | None = None
     held_from: str = ""
+    held_for: int | None = None
+    coded_by: int | None = None
+    sent_back: str = ""
+    sent_back_by: int | None = None
     second_of: int | None = None
     documents: Mapping[int, str] = field(default_factory=dict)
     encounter: Mapping[str, Any] = field(default_factory=dict)
@@ -289,27 +296,29 @@ def _status_change(before: tuple[str, ...], after: str) -> Action:
 
 def _hold(review: Review, details: Details, user: int | None, length: int) -> Review:
     held = _status_change(("new", "open", "second"), "held")(review, details, user, length)
-    return replace(held, held_from=review.status, finished_by=review.finished_by)
+    query = details.get("query")
+    return replace(held, held_from=review.status, finished_by=review.finished_by, held_for=query)
 
 
 def _resume(review: Review, details: Details, user: int | None, length: int) -> Review:
     """A second review on hold stays one, and the person who asked for it still cannot approve it."""
     status = "second" if review.held_from == "second" else "open"
     resumed = _status_change(("held",), status)(review, details, user, length)
-    return replace(resumed, held_from="", finished_by=review.finished_by)
+    return replace(resumed, held_from="", held_for=None, finished_by=review.finished_by)
 
 
 def _second(review: Review, details: Details, user: int | None, length: int) -> Review:
     asked = _status_change(("new", "open", "preaccepted", "done"), "second")(review, details, user, length)
-    return replace(asked, second_of=user)
+    coded_by = review.coded_by if review.status == "done" else user
+    return replace(asked, second_of=user, coded_by=coded_by, sent_back="", sent_back_by=None)
 
 
 def _finish(review: Review, details: Details, user: int | None, length: int) -> Review:
     """A note whose second review is still due goes back to it."""
     _check_override(details)
-    if review.second_of is not None:
-        return _status_change(("new", "open"), "second")(review, details, user, length)
-    return _status_change(("new", "open"), "done")(review, details, user, length)
+    after = "done" if review.second_of is None else "second"
+    finished = _status_change(("new", "open"), after)(review, details, user, length)
+    return replace(finished, coded_by=user, sent_back="", sent_back_by=None)
 
 
 def _approve(review: Review, details: Details, user: int | None, length: int) -> Review:
@@ -318,6 +327,18 @@ def _approve(review: Review, details: Details, user: int | None, length: int) ->
         raise ReviewError("a second review is another person's task: you asked for this one")
     done = _status_change(("second", "preaccepted"), "done")(review, details, user, length)
     return replace(done, second_of=None)
+
+
+def _return(review: Review, details: Details, user: int | None, length: int) -> Review:
+    """The note is its coder's again, with the reason. Its second review stays due."""
+    reason = details.get("explanation", "")
+    if not isinstance(reason, str) or not reason.strip() or len(reason) > MAX_OVERRIDE:
+        raise ReviewError(f"a note is sent back with an explanation of 1 to {MAX_OVERRIDE} characters")
+    if user is not None and user in (review.finished_by, review.second_of):
+        raise ReviewError("a second review is another person's task: you asked for this one")
+    opened = _status_change(("second",), "open")(review, details, user, length)
+    coder = review.coded_by if review.coded_by is not None else review.second_of
+    return replace(opened, assignee=coder, sent_back=reason.strip(), sent_back_by=user)
 
 
 def _check_override(details: Details) -> None:
@@ -387,6 +408,7 @@ ACTIONS: dict[str, Action] = {
     "second": _second,
     "finish": _finish,
     "approve": _approve,
+    "return": _return,
     "reopen": _status_change(("done", "preaccepted", "second"), "open"),
     "preaccept": _preaccept,
     "document": _document,

@@ -35,6 +35,7 @@ MAX_REQUEST_BYTES = 64 * 1024 * 1024
 MAX_SIGN_IN_BYTES = 16 * 1024  # of a request of somebody who is not signed in
 # Paths for which nobody has to be signed in. The body of any other request is not read before its user is known.
 PUBLIC_PATHS = ("/login", "/oidc/", "/health/", "/metrics", "/static/", "/api/openapi.json")
+PHYSICIAN_PATHS = ("queries", "password", "sessions", "lock", "logout")  # first parts of the paths of that role
 MAX_ID = 2**31 - 1  # of the database's integers
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; font-src 'self'; "
@@ -54,6 +55,10 @@ SECURITY_HEADERS = {
 
 class NotAuthenticated(NosologyError):
     """Nobody is signed in."""
+
+
+class NotForPhysicians(Forbidden):
+    """A page or a part of the API that the role physician does not have."""
 
 
 class PasswordChangeRequired(Forbidden):
@@ -94,7 +99,14 @@ async def current_user(request: Request) -> User:
         await _check_csrf(request, user)
     if user.must_change and request.url.path not in ("/password", "/logout"):
         raise PasswordChangeRequired("change the one-time password first")
+    if user.role == "physician" and not _is_for_physicians(request.url.path):
+        raise NotForPhysicians("physicians answer queries; everything else is for coders")
     return user
+
+
+def _is_for_physicians(path: str) -> bool:
+    """Whether a physician may open a path. What is not listed is refused, whatever is added later."""
+    return path.partition("/")[2].partition("/")[0] in PHYSICIAN_PATHS
 
 
 def _require_scope(scope: str) -> Any:

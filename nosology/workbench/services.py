@@ -31,6 +31,7 @@ from nosology.workbench import cases
 from nosology.workbench.accounts import ROLES, User
 from nosology.workbench.audit_log import log_access
 from nosology.workbench.coding import BackgroundCoder, CoderPool, cancel_batch, resume_batch
+from nosology.workbench.conversation import load_conversation
 from nosology.workbench.database import (
     coders,
     insert_row,
@@ -232,7 +233,7 @@ class Services:
 
         The action claim accepts the proposed claim: one decision for each of its codes that nobody has decided on.
         """
-        if action == "approve" and not user.has_role("reviewer"):
+        if action in ("approve", "return") and not user.has_role("reviewer"):
             raise Forbidden("a second review is for people with the role reviewer")
         if action in ("preaccept", "document"):
             raise Forbidden("only the triage rule pre-accepts notes, and only an import adds documents")
@@ -241,8 +242,8 @@ class Services:
         with read_transaction(self.engine) as connection:
             case = cases.load_case(connection, note_id)
         is_current = case.review.version == version  # else the answer is a conflict, whatever else is wrong
-        if is_current and case.review.assignee not in (None, user.id) and not user.has_role("reviewer"):
-            raise Forbidden("the note is assigned to somebody else; a reviewer can change it or assign it to you")
+        if is_current:
+            check_assignee(user, case)
         if action == "claim":
             return self._accept_claim(user, case, version)
         if values.get("key") and values["key"] in case.review.keys:
@@ -284,9 +285,16 @@ class Services:
         """The coded encounter as a file; the export is logged."""
         with read_transaction(self.engine) as connection:
             case, history = cases.load_case(connection, note_id), cases.decision_history(connection, note_id)
-        response = export_case(case, history, form)
+            talk = load_conversation(connection, note_id)
+        response = export_case(case, history, form, talk)
         log_access(self.engine, user.id, f"export {form}", note_id, address)
         return response
+
+
+def check_assignee(user: User, case: cases.Case) -> None:
+    """Raises Forbidden if the note is somebody else's and the user is no reviewer."""
+    if case.review.assignee not in (None, user.id) and not user.has_role("reviewer"):
+        raise Forbidden("the note is assigned to somebody else; a reviewer can change it or assign it to you")
 
 
 class UnfinishedCodes(ReviewError):

@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, or_, select
 
 from nosology.workbench.append_only import DELETED
+from nosology.workbench.conversation import FILTERS, QUEUE_COLUMNS
 from nosology.workbench.database import documents, notes, users
 from nosology.workbench.review import STATUSES
 
@@ -33,11 +34,13 @@ class QueueFilter:
     site: str = ""
     batch: int = 0
     order: str = "oldest"
+    talk: str = ""  # what is going on: a name of conversation.FILTERS, or ""
     statuses: tuple[str, ...] | None = None  # instead of status; empty: all
     ref: str = field(default="", repr=False)  # part of an id; never in a URL, because an id may identify a patient
 
     def __post_init__(self) -> None:
         valid = {"status": {*STATUSES, "all", ""}, "mine": {"me", "nobody", ""}, "order": set(ORDERS)}
+        valid["talk"] = {*FILTERS, ""}
         for name, allowed in valid.items():
             if getattr(self, name) not in allowed:
                 object.__setattr__(self, name, "oldest" if name == "order" else "")
@@ -45,7 +48,7 @@ class QueueFilter:
     @property
     def query(self) -> str:
         """The filter as the query of a URL, without defaults."""
-        values = {name: getattr(self, name) for name in ("status", "mine", "site", "batch", "order")}
+        values = {name: getattr(self, name) for name in ("status", "mine", "site", "batch", "talk", "order")}
         return urlencode({name: value for name, value in values.items() if value and value != "oldest"})
 
     def conditions(self, user: int) -> list[ColumnElement[bool]]:
@@ -59,6 +62,8 @@ class QueueFilter:
             found.append(notes.c.site == self.site)
         if self.batch:
             found.append(notes.c.batch_id == self.batch)
+        if self.talk:
+            found.append(FILTERS[self.talk])
         if self.ref:
             found.append(notes.c.ref.icontains(self.ref, autoescape=True))
         return found
@@ -84,7 +89,7 @@ def _comes_after(order: str, row: Row) -> ColumnElement[bool]:
 def select_queue(connection: Connection, wanted: QueueFilter, user: int, *, page: int = 0) -> list[Row]:
     """One page of the queue, each row with the name of its assignee and its number of documents."""
     count = select(func.count(documents.c.ref.distinct())).where(documents.c.note_id == notes.c.id).scalar_subquery()
-    query = select(notes, users.c.name.label("assignee"), count.label("documents"))
+    query = select(notes, users.c.name.label("assignee"), count.label("documents"), *QUEUE_COLUMNS)
     query = query.join(users, users.c.id == notes.c.assignee_id, isouter=True).where(*wanted.conditions(user))
     return list(connection.execute(query.order_by(*_order_by(wanted.order)).limit(PAGE_SIZE).offset(page * PAGE_SIZE)))
 

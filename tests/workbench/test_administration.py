@@ -25,10 +25,10 @@ from nosology.workbench.database import (
     coders,
     codings,
     decisions,
+    documents,
     notes,
     open_database,
     read_transaction,
-    documents,
     users,
     write_transaction,
 )

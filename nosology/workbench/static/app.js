@@ -56,7 +56,7 @@ function nextUrl() {
   return note ? `/next?after=${note.dataset.note}&${note.dataset.queue}` : document.getElementById("next")?.href ?? "/next";
 }
 
-const rows = () => [...document.querySelectorAll("table.list tbody tr a[href^='/notes/']")];
+const rows = () => [...document.querySelectorAll("table.list tbody tr a[href^='/notes/'], table.list tbody tr a[href^='/queries/']")];
 
 document.addEventListener("keydown", (event) => {
   if (!isShortcut(event) || document.querySelector("dialog[open]")) return;

@@ -102,7 +102,7 @@ function order(key, step) {
   decide({ action: "order", codes: JSON.stringify(keys) }, `${name(key)} is number ${to + 1}`);
 }
 
-const name = (key) => key.split(":")[1];
+export const name = (key) => key.split(":")[1];
 
 function openBook(key, instead = "") {
   const [system, code] = key.split(":");
@@ -248,6 +248,8 @@ function remember() {
   marked = start !== null && end !== null && start < end ? { start, end } : null;
 }
 document.addEventListener("selectionchange", remember);
+/** The selected characters of the note, {start, end}, or null. */
+export function selection() { remember(); return marked; }
 function forget() {
   marked = null;
   getSelection().removeAllRanges();
