@@ -1,8 +1,8 @@
 """Agreement of two people who coded the same notes: Cohen's kappa, Krippendorff's alpha, percent agreement.
 
 A unit of percent agreement, kappa and nominal alpha is a pair (note, code) over the candidates of each note: the codes
-that the first person, the second person or the model named. Its value is 1 if a person assigned the code, else 0. A unit
-of the alpha of sets is a note, its value the set of assigned codes, and the distance of two sets is MASI.
+that the first person, the second person or the model named. Its value is 1 if a person assigned the code, else 0. A
+unit of the alpha of sets is a note, its value the set of assigned codes, and the distance of two sets is MASI.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def krippendorff_alpha(
 ) -> float | None:
     """Krippendorff's alpha of units, each with the values that any number of people gave it; None: undefined.
 
-    Units with fewer than two values do not count. distance: 0 for equal values; by default 1 for different ones. This is
-    the definition, quadratic in the number of values; `measure_agreement` computes the same for two people faster.
+    Units with fewer than two values do not count. distance: 0 for equal values; by default 1 for different ones. This
+    is the definition, quadratic in the number of values; `measure_agreement` computes the same for two people faster.
     """
     paired = [list(unit) for unit in units if len(unit) > 1]
     values = [value for unit in paired for value in unit]
@@ -161,7 +161,7 @@ def _binary_alpha(tables: np.ndarray) -> np.ndarray:
 
 
 def _alpha(observed: np.ndarray, pair_distances: np.ndarray, units: np.ndarray) -> np.ndarray:
-    """1 - Do / De of the mean distance within units, and the sum of distances of all ordered pairs of 2 x units values."""
+    """1 - Do / De, of the mean distance within units and the sum over all ordered pairs of the 2 x units values."""
     values = 2 * units
     return 1 - _ratio(observed * values * (values - 1), pair_distances)
 

@@ -27,10 +27,14 @@ RIGHTS = {
         "import notes, cancel and resume batches, export encounters",
         "create API tokens of their own",
     ),
-    "reviewer": ("approve second reviews and pre-accepted notes", "see the triage page"),
+    "reviewer": (
+        "approve second reviews and pre-accepted notes",
+        "choose notes for double coding, adjudicate them, see the agreement of coders",
+        "see the triage page",
+    ),
     "admin": (
         "add and disable users, change roles, reset passwords",
-        "set the triage rule, the length of sessions and the retention of notes",
+        "set the triage rule, the share of double coding, the length of sessions and the retention of notes",
         "delete notes",
         "read the audit log",
     ),

@@ -130,6 +130,7 @@ class QueuedNote(ResponseBody):
     confidence: float | None
     codes: int
     finished: float | None
+    double_of: int | None = None  # the note of which this is a copy for double coding
 
 
 class QueuePage(ResponseBody):

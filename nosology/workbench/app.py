@@ -33,8 +33,9 @@ from nosology.core import ConfigError, ConflictError, NosologyError, __version__
 from nosology.core.files import check_parent_folder
 from nosology.models.bundle import is_day_one, read_manifest
 from nosology.serving.coder import release_translator
-from nosology.workbench import administration, api, pages, pages_accounts
+from nosology.workbench import administration, api, api_double, pages, pages_accounts, pages_double
 from nosology.workbench.accounts import ONE_TIME_HOURS, create_admin
+from nosology.workbench.blind_access import BlindNote
 from nosology.workbench.cases import count_by_status
 from nosology.workbench.coding import CoderBusyError
 from nosology.workbench.database import StoreGoneError, check_store, is_damaged, notes, read_transaction, store_errors
@@ -57,6 +58,7 @@ SHUTDOWN_SECONDS = 30  # that running requests may take at the end
 STATUS_CODES = {
     NotAuthenticated: 401,
     Forbidden: 403,
+    BlindNote: 403,
     NotFound: 404,
     ConflictError: 409,
     CoderBusyError: 503,
@@ -98,7 +100,8 @@ def create_app(settings: ServerSettings, services: Services | None = None) -> Fa
         redoc_url=None,
     )
     app.state.templates = template_environment()
-    for part in (router, api.router, pages_accounts.router, administration.router, pages.router):
+    parts = (router, api.router, api_double.router, pages_accounts.router, administration.router, pages_double.router)
+    for part in (*parts, pages.router):
         app.include_router(part)
     app.mount(static_path(), CachedStaticFiles(directory=STATIC_FOLDER), name="static")
     app.add_middleware(AuthenticationMiddleware, refuse=_expected_error)

@@ -27,7 +27,12 @@ from nosology.workbench.database import (
 from nosology.workbench.review import Details, NotFound, Review, apply_decision, parse_code, replay
 
 # Statements of every request are built once: building them takes SQLAlchemy longer than SQLite needs to run them.
-_NOTE = select(notes, texts.c.text).join(texts, texts.c.note_id == notes.c.id).where(notes.c.id == bindparam("note"))
+# A copy for double coding has the text and the codings of its original.
+_NOTE = (
+    select(notes, texts.c.text)
+    .join(texts, texts.c.note_id == func.coalesce(notes.c.double_of, notes.c.id))
+    .where(notes.c.id == bindparam("note"))
+)
 _CODING = (
     select(codings.c.suggestions, codings.c.made, *(c.label(f"coder_{c.name}") for c in coders.c))
     .join(coders, coders.c.id == codings.c.coder_id)
@@ -43,7 +48,9 @@ _DECISIONS = (
 _ADD_DECISION = insert(decisions)
 _SUMMARY = update(notes).where(notes.c.id == bindparam("note"))
 _STATUS_COUNTS = (
-    select(notes.c.status, func.count().label("number")).where(notes.c.status != DELETED).group_by(notes.c.status)
+    select(notes.c.status, func.count().label("number"))
+    .where(notes.c.status != DELETED, notes.c.double_of.is_(None))
+    .group_by(notes.c.status)
 )
 _ASSIGNEES = select(users.c.id, users.c.name, users.c.role).where(users.c.disabled.is_(False)).order_by(users.c.name)
 _SITES = select(notes.c.site).where(notes.c.site.is_not(None)).distinct().order_by(notes.c.site)
@@ -167,7 +174,7 @@ def load_case(connection: Connection, note_id: int) -> Case:
     if note is None:
         is_deleted = connection.scalar(select(notes.c.status).where(notes.c.id == note_id)) == DELETED
         raise NotFound("the note was deleted" if is_deleted else "there is no such note")
-    coding = connection.execute(_CODING, {"note": note_id}).mappings().first()
+    coding = connection.execute(_CODING, {"note": note["double_of"] or note_id}).mappings().first()
     past = [(row.action, row.details, row.user_id) for row in connection.execute(_DECISIONS, {"note": note_id})]
     review = replay(past, length=len(note["text"]))
     suggestions = [suggestion_from_json(value, note["text"]) for value in coding["suggestions"]] if coding else []
@@ -293,7 +300,7 @@ def decision_history(connection: Connection, note_id: int) -> list[RowMapping]:
 
 
 def count_by_status(connection: Connection) -> dict[str, int]:
-    """The number of notes per status."""
+    """The number of notes per status, without copies for double coding."""
     return {row.status: row.number for row in connection.execute(_STATUS_COUNTS)}
 
 

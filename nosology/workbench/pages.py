@@ -14,7 +14,9 @@ from sqlalchemy import select
 from nosology.core import SYSTEMS, Code, ConflictError, NosologyError, Note, ReviewError
 from nosology.workbench import cases, coding, measures, triage
 from nosology.workbench.audit_log import shown_notes
+from nosology.workbench.blind_access import load_pair
 from nosology.workbench.database import notes
+from nosology.workbench.double_coding import count_finished_pairs
 from nosology.workbench.page_html import AdminPage, PageContext, PageDep, ReviewerPage, annotate_note
 from nosology.workbench.proposals import claim_evidence
 from nosology.workbench.review import NotFound
@@ -60,6 +62,7 @@ def _render_queue(page: PageContext, wanted: QueueFilter, *, number: int = 0) ->
     with page.reading() as connection:
         rows = select_queue(connection, wanted, page.user.id, page=number)
         counts, sites = cases.count_by_status(connection), cases.list_sites(connection)
+        to_adjudicate = count_finished_pairs(connection) if page.user.has_role("reviewer") else 0
     page.log("queue", object=shown_notes(row.id for row in rows))
     return page.render(
         "queue.html",
@@ -69,6 +72,7 @@ def _render_queue(page: PageContext, wanted: QueueFilter, *, number: int = 0) ->
         number=number,
         ref=wanted.ref,
         filters=wanted,
+        to_adjudicate=to_adjudicate,
         more=len(rows) == PAGE_SIZE,
     )
 
@@ -115,6 +119,7 @@ def _render_case(
 ) -> HTMLResponse:
     with page.reading() as connection:
         people = cases.list_assignees(connection)
+        values["pair"] = load_pair(connection, case.note["id"])
     values |= {"case": case, "panel": build_panel(case), "claim": build_claim_panel(case)}
     values |= {"people": people, "queue": wanted.query}
     values |= {"message": message, "conflict": status == 409, "override": override}
