@@ -31,11 +31,12 @@ RIGHTS = {
     ),
     "reviewer": (
         "approve second reviews and pre-accepted notes, send notes back to their coder",
+        "choose notes for double coding, adjudicate them, see the agreement of coders",
         "see the triage page",
     ),
     "admin": (
         "add and disable users, change roles, reset passwords",
-        "set the triage rule, the length of sessions and the retention of notes",
+        "set the triage rule, the share of double coding, the length of sessions and the retention of notes",
         "delete notes",
         "read the audit log",
     ),

@@ -11,6 +11,7 @@ from sqlalchemy import select
 from nosology.core import NosologyError
 from nosology.workbench.accounts import apply_session_limits
 from nosology.workbench.database import notes
+from nosology.workbench.double_coding import load_double_coding_rule
 from nosology.workbench.page_html import AdminPage, PageContext
 from nosology.workbench.retention import count_deleted, delete_expired, delete_note
 from nosology.workbench.review import NotFound
@@ -36,7 +37,8 @@ def settings_page(page: AdminPage) -> HTMLResponse:
 def _render(page: PageContext, *, message: str = "", error: str = "") -> HTMLResponse:
     with page.reading() as connection:
         limits, rule, deleted = load_session_limits(connection), load_retention(connection), count_deleted(connection)
-    return page.render("settings.html", limits=limits, rule=rule, deleted=deleted, message=message, error=error)
+        values = {"limits": limits, "rule": rule, "deleted": deleted, "double": load_double_coding_rule(connection)}
+    return page.render("settings.html", **values, message=message, error=error)
 
 
 @router.post("/settings/sessions")

@@ -15,7 +15,7 @@ from nosology.core import Note
 from nosology.workbench import api_schemas as schemas
 from nosology.workbench import measures
 from nosology.workbench.audit_log import log_access, shown_notes
-from nosology.workbench.cases import count_by_status, decision_history, load_case
+from nosology.workbench.cases import count_by_status, decision_history
 from nosology.workbench.coding import batch_progress
 from nosology.workbench.database import notes, read_transaction
 from nosology.workbench.encounter_services import ImportedNotes
@@ -136,10 +136,9 @@ def list_decisions(
     services: ServicesDep, user: ReadUser, address: AddressDep, note_id: RowId
 ) -> list[schemas.PastDecision]:
     """The history of a note."""
+    services.read_case(user, note_id, address, "history")
     with read_transaction(services.engine) as connection:
-        load_case(connection, note_id)
         rows = decision_history(connection, note_id)
-    log_access(services.engine, user.id, "history", note_id, address)
     return [schemas.PastDecision.model_validate(dict(row)) for row in rows]
 
 
@@ -240,7 +239,8 @@ def read_measures(services: ServicesDep, user: ReadUser) -> schemas.AgreementRep
     with read_transaction(services.engine) as connection:
         reviewed = measures.load_reviewed_notes(connection)
         drift = measures.measure_drift(connection)
-        coded = connection.scalar(select(func.count()).where(notes.c.coding == "done")) or 0
+        is_coded = (notes.c.coding == "done", notes.c.double_of.is_(None))
+        coded = connection.scalar(select(func.count()).where(*is_coded)) or 0
     total = measures.total_agreement(reviewed)
     return schemas.AgreementReport(
         notes=len(reviewed),

@@ -172,6 +172,7 @@ class QueuedNote(ResponseBody):
     open_queries: int
     answered_queries: int
     comments: int
+    double_of: int | None = None  # the note of which this is a copy for double coding
 
 
 class QueuePage(ResponseBody):

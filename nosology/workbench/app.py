@@ -38,11 +38,14 @@ from nosology.workbench import (
     api,
     api_conversation,
     api_documents,
+    api_double,
     pages,
     pages_accounts,
     pages_conversation,
+    pages_double,
 )
 from nosology.workbench.accounts import ONE_TIME_HOURS, create_admin
+from nosology.workbench.blind_access import BlindNote
 from nosology.workbench.cases import count_by_status
 from nosology.workbench.coding import CoderBusyError
 from nosology.workbench.database import StoreGoneError, check_store, is_damaged, notes, read_transaction, store_errors
@@ -66,6 +69,7 @@ SHUTDOWN_SECONDS = 30  # that running requests may take at the end
 STATUS_CODES = {
     NotAuthenticated: 401,
     Forbidden: 403,
+    BlindNote: 403,
     NotFound: 404,
     ConflictError: 409,
     CoderBusyError: 503,
@@ -107,9 +111,10 @@ def create_app(settings: ServerSettings, services: Services | None = None) -> Fa
         redoc_url=None,
     )
     app.state.templates = template_environment()
-    for part in (router, api.router, api_documents.router, pages_accounts.router, administration.router, pages.router):
-        app.include_router(part)
-    for part in (api_conversation.router, pages_conversation.router):
+    for part in (
+        *(router, api.router, api_documents.router, api_double.router, api_conversation.router),
+        *(pages_accounts.router, administration.router, pages_double.router, pages_conversation.router, pages.router),
+    ):
         app.include_router(part)
     app.mount(static_path(), CachedStaticFiles(directory=STATIC_FOLDER), name="static")
     app.add_middleware(AuthenticationMiddleware, refuse=_expected_error)

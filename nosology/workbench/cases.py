@@ -25,7 +25,15 @@ from nosology.workbench.database import (
     users,
     write_transaction,
 )
-from nosology.workbench.documents import Document, document_row, encounter_text, load_documents, next_start, to_document
+from nosology.workbench.documents import (
+    Document,
+    document_row,
+    document_states,
+    encounter_text,
+    load_documents,
+    next_start,
+    to_document,
+)
 from nosology.workbench.encounter_data import complete_encounter
 from nosology.workbench.review import Details, NotFound, Review, apply_decision, parse_code, replay
 
@@ -46,7 +54,9 @@ _DECISIONS = (
 _ADD_DECISION = insert(decisions)
 _SUMMARY = update(notes).where(notes.c.id == bindparam("note"))
 _STATUS_COUNTS = (
-    select(notes.c.status, func.count().label("number")).where(notes.c.status != DELETED).group_by(notes.c.status)
+    select(notes.c.status, func.count().label("number"))
+    .where(notes.c.status != DELETED, notes.c.double_of.is_(None))
+    .group_by(notes.c.status)
 )
 OF_DOCUMENT = ("document", "document_date", "encounter", "withdrawn")  # columns of a document, not of its encounter
 _CAN_CODE = (users.c.disabled.is_(False), users.c.role.in_(LADDER))
@@ -196,12 +206,14 @@ def load_case(connection: Connection, note_id: int) -> Case:
     note = connection.execute(_NOTE, {"note": note_id}).mappings().first()
     if note is None or note["status"] == DELETED:
         raise NotFound("there is no such note" if note is None else "the note was deleted")
-    rows = load_documents(connection, note_id)
-    coding = connection.execute(_CODING, {"note": note_id}).mappings().first()
+    source = note["double_of"] or note_id  # a copy for double coding has the documents and codings of its original
+    rows = load_documents(connection, source)
+    coding = connection.execute(_CODING, {"note": source}).mappings().first()
     past = [(row.action, row.details, row.user_id) for row in connection.execute(_DECISIONS, {"note": note_id})]
     review = replay(past, length=rows[-1]["start"] + rows[-1]["length"] if rows else 0)
-    text = encounter_text(rows, review.documents)
-    parts = tuple(to_document(row, review.documents.get(row["id"], "current")) for row in rows)
+    states = review.documents if source == note_id else document_states(connection, [source])
+    text = encounter_text(rows, states)
+    parts = tuple(to_document(row, states.get(row["id"], "current")) for row in rows)
     suggestions = [suggestion_from_json(value, text) for value in coding["suggestions"]] if coding else []
     gone = [part for part in parts if not part.is_current]
     encounter = complete_encounter({**note["encounter"], **review.encounter})
@@ -276,7 +288,8 @@ def _decide(
         after = apply_decision(after, action, details, user, length=len(case.note["text"]))
         states.append(after)
         if action == "assign" and after.assignee is not None:
-            if not connection.scalar(select(users.c.id).where(users.c.id == after.assignee, *_CAN_CODE)):
+            is_coder = select(users.c.id).where(users.c.id == after.assignee, *_CAN_CODE)
+            if not connection.scalar(is_coder):
                 raise ReviewError("user must be the id of somebody who can sign in and code; got another number")
         if action == "accept" and parse_code(details) not in case.suggested:
             raise ReviewError("only what the coder has suggested can be accepted; add any other code")
@@ -292,8 +305,9 @@ def _write_decision(
     *,
     user: int | None,
     at: float | None = None,
+    is_copy: bool = False,
 ) -> None:
-    """Appends the decision and updates the note's row in the queue."""
+    """Appends the decision and updates the note's row in the queue; is_copy: of a note for double coding."""
     now = time.time() if at is None else at
     row = {"note_id": note_id, "version": after.version, "user_id": user, "at": now, "action": action}
     connection.execute(_ADD_DECISION, {**row, "details": dict(details)})
@@ -305,12 +319,22 @@ def _write_decision(
         "finished": now if after.status == "done" else None,
         "sent_back": bool(after.sent_back),
     }
-    if action in ("document", "withdraw"):
+    if action in ("document", "withdraw") and not is_copy:
         summary["coding"] = "waiting"
+        _write_in_copy(connection, note_id, action, details, user=user)
     if action == "encounter":
         known = connection.scalar(select(notes.c.encounter).where(notes.c.id == note_id)) or {}
         summary["encounter"] = {k: v for k, v in {**known, **after.encounter}.items() if v is not None}
     connection.execute(_SUMMARY, {"note": note_id, **summary})
+
+
+def _write_in_copy(connection: Connection, note_id: int, action: str, details: Details, *, user: int | None) -> None:
+    """Writes a change of documents in the copy of a note for double coding, if that is not closed."""
+    is_open = (notes.c.double_of == note_id, notes.c.status.not_in(("closed", DELETED)))
+    copy = connection.execute(select(notes.c.id, notes.c.version).where(*is_open)).first()
+    if copy is not None:
+        _, (after,) = _decide(connection, copy.id, [(action, details)], user=user, version=copy.version)
+        _write_decision(connection, copy.id, action, details, after, user=user, is_copy=True)
 
 
 def _conflict_message(connection: Connection, note_id: int, version: int) -> str:
@@ -340,7 +364,7 @@ def decision_history(connection: Connection, note_id: int) -> list[RowMapping]:
 
 
 def count_by_status(connection: Connection) -> dict[str, int]:
-    """The number of notes per status."""
+    """The number of notes per status, without copies for double coding."""
     return {row.status: row.number for row in connection.execute(_STATUS_COUNTS)}
 
 

@@ -36,6 +36,7 @@ from nosology.workbench.database import (
     write_transaction,
 )
 from nosology.workbench.documents import DocumentText, current_documents
+from nosology.workbench.double_coding import sample_coded_notes
 from nosology.workbench.review import NotFound
 from nosology.workbench.triage import expected_f1, load_calibration, load_triage_rule
 from nosology.workbench.uploads import coder_columns
@@ -386,6 +387,7 @@ def save_codings(
         for note_id, result in zip(note_ids, results):
             if note_id in waiting and rule.preaccepts(note_id, confidence[note_id]):
                 _preaccept(connection, note_id, result.suggestions, confidence[note_id])
+        sample_coded_notes(connection, waiting)
 
 
 def _preaccept(connection: Connection, note_id: int, suggestions: Sequence[Suggestion], confidence: float) -> None:

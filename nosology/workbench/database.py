@@ -129,6 +129,8 @@ notes = _table(  # encounters, each with one or more documents
     Column("codes", Integer, nullable=False),  # number of chosen codes
     Column("finished", Double),
     Column("sent_back", Boolean, nullable=False, server_default=sa.false()),  # by second review, not finished since
+    # The note of which this is a copy for double coding: both have the text and the codings of the note.
+    Column("double_of", Integer, ForeignKey("notes.id"), index=True, unique=True),
     sa.Index("ix_notes_status_received", "status", "received"),
     sa.Index("ix_notes_coding", "coding"),
     sa.Index("ix_notes_confidence", "confidence"),

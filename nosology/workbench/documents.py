@@ -142,13 +142,22 @@ class DocumentText:
     text: str
 
 
-def current_documents(connection: Connection, note_ids: Collection[int]) -> dict[int, list[DocumentText]]:
-    """The current documents of some encounters, in the order of arrival."""
-    gone = set()
+def document_states(connection: Connection, note_ids: Collection[int]) -> dict[int, str]:
+    """The documents of some encounters that were corrected or withdrawn, by id."""
+    states: dict[int, str] = {}
     changed = select(decisions.c.action, decisions.c.details)
     changed = changed.where(decisions.c.note_id.in_(note_ids), decisions.c.action.in_(("document", "withdraw")))
     for action, details in connection.execute(changed):
-        gone.add(details.get("replaces") if action == "document" else details.get("document"))
+        if action == "withdraw":
+            states[details["document"]] = "withdrawn"
+        elif "replaces" in details:
+            states[details["replaces"]] = "corrected"
+    return states
+
+
+def current_documents(connection: Connection, note_ids: Collection[int]) -> dict[int, list[DocumentText]]:
+    """The current documents of some encounters, in the order of arrival."""
+    gone = document_states(connection, note_ids)
     found: dict[int, list[DocumentText]] = {note_id: [] for note_id in note_ids}
     query = select(documents.c.note_id, documents.c.id, documents.c.start, documents.c.title, documents.c.text)
     for note_id, *values in connection.execute(

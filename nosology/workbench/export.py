@@ -17,6 +17,7 @@ from nosology.codes import describe, release_on
 from nosology.core import Code, CodeError, Evidence, Note, __version__
 from nosology.text.borders import join_documents
 from nosology.workbench.audit_log import log_command_reads
+from nosology.workbench.blind_access import open_originals
 from nosology.workbench.cases import Case, load_case
 from nosology.workbench.conversation import Conversation
 from nosology.workbench.database import notes, read_transaction
@@ -363,10 +364,12 @@ def _current_text(case: Case) -> tuple[str, Callable[[int], int | None]]:
 def reviewed_notes(engine: Engine) -> Iterator[Note]:
     """Every finished note with its final codes and the evidence that people marked; each read is logged.
 
-    Notes that only the triage rule accepted are left out: a coder must not be trained on its own output.
+    Notes that only the triage rule accepted are left out: a coder must not be trained on its own output. So are notes
+    whose double coding is not closed, and the copies.
     """
+    final = (notes.c.status == "done", notes.c.double_of.is_(None), notes.c.id.not_in(open_originals()))
     with read_transaction(engine) as connection:
-        ids = list(connection.scalars(select(notes.c.id).where(notes.c.status == "done").order_by(notes.c.id)))
+        ids = list(connection.scalars(select(notes.c.id).where(*final).order_by(notes.c.id)))
     log_command_reads(engine, "corpus", ids)
     for note_id in ids:
         with read_transaction(engine) as connection:

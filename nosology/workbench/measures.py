@@ -16,6 +16,7 @@ from sqlalchemy import Connection, RowMapping, select
 from nosology.claims.checks import PROCEDURES
 from nosology.codes import describe, table
 from nosology.core import Code
+from nosology.workbench.blind_access import open_originals
 from nosology.workbench.database import audit, codings, decisions, notes
 from nosology.workbench.review import replay
 from nosology.workbench.triage import ConfidenceCalibration, code_f1
@@ -50,6 +51,7 @@ def load_reviewed_notes(connection: Connection) -> list[ReviewedNote]:
     rows = connection.execute(
         select(notes.c.id, notes.c.finished)
         .where(notes.c.status == "done", notes.c.finished.is_not(None))
+        .where(notes.c.double_of.is_(None), notes.c.id.not_in(open_originals()))  # codes that are final
         .order_by(notes.c.finished.desc())
         .limit(MAX_NOTES)
     ).all()
@@ -57,10 +59,10 @@ def load_reviewed_notes(connection: Connection) -> list[ReviewedNote]:
     for first in range(0, len(rows), 500):
         part = rows[first : first + 500]
         ids = [row.id for row in part]
-        coded = _by_note(connection, select(codings).where(codings.c.note_id.in_(ids)).order_by(codings.c.id))
+        coded = rows_by_note(connection, select(codings).where(codings.c.note_id.in_(ids)).order_by(codings.c.id))
         query = select(decisions).where(decisions.c.note_id.in_(ids)).order_by(decisions.c.version)
-        decided = _by_note(connection, query)
-        opened = _by_note(connection, select(audit).where(audit.c.note_id.in_(ids), audit.c.what == "note"))
+        decided = rows_by_note(connection, query)
+        opened = rows_by_note(connection, select(audit).where(audit.c.note_id.in_(ids), audit.c.what == "note"))
         reviewed += [
             _reviewed_note(row.finished, coded[row.id][-1], decided.get(row.id, []), opened.get(row.id, []))
             for row in part
@@ -69,7 +71,8 @@ def load_reviewed_notes(connection: Connection) -> list[ReviewedNote]:
     return reviewed
 
 
-def _by_note(connection: Connection, query: Any) -> dict[int, list[RowMapping]]:
+def rows_by_note(connection: Connection, query: Any) -> dict[int, list[RowMapping]]:
+    """The rows of a query with a column note_id, by note."""
     rows: dict[int, list[RowMapping]] = {}
     for row in connection.execute(query).mappings():
         rows.setdefault(row["note_id"], []).append(row)
@@ -127,7 +130,7 @@ def agreement_by_code(reviewed: Sequence[ReviewedNote], limit: int = 25) -> list
 
 def agreement_by_chapter(reviewed: Sequence[ReviewedNote]) -> list[AgreementCounts]:
     """The agreement per chapter; all procedures are one group."""
-    return [AgreementCounts(name, title, *counts) for (name, title), counts in _count_by(reviewed, _chapter)]
+    return [AgreementCounts(name, title, *counts) for (name, title), counts in _count_by(reviewed, chapter_of)]
 
 
 def total_agreement(reviewed: Sequence[ReviewedNote]) -> AgreementCounts:
@@ -136,7 +139,7 @@ def total_agreement(reviewed: Sequence[ReviewedNote]) -> AgreementCounts:
     return AgreementCounts("all", "", *(groups[0][1] if groups else (0, 0, 0)))
 
 
-def _chapter(code: Code) -> tuple[str, str]:
+def chapter_of(code: Code) -> tuple[str, str]:
     """(name, title) of the chapter of a code."""
     if code.system in PROCEDURES:
         return "procedures", "Procedures"

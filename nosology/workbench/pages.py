@@ -14,9 +14,11 @@ from sqlalchemy import select
 from nosology.core import SYSTEMS, Code, ConflictError, NosologyError, Note, ReviewError
 from nosology.workbench import cases, coding, measures, triage
 from nosology.workbench.audit_log import shown_notes
+from nosology.workbench.blind_access import load_pair
 from nosology.workbench.conversation import load_conversation
 from nosology.workbench.database import notes
 from nosology.workbench.document_views import past_documents, show_documents
+from nosology.workbench.double_coding import count_finished_pairs
 from nosology.workbench.encounter_data import editable_fields
 from nosology.workbench.page_html import AdminPage, PageContext, PageDep, ReviewerPage
 from nosology.workbench.proposals import claim_evidence
@@ -66,6 +68,7 @@ def _render_queue(page: PageContext, wanted: QueueFilter, *, number: int = 0) ->
     with page.reading() as connection:
         rows = select_queue(connection, wanted, page.user.id, page=number)
         counts, sites = cases.count_by_status(connection), cases.list_sites(connection)
+        to_adjudicate = count_finished_pairs(connection) if page.user.has_role("reviewer") else 0
     page.log("queue", object=shown_notes(row.id for row in rows))
     return page.render(
         "queue.html",
@@ -75,6 +78,7 @@ def _render_queue(page: PageContext, wanted: QueueFilter, *, number: int = 0) ->
         number=number,
         ref=wanted.ref,
         filters=wanted,
+        to_adjudicate=to_adjudicate,
         more=len(rows) == PAGE_SIZE,
     )
 
@@ -123,6 +127,7 @@ def _render_case(
         people = cases.list_assignees(connection)
         values["talk"] = load_conversation(connection, case.note["id"])
         values["second"] = load_second_review(connection, case)
+        values["pair"] = load_pair(connection, case.note["id"])
     values |= {"case": case, "panel": build_panel(case), "claim": build_claim_panel(case)}
     values |= {"people": people, "queue": wanted.query, "about": editable_fields(case.note["encounter"])}
     values |= {"message": message, "conflict": status == 409, "override": override}

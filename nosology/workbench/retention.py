@@ -37,7 +37,10 @@ _CHUNK = 100  # notes per transaction
 
 
 def delete_note(connection: Connection, note_id: int, user: int | None, address: str, reason: str) -> None:
-    """Deletes a note; NotFound if there is none. reason: for the audit log."""
+    """Deletes a note, and its copy for double coding; NotFound if there is none. reason: for the audit log."""
+    copies = select(notes.c.id).where(notes.c.double_of == note_id, notes.c.status != DELETED)
+    for copy in connection.scalars(copies).all():
+        delete_note(connection, copy, user, address, f"{reason}, with its note")
     note = connection.execute(select(notes).where(notes.c.id == note_id, notes.c.status != DELETED)).first()
     if note is None:
         raise NotFound("there is no such note")
@@ -61,7 +64,8 @@ def delete_expired(engine: Engine, now: float | None = None) -> int:
     if not days:
         return 0
     latest, number = (time.time() if now is None else now) - days * 86_400, 0
-    expired = select(notes.c.id).where(notes.c.status == "done", notes.c.finished < latest).limit(_CHUNK)
+    is_expired = (notes.c.status == "done", notes.c.finished < latest, notes.c.double_of.is_(None))
+    expired = select(notes.c.id).where(*is_expired).limit(_CHUNK)
     while True:
         with write_transaction(engine) as connection:
             ids = connection.scalars(expired).all()

@@ -21,6 +21,7 @@ STATUSES = {
     "second": "second review",
     "preaccepted": "pre-accepted",
     "done": "done",
+    "closed": "closed",  # a copy for double coding, once both codings are one
 }
 REASONS = {
     "not_documented": "not documented in the note",
@@ -52,7 +53,7 @@ FIELDS = {  # the details of each action that a client sends; the other actions 
     "return": ("explanation",),
 }
 MAX_OVERRIDE = 500  # characters of a reason
-_CLOSED = ("done", "preaccepted")
+_CLOSED = ("done", "preaccepted", "closed")
 
 
 class NotFound(ReviewError):
@@ -390,6 +391,26 @@ def _preaccept(review: Review, details: Details, user: int | None, length: int) 
     return replace(review, chosen=tuple(AssignedCode(code, "triage") for code in codes), status="preaccepted")
 
 
+def _adjudicate(review: Review, details: Details, user: int | None, length: int) -> Review:
+    """The final codes of a note that two people have coded; `choices` of the details say who was right about what."""
+    _check_override(details)
+    if review.status != "done":
+        raise ReviewError("only a finished note is adjudicated")
+    chosen = tuple(_final_code(value, length) for value in details.get("final", ()))
+    if len({item.code for item in chosen}) < len(chosen):
+        raise ReviewError("final must have each code once")
+    rejected = {code: reason for code, reason in review.rejected.items() if all(code != it.code for it in chosen)}
+    return replace(review, chosen=chosen, rejected=rejected, finished_by=user)
+
+
+def _final_code(value: Details, length: int) -> AssignedCode:
+    pairs = ({"start": start, "end": end} for start, end in value.get("evidence", ()))
+    spans = tuple(span for pair in pairs for span in _evidence_spans(pair, length))
+    instead_of = parse_code(value, "instead_of") if value.get("instead_of") else None
+    origin, poa, rule = (str(value.get(name, "")) for name in ("origin", "poa", "rule"))
+    return AssignedCode(_known_code(value), origin, poa, spans, instead_of, rule)
+
+
 ACTIONS: dict[str, Action] = {
     "accept": _accept,
     "reject": _reject,
@@ -414,4 +435,6 @@ ACTIONS: dict[str, Action] = {
     "document": _document,
     "withdraw": _withdraw,
     "encounter": _encounter,
+    "adjudicate": _adjudicate,
+    "close": _status_change(("done",), "closed"),
 }

@@ -27,7 +27,7 @@ from nosology.codes import releases, table
 from nosology.core import SYSTEMS, Code, ConfigError, NosologyError, Note, ReviewError, __version__
 from nosology.corpora.plain_text import check_text
 from nosology.models.bundle import MANIFEST, Bundle, is_day_one, read_manifest
-from nosology.workbench import cases
+from nosology.workbench import blind_access, cases, double_coding
 from nosology.workbench.accounts import ROLES, User
 from nosology.workbench.audit_log import log_access
 from nosology.workbench.coding import BackgroundCoder, CoderPool, cancel_batch, resume_batch
@@ -53,6 +53,12 @@ from nosology.workbench.store_settings import load_server_key
 from nosology.workbench.work_queue import QueueFilter, Reservations, next_note
 
 PROBE_SECONDS = 5.0  # for which the result of a health check is used again
+INTERNAL_ACTIONS = {  # that no client sends as a decision
+    "preaccept": "only the triage rule pre-accepts notes",
+    "document": "only an import adds documents",
+    "adjudicate": "two codings become one on the page of their adjudication",
+    "close": "a copy is closed when its double coding is",
+}
 CONNECTIONS = 8  # opened at the start, a few more than concurrent requests
 
 
@@ -225,6 +231,7 @@ class Services:
         """The case of a note; the access is logged."""
         with read_transaction(self.engine) as connection:
             case = cases.load_case(connection, note_id)
+            blind_access.check_readable(connection, note_id, user.id)
         log_access(self.engine, user.id, what, note_id, address)
         return case
 
@@ -235,19 +242,21 @@ class Services:
         """
         if action in ("approve", "return") and not user.has_role("reviewer"):
             raise Forbidden("a second review is for people with the role reviewer")
-        if action in ("preaccept", "document"):
-            raise Forbidden("only the triage rule pre-accepts notes, and only an import adds documents")
+        if action in INTERNAL_ACTIONS:
+            raise Forbidden(INTERNAL_ACTIONS[action])
         if action == "withdraw" and not user.has_role("reviewer"):
             raise Forbidden("documents are withdrawn by people with the role reviewer")
         with read_transaction(self.engine) as connection:
             case = cases.load_case(connection, note_id)
+            pair = blind_access.check_readable(connection, note_id, user.id)
+            if values.get("key") and values["key"] in case.review.keys:
+                return case  # sent again, because the answer was lost
+            blind_access.check_decision(connection, pair, note_id, action, values.get("user"))
         is_current = case.review.version == version  # else the answer is a conflict, whatever else is wrong
         if is_current:
             check_assignee(user, case)
         if action == "claim":
             return self._accept_claim(user, case, version)
-        if values.get("key") and values["key"] in case.review.keys:
-            return case  # sent again, because the answer was lost
         details = {name: values[name] for name in FIELDS.get(action, ()) if name in values}
         if action == "withdraw":
             details = withdrawal_details(case, values.get("document"))
@@ -256,8 +265,10 @@ class Services:
         if values.get("key"):
             details["key"] = values["key"]
         if action in ("finish", "approve") and is_current:
-            _check_finished(case, details)
+            check_finished(case, details)
         after = cases.record_decision(self.engine, note_id, action, details, user=user.id, version=version)
+        if action == "finish" and pair is not None:
+            double_coding.settle(self.engine, pair, user.id)
         if action not in ("withdraw", "encounter"):
             return after
         self.background.notify()
@@ -285,7 +296,10 @@ class Services:
         """The coded encounter as a file; the export is logged."""
         with read_transaction(self.engine) as connection:
             case, history = cases.load_case(connection, note_id), cases.decision_history(connection, note_id)
+            pair = blind_access.check_readable(connection, note_id, user.id)
             talk = load_conversation(connection, note_id)
+        if case.note["double_of"] or (pair is not None and pair.phase != blind_access.CLOSED):
+            raise ReviewError("the note is exported when its double coding is closed, with the final codes")
         response = export_case(case, history, form, talk)
         log_access(self.engine, user.id, f"export {form}", note_id, address)
         return response
@@ -301,7 +315,7 @@ class UnfinishedCodes(ReviewError):
     """The codes of a note have errors; an override with a reason finishes it all the same."""
 
 
-def _check_finished(case: cases.Case, details: Mapping[str, Any]) -> None:
+def check_finished(case: cases.Case, details: Mapping[str, Any]) -> None:
     """Raises UnfinishedCodes for a note without codes, or with codes that cannot be billed or exclude each other."""
     if details.get("override"):
         return

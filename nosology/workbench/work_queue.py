@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, or_, select
 
 from nosology.workbench.append_only import DELETED
+from nosology.workbench.blind_access import barred_notes, is_listed, shown_codes
 from nosology.workbench.conversation import FILTERS, QUEUE_COLUMNS
 from nosology.workbench.database import documents, notes, users
 from nosology.workbench.review import STATUSES
@@ -55,7 +56,7 @@ class QueueFilter:
         """The conditions of the notes that the filter shows to a user."""
         statuses = () if self.status == "all" else (self.status,) if self.status else TO_DO
         statuses = statuses if self.statuses is None else self.statuses
-        found = [notes.c.status.in_(statuses) if statuses else notes.c.status != DELETED]
+        found = [notes.c.status.in_(statuses) if statuses else notes.c.status != DELETED, is_listed(user)]
         if self.mine:
             found.append(notes.c.assignee_id == user if self.mine == "me" else notes.c.assignee_id.is_(None))
         if self.site:
@@ -88,8 +89,10 @@ def _comes_after(order: str, row: Row) -> ColumnElement[bool]:
 
 def select_queue(connection: Connection, wanted: QueueFilter, user: int, *, page: int = 0) -> list[Row]:
     """One page of the queue, each row with the name of its assignee and its number of documents."""
-    count = select(func.count(documents.c.ref.distinct())).where(documents.c.note_id == notes.c.id).scalar_subquery()
-    query = select(notes, users.c.name.label("assignee"), count.label("documents"), *QUEUE_COLUMNS)
+    source = func.coalesce(notes.c.double_of, notes.c.id)  # a copy has the documents of its original
+    count = select(func.count(documents.c.ref.distinct())).where(documents.c.note_id == source).scalar_subquery()
+    columns = [shown_codes(user).label("codes") if column is notes.c.codes else column for column in notes.c]
+    query = select(*columns, users.c.name.label("assignee"), count.label("documents"), *QUEUE_COLUMNS)
     query = query.join(users, users.c.id == notes.c.assignee_id, isouter=True).where(*wanted.conditions(user))
     return list(connection.execute(query.order_by(*_order_by(wanted.order)).limit(PAGE_SIZE).offset(page * PAGE_SIZE)))
 
@@ -97,6 +100,7 @@ def select_queue(connection: Connection, wanted: QueueFilter, user: int, *, page
 def _reviewable(wanted: QueueFilter, user: int, *, reviewer: bool) -> list[ColumnElement[bool]]:
     """The conditions of the notes that a user can work on now: own and unassigned ones, and second reviews."""
     own = and_(notes.c.status.in_(("new", "open")), or_(notes.c.assignee_id == user, notes.c.assignee_id.is_(None)))
+    own = and_(own, notes.c.id.not_in(barred_notes(user)))  # of two codings, nobody gets both
     # Who asked for a second review has the note; approving it is another person's task.
     second = and_(notes.c.status == "second", or_(notes.c.assignee_id != user, notes.c.assignee_id.is_(None)))
     return [*wanted.conditions(user), or_(own, second) if reviewer else own]

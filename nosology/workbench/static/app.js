@@ -47,7 +47,7 @@ document.getElementById("help-button").addEventListener("click", () => help.show
 /** Whether a key event is a shortcut of the page: not typing in a field, not a shortcut of the browser. */
 export function isShortcut(event) {
   if (!keysOn || event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return false;
-  return !event.target.closest("input:not([type=checkbox]), textarea, select");
+  return !event.target.closest("input:not([type=checkbox]):not([type=radio]), textarea, select");
 }
 
 /** The URL of the next note: in the order and with the filters of the queue from which the user came. */

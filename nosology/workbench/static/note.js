@@ -13,7 +13,7 @@ const pressed = []; // keys pressed while a decision is sent: they apply to the 
 export const panel = () => document.getElementById("panel");
 const cards = () => [...panel().querySelectorAll(".card")]; // chosen, open, then rejected ones, whose list may be closed
 const card = (key) => panel().querySelector(`.card[data-key="${CSS.escape(key)}"]`);
-const closed = () => ["done", "preaccepted"].includes(panel().dataset.status);
+const closed = () => ["done", "preaccepted", "closed"].includes(panel().dataset.status);
 
 /** Selects a code: its card, and its evidence in the note. */
 export function select(key, { focus = true, jump = true } = {}) {

@@ -1,0 +1,129 @@
+"""Pages of double coding: the pairs, their adjudication, the agreement of coders, the share chosen at random."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Form
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from sqlalchemy import select
+from starlette.concurrency import run_in_threadpool
+
+from nosology.core import ReviewError
+from nosology.workbench import double_coding
+from nosology.workbench.adjudication import adjudicate, show_pair
+from nosology.workbench.blind_access import list_pairs
+from nosology.workbench.cases import list_assignees
+from nosology.workbench.coder_agreement import MAX_PAIRS, agreement_tables, load_double_codings
+from nosology.workbench.database import notes
+from nosology.workbench.page_html import AdminPage, PageContext, ReviewerPage, annotate_note
+from nosology.workbench.review import NotFound
+from nosology.workbench.security import MAX_ID, RowId
+from nosology.workbench.services import UnfinishedCodes
+from nosology.workbench.store_settings import changes, save_setting
+
+router = APIRouter(include_in_schema=False)
+PREFIX = "choice "  # of the form's fields, before the name of a difference
+
+
+@router.get("/double")
+def pairs_page(page: ReviewerPage) -> HTMLResponse:
+    """The pairs that wait for adjudication, and those in work."""
+    return _render_pairs(page)
+
+
+def _render_pairs(page: PageContext, *, error: str = "", message: str = "") -> HTMLResponse:
+    finished = double_coding.finished_pairs(page.services.engine, page.user.id)
+    with page.reading() as connection:
+        pairs = [pair for pair in list_pairs(connection) if pair.phase == "coding"]
+        people = list_assignees(connection)
+    values = {"finished": finished, "pairs": pairs, "people": people, "error": error, "message": message}
+    return page.render("double.html", **values)
+
+
+def _person(raw: str) -> int | None:
+    """The id of a person in a form; None for nobody."""
+    return int(raw) if raw.isascii() and raw.isdigit() and 0 < int(raw) <= MAX_ID else None
+
+
+@router.post("/double")
+def choose(
+    page: ReviewerPage, ref: Annotated[str, Form(max_length=200)] = "", coder: Annotated[str, Form(max_length=10)] = ""
+) -> Response:
+    """Chooses the note with an id for double coding. A POST, because an id may identify a patient."""
+    with page.reading() as connection:
+        note_id = connection.scalar(select(notes.c.id).where(notes.c.ref == ref.strip()))
+    try:
+        double_coding.choose_note(page.services.engine, page.user.id, note_id or 0, page.address, _person(coder))
+    except ReviewError as error:
+        return _render_pairs(page, error=f"{error}.")
+    return _render_pairs(page, message="The note is chosen: a second person codes it.")
+
+
+@router.post("/double/{note_id}/assign")
+def assign(page: ReviewerPage, note_id: RowId, coder: Annotated[str, Form(max_length=10)] = "") -> Response:
+    """Assigns one coding of a pair, without showing its codes."""
+    try:
+        double_coding.assign_coding(page.services.engine, page.user.id, note_id, _person(coder), page.address)
+    except NotFound:
+        raise
+    except ReviewError as error:
+        return _render_pairs(page, error=f"{error}.")
+    return RedirectResponse("/double", status_code=303)
+
+
+@router.get("/double/{note_id}")
+def adjudication_page(page: ReviewerPage, note_id: RowId) -> HTMLResponse:
+    """Both codings of a note side by side."""
+    return _render_adjudication(page, note_id)
+
+
+def _render_adjudication(
+    page: PageContext, note_id: int, *, choices: dict[str, str] | None = None, error: str = "", override: bool = False
+) -> HTMLResponse:
+    shown = show_pair(page.services, page.user, note_id, page.address)
+    evidence = shown.first.evidence()
+    for code, spans in shown.second.evidence().items():
+        evidence[code] = list(dict.fromkeys([*evidence.get(code, ()), *spans]))
+    coded = {*shown.first.review.codes, *shown.second.review.codes}
+    sections = annotate_note(shown.first.note["text"], {code: evidence[code] for code in coded if code in evidence})
+    values = {"shown": shown, "sections": sections, "choices": choices or {}, "override": override}
+    return page.render("adjudicate.html", **values, error=error)
+
+
+@router.post("/double/{note_id}")
+async def decide_differences(page: ReviewerPage, note_id: RowId) -> Response:
+    """Makes the choices the final codes of the note."""
+    form = {name: value for name, value in (await page.request.form()).items() if isinstance(value, str)}
+    choices = {name.removeprefix(PREFIX): value for name, value in form.items() if name.startswith(PREFIX)}
+    return await run_in_threadpool(_decide, page, note_id, choices, form.get("version", ""), form.get("override", ""))
+
+
+def _decide(page: PageContext, note_id: int, choices: dict[str, str], version: str, override: str) -> Response:
+    try:
+        adjudicate(page.services, page.user, note_id, choices, _person(version) or 0, override.strip()[:500])
+    except NotFound:
+        raise
+    except ReviewError as error:
+        needs_reason = isinstance(error, UnfinishedCodes)
+        return _render_adjudication(page, note_id, choices=choices, error=f"{error}.", override=needs_reason)
+    return RedirectResponse(f"/notes/{note_id}", status_code=303)
+
+
+@router.get("/agreement")
+def agreement_page(page: ReviewerPage) -> HTMLResponse:
+    """The agreement of people who coded the same notes."""
+    with page.reading() as connection:
+        found = load_double_codings(connection)
+    return page.render("agreement.html", tables=agreement_tables(tuple(found)), max_pairs=MAX_PAIRS)
+
+
+@router.post("/settings/double")
+def set_share(page: AdminPage, percent: Annotated[float, Form()] = 0.0) -> Response:
+    """Sets the share of new notes that are chosen for double coding."""
+    rule = double_coding.DoubleCodingRule(percent)
+    with page.writing() as connection:
+        before = double_coding.load_double_coding_rule(connection)
+        save_setting(connection, "double_coding", rule)
+        page.log("double coding rule", connection, object=changes(before, rule))
+    return RedirectResponse("/settings", status_code=303)
