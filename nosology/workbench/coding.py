@@ -297,9 +297,8 @@ class BackgroundCoder:
             query = select(notes.c.id).join(batches, batches.c.id == notes.c.batch_id, isouter=True).where(is_waiting)
             query = query.order_by(func.coalesce(batches.c.total, 0), notes.c.id).limit(limit)
             ids = list(dict.fromkeys([*first, *connection.scalars(query)]))[: max(limit, len(first))]
-            encounters = dict(
-                connection.execute(select(notes.c.id, notes.c.encounter).where(notes.c.id.in_(ids))).tuples().all()
-            )
+            query = select(notes.c.id, notes.c.encounter).where(notes.c.id.in_(ids))
+            encounters = {row.id: row.encounter for row in connection.execute(query)}
             parts = current_documents(connection, ids)
         for note_id in urgent:
             if note_id not in first:

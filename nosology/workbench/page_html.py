@@ -32,7 +32,7 @@ from nosology.workbench.accounts import User
 from nosology.workbench.audit_log import log_access, log_access_in
 from nosology.workbench.database import read_transaction, write_transaction
 from nosology.workbench.documents import KINDS
-from nosology.workbench.encounter_data import DISPOSITIONS, complete_encounter
+from nosology.workbench.encounter_data import DISPOSITIONS, complete_encounter, encounter_words
 from nosology.workbench.review import POA, REASONS, STATUSES
 from nosology.workbench.security import CurrentUser, ServicesDep, client_address
 from nosology.workbench.services import Forbidden, Services
@@ -91,7 +91,7 @@ def template_environment() -> Environment:
     )
     environment.filters.update(time=format_time, age=format_age, percent=format_percent, duration=format_duration)
     environment.filters["axis_end"] = axis_end
-    environment.filters["complete"] = complete_encounter
+    environment.filters.update(complete=complete_encounter, facts=encounter_words)
     shared: dict[str, Any] = environment.globals
     shared.update(STATUSES=STATUSES, REASONS=REASONS, POA=POA, static=static_path())
     shared.update(DISPOSITIONS=DISPOSITIONS, KINDS=KINDS, SETTINGS=SETTINGS)

@@ -10,7 +10,15 @@ from nosology.text.borders import BORDER
 from nosology.workbench.accounts import User
 from nosology.workbench.cases import load_case, record_decision
 from nosology.workbench.coding import CodedNote, WaitingNote, save_codings
-from nosology.workbench.database import batches, coders, documents, insert_row, notes, read_transaction, write_transaction
+from nosology.workbench.database import (
+    batches,
+    coders,
+    documents,
+    insert_row,
+    notes,
+    read_transaction,
+    write_transaction,
+)
 from nosology.workbench.document_import import DocumentImport
 from nosology.workbench.documents import current_documents, guess_kind
 from nosology.workbench.encounter_data import changed_fields, complete_encounter
