@@ -143,7 +143,7 @@ def test_a_reviewer_withdraws_a_document(chromium, address):
     page.get_by_role("button", name="Withdraw", exact=True).click()
     expect(page.get_by_role("tab")).to_have_count(2)  # after the encounter is coded again
     expect(page.locator(".gone")).to_contain_text("1 document corrected or withdrawn")
-    page.get_by_role("link", name="History").click()
+    page.get_by_role("link", name="History", exact=True).click()
     page.locator("summary", has_text="stay-2-radiology").click()
     expect(page.locator(".past")).to_contain_text("Pneumonia of the right lower lobe.")
 
