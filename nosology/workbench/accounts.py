@@ -32,6 +32,7 @@ RIGHTS = {
     "reviewer": (
         "approve second reviews and pre-accepted notes, send notes back to their coder",
         "choose notes for double coding, adjudicate them, see the agreement of coders",
+        "withdraw documents",
         "see the triage page",
     ),
     "admin": (

@@ -120,6 +120,21 @@ def editable_fields(encounter: Mapping[str, Any]) -> dict[str, Any]:
     return {name: found[name] for name in FIELDS if found[name] is not None}
 
 
+def encounter_words(encounter: Mapping[str, Any]) -> str:
+    """The data of a completed encounter in one line."""
+    about = editable_fields(encounter)
+    came, left = about.get("admitted"), about.get("discharged")
+    words = [
+        {"F": "female", "M": "male"}.get(about.get("sex", "")),
+        f"{about['age']} years" if "age" in about else None,
+        about.get("setting"),
+        f"{came or '?'} to {left or '?'}" if came or left else encounter.get("date"),
+        DISPOSITIONS.get(about.get("disposition", "")),
+        about.get("payer"),
+    ]
+    return " · ".join(word for word in words if word) or "No data of the encounter"
+
+
 def changed_fields(encounter: Mapping[str, Any], wanted: Any) -> dict[str, Any]:
     """The wanted fields that differ from those of a completed encounter; None clears one. ReviewError."""
     if not isinstance(wanted, Mapping) or not wanted.keys() <= set(FIELDS):

@@ -34,7 +34,7 @@ from nosology.workbench.audit_log import log_access, log_access_in
 from nosology.workbench.code_differences import KINDS as DIFFERENCES
 from nosology.workbench.database import read_transaction, write_transaction
 from nosology.workbench.documents import KINDS
-from nosology.workbench.encounter_data import DISPOSITIONS, complete_encounter
+from nosology.workbench.encounter_data import DISPOSITIONS, complete_encounter, encounter_words
 from nosology.workbench.review import POA, REASONS, STATUSES
 from nosology.workbench.second_review import KINDS as CHANGES
 from nosology.workbench.security import CurrentUser, ServicesDep, client_address
@@ -93,7 +93,7 @@ def template_environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(time=format_time, age=format_age, percent=format_percent, duration=format_duration)
-    environment.filters.update(axis_end=axis_end, complete=complete_encounter, describe=describe)
+    environment.filters.update(axis_end=axis_end, complete=complete_encounter, describe=describe, facts=encounter_words)
     shared: dict[str, Any] = environment.globals
     shared.update(STATUSES=STATUSES, REASONS=REASONS, POA=POA, static=static_path())
     shared.update(CHANGES=CHANGES, DIFFERENCES=DIFFERENCES, DISPOSITIONS=DISPOSITIONS, KINDS=KINDS, SETTINGS=SETTINGS)
