@@ -66,7 +66,7 @@ class NewDecision(RequestBody):
     """A decision on a note; version: the version that the client has seen.
 
     key: a name of the decision that the client chooses; one that is sent again with its key is recorded once.
-    override: the reason to finish a note whose codes have errors.
+    override: the reason to finish a note whose codes have errors. threshold: of the action accept_all.
     """
 
     action: str = Field(max_length=20)
@@ -81,6 +81,7 @@ class NewDecision(RequestBody):
     user: int | None = Field(None, ge=1, le=MAX_ID)
     override: Text | None = Field(None, max_length=500)
     key: str | None = Field(None, max_length=64, pattern="^[A-Za-z0-9-]+$")
+    threshold: float | None = Field(None, ge=0, le=1)
 
 
 class TextToCode(RequestBody):

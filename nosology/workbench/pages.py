@@ -15,6 +15,8 @@ from nosology.core import SYSTEMS, Code, ConflictError, NosologyError, Note, Rev
 from nosology.workbench import cases, coding, measures, triage
 from nosology.workbench.audit_log import shown_notes
 from nosology.workbench.database import notes
+from nosology.workbench.decision_steps import shown_chances
+from nosology.workbench.group_panel import build_group_panel
 from nosology.workbench.page_html import AdminPage, PageContext, PageDep, ReviewerPage, annotate_note
 from nosology.workbench.proposals import claim_evidence
 from nosology.workbench.review import NotFound
@@ -116,6 +118,7 @@ def _render_case(
     with page.reading() as connection:
         people = cases.list_assignees(connection)
     values |= {"case": case, "panel": build_panel(case), "claim": build_claim_panel(case)}
+    values |= {"groups": build_group_panel(case, page.services.drg_weights), "chances": shown_chances(case)}
     values |= {"people": people, "queue": wanted.query}
     values |= {"message": message, "conflict": status == 409, "override": override}
     return page.render(template, status=status, **values)
@@ -147,6 +150,7 @@ def decide(
     codes: Annotated[str, Form(max_length=20_000)] = "",
     assignee: Annotated[str, Form(max_length=20)] = "",
     override: Annotated[str, Form(max_length=500)] = "",
+    percent: Annotated[int | None, Form(ge=0, le=100)] = None,
     key: Annotated[str, Form(max_length=64, pattern="^[A-Za-z0-9-]*$")] = "",
 ) -> HTMLResponse:
     """The panel after a decision; after a conflict, the panel with the other person's decision."""
@@ -154,6 +158,7 @@ def decide(
     values |= {name: value for name, value in (("override", override.strip()), ("key", key)) if value}
     values |= {name: value for name, value in (("start", start), ("end", end)) if value is not None}
     values["user"] = _number(assignee) or None
+    values["threshold"] = None if percent is None else percent / 100
     message, status, gate = "", 200, ""
     try:
         case = page.services.decide(page.user, note_id, action, values, version)
