@@ -38,10 +38,9 @@ def load_drg_weights(paths: Iterable[Path]) -> dict[int, dict[int, DrgWeight]]:
 
 def read_drg_weights(path: Path) -> tuple[int, dict[int, DrgWeight]]:
     """Fiscal year and weights of a Table 5: text with tabs, CSV or .xlsx, with title rows above the header."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"no such file: {path}") from error
+    if not path.is_file():
+        raise ConfigError(f"no such file: {path}")
+    content = path.read_bytes()
     rows = spreadsheet_rows(content) if content.startswith(b"PK") else _text_rows(content)
     place = next((i for i, row in enumerate(rows) if row and _name(row[0]) == "ms-drg"), None)
     if place is None:

@@ -14,7 +14,7 @@ from nosology.claims.grouping import PaymentGroups, payment_groups
 from nosology.claims.rules import rules_by_id
 from nosology.codes import describe, parse, table
 from nosology.core import SYSTEMS, Code, CodeError, ConfigError, Span, Suggestion
-from nosology.workbench.cases import Case, EvidenceInContext
+from nosology.workbench.cases import Case, EvidenceInContext, UncertainSuggestion
 from nosology.workbench.proposals import claim_codes, propose_claim
 from nosology.workbench.review import REASONS, NotFound
 
@@ -64,6 +64,7 @@ class CodeCard:
     probability: float | None
     accepted: bool
     quotes: tuple[EvidenceQuote, ...]
+    folded: bool = False  # below the threshold of the coder; what the claim decides on is not
     chosen: AssignedCode | None = None
     principal: bool = False
     procedure: bool = False
@@ -107,6 +108,7 @@ def build_panel(case: Case) -> CodePanel:
             probability=suggestion.probability if suggestion else None,
             accepted=bool(suggestion and suggestion.accepted),
             quotes=_quotes(text, evidence.get(code, ()), suggestion),
+            folded=bool(suggestion) and not (suggestion.accepted or isinstance(suggestion, UncertainSuggestion)),
             chosen=item,
             principal=code == principal,
             procedure=code.system in PROCEDURES,

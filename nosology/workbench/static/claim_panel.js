@@ -42,7 +42,9 @@ document.addEventListener("toggle", ({ target }) => {
 ACTS.acceptAll = () => {
   const button = panel().querySelector('[data-act="acceptAll"]'), count = button ? above(button) : 0;
   if (!count) return say(`No open code has a probability of ${threshold()} % or more.`);
-  return decide({ action: "accept_all", percent: threshold() }, `${count} code${count === 1 ? "" : "s"} accepted: ${threshold()} % or more`);
+  const isBelow = button.dataset.principal && Number(button.dataset.chances.split(" ")[0]) < threshold();
+  const principal = isBelow ? `. The proposed principal diagnosis ${button.dataset.principal} is not among them` : "";
+  return decide({ action: "accept_all", percent: threshold() }, `${count} code${count === 1 ? "" : "s"} accepted: ${threshold()} % or more${principal}`);
 };
 ACTS.poaAll = () => {
   if (!panel().querySelector('[data-act="poaAll"]')) return say("Every diagnosis has an indicator or is exempt.");
