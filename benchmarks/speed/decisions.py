@@ -14,10 +14,15 @@ import time
 from pathlib import Path
 
 from fastapi.testclient import TestClient
+from sqlalchemy import Engine
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from nosology.claims import grouping
 from nosology.workbench.app import create_app
+from nosology.workbench.cases import load_case
+from nosology.workbench.database import read_transaction
+from nosology.workbench.group_panel import build_group_panel
 from nosology.workbench.services import ServerSettings
 from tests.workbench.conftest import ApiClient, browser, csrf, fill_people
 
@@ -50,6 +55,7 @@ def measure(page: TestClient, api: ApiClient, note: int) -> dict[str, float]:
             decide(action="undo")
     detail = api.get(f"/notes/{note}").json()
     return {
+        "group_panel_ms": group_panel_ms(page.app.state.services.engine, note),
         "suggestions": len(detail["suggestions"]),
         "open": len(codes),
         "chosen": len(detail["codes"]),
@@ -58,6 +64,20 @@ def measure(page: TestClient, api: ApiClient, note: int) -> dict[str, float]:
         "median_ms": round(statistics.median(spent), 2),
         "mean_ms": round(statistics.mean(spent), 2),
     }
+
+
+def group_panel_ms(engine: Engine, note: int) -> float:
+    """Milliseconds for the panel of DRG and HCC alone, with nothing in its caches."""
+    with read_transaction(engine) as connection:
+        case = load_case(connection, note)
+    spent = []
+    for _ in range(20):
+        grouping._drg.cache_clear()
+        grouping._hcc.cache_clear()
+        start = time.process_time()
+        build_group_panel(case, {})
+        spent.append(1000 * (time.process_time() - start))
+    return round(statistics.median(spent), 2)
 
 
 def main() -> None:

@@ -84,7 +84,9 @@ def spreadsheet_rows(content: bytes) -> list[list[str]]:
 
 def _column_number(name: str, default: int) -> int:
     """The number of the column of a cell such as AB12, from 0."""
+    if not re.fullmatch(r"[A-Z]{1,3}\d+", name):
+        return default
     number = 0
-    for letter in re.match(r"[A-Z]{0,3}", name)[0]:  # type: ignore[index]  # it always matches
+    for letter in name.rstrip("0123456789"):
         number = 26 * number + ord(letter) - ord("A") + 1
-    return number - 1 if number else default
+    return number - 1

@@ -66,7 +66,8 @@ class NewDecision(RequestBody):
     """A decision on a note; version: the version that the client has seen.
 
     key: a name of the decision that the client chooses; one that is sent again with its key is recorded once.
-    override: the reason to finish a note whose codes have errors. threshold: of the action accept_all.
+    override: the reason to finish a note whose codes have errors. The actions claim, accept_all (with threshold) and
+    poa_all record one decision for each code; undo takes back all of them.
     """
 
     action: str = Field(max_length=20)

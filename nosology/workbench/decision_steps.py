@@ -44,7 +44,7 @@ def _acceptable(case: Case) -> list[tuple[int, str, Details]]:
 
 def _accept_claim(case: Case, values: Mapping[str, Any]) -> list[Decision]:
     """Every open code of the proposed claim."""
-    taken = [("claim", claim_decision(item)) for item in open_codes(case, propose_claim(case))]
+    taken: list[Decision] = [("claim", claim_decision(item)) for item in open_codes(case, propose_claim(case))]
     if not taken:
         raise ReviewError("the proposed claim has no code that is still to be decided")
     return taken
@@ -56,7 +56,7 @@ def _accept_all(case: Case, values: Mapping[str, Any]) -> list[Decision]:
     if not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
         raise ReviewError("threshold must be a number from 0 to 1")
     percent = round(100 * threshold)
-    taken = [
+    taken: list[Decision] = [
         (action, {**details, "threshold": percent / 100})
         for chance, action, details in _acceptable(case)
         if chance >= percent

@@ -69,6 +69,12 @@ def test_all_codes_above_a_threshold_are_accepted_and_undone_in_one_step(ann):
     assert ann.decide(note, "undo", len(claim) + 1).json()["codes"] == []
 
 
+def test_the_history_names_the_threshold(server, ann):
+    note = ann.note("history", SUMMARY, **STAY)
+    assert ann.decide(note, "accept_all", 0, threshold=0.3).status_code == 200
+    assert "accepted from 30 %" in browser(server, "ann").get(f"/notes/{note}/history").text
+
+
 def test_codes_that_the_claim_leaves_out_are_not_accepted(ann):
     note = ann.note("left-out", SUMMARY, **STAY)
     left_out = {item["code"] for item in ann.get(f"/notes/{note}/claim").json()["left_out"]}
