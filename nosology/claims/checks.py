@@ -293,9 +293,8 @@ def _check_present_on_admission(assigned: AssignedCodes, encounter: Mapping[str,
     if encounter.get("kind") != "inpatient":
         return
     diagnoses = [item for item in assigned.chosen if item.code.system not in PROCEDURES]
-    exempt = {item.code for item in diagnoses if _is_poa_exempt(item.code, encounter)}
-    missing = [item.code for item in diagnoses if not item.poa and item.code not in exempt]
-    if missing:
+    exempt = {item.code for item in diagnoses if needs_no_poa(item.code, encounter)}
+    if missing := codes_without_poa(assigned, encounter):
         noun = "diagnosis" if len(missing) == 1 else "diagnoses"
         message = f"present on admission is not set for {len(missing)} {noun}"
         yield CodeIssue("hint", "poa", missing[0], message)
@@ -306,7 +305,14 @@ def _check_present_on_admission(assigned: AssignedCodes, encounter: Mapping[str,
             yield CodeIssue("error", "poa", item.code, f"{item.code.code} is not exempt from present on admission")
 
 
-def _is_poa_exempt(code: Code, encounter: Mapping[str, Any]) -> bool:
+def codes_without_poa(assigned: AssignedCodes, encounter: Mapping[str, Any]) -> list[Code]:
+    """The diagnoses that have no present-on-admission indicator and are not exempt."""
+    diagnoses = [item.code for item in assigned.chosen if item.code.system not in PROCEDURES and not item.poa]
+    return [code for code in diagnoses if not needs_no_poa(code, encounter)]
+
+
+def needs_no_poa(code: Code, encounter: Mapping[str, Any]) -> bool:
+    """Whether a code is exempt from present on admission on the date of the encounter."""
     try:
         return code.system == "icd10cm" and is_poa_exempt(code.code, encounter.get("date") or None)
     except CodeError:

@@ -6,12 +6,12 @@ import atexit
 import threading
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 
-from nosology.claims.checks import AssignedCode, AssignedCodes
+from nosology.claims.checks import AssignedCodes
 from nosology.core import Code
 
 _lock = threading.Lock()  # the groupers do not promise thread safety
@@ -36,16 +36,84 @@ class PaymentGroups:
     risk: float | None = None
 
 
+@dataclass(frozen=True)
+class DrgGroup:
+    """The MS-DRG of a code set; see PaymentGroups. fiscal_year: of its version, 0 without one."""
+
+    drg: int | None = None
+    title: str = ""
+    mdc_title: str = ""
+    version: str = ""
+    fiscal_year: int = 0
+    reason: str = ""
+    severity: Mapping[Code, str] = field(default_factory=dict)
+    excluded: Mapping[Code, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class HccCategory:
+    """An HCC and the codes that give it; dropped: the HCC above it in the hierarchy, or why it does not count."""
+
+    number: str
+    label: str
+    codes: tuple[Code, ...]
+    coefficient: float = 0.0
+    dropped: str = ""
+
+
+@dataclass(frozen=True)
+class HccScore:
+    """The HCCs of a code set (CMS-HCC V28) and the parts of the risk score; risk None: unknown.
+
+    hcc: of each code. interactions: coefficients of the other terms of the model, without those that are 0.
+    """
+
+    hcc: Mapping[Code, str] = field(default_factory=dict)
+    risk: float | None = None
+    demographic: float = 0.0
+    categories: tuple[HccCategory, ...] = ()
+    interactions: Mapping[str, float] = field(default_factory=dict)
+
+
 def payment_groups(assigned: AssignedCodes, encounter: Mapping[str, Any]) -> PaymentGroups:
     """The groups of the assigned ICD-10 codes; empty unless sex and age are known. Outpatients have no DRG."""
-    age, sex = encounter.get("age"), encounter.get("sex")
-    if not isinstance(age, int | float) or sex not in ("F", "M") or assigned.principal is None:
-        return PaymentGroups()
-    if any(code.system.startswith("icd9") for code in assigned.codes):
-        return PaymentGroups()
-    hcc, risk = _hcc(assigned, int(age), sex)
-    drg = {} if encounter.get("kind") == "outpatient" else _drg(assigned, int(age), sex, encounter)
-    return PaymentGroups(**drg, hcc=hcc, risk=risk)
+    drg, score = group_drg(assigned, encounter), score_hcc(assigned, encounter)
+    return PaymentGroups(
+        drg=drg.drg,
+        drg_title=drg.title,
+        mdc_title=drg.mdc_title,
+        drg_version=drg.version,
+        drg_reason=drg.reason,
+        severity=drg.severity,
+        excluded=drg.excluded,
+        hcc=score.hcc,
+        risk=score.risk,
+    )
+
+
+def group_drg(assigned: AssignedCodes, encounter: Mapping[str, Any]) -> DrgGroup:
+    """The DRG of the assigned codes; empty for outpatients, and unless sex and age are known."""
+    grouper = _drg_grouper()
+    if grouper is None or not _can_be_grouped(assigned, encounter) or encounter.get("kind") == "outpatient":
+        return DrgGroup()
+    chosen = tuple((item.code, item.poa) for item in assigned.chosen)
+    day = str(encounter.get("date") or "")
+    return _drg(grouper, chosen, int(encounter["age"]), encounter["sex"], day, _discharge_status(encounter))
+
+
+def score_hcc(assigned: AssignedCodes, encounter: Mapping[str, Any]) -> HccScore:
+    """HCCs and risk score of the assigned codes; empty unless sex and age are known."""
+    model = _hcc_model()
+    if model is None or not _can_be_grouped(assigned, encounter):
+        return HccScore()
+    diagnoses = tuple(code for code in assigned.codes if code.system == "icd10cm")
+    return _hcc(model, diagnoses, int(encounter["age"]), encounter["sex"])
+
+
+def _can_be_grouped(assigned: AssignedCodes, encounter: Mapping[str, Any]) -> bool:
+    if not isinstance(encounter.get("age"), int | float) or encounter.get("sex") not in ("F", "M"):
+        return False
+    return assigned.principal is not None and not any(code.system.startswith("icd9") for code in assigned.codes)
 
 
 @cache
@@ -87,44 +155,42 @@ def _bare(code: Code) -> str:
     return code.code.replace(".", "")
 
 
-def _drg(assigned: AssignedCodes, age: int, sex: str, encounter: Mapping[str, Any]) -> dict[str, Any]:
-    """DRG, titles, version and severity as fields of PaymentGroups, or the reason why there is no DRG."""
-    grouper = _drg_grouper()
-    diagnoses = [item for item in assigned.chosen if item.code.system == "icd10cm"]
-    if grouper is None or not diagnoses:
-        return {}
+@lru_cache(maxsize=4096)  # the panel of the workbench groups many sets that differ by one code, again and again
+def _drg(grouper: Any, chosen: tuple[tuple[Code, str], ...], age: int, sex: str, day: str, status: int) -> DrgGroup:
+    """The DRG of codes with their indicators, or the reason why there is none."""
+    diagnoses = [(code, poa) for code, poa in chosen if code.system == "icd10cm"]
+    if not diagnoses:
+        return DrgGroup()
     versions = tuple(grouper.available_versions())
-    version = drg_version_on(encounter.get("date"), versions)
+    version = drg_version_on(day, versions)
     if version is None:
-        return {
-            "drg_reason": f"no MS-DRG version before v{versions[0] // 10} (October {1982 + versions[0] // 10}) is known"
-        }
+        first = versions[0] // 10
+        return DrgGroup(reason=f"no MS-DRG version before v{first} (October {1982 + first}) is known")
     claim = {
         "version": version,
         "age": age,
         "sex": 0 if sex == "M" else 1,
-        "discharge_status": _discharge_status(encounter),
-        "pdx": _diagnosis(diagnoses[0]),
-        "sdx": [_diagnosis(item) for item in diagnoses[1:]],
-        "procedures": [{"code": item.code.code} for item in assigned.chosen if item.code.system == "icd10pcs"],
+        "discharge_status": status,
+        "pdx": _diagnosis(*diagnoses[0]),
+        "sdx": [_diagnosis(code, poa) for code, poa in diagnoses[1:]],
+        "procedures": [{"code": code.code} for code, _ in chosen if code.system == "icd10pcs"],
     }
     with _lock:
         result = grouper.group(claim)
+    known = DrgGroup(version=_version_name(version), fiscal_year=version // 10 + 1983)
     if result.get("return_code") != "OK":
         reason = _REASONS.get(str(result.get("return_code")), "the grouper has no group for these codes")
-        return {"drg_version": _version_name(version), "drg_reason": reason.format(diagnoses[0].code.code)}
-    by_bare = {_bare(item.code): item.code for item in diagnoses}
+        return replace(known, reason=reason.format(diagnoses[0][0].code))
+    by_bare = {_bare(code): code for code, _ in diagnoses}
     rows = [row for row in result["sdx_output"] if row["severity"] in ("CC", "MCC") and row["code"] in by_bare]
-    excluded = {by_bare[row["code"]]: row["severity"] for row in rows if "EXCLUDED" in row["flags"]}
-    severity = {by_bare[row["code"]]: row["severity"] for row in rows if "EXCLUDED" not in row["flags"]}
-    return {
-        "drg": result["final_drg"],
-        "drg_title": result["final_drg_description"],
-        "mdc_title": result["final_mdc_description"],
-        "drg_version": _version_name(version),
-        "severity": severity,
-        "excluded": excluded,
-    }
+    return replace(
+        known,
+        drg=result["final_drg"],
+        title=result["final_drg_description"],
+        mdc_title=result["final_mdc_description"],
+        severity={by_bare[row["code"]]: row["severity"] for row in rows if "EXCLUDED" not in row["flags"]},
+        excluded={by_bare[row["code"]]: row["severity"] for row in rows if "EXCLUDED" in row["flags"]},
+    )
 
 
 def _discharge_status(encounter: Mapping[str, Any]) -> int:
@@ -140,8 +206,11 @@ def _version_name(version: int) -> str:
     return f"v{version // 10}" + (f".{version % 10}" if version % 10 else "")
 
 
-def _diagnosis(item: AssignedCode) -> dict[str, str]:
-    return {"code": _bare(item.code)} | ({"poa": item.poa} if item.poa in ("Y", "N", "U", "W") else {})  # 1: exempt
+def _diagnosis(code: Code, poa: str) -> dict[str, str]:
+    return {"code": _bare(code)} | ({"poa": poa} if poa in ("Y", "N", "U", "W") else {})  # 1: exempt
+
+
+_HCC_MODEL: Literal["CMS-HCC Model V28"] = "CMS-HCC Model V28"
 
 
 @cache
@@ -152,19 +221,49 @@ def _hcc_model() -> Any:
             import hccinfhir
         except ImportError:
             return None
-        return hccinfhir.HCCInFHIR(model_name="CMS-HCC Model V28")
+        return hccinfhir.HCCInFHIR(model_name=_HCC_MODEL)
 
 
-def _hcc(assigned: AssignedCodes, age: int, sex: Literal["F", "M"]) -> tuple[dict[Code, str], float | None]:
-    """HCC per code, and the risk score; ({}, None) if hccinfhir is not installed."""
-    model = _hcc_model()
-    if model is None:
-        return {}, None
+@lru_cache(maxsize=4096)
+def _hcc(model: Any, diagnoses: tuple[Code, ...], age: int, sex: Literal["F", "M"]) -> HccScore:
+    """HCCs and risk score of diagnoses."""
     from hccinfhir import Demographics
 
-    by_bare = {_bare(code): code for code in assigned.codes if code.system == "icd10cm"}
+    by_bare = {_bare(code): code for code in diagnoses}
     with _lock:
         result = model.calculate_from_diagnosis(list(by_bare), Demographics(age=age, sex=sex))
     found = {bare: name for name, codes in sorted(result.cc_to_dx.items()) for bare in codes}
-    hcc = {code: found[bare] for bare, code in by_bare.items() if bare in found}  # in the order of the claim
-    return hcc, float(result.risk_score)
+    details = {item.hcc: item for item in result.hcc_details}
+    codes = {
+        name: tuple(code for bare, code in by_bare.items() if bare in bares) for name, bares in result.cc_to_dx.items()
+    }
+    counted = [
+        HccCategory(name, details[name].label or "", codes[name], float(details[name].coefficient or 0.0))
+        for name in sorted(details, key=int)
+        if name in codes
+    ]
+
+    def label(name: str) -> str:
+        """The label of an HCC that does not count here: that of its codes alone."""
+        alone = _hcc(model, codes[name], age, sex).categories if len(codes[name]) < len(diagnoses) else ()
+        return next((it.label for it in alone if it.number == name), "")
+
+    dropped = [
+        HccCategory(name, label(name), codes[name], dropped=_dropped_by(model, name, list(details)))
+        for name in sorted(codes.keys() - details.keys(), key=int)
+    ]
+    terms = {name: float(value) for name, value in result.coefficients.items() if name not in details}
+    demographic = terms.pop(result.demographics.category, 0.0)
+    return HccScore(
+        hcc={code: found[bare] for bare, code in by_bare.items() if bare in found},  # in the order of the claim
+        risk=float(result.risk_score),
+        demographic=demographic,
+        categories=(*counted, *dropped),
+        interactions={name: value for name, value in terms.items() if value},
+    )
+
+
+def _dropped_by(model: Any, name: str, counted: list[str]) -> str:
+    """Why an HCC does not count: the one above it in the hierarchy, else that it needs another one."""
+    above = [other for other in counted if name in model.hierarchies_mapping.get((other, _HCC_MODEL), ())]
+    return f"HCC {above[0]} is above it" if above else "it does not count on its own"

@@ -30,6 +30,9 @@ def serve(
         str | None,
         typer.Option(help="The address at which browsers reach the server, such as https://coding.example.org."),
     ] = None,
+    drg_weights: Annotated[
+        list[Path], typer.Option(metavar="FILE", help="CMS Table 5 of a fiscal year (DRG weights); may be repeated.")
+    ] = [],  # noqa: B006 (typer copies it)
     new_admin_password: Annotated[
         bool, typer.Option("--new-admin-password", help="Give the user admin a new one-time password.")
     ] = False,
@@ -78,5 +81,6 @@ def serve(
         oidc=oidc,
         demo=demo,
         public_url=public_url,
+        drg_weights=tuple(drg_weights),
     )
     run_server(settings, reset_admin=new_admin_password)

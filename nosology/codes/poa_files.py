@@ -75,6 +75,18 @@ def spreadsheet_rows(content: bytes) -> list[list[str]]:
         cells = []
         for cell in row.iter(f"{_SHEET}c"):
             value = cell.findtext(f"{_SHEET}v") or "".join(text.text or "" for text in cell.iter(f"{_SHEET}t"))
+            place = _column_number(cell.get("r", ""), len(cells))
+            cells += [""] * (place - len(cells))  # a sheet leaves empty cells out
             cells.append(shared[int(value)] if cell.get("t") == "s" and value else value)
         rows.append(cells)
     return rows
+
+
+def _column_number(name: str, default: int) -> int:
+    """The number of the column of a cell such as AB12, from 0."""
+    if not re.fullmatch(r"[A-Z]{1,3}\d+", name):
+        return default
+    number = 0
+    for letter in name.rstrip("0123456789"):
+        number = 26 * number + ord(letter) - ord("A") + 1
+    return number - 1

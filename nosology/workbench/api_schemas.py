@@ -100,7 +100,8 @@ class NewDecision(RequestBody):
 
     key: a name of the decision that the client chooses; one that is sent again with its key is recorded once.
     override: the reason to finish a note whose codes have errors. document: the id of the one to withdraw. encounter:
-    the data to change. explanation: why second review sends a note back.
+    the data to change. explanation: why second review sends a note back. The actions claim, accept_all (with threshold)
+    and poa_all record one decision for each code; undo takes back all of them.
     """
 
     action: str = Field(max_length=20)
@@ -118,6 +119,7 @@ class NewDecision(RequestBody):
     encounter: EncounterChange | None = None
     explanation: Text | None = Field(None, max_length=500)
     key: str | None = Field(None, max_length=64, pattern="^[A-Za-z0-9-]+$")
+    threshold: float | None = Field(None, ge=0, le=1)
 
 
 class TextToCode(RequestBody):

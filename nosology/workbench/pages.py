@@ -17,9 +17,11 @@ from nosology.workbench.audit_log import shown_notes
 from nosology.workbench.blind_access import load_pair
 from nosology.workbench.conversation import load_conversation
 from nosology.workbench.database import documents, notes
+from nosology.workbench.decision_steps import shown_chances
 from nosology.workbench.document_views import past_documents, show_documents
 from nosology.workbench.double_coding import count_finished_pairs
 from nosology.workbench.encounter_data import editable_fields
+from nosology.workbench.group_panel import build_group_panel
 from nosology.workbench.page_html import AdminPage, PageContext, PageDep, ReviewerPage
 from nosology.workbench.proposals import claim_evidence
 from nosology.workbench.review import MAX_OVERRIDE, NotFound
@@ -132,6 +134,7 @@ def _render_case(
         values["pair"] = load_pair(connection, case.note["id"])
     values |= {"case": case, "panel": build_panel(case), "claim": build_claim_panel(case)}
     values |= {"people": people, "queue": wanted.query, "about": editable_fields(case.note["encounter"])}
+    values |= {"groups": build_group_panel(case, page.services.drg_weights), "chances": shown_chances(case)}
     values |= {"message": message, "conflict": status == 409, "override": override}
     return page.render(template, status=status, **values)
 
@@ -165,6 +168,7 @@ def decide(
     document: Annotated[int | None, Form(ge=1, le=MAX_ID)] = None,
     encounter: Annotated[str, Form(max_length=2_000)] = "",
     explanation: Annotated[str, Form(max_length=MAX_OVERRIDE)] = "",
+    percent: Annotated[int | None, Form(ge=0, le=100)] = None,
     key: Annotated[str, Form(max_length=64, pattern="^[A-Za-z0-9-]*$")] = "",
 ) -> HTMLResponse:
     """The panel after a decision; after a conflict, the panel with the other person's decision."""
@@ -174,6 +178,7 @@ def decide(
     values |= {name: value for name, value in (("override", override.strip()), ("key", key)) if value}
     values |= {name: value for name, value in (("start", start), ("end", end)) if value is not None}
     values["user"] = _number(assignee) or None
+    values["threshold"] = None if percent is None else percent / 100
     message, status, gate = "", 200, ""
     try:
         case = page.services.decide(page.user, note_id, action, values, version)

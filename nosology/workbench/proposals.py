@@ -53,13 +53,18 @@ def claim_evidence(case: Case) -> dict[Code, tuple[Span, ...]]:
         claim = propose_claim(case)
     except (ConfigError, ReviewError):
         return {}
-    return {Code(item.system, item.code): item.evidence for item in claim.codes}
+    return {Code(item.system, item.code): item.evidence for item in claim_codes(claim)}
+
+
+def claim_codes(claim: Claim) -> tuple[ClaimCode, ...]:
+    """The diagnoses of a claim in billing order, then its procedures."""
+    return (*claim.codes, *claim.procedures)
 
 
 def open_codes(case: Case, claim: Claim) -> list[ClaimCode]:
     """The codes of a claim about which nobody has decided."""
     decided = {*case.review.codes, *case.review.rejected}
-    return [item for item in claim.codes if Code(item.system, item.code) not in decided]
+    return [item for item in claim_codes(claim) if Code(item.system, item.code) not in decided]
 
 
 def claim_decision(item: ClaimCode) -> dict[str, Any]:

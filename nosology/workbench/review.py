@@ -70,7 +70,7 @@ class Review(AssignedCodes):
     second_of: who asked for a second review that nobody has approved yet. keys: of decisions; a decision that is sent
     again has the same key. documents: the state of those that are not current, by id. encounter: the data of the
     encounter that people have set; None: that they have cleared. action, user and previous: the last action, whose it
-    was, and the state before it.
+    was, and the state before it. step: the key of the last decision, which those of one request share.
     """
 
     rejected: Mapping[Code, str] = field(default_factory=dict)
@@ -90,6 +90,7 @@ class Review(AssignedCodes):
     keys: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     action: str = field(default="", compare=False)
     user: int | None = field(default=None, compare=False)
+    step: str = field(default="", compare=False)
     previous: Review | None = field(default=None, compare=False, repr=False)
 
 
@@ -108,7 +109,7 @@ def apply_decision(review: Review, action: str, details: Details, user: int | No
         status = "open" if review.status == "new" else review.status
         after = replace(after, status=status, assignee=user if review.assignee is None else review.assignee)
     if action != "undo":
-        after = replace(after, action=action, user=user, previous=review)
+        after = replace(after, action=action, user=user, step=str(details.get("key", "")), previous=review)
     keys = review.keys | {details["key"]} if details.get("key") else review.keys
     return replace(after, version=review.version + 1, keys=keys)
 
@@ -218,15 +219,22 @@ def _clear(review: Review, details: Details, user: int | None, length: int) -> R
 
 
 def _undo(review: Review, details: Details, user: int | None, length: int) -> Review:
-    """The state before the last edit of the same person; the codes of a claim that was accepted are undone together."""
+    """The state before the last edit of the same person; decisions of one step are undone together."""
     if review.previous is None or review.action not in EDITS:
         raise ReviewError("there is no decision on a code to undo")
     if review.user != user:
         raise ReviewError("the last decision is another person's: change the code instead")
     before = review.previous
-    while review.action == "claim" and before.action == "claim" and before.user == user and before.previous is not None:
+    while before.user == user and before.previous is not None and _is_one_step(before, review):
         before = before.previous
     return replace(before, status=review.status, assignee=review.assignee)
+
+
+def _is_one_step(first: Review, last: Review) -> bool:
+    """Whether two decisions were taken at once: they share a key, or are codes of a claim stored without keys."""
+    if first.step != last.step:
+        return False
+    return bool(last.step) or first.action == last.action == "claim"
 
 
 def _edit(review: Review, code: Code, **changes: Any) -> Review:

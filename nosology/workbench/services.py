@@ -21,6 +21,7 @@ from sqlalchemy import Engine, select
 
 from nosology.claims.checks import AssignedCode, AssignedCodes
 from nosology.claims.claim import build_claim
+from nosology.claims.drg_weights import DrgWeight, load_drg_weights
 from nosology.claims.encounter_checks import check_encounter
 from nosology.claims.grouping import payment_groups
 from nosology.codes import releases, table
@@ -40,10 +41,10 @@ from nosology.workbench.database import (
     store_errors,
     write_transaction,
 )
+from nosology.workbench.decision_steps import STEPS, decisions_of_step
 from nosology.workbench.document_import import withdrawal_details
 from nosology.workbench.encounter_services import ImportedNotes, encounter_details, import_batch
 from nosology.workbench.export import export_case
-from nosology.workbench.proposals import claim_decision, open_codes, propose_claim
 from nosology.workbench.retention import RetentionJob
 from nosology.workbench.review import FIELDS
 from nosology.workbench.sign_in import FailureLimit, SignInDelays
@@ -100,6 +101,7 @@ class ServerSettings:
     oidc: OidcSettings | None = None
     demo: bool = False
     public_url: str | None = None
+    drg_weights: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -169,6 +171,7 @@ class Services:
     sign_in_delays: SignInDelays = field(default_factory=SignInDelays)
     reservations: Reservations = field(default_factory=Reservations)
     server_key: bytes = field(default=b"", repr=False)  # signs the cookies of known browsers
+    drg_weights: Mapping[int, Mapping[int, DrgWeight]] = field(default_factory=dict)  # by fiscal year and DRG
     ready: bool = False
     _probe_lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _probed: float = -math.inf
@@ -177,6 +180,7 @@ class Services:
     @classmethod
     def start(cls, settings: ServerSettings) -> Services:
         """The services of a server; the coder is loaded when this returns."""
+        weights = load_drg_weights(settings.drg_weights)
         pool, lock = CoderPool(settings.bundle, settings.release, processes=settings.workers), StoreLock(settings.store)
         try:
             pool.load()  # first: a damaged bundle must not create a store
@@ -193,6 +197,7 @@ class Services:
             raise
         background = BackgroundCoder(engine, pool, coder_id, concurrency=settings.workers + 1)
         services = cls(settings, engine, pool, background, RetentionJob(engine), lock, server_key=key, ready=True)
+        services.drg_weights = weights
         background.start()
         services.retention.start()
         return services
@@ -238,7 +243,7 @@ class Services:
     def decide(self, user: User, note_id: int, action: str, values: Mapping[str, Any], version: int) -> cases.Case:
         """The case after a user's decision; of `values`, only the fields of the action are stored.
 
-        The action claim accepts the proposed claim: one decision for each of its codes that nobody has decided on.
+        Some actions are a step of several decisions, one for each code; see decision_steps.py.
         """
         if action in ("approve", "return") and not user.has_role("reviewer"):
             raise Forbidden("a second review is for people with the role reviewer")
@@ -255,8 +260,9 @@ class Services:
         is_current = case.review.version == version  # else the answer is a conflict, whatever else is wrong
         if is_current:
             check_assignee(user, case)
-        if action == "claim":
-            return self._accept_claim(user, case, version)
+        if action in STEPS:
+            taken = decisions_of_step(case, action, values) if is_current else []  # else a conflict
+            return cases.record_decisions(self.engine, note_id, taken, user=user.id, version=version)
         details = {name: values[name] for name in FIELDS.get(action, ()) if name in values}
         if action == "withdraw":
             details = withdrawal_details(case, values.get("document"))
@@ -274,12 +280,6 @@ class Services:
         self.background.notify()
         with read_transaction(self.engine) as connection:
             return cases.load_case(connection, note_id)  # with the text and the data as they are now
-
-    def _accept_claim(self, user: User, case: cases.Case, version: int) -> cases.Case:
-        taken = [("claim", claim_decision(item)) for item in open_codes(case, propose_claim(case))]
-        if not taken:
-            raise ReviewError("the proposed claim has no code that is still to be decided")
-        return cases.record_decisions(self.engine, case.note["id"], taken, user=user.id, version=version)
 
     def next_note(self, user: User, wanted: QueueFilter, after: int) -> int | None:
         """The next note of a user in a queue, which is then reserved; None at the end of the queue."""

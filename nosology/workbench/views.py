@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from nosology.claims.checks import PROCEDURES, AssignedCode
+from nosology.claims.checks import PROCEDURES, AssignedCode, needs_no_poa
 from nosology.claims.claim import ClaimCode
 from nosology.claims.code_issue import CodeIssue
 from nosology.claims.draft import LeftOut
@@ -14,9 +14,9 @@ from nosology.claims.grouping import PaymentGroups, payment_groups
 from nosology.claims.rules import rules_by_id
 from nosology.codes import describe, parse, table
 from nosology.core import SYSTEMS, Code, CodeError, ConfigError, Span, Suggestion
-from nosology.workbench.cases import Case, EvidenceInContext
+from nosology.workbench.cases import Case, EvidenceInContext, UncertainSuggestion
 from nosology.workbench.encounter_services import ImportedNotes
-from nosology.workbench.proposals import propose_claim
+from nosology.workbench.proposals import claim_codes, propose_claim
 from nosology.workbench.review import REASONS, NotFound
 
 MAX_QUOTES, MAX_QUOTE_LENGTH = 4, 60
@@ -66,9 +66,11 @@ class CodeCard:
     probability: float | None
     accepted: bool
     quotes: tuple[EvidenceQuote, ...]
+    folded: bool = False  # below the threshold of the coder; what the claim decides on is not
     chosen: AssignedCode | None = None
     principal: bool = False
     procedure: bool = False
+    exempt: bool = False  # from present on admission
     severity: str = ""
     excluded: str = ""  # CC or MCC that does not count beside the principal diagnosis
     hcc: str = ""
@@ -109,9 +111,11 @@ def build_panel(case: Case) -> CodePanel:
             probability=suggestion.probability if suggestion else None,
             accepted=bool(suggestion and suggestion.accepted),
             quotes=_quotes(text, evidence.get(code, ()), suggestion, names),
+            folded=bool(suggestion) and not (suggestion.accepted or isinstance(suggestion, UncertainSuggestion)),
             chosen=item,
             principal=code == principal,
             procedure=code.system in PROCEDURES,
+            exempt=needs_no_poa(code, encounter),
             severity=groups.severity.get(code, ""),
             excluded=groups.excluded.get(code, ""),
             hcc=groups.hcc.get(code, ""),
@@ -141,6 +145,8 @@ class ProposedCode:
     key: str
     code: str
     description: str
+    probability: float
+    procedure: bool
     poa: str
     quotes: tuple[EvidenceQuote, ...]
     rule: str
@@ -178,6 +184,8 @@ def build_claim_panel(case: Case) -> ClaimPanel | None:
             key=str(code),
             code=item.code,
             description=item.description,
+            probability=item.probability,
+            procedure=item.system in PROCEDURES,
             poa=item.poa,
             quotes=_quotes(text, item.evidence, None, names),
             rule=rule.message if rule else item.rule,
@@ -185,7 +193,7 @@ def build_claim_panel(case: Case) -> ClaimPanel | None:
             state=state,
         )
 
-    codes = [proposed(item) for item in claim.codes]
+    codes = [proposed(item) for item in claim_codes(claim)]
     return ClaimPanel(
         codes=codes,
         open=sum(item.state == "open" for item in codes),

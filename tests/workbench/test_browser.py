@@ -161,7 +161,7 @@ def test_a_note_is_coded_with_keys_only(chromium, address):
     keys.press("p")  # principal
     expect(page.locator(".chosen .card .code").first).to_have_text("I10")
     keys.press("o")  # present on admission: yes
-    expect(page.locator(".chosen .card.now select")).to_have_value("Y")
+    expect(page.locator(".chosen .card.now [role=radio][aria-checked=true]")).to_have_text("Y")
     keys.press("m")  # mark words
     for _ in range(3):
         keys.press("Shift+ArrowRight")

@@ -167,6 +167,28 @@ def test_the_codes_of_an_accepted_claim_are_undone_together():
     assert list(claimed.codes) == [HEART]
 
 
+def test_decisions_of_one_step_are_undone_together():
+    """Decisions of one request share a key; histories from before have claims without one."""
+
+    def claim(code, key):
+        return "claim", {"code": str(code), "key": key}
+
+    two = (claim(HEART, "a"), claim(DIABETES, "a"), claim(PNEUMONIA, "b"), accept(Code("icd10cm", "I10")))
+    assert after(*two, ("undo", {})).codes == (HEART, DIABETES, PNEUMONIA)
+    assert after(*two, ("undo", {}), ("undo", {})).codes == (HEART, DIABETES)
+    assert after(*two, *[("undo", {})] * 3).codes == ()
+    mixed = (("claim", {"code": str(HEART)}), ("claim", {"code": str(DIABETES)}), claim(PNEUMONIA, "b"))
+    assert after(*mixed, ("undo", {})).codes == (HEART, DIABETES)
+    assert after(*mixed, ("undo", {}), ("undo", {})).codes == ()
+    poa = [("poa", {"code": str(code), "poa": "Y", "key": "p"}) for code in (HEART, DIABETES)]
+    undone = after(accept(HEART), accept(DIABETES), *poa, ("undo", {}))
+    assert [item.poa for item in undone.chosen] == ["", ""] and undone.codes == (HEART, DIABETES)
+    other = replay(
+        [("claim", {"code": str(HEART), "key": "a"}, 1), ("claim", {"code": str(DIABETES), "key": "a"}, 2)], length=9
+    )
+    assert apply_decision(other, "undo", {}, 2, length=9).codes == (HEART,), "only one's own decisions"
+
+
 def test_evidence_is_removed_and_can_be_marked_again():
     marked = after(
         ("add", {"code": str(HEART), "start": 0, "end": 4}), ("evidence", {"code": str(HEART), "start": 5, "end": 7})

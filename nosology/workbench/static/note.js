@@ -22,6 +22,7 @@ export function select(key, { focus = true, jump = true } = {}) {
   for (const other of panel().querySelectorAll(".card")) {
     other.classList.toggle("now", other.dataset.key === key);
     other.tabIndex = other.dataset.key === key ? 0 : -1;
+    other.querySelector("[data-stop]")?.setAttribute("tabindex", other.tabIndex); // of a group of buttons in the card
   }
   for (const piece of note.querySelectorAll("[data-k]")) {
     piece.classList.toggle("on", key !== null && piece.dataset.k.split(" ").includes(key));
@@ -86,7 +87,7 @@ onAnswer(({ item, status, html, detail }) => {
 /** Selects the next open code after a decision, or stays at this one. */
 function choose(values, failed, focus) {
   const { before = [], at = -1 } = said ?? {};
-  const stays = (failed && card(now)?.dataset.state === "open") || ["order", "poa", "evidence", "unmark", "assign", "clear", "claim", "undo"].includes(values.action);
+  const stays = (failed && card(now)?.dataset.state === "open") || ["order", "poa", "evidence", "unmark", "assign", "clear", "claim", "accept_all", "poa_all", "undo"].includes(values.action);
   const next = before.slice(at + 1).find((key) => card(key)?.dataset.state === "open");
   const target = stays ? now : values.to ?? (values.action === "add" ? values.code : next);
   if (target && card(target)) select(target, { focus, jump: !stays });
@@ -119,7 +120,7 @@ export const ACTS = {
   reject: (key) => { reasons.dataset.code = key; document.getElementById("reasons-title").textContent = `Why is ${name(key)} wrong?`; reasons.showModal(); reasons.querySelector("[data-reason]").focus(); },
   change: (key) => openBook(key, key),
   book: (key) => openBook(key, card(key) ? key : ""),
-  claim: (_, from) => decide({ action: "claim" }, from.textContent.includes("1 code ") ? "the proposed code is accepted" : "the proposed codes are accepted"),
+  claim: () => decide({ action: "claim" }, "the proposed claim is accepted"),
   point: (_, from) => reveal(Number(from.dataset.start), "[data-k]"),
   clear: (key) => decide({ action: "clear", code: key }, `${name(key)} is open again`),
   undo: () => decide({ action: "undo" }, "the last decision is undone"),
@@ -136,7 +137,6 @@ export const ACTS = {
     if (!marked) return say("Select text of the note first: press m, or use the mouse.");
     decide({ action: "evidence", code: key, ...marked }, `text marked as evidence of ${name(key)}`).then(() => paint(key));
   },
-  poa: (key, from) => decide({ action: "poa", code: key, poa: from.value }, "present on admission set"),
   assign: (_, from) => decide({ action: "assign", assignee: from.value }, "assigned"),
   take: () => decide({ action: "assign", assignee: panel().dataset.me }, "assigned to you"),
   turn: (_, from) => { const here = new URL(from.href); const back = book.querySelector('[data-act="swap"]')?.dataset.code; turn(here.pathname + (back ? `?instead_of=${encodeURIComponent(back)}` : "")); },
@@ -201,7 +201,7 @@ document.addEventListener("click", (event) => {
   if (clicked && !event.target.closest("select, label")) return select(clicked.dataset.key, { focus: false });
   const words = event.target.closest("[data-k]");
   if (words && getSelection().isCollapsed) {
-    const keys = words.dataset.k.split(" ").filter((key) => card(key)?.offsetParent);
+    const keys = words.dataset.k.split(" ").filter((key) => card(key) && (card(key).dataset.state !== "rejected" || card(key).offsetParent));
     if (keys.length) select(keys[(keys.indexOf(now) + 1) % keys.length], { jump: false });
   }
 });
@@ -294,7 +294,7 @@ document.addEventListener("keydown", (event) => {
   }
   if (!isShortcut(event) || document.querySelector("dialog[open]")) return;
   if (marking && markKey(event)) return;
-  if (!isEmpty() && (KEYS[event.key] || MORE_KEYS[event.key] || "jknbhstfoyzx".includes(event.key))) pressed.push(event.key);
+  if (!isEmpty() && (KEYS[event.key] || MORE_KEYS[event.key] || "jknbhstfyzx".includes(event.key))) pressed.push(event.key);
   else if (!act(event.key)) return;
   event.preventDefault();
 });
@@ -320,7 +320,6 @@ function act(key) {
   else if (key === "t") ACTS.take();
   else if (key === "f") (panel().querySelector('[data-act="finish"], [data-act="approve"]'))?.click();
   else if (key === "y") panel().querySelector('[data-act="claim"]')?.click();
-  else if (key === "o") cyclePoa();
   else if (key === "z") ACTS.undo();
   else if (key === "x") unmarkShown();
   else if (MORE_KEYS[key]) MORE_KEYS[key]();
@@ -339,13 +338,6 @@ function unmarkShown() {
   const shown = buttons.find(({ dataset }) => at && Number(dataset.start) <= Number(at.dataset.s) && Number(at.dataset.s) < Number(dataset.end));
   if (!buttons.length) return say("This code has no evidence to remove.");
   ACTS.unmark(now, shown ?? buttons[0]);
-}
-
-function cyclePoa() {
-  const choice = now && card(now)?.querySelector('select[data-act="poa"]');
-  if (!choice) return say("Choose a diagnosis first.");
-  choice.selectedIndex = (choice.selectedIndex + 1) % choice.options.length;
-  ACTS.poa(now, choice);
 }
 
 // Order by dragging.
