@@ -3,8 +3,8 @@
 python benchmarks/quality/searches.py FILE... [--first 5] [--errors]
 
 FILE: tab-separated columns set, query, codes, or set, query, date, codes. A code that ends with - is a prefix. With a
-date, diagnoses and procedures are searched in the releases of that date, else ICD-10-CM. A choice of ICD-10-PCS is right
-if all its codes are.
+date, diagnoses and procedures of that date are searched, else ICD-10-CM. A choice of ICD-10-PCS is right if all its
+codes are.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def main() -> None:
         times.sort()
         median, high, slowest = (1000 * times[int(share * (len(times) - 1))] for share in (0.5, 0.95, 1.0))
         print(
-            f"{path.name}: {top} of {len(cases)} first ({top / len(cases):.3f}), {right} among the first {options.first}"
-            f" ({right / len(cases):.3f}); CPU time median {median:.0f} ms, p95 {high:.0f} ms, slowest {slowest:.0f} ms"
+            f"{path.name}: {top} of {len(cases)} first ({top / len(cases):.3f}),"
+            f" {right} among the first {options.first} ({right / len(cases):.3f});"
+            f" CPU time median {median:.0f} ms, p95 {high:.0f} ms, slowest {slowest:.0f} ms"
         )
 
 

@@ -1,19 +1,26 @@
-"""Search for diagnoses and procedures as coders speak, in the releases of a date; the same for CLI, API and workbench."""
+"""Search for diagnoses and procedures as coders speak, on a date; the same for CLI, API and workbench."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import date as day
 from datetime import timedelta
 
-from nosology.claims.procedure_search import (
-    ProcedureLine,
-    ProcedureLines,
-    lines_of_pattern,
-    search_procedures,
+from nosology.claims.procedure_search import ProcedureLines, lines_of_pattern, search_procedures
+from nosology.codes import (
+    describe,
+    in_release,
+    is_known,
+    is_valid,
+    map_code,
+    normalise,
+    parse,
+    release_on,
+    releases,
+    table,
 )
-from nosology.codes import describe, in_release, is_known, is_valid, parse, release_on, releases, table
 from nosology.codes.pcs_tables import pcs_tables
 from nosology.codes.releases import effective_date
 from nosology.codes.search import SearchHit
@@ -23,16 +30,17 @@ from nosology.core import SYSTEMS, Code, CodeError
 ALL = "all"
 MAX_BELOW = 8  # billable codes below a header
 _MAX_OTHER = 4  # lines of the other system
+_MAX_MAPPED = 6  # codes of ICD-10-CM that are mapped to ICD-9-CM
 _ICD10_START = "2015-10-01"
 # Words of a diagnosis about a procedure: what was done before, is planned, or went wrong.
 _ABOUT = re.compile(
-    r"\b(?:s/p|status|post|h/o|hx|history|prior|previous|screen\w*|encounter for|aftercare|fitting|attention to|presence"
-    r"|absence|acquired|complicat\w*|infect\w*|malfunction\w*|depend\w*|refus\w*|declin\w*|dehiscence|loosening|broken"
+    r"\b(?:s/p|status|post|h/o|hx|history|prior|previous|screen\w*|encounter for|aftercare|fitting|attention to"
+    r"|presence|absence|acquired|complicat\w*|infect\w*|malfunction\w*|depend\w*|refus\w*|declin\w*|dehiscence|loosening|broken"
     r"|after|following|fail\w*)\b",
     re.IGNORECASE,
 )
 _CODE = re.compile(r"(?=\S*\d)[\w.]{3,8}")
-_SURE = 0.75  # the score of a diagnosis that comes before procedures whose names had to be corrected
+_LIKELY, _SURE = 0.5, 0.75  # scores of a line that is shown, or comes first, beside lines of the other system
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,10 @@ def search_codes(
     """
     if system != ALL and system not in SYSTEMS:
         raise CodeError(f"system must be {ALL} or one of {', '.join(SYSTEMS)}; got {system[:20]!r}")
+    try:
+        date = day.fromisoformat(date).isoformat() if date else ""
+    except ValueError as error:
+        raise CodeError(f"date must be YYYY-MM-DD; got {date[:20]!r}") from error
     if len(query.strip()) < 2:  # after a single letter the user is still typing
         return []
     if system == ALL:
@@ -91,32 +103,45 @@ def search_codes(
 
 
 def _search_all(query: str, date: str, limit: int) -> list[FoundLine]:
+    """The lines of diagnoses and procedures; first those of the kind that the query asks for."""
     diagnoses, procedures = (table_on(system, date) for system in systems_on(date))
+    found = _procedures(query, procedures) if procedures.system == "icd10pcs" else ProcedureLines([])
+    if found.lines and not found.name and not _is_code(query, diagnoses):  # a pattern
+        return _shown(found, procedures)
     first = _of_system(query, diagnoses, limit, date)
-    if procedures.system == "icd10pcs":
-        found = _procedures(query, procedures)
-        second = _shown(found.lines, procedures, found.name)
-        if not second and not first:
-            second = _by_words(query, procedures, limit)
-    else:
-        second = _of_system(query, procedures, limit, date)
-        found = ProcedureLines([])
+    second = _shown(found, procedures)
+    is_certain = found.certain
+    if procedures.system == "icd9proc" or not (first or second):
+        second = [line for line in _by_words(query, procedures, limit) if not first or line.score >= _LIKELY]
+        is_certain = bool(second) and second[0].score >= _SURE
     if not second or not first:
         return first or second
-    best = max(line.score for line in first)
-    if _ABOUT.search(query) or not (found.certain or best < _SURE):
-        return [*first[: limit - _MAX_OTHER], *second[:_MAX_OTHER]]
+    if _ABOUT.search(query) or not (is_certain or max(line.score for line in first) < _SURE):
+        kept = first[: max(limit - _MAX_OTHER, (limit + 1) // 2)]
+        return [*kept, *second[: max(0, min(_MAX_OTHER, limit - len(kept)))]]
     return [*second, *first[:_MAX_OTHER]]
+
+
+def _is_code(query: str, codes: CodeTable) -> bool:
+    try:
+        return normalise(query.strip().rstrip("-."), codes.system).code in codes
+    except CodeError:
+        return False
 
 
 def _of_system(query: str, codes: CodeTable, limit: int, date: str) -> list[FoundLine]:
     """The lines of one system."""
     if codes.system == "icd10pcs":
-        found = _procedures(query, codes)
-        lines = _shown(found.lines, codes, found.name)
+        lines = _shown(_procedures(query, codes), codes)
         if lines:
             return lines
-    return list(_at_other_times(query, codes, date)) or _by_words(query, codes, limit)
+    lines = list(_at_other_times(query, codes, date)) or _by_words(query, codes, limit)
+    if codes.system == "icd9cm" and not _is_code(query, codes):
+        best: dict[str, FoundLine] = {}
+        for line in sorted([*_mapped(query, codes), *lines], key=lambda line: -line.score):
+            best.setdefault(line.code, line)
+        lines = list(best.values())
+    return lines[:limit]
 
 
 def _procedures(query: str, codes: CodeTable) -> ProcedureLines:
@@ -126,20 +151,24 @@ def _procedures(query: str, codes: CodeTable) -> ProcedureLines:
     return search_procedures(query, codes, tables)
 
 
-def _shown(lines: Sequence[ProcedureLine], codes: CodeTable, name: str) -> list[FoundLine]:
+def _shown(found: ProcedureLines, codes: CodeTable) -> list[FoundLine]:
     shown = []
-    for line in lines:
+    for line in found.lines:
         text = codes.description(line.code) if line.complete else _title(line.code, codes)
-        is_named = FoundLine("icd10pcs", line.code, text, line.complete, name, 1.0 if line.usual else 0.9)
+        is_named = FoundLine("icd10pcs", line.code, text, line.complete, found.name, 1.0 if line.usual else 0.9)
         next_query = "" if line.complete else line.code
-        shown.append(replace(is_named, next=next_query, step=line.step, value=line.value, note=_until(codes, line.code)))
+        shown.append(
+            replace(is_named, next=next_query, step=line.step, value=line.value, note=_until(codes, line.code))
+        )
     return shown
 
 
 def _title(pattern: str, codes: CodeTable) -> str:
     """The description of the longest line that all codes of a pattern are below."""
     prefix = re.split(r"[\[?|]", pattern)[0]
-    return next((codes.description(prefix[:end]) for end in range(min(4, len(prefix)), 0, -1) if prefix[:end] in codes), "")
+    return next(
+        (codes.description(prefix[:end]) for end in range(min(4, len(prefix)), 0, -1) if prefix[:end] in codes), ""
+    )
 
 
 def _by_words(query: str, codes: CodeTable, limit: int) -> list[FoundLine]:
@@ -153,6 +182,15 @@ def _by_words(query: str, codes: CodeTable, limit: int) -> list[FoundLine]:
                 found = SearchHit(code, text := codes.description(code), True, hit.score, text)
                 lines.setdefault(code, replace(_line(codes, found), under=hit.code))
     return list(lines.values())[:limit]
+
+
+def _mapped(query: str, codes: CodeTable) -> Iterator[FoundLine]:
+    """ICD-9-CM codes by the names of ICD-10-CM codes, which are many more."""
+    for hit in table("icd10cm", releases("icd10cm")[0]).search(query, _MAX_MAPPED, billable=True):
+        for mapping in map_code(Code("icd10cm", hit.code), codes.system):
+            if mapping.target and not mapping.combination and codes.billable(mapping.target.code):
+                code = mapping.target.code
+                yield _line(codes, SearchHit(code, codes.description(code), True, hit.score, hit.matched))
 
 
 def _line(codes: CodeTable, hit: SearchHit) -> FoundLine:
@@ -184,8 +222,8 @@ def _at_other_times(query: str, codes: CodeTable, date: str) -> Iterator[FoundLi
     valid = [release for release in releases(codes.system) if is_valid(code, release)]
     if valid:
         is_new = valid[0] > codes.release
-        day = effective_date(valid[0]) if is_new else effective_date(str(int(valid[-1]) + 1)) - timedelta(days=1)
-        note = f"not valid on {date or 'this day'}: {'from' if is_new else 'until'} {day}"
+        limit = effective_date(valid[0]) if is_new else effective_date(str(int(valid[-1]) + 1)) - timedelta(days=1)
+        note = f"not valid on {date or 'this day'}: {'from' if is_new else 'until'} {limit}"
         yield FoundLine(codes.system, code.code, describe(code), False, note=note)
     for other in in_release(code, codes.release):
         if codes.billable(other.code):

@@ -169,7 +169,6 @@ def value_words(tables: PcsTables) -> list[str]:
     return [word for _, phrases in _index(tables)[0].values() for words in phrases for word in words]
 
 
-
 def _phrases(tables: PcsTables) -> Iterator[tuple[Meaning, list[str]]]:
     """Meanings and their phrases: labels, what they include, our words, and words of single procedures."""
     sites: dict[str, set[str]] = {}

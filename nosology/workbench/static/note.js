@@ -301,6 +301,7 @@ function enter() {
   results.querySelector(".hit")?.focus();
 }
 document.body.addEventListener("htmx:afterSettle", enter);
+export function awaitHits() { awaited = true; enter(); }
 
 /** Runs the action of a key; returns whether it has one. */
 function act(key) {
