@@ -19,7 +19,7 @@ from nosology.claims.code_search import FoundLine, search_codes
 
 def is_right(line: FoundLine, right: list[str]) -> bool:
     """Whether a line is one of the right codes, or offers only such codes."""
-    fixed = line.code.split("?")[0].split("[")[0]  # the characters that a choice has decided
+    fixed = line.code.partition("_")[0]  # the characters that a choice has decided
     if not line.billable and not line.step:
         return False
     return any(fixed.startswith(item[:-1]) if item.endswith("-") else line.code == item for item in right)

@@ -48,7 +48,8 @@ class FoundLine:
     """A line of the results.
 
     next: what to search for to go on from a line that is no billable code: the code of a header, or a pattern.
-    step, value: the character that a choice decides (approach, device ...) and its value.
+    step, value: the character that a choice decides (approach, device ...) and its value. The code of a choice has _
+    for each open character.
     under: the header that the code is listed below.
     note: when the code is valid, if it is not on the date or not for ever.
     """
@@ -152,23 +153,33 @@ def _procedures(query: str, codes: CodeTable) -> ProcedureLines:
 
 
 def _shown(found: ProcedureLines, codes: CodeTable) -> list[FoundLine]:
+    """The lines of composed procedures, with their descriptions."""
     shown = []
     for line in found.lines:
-        text = codes.description(line.code) if line.complete else _title(line.code, codes)
-        is_named = FoundLine("icd10pcs", line.code, text, line.complete, found.name, 1.0 if line.usual else 0.9)
-        next_query = "" if line.complete else line.code
-        shown.append(
-            replace(is_named, next=next_query, step=line.step, value=line.value, note=_until(codes, line.code))
-        )
+        name = found.name if line.usual or not shown else ""
+        if line.complete:
+            text, note = codes.description(line.code), _until(codes, line.code)
+            base = FoundLine("icd10pcs", line.code, text, True, name, 1.0 if line.usual else 0.9, note=note)
+        else:
+            picture = _picture(line.code)
+            text = _title(picture.partition("_")[0], codes)
+            base = FoundLine("icd10pcs", picture, text, False, name, 0.9, next=line.code)
+        shown.append(replace(base, step=line.step, value=line.value))
     return shown
 
 
-def _title(pattern: str, codes: CodeTable) -> str:
-    """The description of the longest line that all codes of a pattern are below."""
-    prefix = re.split(r"[\[?|]", pattern)[0]
-    return next(
-        (codes.description(prefix[:end]) for end in range(min(4, len(prefix)), 0, -1) if prefix[:end] in codes), ""
+def _picture(pattern: str) -> str:
+    """The seven characters of the codes of a pattern; _ for those that are open."""
+    axes = [re.findall(r"\[[^\]]*\]|.", part.ljust(7, "?")) for part in pattern.split("|")]
+    return "".join(values[0] if len({*values}) == 1 and len(values[0]) == 1 else "_" for values in zip(*axes)).replace(
+        "?", "_"
     )
+
+
+def _title(prefix: str, codes: CodeTable) -> str:
+    """The description of the longest line, up to the body part, that starts a code."""
+    lines = (prefix[:end] for end in range(min(4, len(prefix)), 0, -1))
+    return next((codes.description(line) for line in lines if line in codes), "")
 
 
 def _by_words(query: str, codes: CodeTable, limit: int) -> list[FoundLine]:
