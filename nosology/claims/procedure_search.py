@@ -91,8 +91,11 @@ def search_procedures(query: str, codes: CodeTable, tables: PcsTables) -> Proced
 
 
 def lines_of_pattern(query: str, codes: CodeTable, tables: PcsTables) -> list[ProcedureLine]:
-    """The codes of a pattern such as 0SRB0 or 0DB?8ZX if they are few, else the values of its first open character."""
-    pattern = query.strip().upper().replace(" ", "").rstrip("?")
+    """The codes of a pattern such as 0SRB0 or 0DB?8ZX if they are few, else the values of its first open character.
+
+    [] if the query is no pattern. An open character is ? or _.
+    """
+    pattern = query.strip().upper().replace(" ", "").replace("_", "?").rstrip("?")
     if len(pattern) == 2 and pattern in codes:  # a body system
         below = codes.children(pattern)
         return [ProcedureLine(line, False, "operation", codes.description(line).split(",")[0]) for line in below]

@@ -31,9 +31,7 @@ def test_the_page_searches_on_the_date_of_the_encounter(server, ann):
     client = browser(server, "ann")
     token = {"x-csrf-token": csrf(client)}
     for date, code in (("2019-11-01", "N18.3"), ("2025-11-03", "N18.30")):
-        created = ann.post("/notes", {"notes": [{"id": f"search-{date}", "text": "ckd", "encounter": {"date": date}}]})
-        assert created.status_code < 300, created.text
-        note = ann.note_id(f"search-{date}") if hasattr(ann, "note_id") else _note_id(client, f"search-{date}")
+        note = ann.note(f"search {date}", "Known chronic kidney disease.", date=date)
         page = client.post("/codes/search", data={"query": "ckd stage 3", "note": note}, headers=token).text
         assert re.search(r'data-code="([^"]+)"', page)[1] == f"icd10cm:{code}"
         assert f"on {date}" in page
@@ -41,8 +39,3 @@ def test_the_page_searches_on_the_date_of_the_encounter(server, ann):
     assert 'data-next="I50"' in page and 'data-code="icd10cm:I50"' in page  # opened or shown in the book, not added
     assert not re.search(r'data-act="add" data-code="icd10cm:I50"', page)
     assert "No code" in client.post("/codes/search", data={"query": "qqqqzz"}, headers=token).text
-
-
-def _note_id(client, ref: str) -> int:
-    page = client.post("/find", data={"csrf": csrf(client), "ref": ref})
-    return int(re.search(r"/notes/(\d+)", str(page.url))[1])
