@@ -164,6 +164,11 @@ def _index(tables: PcsTables) -> tuple[PhraseIndex, dict[str, Meaning]]:
     return phrase_index(phrases), meanings
 
 
+def value_words(tables: PcsTables) -> list[str]:
+    """The words of the phrases that mean values."""
+    return [word for _, phrases in _index(tables)[0].values() for words in phrases for word in words]
+
+
 def _phrases(tables: PcsTables) -> Iterator[tuple[Meaning, list[str]]]:
     """Meanings and their phrases: labels, what they include, our words, and words of single procedures."""
     sites: dict[str, set[str]] = {}

@@ -82,7 +82,7 @@ def propose_procedures(draft: Draft) -> ProposedProcedures:
                 unclear.append((item, partial))
     unresolved = {name for _, partial in unclear for name, _ in partial.cells.rows}
     kept, left_out = _without_parts(found.values(), done, unresolved)
-    ordered = sorted(kept, key=lambda it: (_rank(it.code), _arteries(it.code), min(it.evidence).start))
+    ordered = sorted(kept, key=lambda it: (procedure_rank(it.code), _arteries(it.code), min(it.evidence).start))
     return ProposedProcedures(tuple(ordered), tuple(_questions(draft.text, unclear, found.values())), tuple(left_out))
 
 
@@ -130,7 +130,8 @@ def _without_parts(
     return kept, left_out
 
 
-def _rank(code: str) -> int:
+def procedure_rank(code: str) -> int:
+    """The place of a code among procedures: the most extensive first."""
     return next((rank for pattern, rank in _RANKS if re.match(pattern, code)), _OTHER_RANK)
 
 

@@ -13,6 +13,7 @@ from nosology.cli.command_group import CommandGroup, refuse_unused
 from nosology.core import Code, CodeError, ConfigError
 
 if TYPE_CHECKING:
+    from nosology.claims.code_search import FoundLine
     from nosology.codes import CodeMapping, CodePeriod, CodeTable
 
 app = CommandGroup("Look up, search, map and compare ICD codes.")
@@ -72,23 +73,41 @@ def show(
 @app.command()
 def search(
     query: Annotated[str, typer.Argument(help="Words, such as: heart failure, CHF, broken hip, BMI 43")],
-    system: Annotated[str, typer.Option(help="The code system to search.")] = "icd10cm",
+    system: Annotated[str, typer.Option(help="A code system, or all: diagnoses and procedures of the date.")] = "all",
     limit: Annotated[int, typer.Option(min=1, help="How many codes to show.")] = 20,
     release: Release = None,
     date: Date = None,
     billable: Annotated[bool, typer.Option("--billable", help="Only billable codes.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Search codes by words, abbreviations, synonyms, values or a code, best first; spelling is corrected."""
-    hits = _table(system, release, date).search(query, limit, billable=True if billable else None)
+    """Search codes by words, abbreviations, synonyms, values or a code, best first; spelling is corrected.
+
+    Words for a procedure give ICD-10-PCS codes. Where a character is open, search for one of the patterns shown.
+    """
+    from nosology.claims.code_search import ALL, search_codes
+    from nosology.codes.releases import effective_date
+
+    if release is not None:
+        _table("icd10cm" if system == ALL else system, release, date)  # raises an error if there is none
+    day = effective_date(release).isoformat() if release is not None else date or ""
+    lines = search_codes(query, system, day, limit, billable=billable)[:limit]
     if as_json:
-        return _print_json([asdict(hit) for hit in hits])
-    if not hits:
-        raise CodeError(f"no {system} code has any of these words: {query!r}")
-    width = max(len(hit.code) for hit in hits)
-    for hit in hits:
-        also = f"  ({hit.matched})" if hit.matched != hit.description else ""
-        typer.echo(f"{hit.code:{width}}  {'' if hit.billable else '[header] '}{hit.description}{also}")
+        return _print_json([asdict(line) for line in lines])
+    if not lines:
+        raise CodeError(f"no code has any of these words: {query!r}")
+    width = max(len(line.code) for line in lines)
+    for line in lines:
+        typer.echo(f"{line.code:{width}}  {_search_line(line)}")
+
+
+def _search_line(line: FoundLine) -> str:
+    """A found line without its code: what it is, what matched, and when it is valid."""
+    if line.step:
+        value = f"{line.step}: {line.value}"
+        return f"{line.description}  ({value})" if line.billable else f"[choice] {value}  ({line.description})"
+    also = f"  ({line.matched})" if line.matched else ""
+    note = f"  [{line.note}]" if line.note else ""
+    return f"{'[header] ' if line.next else ''}{line.description}{also}{note}"
 
 
 @app.command()

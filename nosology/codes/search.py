@@ -7,59 +7,30 @@ A name matches by keys: stems of its words, one for equivalent words (renal, kid
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from nosology.codes.alphabetic_index import external_causes, index_terms, index_tree
 from nosology.codes.installed import installed_files
 from nosology.codes.lookup import table as code_table
 from nosology.codes.official_tables import drug_tree, neoplasm_tree
 from nosology.codes.releases import releases
+from nosology.codes.search_names import Found, Names
 from nosology.codes.sources import DATA, cached_json, package_file, read_lines
 from nosology.codes.spelling import normalise
-from nosology.codes.terms import SOURCES, DefaultCodes, Term, specificity_keys, terms
+from nosology.codes.terms import DefaultCodes, Term, terms
 from nosology.core import CodeError
 from nosology.core.progress import activity
-from nosology.text.phrases import expand
-from nosology.text.stems import word_keys
-from nosology.text.tokens import function_words, rows, tokenize, words_of
 
 if TYPE_CHECKING:
     from nosology.codes.table import CodeTable
 
-_SEPARATOR = "\x7f"  # in no name and no code
 _SOURCE_SUFFIXES = (".py", ".tsv", ".gz")
-_FACTORS = dict(zip(SOURCES, (1.0, 0.99, 0.985, 0.97, 0.98, 0.95, 0.9, 0.88)))  # of a name, by its source
-_RARE_CHAPTERS = "OPQVWXY"  # births, malformations, accidents
-_RARE = 0.95  # their factor
-_TOO_MANY = 400  # names that are ranked
-_HEADS, _REFINED, _REFINED_FACTOR = 12, 40, 0.96  # see Names._refined
-_LEAST = 0.3  # names with less of the weight that the best name has are not ranked
-_MOST = 8.0  # the weight of a rare word
-_FILLER = frozenset(
-    ("unspecified", "specified", "nos", "nec", "classified", "elsewhere", "otherwise", "encounter", "initial", "type")
-)
-_KEPT = frozenset(("without", "no", "not"))  # function words that are part of names
-_POSSESSIVE = re.compile(r"(?<=\w)['\u2019]s\b")
-_RANGE = re.compile(r"\b(\d+(?:\.\d+)?)(?:-|\s+to\s+)(\d+(?:\.\d+)?)\b(?!-)")
-_AT_LEAST = re.compile(r"\b(\d+(?:\.\d+)?) or (?:greater|more|over)\b")
 _OTHER = re.compile(r"other\b", re.IGNORECASE)
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_TOPICS = re.compile(
-    r"\b(?:with|and|from|after|due to|secondary to|following|status post|s/p)\b|[,;+/&]", re.IGNORECASE
-)
-_STAGE = re.compile(r"\b(?:stage|grade) \w+\b", re.IGNORECASE)
-_LATER = frozenset(("subsequent", "routine", "sequela", "sequelae"))  # see Names._for_encounter
-_HEALING = frozenset(("healing", "delayed"))
-_ENCOUNTERS = ("subsequent", "sequela", "sequelae", "healing", "nonunion", "malunion", "delayed", "open", "late")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +63,7 @@ def search(table: CodeTable, query: str, limit: int = 20, *, billable: bool | No
     ]
 
 
-class _Found(NamedTuple):
-    code: str
-    score: float
-    matched: str
-
-
-def _of_code(table: CodeTable, query: str, billable: bool | None) -> list[_Found]:
+def _of_code(table: CodeTable, query: str, billable: bool | None) -> list[Found]:
     """The line of a query that is a code, and the billable codes below it."""
     try:
         code = normalise(query.strip().rstrip("-."), table.system).code
@@ -107,356 +72,16 @@ def _of_code(table: CodeTable, query: str, billable: bool | None) -> list[_Found
     if code not in table or not any(character.isdigit() for character in query):
         return []
     lines = [code, *(line for line in table.descendants(code) if billable is False or table.billable(line))]
-    return [_Found(line, 1.0, "") for line in lines if billable is None or table.billable(line) == billable]
+    return [Found(line, 1.0, "") for line in lines if billable is None or table.billable(line) == billable]
 
 
-def _with_header(table: CodeTable, names: Names, query: str, found: list[_Found]) -> list[_Found]:
+def _with_header(table: CodeTable, names: Names, query: str, found: list[Found]) -> list[Found]:
     """The codes with the header that has the query as its name, after the codes that match as well."""
     header = names.header(query)
     if header is None:
         return found
     place = next((i for i, hit in enumerate(found) if hit.score < 0.95), len(found))
-    return [*found[: max(1, place)], _Found(header, 0.95, ""), *found[max(1, place) :]]
-
-
-def _keys(text: str) -> list[str]:
-    """The key of each word of a text, with abbreviations written out."""
-    return [word_keys(word)[0] for word in _words(text)]
-
-
-def _words(text: str) -> list[str]:
-    """The words of a text that have content, with abbreviations written out."""
-    text = _POSSESSIVE.sub("", text)
-    words = words_of(text)
-    if not _abbreviations().isdisjoint(words):
-        words = expand(text, tokenize(text)).words
-    return [word for word in words if word in _KEPT or len(word) == 1 or word not in function_words()]
-
-
-@cache
-def _abbreviations() -> frozenset[str]:
-    """The first words of abbreviations."""
-    return frozenset(row["short"].split()[0] for row in rows("expansions.tsv"))
-
-
-def _exact_keys(text: str) -> frozenset[str]:
-    """The keys of a text and "other", which makes a difference between names."""
-    return frozenset(_keys(text)) | ({"other"} & set(words_of(text)))
-
-
-class Names:
-    """N names of codes, sorted by code; name n has the keys `keys[bounds[n]:bounds[n + 1]]` of V keys."""
-
-    def __init__(self, state: dict[str, Any], table: CodeTable):
-        self.table = table
-        self.vocabulary: list[str] = state["vocabulary"].split(_SEPARATOR)
-        self.words: list[str] = state["words"].split(_SEPARATOR)  # as written, the most frequent first
-        self.texts: list[str] = state["texts"].split(_SEPARATOR)  # "" for the description
-        self.codes: list[str] = state["codes"].split(_SEPARATOR)
-        self.code = np.array(state["code"], dtype=np.int32)  # into codes
-        self.source = np.array(state["source"], dtype=np.int8)  # into SOURCES
-        self.bounds = np.array(state["bounds"], dtype=np.int32)
-        self.keys = np.array(state["keys"], dtype=np.int32)
-        self.ranges: list[tuple[float, float, int]] = [tuple(item) for item in state["ranges"]]
-        self._number = {key: i for i, key in enumerate(self.vocabulary)}
-        owner = np.repeat(np.arange(len(self.code), dtype=np.int32), np.diff(self.bounds))
-        order = np.argsort(self.keys, kind="stable")
-        self._postings = owner[order]
-        self._starts = np.searchsorted(self.keys[order], np.arange(len(self.vocabulary) + 1))
-        counts = np.diff(self._starts)
-        self.idf = np.log1p(len(self.code) / (1.0 + counts)).astype(np.float32)
-        for word in _FILLER:
-            if (key := self._number.get(word_keys(word)[0])) is not None:
-                self.idf[key] *= 0.1
-        self.weight = np.add.reduceat(self.idf[self.keys], self.bounds[:-1]) if len(self.code) else np.zeros(0)
-        first = [code[0] in _RARE_CHAPTERS and table.system == "icd10cm" for code in self.codes]
-        rare = np.where(np.array(first, dtype=bool), _RARE, 1.0)
-        self.factor = (np.array([_FACTORS[source] for source in SOURCES])[self.source] * rare[self.code]).astype(
-            np.float32
-        )
-        self.billable = np.array([table.billable(code) for code in self.codes], dtype=bool)[self.code]
-        self.specificity = specificity_keys(table, self.codes)
-
-    @classmethod
-    def build(cls, table: CodeTable, all_terms: Iterable[Term]) -> dict[str, Any]:
-        """The state, as JSON values."""
-        best: dict[tuple[str, tuple[str, ...]], tuple[int, int, str]] = {}
-        counts: Counter[str] = Counter()
-        for term in all_terms:
-            keys = tuple(sorted(set(_keys(term.text))))
-            words = words_of(_POSSESSIVE.sub("", term.text))
-            counts.update(words)
-            if keys:  # of equal names the one in full: heart failure, not CHF
-                value = SOURCES.index(term.source), -len(words), term.text
-                best[term.code, keys] = min(best.get((term.code, keys), value), value)
-        items = sorted(best.items())
-        codes = sorted({code for (code, _), _ in items})
-        vocabulary = sorted({key for (_, keys), _ in items for key in keys})
-        column, number = ({name: i for i, name in enumerate(names)} for names in (codes, vocabulary))
-        bounds = np.concatenate([[0], np.cumsum([len(keys) for (_, keys), _ in items], dtype=np.int64)])
-        texts = ["" if text == table.description(code) else text for (code, _), (_, _, text) in items]
-        return {
-            "vocabulary": _SEPARATOR.join(vocabulary),
-            "words": _SEPARATOR.join(word for word, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
-            "texts": _SEPARATOR.join(texts),
-            "codes": _SEPARATOR.join(codes),
-            "code": [column[code] for (code, _), _ in items],
-            "source": [source for _, (source, _, _) in items],
-            "bounds": bounds.tolist(),
-            "keys": [number[key] for (_, keys), _ in items for key in keys],
-            "ranges": [(*pair, i) for i, (_, (_, _, text)) in enumerate(items) for pair in _ranges(text)],
-        }
-
-    def postings(self, key: str) -> np.ndarray:
-        """The names with a key."""
-        number = self._number.get(key)
-        return self._postings[:0] if number is None else self._postings[self._starts[number] : self._starts[number + 1]]
-
-    def header(self, query: str) -> str | None:
-        """The header that has the query as its description."""
-        return self._headers.get(_exact_keys(query))
-
-    @cached_property
-    def _headers(self) -> dict[frozenset[str], str]:
-        lines = self.table.codes(billable=False)
-        return {_exact_keys(self.table.description(line)): line for line in reversed(lines)}
-
-    def search(self, query: str, limit: int, *, headers: bool = False) -> list[_Found]:
-        """The codes of a query, best first; of two topics, the best of each in turn."""
-        whole = self._ranked(query, headers)
-        if not whole or whole[0].score > 0.75:
-            return _distinct(whole)[:limit]
-        best: tuple[float, list[list[_Found]]] = (whole[0].score * 1.15, [])
-        for link in _TOPICS.finditer(query):
-            parts = [self._ranked(part, headers) for part in (query[: link.start()], query[link.end() :])]
-            score = min(part[0].score if part else 0.0 for part in parts)
-            best = max(best, (score, parts), key=lambda item: item[0])
-        if not best[1]:
-            return _distinct(whole)[:limit]
-        together = self._ranked(_STAGE.sub("", query), headers) if _STAGE.search(query) else whole
-        turns = [hit for hits in zip(*best[1], together) for hit in hits]
-        return _distinct([*turns, *best[1][0], *best[1][1]])[:limit]
-
-    def _ranked(self, query: str, headers: bool) -> list[_Found]:
-        slots = self._slots(query)
-        if not slots:
-            return []
-        weights = np.array([slot.weight for slot in slots], dtype=np.float32)
-        matches = np.zeros((len(slots), len(self.code)), dtype=np.float32)
-        extra = self.weight.copy()
-        used: set[int] = set()
-        for row, slot in zip(matches, slots):
-            for names, strength in slot.names:
-                row[names] = np.maximum(row[names], strength)
-            for key in slot.keys:
-                if (number := self._number.get(key, -1)) >= 0 and number not in used:
-                    used.add(number)
-                    extra[self.postings(key)] -= self.idf[number]
-        match = _Match(matches, weights, float(weights.sum()), extra, used)
-        matched = weights @ matches
-        near = np.flatnonzero(matched > _LEAST * matched.max())
-        near = near[self.billable[near] != headers]
-        score = match.score(matched[near], extra[near]) * self.factor[near]
-        best = _largest(score, _TOO_MANY)
-        hits = near[best]
-        found = list(zip(score[best].tolist(), hits.tolist()))
-        if not headers:
-            found += self._refined(match, hits[extra[hits] < 0.01])
-        ranked: dict[int, tuple[float, int]] = {}
-        for value, name in found:
-            code = int(self.code[name])
-            ranked[code] = max(ranked.get(code, (0.0, 0)), (value, -name))
-        order = sorted(ranked, key=lambda code: (-round(ranked[code][0], 3), self.specificity[self.codes[code]]))
-        results = [_Found(self.codes[code], min(1.0, ranked[code][0]), self.texts[-ranked[code][1]]) for code in order]
-        if results and not headers:
-            results += self._siblings(results[0])
-            results.sort(key=lambda hit: -round(hit.score, 3))
-        return self._for_encounter(query, results)
-
-    def _refined(self, match: _Match, heads: np.ndarray) -> Iterator[tuple[float, int]]:
-        """The names in the category of a name that is part of the query, by the other words of the query.
-
-        "bedsore" is L89.90, pressure ulcer; "sacrum" and "stage 4" are in the description of L89.154.
-        """
-        done = set()
-        for head in heads[:_HEADS].tolist():
-            code = self.codes[self.code[head]]
-            covered = match.matches[:, head]
-            if covered.min() > 0 or (mark := (code[:3], tuple(covered > 0))) in done:
-                continue
-            done.add(mark)
-            family = slice(*np.searchsorted(self.code, self._category(code[:3])))
-            matched = match.weights @ np.maximum(match.matches[:, family], covered[:, None])
-            better = self.billable[family] & (matched > float(match.weights @ covered) + 0.05 * match.total)
-            extra = match.extra[family].copy()
-            for key in {*self.name_keys(head), *self._description_keys(code)} - match.used:
-                names = self._postings[self._starts[key] : self._starts[key + 1]]
-                start, stop = np.searchsorted(names, [family.start, family.stop])
-                extra[names[start:stop] - family.start] -= self.idf[key]
-            score = match.score(matched, extra) * self.factor[family] * self.factor[head] * _REFINED_FACTOR * better
-            for name in _largest(score, _REFINED).tolist():
-                yield float(score[name]), name + family.start
-
-    def _siblings(self, hit: _Found) -> list[_Found]:
-        """The codes next to a code, such as those of the other sides; they follow what matches half of the query."""
-        if self.table.system != "icd10cm":
-            return []
-        base, near = hit.code[:7], []
-        start, stop = self._category(base[:3])
-        for length in range(len(base) - 1, 2, -1):
-            near = [code for code in self.codes[start:stop] if code.startswith(base[:length]) and code[7:] in ("", "A")]
-            near = [code for code in near if self.table.billable(code) and code != hit.code]
-            if len(near) > 2:
-                break
-        return [_Found(code, (0.5 - 0.01 * i) * hit.score, "") for i, code in enumerate(near[:8])]
-
-    def name_keys(self, name: int) -> list[int]:
-        """The keys of a name."""
-        return self.keys[self.bounds[name] : self.bounds[name + 1]].tolist()
-
-    def _description_keys(self, code: str) -> list[int]:
-        return [self._number[key] for key in _keys(self.table.description(code)) if key in self._number]
-
-    def _category(self, category: str) -> list[int]:
-        """The first column of the codes of a category, and the first after them."""
-        return [bisect_left(self.codes, category), bisect_left(self.codes, category + _SEPARATOR)]
-
-    def _for_encounter(self, query: str, found: list[_Found]) -> list[_Found]:
-        """The codes with the seventh character that the query asks for: subsequent encounter, sequela, open."""
-        wanted = set(_keys(query))
-        if self.table.system != "icd10cm" or not wanted & {word_keys(word)[0] for word in _ENCOUNTERS}:
-            return found
-        changed = []
-        for i, hit in enumerate(found):
-            code = hit.code
-            parent = self.table.parent(code)
-            if i < 20 and len(code) == 8 and parent:
-                siblings = [line for line in self.table.children(parent) if len(line) == 8]
-                counts = {line: len(wanted.intersection(_keys(self.table.description(line)))) for line in siblings}
-                best = max(siblings, key=lambda line: counts[line])
-                hit = hit._replace(code=best if counts[best] > counts[code] else code)
-            changed.append(hit)
-        return changed
-
-    def _slots(self, query: str) -> list[_Slot]:
-        """The words of a query that some name has."""
-        words = list(dict.fromkeys(_words(query)))
-        capitals = set(re.findall(r"\b[A-Z]{2,5}\b", query))
-        light = _FILLER | _LATER | (_HEALING if not _LATER.isdisjoint(words) else frozenset())
-        slots = []
-        for i, word in enumerate(words):
-            keys = dict.fromkeys(word_keys(word), 1.0)
-            for first, second in zip(words[max(0, i - 1) : i + 1], words[max(1, i) : i + 2]):  # gall bladder
-                if min(len(first), len(second)) > 2:
-                    keys[word_keys(first + second)[0]] = 1.0
-            meanings = [phrase.split() for phrase in _meanings().get(word, ())]
-            keys |= {word_keys(phrase[0])[0]: 0.95 for phrase in meanings if len(phrase) == 1}
-            names = [(self.postings(key), strength) for key, strength in keys.items()]
-            for phrase in meanings:
-                together = self.postings(word_keys(phrase[0])[0])
-                for other in phrase[1:]:
-                    together = np.intersect1d(together, self.postings(word_keys(other)[0]), assume_unique=True)
-                names.append((together, 0.95))
-            names += self._values(word)
-            if not any(len(found) for found, _ in names) and word.upper() not in capitals:
-                keys = dict(self._guesses(word))
-                names = [(self.postings(key), strength) for key, strength in keys.items()]
-            if count := max((len(found) for found, _ in names), default=0):
-                weight = min(_MOST, float(np.log1p(len(self.code) / (1.0 + count))))
-                slots.append(_Slot(weight * (0.1 if word in light else 1.0), names, list(keys)))
-        return slots
-
-    def _values(self, word: str) -> list[tuple[np.ndarray, float]]:
-        """The names with a range that a number is in; in each category only those with the smallest range."""
-        if not _NUMBER.fullmatch(word):
-            return []
-        value = float(word)
-        found = [(high - low, name) for low, high, name in self.ranges if low <= value <= high]
-        smallest: dict[str, float] = {}
-        for width, name in found:
-            category = self.codes[self.code[name]][:3]
-            smallest[category] = min(width, smallest.get(category, width))
-        names = [name for width, name in found if width == smallest[self.codes[self.code[name]][:3]]]
-        return [(np.array(sorted(set(names)), dtype=np.int64), 1.0)]
-
-    @lru_cache(maxsize=4096)  # noqa: B019
-    def _guesses(self, word: str) -> list[tuple[str, float]]:
-        """Keys for a word that no name has: words that start with it, else words of similar spelling."""
-        if len(word) > 2 and (longer := [other for other in self.words if other.startswith(word)]):
-            return [(word_keys(other)[0], 0.9) for other in longer[:200]]
-        if len(word) < 4 or not word.isalpha():
-            return []
-        most = 1 if len(word) < 6 else 2
-        near = np.flatnonzero(
-            (np.abs(self._letters - _letter_counts([word])).sum(axis=1) <= 2 * most)
-            & (np.abs(self._lengths - len(word)) <= most)
-        )
-        distances = {i: distance for i in near.tolist() if (distance := _distance(word, self.words[i])) <= most}
-        closest = min(distances.values(), default=0)
-        guesses = [self.words[i] for i in sorted(distances) if distances[i] == closest]
-        guesses.sort(key=lambda other: other[0] != word[0])
-        return [(word_keys(other)[0], 0.95 if i == 0 else 0.85) for i, other in enumerate(guesses[:4])]
-
-    @cached_property
-    def _letters(self) -> np.ndarray:
-        return _letter_counts(self.words)
-
-    @cached_property
-    def _lengths(self) -> np.ndarray:
-        return np.fromiter(map(len, self.words), dtype=np.int32, count=len(self.words))
-
-
-def _largest(values: np.ndarray, count: int) -> np.ndarray:
-    """The places of the largest values, the largest first; of equal values the first."""
-    places = np.arange(len(values))
-    if len(values) > count:
-        places = np.flatnonzero(values >= -np.partition(-values, count)[count])
-    return places[np.argsort(-values[places], kind="stable")[:count]]
-
-
-class _Slot(NamedTuple):
-    """A word of the query: its weight, the names that have it with the strength of the match, and its keys."""
-
-    weight: float
-    names: list[tuple[np.ndarray, float]]
-    keys: list[str]
-
-
-class _Match(NamedTuple):
-    """S words of a query against N names."""
-
-    matches: np.ndarray  # (S, N): the strength of the match
-    weights: np.ndarray  # (S,)
-    total: float
-    extra: np.ndarray  # (N,): the weight of the words of a name that are not in the query
-    used: set[int]  # keys of the query
-
-    def score(self, matched: Any, extra: Any) -> Any:
-        """The score of names by the weights of their words that are in the query and of those that are not."""
-        return (matched / self.total) ** 2 / (1.0 + 0.35 * extra / self.total + 0.02 * extra)
-
-
-def _distinct(found: Sequence[_Found]) -> list[_Found]:
-    first: dict[str, _Found] = {}
-    for hit in found:
-        first.setdefault(hit.code, hit)
-    return list(first.values())
-
-
-def _ranges(text: str) -> list[tuple[float, float]]:
-    """The ranges of values of a name: "Body mass index [BMI] 40.0-44.9, adult"."""
-    ranges = [(float(low), float(high)) for low, high in _RANGE.findall(text)]
-    return [pair for pair in ranges if pair[0] < pair[1]] + [(float(low), 1e9) for low in _AT_LEAST.findall(text)]
-
-
-@cache
-def _meanings() -> dict[str, list[str]]:
-    """Words for a part of a description: sacrum (sacral), iv (4, fourth), kneecap (patella)."""
-    meanings: dict[str, list[str]] = {}
-    own = (dict(zip(("word", "means"), line.split("\t"))) for line in read_lines(DATA / "look_up_words.tsv")[1:])
-    for row in (*rows("attributes.tsv"), *own):
-        meanings.setdefault(row["word"], []).extend(phrase.strip() for phrase in row["means"].split(","))
-    return meanings
+    return [*found[: max(1, place)], Found(header, 0.95, ""), *found[max(1, place) :]]
 
 
 def look_ups() -> Iterator[Term]:
@@ -466,34 +91,14 @@ def look_ups() -> Iterator[Term]:
         yield from (Term(phrase, code, "synonym") for phrase in phrases.split("|") for code in codes.split())
 
 
-def _letter_counts(words: Sequence[str]) -> np.ndarray:
-    """How often each letter (by its code modulo 32) is in each word."""
-    counts = np.zeros((len(words), 32), dtype=np.int8)
-    letters = np.frombuffer("".join(words).encode("utf-32-le"), dtype=np.uint32) % 32
-    owners = np.repeat(np.arange(len(words)), [len(word) for word in words])
-    np.add.at(counts, (owners, letters), 1)
-    return counts
-
-
-def _distance(first: str, second: str) -> int:
-    """The number of letters to insert, delete, replace or exchange with the next."""
-    before: list[int] = []
-    last = list(range(len(second) + 1))
-    for i, a in enumerate(first, 1):
-        row = [i]
-        for j, b in enumerate(second, 1):
-            value = min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (a != b))
-            if i > 1 and j > 1 and a == second[j - 2] and b == first[i - 2]:
-                value = min(value, before[j - 2] + 1)
-            row.append(value)
-        before, last = last, row
-    return last[-1]
-
-
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def _names(table: CodeTable) -> Names:
+    """The names of the codes of a table; those of earlier releases share the index of the newest."""
     if table.release not in releases(table.system) or code_table(table.system, table.release) is not table:
         return Names(Names.build(table, _all_terms(table)), table)  # a table of the user
+    newest = code_table(table.system)
+    if newest is not table:
+        return _names(newest).of_release(table)
     # Any change of code or data in these packages rebuilds the names.
     folders = [Path(__file__).parent, Path(__file__).parents[1] / "text"]
     sources = [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in _SOURCE_SUFFIXES]
@@ -501,9 +106,9 @@ def _names(table: CodeTable) -> Names:
 
     def build() -> dict[str, Any]:
         with activity("building the index for searches (once)"):
-            return Names.build(table, _all_terms(table))
+            return Names.build(table, chain(_all_terms(table), _past_terms(table)))
 
-    return Names(cached_json(f"search-{table.system}-{table.release}", sources, build), table)
+    return Names(cached_json(f"search-{table.system}", sources, build), table)
 
 
 def _all_terms(table: CodeTable) -> Iterator[Term]:
@@ -524,6 +129,16 @@ def _all_terms(table: CodeTable) -> Iterator[Term]:
         if defaults is None:
             for note in (*notes.get(code, {}).get("inclusion_terms", ()), *notes.get(code, {}).get("includes", ())):
                 yield Term(note, code, "inclusion")
+
+
+def _past_terms(newest: CodeTable) -> Iterator[Term]:
+    """The descriptions of the codes that were billable in earlier releases only."""
+    for release in releases(newest.system)[:-1]:
+        past = code_table(newest.system, release)
+        defaults = DefaultCodes(past, seventh=True) if past.system == "icd10cm" else None
+        for code in past.codes(billable=True):
+            if not newest.billable(code) and (defaults is None or defaults.get(code) == code):
+                yield Term(past.description(code), code, "description")
 
 
 def _neoplasm_terms() -> Iterator[Term]:

@@ -67,7 +67,7 @@ def terms(table: CodeTable, *, seventh: bool = True, added: Iterable[Term] = ())
     """
     defaults = DefaultCodes(table, seventh)
     for phrase, codes in builtin_synonyms():
-        if code := next(filter(None, (_in_release(code, table, defaults) for code in codes)), None):
+        if code := next(filter(None, (code_in_release(code, table, defaults) for code in codes)), None):
             yield Term(phrase, code, "synonym")
     for code in table.codes():
         default = defaults.get(code)
@@ -151,7 +151,7 @@ def specificity_keys(table: CodeTable, codes: Iterable[str]) -> dict[str, tuple[
     }
 
 
-def _in_release(code: str, table: CodeTable, defaults: DefaultCodes) -> str | None:
+def code_in_release(code: str, table: CodeTable, defaults: DefaultCodes) -> str | None:
     """The default code, in the release of the table, for a code of any release."""
     default = defaults.get(code)
     if default is None and (mapped := in_release(Code("icd10cm", code), table.release)):

@@ -10,6 +10,7 @@ from fastapi.responses import Response
 from sqlalchemy import func, select
 
 from nosology.claims.claim import Claim, build_claim
+from nosology.claims.code_search import search_codes
 from nosology.claims.encounter import Encounter
 from nosology.core import Note
 from nosology.workbench import api_schemas as schemas
@@ -33,7 +34,7 @@ from nosology.workbench.security import (
     ServicesDep,
 )
 from nosology.workbench.uploads import coder_columns, normalize_encounter
-from nosology.workbench.views import CodeLine, build_panel, code_book_page, search_codes
+from nosology.workbench.views import build_panel, code_book_page
 from nosology.workbench.work_queue import QueueFilter, select_queue
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -194,9 +195,13 @@ async def claim_text(
 
 
 @router.post("/codes/search")
-def search(user: CodeUser, body: schemas.CodeQuery) -> list[CodeLine]:
-    """Codes for words or a code. A POST, because the words may be those of a note."""
-    return search_codes(body.query, body.system)
+def search(user: CodeUser, body: schemas.CodeQuery) -> list[schemas.FoundCode]:
+    """Codes for words or a code on a date; of procedures with open characters, the choices.
+
+    A POST, because the words may be those of a note.
+    """
+    lines = search_codes(body.query, body.system, body.date.isoformat() if body.date else "")
+    return [schemas.FoundCode.model_validate(line) for line in lines]
 
 
 @router.get("/codes/{system}/{code}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -138,16 +139,37 @@ class TextToClaim(EncounterBody):
 
 
 class CodeQuery(RequestBody):
-    """Words, or a code, to search for."""
+    """Words, or a code, to search for; all: diagnoses and procedures. Without a date the newest release is searched."""
 
     query: Text = Field(max_length=200)
-    system: CodeSystem = "icd10cm"
+    system: CodeSystem | Literal["all"] = "all"
+    date: datetime.date | None = None
 
 
 class ResponseBody(BaseModel):
     """A response body, read from the attributes of rows and dataclasses."""
 
     model_config = ConfigDict(extra="forbid", from_attributes=True)
+
+
+class FoundCode(ResponseBody):
+    """A code that a search found, or a choice; next: what to search for to go on from a line that is not billable.
+
+    step, value: the character that a choice decides, and its value. under: the header that the code is listed below.
+    note: when the code is valid, if it is not on the date or not for ever.
+    """
+
+    system: CodeSystem
+    code: str
+    description: str
+    billable: bool
+    matched: str
+    score: float
+    next: str
+    step: str
+    value: str
+    under: str
+    note: str
 
 
 class QueuedNote(ResponseBody):

@@ -43,6 +43,7 @@ from nosology.workbench import (
     pages_accounts,
     pages_conversation,
     pages_double,
+    pages_search,
 )
 from nosology.workbench.accounts import ONE_TIME_HOURS, create_admin
 from nosology.workbench.blind_access import BlindNote
@@ -113,7 +114,8 @@ def create_app(settings: ServerSettings, services: Services | None = None) -> Fa
     app.state.templates = template_environment()
     for part in (
         *(router, api.router, api_documents.router, api_double.router, api_conversation.router),
-        *(pages_accounts.router, administration.router, pages_double.router, pages_conversation.router, pages.router),
+        *(pages_accounts.router, administration.router, pages_double.router, pages_conversation.router),
+        *(pages_search.router, pages.router),
     ):
         app.include_router(part)
     app.mount(static_path(), CachedStaticFiles(directory=STATIC_FOLDER), name="static")

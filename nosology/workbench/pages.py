@@ -11,7 +11,7 @@ from fastapi import APIRouter, File, Form, UploadFile
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy import select
 
-from nosology.core import SYSTEMS, Code, ConflictError, NosologyError, Note, ReviewError
+from nosology.core import Code, ConflictError, NosologyError, Note, ReviewError
 from nosology.workbench import cases, coding, measures, triage
 from nosology.workbench.audit_log import shown_notes
 from nosology.workbench.blind_access import load_pair
@@ -31,7 +31,7 @@ from nosology.workbench.services import UnfinishedCodes
 from nosology.workbench.store_settings import changes
 from nosology.workbench.turnaround import ANSWERS, load_second_review, measure_conversation
 from nosology.workbench.uploads import normalize_encounter, read_upload
-from nosology.workbench.views import build_claim_panel, build_panel, code_book_page, import_notice, search_codes
+from nosology.workbench.views import build_claim_panel, build_panel, code_book_page, import_notice
 from nosology.workbench.work_queue import PAGE_SIZE, QueueFilter, position, select_queue
 
 router = APIRouter(include_in_schema=False)
@@ -223,17 +223,6 @@ def history_page(page: PageDep, note_id: RowId) -> HTMLResponse:
 def export_note(page: PageDep, note_id: RowId, form: str) -> Response:
     """The coded encounter as a file."""
     return page.services.export(page.user, note_id, form, page.address)
-
-
-@router.post("/codes/search")
-def code_search(
-    page: PageDep,
-    query: Annotated[str, Form(max_length=200)] = "",
-    system: Annotated[str, Form(max_length=10)] = "icd10cm",
-) -> HTMLResponse:
-    """Codes for words or a code. A POST, because the words may be those of a note."""
-    system = system if system in SYSTEMS else "icd10cm"
-    return page.render("search_results.html", lines=search_codes(query, system), system=system, query=query)
 
 
 @router.get("/codes/{system}/{code}")

@@ -21,6 +21,7 @@ from sqlalchemy import Engine, select
 
 from nosology.claims.checks import AssignedCode, AssignedCodes
 from nosology.claims.claim import build_claim
+from nosology.claims.code_search import ALL, search_codes
 from nosology.claims.drg_weights import DrgWeight, load_drg_weights
 from nosology.claims.encounter_checks import check_encounter
 from nosology.claims.grouping import payment_groups
@@ -340,8 +341,8 @@ def _warm_up(engine: Engine) -> None:
     check_encounter(example, {"date": "2025-11-01", "kind": "inpatient"})
     payment_groups(example, {"sex": "F", "age": 70})
     build_claim("", "Acute on chronic systolic heart failure.", [])
-    for system in SYSTEMS:
-        table(system).search("heart", 1)
+    for system in (*SYSTEMS, ALL):
+        search_codes("heart" if system != ALL else "laparoscopic cholecystectmy", system)
 
 
 def register_coder(engine: Engine, bundle: Path, release: str | None) -> int:

@@ -1,4 +1,4 @@
-"""View models that pages and API share: the code panel of a note, the code book and code search."""
+"""View models that pages and API share: the code panel of a note and the code book."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from nosology.claims.draft import LeftOut
 from nosology.claims.encounter_checks import check_encounter
 from nosology.claims.grouping import PaymentGroups, payment_groups
 from nosology.claims.rules import rules_by_id
-from nosology.codes import describe, parse, table
-from nosology.core import SYSTEMS, Code, CodeError, ConfigError, Span, Suggestion
+from nosology.codes import describe, table
+from nosology.core import SYSTEMS, Code, ConfigError, Span, Suggestion
 from nosology.workbench.cases import Case, EvidenceInContext, UncertainSuggestion
 from nosology.workbench.encounter_services import ImportedNotes
 from nosology.workbench.proposals import claim_codes, propose_claim
@@ -245,12 +245,11 @@ def _quotes(
 
 @dataclass(frozen=True, slots=True)
 class CodeLine:
-    """A line of the tabular list; matched: the term that matched a search."""
+    """A line of the tabular list."""
 
     code: str
     description: str
     billable: bool
-    matched: str = ""
 
 
 MAX_BELOW = 20  # codes offered below a line that is divided further
@@ -303,21 +302,6 @@ def code_book_page(system: str, code: str) -> CodeBookPage:
         },
         notes=[(title, notes) for kind, title in BOOK_SECTIONS.items() if (notes := codes.inherited_notes(code, kind))],
     )
-
-
-def search_codes(query: str, system: str, limit: int = 12) -> list[CodeLine]:
-    """The lines for a query: a code with its children if the query is one, else lines whose terms match."""
-    codes = table(system)
-    matches: list[tuple[str, str]] = []
-    try:
-        code = parse(query, system).code.code
-        if code in codes:
-            matches = [(line, "") for line in (code, *codes.children(code)[: limit - 1])]
-    except CodeError:
-        pass
-    if not matches and len(query.strip()) > 1:  # after a single letter the user is still typing
-        matches = [(match.code, match.matched) for match in codes.search(query, limit)]
-    return [CodeLine(line, codes.description(line), codes.billable(line), term) for line, term in matches]
 
 
 def import_notice(imported: ImportedNotes) -> str:

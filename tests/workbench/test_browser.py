@@ -338,6 +338,57 @@ def test_keys_pressed_during_a_request_are_applied_after_it(chromium, address):
     expect(page.locator("#hits .hit").first).to_contain_text("J45")
 
 
+def test_a_procedure_is_added_by_narrowing_with_keys(chromium, address):
+    page = signed_in(chromium, address, "ann")
+    open_note(page, address, "note-4")
+    keys, first = page.keyboard, page.locator("#hits .hit:focus")
+    keys.press("/")
+    keys.type("l total hip replacment")
+    keys.press("Enter")
+    expect(first).to_contain_text("0SRB0JZ")  # the usual code
+    expect(page.locator("#hits h3").first).to_contain_text("ICD-10-PCS 2026 · on 2025-11-03")
+    keys.press("ArrowDown")
+    expect(first).to_contain_text("Synthetic Substitute, Metal")
+    keys.press("Enter")
+    expect(page.locator("#find")).to_have_value("0SRB01")
+    expect(first).to_contain_text("0SRB01Z")
+    expect(page.locator("#hits .hit")).to_have_count(3)
+    page.evaluate(AXE)
+    rules = {"type": "tag", "values": EVERYTHING}
+    result = page.evaluate("(rules) => axe.run('#panel', {runOnly: rules})", rules)
+    assert [(found["id"], found["nodes"][0]["html"]) for found in result["violations"]] == []
+    keys.press("Backspace")
+    expect(page.locator("#find")).to_have_value("l total hip replacment")
+    expect(first).to_contain_text("0SRB0JZ")
+    page.reload()
+    expect(page.locator("#find")).to_have_value("l total hip replacment")
+    expect(page.locator("#hits .hit").first).to_contain_text("0SRB0JZ")
+    keys.press("/")
+    keys.press("Enter")
+    expect(first).to_be_visible()
+    for key in ("ArrowDown", "ArrowDown", "Enter"):
+        keys.press(key)
+    expect(first).to_contain_text("0SRB02Z")
+    keys.press("ArrowDown")
+    keys.press("Enter")
+    expect(page.locator('.chosen .card[data-key="icd10pcs:0SRB029"]')).to_be_visible()
+    expect(page.locator("#find")).to_have_value("")
+
+
+def test_a_header_in_the_results_is_not_added_but_opened(chromium, address):
+    page = signed_in(chromium, address, "ann")
+    open_note(page, address, "note-4")
+    page.keyboard.press("/")
+    page.keyboard.type("heart failure")
+    header = page.locator("#hits .hit", has_text="not billable")
+    expect(header).to_contain_text("I50")
+    header.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#find")).to_have_value("I50")
+    expect(page.locator("#hits .hit:focus")).to_contain_text("I50.1")
+    expect(page.locator("#hits li").first.locator("p")).to_contain_text("not billable")  # the header itself
+
+
 def test_change_order_by_dragging_and_export(chromium, address):
     page = signed_in(chromium, address, "rita")
     open_note(page, address, "note-2")

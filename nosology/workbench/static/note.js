@@ -308,6 +308,7 @@ function enter() {
   results.querySelector(".hit")?.focus();
 }
 document.body.addEventListener("htmx:afterSettle", enter);
+export function awaitHits() { awaited = true; enter(); }
 
 /** Runs the action of a key; returns whether it has one. */
 function act(key) {
@@ -368,7 +369,7 @@ document.addEventListener("dragend", () => {
 const find = document.getElementById("find"), typed = `find ${note.dataset.note}`;
 if (find && sessionStorage.getItem(typed)) {
   find.value = sessionStorage.getItem(typed);
-  addEventListener("load", () => find.dispatchEvent(new Event("input", { bubbles: true })));
+  addEventListener("load", () => htmx.trigger(find.form, "submit"));
 }
 document.addEventListener("input", (event) => { if (event.target.id === "find") sessionStorage.setItem(typed, event.target.value); });
 
