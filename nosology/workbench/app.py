@@ -33,11 +33,12 @@ from nosology.core import ConfigError, ConflictError, NosologyError, __version__
 from nosology.core.files import check_parent_folder
 from nosology.models.bundle import is_day_one, read_manifest
 from nosology.serving.coder import release_translator
-from nosology.workbench import administration, api, pages, pages_accounts
+from nosology.workbench import administration, api, api_bulk, pages, pages_accounts
 from nosology.workbench.accounts import ONE_TIME_HOURS, create_admin
 from nosology.workbench.cases import count_by_status
 from nosology.workbench.coding import CoderBusyError
 from nosology.workbench.database import StoreGoneError, check_store, is_damaged, notes, read_transaction, store_errors
+from nosology.workbench.openapi_security import describe_security
 from nosology.workbench.page_html import STATIC_FOLDER, render_page, static_path, template_environment
 from nosology.workbench.review import NotFound
 from nosology.workbench.security import (
@@ -98,8 +99,10 @@ def create_app(settings: ServerSettings, services: Services | None = None) -> Fa
         redoc_url=None,
     )
     app.state.templates = template_environment()
-    for part in (router, api.router, pages_accounts.router, administration.router, pages.router):
+    parts = (router, api.router, api_bulk.router, pages_accounts.router, administration.router, pages.router)
+    for part in parts:
         app.include_router(part)
+    describe_security(app, parts)
     app.mount(static_path(), CachedStaticFiles(directory=STATIC_FOLDER), name="static")
     app.add_middleware(AuthenticationMiddleware, refuse=_expected_error)
     app.add_middleware(MetricsMiddleware)

@@ -12,6 +12,7 @@ from sqlalchemy.exc import IntegrityError
 
 from nosology.core import Code, ConflictError, EvidenceSpan, Note, ReviewError, Span, Suggestion
 from nosology.workbench.append_only import DELETED
+from nosology.workbench.change_clock import change_clock
 from nosology.workbench.database import (
     batches,
     coders,
@@ -253,7 +254,7 @@ def _write_decision(
     at: float | None = None,
 ) -> None:
     """Appends the decision and updates the note's row in the queue."""
-    now = time.time() if at is None else at
+    now = change_clock.now() if at is None else at
     row = {"note_id": note_id, "version": after.version, "user_id": user, "at": now, "action": action}
     connection.execute(_ADD_DECISION, {**row, "details": dict(details)})
     summary = {

@@ -28,6 +28,7 @@ from sqlalchemy.schema import SchemaItem
 from nosology.core import ConfigError, DataError, OutputError
 from nosology.core.files import check_parent_folder, output_errors
 from nosology.workbench.append_only import append_only_triggers
+from nosology.workbench.change_clock import change_clock
 
 log = logging.getLogger("nosology.workbench")
 
@@ -126,6 +127,8 @@ notes = _table(
     Column("confidence", Double),
     Column("codes", Integer, nullable=False),  # number of chosen codes
     Column("finished", Double),
+    # of the row; every insert and update sets it
+    Column("changed", Double, nullable=False, index=True, default=change_clock.now, onupdate=change_clock.now),
     sa.Index("ix_notes_status_received", "status", "received"),
     sa.Index("ix_notes_coding", "coding"),
     sa.Index("ix_notes_confidence", "confidence"),
@@ -154,7 +157,7 @@ decisions = _table(
     Column("note_id", Integer, ForeignKey("notes.id"), nullable=False),
     Column("version", Integer, nullable=False),
     Column("user_id", Integer, ForeignKey("users.id")),  # None: the triage rule
-    Column("at", Double, nullable=False),
+    Column("at", Double, nullable=False, index=True),
     Column("action", String(12), nullable=False),
     Column("details", JSON, nullable=False),
     sa.UniqueConstraint("note_id", "version"),
@@ -378,7 +381,12 @@ def write_transaction(engine: Engine) -> Iterator[Connection]:
     # SQLite writers poll for the lock; within a process a queue is faster and fair.
     is_sqlite = engine.dialect.name == "sqlite"
     lock = _write_locks.setdefault(str(engine.url), threading.RLock()) if is_sqlite else nullcontext()
-    with lock, engine.connect().execution_options(writes=True) as connection, connection.begin():
+    with (
+        lock,
+        change_clock.writing(),
+        engine.connect().execution_options(writes=True) as connection,
+        connection.begin(),
+    ):
         yield connection
 
 

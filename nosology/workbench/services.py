@@ -30,6 +30,7 @@ from nosology.models.bundle import MANIFEST, Bundle, is_day_one, read_manifest
 from nosology.workbench import cases
 from nosology.workbench.accounts import ROLES, User
 from nosology.workbench.audit_log import log_access, log_access_in
+from nosology.workbench.change_feed import continue_clock
 from nosology.workbench.coding import BackgroundCoder, CoderPool, cancel_batch, resume_batch
 from nosology.workbench.database import (
     batches,
@@ -184,6 +185,7 @@ class Services:
             lock.acquire()
             engine = open_database(settings.store)
             with store_errors():
+                continue_clock(engine)
                 coder_id = register_coder(engine, settings.bundle, settings.release)
                 _warm_up(engine)
                 with write_transaction(engine) as connection:

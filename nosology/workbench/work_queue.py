@@ -15,7 +15,12 @@ from nosology.workbench.append_only import DELETED
 from nosology.workbench.database import notes, users
 from nosology.workbench.review import STATUSES
 
-ORDERS = {"oldest": notes.c.received, "uncertain": notes.c.confidence, "newest": notes.c.received}
+ORDERS = {
+    "oldest": notes.c.received,
+    "uncertain": notes.c.confidence,
+    "newest": notes.c.received,
+    "changed": notes.c.changed,
+}
 PAGE_SIZE = 50
 RESERVED_SECONDS = 15 * 60  # for which a note that "next" gave to a user is not given to others
 TO_DO = ("new", "open", "held", "second")  # statuses that the queue shows first
@@ -35,6 +40,8 @@ class QueueFilter:
     order: str = "oldest"
     statuses: tuple[str, ...] | None = None  # instead of status; empty: all
     ref: str = field(default="", repr=False)  # part of an id; never in a URL, because an id may identify a patient
+    since: float | None = None  # notes that have changed at or after this time
+    until: float | None = None  # and before this one
 
     def __post_init__(self) -> None:
         valid = {"status": {*STATUSES, "all", ""}, "mine": {"me", "nobody", ""}, "order": set(ORDERS)}
@@ -61,6 +68,10 @@ class QueueFilter:
             found.append(notes.c.batch_id == self.batch)
         if self.ref:
             found.append(notes.c.ref.icontains(self.ref, autoescape=True))
+        if self.since is not None:
+            found.append(notes.c.changed >= self.since)
+        if self.until is not None:
+            found.append(notes.c.changed < self.until)
         return found
 
 
@@ -81,11 +92,26 @@ def _comes_after(order: str, row: Row) -> ColumnElement[bool]:
     return or_(column > value, column.is_(None), and_(column == value, notes.c.id > note_id))
 
 
-def select_queue(connection: Connection, wanted: QueueFilter, user: int, *, page: int = 0) -> list[Row]:
-    """One page of the queue, each row with the name of its assignee."""
+def select_queue(
+    connection: Connection,
+    wanted: QueueFilter,
+    user: int,
+    *,
+    page: int = 0,
+    limit: int = PAGE_SIZE,
+    after: ColumnElement[bool] | None = None,
+) -> list[Row]:
+    """One page of the queue, each row with the name of its assignee; after: the place where the page starts."""
     query = select(notes, users.c.name.label("assignee"))
     query = query.join(users, users.c.id == notes.c.assignee_id, isouter=True).where(*wanted.conditions(user))
-    return list(connection.execute(query.order_by(*_order_by(wanted.order)).limit(PAGE_SIZE).offset(page * PAGE_SIZE)))
+    if after is not None:
+        query = query.where(after)
+    return list(connection.execute(query.order_by(*_order_by(wanted.order)).limit(limit).offset(page * limit)))
+
+
+def count_queue(connection: Connection, wanted: QueueFilter, user: int) -> int:
+    """The number of notes in the queue."""
+    return connection.scalar(select(func.count()).select_from(notes).where(*wanted.conditions(user))) or 0
 
 
 def _reviewable(wanted: QueueFilter, user: int, *, reviewer: bool) -> list[ColumnElement[bool]]:
