@@ -60,8 +60,8 @@ def list_notes(
 ) -> schemas.QueuePage:
     """A page of the work queue; mine: only notes assigned to the user of the token.
 
-    order=changed: by the time of the last change, with deleted notes, for a copy that is kept up to date. Read the pages
-    with `cursor`: none is missed or twice, unless it has changed again. The other orders have page numbers.
+    order=changed: by the time of the last change, with deleted notes, for a copy that is kept up to date. Read the
+    pages with `cursor`: none is missed or twice, unless it has changed again. The other orders have page numbers.
     """
     wanted = QueueFilter(
         mine="me" if mine else "",

@@ -21,7 +21,7 @@ _STREAM: dict[str, Any] = {
     "content": {media_type.partition(";")[0]: {"schema": {"type": "string"}} for media_type, _ in STREAMS.values()},
     "headers": {
         NEXT_SINCE: {
-            "description": "the `since` of the next export: every note that changes after this one started is in that one",
+            "description": "the `since` of the next export: it has every note that changes after the start of this one",
             "required": True,
             "schema": {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?$"},
         }

@@ -35,7 +35,9 @@ def log_command_reads(engine: Engine, what: str, note_ids: Sequence[int]) -> Non
     """Writes one entry per note that a command read; the user of a command is unknown."""
     if note_ids:
         with write_transaction(engine) as connection:
-            connection.execute(insert(audit), [audit_entry(None, what, note_id, "command line") for note_id in note_ids])
+            connection.execute(
+                insert(audit), [audit_entry(None, what, note_id, "command line") for note_id in note_ids]
+            )
 
 
 def audit_entry(

@@ -45,9 +45,7 @@ def export_stream(engine: Engine, user: User, wanted: QueueFilter, form: str, ad
         "content-disposition": f'attachment; filename="notes.{suffix}"',
         NEXT_SINCE: repr(change_clock.settled()),
     }
-    return StreamingResponse(
-        _stream(engine, user, wanted, form, address), media_type=media_type, headers=headers
-    )
+    return StreamingResponse(_stream(engine, user, wanted, form, address), media_type=media_type, headers=headers)
 
 
 def _stream(engine: Engine, user: User, wanted: QueueFilter, form: str, address: str) -> Iterator[str]:

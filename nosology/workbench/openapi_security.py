@@ -58,7 +58,7 @@ def _operations(routers: Iterable[APIRouter]) -> Iterator[tuple[APIRoute, str, s
     for route in (route for router in routers for route in router.routes):
         if isinstance(route, APIRoute) and route.include_in_schema:
             for scope in _scopes(route.dependant):
-                yield from ((route, method, scope) for method in route.methods)
+                yield from ((route, method, scope) for method in route.methods or ())
 
 
 def _scopes(dependant: Dependant) -> Iterator[str]:

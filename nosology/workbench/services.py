@@ -184,6 +184,7 @@ class Services:
             pool.load()  # first: a damaged bundle must not create a store
             lock.acquire()
             engine = open_database(settings.store)
+            lock.guard(engine)
             with store_errors():
                 continue_clock(engine)
                 coder_id = register_coder(engine, settings.bundle, settings.release)

@@ -6,7 +6,6 @@ import threading
 import time
 from datetime import UTC, datetime
 
-import pytest
 from sqlalchemy import select, update
 
 from nosology.core import Note
