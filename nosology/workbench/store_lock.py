@@ -77,7 +77,7 @@ _TAKE = sa.text("SELECT pg_try_advisory_lock(7411, hashtext(coalesce(current_sch
 _STAY = sa.text(
     "SELECT set_config(name, value, false) FROM pg_settings JOIN (VALUES ('tcp_keepalives_idle', '30'), "
     "('tcp_keepalives_interval', '10'), ('tcp_keepalives_count', '3'), ('idle_session_timeout', '0')) "
-    "AS wanted (setting, value) ON setting = name"
+    "AS wanted (option, value) ON option = name"
 )
 
 
@@ -96,8 +96,9 @@ class SessionLock:
         """Takes the lock; ConfigError if another server has it, OutputError if the database cannot be reached."""
         with store_errors():
             connection = self._engine.connect()
-        connection.execute(_STAY)
-        if not connection.scalar(_TAKE):
+            connection.execute(_STAY)
+            is_free = connection.scalar(_TAKE)
+        if not is_free:
             connection.close()
             raise _in_use("in this PostgreSQL database")
         self._connection = connection
