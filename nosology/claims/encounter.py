@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from nosology.codes import release_on
@@ -139,6 +140,7 @@ def _age(value: Any) -> float | None:
     return age
 
 
+@lru_cache(maxsize=256)  # every check of a note's codes asks again
 def guess_setting(text: str) -> str:
     """inpatient if the note, or one of its documents, is about a stay, else outpatient."""
     return "inpatient" if any(_is_about_stay(part.text) for part in documents_of(text)) else "outpatient"
@@ -154,6 +156,7 @@ def _role_of_documents(text: str) -> str:
     return roles.pop() if len(roles) == 1 else "attending"
 
 
+@lru_cache(maxsize=256)  # every check of a note's codes asks again
 def _guess_role(text: str) -> str:
     if _PATHOLOGY.search(text):
         return "pathology"
@@ -174,6 +177,7 @@ def is_newborn_note(text: str) -> bool:
     return newborn.start() < min(others, default=len(text)) and not _INFANT.search(text, 0, _HEADER)
 
 
+@lru_cache(maxsize=256)  # every check of a note's codes asks again
 def guess_patient(text: str) -> tuple[float | None, str]:
     """Age in years and sex (F, M or "") as the note first states them."""
     age, sex = None, ""

@@ -58,6 +58,8 @@ def check_combinations(codes: Sequence[Code], encounter: Mapping[str, Any], text
     except ConfigError:
         return  # no code set is known for the date
     names = [code.code for code in codes if code.code in table("icd10cm", found.release)]
+    if not names:
+        return
     reported: set[str] = set()
     for rule in _rules_about_codes():
         draft = _draft(text, found, names)

@@ -5,18 +5,20 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from anyio import to_thread
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Body, Path, Query
 from fastapi.responses import Response
 from sqlalchemy import func, select
 
 from nosology.claims.claim import Claim, build_claim
 from nosology.claims.code_search import search_codes
 from nosology.claims.encounter import Encounter
-from nosology.core import Note
+from nosology.core import Note, ReviewError
 from nosology.workbench import api_schemas as schemas
 from nosology.workbench import measures
+from nosology.workbench.api_errors import CONFLICT, ERRORS, FILE
 from nosology.workbench.audit_log import log_access, shown_notes
 from nosology.workbench.cases import count_by_status, decision_history
+from nosology.workbench.change_feed import changed_notes, queue_page, to_seconds
 from nosology.workbench.coding import batch_progress
 from nosology.workbench.database import notes, read_transaction
 from nosology.workbench.encounter_services import ImportedNotes
@@ -35,14 +37,8 @@ from nosology.workbench.security import (
 )
 from nosology.workbench.uploads import coder_columns, normalize_encounter
 from nosology.workbench.views import build_panel, code_book_page
-from nosology.workbench.work_queue import QueueFilter, select_queue
+from nosology.workbench.work_queue import PAGE_SIZE, QueueFilter
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    401: {"description": "nobody is signed in"},
-    403: {"description": "the user's role or the scopes of the token do not allow it"},
-    404: {"description": "there is no such note, batch or code"},
-    422: {"description": "a value is invalid"},
-}
 ENCOUNTER_FIELDS = {  # of a new note
     *("date", "sex", "born", "age", "kind", "setting", "admitted", "discharged", "disposition", "payer", "role"),
     *("encounter", "document", "title", "document_date"),
@@ -59,18 +55,40 @@ def list_notes(
     mine: bool = False,
     site: Annotated[schemas.NoNul | None, Query(max_length=200)] = None,
     batch: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
-    order: Literal["oldest", "uncertain", "newest"] = "oldest",
+    order: Literal["oldest", "uncertain", "newest", "changed"] = "oldest",
     page: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+    limit: schemas.Limit = PAGE_SIZE,
+    since: schemas.Since = None,
+    until: schemas.Until = None,
+    cursor: schemas.Cursor = None,
 ) -> schemas.QueuePage:
-    """A page of the work queue; mine: only notes assigned to the user of the token."""
+    """A page of the work queue; mine: only notes assigned to the user of the token.
+
+    order=changed: by the time of the last change, with deleted notes, for a copy that is kept up to date. Read the
+    pages with `cursor`: none is missed or twice, unless it has changed again. The other orders have page numbers.
+    """
     wanted = QueueFilter(
-        mine="me" if mine else "", site=site or "", batch=batch or 0, order=order, statuses=tuple(status)
+        mine="me" if mine else "",
+        site=site or "",
+        batch=batch or 0,
+        order=order,
+        statuses=tuple(status),
+        since=to_seconds(since),
+        until=to_seconds(until),
     )
+    if order == "changed":
+        if page:
+            raise ReviewError("page must be 0 with order=changed; give cursor")
+        found = changed_notes(services.engine, wanted, user.id, cursor=cursor, limit=limit)
+    elif cursor is not None:
+        raise ReviewError("cursor must be given with order=changed")
+    else:
+        found = queue_page(services.engine, wanted, user.id, page=page, limit=limit)
     with read_transaction(services.engine) as connection:
-        rows = select_queue(connection, wanted, user.id, page=page)
         counts = count_by_status(connection)
-    log_access(services.engine, user.id, "queue", None, address, shown_notes(row.id for row in rows))
-    return schemas.QueuePage(counts=counts, notes=[schemas.QueuedNote.model_validate(row) for row in rows])
+    log_access(services.engine, user.id, "queue", None, address, shown_notes(row.id for row in found.rows))
+    rows = [schemas.QueuedNote.model_validate(row) for row in found.rows]
+    return schemas.QueuePage(counts=counts, notes=rows, total=found.total, pages=found.pages, next=found.next)
 
 
 @router.post("/notes", status_code=202)
@@ -96,7 +114,12 @@ def add_notes(services: ServicesDep, user: ImportUser, address: AddressDep, body
 
 
 @router.post("/fhir", status_code=202)
-def add_fhir(services: ServicesDep, user: ImportUser, address: AddressDep, body: dict[str, Any]) -> ImportedNotes:
+def add_fhir(
+    services: ServicesDep,
+    user: ImportUser,
+    address: AddressDep,
+    body: Annotated[dict[str, Any], Body(examples=[schemas.FHIR_EXAMPLE])],
+) -> ImportedNotes:
     """Imports a FHIR DocumentReference, or a Bundle of them; one that was entered in error is withdrawn."""
     incoming = [normalize_encounter(note) for note in read_fhir(body, "the body")]
     return services.import_notes(user, "FHIR", incoming, address)
@@ -124,7 +147,7 @@ def read_note(services: ServicesDep, user: ReadUser, address: AddressDep, note_i
     )
 
 
-@router.post("/notes/{note_id}/decisions", responses={409: {"description": "somebody else has changed the note"}})
+@router.post("/notes/{note_id}/decisions", responses=CONFLICT)
 def decide(services: ServicesDep, user: DecideUser, note_id: RowId, body: schemas.NewDecision) -> schemas.DecidedNote:
     """Records a decision. A response with status 200 means that it is on disk."""
     values = body.model_dump(exclude={"action", "version"}, exclude_unset=True)
@@ -143,7 +166,7 @@ def list_decisions(
     return [schemas.PastDecision.model_validate(dict(row)) for row in rows]
 
 
-@router.get("/notes/{note_id}/export")
+@router.get("/notes/{note_id}/export", response_class=Response, responses={200: FILE})
 def export_note(
     services: ServicesDep,
     user: ExportUser,
@@ -155,7 +178,7 @@ def export_note(
     return services.export(user, note_id, format, address)
 
 
-@router.post("/code", responses={503: {"description": "the coder's queue is full"}})
+@router.post("/code")
 async def code_text(
     services: ServicesDep, user: CodeUser, address: AddressDep, body: schemas.TextToCode
 ) -> schemas.CodedText:
@@ -175,7 +198,7 @@ def read_claim(services: ServicesDep, user: ReadUser, address: AddressDep, note_
     return schemas.ProposedClaim.model_validate(propose_claim(case).to_json())
 
 
-@router.post("/claim", responses={503: {"description": "the coder's queue is full"}}, response_model_exclude_unset=True)
+@router.post("/claim", response_model_exclude_unset=True)
 async def claim_text(
     services: ServicesDep, user: CodeUser, address: AddressDep, body: schemas.TextToClaim
 ) -> schemas.ProposedClaim:

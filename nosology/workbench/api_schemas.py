@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime
 from typing import Annotated, Any, Literal
 
+from fastapi import Query
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from nosology.workbench.change_feed import CURSOR
 from nosology.workbench.security import MAX_ID
 from nosology.workbench.uploads import MAX_NOTE_LENGTH
 
@@ -16,7 +18,7 @@ def _storable(text: str) -> str:
     return text.replace("\x00", " ").encode("utf-8", "replace").decode("utf-8")
 
 
-NoteStatus = Literal["new", "open", "held", "second", "preaccepted", "done"]
+NoteStatus = Literal["new", "open", "held", "second", "preaccepted", "done", "deleted"]
 CodeSystem = Literal["icd9cm", "icd9proc", "icd10cm", "icd10pcs"]
 Text = Annotated[str, AfterValidator(_storable)]
 NoNul = Annotated[Text, Field(pattern=r"^[^\x00]*$")]
@@ -36,7 +38,26 @@ DocumentKind = Literal[
     "emergency",
     "other",
 ]
+# A time of a request: seconds since 1970, or a date and time of ISO 8601, in UTC unless it has a zone.
+Moment = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)] | datetime.datetime
+Since = Annotated[Moment | None, Query(description="changed at or after this time", examples=["2025-11-03T10:00Z"])]
+Until = Annotated[Moment | None, Query(description="changed before this time", examples=[1762164000.0])]
+Cursor = Annotated[str | None, Query(pattern=CURSOR, description="the `next` of the page before")]
+Limit = Annotated[int, Query(ge=1, le=100, description="rows per page")]
 CodeText = Annotated[str, BeforeValidator(str)]  # a core.Code as "icd10cm:I50.9"
+
+
+def _example(**values: Any) -> ConfigDict:
+    """The configuration of a body with an example in the description of the API."""
+    return ConfigDict(json_schema_extra={"examples": [values]})
+
+
+FHIR_EXAMPLE = {
+    "resourceType": "DocumentReference",
+    "id": "MRN-2",
+    "status": "current",
+    "content": [{"attachment": {"contentType": "text/plain", "data": "S25vd24gaGVhcnQgZmFpbHVyZS4="}}],
+}
 
 
 class RequestBody(BaseModel):
@@ -50,7 +71,7 @@ class EncounterBody(RequestBody):
 
     date: Day | None = None
     sex: Literal["F", "M"] | None = None
-    age: Annotated[int | float, Field(ge=0, le=130)] | None = None
+    age: Annotated[int, Field(ge=0, le=130)] | Annotated[float, Field(ge=0, le=130)] | None = None
     setting: Literal["inpatient", "outpatient", "emergency"] | None = None
     admitted: Day | None = None
     discharged: Day | None = None
@@ -92,6 +113,11 @@ class EncounterChange(RequestBody):
 class NewBatch(RequestBody):
     """Notes to import as one batch."""
 
+    model_config = _example(
+        name="monday",
+        notes=[{"id": "MRN-1", "text": "Known heart failure.", "patient": "p1", "site": "east", "sex": "F", "age": 70}],
+    )
+
     name: NoNul = Field("api", max_length=200)
     notes: list[NewNote] = Field(min_length=1, max_length=10_000)
 
@@ -104,6 +130,8 @@ class NewDecision(RequestBody):
     the data to change. explanation: why second review sends a note back. The actions claim, accept_all (with threshold)
     and poa_all record one decision for each code; undo takes back all of them.
     """
+
+    model_config = _example(action="add", version=0, code="icd10cm:I50.9", key="one-of-mine")
 
     action: str = Field(max_length=20)
     version: int = Field(ge=0, le=MAX_ID)
@@ -126,12 +154,16 @@ class NewDecision(RequestBody):
 class TextToCode(RequestBody):
     """A text to code; it is not stored."""
 
+    model_config = _example(text="Known heart failure and type 2 diabetes.")
+
     text: Text = Field(max_length=MAX_NOTE_LENGTH)
     columns: Columns = Field({}, max_length=50)
 
 
 class TextToClaim(EncounterBody):
     """A text whose claim is wanted; it is not stored. What is not stated of the encounter is read from the text."""
+
+    model_config = _example(text="Admitted with acute systolic heart failure.", setting="inpatient", date="2025-11-03")
 
     id: ShortText = ""
     text: Text = Field(max_length=MAX_NOTE_LENGTH)
@@ -140,6 +172,8 @@ class TextToClaim(EncounterBody):
 
 class CodeQuery(RequestBody):
     """Words, or a code, to search for; all: diagnoses and procedures. Without a date the newest release is searched."""
+
+    model_config = _example(query="heart failure", system="icd10cm")
 
     query: Text = Field(max_length=200)
     system: CodeSystem | Literal["all"] = "all"
@@ -197,10 +231,22 @@ class QueuedNote(ResponseBody):
     answered_queries: int
     comments: int
     double_of: int | None = None  # the note of which this is a copy for double coding
+    changed: float
 
 
-class QueuePage(ResponseBody):
-    """A page of the work queue, and the number of notes per status."""
+class ListPage(ResponseBody):
+    """A page of a list: the number of rows that match on all pages, and the number of pages.
+
+    next: the cursor of the next page. It is also there after the last page, to ask for later changes.
+    """
+
+    total: int
+    pages: int
+    next: str | None
+
+
+class QueuePage(ListPage):
+    """A page of the work queue, and the number of notes per status in the whole store."""
 
     counts: dict[str, int]
     notes: list[QueuedNote]
@@ -412,6 +458,12 @@ class PastDecision(ResponseBody):
     at: float
     action: str
     details: dict[str, Any]
+
+
+class DecisionPage(ListPage):
+    """A page of the decisions on all notes, oldest first."""
+
+    decisions: list[PastDecision]
 
 
 class TabularNote(ResponseBody):

@@ -36,6 +36,7 @@ from nosology.serving.coder import release_translator
 from nosology.workbench import (
     administration,
     api,
+    api_bulk,
     api_conversation,
     api_documents,
     api_double,
@@ -50,6 +51,7 @@ from nosology.workbench.blind_access import BlindNote
 from nosology.workbench.cases import count_by_status
 from nosology.workbench.coding import CoderBusyError
 from nosology.workbench.database import StoreGoneError, check_store, is_damaged, notes, read_transaction, store_errors
+from nosology.workbench.openapi_security import describe_security
 from nosology.workbench.page_html import STATIC_FOLDER, render_page, static_path, template_environment
 from nosology.workbench.review import NotFound
 from nosology.workbench.security import (
@@ -112,12 +114,14 @@ def create_app(settings: ServerSettings, services: Services | None = None) -> Fa
         redoc_url=None,
     )
     app.state.templates = template_environment()
-    for part in (
-        *(router, api.router, api_documents.router, api_double.router, api_conversation.router),
+    parts = (
+        *(router, api.router, api_bulk.router, api_documents.router, api_double.router, api_conversation.router),
         *(pages_accounts.router, administration.router, pages_double.router, pages_conversation.router),
         *(pages_search.router, pages.router),
-    ):
+    )
+    for part in parts:
         app.include_router(part)
+    describe_security(app, parts)
     app.mount(static_path(), CachedStaticFiles(directory=STATIC_FOLDER), name="static")
     app.add_middleware(AuthenticationMiddleware, refuse=_expected_error)
     app.add_middleware(MetricsMiddleware)

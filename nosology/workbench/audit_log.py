@@ -21,24 +21,29 @@ def log_access(
 
     object: what the action was about other than a note, such as a user, a setting with its values, or a batch.
     """
-    _writer(engine).add(_entry(user, what, note_id, address, object))
+    _writer(engine).add(audit_entry(user, what, note_id, address, object))
 
 
 def log_access_in(
     connection: Connection, user: int | None, what: str, note_id: int | None, address: str | None, object: str = ""
 ) -> None:
     """Writes one entry within the caller's transaction."""
-    connection.execute(insert(audit).values(**_entry(user, what, note_id, address, object)))
+    connection.execute(insert(audit).values(**audit_entry(user, what, note_id, address, object)))
 
 
 def log_command_reads(engine: Engine, what: str, note_ids: Sequence[int]) -> None:
     """Writes one entry per note that a command read; the user of a command is unknown."""
     if note_ids:
         with write_transaction(engine) as connection:
-            connection.execute(insert(audit), [_entry(None, what, note_id, "command line") for note_id in note_ids])
+            connection.execute(
+                insert(audit), [audit_entry(None, what, note_id, "command line") for note_id in note_ids]
+            )
 
 
-def _entry(user: int | None, what: str, note_id: int | None, address: str | None, object: str = "") -> dict[str, Any]:
+def audit_entry(
+    user: int | None, what: str, note_id: int | None, address: str | None, object: str = ""
+) -> dict[str, Any]:
+    """The values of an entry."""
     row = {"at": time.time(), "user_id": user, "what": what, "note_id": note_id}
     return row | {"address": (address or "")[:60], "object": object[:1000]}
 

@@ -144,13 +144,17 @@ def is_listed(user: int) -> ColumnElement[bool]:
     return or_(notes.c.double_of.is_(None), is_work)
 
 
-def shown_codes(user: int) -> ColumnElement[int]:
-    """The number of codes of a note in the queue; 0 if they are hidden from the user."""
+def hidden_notes() -> CompoundSelect[Any]:
+    """The ids of notes and copies of which one is not finished: each is open to its own coder only."""
     sides = (_original, _copy)
-    hidden = union_all(
+    return union_all(
         *(select(side.c.id).select_from(_copy.join(_original, _is_pair)).where(_in_coding) for side in sides)
     )
-    is_hidden = and_(notes.c.id.in_(hidden), func.coalesce(notes.c.assignee_id, 0) != user)
+
+
+def shown_codes(user: int) -> ColumnElement[int]:
+    """The number of codes of a note in the queue; 0 if they are hidden from the user."""
+    is_hidden = and_(notes.c.id.in_(hidden_notes()), func.coalesce(notes.c.assignee_id, 0) != user)
     return case((is_hidden, 0), else_=notes.c.codes)
 
 

@@ -13,6 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from nosology.core import Code, ConflictError, DataError, EvidenceSpan, Note, ReviewError, Span, Suggestion
 from nosology.workbench.accounts import LADDER
 from nosology.workbench.append_only import DELETED
+from nosology.workbench.change_clock import change_clock
 from nosology.workbench.database import (
     batches,
     coders,
@@ -321,7 +322,7 @@ def _write_decision(
     is_copy: bool = False,
 ) -> None:
     """Appends the decision and updates the note's row in the queue; is_copy: of a note for double coding."""
-    now = time.time() if at is None else at
+    now = change_clock.now() if at is None else at
     row = {"note_id": note_id, "version": after.version, "user_id": user, "at": now, "action": action}
     connection.execute(_ADD_DECISION, {**row, "details": dict(details)})
     summary: dict[str, Any] = {

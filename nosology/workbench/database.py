@@ -28,6 +28,7 @@ from sqlalchemy.schema import SchemaItem
 from nosology.core import ConfigError, DataError, OutputError
 from nosology.core.files import check_parent_folder, output_errors
 from nosology.workbench.append_only import append_only_triggers
+from nosology.workbench.change_clock import change_clock
 
 log = logging.getLogger("nosology.workbench")
 
@@ -131,6 +132,8 @@ notes = _table(  # encounters, each with one or more documents
     Column("sent_back", Boolean, nullable=False, server_default=sa.false()),  # by second review, not finished since
     # The note of which this is a copy for double coding: both have the text and the codings of the note.
     Column("double_of", Integer, ForeignKey("notes.id"), index=True, unique=True),
+    # of the row; every insert and update sets it
+    Column("changed", Double, nullable=False, index=True, default=change_clock.now, onupdate=change_clock.now),
     sa.Index("ix_notes_status_received", "status", "received"),
     sa.Index("ix_notes_coding", "coding"),
     sa.Index("ix_notes_confidence", "confidence"),
@@ -168,7 +171,7 @@ decisions = _table(
     Column("note_id", Integer, ForeignKey("notes.id"), nullable=False),
     Column("version", Integer, nullable=False),
     Column("user_id", Integer, ForeignKey("users.id")),  # None: the triage rule
-    Column("at", Double, nullable=False),
+    Column("at", Double, nullable=False, index=True),
     Column("action", String(12), nullable=False),
     Column("details", JSON, nullable=False),
     sa.UniqueConstraint("note_id", "version"),
@@ -431,7 +434,12 @@ def write_transaction(engine: Engine) -> Iterator[Connection]:
     # SQLite writers poll for the lock; within a process a queue is faster and fair.
     is_sqlite = engine.dialect.name == "sqlite"
     lock = _write_locks.setdefault(str(engine.url), threading.RLock()) if is_sqlite else nullcontext()
-    with lock, engine.connect().execution_options(writes=True) as connection, connection.begin():
+    with (
+        lock,
+        change_clock.writing(),
+        engine.connect().execution_options(writes=True) as connection,
+        connection.begin(),
+    ):
         yield connection
 
 

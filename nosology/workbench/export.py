@@ -174,13 +174,15 @@ def _document_at(case: Case, position: int) -> str | None:
 def to_csv(case: Case) -> str:
     """One row per code."""
     out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(CSV_COLUMNS)
-    shared = {"note": case.note["ref"], "patient": case.note["patient"], "status": case.review.status}
-    for row in _codes(case):
-        values = (({**row, **shared})[column] for column in CSV_COLUMNS)
-        writer.writerow(["" if value is None else _escape_formula(value) for value in values])
+    csv.writer(out).writerows([CSV_COLUMNS, *csv_rows(case)])
     return out.getvalue()
+
+
+def csv_rows(case: Case) -> list[list[Any]]:
+    """The values of CSV_COLUMNS for each code."""
+    shared = {"note": case.note["ref"], "patient": case.note["patient"], "status": case.review.status}
+    rows = ([({**row, **shared})[column] for column in CSV_COLUMNS] for row in _codes(case))
+    return [["" if value is None else _escape_formula(value) for value in row] for row in rows]
 
 
 def _escape_formula(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -15,6 +16,7 @@ from nosology.core import Code, ConflictError, NosologyError, Note, ReviewError
 from nosology.workbench import cases, coding, measures, triage
 from nosology.workbench.audit_log import shown_notes
 from nosology.workbench.blind_access import load_pair
+from nosology.workbench.bulk_export import export_stream
 from nosology.workbench.conversation import load_conversation
 from nosology.workbench.database import documents, notes
 from nosology.workbench.decision_steps import shown_chances
@@ -85,6 +87,14 @@ def _render_queue(page: PageContext, wanted: QueueFilter, *, number: int = 0) ->
         to_adjudicate=to_adjudicate,
         more=len(rows) == PAGE_SIZE,
     )
+
+
+@router.get("/export/{form}")
+def export_finished(page: ReviewerPage, form: str) -> Response:
+    """The finished notes of the filter as a file; the pre-accepted ones if the filter shows these."""
+    wanted = _queue_filter(page.request.query_params)
+    statuses = (wanted.status,) if wanted.status == "preaccepted" else ("done",)
+    return export_stream(page.services.engine, page.user, replace(wanted, statuses=statuses), form, page.address)
 
 
 @router.get("/next")

@@ -18,7 +18,7 @@ from sqlalchemy import Engine
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.responses import PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nosology.core import NosologyError, ReviewError
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 SESSION_COOKIE = "nosology_session"
 DEVICE_COOKIE = "nosology_device"
+CSRF_HEADER = "x-csrf-token"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 MAX_REQUEST_BYTES = 64 * 1024 * 1024
 MAX_SIGN_IN_BYTES = 16 * 1024  # of a request of somebody who is not signed in
@@ -115,12 +116,13 @@ def _require_scope(scope: str) -> Any:
             raise Forbidden(f"the API token does not have the scope {scope}")
         return user
 
+    vars(check)["scope"] = scope  # for the description of the API
     return Depends(check)
 
 
 async def _check_csrf(request: Request, user: User) -> None:
     """Raises Forbidden unless a header or a form field has the session's CSRF token."""
-    token: Any = request.headers.get("x-csrf-token")
+    token: Any = request.headers.get(CSRF_HEADER)
     if token is None and "form" in request.headers.get("content-type", ""):
         token = (await request.form()).get("csrf")
     if not isinstance(token, str) or not secrets.compare_digest(token.encode(), (user.csrf or "").encode()):
@@ -170,13 +172,13 @@ class SecurityMiddleware:
             scope = {**scope, "scheme": "https", "client": (address, 0) if address else scope.get("client")}
         if not self._is_known_host(headers.get("host", ""), scope["path"]):
             message = "This server has another name. Give it with --public-url."
-            await PlainTextResponse(message, status_code=400)(scope, receive, send_with_headers)
+            await _refusal(scope, 400, message)(scope, receive, send_with_headers)
             return
         is_public = scope["path"].startswith(PUBLIC_PATHS)
         limit = MAX_SIGN_IN_BYTES if is_public else MAX_REQUEST_BYTES
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > limit:
-            await PlainTextResponse(_too_large(limit), status_code=413)(scope, receive, send_with_headers)
+            await _refusal(scope, 413, _too_large(limit))(scope, receive, send_with_headers)
             return
         await self.app(scope, _limit_body(receive, limit), send_with_headers)
 
@@ -186,6 +188,12 @@ class SecurityMiddleware:
         except ValueError:
             return False
         return not self.hosts or name in self.hosts or path.startswith(("/health/", "/metrics"))
+
+
+def _refusal(scope: Scope, status: int, message: str) -> Response:
+    if scope["path"].startswith("/api/"):
+        return JSONResponse({"detail": message}, status_code=status)
+    return PlainTextResponse(message, status_code=status)
 
 
 def _too_large(limit: int) -> str:

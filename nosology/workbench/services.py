@@ -9,7 +9,6 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,19 +18,16 @@ from anyio import CapacityLimiter
 from fastapi.responses import Response
 from sqlalchemy import Engine, select
 
-from nosology.claims.checks import AssignedCode, AssignedCodes
-from nosology.claims.claim import build_claim
-from nosology.claims.code_search import ALL, search_codes
 from nosology.claims.drg_weights import DrgWeight, load_drg_weights
 from nosology.claims.encounter_checks import check_encounter
-from nosology.claims.grouping import payment_groups
 from nosology.codes import releases, table
-from nosology.core import SYSTEMS, Code, ConfigError, NosologyError, Note, ReviewError, __version__
+from nosology.core import SYSTEMS, ConfigError, NosologyError, Note, ReviewError, __version__
 from nosology.corpora.plain_text import check_text
 from nosology.models.bundle import MANIFEST, Bundle, is_day_one, read_manifest
 from nosology.workbench import blind_access, cases, double_coding
 from nosology.workbench.accounts import ROLES, User
 from nosology.workbench.audit_log import log_access
+from nosology.workbench.change_feed import continue_clock
 from nosology.workbench.coding import BackgroundCoder, CoderPool, cancel_batch, resume_batch
 from nosology.workbench.conversation import load_conversation
 from nosology.workbench.database import (
@@ -52,6 +48,7 @@ from nosology.workbench.sign_in import FailureLimit, SignInDelays
 from nosology.workbench.store_health import is_alive
 from nosology.workbench.store_lock import StoreLock
 from nosology.workbench.store_settings import load_server_key
+from nosology.workbench.warm_up import warm_up
 from nosology.workbench.work_queue import QueueFilter, Reservations, next_note
 
 PROBE_SECONDS = 5.0  # for which the result of a health check is used again
@@ -61,7 +58,6 @@ INTERNAL_ACTIONS = {  # that no client sends as a decision
     "adjudicate": "two codings become one on the page of their adjudication",
     "close": "a copy is closed when its double coding is",
 }
-CONNECTIONS = 8  # opened at the start, a few more than concurrent requests
 
 
 class Forbidden(NosologyError):
@@ -187,9 +183,11 @@ class Services:
             pool.load()  # first: a damaged bundle must not create a store
             lock.acquire()
             engine = open_database(settings.store)
+            lock.guard(engine)
             with store_errors():
+                continue_clock(engine)
                 coder_id = register_coder(engine, settings.bundle, settings.release)
-                _warm_up(engine)
+                warm_up(engine)
                 with write_transaction(engine) as connection:
                     key = load_server_key(connection)
         except BaseException:
@@ -329,20 +327,6 @@ def check_finished(case: cases.Case, details: Mapping[str, Any]) -> None:
         raise UnfinishedCodes(
             f"the codes cannot be billed as they are: {errors[0]}{more}; correct them, or give a reason"
         )
-
-
-def _warm_up(engine: Engine) -> None:
-    """Opens connections and loads tables and groupers, so that the first requests do not wait for them."""
-    with ExitStack() as stack:
-        for _ in range(CONNECTIONS):
-            stack.enter_context(engine.connect())
-    codes = (Code("icd10cm", "I50.9"), Code("icd10pcs", "0DTJ4ZZ"))
-    example = AssignedCodes(tuple(AssignedCode(code, "added") for code in codes))
-    check_encounter(example, {"date": "2025-11-01", "kind": "inpatient"})
-    payment_groups(example, {"sex": "F", "age": 70})
-    build_claim("", "Acute on chronic systolic heart failure.", [])
-    for system in (*SYSTEMS, ALL):
-        search_codes("heart" if system != ALL else "laparoscopic cholecystectmy", system)
 
 
 def register_coder(engine: Engine, bundle: Path, release: str | None) -> int:

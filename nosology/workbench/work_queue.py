@@ -17,7 +17,12 @@ from nosology.workbench.conversation import FILTERS, QUEUE_COLUMNS
 from nosology.workbench.database import documents, notes, users
 from nosology.workbench.review import STATUSES
 
-ORDERS = {"oldest": notes.c.received, "uncertain": notes.c.confidence, "newest": notes.c.received}
+ORDERS = {
+    "oldest": notes.c.received,
+    "uncertain": notes.c.confidence,
+    "newest": notes.c.received,
+    "changed": notes.c.changed,
+}
 PAGE_SIZE = 50
 RESERVED_SECONDS = 15 * 60  # for which a note that "next" gave to a user is not given to others
 TO_DO = ("new", "open", "held", "second")  # statuses that the queue shows first
@@ -38,6 +43,8 @@ class QueueFilter:
     talk: str = ""  # what is going on: a name of conversation.FILTERS, or ""
     statuses: tuple[str, ...] | None = None  # instead of status; empty: all
     ref: str = field(default="", repr=False)  # part of an id; never in a URL, because an id may identify a patient
+    since: float | None = None  # notes that have changed at or after this time
+    until: float | None = None  # and before this one
 
     def __post_init__(self) -> None:
         valid = {"status": {*STATUSES, "all", ""}, "mine": {"me", "nobody", ""}, "order": set(ORDERS)}
@@ -67,6 +74,10 @@ class QueueFilter:
             found.append(FILTERS[self.talk])
         if self.ref:
             found.append(notes.c.ref.icontains(self.ref, autoescape=True))
+        if self.since is not None:
+            found.append(notes.c.changed >= self.since)
+        if self.until is not None:
+            found.append(notes.c.changed < self.until)
         return found
 
 
@@ -87,14 +98,32 @@ def _comes_after(order: str, row: Row) -> ColumnElement[bool]:
     return or_(column > value, column.is_(None), and_(column == value, notes.c.id > note_id))
 
 
-def select_queue(connection: Connection, wanted: QueueFilter, user: int, *, page: int = 0) -> list[Row]:
-    """One page of the queue, each row with the name of its assignee and its number of documents."""
+def select_queue(
+    connection: Connection,
+    wanted: QueueFilter,
+    user: int,
+    *,
+    page: int = 0,
+    limit: int = PAGE_SIZE,
+    after: ColumnElement[bool] | None = None,
+) -> list[Row]:
+    """One page of the queue; after: the place where the page starts.
+
+    Each row has the name of its assignee, its number of documents, and of queries and comments.
+    """
     source = func.coalesce(notes.c.double_of, notes.c.id)  # a copy has the documents of its original
     count = select(func.count(documents.c.ref.distinct())).where(documents.c.note_id == source).scalar_subquery()
     columns = [shown_codes(user).label("codes") if column is notes.c.codes else column for column in notes.c]
     query = select(*columns, users.c.name.label("assignee"), count.label("documents"), *QUEUE_COLUMNS)
     query = query.join(users, users.c.id == notes.c.assignee_id, isouter=True).where(*wanted.conditions(user))
-    return list(connection.execute(query.order_by(*_order_by(wanted.order)).limit(PAGE_SIZE).offset(page * PAGE_SIZE)))
+    if after is not None:
+        query = query.where(after)
+    return list(connection.execute(query.order_by(*_order_by(wanted.order)).limit(limit).offset(page * limit)))
+
+
+def count_queue(connection: Connection, wanted: QueueFilter, user: int) -> int:
+    """The number of notes in the queue."""
+    return connection.scalar(select(func.count()).select_from(notes).where(*wanted.conditions(user))) or 0
 
 
 def _reviewable(wanted: QueueFilter, user: int, *, reviewer: bool) -> list[ColumnElement[bool]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -55,6 +56,11 @@ class Server:
             time.sleep(0.1)
         raise RuntimeError(f"{path} has the status {got}, not {status}")
 
+    def children(self) -> list[int]:
+        """The ids of its worker processes."""
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
     def kill(self) -> None:
         """Kills the server and its workers with SIGKILL."""
         os.killpg(self.process.pid, signal.SIGKILL)
@@ -68,3 +74,31 @@ class Server:
         finally:
             if self.process.poll() is None:
                 self.kill()
+
+
+def call(server: Server, token: str, path: str, value=None):
+    """(status, body) of a request to the API."""
+    body = None if value is None else json.dumps(value).encode()
+    headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+    request = urllib.request.Request(f"{server.address}/api/v1{path}", body, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, None
+
+
+def is_running(process: int) -> bool:
+    """Whether a process exists and has not ended: a dead one without a parent that waits for it is a zombie."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for_end(processes: list[int], seconds: float = 60) -> None:
+    """Returns when none of these processes runs; AssertionError if one goes on."""
+    end = time.monotonic() + seconds
+    while any(map(is_running, processes)):
+        assert time.monotonic() < end, "a worker outlived the server"
+        time.sleep(0.05)

@@ -43,7 +43,7 @@ def address(small_bundle, tmp_path_factory):
         evil = f'<script>{harm}</script><img src=x onerror="{harm}"> \u202econgestive heart failure'
         incoming += [Note(f"slow-{i}", NOTE, site="south", extra=about) for i in range(5)]
         incoming += [Note(f"filter-{i}", NOTE, site="north", extra=about) for i in range(3)]
-        add_notes(connection, [*incoming, Note("evil", evil)], None)
+        add_notes(connection, [*incoming, Note("evil", evil), Note("long", NOTE * 30, site="long", extra=about)], None)
     engine.dispose()
     with running(small_bundle, store) as url:
         yield url
@@ -420,6 +420,38 @@ def test_help_and_switching_keys_off(chromium, address):
     page.reload()
     expect(page.locator(".card.now")).to_be_visible()
     assert chosen(page) == [] and decisions == []
+
+
+PRINTED = """() => {
+  const boxes = (selector) => [...document.querySelectorAll(selector)].map((it) => it.getBoundingClientRect());
+  const height = document.documentElement.scrollHeight;
+  const clipped = [...document.querySelectorAll("body, main, .desk, .paper, .text, .panel")].filter((it) => {
+    const style = getComputedStyle(it);
+    return style.overflowY !== "visible" && it.scrollHeight > it.clientHeight + 1;
+  });
+  const shown = (box) => box.height > 0 && box.width > 0 && box.bottom + scrollY <= height + 1;
+  return {
+    clipped: clipped.map((it) => it.className),
+    parts: boxes("#note .part").every(shown),
+    codes: boxes(".chosen .card").every(shown),
+    hints: boxes(".findings li").every(shown),
+    number: boxes("#note .part").length,
+    buttons: boxes(".chosen button, .top").filter(shown).length,
+  };
+}"""
+
+
+def test_print_has_the_whole_note_its_codes_and_its_issues(chromium, address):
+    page = signed_in(chromium, address, "rita")
+    open_note(page, address, "long")
+    page.keyboard.press("a")
+    expect(page.locator(".chosen .card")).to_have_count(1)
+    expect(page.locator(".findings li").first).to_be_attached()  # a hint, which is folded on the screen
+    page.emulate_media(media="print")
+    seen = page.evaluate(PRINTED)
+    assert seen.pop("number") >= 60
+    assert seen == {"clipped": [], "parts": True, "codes": True, "hints": True, "buttons": 0}
+    assert page.pdf(format="A4").count(b"/Type /Page\n") >= 5  # of the note and its codes
 
 
 def test_scripts_in_a_note_do_not_run(chromium, address):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import resource
@@ -15,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.error
 import urllib.request
 from contextlib import closing
 from http.client import HTTPException
@@ -32,19 +30,7 @@ from nosology.workbench.cases import add_notes, decision_history
 from nosology.workbench.database import open_database, read_transaction, write_transaction
 from nosology.workbench.services import ServerSettings
 from tests.workbench.conftest import fill_people
-from tests.workbench.processes import Server
-
-
-def call(server: Server, token: str, path: str, value=None):
-    """(status, body) of a request to the API."""
-    body = None if value is None else json.dumps(value).encode()
-    headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
-    request = urllib.request.Request(f"{server.address}/api/v1{path}", body, headers)
-    try:
-        with urllib.request.urlopen(request, timeout=30) as response:
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        return error.code, None
+from tests.workbench.processes import Server, call, is_running, wait_for_end
 
 
 def test_kill_9_loses_no_acknowledged_decision(small_bundle, store, tmp_path):
@@ -107,28 +93,13 @@ def test_the_first_start_prints_only_the_one_time_password_and_the_address(small
     assert lines[2:] == [f"Workbench at {server.address}"]
 
 
-def is_running(process: int) -> bool:
-    """Whether a process exists and has not ended: a dead one without a parent that waits for it is a zombie."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_workers_end_when_the_server_is_killed(small_bundle, tmp_path):
     server = Server(small_bundle, str(tmp_path / "w.db"), log=tmp_path / "log").start()
-    workers = [
-        int(pid)
-        for task in Path(f"/proc/{server.process.pid}/task").iterdir()
-        for pid in (task / "children").read_text().split()
-    ]
+    workers = server.children()
     assert workers and all(map(is_running, workers))
     server.process.kill()
     server.process.wait()
-    end = time.monotonic() + 60
-    while any(map(is_running, workers)):
-        assert time.monotonic() < end, "a worker outlived the server"
-        time.sleep(0.05)
+    wait_for_end(workers)
 
 
 def test_a_worker_in_a_long_call_ends_when_the_server_is_killed(small_bundle):

@@ -1,0 +1,129 @@
+"""CPU time of each page of the workbench, in one process without a network, and the functions that take most of it.
+
+    python benchmarks/load/page_cost.py [--rounds 40] [--notes 10000] [--profile note]
+
+CPU time hardly depends on what else the machine does. The time of the client is part of it, as for the trivial page
+`/health/live`. The store has many notes, of which a few are coded and reviewed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import pstats
+import re
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import httpx
+from sqlalchemy import update
+from workbench import SEARCHES, add_batch, wait_for_coding
+
+from nosology.workbench.accounts import create_session, create_user, session_user
+from nosology.workbench.app import create_app
+from nosology.workbench.cases import add_notes
+from nosology.workbench.database import notes, open_database, write_transaction
+from nosology.workbench.demo import TRAINING_PATIENTS, demo_bundle, demo_notes
+from nosology.workbench.security import SESSION_COOKIE
+from nosology.workbench.services import ServerSettings
+
+CODED = 30  # notes that are opened and decided on
+Request = Callable[[int], Awaitable[httpx.Response]]
+
+
+def prepare(store: str, size: int) -> str:
+    """The cookie of a coder, in a store with notes of which only a few are to be coded."""
+    engine = open_database(store)
+    with write_transaction(engine) as connection:
+        person = create_user(connection, "coder", "coder", None)
+        add_notes(connection, demo_notes(CODED, first=TRAINING_PATIENTS), None)
+    add_batch(store, size)
+    with write_transaction(engine) as connection:
+        connection.execute(update(notes).where(notes.c.id > CODED).values(coding="cancelled"))
+    cookie = create_session(engine, person)
+    engine.dispose()
+    return cookie
+
+
+class Desk:
+    """The requests of a coder, by name."""
+
+    def __init__(self, client: httpx.AsyncClient):
+        self.client = client
+        self.open: dict[int, tuple[list[str], int]] = {}  # note -> suggestions, version
+
+    async def live(self, turn: int) -> httpx.Response:
+        """The trivial page."""
+        return await self.client.get("/health/live")
+
+    async def queue(self, turn: int) -> httpx.Response:
+        """The queue."""
+        return await self.client.get("/?order=uncertain")
+
+    async def note(self, turn: int) -> httpx.Response:
+        """A note."""
+        number = 1 + turn % CODED
+        response = await self.client.get(f"/notes/{number}")
+        keys = re.findall(r'data-key="([^"]+)" data-state="open"', response.text)
+        self.open[number] = keys, int(re.search(r'data-version="(\d+)"', response.text)[1])
+        return response
+
+    async def decision(self, turn: int) -> httpx.Response:
+        """A code of a note is accepted or rejected."""
+        number = 1 + turn % CODED
+        keys, version = self.open[number]
+        act = {"action": "accept", "code": keys[0]} if turn % 3 else {"action": "reject", "code": keys[0]}
+        act |= {} if turn % 3 else {"reason": "not_documented"}
+        response = await self.client.post(f"/notes/{number}/decide", data={**act, "version": version})
+        self.open[number] = keys[1:] or keys, version + 1
+        return response
+
+    async def search(self, turn: int) -> httpx.Response:
+        """A search for codes."""
+        return await self.client.post("/codes/search", data={"query": SEARCHES[turn % len(SEARCHES)]})
+
+
+async def measure(store: str, cookie: str, options: argparse.Namespace) -> None:
+    """Prints the CPU milliseconds of each page."""
+    app = create_app(ServerSettings(bundle=demo_bundle(), store=store))
+    async with app.router.lifespan_context(app):
+        await asyncio.to_thread(wait_for_coding, store)
+        user = session_user(app.state.services.engine, cookie)
+        transport = httpx.ASGITransport(app)
+        headers = {"x-csrf-token": user.csrf, "cookie": f"{SESSION_COOKIE}={cookie}"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
+            desk = Desk(client)
+            for name in ("live", "queue", "note", "decision", "search"):
+                request: Request = getattr(desk, name)
+                await request(0)
+                profile = cProfile.Profile()
+                if name == options.profile:
+                    profile.enable()
+                started = time.process_time()
+                for turn in range(1, options.rounds + 1):
+                    response = await request(turn)
+                    assert response.status_code == 200, (name, response.status_code, response.text[:300])
+                spent = 1000 * (time.process_time() - started) / options.rounds
+                profile.disable()
+                print(f"{name:>10} {spent:6.1f} ms of CPU, {len(response.content):,} bytes", flush=True)
+                if name == options.profile:
+                    pstats.Stats(profile).sort_stats("cumulative").print_stats(60)
+
+
+def main() -> None:
+    """Measures each page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--notes", type=int, default=10_000, help="that are in the store besides")
+    parser.add_argument("--profile", help="a page whose functions are listed; they run in the thread of the server")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "cost.db")
+        asyncio.run(measure(store, prepare(store, options.notes), options))
+
+
+if __name__ == "__main__":
+    main()
