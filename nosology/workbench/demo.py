@@ -70,7 +70,8 @@ def fill_demo(store: str, encounters: Sequence[DemoEncounter] | None = None) -> 
     past = sorted((item for item in encounters if item.id in REVIEWED), key=lambda item: -REVIEWED[item.id])
     today = [item for item in encounters if item.id not in REVIEWED]
     now = time.time()
-    coded = code_notes(Coder.for_claims(BUNDLE), [note for item in past for note in item.notes])
+    ready = [*past, *today[:1]]  # the guided tour starts with the first one; the others are coded in the background
+    coded = code_notes(Coder.for_claims(BUNDLE), [note for item in ready for note in item.notes])
     with write_transaction(engine) as connection:
         people = {name: create_user(connection, name, role, None) for name, role in USERS}
         # Everybody knows this password, which the rules of passwords refuse.
@@ -80,8 +81,9 @@ def fill_demo(store: str, encounters: Sequence[DemoEncounter] | None = None) -> 
             cases.add_notes(connection, [note for item in items for note in item.notes], batch, now=received)
         ids = {row.ref: row.id for row in connection.execute(select(notes.c.ref, notes.c.id))}
     coder_id = register_coder(engine, BUNDLE, None)
-    past_ids = [ids[item.id] for item in past]
-    save_codings(engine, coder_id, past_ids, coded, now=now - 9 * DAY)
+    for item, result in zip(ready, coded):
+        made = now - 9 * DAY if item.id in REVIEWED else now
+        save_codings(engine, coder_id, [ids[item.id]], [result], now=made)
     for item in past:
         _review(engine, ids[item.id], item, people, now - REVIEWED[item.id] * DAY)
     engine.dispose()
