@@ -37,7 +37,7 @@ RIGHTS = {
 }
 SCOPES = {
     "read": "read notes, the queue, history, batches and measures",
-    "import": "import notes, cancel and resume batches",
+    "import": "import, correct and withdraw documents, change data of encounters, cancel and resume batches",
     "code": "code texts that are not stored, look up codes",
     "decide": "decide on codes",
     "export": "export encounters",

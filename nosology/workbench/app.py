@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nosology.core import ConfigError, ConflictError, NosologyError, __version__
 from nosology.models.bundle import is_day_one, read_manifest
 from nosology.serving.coder import release_translator
-from nosology.workbench import administration, api, pages, pages_accounts
+from nosology.workbench import administration, api, api_documents, pages, pages_accounts
 from nosology.workbench.accounts import ONE_TIME_HOURS, create_admin
 from nosology.workbench.cases import count_by_status
 from nosology.workbench.coding import CoderBusyError
@@ -97,7 +97,7 @@ def create_app(settings: ServerSettings, services: Services | None = None) -> Fa
         redoc_url=None,
     )
     app.state.templates = template_environment()
-    for part in (router, api.router, pages_accounts.router, administration.router, pages.router):
+    for part in (router, api.router, api_documents.router, pages_accounts.router, administration.router, pages.router):
         app.include_router(part)
     app.mount(static_path(), CachedStaticFiles(directory=STATIC_FOLDER), name="static")
     app.add_middleware(AuthenticationMiddleware, refuse=_expected_error)

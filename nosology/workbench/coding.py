@@ -21,9 +21,9 @@ from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Engine, Row, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Engine, bindparam, func, insert, select, update
 
-from nosology.core import NosologyError, Note, Suggestion
+from nosology.core import EvidenceSpan, NosologyError, Note, Suggestion
 from nosology.workbench.append_only import DELETED
 from nosology.workbench.cases import EvidenceInContext, UncertainSuggestion, record_decision_in, suggestion_to_json
 from nosology.workbench.database import (
@@ -32,10 +32,10 @@ from nosology.workbench.database import (
     codings,
     notes,
     read_transaction,
-    texts,
     users,
     write_transaction,
 )
+from nosology.workbench.documents import DocumentText, current_documents
 from nosology.workbench.review import NotFound
 from nosology.workbench.triage import expected_f1, load_calibration, load_triage_rule
 from nosology.workbench.uploads import coder_columns
@@ -88,6 +88,48 @@ def _in_context(item: Suggestion, flags: Mapping[tuple[int, int], tuple[str, ...
     if uncertain and item.accepted and evidence and all("uncertain" in span.context for span in evidence):
         return UncertainSuggestion(item.system, item.code, item.description, item.probability, False, evidence)
     return replace(item, evidence=evidence)
+
+
+@dataclass(frozen=True)
+class WaitingNote:
+    """An encounter to code: its columns and its current documents."""
+
+    id: int
+    encounter: Mapping[str, Any]
+    documents: Sequence[DocumentText]
+
+    @property
+    def notes(self) -> list[Note]:
+        """Each document as a note for the coder."""
+        return [
+            Note("", it.text, extra=coder_columns(self.encounter) | ({"title": it.title} if it.title else {}))
+            for it in self.documents
+        ]
+
+    def merge(self, results: Sequence[CodedNote]) -> CodedNote:
+        """The result of the encounter: of each code the highest probability, and the evidence of all documents."""
+        if len(results) == 1 and self.documents[0].start == 0:
+            return results[0]
+        merged: dict[tuple[str, str], Suggestion] = {}
+        for document, result in zip(self.documents, results):
+            for item in result.suggestions:
+                moved = replace(item, evidence=tuple(_moved(it, document.start) for it in item.evidence))
+                known = merged.get((item.system, item.code))
+                merged[item.system, item.code] = moved if known is None else _merged(known, moved)
+        ranked = sorted(merged.values(), key=lambda item: -item.probability)
+        kept = tuple(item for rank, item in enumerate(ranked) if item.accepted or rank < TOP_K)
+        return CodedNote(kept, note_profile("\n".join(it.text for it in self.documents), kept))
+
+
+def _moved(span: EvidenceSpan, by: int) -> EvidenceSpan:
+    return replace(span, start=span.start + by, end=span.end + by)
+
+
+def _merged(first: Suggestion, second: Suggestion) -> Suggestion:
+    """A code that two documents suggest; one that only an uncertain mention supports stays uncertain only in both."""
+    better = max(first, second, key=lambda item: (item.accepted, item.probability))
+    probability = max(first.probability, second.probability)
+    return replace(better, probability=probability, evidence=(*first.evidence, *second.evidence))
 
 
 def note_profile(text: str, suggestions: Sequence[Suggestion]) -> dict[str, float]:
@@ -246,7 +288,7 @@ class BackgroundCoder:
                 if not waiting:
                     self._wake.wait(_POLL_SECONDS)
 
-    def _waiting_notes(self, limit: int) -> list[Row]:
+    def _waiting_notes(self, limit: int) -> list[WaitingNote]:
         """The notes to code next: urgent ones, then those of small batches, then those of large batches."""
         urgent = list(self._urgent)
         is_waiting = notes.c.coding == "waiting"
@@ -255,20 +297,21 @@ class BackgroundCoder:
             query = select(notes.c.id).join(batches, batches.c.id == notes.c.batch_id, isouter=True).where(is_waiting)
             query = query.order_by(func.coalesce(batches.c.total, 0), notes.c.id).limit(limit)
             ids = list(dict.fromkeys([*first, *connection.scalars(query)]))[: max(limit, len(first))]
-            rows = select(texts.c.note_id, texts.c.text, notes.c.encounter).join(notes, notes.c.id == texts.c.note_id)
-            found = connection.execute(rows.where(texts.c.note_id.in_(ids))).all()
+            query = select(notes.c.id, notes.c.encounter).where(notes.c.id.in_(ids))
+            encounters = {row.id: row.encounter for row in connection.execute(query)}
+            parts = current_documents(connection, ids)
         for note_id in urgent:
             if note_id not in first:
                 self._urgent.pop(note_id, None)
-        return sorted(found, key=lambda row: ids.index(row.note_id))
+        return [WaitingNote(note_id, encounters[note_id], parts[note_id]) for note_id in ids if note_id in encounters]
 
-    def _code_chunk(self, rows: Sequence[Row]) -> None:
+    def _code_chunk(self, rows: Sequence[WaitingNote]) -> None:
         """Codes some notes. If the coder fails on them it tries each alone, and marks only the failing note."""
         if self._stop.is_set():
             return
         try:
-            chunk = [Note("", row.text, extra=coder_columns(row.encounter)) for row in rows]
-            results = self.pool.code(chunk, wait=True)
+            coded = iter(self.pool.code([note for row in rows for note in row.notes], wait=True))
+            results = [row.merge([next(coded) for _ in row.documents]) for row in rows]
         except BrokenProcessPool:
             results = []
         except NosologyError as error:  # not the fault of a note: the bundle cannot be loaded
@@ -282,7 +325,8 @@ class BackgroundCoder:
             for row in rows:
                 self._code_chunk([row])
         elif results or not self._stop.is_set():  # else the pool was closed: the note still waits
-            save_codings(self.engine, self.coder_id, [row.note_id for row in rows], results)
+            coded_of = {row.id: [it.id for it in row.documents] for row in rows}
+            save_codings(self.engine, self.coder_id, list(coded_of), results, coded_of)
 
     def _close_finished_batches(self) -> None:
         """Marks batches without waiting notes as done."""
@@ -305,10 +349,14 @@ def save_codings(
     coder_id: int,
     note_ids: Sequence[int],
     results: Sequence[CodedNote],
+    coded_documents: Mapping[int, Sequence[int]] | None = None,
     *,
     now: float | None = None,
 ) -> None:
-    """Stores the results of notes and applies the triage rule; without results the notes are marked as failed."""
+    """Stores the results of notes and applies the triage rule; without results the notes are marked as failed.
+
+    coded_documents: of each note. If it has others in the meantime, it still waits.
+    """
     is_waiting = (notes.c.id.in_(note_ids), notes.c.coding == "waiting")
     if not results:
         with write_transaction(engine) as connection:
@@ -329,6 +377,9 @@ def save_codings(
         }
     with write_transaction(engine) as connection:
         waiting = set(connection.scalars(select(notes.c.id).where(*is_waiting)))
+        if coded_documents is not None:
+            now_current = current_documents(connection, waiting)
+            waiting = {i for i in waiting if [it.id for it in now_current[i]] == list(coded_documents[i])}
         if not waiting:  # cancelled, or coded by another server in the meantime
             return
         connection.execute(insert(codings), [row for note_id, row in rows.items() if note_id in waiting])
@@ -339,11 +390,12 @@ def save_codings(
 
 
 def _preaccept(connection: Connection, note_id: int, suggestions: Sequence[Suggestion], confidence: float) -> None:
-    if connection.scalar(select(notes.c.version).where(notes.c.id == note_id)):
+    note = connection.execute(select(notes).where(notes.c.id == note_id)).one()
+    if note.status != "new" or note.assignee_id is not None:
         return  # somebody has decided already
     codes = [f"{item.system}:{item.code}" for item in suggestions if item.accepted]
     details = {"codes": codes, "confidence": round(confidence, 4)}
-    record_decision_in(connection, note_id, "preaccept", details, user=None, version=0)
+    record_decision_in(connection, note_id, "preaccept", details, user=None, version=note.version)
 
 
 def batch_progress(engine: Engine, before: int | None = None) -> list[dict[str, Any]]:

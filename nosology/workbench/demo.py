@@ -15,9 +15,10 @@ from nosology.core.files import cache_folder
 from nosology.serving.coder import Coder
 from nosology.workbench import cases
 from nosology.workbench.accounts import create_user
-from nosology.workbench.coding import code_notes, save_codings
+from nosology.workbench.coding import CodedNote, WaitingNote, code_notes, save_codings
 from nosology.workbench.database import audit, batches, notes, open_database, read_transaction, users, write_transaction
 from nosology.workbench.demo_encounters import DemoEncounter, load_encounters
+from nosology.workbench.documents import current_documents
 from nosology.workbench.passwords import hash_password
 from nosology.workbench.proposals import claim_decision, propose_claim
 from nosology.workbench.services import register_coder
@@ -70,8 +71,6 @@ def fill_demo(store: str, encounters: Sequence[DemoEncounter] | None = None) -> 
     past = sorted((item for item in encounters if item.id in REVIEWED), key=lambda item: -REVIEWED[item.id])
     today = [item for item in encounters if item.id not in REVIEWED]
     now = time.time()
-    ready = [*past, *today[:1]]  # the guided tour starts with the first one; the others are coded in the background
-    coded = code_notes(Coder.for_claims(BUNDLE), [note for item in ready for note in item.notes])
     with write_transaction(engine) as connection:
         people = {name: create_user(connection, name, role, None) for name, role in USERS}
         # Everybody knows this password, which the rules of passwords refuse.
@@ -81,12 +80,25 @@ def fill_demo(store: str, encounters: Sequence[DemoEncounter] | None = None) -> 
             cases.add_notes(connection, [note for item in items for note in item.notes], batch, now=received)
         ids = {row.ref: row.id for row in connection.execute(select(notes.c.ref, notes.c.id))}
     coder_id = register_coder(engine, BUNDLE, None)
-    for item, result in zip(ready, coded):
+    coder = Coder.for_claims(BUNDLE)
+    for item in (
+        *past,
+        *today[:1],
+    ):  # the guided tour starts with the first one; the others are coded in the background
+        result = _code(engine, ids[item.id], coder)
         made = now - 9 * DAY if item.id in REVIEWED else now
         save_codings(engine, coder_id, [ids[item.id]], [result], now=made)
     for item in past:
         _review(engine, ids[item.id], item, people, now - REVIEWED[item.id] * DAY)
     engine.dispose()
+
+
+def _code(engine: Engine, note_id: int, coder: Coder) -> CodedNote:
+    """The coder's result for an encounter."""
+    with read_transaction(engine) as connection:
+        case, parts = cases.load_case(connection, note_id), current_documents(connection, [note_id])
+    waiting = WaitingNote(note_id, case.note["encounter"], parts[note_id])
+    return waiting.merge(code_notes(coder, waiting.notes))
 
 
 def _review(engine: Engine, note_id: int, encounter: DemoEncounter, people: Mapping[str, int], at: float) -> None:

@@ -17,7 +17,7 @@ from nosology.core import Code, Note
 from nosology.workbench.uploads import normalize_encounter
 
 FOLDER = Path(__file__).parent / "data" / "demo"
-COLUMNS = ("setting", "sex", "birth_date", "admitted", "discharged", "disposition", "payer")
+COLUMNS = ("setting", "sex", "born", "admitted", "discharged", "disposition", "payer")
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,14 @@ def _encounter(value: Mapping[str, Any]) -> DemoEncounter:
     diagnoses = (entry.partition(" ") for entry in value["diagnoses"])
     final = {Code("icd10cm", code): poa for code, _, poa in diagnoses}
     final |= {Code("icd10pcs", code): "" for code in value["procedures"]}
-    return DemoEncounter(value["id"], (_joined(value),), final)
+    notes = (_note(value, number, part) for number, part in enumerate(value["documents"], 1))
+    return DemoEncounter(value["id"], tuple(notes), final)
 
 
-def _columns(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of the encounter; the age is that at admission."""
-    born, came = value["birth_date"], value["admitted"]
-    age = came.year - born.year - ((came.month, came.day) < (born.month, born.day))
-    return {name: str(value[name]) for name in COLUMNS} | {"date": str(value["discharged"]), "age": age}
-
-
-def _joined(value: Mapping[str, Any]) -> Note:
-    """The documents of an encounter as one note."""
-    parts = (f"{part['title'].upper()} ({part['date']})\n\n{part['text'].strip()}" for part in value["documents"])
-    note = Note(value["id"], "\n\n\n".join(parts), value["patient"], value["site"], lang="en", extra=_columns(value))
-    return normalize_encounter(note)
+def _note(value: Mapping[str, Any], number: int, part: Mapping[str, Any]) -> Note:
+    """A document of an encounter."""
+    about = {name: str(value[name]) for name in COLUMNS}
+    about |= {"encounter": value["id"], "document": part["kind"], "title": part["title"]}
+    about["document_date"] = str(part["date"])
+    name, text = f"{value['id']}-{number}", part["text"].strip() + "\n"
+    return normalize_encounter(Note(name, text, value["patient"], value["site"], lang="en", extra=about))

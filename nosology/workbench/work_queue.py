@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, or_, select
 
 from nosology.workbench.append_only import DELETED
-from nosology.workbench.database import notes, users
+from nosology.workbench.database import documents, notes, users
 from nosology.workbench.review import STATUSES
 
 ORDERS = {"oldest": notes.c.received, "uncertain": notes.c.confidence, "newest": notes.c.received}
@@ -82,8 +82,9 @@ def _comes_after(order: str, row: Row) -> ColumnElement[bool]:
 
 
 def select_queue(connection: Connection, wanted: QueueFilter, user: int, *, page: int = 0) -> list[Row]:
-    """One page of the queue, each row with the name of its assignee."""
-    query = select(notes, users.c.name.label("assignee"))
+    """One page of the queue, each row with the name of its assignee and its number of documents."""
+    count = select(func.count(documents.c.ref.distinct())).where(documents.c.note_id == notes.c.id).scalar_subquery()
+    query = select(notes, users.c.name.label("assignee"), count.label("documents"))
     query = query.join(users, users.c.id == notes.c.assignee_id, isouter=True).where(*wanted.conditions(user))
     return list(connection.execute(query.order_by(*_order_by(wanted.order)).limit(PAGE_SIZE).offset(page * PAGE_SIZE)))
 

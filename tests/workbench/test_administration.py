@@ -25,10 +25,10 @@ from nosology.workbench.database import (
     coders,
     codings,
     decisions,
+    documents,
     notes,
     open_database,
     read_transaction,
-    texts,
     users,
     write_transaction,
 )
@@ -66,7 +66,7 @@ def finished(engine, people):
 def rows_of(engine, note: int) -> list[int]:
     """The number of texts, codings and decisions of a note."""
     with read_transaction(engine) as connection:
-        tables = (texts, codings, decisions)
+        tables = (documents, codings, decisions)
         return [connection.scalar(select(func.count()).where(table.c.note_id == note)) for table in tables]
 
 
@@ -111,7 +111,7 @@ def test_deleted_text_is_not_in_the_file(finished, tmp_path):
     assert not any(SECRET.encode() in path.read_bytes() for path in tmp_path.glob("workbench.db*"))
 
 
-@pytest.mark.parametrize("table", [texts, codings, decisions, audit])
+@pytest.mark.parametrize("table", [documents, codings, decisions, audit])
 def test_rows_are_deleted_only_with_their_note(finished, people, table):
     log_access(finished, people["ann"], "note", 2, "x")
     for statement in (delete(table).where(table.c.note_id == 2), update(table).values(note_id=2)):
@@ -147,7 +147,7 @@ def test_a_deletion_is_logged_first_and_is_final(finished, people):
 
 def contents(engine) -> dict[str, list]:
     with read_transaction(engine) as connection:
-        tables = (users, notes, texts, codings, decisions)
+        tables = (users, notes, documents, codings, decisions)
         return {table.name: connection.execute(select(table).order_by(*table.primary_key)).all() for table in tables}
 
 
@@ -316,7 +316,7 @@ def test_a_store_of_version_0_1_is_migrated(store):
         (token,) = list_tokens(connection, 1)
         assert abs(token["expires"] - time.time() - 90 * 86_400) < 60 and "decide" in token["scopes"]
         assert connection.scalar(select(users.c.password_expires)) > time.time()
-    for statement in (delete(texts), update(texts).values(length=1)):
+    for statement in (delete(documents), update(documents).values(length=1)):
         with pytest.raises(SQLAlchemyError, match="append-only"), write_transaction(engine) as connection:
             connection.execute(statement)
     with write_transaction(engine) as connection:

@@ -17,6 +17,8 @@ from nosology.workbench import demo
 from nosology.workbench.cases import decision_history, load_case
 from nosology.workbench.database import audit, batches, notes, open_database, read_transaction, users
 from nosology.workbench.demo_encounters import FOLDER, load_encounters
+from nosology.workbench.documents import KINDS
+from nosology.workbench.encounter_data import complete_encounter
 from nosology.workbench.measures import (
     agreement_by_chapter,
     agreement_by_code,
@@ -30,17 +32,6 @@ from tests.workbench.processes import Server
 AXE = (Path(__file__).parent / "vendor" / "axe-4.14.0.min.js").read_text(encoding="utf-8")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-KINDS = {
-    "discharge",
-    "h&p",
-    "progress",
-    "operative",
-    "radiology",
-    "pathology",
-    "laboratory",
-    "consultation",
-    "emergency",
-}
 FILES = sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
@@ -48,7 +39,7 @@ FILES = sorted(path.stem for path in FOLDER.glob("*.toml"))
 def test_an_encounter_is_consistent(name):
     value = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
     came, left = value["admitted"], value["discharged"]
-    assert value["id"] == name and value["birth_date"] <= came <= left
+    assert value["id"] == name and value["born"] <= came <= left
     for part in value["documents"]:
         assert part["kind"] in KINDS and came <= part["date"]
         assert part["date"] <= left or part["kind"] == "pathology"  # its report may come later
@@ -60,13 +51,13 @@ def test_an_encounter_is_consistent(name):
     assert all(day == str(came) for day in re.findall(r"ADMISSION DATE: (\S+)", text))
     assert all(day == str(left) for day in re.findall(r"DISCHARGE DATE: (\S+)", text))
     assert not re.search(r"\b(?:Mr|Mrs|Ms|Dr)\b|@|\d{3}-\d{4}", text)  # nobody is named
-    age = came.year - value["birth_date"].year - ((came.month, came.day) < value["birth_date"].timetuple()[1:3])
+    age = came.year - value["born"].year - ((came.month, came.day) < value["born"].timetuple()[1:3])
     assert age == 0 or set(re.findall(r"(\d+) year old", text)) == {str(age)}
 
 
 @pytest.mark.parametrize("encounter", load_encounters(), ids=FILES)
 def test_the_final_codes_can_be_billed(encounter):
-    about = encounter.notes[0].extra
+    about = complete_encounter(encounter.notes[0].extra)
     assert about["sex"] in ("F", "M") and about["payer"] and about["disposition"]
     for code in encounter.final:
         assert table(code.system, release_on(about["date"], code.system)).billable(code.code), code
@@ -99,6 +90,8 @@ def test_the_demo_has_users_a_queue_and_reviewed_encounters(filled):
         cases = {case.note["ref"]: case for number in range(1, 24) if (case := load_case(connection, number))}
     assert by_status == {"done": 8, "second": 1, "new": 14}
     assert cases.keys() == set(FILES)
+    assert [part.kind for part in cases["E-1042"].documents] == ["h&p", "radiology", "progress", "discharge"]
+    assert cases["E-1042"].note["encounter"]["age"] == 73
     for encounter in load_encounters():
         case = cases[encounter.id]
         if case.review.status == "done":
