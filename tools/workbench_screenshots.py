@@ -26,7 +26,7 @@ from tests.workbench.processes import Server
 OUT = Path(__file__).resolve().parents[1] / "docs" / "images" / "workbench"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 PAGES = ("batches", "measures", "triage", "users", "audit", "tokens", "sessions", "settings")
-DIALOGS = {"reject": "r", "book": "d", "help": "?"}  # keys that open a dialog of the note page
+DIALOGS = {"encounter": "i", "reject": "r", "book": "d", "help": "?"}  # keys that open a dialog of the note page
 ENCOUNTER = "E-1042"
 
 
