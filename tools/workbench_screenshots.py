@@ -39,8 +39,8 @@ class Camera:
     def take(self, name: str) -> None:
         """Writes two pictures with few colours, which are enough for text."""
         for scheme, suffix in (("dark", "_dark"), ("light", "")):
-            self.page.emulate_media(color_scheme=scheme)
-            self.page.wait_for_timeout(400)  # colours change within 120 ms
+            self.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+            self.page.wait_for_timeout(300)
             picture = Image.open(BytesIO(self.page.screenshot())).convert("RGB")
             picture = picture.quantize(colors=96, dither=Image.Dither.NONE)
             picture.save(self.out / f"{name}{suffix}.png", optimize=True)
