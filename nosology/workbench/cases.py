@@ -179,9 +179,22 @@ def _note_row(ref: str, parts: Sequence[Note], batch: int | None, received: floa
     first: dict[str, Any] = {"patient": None, "site": None, "lang": None}
     for name in first:
         first[name] = next((value for note in parts if (value := getattr(note, name))), None)
-    about = {name: value for note in parts for name, value in encounter_fields(note).items()}
+    about = merge_fields([encounter_fields(note) for note in parts])
     row = {"ref": ref, **first, "encounter": about, "batch_id": batch, "received": received}
     return row | {"coding": "waiting", "status": "new", "version": 0, "codes": 0}
+
+
+def merge_fields(stated: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What several documents state about their encounter: the last one counts, of dates the latest.
+
+    The role (radiology, pathology) is that of a document, so an encounter with several has none.
+    """
+    merged = {name: value for fields in stated for name, value in fields.items()}
+    if len(stated) > 1:
+        merged.pop("role", None)
+    if days := [str(fields["date"]) for fields in stated if fields.get("date")]:
+        merged["date"] = max(days)
+    return merged
 
 
 def encounter_fields(note: Note) -> dict[str, Any]:

@@ -10,11 +10,19 @@ from typing import Any
 from sqlalchemy import Connection, Row, select, update
 
 from nosology.core import DataError, Note, ReviewError
-from nosology.workbench.append_only import DELETED
-from nosology.workbench.cases import Case, add_notes, encounter_fields, encounter_ref, load_case, record_decision_in
+from nosology.workbench.cases import (
+    Case,
+    add_notes,
+    encounter_fields,
+    encounter_ref,
+    load_case,
+    merge_fields,
+    record_decision_in,
+)
 from nosology.workbench.database import documents, insert_row, notes
 from nosology.workbench.documents import document_row, next_start
 from nosology.workbench.encounter_data import complete_encounter
+from nosology.workbench.review import NotFound
 
 _CHUNK = 500  # ids per query
 _COLUMNS = [column for column in documents.c if column.name != "text"]
@@ -102,12 +110,13 @@ class DocumentImport:
         stated = encounter_fields(note)
         known = self.connection.scalar(select(notes.c.encounter).where(notes.c.id == case.note["id"])) or {}
         new = {name: value for name, value in stated.items() if name not in case.review.encounter}
-        values: dict[str, Any] = {"encounter": {**known, **new}}
+        merged = merge_fields([known, new])
+        values: dict[str, Any] = {"encounter": merged}
         for name in ("patient", "site", "lang"):
             if not case.note[name] and getattr(note, name):
                 values[name] = getattr(note, name)
         self.connection.execute(update(notes).where(notes.c.id == case.note["id"]).values(**values))
-        before, after = case.note["encounter"], complete_encounter({**known, **new, **case.review.encounter})
+        before, after = case.note["encounter"], complete_encounter({**merged, **case.review.encounter})
         changed = [name for name in after if name != "title" and before.get(name) != after[name]]
         return {"changes": {name: [before.get(name), after[name]] for name in changed}} if changed else {}
 
@@ -115,7 +124,9 @@ class DocumentImport:
 def withdraw_document(connection: Connection, document: int, user: int, reason: str = "") -> int:
     """The encounter of a document that is withdrawn now; ReviewError if it is not current."""
     note_id = connection.scalar(select(documents.c.note_id).where(documents.c.id == document))
-    if note_id is None or not _withdraw(connection, note_id, document, user, reason):
+    if note_id is None:
+        raise NotFound("there is no such document")
+    if not _withdraw(connection, note_id, document, user, reason):
         raise ReviewError("the document was withdrawn or corrected already")
     return note_id
 
@@ -156,5 +167,5 @@ def _known_encounters(connection: Connection, refs: Iterable[str]) -> dict[str, 
     wanted, found = list(dict.fromkeys(refs)), {}
     for first in range(0, len(wanted), _CHUNK):
         query = select(notes.c.id, notes.c.ref).where(notes.c.ref.in_(wanted[first : first + _CHUNK]))
-        found |= {row.ref: row for row in connection.execute(query.where(notes.c.status != DELETED))}
+        found |= {row.ref: row for row in connection.execute(query)}
     return found

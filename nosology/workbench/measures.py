@@ -80,7 +80,10 @@ def _reviewed_note(
     finished: float, coding: RowMapping, decided: Sequence[RowMapping], opened: Sequence[RowMapping]
 ) -> ReviewedNote:
     review = replay(((row["action"], row["details"], row["user_id"]) for row in decided), length=1 << 60)
-    times = sorted([row["at"] for row in decided if row["user_id"] is not None] + [row["at"] for row in opened])
+    times = sorted(
+        [row["at"] for row in decided if row["user_id"] is not None and row["action"] != "document"]
+        + [row["at"] for row in opened]
+    )
     return ReviewedNote(
         suggested=frozenset(Code(s["system"], s["code"]) for s in coding["suggestions"] if s["accepted"]),
         final=frozenset(review.codes),

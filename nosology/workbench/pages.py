@@ -14,7 +14,7 @@ from sqlalchemy import select
 from nosology.core import SYSTEMS, Code, ConflictError, NosologyError, Note, ReviewError
 from nosology.workbench import cases, coding, measures, triage
 from nosology.workbench.audit_log import shown_notes
-from nosology.workbench.database import notes
+from nosology.workbench.database import documents, notes
 from nosology.workbench.document_views import past_documents, show_documents
 from nosology.workbench.encounter_data import editable_fields
 from nosology.workbench.page_html import AdminPage, PageContext, PageDep, ReviewerPage
@@ -49,10 +49,12 @@ def queue_page(page: PageDep, page_number: str = "0") -> HTMLResponse:
 
 @router.post("/find")
 def find_note(page: PageDep, ref: Annotated[str, Form(max_length=200)] = "") -> Response:
-    """The note with an id, or all notes whose id contains it. A POST, because an id may identify a patient."""
+    """The encounter of an id or of a document, or all whose id has it in it. A POST: an id may identify a patient."""
     ref = ref.strip()
     with page.reading() as connection:
         note_id = connection.scalar(select(notes.c.id).where(notes.c.ref == ref)) if ref else None
+        if ref and note_id is None:
+            note_id = connection.scalar(select(documents.c.note_id).where(documents.c.ref == ref))
     if note_id:
         return RedirectResponse(f"/notes/{note_id}", status_code=303)
     return _render_queue(page, QueueFilter(status="all", order="newest", ref=ref))

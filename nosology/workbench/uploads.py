@@ -160,7 +160,8 @@ def _named_fields(extra: Mapping[str, Any]) -> dict[str, Any]:
         elif name == "disposition":
             value = parse_disposition(value)
         elif value is not None:
-            value = str(value).strip()[:200]
+            number = isinstance(value, float) and value.is_integer()  # a column of whole numbers with gaps
+            value = str(int(value) if number else value).strip()[:200]
         if value:
             found[name] = value
     return found

@@ -150,9 +150,10 @@ def test_withdrawal(engine, user, stay):
     assert (case.review.status, case.note["coding"], case.review.chosen[0].evidence) == ("open", "waiting", ())
     assert case.note["text"].rstrip() == HP
     assert [it.state for it in case.documents] == ["current", "withdrawn"]
-    for number in (2, 99):
-        with pytest.raises(ReviewError, match="already"):
-            withdraw(engine, user, number, "here")
+    with pytest.raises(ReviewError, match="already"):
+        withdraw(engine, user, 2, "here")
+    with pytest.raises(NotFound):
+        withdraw(engine, user, 99, "here")
     assert add(engine, user, document("d2", CT)).known == 1  # an old import that is sent again does not bring it back
     assert case_of(engine).documents[1].state == "withdrawn"
     assert add(engine, user, document("d2", CT + " Left.")).corrected == 1
@@ -315,6 +316,26 @@ def test_fhir_documents_of_an_encounter(engine, user):
     assert (counts.withdrawn, counts.added) == (1, 0)
     assert [it.state for it in case_of(engine).documents] == ["current", "withdrawn"]
     assert add(engine, user, *read(reference("z", CT, "18748-4", status="entered-in-error"))).known == 1
+
+
+def test_of_dates_the_latest_counts_and_a_role_is_of_one_document(engine, user):
+    add(engine, user, document("a", HP, date="2025-11-01"), document("b", DC, date="2025-11-05"))
+    add(engine, user, document("c", CT, date="2025-11-02", role="radiology"))
+    about = case_of(engine).note["encounter"]
+    assert about["date"] == "2025-11-05" and "role" not in about
+    add(engine, user, document("d", CT, None, role="radiology"))
+    assert case_of(engine, 2).note["encounter"]["role"] == "radiology"
+
+
+def test_an_import_cannot_reach_a_deleted_encounter(engine, user, stay):
+    from nosology.workbench.retention import delete_note
+
+    with write_transaction(engine) as connection:
+        delete_note(connection, stay, user.id, "here", "by an admin")
+        assert connection.scalar(select(func.count()).select_from(documents)) == 0
+    with pytest.raises(NotFound, match="deleted"):
+        add(engine, user, document("d9", HP, f"deleted {stay}"))
+    assert add(engine, user, document("d1", HP)).encounters == 1  # the same ids, a new encounter
 
 
 def test_a_document_is_found_by_its_id(engine, user, stay):
