@@ -18,12 +18,12 @@ import time
 from pathlib import Path
 
 import httpx
+from simulated_notes import trained_bundle
 from sqlalchemy import func, select
 from workbench import RESULTS, Coder, add_batch, open_engine, prepare, quantile, temporary_store, wait_for_coding
 
 from nosology.core.files import write_json
 from nosology.workbench.database import codings, notes, read_transaction
-from nosology.workbench.demo import demo_bundle
 from nosology.workbench.security import SESSION_COOKIE
 from tests.workbench.processes import Server
 
@@ -77,7 +77,7 @@ def measure_requests(
 def measure(kind: str, store: str, options: argparse.Namespace, folder: Path) -> dict:
     """The results of one run."""
     keys, notes_by_coder = prepare(store, options.coders)
-    bundle = demo_bundle()
+    bundle = trained_bundle()
     server = Server(bundle, store, log=folder / "server.log").start()
     wait_for_coding(store)
     add_batch(store, options.batch)

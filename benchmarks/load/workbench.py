@@ -27,6 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx
+from simulated_notes import simulated_notes, trained_bundle
 from sqlalchemy import Engine, func, select
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -35,7 +36,6 @@ from nosology.core.files import write_json
 from nosology.workbench.accounts import create_session, create_user, session_user
 from nosology.workbench.cases import add_notes, create_batch
 from nosology.workbench.database import decisions, notes, open_database, read_transaction, write_transaction
-from nosology.workbench.demo import TRAINING_PATIENTS, demo_bundle, demo_notes
 from nosology.workbench.security import SESSION_COOKIE
 from tests.workbench.processes import Server
 
@@ -134,7 +134,7 @@ async def run(coders: list[Coder], notes_by_coder: list[list[int]], until: float
 
 def prepare(store: str, coders: int) -> tuple[list[tuple[str, str]], list[list[int]]]:
     """(cookie, CSRF token) of each coder, and the ids of each coder's notes."""
-    incoming = demo_notes(coders * 6, first=TRAINING_PATIENTS)
+    incoming = simulated_notes(coders * 6)
     with open_engine(store) as engine:
         with write_transaction(engine) as connection:
             people = [create_user(connection, f"coder {i}", "coder", None) for i in range(coders)]
@@ -159,7 +159,7 @@ def wait_for_coding(store: str) -> None:
 
 def add_batch(store: str, size: int) -> None:
     """Adds a large batch for background coding."""
-    examples = demo_notes(40, first=TRAINING_PATIENTS)
+    examples = simulated_notes(40)
     with open_engine(store) as engine, write_transaction(engine) as connection:
         number = create_batch(connection, "background", None, size)
         add_notes(connection, [replace(examples[i % len(examples)], id=f"bg-{i}") for i in range(size)], number)
@@ -180,7 +180,7 @@ def quantile(values: list[float], share: float) -> float:
 def measure(kind: str, store: str, options: argparse.Namespace, folder: Path) -> dict:
     """The results for one kind of database."""
     credentials, notes_by_coder = prepare(store, options.coders)
-    bundle = demo_bundle()
+    bundle = trained_bundle()
     server = Server(bundle, store, log=folder / "server.log").start()
     wait_for_coding(store)
 

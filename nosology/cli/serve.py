@@ -10,12 +10,11 @@ import typer
 
 from nosology.cli.command_group import refuse_unused
 from nosology.core import ConfigError
-from nosology.core.files import cache_folder
 
 
 def serve(
     bundle: Annotated[Path | None, typer.Argument(help="The bundle folder of the coder, or day-one.")] = None,
-    demo: Annotated[bool, typer.Option("--demo", help="Simulated notes, and a coder trained on others.")] = False,
+    demo: Annotated[bool, typer.Option("--demo", help="Fictional encounters and three users, to try it.")] = False,
     store: Annotated[
         str | None, typer.Option(help="A file for SQLite, or postgresql://user@host/name.  [default: workbench.db]")
     ] = None,
@@ -62,10 +61,10 @@ def serve(
     if demo == (bundle is not None):
         raise ConfigError("give either a bundle folder or --demo")
     if bundle is None:
-        from nosology.workbench.demo import demo_folder
+        from nosology.workbench.demo import BUNDLE, demo_store
 
         refuse_unused(("new_admin_password",), "with --demo, whose password is fixed")
-        bundle, default_store = demo_folder() / "bundle", str(cache_folder() / "demo.db")
+        bundle, default_store = BUNDLE, demo_store()
     else:
         default_store = "workbench.db"
     settings = ServerSettings(

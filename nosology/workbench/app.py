@@ -30,7 +30,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nosology.core import ConfigError, ConflictError, NosologyError, __version__
-from nosology.core.files import check_parent_folder
 from nosology.models.bundle import is_day_one, read_manifest
 from nosology.serving.coder import release_translator
 from nosology.workbench import (
@@ -369,9 +368,7 @@ def _check_settings(settings: ServerSettings) -> None:
     StoreLock(settings.store).check()
     if settings.release is not None:
         release_translator(settings.release)
-    if settings.demo and not settings.bundle.exists():
-        check_parent_folder(settings.bundle)
-    elif not is_day_one(settings.bundle):
+    if not is_day_one(settings.bundle):
         read_manifest(settings.bundle)
 
 

@@ -261,6 +261,8 @@ def save_codings(
     note_ids: Sequence[int],
     results: Sequence[CodedNote],
     coded_documents: Mapping[int, Sequence[int]] | None = None,
+    *,
+    now: float | None = None,
 ) -> None:
     """Stores the results of notes and applies the triage rule; without results the notes are marked as failed.
 
@@ -273,14 +275,14 @@ def save_codings(
         return
     with read_transaction(engine) as connection:
         rule, calibration = load_triage_rule(connection), load_calibration(connection)
-    now, rows, confidence = time.time(), {}, {}
+    made, rows, confidence = time.time() if now is None else now, {}, {}
     for note_id, result in zip(note_ids, results):  # serialised before the database is locked
         raw = expected_f1(result.suggestions)
         confidence[note_id] = calibration.apply(raw)
         rows[note_id] = {
             "note_id": note_id,
             "coder_id": coder_id,
-            "made": now,
+            "made": made,
             "suggestions": SerializedJson(json.dumps([suggestion_to_json(item) for item in result.suggestions])),
             "profile": {**result.profile, "confidence": raw},
         }

@@ -1,44 +1,51 @@
-"""The demo: simulated patients, a coder trained on others of them, and notes that are reviewed already."""
+"""The demo: fictional encounters, of which some are reviewed already, and three users."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from dataclasses import replace
-from datetime import date
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from sqlalchemy import Engine, insert, select, update
 
-from nosology.config import load_recipe
-from nosology.core import ConfigError, Note, __version__
+from nosology.core import Code, ConfigError, __version__
 from nosology.core.files import cache_folder
-from nosology.corpora.corpus import write_corpus
-from nosology.corpora.simulate.hospital import Hospital, subject_id
 from nosology.serving.coder import Coder
 from nosology.workbench import cases
 from nosology.workbench.accounts import create_user
-from nosology.workbench.coding import code_notes, save_codings
+from nosology.workbench.coding import CodedNote, WaitingNote, code_notes, save_codings
 from nosology.workbench.database import audit, batches, notes, open_database, read_transaction, users, write_transaction
+from nosology.workbench.demo_encounters import DemoEncounter, load_encounters
+from nosology.workbench.documents import current_documents
 from nosology.workbench.passwords import hash_password
+from nosology.workbench.proposals import claim_decision, propose_claim
 from nosology.workbench.services import register_coder
 
-YEARS = (2023, 2025)
-TRAINING_PATIENTS, QUEUE_PATIENTS, REVIEWED_NOTES = 2_000, 70, 48
-MIN_CODE_COUNT = 20  # training notes that a code needs
-PASSWORD = "demo-demo-demo"  # of a local database with simulated notes only
+BUNDLE = Path("day-one")
+PASSWORD = "demo-demo-demo"  # of a local database with fictional patients only
 USERS = (("coder", "coder"), ("reviewer", "reviewer"), ("admin", "admin"))
-PAST_BATCH = "simulated notes of last week"
-SYSTEMS = ("icd10cm", "icd10pcs")
+PAST_BATCH, TODAY_BATCH = "demo encounters of last week", "demo encounters of today"
+REVIEWED = {  # day of the review before today, by encounter
+    **{"E-1160": 7, "E-1080": 6, "E-1110": 5, "E-1133": 5, "E-1101": 4, "E-1140": 3, "E-1190": 2, "E-1146": 1},
+    "E-1127": 1,
+}
+APPROVED, WAITING = "E-1101", "E-1127"  # second reviews: one is done, one is due
+DAY = 86_400
+Action = tuple[str, dict[str, Any]]  # name and details of a decision
+
+
+def demo_store() -> str:
+    """The file of the demo's store in the cache folder; a new version has a new one."""
+    return str(cache_folder() / f"demo-{__version__}.db")
 
 
 def prepare_demo(store: str) -> None:
-    """Trains the demo's coder and fills the store, unless that is done."""
+    """Fills the store, unless that is done."""
     _check_demo_store(store)
-    print("Preparing the demo: simulating patients and training a coder (once, about a minute) ...", flush=True)
-    fill_demo(store, demo_bundle())
+    print("Preparing the demo ...", flush=True)
+    fill_demo(store)
     print(f"Sign in as coder, reviewer or admin with the password {PASSWORD}", flush=True)
 
 
@@ -53,121 +60,99 @@ def _check_demo_store(store: str) -> None:
         raise ConfigError("--demo needs a new store, or one that it has made; the store has users already")
 
 
-def demo_bundle(folder: Path | None = None) -> Path:
-    """The bundle of a coder trained on simulated patients, cached."""
-    from nosology.models.train import train
-
-    folder = folder or demo_folder()
-    bundle = folder / "bundle"
-    if not (bundle / "bundle.json").is_file():
-        corpus = write_corpus(_training_notes(), folder / "corpus", source={"kind": "demo"}, filters=[], counts={})
-        train(load_recipe("linear", ["fit.c=[1.0]", "fit.max_features=[4000]"]), [corpus], bundle)
-    return bundle
-
-
-def demo_folder() -> Path:
-    """The folder in the cache with the demo's corpus and bundle."""
-    return cache_folder() / f"demo-{__version__}-{TRAINING_PATIENTS}"
-
-
-def _training_notes() -> list[Note]:
-    """Notes with a split: three of four patients train, the others dev. Rare codes are removed, for speed."""
-    every = demo_notes(TRAINING_PATIENTS, first=0)
-    counts = Counter(code for note in every for code in note.codes)
-    return [
-        replace(
-            note,
-            split="dev" if int(note.patient or 0) % 4 == 3 else "train",
-            codes=tuple(code for code in note.codes if counts[code] >= MIN_CODE_COUNT),
-            site=None,
-            lang=None,
-            extra={},
-        )
-        for note in every
-    ]
-
-
-def demo_notes(patients: int, first: int, seed: int = 8) -> list[Note]:
-    """Notes of simulated patients with codes, and with date, sex and age in `extra`."""
-    hospital, result = Hospital(YEARS), []
-    for index in range(first, first + patients):
-        patient, stays = hospital.patient(seed, index, radiology=False)
-        for stay in stays:
-            if stay.text is None:
-                continue
-            extra: dict[str, Any] = {
-                "date": date.fromordinal(stay.admission.day + stay.admission.nights).isoformat(),
-                "sex": patient.sex,
-                "age": patient.age(stay.admission.day),
-                "kind": "inpatient",
-            }
-            if stay.admission.died:
-                extra["died"] = True
-            note = Note(
-                f"{subject_id(patient)}-DS-{stay.admission.number + 1}",
-                stay.text,
-                patient=str(subject_id(patient)),
-                site=stay.admission.site.name,
-                lang="en",
-                codes=tuple(code for code in stay.codes if code.system in SYSTEMS),
-                extra=extra,
-            )
-            result.append(note)
-    return result
-
-
-def fill_demo(store: str, bundle: Path) -> None:
-    """Fills an empty store: three users, a queue, and notes that two simulated coders reviewed in the last days."""
+def fill_demo(store: str, encounters: Sequence[DemoEncounter] | None = None) -> None:
+    """Fills an empty store: users, encounters to review, and encounters that the users reviewed in the last days."""
     engine = open_database(store)
     with read_transaction(engine) as connection:
         if connection.scalar(select(notes.c.id).limit(1)):
             engine.dispose()
             return
-    incoming = demo_notes(QUEUE_PATIENTS, first=TRAINING_PATIENTS)
-    past, queue = incoming[:REVIEWED_NOTES], incoming[REVIEWED_NOTES:]
+    encounters = load_encounters() if encounters is None else encounters
+    past = sorted((item for item in encounters if item.id in REVIEWED), key=lambda item: -REVIEWED[item.id])
+    today = [item for item in encounters if item.id not in REVIEWED]
+    now = time.time()
     with write_transaction(engine) as connection:
-        people = [create_user(connection, name, role, None) for name, role in USERS]
+        people = {name: create_user(connection, name, role, None) for name, role in USERS}
         # Everybody knows this password, which the rules of passwords refuse.
         connection.execute(update(users).values(password=hash_password(PASSWORD)))
-        received = time.time() - 9 * 86_400
-        batch = cases.create_batch(connection, PAST_BATCH, people[2], len(past), now=received)
-        cases.add_notes(connection, past, batch, now=received)
-        today = cases.create_batch(connection, "simulated notes of today", people[2], len(queue))
-        cases.add_notes(connection, queue, today)
-    coder_id, coder = register_coder(engine, bundle, None), Coder.load(bundle)
-    with read_transaction(engine) as connection:
-        rows = connection.execute(select(notes.c.ref, notes.c.id).where(notes.c.batch_id == batch))
-        ids = {row.ref: row.id for row in rows}
-    now = time.time()
-    for note in sorted(past, key=lambda note: _review_time(note, now)):  # the audit log is in the order of time
-        save_codings(engine, coder_id, [ids[note.id]], code_notes(coder, [note]))
-        _review_note(engine, ids[note.id], note, people[:2], _review_time(note, now))
+        for name, items, received in ((PAST_BATCH, past, now - 9 * DAY), (TODAY_BATCH, today, now)):
+            batch = cases.create_batch(connection, name, people["admin"], len(items), now=received)
+            cases.add_notes(connection, [note for item in items for note in item.notes], batch, now=received)
+        ids = {row.ref: row.id for row in connection.execute(select(notes.c.ref, notes.c.id))}
+    coder_id = register_coder(engine, BUNDLE, None)
+    coder = Coder.for_claims(BUNDLE)
+    for item in (
+        *past,
+        *today[:1],
+    ):  # the guided tour starts with the first one; the others are coded in the background
+        result = _code(engine, ids[item.id], coder)
+        made = now - 9 * DAY if item.id in REVIEWED else now
+        save_codings(engine, coder_id, [ids[item.id]], [result], now=made)
+    for item in past:
+        _review(engine, ids[item.id], item, people, now - REVIEWED[item.id] * DAY)
     engine.dispose()
 
 
-def _review_time(note: Note, now: float) -> float:
-    rng = Random(f"{note.id} time")
-    return now - (1 + rng.randrange(7)) * 86_400 + rng.randrange(20_000)
-
-
-def _review_note(engine: Engine, note_id: int, note: Note, users: list[int], at: float) -> None:
-    """Records the decisions of a coder who knows the note's codes, from the time `at` on."""
-    rng = Random(note.id)
+def _code(engine: Engine, note_id: int, coder: Coder) -> CodedNote:
+    """The coder's result for an encounter."""
     with read_transaction(engine) as connection:
-        suggested = cases.load_case(connection, note_id).suggested
-    user = rng.choice(users)
-    with write_transaction(engine) as connection:
-        row = {"at": at, "user_id": user, "what": "note", "note_id": note_id, "address": "demo", "object": ""}
-        connection.execute(insert(audit).values(**row))
-    accepted = [code for code, suggestion in suggested.items() if suggestion.accepted]
-    actions: list[tuple[str, dict[str, str]]] = []
-    for code in accepted:
-        if code in note.codes:
-            actions.append(("accept", {"code": str(code)}))
+        case, parts = cases.load_case(connection, note_id), current_documents(connection, [note_id])
+    waiting = WaitingNote(note_id, case.note["encounter"], parts[note_id])
+    return waiting.merge(code_notes(coder, waiting.notes))
+
+
+def _review(engine: Engine, note_id: int, encounter: DemoEncounter, people: Mapping[str, int], at: float) -> None:
+    """Records a review that ends with the final codes of the encounter, from the time `at` on."""
+    rng, version = Random(encounter.id), 0
+    with read_transaction(engine) as connection:
+        case = cases.load_case(connection, note_id)
+    for name, actions in _shares(case, encounter).items():
+        row = {"at": at, "user_id": people[name], "what": "note", "note_id": note_id, "address": "demo", "object": ""}
+        with write_transaction(engine) as connection:
+            connection.execute(insert(audit).values(**row))
+        for action, details in actions:
+            at += 4 + rng.expovariate(1 / 12)
+            cases.record_decision(engine, note_id, action, details, user=people[name], version=version, at=at)
+            version += 1
+        at += 3_600  # a second review comes later
+
+
+def _shares(case: cases.Case, encounter: DemoEncounter) -> dict[str, list[Action]]:
+    """What the coder decides, and then the reviewer. Before a second review the coder forgets the last diagnosis."""
+    taken, codes = list(_coder_actions(case, encounter.final)), [str(code) for code in encounter.final]
+    if encounter.id not in (APPROVED, WAITING):
+        return {"coder": [*taken, _order(codes), ("finish", {})]}
+    forgotten = [code for code in codes if code.startswith("icd10cm")][-1]
+    first = [step for step in taken if step[1]["code"] != forgotten]
+    shares = {"coder": [*first, _order([code for code in codes if code != forgotten]), ("second", {})]}
+    if encounter.id == APPROVED:
+        added = [step for step in taken if step[1]["code"] == forgotten]
+        shares["reviewer"] = [*added, _order(codes), ("approve", {})]
+    return shares
+
+
+def _coder_actions(case: cases.Case, final: Mapping[Code, str]) -> Iterator[Action]:
+    """The decisions of a coder who starts from the proposed claim and wants the final codes."""
+    claim = propose_claim(case)
+    proposed = {Code(item.system, item.code): item for item in claim.codes}
+    for code, item in proposed.items():
+        if code in final:
+            yield "claim", claim_decision(item)
         else:
-            reason = rng.choice(("not_documented", "history", "wrong"))
-            actions.append(("reject", {"code": str(code), "reason": reason}))
-    actions += [("add", {"code": str(code)}) for code in note.codes if code not in accepted]
-    for version, (action, details) in enumerate([*actions, ("finish", {})]):
-        at += 4 + rng.expovariate(1 / 12)
-        cases.record_decision(engine, note_id, action, details, user=user, version=version, at=at)
+            yield "reject", {"code": str(code), "reason": _reason(code, final)}
+    for code, poa in final.items():
+        if code not in proposed:
+            yield "accept" if code in case.suggested else "add", {"code": str(code)}
+        if poa and (code not in proposed or proposed[code].poa != poa):
+            yield "poa", {"code": str(code), "poa": poa}
+
+
+def _reason(code: Code, final: Mapping[Code, str]) -> str:
+    """Why a coder rejects a code: another code of its category is final, it is a symptom, or it is wrong."""
+    if any(other.code[:3] == code.code[:3] for other in final):
+        return "replaced"
+    return "integral" if code.code.startswith("R") else "wrong"
+
+
+def _order(codes: Sequence[str]) -> Action:
+    return "order", {"codes": list(codes)}

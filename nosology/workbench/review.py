@@ -287,7 +287,7 @@ def _order(review: Review, details: Details, user: int | None, length: int) -> R
 def _assign(review: Review, details: Details, user: int | None, length: int) -> Review:
     assignee = details.get("user")
     if assignee is not None and type(assignee) is not int:
-        raise ReviewError("user must be the id of a user, or null for nobody")
+        raise ReviewError("user must be the id of a user, or null for unassigned")
     return replace(review, assignee=assignee)
 
 
