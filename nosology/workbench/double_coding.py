@@ -88,12 +88,20 @@ def choose_note(engine: Engine, user: int, note_id: int, address: str, second_co
 
 
 def _add_copy(connection: Connection, row: Row, user: int | None, address: str, why: str) -> int:
-    suffix = f" (double {row.id})"
-    values = {name: getattr(row, name) for name in _SHARED} | {"ref": row.ref[: 200 - len(suffix)] + suffix}
+    values = {name: getattr(row, name) for name in _SHARED} | {"ref": _copy_ref(connection, row)}
     values |= {"status": "new", "version": 0, "codes": 0, "double_of": row.id}
     copy = insert_row(connection, notes, values)
     log_access_in(connection, user, CHOICE, row.id, address, f"copy {copy}: {why}")
     return copy
+
+
+def _copy_ref(connection: Connection, row: Row) -> str:
+    """An id of the copy that no note has."""
+    for suffix in (" (second coding)", *(f" (second coding {row.id}.{number})" for number in range(100))):
+        ref = row.ref[: 200 - len(suffix)] + suffix
+        if connection.scalar(select(notes.c.id).where(notes.c.ref == ref)) is None:
+            return ref
+    raise ReviewError("the ids of notes leave none for a copy")
 
 
 def _assign(connection: Connection, note_id: int, version: int, assignee: int | None, user: int) -> None:

@@ -29,7 +29,6 @@ from nosology.core import Code, Span
 from nosology.text import Section, contexts, sections
 from nosology.workbench.accounts import User
 from nosology.workbench.audit_log import log_access, log_access_in
-from nosology.workbench.code_differences import KINDS
 from nosology.workbench.database import read_transaction, write_transaction
 from nosology.workbench.review import POA, REASONS, STATUSES
 from nosology.workbench.security import CurrentUser, ServicesDep, client_address
@@ -90,7 +89,7 @@ def template_environment() -> Environment:
     environment.filters.update(time=format_time, age=format_age, percent=format_percent, duration=format_duration)
     environment.filters["axis_end"] = axis_end
     shared: dict[str, Any] = environment.globals
-    shared.update(STATUSES=STATUSES, REASONS=REASONS, POA=POA, KINDS=KINDS, static=static_path())
+    shared.update(STATUSES=STATUSES, REASONS=REASONS, POA=POA, static=static_path())
     shared["help_sheet"] = Markup(environment.get_template("help.html").render())  # the same on every page
     for name in environment.list_templates():
         environment.get_template(name)

@@ -76,6 +76,17 @@ def test_a_copy_has_the_text_of_its_note_and_its_own_decisions(engine, people, n
     assert [[str(item) for item in case.review.codes] for case in (first, second)] == [[HEART], [DIABETES]]
 
 
+def test_the_copy_gets_an_id_that_no_note_has(engine, people):
+    with write_transaction(engine) as connection:
+        add_notes(connection, [Note(ref, "text") for ref in ("a", "a (second coding)", "b" * 200)], None)
+        connection.execute(notes.update().values(coding="done"))
+        ids = connection.scalars(select(notes.c.id).order_by(notes.c.ref)).all()
+    copies = [choose_note(engine, people["rita"], ids[row], "test") for row in (0, 2)]
+    with read_transaction(engine) as connection:
+        refs = connection.scalars(select(notes.c.ref).where(notes.c.id.in_(copies)).order_by(notes.c.ref)).all()
+    assert refs == [f"a (second coding {ids[0]}.0)", "b" * 184 + " (second coding)"]
+
+
 def test_who_may_read_which_coding(engine, people, note_id, copy):
     ann, ben, rita, adam = (people[name] for name in ("ann", "ben", "rita", "adam"))
     assert is_readable(engine, note_id, ann) and not is_readable(engine, copy, ann)  # ann codes the note
