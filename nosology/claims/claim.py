@@ -241,7 +241,8 @@ def _assigned(codes: Sequence[ClaimCode]) -> AssignedCodes:
 def _checked_fields(encounter: Encounter) -> dict[str, Any]:
     """The fields of the encounter that checks and groupers read."""
     kind = "inpatient" if encounter.is_inpatient else "outpatient"
-    return {"date": encounter.date, "sex": encounter.sex, "age": encounter.age, "kind": kind}
+    fields = {"date": encounter.date, "sex": encounter.sex, "age": encounter.age, "kind": kind}
+    return fields | ({"disposition": encounter.disposition} if encounter.disposition else {})
 
 
 def _groups_to_json(groups: PaymentGroups) -> dict[str, Any]:

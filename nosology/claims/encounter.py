@@ -10,11 +10,12 @@ from typing import Any
 
 from nosology.codes import release_on
 from nosology.core import CodeError, ConfigError, Note
+from nosology.text.borders import documents_of
 from nosology.text.sections import sections
 
 SETTINGS = ("inpatient", "outpatient", "emergency")
 ROLES = ("attending", "radiology", "pathology")
-FIELDS = ("setting", "date", "sex", "age", "admitted", "discharged", "role")
+FIELDS = ("setting", "date", "sex", "age", "admitted", "discharged", "role", "disposition")
 
 _AGE = re.compile(
     r"\b(?P<age>\d{1,3})[ -]?(?:y/?o\b|yo\b|y\.o\.|yrs?\b[ -]?old|years?[ -]old|year[ -]old|yr\b)"
@@ -82,6 +83,7 @@ class Encounter:
     age: float | None = None
     role: str = "attending"
     release: str | None = None
+    disposition: str = ""  # the patient discharge status of UB-04, two digits
 
     @property
     def is_inpatient(self) -> bool:
@@ -89,13 +91,14 @@ class Encounter:
 
     @classmethod
     def of(cls, text: str, stated: Mapping[str, Any], system: str = "icd10cm") -> Encounter:
-        """The encounter with the stated fields (setting, date, sex, age, admitted, discharged, role); ConfigError.
+        """The encounter with the stated fields (see FIELDS); ConfigError.
 
-        Fields that are not stated are read from the text. The code set is that of the discharge, or of the date; for
-        claims in ICD-9-CM, which are older than all known releases, the newest one.
+        Fields that are not stated are read from the text; of several documents, one of a stay makes it a stay, and all
+        must be reports to make the encounter one of radiology or pathology. The code set is that of the discharge, or
+        of the date; for claims in ICD-9-CM, which are older than all known releases, the newest one.
         """
         setting = _one_of("setting", stated, SETTINGS) or guess_setting(text)
-        role = _one_of("role", stated, ROLES) or _guess_role(text)
+        role = _one_of("role", stated, ROLES) or _role_of_documents(text)
         day = str(stated.get("discharged") or stated.get("date") or stated.get("admitted") or "")[:10]
         age, sex = _age(stated.get("age")), str(stated.get("sex") or "").upper()[:1]
         if sex not in ("", "F", "M"):
@@ -108,7 +111,8 @@ class Encounter:
             raise ConfigError(f"date must be YYYY-MM-DD; got {day[:20]!r}") from error
         except CodeError as error:
             raise ConfigError(str(error)) from error
-        return cls(setting, day, sex or guessed_sex, guessed_age if age is None else age, role, release)
+        left = str(stated.get("disposition") or "").strip()
+        return cls(setting, day, sex or guessed_sex, guessed_age if age is None else age, role, release, left)
 
 
 def stated_fields(note: Note) -> dict[str, Any]:
@@ -136,11 +140,18 @@ def _age(value: Any) -> float | None:
 
 
 def guess_setting(text: str) -> str:
-    """inpatient if the note is about a stay, else outpatient."""
+    """inpatient if the note, or one of its documents, is about a stay, else outpatient."""
+    return "inpatient" if any(_is_about_stay(part.text) for part in documents_of(text)) else "outpatient"
+
+
+def _is_about_stay(text: str) -> bool:
     inpatient, outpatient = _INPATIENT.search(text), _OUTPATIENT.search(text)
-    if inpatient and outpatient:
-        return "inpatient" if inpatient.start() < outpatient.start() else "outpatient"
-    return "inpatient" if inpatient else "outpatient"
+    return inpatient is not None and (outpatient is None or inpatient.start() < outpatient.start())
+
+
+def _role_of_documents(text: str) -> str:
+    roles = {_guess_role(part.text) for part in documents_of(text) if part.text.strip()}
+    return roles.pop() if len(roles) == 1 else "attending"
 
 
 def _guess_role(text: str) -> str:

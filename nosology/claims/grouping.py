@@ -103,7 +103,7 @@ def _drg(assigned: AssignedCodes, age: int, sex: str, encounter: Mapping[str, An
         "version": version,
         "age": age,
         "sex": 0 if sex == "M" else 1,
-        "discharge_status": 20 if encounter.get("died") else 1,
+        "discharge_status": _discharge_status(encounter),
         "pdx": _diagnosis(diagnoses[0]),
         "sdx": [_diagnosis(item) for item in diagnoses[1:]],
         "procedures": [{"code": item.code.code} for item in assigned.chosen if item.code.system == "icd10pcs"],
@@ -125,6 +125,14 @@ def _drg(assigned: AssignedCodes, age: int, sex: str, encounter: Mapping[str, An
         "severity": severity,
         "excluded": excluded,
     }
+
+
+def _discharge_status(encounter: Mapping[str, Any]) -> int:
+    """The patient discharge status of UB-04: as stated, else 20 (died) or 1 (home)."""
+    stated = str(encounter.get("disposition") or "")
+    if stated.isascii() and stated.isdigit() and len(stated) <= 2:
+        return int(stated)
+    return 20 if encounter.get("died") else 1
 
 
 def _version_name(version: int) -> str:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from nosology.core import Span
+from nosology.text.borders import BORDER, documents_of
 from nosology.text.tokens import rows
 
 MAX_HEADING = 60
@@ -60,16 +61,18 @@ def kinds() -> tuple[str, ...]:
 
 
 def sections(text: str) -> list[Section]:
-    """The sections in order; they cover the whole text.
+    """The sections in order; they cover the whole text, without the borders of documents.
 
-    The text before the first heading is a section of kind "start" without a title. A heading that is not in the table
-    starts a section of kind "other" if it is alone on its line after an empty line.
+    The text before the first heading is a section of kind "start" without a title; so is the text after a border. A
+    heading that is not in the table starts a section of kind "other" if it is alone on its line after an empty line.
     """
     return list(_sections(text))
 
 
 @lru_cache(maxsize=4)  # context and claims both read the sections of a note
 def _sections(text: str) -> tuple[Section, ...]:
+    if BORDER in text:
+        return tuple(_moved(it, part.start) for part in documents_of(text) for it in _sections(part.text))
     result: list[Section] = []
     title, kind, start, body = "", "start", 0, 0
     for next_title, next_kind, next_start, next_body in _headings(text):
@@ -79,6 +82,11 @@ def _sections(text: str) -> tuple[Section, ...]:
     if start < len(text):
         result.append(Section(title, kind, Span(start, len(text)), Span(body, len(text))))
     return tuple(result)
+
+
+def _moved(section: Section, by: int) -> Section:
+    span, body = (Span(start + by, end + by) for start, end in (section.span, section.body))
+    return section._replace(span=span, body=body)
 
 
 def _headings(text: str) -> Iterator[tuple[str, str, int, int]]:

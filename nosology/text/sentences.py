@@ -6,6 +6,7 @@ import re
 from functools import lru_cache
 
 from nosology.core import Span
+from nosology.text.borders import BORDER, documents_of
 from nosology.text.tokens import function_words, rows
 
 # Each alternative matches a whole run of characters; this keeps the time linear.
@@ -41,6 +42,9 @@ def sentences(text: str) -> list[Span]:
 
 @lru_cache(maxsize=4)  # context, phrases and claims all read the sentences of a note
 def _sentences(text: str) -> tuple[Span, ...]:
+    if BORDER in text:
+        parts = documents_of(text)
+        return tuple(Span(a + part.start, b + part.start) for part in parts for a, b in _sentences(part.text))
     spans: list[Span] = []
     start, width = 0, max(map(len, text.splitlines()), default=0)
     for match in _MAYBE_END.finditer(text):

@@ -29,6 +29,7 @@ RIGHTS = {
     ),
     "reviewer": (
         "approve second reviews and pre-accepted notes",
+        "withdraw documents",
         "choose notes for double coding, adjudicate them, see the agreement of coders",
         "see the triage page",
     ),
@@ -41,7 +42,7 @@ RIGHTS = {
 }
 SCOPES = {
     "read": "read notes, the queue, history, batches and measures",
-    "import": "import notes, cancel and resume batches",
+    "import": "import, correct and withdraw documents, change data of encounters, cancel and resume batches",
     "code": "code texts that are not stored, look up codes",
     "decide": "decide on codes",
     "export": "export encounters",

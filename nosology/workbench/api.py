@@ -18,6 +18,7 @@ from nosology.workbench.audit_log import log_access, shown_notes
 from nosology.workbench.cases import count_by_status, decision_history
 from nosology.workbench.coding import batch_progress
 from nosology.workbench.database import notes, read_transaction
+from nosology.workbench.encounter_services import ImportedNotes
 from nosology.workbench.fhir_import import read_fhir
 from nosology.workbench.proposals import for_claim, propose_claim
 from nosology.workbench.security import (
@@ -31,7 +32,6 @@ from nosology.workbench.security import (
     RowId,
     ServicesDep,
 )
-from nosology.workbench.services import ImportedNotes
 from nosology.workbench.uploads import coder_columns, normalize_encounter
 from nosology.workbench.views import CodeLine, build_panel, code_book_page, search_codes
 from nosology.workbench.work_queue import QueueFilter, select_queue
@@ -42,7 +42,10 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     404: {"description": "there is no such note, batch or code"},
     422: {"description": "a value is invalid"},
 }
-ENCOUNTER_FIELDS = {"date", "sex", "age", "kind", "setting", "admitted", "discharged", "role"}  # of a new note
+ENCOUNTER_FIELDS = {  # of a new note
+    *("date", "sex", "born", "age", "kind", "setting", "admitted", "discharged", "disposition", "payer", "role"),
+    *("encounter", "document", "title", "document_date"),
+}
 router = APIRouter(prefix="/api/v1", tags=["workbench"], responses=ERRORS)
 
 
@@ -71,7 +74,10 @@ def list_notes(
 
 @router.post("/notes", status_code=202)
 def add_notes(services: ServicesDep, user: ImportUser, address: AddressDep, body: schemas.NewBatch) -> ImportedNotes:
-    """Imports notes and codes them in the background. Notes whose id exists already are skipped."""
+    """Imports documents and codes their encounters in the background.
+
+    Documents of the same encounter are coded together. One with a known id is skipped, or corrected by another text.
+    """
     incoming = [
         normalize_encounter(
             Note(
@@ -90,14 +96,14 @@ def add_notes(services: ServicesDep, user: ImportUser, address: AddressDep, body
 
 @router.post("/fhir", status_code=202)
 def add_fhir(services: ServicesDep, user: ImportUser, address: AddressDep, body: dict[str, Any]) -> ImportedNotes:
-    """Imports a FHIR DocumentReference, or a Bundle of them."""
+    """Imports a FHIR DocumentReference, or a Bundle of them; one that was entered in error is withdrawn."""
     incoming = [normalize_encounter(note) for note in read_fhir(body, "the body")]
     return services.import_notes(user, "FHIR", incoming, address)
 
 
 @router.get("/notes/{note_id}")
 def read_note(services: ServicesDep, user: ReadUser, address: AddressDep, note_id: RowId) -> schemas.NoteDetail:
-    """A note with its text, suggestions and review; the access is logged."""
+    """An encounter with its text, suggestions and review; the access is logged."""
     case = services.read_case(user, note_id, address)
     panel, review = build_panel(case), case.review
     columns = ("id", "ref", "text", "patient", "site", "encounter", "coding", "confidence")
@@ -112,6 +118,7 @@ def read_note(services: ServicesDep, user: ReadUser, address: AddressDep, note_i
             "suggestions": case.suggestions,
             "checks": panel.issues,
             "groups": panel.groups,
+            "documents": case.documents,
         }
     )
 

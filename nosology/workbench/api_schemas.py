@@ -22,6 +22,19 @@ NoNul = Annotated[Text, Field(pattern=r"^[^\x00]*$")]
 ShortText = Annotated[NoNul, Field(max_length=200)]
 Columns = dict[ShortText, ShortText | int | float]  # of a note, for a coder that reads columns
 Day = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+Disposition = Annotated[str, Field(pattern=r"^(0[1-7]|2[01]|30|4[0-3]|5[01]|6[1-69]|70|8[1-9]|9[0-5])$")]  # UB-04
+DocumentKind = Literal[
+    "discharge",
+    "h&p",
+    "progress",
+    "operative",
+    "radiology",
+    "pathology",
+    "laboratory",
+    "consultation",
+    "emergency",
+    "other",
+]
 CodeText = Annotated[str, BeforeValidator(str)]  # a core.Code as "icd10cm:I50.9"
 
 
@@ -41,10 +54,11 @@ class EncounterBody(RequestBody):
     admitted: Day | None = None
     discharged: Day | None = None
     role: Literal["attending", "radiology", "pathology"] | None = None
+    disposition: Disposition | None = None
 
 
 class NewNote(EncounterBody):
-    """A note to import."""
+    """A document to import; encounter: the id of its encounter, if it has several documents. document: its kind."""
 
     id: Text = Field(min_length=1, max_length=200, pattern=r"^[^\x00]*\S[^\x00]*$")
     text: Text = Field(min_length=1, max_length=MAX_NOTE_LENGTH)
@@ -52,7 +66,26 @@ class NewNote(EncounterBody):
     site: NoNul | None = Field(None, max_length=200)
     lang: NoNul | None = Field(None, max_length=20)
     kind: Literal["inpatient", "outpatient"] | None = None
+    encounter: NoNul | None = Field(None, max_length=200)
+    document: DocumentKind | None = None
+    title: NoNul | None = Field(None, max_length=200)
+    document_date: Day | None = None
+    born: Day | None = None
+    payer: NoNul | None = Field(None, max_length=100)
     columns: Columns = Field({}, max_length=50)
+
+
+class EncounterChange(RequestBody):
+    """Data of an encounter to change; null clears a field. The age follows from the birth date, if there is one."""
+
+    sex: Literal["F", "M"] | None = None
+    born: Day | None = None
+    age: Annotated[int | float, Field(ge=0, le=130)] | None = None
+    admitted: Day | None = None
+    discharged: Day | None = None
+    disposition: Disposition | None = None
+    setting: Literal["inpatient", "outpatient", "emergency"] | None = None
+    payer: NoNul | None = Field(None, max_length=100)
 
 
 class NewBatch(RequestBody):
@@ -66,7 +99,8 @@ class NewDecision(RequestBody):
     """A decision on a note; version: the version that the client has seen.
 
     key: a name of the decision that the client chooses; one that is sent again with its key is recorded once.
-    override: the reason to finish a note whose codes have errors.
+    override: the reason to finish a note whose codes have errors. document: the id of the one to withdraw. encounter:
+    the data to change.
     """
 
     action: str = Field(max_length=20)
@@ -80,6 +114,8 @@ class NewDecision(RequestBody):
     codes: list[Annotated[str, Field(max_length=40)]] | None = Field(None, max_length=500)
     user: int | None = Field(None, ge=1, le=MAX_ID)
     override: Text | None = Field(None, max_length=500)
+    document: int | None = Field(None, ge=1, le=MAX_ID)
+    encounter: EncounterChange | None = None
     key: str | None = Field(None, max_length=64, pattern="^[A-Za-z0-9-]+$")
 
 
@@ -130,6 +166,7 @@ class QueuedNote(ResponseBody):
     confidence: float | None
     codes: int
     finished: float | None
+    documents: int
     double_of: int | None = None  # the note of which this is a copy for double coding
 
 
@@ -287,8 +324,26 @@ class EncounterGroups(ResponseBody):
     risk: float | None
 
 
+class EncounterDocument(ResponseBody):
+    """A document of an encounter; start and end: its characters in the text of the encounter.
+
+    version: 1, and one more for each corrected text. The text of one that is corrected or withdrawn is blank.
+    """
+
+    id: int
+    ref: str
+    version: int
+    kind: str
+    title: str
+    date: str | None
+    start: int
+    end: int
+    state: Literal["current", "corrected", "withdrawn"]
+    received: float
+
+
 class NoteDetail(ResponseBody):
-    """A note with its text, suggestions and review."""
+    """An encounter with the text of its documents, suggestions and review."""
 
     id: int
     ref: str
@@ -306,6 +361,7 @@ class NoteDetail(ResponseBody):
     suggestions: list[SuggestedCode]
     checks: list[CodeCheck]
     groups: EncounterGroups
+    documents: list[EncounterDocument]
 
 
 class DecidedNote(ResponseBody):
@@ -351,7 +407,10 @@ class TabularLine(ResponseBody):
 
 
 class BatchProgress(ResponseBody):
-    """A batch with its number of notes per coding state; known: notes that were skipped, because their ids existed."""
+    """A batch with its number of encounters per coding state; total: new encounters.
+
+    documents: that were added. known: skipped, because their ids existed. corrected: came again with another text.
+    """
 
     id: int
     name: str
@@ -361,6 +420,8 @@ class BatchProgress(ResponseBody):
     status: str
     total: int
     known: int
+    documents: int
+    corrected: int
     user: str | None
     done: int
     waiting: int

@@ -33,7 +33,7 @@ from nosology.core import ConfigError, ConflictError, NosologyError, __version__
 from nosology.core.files import check_parent_folder
 from nosology.models.bundle import is_day_one, read_manifest
 from nosology.serving.coder import release_translator
-from nosology.workbench import administration, api, api_double, pages, pages_accounts, pages_double
+from nosology.workbench import administration, api, api_documents, api_double, pages, pages_accounts, pages_double
 from nosology.workbench.accounts import ONE_TIME_HOURS, create_admin
 from nosology.workbench.blind_access import BlindNote
 from nosology.workbench.cases import count_by_status
@@ -100,8 +100,8 @@ def create_app(settings: ServerSettings, services: Services | None = None) -> Fa
         redoc_url=None,
     )
     app.state.templates = template_environment()
-    parts = (router, api.router, api_double.router, pages_accounts.router, administration.router, pages_double.router)
-    for part in (*parts, pages.router):
+    apis = (router, api.router, api_documents.router, api_double.router)
+    for part in (*apis, pages_accounts.router, administration.router, pages_double.router, pages.router):
         app.include_router(part)
     app.mount(static_path(), CachedStaticFiles(directory=STATIC_FOLDER), name="static")
     app.add_middleware(AuthenticationMiddleware, refuse=_expected_error)

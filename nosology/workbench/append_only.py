@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-APPEND_ONLY = ("decisions", "audit", "codings", "texts")
+from collections.abc import Iterable
+
+APPEND_ONLY = ("decisions", "audit", "codings", "documents")
 DELETED = "deleted"  # the status of a note whose text, codings and decisions are deleted
 DELETION = "delete note"  # the audit entry that must be there before
 
@@ -12,12 +14,14 @@ def append_only_triggers(dialect: str) -> list[str]:
 
     Rows of a note whose status is `deleted` can be deleted. That status is final, and it needs an audit entry.
     """
+    return table_triggers(dialect, APPEND_ONLY) + deletion_triggers(dialect)
+
+
+def table_triggers(dialect: str, tables: Iterable[str]) -> list[str]:
+    """The statements that make tables append-only."""
     deleted = f"EXISTS (SELECT 1 FROM notes WHERE id = OLD.note_id AND status = '{DELETED}')"
-    logged = f"EXISTS (SELECT 1 FROM audit WHERE note_id = NEW.id AND what = '{DELETION}')"
-    undo = f"OLD.status = '{DELETED}'"
-    unlogged = f"NEW.status = '{DELETED}' AND NOT {logged}"
     statements = []
-    for name in APPEND_ONLY:
+    for name in tables:
         allowed = "false" if name == "audit" else deleted
         if dialect == "sqlite":
             refuse = f"BEGIN SELECT RAISE(ABORT, '{name} is append-only'); END"
@@ -35,6 +39,15 @@ def append_only_triggers(dialect: str) -> list[str]:
                 f"CREATE TRIGGER {name}_no_truncate BEFORE TRUNCATE ON {name} "
                 f"FOR EACH STATEMENT EXECUTE FUNCTION {name}_append_only()",
             ]
+    return statements
+
+
+def deletion_triggers(dialect: str) -> list[str]:
+    """The statements that make the status `deleted` final, and an audit entry its condition."""
+    logged = f"EXISTS (SELECT 1 FROM audit WHERE note_id = NEW.id AND what = '{DELETION}')"
+    undo = f"OLD.status = '{DELETED}'"
+    unlogged = f"NEW.status = '{DELETED}' AND NOT {logged}"
+    statements = []
     if dialect == "sqlite":
         for when, sentence in ((undo, "a deleted note is final"), (unlogged, "a deletion must be logged first")):
             statements.append(

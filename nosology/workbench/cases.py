@@ -7,32 +7,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, RowMapping, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Engine, Row, RowMapping, bindparam, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
-from nosology.core import Code, ConflictError, EvidenceSpan, Note, ReviewError, Span, Suggestion
+from nosology.core import Code, ConflictError, DataError, EvidenceSpan, Note, ReviewError, Span, Suggestion
 from nosology.workbench.append_only import DELETED
 from nosology.workbench.database import (
     batches,
     coders,
     codings,
     decisions,
+    documents,
     insert_row,
     notes,
     read_transaction,
-    texts,
     users,
     write_transaction,
 )
-from nosology.workbench.review import Details, NotFound, Review, apply_decision, parse_code, replay
+from nosology.workbench.documents import Document, document_row, encounter_text, load_documents, next_start, to_document
+from nosology.workbench.encounter_data import complete_encounter
+from nosology.workbench.review import SHARED_ACTIONS, Details, NotFound, Review, apply_decision, parse_code, replay
 
 # Statements of every request are built once: building them takes SQLAlchemy longer than SQLite needs to run them.
-# A copy for double coding has the text and the codings of its original.
-_NOTE = (
-    select(notes, texts.c.text)
-    .join(texts, texts.c.note_id == func.coalesce(notes.c.double_of, notes.c.id))
-    .where(notes.c.id == bindparam("note"))
-)
+_NOTE = select(notes).where(notes.c.id == bindparam("note"))
 _CODING = (
     select(codings.c.suggestions, codings.c.made, *(c.label(f"coder_{c.name}") for c in coders.c))
     .join(coders, coders.c.id == codings.c.coder_id)
@@ -46,6 +43,12 @@ _DECISIONS = (
     .order_by(decisions.c.version)
 )
 _ADD_DECISION = insert(decisions)
+_twin = notes.alias("twin")
+_OTHER_CODING = (
+    select(_twin.c.id)
+    .join(notes, or_(_twin.c.double_of == notes.c.id, _twin.c.id == notes.c.double_of))
+    .where(notes.c.id == bindparam("note"), _twin.c.status != DELETED)
+)
 _SUMMARY = update(notes).where(notes.c.id == bindparam("note"))
 _STATUS_COUNTS = (
     select(notes.c.status, func.count().label("number"))
@@ -53,6 +56,7 @@ _STATUS_COUNTS = (
     .group_by(notes.c.status)
 )
 _ASSIGNEES = select(users.c.id, users.c.name, users.c.role).where(users.c.disabled.is_(False)).order_by(users.c.name)
+OF_DOCUMENT = ("document", "document_date", "encounter", "withdrawn")  # columns of a document, not of its encounter
 _SITES = select(notes.c.site).where(notes.c.site.is_not(None)).distinct().order_by(notes.c.site)
 
 
@@ -98,12 +102,21 @@ def suggestion_from_json(value: Mapping[str, Any], text: str = "") -> Suggestion
 
 @dataclass(frozen=True)
 class Case:
-    """A note: its row with text, its newest suggestions, the coder that made them, and the state of its review."""
+    """An encounter: its row, its newest suggestions, the coder that made them, the state of its review, its documents.
 
-    note: RowMapping
+    note["text"] is the text of all documents, see documents.py; note["encounter"] has what people have changed, too.
+    """
+
+    note: Mapping[str, Any]
     suggestions: Sequence[Suggestion]
     coder: RowMapping | None
     review: Review
+    documents: tuple[Document, ...] = ()
+
+    @property
+    def current(self) -> list[Document]:
+        """The documents that are neither corrected nor withdrawn."""
+        return [document for document in self.documents if document.is_current]
 
     @property
     def suggested(self) -> dict[Code, Suggestion]:
@@ -131,54 +144,86 @@ def create_batch(
     """The id of a new batch."""
     created = time.time() if now is None else now
     row = {"name": name[:200], "user_id": user, "created": created, "status": "waiting", "total": total}
-    return insert_row(connection, batches, row | {"known": 0})
+    return insert_row(connection, batches, row | {"known": 0, "documents": 0, "corrected": 0})
 
 
 def add_notes(
     connection: Connection, incoming: Sequence[Note], batch: int | None, *, now: float | None = None
 ) -> tuple[int, int]:
-    """(notes added, notes skipped because their id exists already)."""
+    """(documents added, documents skipped because their id exists already); for documents of new encounters."""
     by_ref: dict[str, Note] = {}
     for note in incoming:
         by_ref.setdefault(note.id[:200], note)
     refs = list(by_ref)
     for first in range(0, len(refs), 500):
-        for ref in connection.scalars(select(notes.c.ref).where(notes.c.ref.in_(refs[first : first + 500]))):
-            del by_ref[ref]
-    if by_ref:
-        rows = [
-            {
-                "ref": ref,
-                "patient": note.patient,
-                "site": note.site,
-                "lang": note.lang,
-                "encounter": dict(note.extra),
-                "batch_id": batch,
-                "received": time.time() if now is None else now,
-                "coding": "waiting",
-                "status": "new",
-                "version": 0,
-                "codes": 0,
-            }
-            for ref, note in by_ref.items()
-        ]
+        for ref in connection.scalars(select(documents.c.ref).where(documents.c.ref.in_(refs[first : first + 500]))):
+            by_ref.pop(ref, None)
+    encounters: dict[str, list[Note]] = {}
+    for note in by_ref.values():
+        encounters.setdefault(encounter_ref(note), []).append(note)
+    received = time.time() if now is None else now
+    if encounters:
+        rows = [_note_row(ref, parts, batch, received) for ref, parts in encounters.items()]
         inserted = connection.execute(insert(notes).returning(notes.c.id, notes.c.ref), rows).all()
-        values = [(row.id, by_ref[row.ref].text) for row in inserted]
-        connection.execute(insert(texts), [{"note_id": i, "text": text, "length": len(text)} for i, text in values])
+        values: list[dict[str, Any]] = []
+        for row in inserted:
+            start = 0
+            for note in encounters[row.ref]:
+                values.append(document_row(note, row.id, batch, start, received))
+                start = next_start(note.text) + start
+        connection.execute(insert(documents), values)
     return len(by_ref), len(incoming) - len(by_ref)
+
+
+def encounter_ref(note: Note) -> str:
+    """The id of a document's encounter, or its own id if it names none."""
+    return str(note.extra.get("encounter") or note.id)[:200]
+
+
+def _note_row(ref: str, parts: Sequence[Note], batch: int | None, received: float) -> dict[str, Any]:
+    """The row of a new encounter with some documents; what the last of them states counts."""
+    if len(patients := {note.patient for note in parts if note.patient}) > 1:
+        raise DataError(f"the encounter {ref} has documents of {len(patients)} patients")
+    first: dict[str, Any] = {"patient": None, "site": None, "lang": None}
+    for name in first:
+        first[name] = next((value for note in parts if (value := getattr(note, name))), None)
+    about = {name: value for note in parts for name, value in encounter_fields(note).items()}
+    row = {"ref": ref, **first, "encounter": about, "batch_id": batch, "received": received}
+    return row | {"coding": "waiting", "status": "new", "version": 0, "codes": 0}
+
+
+def encounter_fields(note: Note) -> dict[str, Any]:
+    """The columns of a document that are about its encounter."""
+    return {name: value for name, value in note.extra.items() if name not in OF_DOCUMENT}
 
 
 def load_case(connection: Connection, note_id: int) -> Case:
     """The case of a note; NotFound if there is no such note."""
     note = connection.execute(_NOTE, {"note": note_id}).mappings().first()
-    if note is None:
-        is_deleted = connection.scalar(select(notes.c.status).where(notes.c.id == note_id)) == DELETED
-        raise NotFound("the note was deleted" if is_deleted else "there is no such note")
-    coding = connection.execute(_CODING, {"note": note["double_of"] or note_id}).mappings().first()
+    if note is None or note["status"] == DELETED:
+        raise NotFound("there is no such note" if note is None else "the note was deleted")
+    original = note  # whose documents, data and codings a copy for double coding has
+    if note["double_of"] is not None:
+        original = connection.execute(_NOTE, {"note": note["double_of"]}).mappings().one()
+    rows = load_documents(connection, original["id"])
+    coding = connection.execute(_CODING, {"note": original["id"]}).mappings().first()
     past = [(row.action, row.details, row.user_id) for row in connection.execute(_DECISIONS, {"note": note_id})]
-    review = replay(past, length=len(note["text"]))
-    suggestions = [suggestion_from_json(value, note["text"]) for value in coding["suggestions"]] if coding else []
-    return Case(note, suggestions, coding, review)
+    review = replay(past, length=rows[-1]["start"] + rows[-1]["length"] if rows else 0)
+    text = encounter_text(rows, review.documents)
+    parts = tuple(to_document(row, review.documents.get(row["id"], "current")) for row in rows)
+    suggestions = [suggestion_from_json(value, text) for value in coding["suggestions"]] if coding else []
+    gone = [part for part in parts if not part.is_current]
+    encounter = complete_encounter({**original["encounter"], **review.encounter})
+    shown = [_outside(item, gone) for item in suggestions] if gone else suggestions
+    row = {str(name): value for name, value in note.items()} | {"text": text, "encounter": encounter}
+    row |= {name: original[name] for name in ("patient", "site", "lang")}
+    return Case(row, shown, coding, review, parts)
+
+
+def _outside(suggestion: Suggestion, gone: Sequence[Document]) -> Suggestion:
+    """The suggestion without evidence in documents that do not count any more."""
+    kept = (it for it in suggestion.evidence if all(it.end <= part.start or part.end <= it.start for part in gone))
+    return replace(suggestion, evidence=tuple(kept))
 
 
 def record_decision(
@@ -259,17 +304,45 @@ def _write_decision(
     user: int | None,
     at: float | None = None,
 ) -> None:
-    """Appends the decision and updates the note's row in the queue."""
+    """Appends the decision and updates the note's row in the queue.
+
+    A decision about the documents or the data of an encounter is also one on its other coding, if there are two.
+    """
+    _append_decision(connection, note_id, action, details, after, user=user, at=at)
+    if action not in SHARED_ACTIONS:
+        return
+    for other in connection.scalars(_OTHER_CODING, {"note": note_id}).all():
+        case = load_case(connection, other)
+        changed = apply_decision(case.review, action, details, user, length=len(case.note["text"]))
+        _append_decision(connection, other, action, details, changed, user=user, at=at)
+
+
+def _append_decision(
+    connection: Connection,
+    note_id: int,
+    action: str,
+    details: Details,
+    after: Review,
+    *,
+    user: int | None,
+    at: float | None = None,
+) -> None:
     now = time.time() if at is None else at
     row = {"note_id": note_id, "version": after.version, "user_id": user, "at": now, "action": action}
     connection.execute(_ADD_DECISION, {**row, "details": dict(details)})
-    summary = {
+    summary: dict[str, Any] = {
         "version": after.version,
         "status": after.status,
         "assignee_id": after.assignee,
         "codes": len(after.chosen),
         "finished": now if after.status == "done" else None,
     }
+    is_copy = action in SHARED_ACTIONS and connection.scalar(select(notes.c.double_of).where(notes.c.id == note_id))
+    if action in ("document", "withdraw") and not is_copy:
+        summary["coding"] = "waiting"
+    if action == "encounter":
+        known = connection.scalar(select(notes.c.encounter).where(notes.c.id == note_id)) or {}
+        summary["encounter"] = {k: v for k, v in {**known, **after.encounter}.items() if v is not None}
     connection.execute(_SUMMARY, {"note": note_id, **summary})
 
 

@@ -16,36 +16,35 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Engine, Row, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Engine, bindparam, func, insert, select, update
 
 from nosology.core import NosologyError, Note, Suggestion
 from nosology.workbench.append_only import DELETED
-from nosology.workbench.cases import EvidenceInContext, UncertainSuggestion, record_decision_in, suggestion_to_json
+from nosology.workbench.blind_access import load_pair
+from nosology.workbench.cases import record_decision_in, suggestion_to_json
 from nosology.workbench.database import (
     SerializedJson,
     batches,
     codings,
     notes,
     read_transaction,
-    texts,
     users,
     write_transaction,
 )
+from nosology.workbench.documents import current_documents
 from nosology.workbench.double_coding import sample_coded_notes
+from nosology.workbench.note_coding import CodedNote, WaitingNote, code_notes
 from nosology.workbench.review import NotFound
 from nosology.workbench.triage import expected_f1, load_calibration, load_triage_rule
-from nosology.workbench.uploads import coder_columns
 
 if TYPE_CHECKING:
     from nosology.serving.coder import Coder
 
 log = logging.getLogger("nosology.workbench")
-TOP_K = 24  # suggestions stored per note in addition to all accepted ones
 BATCHES_PER_PAGE = 100
 CODING_STATES = ("done", "waiting", "failed", "cancelled")
 _CHUNK = 8  # notes per task
@@ -56,52 +55,6 @@ _coder: Coder | NosologyError | None = None  # of a worker process
 
 class CoderBusyError(NosologyError):
     """The queue of the coder is full."""
-
-
-@dataclass(frozen=True)
-class CodedNote:
-    """The result for one note: suggestions, most probable first, and numbers for drift detection."""
-
-    suggestions: tuple[Suggestion, ...]
-    profile: dict[str, float]
-
-
-def code_notes(coder: Coder, notes: Sequence[Note]) -> list[CodedNote]:
-    """The suggestions of each note, with the context of each evidence span, and the note's profile."""
-    from nosology.text import context_of
-
-    results = []
-    for note, suggestions in zip(notes, coder.code_all(notes)):
-        stored = [item for rank, item in enumerate(suggestions) if item.accepted or rank < TOP_K]
-        spans = sorted({(span.start, span.end) for item in stored for span in item.evidence})
-        flags = {
-            span: tuple(name for name, is_set in context._asdict().items() if is_set)
-            for span, context in zip(spans, context_of(note.text, spans) if spans else ())
-        }
-        in_context = tuple(_in_context(item, flags, uncertain=coder.reports_uncertain) for item in stored)
-        results.append(CodedNote(in_context, note_profile(note.text, in_context)))
-    return results
-
-
-def _in_context(item: Suggestion, flags: Mapping[tuple[int, int], tuple[str, ...]], *, uncertain: bool) -> Suggestion:
-    """A suggestion with the context of its evidence; uncertain: one that is only uncertain is not accepted as it is."""
-    evidence = tuple(EvidenceInContext(s.start, s.end, s.text, s.score, flags[s.start, s.end]) for s in item.evidence)
-    if uncertain and item.accepted and evidence and all("uncertain" in span.context for span in evidence):
-        return UncertainSuggestion(item.system, item.code, item.description, item.probability, False, evidence)
-    return replace(item, evidence=evidence)
-
-
-def note_profile(text: str, suggestions: Sequence[Suggestion]) -> dict[str, float]:
-    """Numbers for drift detection; they reveal no word of the note."""
-    accepted = [item for item in suggestions if item.accepted]
-    words = text.split()
-    return {
-        "words": len(words),
-        "digits": sum(any(c.isdigit() for c in word) for word in words) / max(1, len(words)),
-        "accepted": len(accepted),
-        "top_probability": max((item.probability for item in suggestions), default=0.0),
-        "supported": sum(bool(item.evidence) for item in accepted) / max(1, len(accepted)),
-    }
 
 
 def _load_coder(bundle: str, release: str | None) -> None:
@@ -247,7 +200,7 @@ class BackgroundCoder:
                 if not waiting:
                     self._wake.wait(_POLL_SECONDS)
 
-    def _waiting_notes(self, limit: int) -> list[Row]:
+    def _waiting_notes(self, limit: int) -> list[WaitingNote]:
         """The notes to code next: urgent ones, then those of small batches, then those of large batches."""
         urgent = list(self._urgent)
         is_waiting = notes.c.coding == "waiting"
@@ -256,20 +209,21 @@ class BackgroundCoder:
             query = select(notes.c.id).join(batches, batches.c.id == notes.c.batch_id, isouter=True).where(is_waiting)
             query = query.order_by(func.coalesce(batches.c.total, 0), notes.c.id).limit(limit)
             ids = list(dict.fromkeys([*first, *connection.scalars(query)]))[: max(limit, len(first))]
-            rows = select(texts.c.note_id, texts.c.text, notes.c.encounter).join(notes, notes.c.id == texts.c.note_id)
-            found = connection.execute(rows.where(texts.c.note_id.in_(ids))).all()
+            query = select(notes.c.id, notes.c.encounter).where(notes.c.id.in_(ids))
+            encounters = {row.id: row.encounter for row in connection.execute(query)}
+            parts = current_documents(connection, ids)
         for note_id in urgent:
             if note_id not in first:
                 self._urgent.pop(note_id, None)
-        return sorted(found, key=lambda row: ids.index(row.note_id))
+        return [WaitingNote(note_id, encounters[note_id], parts[note_id]) for note_id in ids if note_id in encounters]
 
-    def _code_chunk(self, rows: Sequence[Row]) -> None:
+    def _code_chunk(self, rows: Sequence[WaitingNote]) -> None:
         """Codes some notes. If the coder fails on them it tries each alone, and marks only the failing note."""
         if self._stop.is_set():
             return
         try:
-            chunk = [Note("", row.text, extra=coder_columns(row.encounter)) for row in rows]
-            results = self.pool.code(chunk, wait=True)
+            coded = iter(self.pool.code([note for row in rows for note in row.notes], wait=True))
+            results = [row.merge([next(coded) for _ in row.documents]) for row in rows]
         except BrokenProcessPool:
             results = []
         except NosologyError as error:  # not the fault of a note: the bundle cannot be loaded
@@ -283,7 +237,8 @@ class BackgroundCoder:
             for row in rows:
                 self._code_chunk([row])
         elif results or not self._stop.is_set():  # else the pool was closed: the note still waits
-            save_codings(self.engine, self.coder_id, [row.note_id for row in rows], results)
+            coded_of = {row.note_id: [it.id for it in row.documents] for row in rows}
+            save_codings(self.engine, self.coder_id, list(coded_of), results, coded_of)
 
     def _close_finished_batches(self) -> None:
         """Marks batches without waiting notes as done."""
@@ -301,8 +256,17 @@ _MARK_CODED = (
 )
 
 
-def save_codings(engine: Engine, coder_id: int, note_ids: Sequence[int], results: Sequence[CodedNote]) -> None:
-    """Stores the results of notes and applies the triage rule; without results the notes are marked as failed."""
+def save_codings(
+    engine: Engine,
+    coder_id: int,
+    note_ids: Sequence[int],
+    results: Sequence[CodedNote],
+    coded_documents: Mapping[int, Sequence[int]] | None = None,
+) -> None:
+    """Stores the results of notes and applies the triage rule; without results the notes are marked as failed.
+
+    coded_documents: of each note. If it has others in the meantime, it still waits.
+    """
     is_waiting = (notes.c.id.in_(note_ids), notes.c.coding == "waiting")
     if not results:
         with write_transaction(engine) as connection:
@@ -323,6 +287,9 @@ def save_codings(engine: Engine, coder_id: int, note_ids: Sequence[int], results
         }
     with write_transaction(engine) as connection:
         waiting = set(connection.scalars(select(notes.c.id).where(*is_waiting)))
+        if coded_documents is not None:
+            now_current = current_documents(connection, waiting)
+            waiting = {i for i in waiting if [it.id for it in now_current[i]] == list(coded_documents[i])}
         if not waiting:  # cancelled, or coded by another server in the meantime
             return
         connection.execute(insert(codings), [row for note_id, row in rows.items() if note_id in waiting])
@@ -334,11 +301,12 @@ def save_codings(engine: Engine, coder_id: int, note_ids: Sequence[int], results
 
 
 def _preaccept(connection: Connection, note_id: int, suggestions: Sequence[Suggestion], confidence: float) -> None:
-    if connection.scalar(select(notes.c.version).where(notes.c.id == note_id)):
-        return  # somebody has decided already
+    note = connection.execute(select(notes).where(notes.c.id == note_id)).one()
+    if note.status != "new" or note.assignee_id is not None or load_pair(connection, note_id) is not None:
+        return  # somebody has decided already, or two people will
     codes = [f"{item.system}:{item.code}" for item in suggestions if item.accepted]
     details = {"codes": codes, "confidence": round(confidence, 4)}
-    record_decision_in(connection, note_id, "preaccept", details, user=None, version=0)
+    record_decision_in(connection, note_id, "preaccept", details, user=None, version=note.version)
 
 
 def batch_progress(engine: Engine, before: int | None = None) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """The database: tables, connections, transactions and migrations, on SQLite or PostgreSQL.
 
-Times are seconds since 1970 in UTC. Triggers make `decisions`, `codings`, `texts` and `audit` append-only. Rows of
+Times are seconds since 1970 in UTC. Triggers make `decisions`, `codings`, `documents` and `audit` append-only. Rows of
 a note can be deleted only when its status is `deleted`, which is final and needs an entry of the audit log.
 
 Every event of a note is a row of `decisions`. Its version counts up from 1 within the note. The pair (note, version)
@@ -106,13 +106,15 @@ batches = _table(
     Column("created", Double, nullable=False),
     Column("finished", Double),
     Column("status", String(10), nullable=False),  # waiting, cancelled, done
-    Column("total", Integer, nullable=False),
-    Column("known", Integer, nullable=False),  # notes that were skipped, because their ids existed already
+    Column("total", Integer, nullable=False),  # new encounters
+    Column("known", Integer, nullable=False),  # documents that were skipped, because their ids existed already
+    Column("documents", Integer, nullable=False),  # that were added
+    Column("corrected", Integer, nullable=False),  # documents that came again with another text
 )
 
-notes = _table(
+notes = _table(  # encounters, each with one or more documents
     "notes",
-    Column("ref", String(200), nullable=False, unique=True),
+    Column("ref", String(200), nullable=False, unique=True),  # of the encounter, or else of its only document
     Column("patient", String(200)),
     Column("site", String(200)),
     Column("lang", String(20)),
@@ -134,12 +136,21 @@ notes = _table(
     sa.Index("ix_notes_site", "site"),
 )
 
-# separate from the notes, so that queries of the queue do not read them
-texts = _table(
-    "texts",
-    Column("note_id", Integer, ForeignKey("notes.id"), primary_key=True, autoincrement=False),
+# Separate from the notes, so that queries of the queue do not read them. Their states are in the decisions.
+documents = _table(
+    "documents",
+    Column("note_id", Integer, ForeignKey("notes.id"), nullable=False, index=True),
+    Column("batch_id", Integer, ForeignKey("batches.id"), index=True),  # in which it came
+    Column("ref", String(200), nullable=False),
+    Column("version", Integer, nullable=False),  # 1, and one more for each corrected text
+    Column("kind", String(20), nullable=False),  # see documents.KINDS
+    Column("title", String(200), nullable=False),
+    Column("date", String(10)),
     Column("text", sa.Text, nullable=False),
     Column("length", Integer, nullable=False),  # in characters
+    Column("start", Integer, nullable=False),  # of its first character in the text of the encounter
+    Column("received", Double, nullable=False),
+    sa.UniqueConstraint("ref", "version"),
 )
 
 codings = _table(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,10 +15,14 @@ from sqlalchemy import Engine, RowMapping, select
 from nosology.claims.checks import PROCEDURES, AssignedCode
 from nosology.codes import describe, release_on
 from nosology.core import Code, CodeError, Evidence, Note, __version__
+from nosology.text.borders import join_documents
 from nosology.workbench.audit_log import log_command_reads
 from nosology.workbench.blind_access import open_originals
 from nosology.workbench.cases import Case, load_case
 from nosology.workbench.database import notes, read_transaction
+from nosology.workbench.documents import next_start
+from nosology.workbench.encounter_data import DISPOSITIONS, iso_date, parse_disposition
+from nosology.workbench.fhir_import import DISPOSITION_CODES
 from nosology.workbench.review import POA, NotFound
 from nosology.workbench.uploads import ENCOUNTER_FIELDS
 
@@ -33,6 +37,7 @@ CSV_COLUMNS = (
     *("principal", "present_on_admission", "origin", "status"),
 )
 _POA_URL = "https://www.cms.gov/Medicare/Medicare-Fee-for-Service-Payment/HospitalAcqCond/Coding"
+_UB04_URL = "https://www.nubc.org/CodeSystem/PatDischargeStatus"
 _TERMINOLOGY = "http://terminology.hl7.org/CodeSystem/"
 _LOCAL = "urn:nosology:"
 FORMATS = {  # (media type, suffix of the file name)
@@ -72,6 +77,11 @@ def to_json(case: Case, history: Sequence[RowMapping]) -> dict[str, Any]:
         "patient": note["patient"],
         "site": note["site"],
         "encounter": {name: note["encounter"][name] for name in ENCOUNTER_FIELDS if name in note["encounter"]},
+        "documents": [
+            {"id": it.ref, "version": it.version, "kind": it.kind, "title": it.title, "date": it.date}
+            | {"start": it.start, "end": it.end, "state": it.state}
+            for it in case.documents
+        ],
         "status": review.status,
         "version": review.version,
         "coder": _coder(case),
@@ -119,10 +129,15 @@ def _codes(case: Case) -> list[dict[str, Any]]:
             "principal": item.code == case.review.principal,
             "present_on_admission": item.poa or None,
             "origin": item.origin,
-            "evidence": [span._asdict() for span in item.evidence],
+            "evidence": [span._asdict() | {"document": _document_at(case, span.start)} for span in item.evidence],
         }
         for sequence, item in enumerate(case.review.chosen, 1)
     ]
+
+
+def _document_at(case: Case, position: int) -> str | None:
+    """The id of the document with a character of the encounter's text."""
+    return next((it.ref for it in case.documents if it.start <= position < it.end), None)
 
 
 def to_csv(case: Case) -> str:
@@ -152,13 +167,15 @@ def to_fhir(case: Case, history: Sequence[RowMapping]) -> dict[str, Any]:
     now = _timestamp(datetime.now(UTC).timestamp())
     patient = case.note["patient"]
     named = {"identifier": {"system": _LOCAL + "patient", "value": patient}} if patient else {"display": "unknown"}
-    subject: dict[str, Any] = named
     prefix, chosen = f"{_LOCAL}{case.note['id']}:", case.review.chosen
+    person = _patient(case)
+    subject: dict[str, Any] = named | ({"reference": f"{prefix}patient"} if person and chosen else {})
     urls = {item.code: f"{prefix}{sequence}" for sequence, item in enumerate(chosen, 1)}
     encounter = f"{prefix}encounter"
     resources = {urls[item.code]: _code_resource(item, subject, encounter, case, now) for item in chosen}
     if chosen:
-        resources = {encounter: _encounter(case, urls, subject)} | resources
+        known = {f"{prefix}patient": person} if person else {}
+        resources = known | {encounter: _encounter(case, urls, subject)} | resources
         resources[f"{prefix}claim"] = _claim(case, urls, subject, now)
         resources[f"{prefix}provenance"] = _provenance(list(resources), case, history, now)
     bundle: dict[str, Any] = {
@@ -185,13 +202,33 @@ def _release(code: Code, case: Case) -> str | None:
         return _tables(case).get(code.system)
 
 
+def _patient(case: Case) -> dict[str, Any]:
+    """The Patient with sex and birth date; {} if neither is known."""
+    about, patient = case.note["encounter"], case.note["patient"]
+    known = {"gender": {"F": "female", "M": "male"}.get(about.get("sex", "")), "birthDate": iso_date(about.get("born"))}
+    fields = {name: value for name, value in known.items() if value}
+    identifier = {"identifier": [{"system": _LOCAL + "patient", "value": patient}]} if patient else {}
+    return {"resourceType": "Patient"} | identifier | fields if fields else {}
+
+
+def _disposition(status: str) -> dict[str, Any]:
+    """The dischargeDisposition: the code of UB-04, and the code of FHIR that means the same if there is one."""
+    coding = [{"system": _UB04_URL, "code": status, "display": DISPOSITIONS[status]}]
+    same = next((code for code, other in DISPOSITION_CODES.items() if other == status), None)
+    if same:
+        coding.append({"system": _TERMINOLOGY + "discharge-disposition", "code": same})
+    return {"dischargeDisposition": {"coding": coding}}
+
+
 def _encounter(case: Case, urls: Mapping[Code, str], subject: dict[str, Any]) -> dict[str, Any]:
     """The Encounter, with its diagnoses in billing order."""
     about = case.note["encounter"]
-    known = {"inpatient": ("IMP", "v3-ActCode"), "outpatient": ("AMB", "v3-ActCode")}
-    code, system = known.get(about.get("kind"), ("UNK", "v3-NullFlavor"))
+    classes = {"inpatient": "IMP", "outpatient": "AMB", "emergency": "EMER"}
+    found = classes.get(about.get("setting")) or classes.get(about.get("kind"))
+    code, system = (found, "v3-ActCode") if found else ("UNK", "v3-NullFlavor")
     diagnoses = [item.code for item in case.review.chosen if item.code.system not in PROCEDURES]
-    days = {"start": about.get("admitted"), "end": about.get("discharged") or about.get("date")}
+    days = {"start": iso_date(about.get("admitted")), "end": iso_date(about.get("discharged") or about.get("date"))}
+    left = parse_disposition(about.get("disposition"))
     period = {name: day for name, day in days.items() if day}
     return (
         {
@@ -202,6 +239,7 @@ def _encounter(case: Case, urls: Mapping[Code, str], subject: dict[str, Any]) ->
             "subject": subject,
         }
         | ({"period": period} if period else {})
+        | ({"hospitalization": _disposition(left)} if left else {})
         | (
             {
                 "diagnosis": [
@@ -250,6 +288,7 @@ def _claim(case: Case, urls: Mapping[Code, str], subject: dict[str, Any], now: s
         if item.poa:
             diagnosis["onAdmission"] = _term(_POA_URL, item.poa, display=POA[item.poa])
         diagnoses.append(diagnosis)
+    payer = case.note["encounter"].get("payer")
     claim = {
         "resourceType": "Claim",
         "status": "active" if case.review.status == "done" else "draft",
@@ -259,7 +298,7 @@ def _claim(case: Case, urls: Mapping[Code, str], subject: dict[str, Any], now: s
         "created": now,
         "provider": {"display": case.note["site"] or "unknown"},
         "priority": _term("processpriority", "normal"),
-        "insurance": [{"sequence": 1, "focal": True, "coverage": {"display": "unknown"}}],
+        "insurance": [{"sequence": 1, "focal": True, "coverage": {"display": payer or "unknown"}}],
     }
     return claim | ({"diagnosis": diagnoses} if diagnoses else {}) | ({"procedure": procedures} if procedures else {})
 
@@ -281,6 +320,16 @@ def _provenance(targets: Sequence[str], case: Case, history: Sequence[RowMapping
     }
 
 
+def _current_text(case: Case) -> tuple[str, Callable[[int], int | None]]:
+    """The text of the current documents, and how far each of its characters was moved; None: it is gone."""
+    moves, texts, length = [], [], 0
+    for it in case.current:
+        moves.append((it.start, it.end, it.start - length))
+        texts.append(case.note["text"][it.start : it.end])
+        length = next_start(join_documents(texts))
+    return join_documents(texts), lambda at: next((by for start, end, by in moves if start <= at < end), None)
+
+
 def reviewed_notes(engine: Engine) -> Iterator[Note]:
     """Every finished note with its final codes and the evidence that people marked; each read is logged.
 
@@ -295,15 +344,19 @@ def reviewed_notes(engine: Engine) -> Iterator[Note]:
         with read_transaction(engine) as connection:
             case = load_case(connection, note_id)
         row, review = case.note, case.review
+        text, moved = _current_text(case)
         yield Note(
             row["ref"],
-            row["text"],
+            text,
             patient=row["patient"],
             site=row["site"],
             lang=row["lang"],
             codes=review.codes,
             evidence=tuple(
-                Evidence(item.code, span.start, span.end) for item in review.chosen for span in item.evidence
+                Evidence(item.code, span.start - by, span.end - by)
+                for item in review.chosen
+                for span in item.evidence
+                if (by := moved(span.start)) is not None
             ),
             extra={**row["encounter"], "review_version": review.version},
         )

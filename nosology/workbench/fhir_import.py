@@ -5,18 +5,44 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterator, Mapping
-from datetime import date
 from html.parser import HTMLParser
 from typing import Any
 
 from nosology.core import DataError, Note
 from nosology.corpora.text_files import note_text
 from nosology.corpora.validation import RecordValidator
+from nosology.workbench.encounter_data import DISPOSITIONS, iso_date, years_between
 
 _SETTINGS = {  # codes of Encounter.class (v3-ActCode)
     **dict.fromkeys(("IMP", "ACUTE", "NONAC", "PRENC", "SS", "OBSENC"), "inpatient"),
-    **dict.fromkeys(("AMB", "HH", "VR", "FLD", "EMER"), "outpatient"),
+    **dict.fromkeys(("AMB", "HH", "VR", "FLD"), "outpatient"),
+    "EMER": "emergency",
 }
+_LOINC_KINDS = {  # codes of DocumentReference.type and .category
+    **dict.fromkeys(("18842-5", "28655-9"), "discharge"),
+    **dict.fromkeys(("34117-2", "47039-3"), "h&p"),
+    **dict.fromkeys(("11506-3", "28562-7"), "progress"),
+    **dict.fromkeys(("11504-8", "28570-0"), "operative"),
+    **dict.fromkeys(("18748-4", "18726-0"), "radiology"),
+    **dict.fromkeys(("11526-1", "60567-5"), "pathology"),
+    **dict.fromkeys(("11502-2", "26436-6"), "laboratory"),
+    "11488-4": "consultation",
+    "34111-5": "emergency",
+}
+DISPOSITION_CODES = {  # of FHIR's code system discharge-disposition, each with a discharge status of UB-04
+    "home": "01",
+    "alt-home": "01",
+    "other-hcf": "70",
+    "hosp": "50",
+    "long": "04",
+    "aadvice": "07",
+    "exp": "20",
+    "psy": "65",
+    "rehab": "62",
+    "snf": "03",
+    "oth": "70",
+}
+_WITHDRAWN = ("entered-in-error", "superseded")  # values of DocumentReference.status
 _BLOCKS = {"p", "div", "br", "tr", "li", "h1", "h2", "h3", "h4", "h5", "h6", "table", "section", "ul", "ol", "hr"}
 _HIDDEN = {"script", "style", "head", "title", "template"}
 
@@ -67,24 +93,50 @@ def _document_note(item: dict[str, Any], resources: Mapping[str, Any], where: st
         checked = DocumentReference.model_validate(item)
     except (ValidationError, ValueError) as error:
         raise DataError(f"{where}: not a DocumentReference of FHIR R4") from error
+    withdrawn = item.get("status") in _WITHDRAWN or item.get("docStatus") == "entered-in-error"
     text = next((text for content in item["content"] if (text := _attachment_text(content, where))), None)
-    if text is None:
+    if text is None and not withdrawn:
         raise DataError(f"{where}: no attachment with text or HTML in it (addresses are not followed)")
     context = item.get("context") or {}
     subject, patient = _referenced(item.get("subject"), "Patient", resources)
-    _, encounter = _referenced(next(iter(context.get("encounter") or []), None), "Encounter", resources)
+    visit, encounter = _referenced(next(iter(context.get("encounter") or []), None), "Encounter", resources)
     note_id = checked.id or next((i.get("value") for i in item.get("identifier") or [] if i.get("value")), None)
     if not note_id:
         raise DataError(f"{where}: a DocumentReference needs an id or an identifier")
     extra = _encounter_fields(item, context, patient, encounter, where)
-    return Note(str(note_id), text, patient=_patient_id(subject, patient), lang=item.get("language"), extra=extra)
+    extra |= {"encounter": _resource_id(visit, encounter), "document": _document_kind(item)}
+    extra |= {"withdrawn": True} if withdrawn else {}
+    subject_id = _resource_id(subject, patient)
+    return Note(str(note_id), text or "", patient=subject_id, lang=item.get("language"), extra=extra)
 
 
-def _patient_id(subject: str, patient: Mapping[str, Any]) -> str | None:
-    """The id of a patient: that of the resource, else its first identifier, else the reference."""
-    identifiers = [it.get("value") for it in patient.get("identifier") or [] if isinstance(it, dict)]
-    named = patient.get("id") or next(filter(None, identifiers), None)
-    return str(named) if named else subject.removeprefix("Patient/") or None
+def _resource_id(reference: str, resource: Mapping[str, Any]) -> str | None:
+    """The id of a patient or encounter: that of the resource, else its first identifier, else the reference."""
+    identifiers = [it.get("value") for it in resource.get("identifier") or [] if isinstance(it, dict)]
+    named = resource.get("id") or next(filter(None, identifiers), None)
+    return str(named) if named else reference.removeprefix("Patient/").removeprefix("Encounter/") or None
+
+
+def _codes_of(concept: Any) -> list[str]:
+    """The codes of a CodeableConcept."""
+    codings = concept.get("coding") or [] if isinstance(concept, dict) else []
+    return [str(it.get("code")) for it in codings if isinstance(it, dict)]
+
+
+def _document_kind(item: Mapping[str, Any]) -> str | None:
+    """The kind of a document by the LOINC codes of its type and category, or else the words of its type."""
+    concepts = [item.get("type"), *(item.get("category") or [])]
+    known = (_LOINC_KINDS.get(code) for concept in concepts for code in _codes_of(concept))
+    type_ = item.get("type")
+    return next(filter(None, known), None) or (type_.get("text") if isinstance(type_, dict) else None)
+
+
+def _disposition(encounter: Mapping[str, Any]) -> str | None:
+    """The discharge status of an Encounter: a code of UB-04, or FHIR's own."""
+    hospital = encounter.get("hospitalization")
+    codes = _codes_of(hospital.get("dischargeDisposition")) if isinstance(hospital, dict) else []
+    exact = (code.zfill(2) for code in codes if code.zfill(2) in DISPOSITIONS)
+    return next(exact, None) or next((DISPOSITION_CODES[code] for code in codes if code in DISPOSITION_CODES), None)
 
 
 def _encounter_fields(
@@ -94,26 +146,24 @@ def _encounter_fields(
     encounter: Mapping[str, Any],
     where: str,
 ) -> dict[str, Any]:
-    """sex, date, age, kind and title; the date is the end of the stay, or else of the document."""
-    period = context.get("period") or encounter.get("period") or {}
+    """sex, birth date, age, stay, disposition, setting, title; the date is the end of the stay, or the document's."""
+    stay = encounter.get("period") or {}
+    period = context.get("period") or stay
     day = _date(period.get("end") or period.get("start") or item.get("date"), "date", where)
     extra: dict[str, Any] = {"sex": patient.get("gender"), "date": day, "title": item.get("description")}
+    extra["admitted"] = _date(stay.get("start"), "the start of the encounter", where)
+    extra["discharged"] = _date(stay.get("end"), "the end of the encounter", where)
+    extra["document_date"] = iso_date(item.get("date"))
+    extra["disposition"] = _disposition(encounter)
     born = str(patient.get("birthDate") or "")
-    if born and day and len(born) >= 10:  # a year or month alone gives no exact age
-        birthday = _date(born, "birthDate of the patient", where) or ""
-        extra["age"] = int(day[:4]) - int(birthday[:4]) - (day[5:] < birthday[5:])
+    if len(born) >= 10:  # a year or month alone gives no exact age
+        birthday, came = _date(born, "birthDate of the patient", where), extra["admitted"] or day
+        extra["born"] = birthday
+        extra["age"] = years_between(birthday, came) if birthday and came else None
     kind = (encounter.get("class") or {}).get("code") if isinstance(encounter.get("class"), dict) else None
     if kind in _SETTINGS:
-        extra["kind"] = _SETTINGS[kind]
-    return extra
-
-
-def iso_date(value: Any) -> str | None:
-    """The day at the start of a text, YYYY-MM-DD; None if there is none."""
-    try:
-        return date.fromisoformat(str(value)[:10]).isoformat()
-    except ValueError:
-        return None
+        extra["setting"] = _SETTINGS[kind]
+    return {name: value for name, value in extra.items() if value is not None}
 
 
 def _date(value: Any, what: str, where: str) -> str | None:

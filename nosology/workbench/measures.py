@@ -47,7 +47,7 @@ class ReviewedNote:
 
 
 def load_reviewed_notes(connection: Connection) -> list[ReviewedNote]:
-    """The newest finished notes that were coded, each with its first coding."""
+    """The newest finished notes that were coded, each with its last coding."""
     rows = connection.execute(
         select(notes.c.id, notes.c.finished)
         .where(notes.c.status == "done", notes.c.finished.is_not(None))
@@ -64,7 +64,7 @@ def load_reviewed_notes(connection: Connection) -> list[ReviewedNote]:
         decided = rows_by_note(connection, query)
         opened = rows_by_note(connection, select(audit).where(audit.c.note_id.in_(ids), audit.c.what == "note"))
         reviewed += [
-            _reviewed_note(row.finished, coded[row.id][0], decided.get(row.id, []), opened.get(row.id, []))
+            _reviewed_note(row.finished, coded[row.id][-1], decided.get(row.id, []), opened.get(row.id, []))
             for row in part
             if row.id in coded
         ]

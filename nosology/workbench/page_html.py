@@ -25,11 +25,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 from markupsafe import Markup
 from sqlalchemy import Connection
 
+from nosology.claims.encounter import SETTINGS
 from nosology.core import Code, Span
 from nosology.text import Section, contexts, sections
 from nosology.workbench.accounts import User
 from nosology.workbench.audit_log import log_access, log_access_in
 from nosology.workbench.database import read_transaction, write_transaction
+from nosology.workbench.documents import KINDS
+from nosology.workbench.encounter_data import DISPOSITIONS, complete_encounter, encounter_words
 from nosology.workbench.review import POA, REASONS, STATUSES
 from nosology.workbench.security import CurrentUser, ServicesDep, client_address
 from nosology.workbench.services import Forbidden, Services
@@ -88,8 +91,10 @@ def template_environment() -> Environment:
     )
     environment.filters.update(time=format_time, age=format_age, percent=format_percent, duration=format_duration)
     environment.filters["axis_end"] = axis_end
+    environment.filters.update(complete=complete_encounter, facts=encounter_words)
     shared: dict[str, Any] = environment.globals
     shared.update(STATUSES=STATUSES, REASONS=REASONS, POA=POA, static=static_path())
+    shared.update(DISPOSITIONS=DISPOSITIONS, KINDS=KINDS, SETTINGS=SETTINGS)
     shared["help_sheet"] = Markup(environment.get_template("help.html").render())  # the same on every page
     for name in environment.list_templates():
         environment.get_template(name)
@@ -208,12 +213,19 @@ class NoteSection:
 
 
 def annotate_note(
-    text: str, evidence: Mapping[Code, Sequence[Span]], highlighted: Collection[Code] = ()
+    text: str,
+    evidence: Mapping[Code, Sequence[Span]],
+    highlighted: Collection[Code] = (),
+    *,
+    offset: int = 0,
+    first_number: int = 0,
 ) -> list[NoteSection]:
     """The sections of a note, cut into pieces wherever evidence or context starts or ends.
 
-    Every character of the note stays one character of the page, so positions in both are the same.
+    Every character of the note stays one character of the page, so positions in both are the same. offset: of the text
+    in that of an encounter with several documents, in which evidence and pieces are given.
     """
+    evidence = {code: [Span(it[0] - offset, it[1] - offset) for it in spans] for code, spans in evidence.items()}
     visible, context_at, found_sections = _parse_note(text)
     keys_at = _labels_by_position([(span, str(code)) for code, spans in evidence.items() for span in spans], len(text))
     positions = sorted({*context_at, *keys_at})  # the first is 0
@@ -223,13 +235,13 @@ def annotate_note(
         context, keys = context_at.get(position, context), keys_at.get(position, keys)
         labels.append((context, keys))
     result = []
-    for number, section in enumerate(found_sections):
+    for number, section in enumerate(found_sections, first_number):
         start, end = section.span
         first, last = bisect_right(positions, start) - 1, bisect_left(positions, end)
         cuts = pairwise([start, *positions[first + 1 : last], end])
         pieces = tuple(
             TextPiece(
-                here,
+                here + offset,
                 visible[here:there],
                 " ".join(sorted(keys)),
                 " ".join(name for name in CONTEXTS if name in context) if context else "",

@@ -16,15 +16,17 @@ from nosology.workbench import cases, coding, measures, triage
 from nosology.workbench.audit_log import shown_notes
 from nosology.workbench.blind_access import load_pair
 from nosology.workbench.database import notes
+from nosology.workbench.document_views import past_documents, show_documents
 from nosology.workbench.double_coding import count_finished_pairs
-from nosology.workbench.page_html import AdminPage, PageContext, PageDep, ReviewerPage, annotate_note
+from nosology.workbench.encounter_data import editable_fields
+from nosology.workbench.page_html import AdminPage, PageContext, PageDep, ReviewerPage
 from nosology.workbench.proposals import claim_evidence
 from nosology.workbench.review import NotFound
 from nosology.workbench.security import MAX_ID, RowId
 from nosology.workbench.services import UnfinishedCodes
 from nosology.workbench.store_settings import changes
 from nosology.workbench.uploads import normalize_encounter, read_upload
-from nosology.workbench.views import build_claim_panel, build_panel, code_book_page, search_codes
+from nosology.workbench.views import build_claim_panel, build_panel, code_book_page, import_notice, search_codes
 from nosology.workbench.work_queue import PAGE_SIZE, QueueFilter, position, select_queue
 
 router = APIRouter(include_in_schema=False)
@@ -97,13 +99,13 @@ def note_page(page: PageDep, note_id: RowId) -> HTMLResponse:
     evidence = case.evidence()
     for code, spans in claim_evidence(case).items():
         evidence[code] = list(dict.fromkeys([*evidence.get(code, ()), *spans]))
-    sections = annotate_note(case.note["text"], evidence, highlighted)
+    shown = show_documents(case, evidence, highlighted)
     page.services.reservations.take(note_id, page.user.id)
     wanted = _queue_filter(page.request.query_params)
     with page.reading() as connection:
         reviewer = page.user.has_role("reviewer")
         place = position(connection, wanted, page.user.id, note_id, reviewer=reviewer)
-    return _render_case(page, case, "note.html", wanted, sections=sections, place=place)
+    return _render_case(page, case, "note.html", wanted, shown=shown, place=place)
 
 
 def _render_case(
@@ -121,7 +123,7 @@ def _render_case(
         people = cases.list_assignees(connection)
         values["pair"] = load_pair(connection, case.note["id"])
     values |= {"case": case, "panel": build_panel(case), "claim": build_claim_panel(case)}
-    values |= {"people": people, "queue": wanted.query}
+    values |= {"people": people, "queue": wanted.query, "about": editable_fields(case.note["encounter"])}
     values |= {"message": message, "conflict": status == 409, "override": override}
     return page.render(template, status=status, **values)
 
@@ -152,10 +154,13 @@ def decide(
     codes: Annotated[str, Form(max_length=20_000)] = "",
     assignee: Annotated[str, Form(max_length=20)] = "",
     override: Annotated[str, Form(max_length=500)] = "",
+    document: Annotated[int | None, Form(ge=1, le=MAX_ID)] = None,
+    encounter: Annotated[str, Form(max_length=2_000)] = "",
     key: Annotated[str, Form(max_length=64, pattern="^[A-Za-z0-9-]*$")] = "",
 ) -> HTMLResponse:
     """The panel after a decision; after a conflict, the panel with the other person's decision."""
     values = {"code": code, "to": to, "reason": reason, "poa": poa, "codes": _parse_list(codes)}
+    values |= {"document": document, "encounter": _parse_list(encounter)}
     values |= {name: value for name, value in (("override", override.strip()), ("key", key)) if value}
     values |= {name: value for name, value in (("start", start), ("end", end)) if value is not None}
     values["user"] = _number(assignee) or None
@@ -188,7 +193,8 @@ def history_page(page: PageDep, note_id: RowId) -> HTMLResponse:
     with page.reading() as connection:
         rows = cases.decision_history(connection, note_id)
         people = {row.id: row.name for row in cases.list_assignees(connection)}
-    return page.render("history.html", case=case, rows=rows, people=people)
+        past = past_documents(connection, case)
+    return page.render("history.html", case=case, rows=rows, people=people, past=past)
 
 
 @router.get("/notes/{note_id}/export/{form}")
@@ -255,8 +261,7 @@ def upload_notes(
         imported = page.services.import_notes(page.user, named[0][0] if named else ref, incoming, page.address)
     except NosologyError as error:
         return _render_batches(page, error=f"{error}.", pasted=(ref, text))
-    if imported.known:
-        notice = f"{imported.added:,} imported. {imported.known:,} skipped: notes with their ids exist already."
+    if notice := import_notice(imported):
         return _render_batches(page, notice=notice)
     return RedirectResponse("/batches", status_code=303)
 

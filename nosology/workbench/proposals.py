@@ -8,8 +8,10 @@ from functools import lru_cache
 from typing import Any
 
 from nosology.claims.claim import Claim, ClaimCode, build_claim
+from nosology.claims.encounter import Encounter
 from nosology.core import Code, ConfigError, ReviewError, Span, Suggestion
 from nosology.workbench.cases import Case, UncertainSuggestion
+from nosology.workbench.report_evidence import report_spans, with_left_out, without_reports
 from nosology.workbench.uploads import claim_fields
 
 
@@ -21,12 +23,23 @@ def propose_claim(case: Case) -> Claim:
     if case.coder is None:
         raise ReviewError("the note is not coded yet")
     fields = claim_fields(case.note["encounter"])
-    return _build(case.note["ref"], case.note["text"], tuple(case.suggestions), tuple(fields.items()))
+    reports = report_spans(case.current)
+    return _build(case.note["ref"], case.note["text"], tuple(case.suggestions), tuple(fields.items()), reports)
 
 
 @lru_cache(maxsize=128)  # every decision shows the panel again
-def _build(ref: str, text: str, suggestions: Sequence[Suggestion], fields: Sequence[tuple[str, Any]]) -> Claim:
-    return build_claim(ref, text, for_claim(suggestions), dict(fields))
+def _build(
+    ref: str,
+    text: str,
+    suggestions: Sequence[Suggestion],
+    fields: Sequence[tuple[str, Any]],
+    reports: Sequence[Span],
+) -> Claim:
+    usable, stated = for_claim(suggestions), dict(fields)
+    if not reports or not Encounter.of(text, stated).is_inpatient:
+        return build_claim(ref, text, usable, stated)
+    kept, left_out = without_reports(usable, reports)
+    return with_left_out(build_claim(ref, text, kept, stated), left_out)
 
 
 def for_claim(suggestions: Sequence[Suggestion]) -> list[Suggestion]:

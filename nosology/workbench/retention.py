@@ -1,6 +1,6 @@
 """Deletion of notes: by an admin, or a number of days after they were finished.
 
-The text, codings with their evidence, and decisions of a note are deleted, and what identifies the patient. The row in
+The documents, codings with evidence, and decisions of a note are deleted, and what identifies the patient. The row in
 `notes` stays with counts and times, and the audit log has an entry. The triggers of the database allow nothing else.
 """
 
@@ -18,9 +18,9 @@ from nosology.workbench.database import (
     batches,
     codings,
     decisions,
+    documents,
     notes,
     read_transaction,
-    texts,
     write_transaction,
 )
 from nosology.workbench.review import NotFound
@@ -45,11 +45,12 @@ def delete_note(connection: Connection, note_id: int, user: int | None, address:
     values = {"status": DELETED, "ref": f"deleted {note_id}", "patient": None, "lang": None, "encounter": {}}
     values |= {"assignee_id": None, "coding": "cancelled" if note.coding == "waiting" else note.coding}
     connection.execute(update(notes).where(notes.c.id == note_id).values(**values))
-    for table in (texts, codings, decisions):
+    came = connection.scalars(select(documents.c.batch_id).where(documents.c.note_id == note_id).distinct()).all()
+    for table in (documents, codings, decisions):
         connection.execute(delete(table).where(table.c.note_id == note_id))
-    others = select(notes.c.id).where(notes.c.batch_id == note.batch_id, notes.c.status != DELETED).exists()
-    # The name of a batch is that of a file, or the id of its only note.
-    connection.execute(update(batches).where(batches.c.id == note.batch_id, ~others).values(name="deleted"))
+    others = select(documents.c.id).where(documents.c.batch_id == batches.c.id).exists()
+    # The name of a batch is that of a file, or the id of its only document.
+    connection.execute(update(batches).where(batches.c.id.in_(came), ~others).values(name="deleted"))
 
 
 def delete_expired(engine: Engine, now: float | None = None) -> int:

@@ -48,7 +48,10 @@ FIELDS = {  # the details of each action that a client sends; the other actions 
     "assign": ("user",),
     "finish": ("override",),
     "approve": ("override",),
+    "withdraw": ("document",),
+    "encounter": ("encounter",),
 }
+SHARED_ACTIONS = ("document", "withdraw", "encounter")  # about an encounter, whoever codes it
 MAX_OVERRIDE = 500  # characters of a reason
 _CLOSED = ("done", "preaccepted", "closed")
 
@@ -63,7 +66,9 @@ class Review(AssignedCodes):
 
     removed: evidence that a person took away, by code. held_from: the status to which a note on hold returns.
     second_of: who asked for a second review that nobody has approved yet. keys: of decisions; a decision that is sent
-    again has the same key. action, user and previous: the last action, whose it was, and the state before it.
+    again has the same key. documents: the state of those that are not current, by id. encounter: the data of the
+    encounter that people have set; None: that they have cleared. action, user and previous: the last action, whose it
+    was, and the state before it.
     """
 
     rejected: Mapping[Code, str] = field(default_factory=dict)
@@ -74,6 +79,8 @@ class Review(AssignedCodes):
     finished_by: int | None = None
     held_from: str = ""
     second_of: int | None = None
+    documents: Mapping[int, str] = field(default_factory=dict)
+    encounter: Mapping[str, Any] = field(default_factory=dict)
     keys: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     action: str = field(default="", compare=False)
     user: int | None = field(default=None, compare=False)
@@ -321,8 +328,44 @@ def _check_override(details: Details) -> None:
         raise ReviewError(f"override must be a reason of 1 to {MAX_OVERRIDE} characters")
 
 
+def _document(review: Review, details: Details, user: int | None, length: int) -> Review:
+    """A document that came later, or a corrected one: `replaces` is the document whose text it corrects."""
+    if "replaces" not in details:
+        return _reopened(review)
+    return _without_document(review, details["replaces"], "corrected", details)
+
+
+def _withdraw(review: Review, details: Details, user: int | None, length: int) -> Review:
+    return _without_document(review, details.get("document"), "withdrawn", details)
+
+
+def _without_document(review: Review, document: object, state: str, details: Details) -> Review:
+    """The review without a document whose characters are start to end; evidence in it does not count any more."""
+    if type(document) is not int or document in review.documents or not _evidence_spans(details, length=1 << 60):
+        raise ReviewError("the encounter has no such document, or it was withdrawn or corrected already")
+    start, end = details["start"], details["end"]
+    chosen = tuple(
+        replace(item, evidence=tuple(it for it in item.evidence if it.end <= start or end <= it.start))
+        for item in review.chosen
+    )
+    return _reopened(replace(review, chosen=chosen, documents={**review.documents, document: state}))
+
+
+def _encounter(review: Review, details: Details, user: int | None, length: int) -> Review:
+    """New data of the encounter; see encounter_data.changed_fields, which has checked them."""
+    changes = details.get("encounter")
+    if not isinstance(changes, Mapping) or not changes:
+        raise ReviewError("encounter needs the data that change")
+    return _reopened(replace(review, encounter={**review.encounter, **changes}))
+
+
+def _reopened(review: Review) -> Review:
+    """The review in work again if it was closed: the codes were chosen for other documents or data."""
+    return replace(review, status="open", finished_by=None) if review.status in ("done", "preaccepted") else review
+
+
 def _preaccept(review: Review, details: Details, user: int | None, length: int) -> Review:
-    if review.version:
+    if review.status != "new" or review.assignee is not None:
         raise ReviewError("only a note without decisions can be pre-accepted")
     codes = dict.fromkeys(_known_code({"code": value}) for value in details.get("codes") or ())
     return replace(review, chosen=tuple(AssignedCode(code, "triage") for code in codes), status="preaccepted")
@@ -368,6 +411,9 @@ ACTIONS: dict[str, Action] = {
     "approve": _approve,
     "reopen": _status_change(("done", "preaccepted", "second"), "open"),
     "preaccept": _preaccept,
+    "document": _document,
+    "withdraw": _withdraw,
+    "encounter": _encounter,
     "adjudicate": _adjudicate,
     "close": _status_change(("done",), "closed"),
 }

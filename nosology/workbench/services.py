@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from anyio import CapacityLimiter
 from fastapi.responses import Response
-from sqlalchemy import Engine, select, update
+from sqlalchemy import Engine, select
 
 from nosology.claims.checks import AssignedCode, AssignedCodes
 from nosology.claims.claim import build_claim
@@ -29,10 +29,9 @@ from nosology.corpora.plain_text import check_text
 from nosology.models.bundle import MANIFEST, Bundle, is_day_one, read_manifest
 from nosology.workbench import blind_access, cases, double_coding
 from nosology.workbench.accounts import ROLES, User
-from nosology.workbench.audit_log import log_access, log_access_in
+from nosology.workbench.audit_log import log_access
 from nosology.workbench.coding import BackgroundCoder, CoderPool, cancel_batch, resume_batch
 from nosology.workbench.database import (
-    batches,
     coders,
     insert_row,
     open_database,
@@ -40,6 +39,8 @@ from nosology.workbench.database import (
     store_errors,
     write_transaction,
 )
+from nosology.workbench.document_import import withdrawal_details
+from nosology.workbench.encounter_services import ImportedNotes, encounter_details, import_batch
 from nosology.workbench.export import export_case
 from nosology.workbench.proposals import claim_decision, open_codes, propose_claim
 from nosology.workbench.retention import RetentionJob
@@ -53,6 +54,7 @@ from nosology.workbench.work_queue import QueueFilter, Reservations, next_note
 PROBE_SECONDS = 5.0  # for which the result of a health check is used again
 INTERNAL_ACTIONS = {  # that no client sends as a decision
     "preaccept": "only the triage rule pre-accepts notes",
+    "document": "only an import adds documents",
     "adjudicate": "two codings become one on the page of their adjudication",
     "close": "a copy is closed when its double coding is",
 }
@@ -151,15 +153,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-@dataclass(frozen=True)
-class ImportedNotes:
-    """The id of a batch, the number of its notes, and the number of notes whose id existed already."""
-
-    batch: int
-    added: int
-    known: int
-
-
 @dataclass
 class Services:
     """The database, the coder's processes and the background coder of a running server."""
@@ -220,16 +213,12 @@ class Services:
             return self._takes_writes
 
     def import_notes(self, user: User, name: str, notes: Sequence[Note], address: str) -> ImportedNotes:
-        """Adds notes as one batch, which the background coder then starts. DataError if one is not plain text."""
+        """Imports documents as one batch, which the background coder then starts. DataError if one is no plain text."""
         for note in notes:
             check_text(note.text, f"the note {note.id}")
-        with write_transaction(self.engine) as connection:
-            batch = cases.create_batch(connection, name, user.id)
-            added, known = cases.add_notes(connection, notes, batch)
-            connection.execute(update(batches).where(batches.c.id == batch).values(total=added, known=known))
-            log_access_in(connection, user.id, "import", None, address, f"batch {batch}: {added} added, {known} known")
+        imported = import_batch(self.engine, user, name, notes, address)
         self.background.notify()
-        return ImportedNotes(batch, added, known)
+        return imported
 
     def change_batch(self, user: User, batch: int, act: str, address: str) -> None:
         """Cancels or resumes a batch."""
@@ -254,6 +243,8 @@ class Services:
             raise Forbidden("a second review is for people with the role reviewer")
         if action in INTERNAL_ACTIONS:
             raise Forbidden(INTERNAL_ACTIONS[action])
+        if action == "withdraw" and not user.has_role("reviewer"):
+            raise Forbidden("documents are withdrawn by people with the role reviewer")
         with read_transaction(self.engine) as connection:
             case = cases.load_case(connection, note_id)
             pair = blind_access.check_readable(connection, note_id, user.id)
@@ -266,14 +257,22 @@ class Services:
         if action == "claim":
             return self._accept_claim(user, case, version)
         details = {name: values[name] for name in FIELDS.get(action, ()) if name in values}
+        if action == "withdraw":
+            details = withdrawal_details(case, values.get("document"))
+        if action == "encounter" and is_current:
+            details = encounter_details(case, values.get("encounter"))
         if values.get("key"):
             details["key"] = values["key"]
         if action in ("finish", "approve") and is_current:
             check_finished(case, details)
-        case = cases.record_decision(self.engine, note_id, action, details, user=user.id, version=version)
+        after = cases.record_decision(self.engine, note_id, action, details, user=user.id, version=version)
         if action == "finish" and pair is not None:
             double_coding.settle(self.engine, pair, user.id)
-        return case
+        if action not in ("withdraw", "encounter"):
+            return after
+        self.background.notify()
+        with read_transaction(self.engine) as connection:
+            return cases.load_case(connection, note_id)  # with the text and the data as they are now
 
     def _accept_claim(self, user: User, case: cases.Case, version: int) -> cases.Case:
         taken = [("claim", claim_decision(item)) for item in open_codes(case, propose_claim(case))]

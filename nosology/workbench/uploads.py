@@ -13,7 +13,8 @@ from nosology.core import DataError, Note
 from nosology.corpora.notes_file import is_notes_file, read_notes
 from nosology.corpora.text_files import InputFile, note_text, open_bytes
 from nosology.corpora.validation import RecordValidator
-from nosology.workbench.fhir_import import iso_date, read_fhir
+from nosology.workbench.encounter_data import complete_encounter, iso_date, parse_disposition, parse_sex
+from nosology.workbench.fhir_import import read_fhir
 
 MAX_NOTE_LENGTH = 4_000_000  # characters
 MAX_NOTES, MAX_UNPACKED_BYTES = 200_000, 256 << 20  # of a file
@@ -21,9 +22,34 @@ MAX_RATIO, FREE_BYTES = 100, 8 << 20  # of unpacked to packed bytes, for a file 
 MAX_ROW_BYTES, MAX_COLUMNS = 16 << 20, 200  # of a notes file; a note of 4 million characters has at most 16 MB
 MAX_NAME_LENGTH = 200
 _MAX_LENGTHS = {"text": MAX_NOTE_LENGTH, "id": 200, "patient": 200, "site": 200, "lang": 20}  # of the database
-ENCOUNTER_FIELDS = ("date", "sex", "age", "kind", "died", "title")  # all other columns are only for the coder
+ENCOUNTER_FIELDS = (  # all other columns are only for the coder
+    *(
+        "date",
+        "sex",
+        "born",
+        "age",
+        "admitted",
+        "discharged",
+        "disposition",
+        "setting",
+        "kind",
+        "payer",
+        "died",
+        "title",
+    ),
+)
 _NUMBER = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,4})?")
-_SEX = {"f": "F", "female": "F", "m": "M", "male": "M"}
+_OTHER_NAMES = {  # of columns
+    "encounter": ("encounter", "encounter_id", "visit", "visit_id", "hadm_id"),
+    "document": ("document", "document_type", "note_type"),
+    "document_date": ("document_date", "note_date", "charttime", "chartdate"),
+    "born": ("born", "birth_date", "birthdate", "date_of_birth", "dob"),
+    "admitted": ("admitted", "admission", "admission_date", "admit_date", "admittime"),
+    "discharged": ("discharged", "discharge_date", "dischtime"),
+    "disposition": ("disposition", "discharge_disposition", "discharge_status"),
+    "payer": ("payer", "insurance"),
+}
+_DAYS = ("document_date", "born", "admitted", "discharged")
 
 
 def read_upload(name: str, raw: bytes) -> list[Note]:
@@ -101,10 +127,12 @@ def normalize_encounter(note: Note, where: str = "the note") -> Note:
             got = len(getattr(note, name))
             raise DataError(f"{where}: {name} may have {limit:,} characters; got {got:,}")
     extra = {str(key).lower(): value for key, value in note.extra.items()}
-    encounter = {str(k): v for k, v in note.extra.items() if str(k).lower() not in ENCOUNTER_FIELDS and _is_plain(v)}
+    parsed = ("date", "sex", "age", "kind", "died", "title")
+    encounter = {str(k): v for k, v in note.extra.items() if str(k).lower() not in parsed and _is_plain(v)}
+    encounter |= _named_fields(extra)
     if (day := iso_date(extra.get("date") or extra.get("encounter_date"))) is not None:
         encounter["date"] = day
-    if sex := _SEX.get(str(extra.get("sex") or extra.get("gender") or "").strip().lower()):
+    if sex := parse_sex(extra.get("sex") or extra.get("gender")):
         encounter["sex"] = sex
     age = extra.get("age")
     if isinstance(age, str) and _NUMBER.fullmatch(age.strip()):
@@ -117,11 +145,30 @@ def normalize_encounter(note: Note, where: str = "the note") -> Note:
         encounter["died"] = True
     if isinstance(extra.get("title"), str):
         encounter["title"] = extra["title"][:200]
+    if extra.get("withdrawn") is True:
+        encounter["withdrawn"] = True
     return Note(note.id, note.text, note.patient, note.site, None, note.lang, extra=encounter)
+
+
+def _named_fields(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a document and its encounter by any of their usual names; values that cannot be read are left out."""
+    found: dict[str, Any] = {}
+    for name, names in _OTHER_NAMES.items():
+        value = next((extra[other] for other in names if extra.get(other) not in (None, "")), None)
+        if name in _DAYS:
+            value = iso_date(value)
+        elif name == "disposition":
+            value = parse_disposition(value)
+        elif value is not None:
+            value = str(value).strip()[:200]
+        if value:
+            found[name] = value
+    return found
 
 
 def coder_columns(encounter: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of a note for a coder that reads columns; sex is also given under its other usual name, gender."""
+    encounter = complete_encounter(encounter)
     return ({"gender": encounter["sex"]} if "sex" in encounter else {}) | dict(encounter)
 
 
@@ -135,6 +182,8 @@ def claim_fields(encounter: Mapping[str, Any]) -> dict[str, Any]:
     if "setting" not in fields and "kind" in given:
         fields["setting"] = given["kind"]
     days = {name: iso_date(given.get(name)) for name in ("date", "admitted", "discharged")}
+    if left := parse_disposition(given.get("disposition")):
+        fields["disposition"] = left
     return fields | {name: day for name, day in days.items() if day}
 
 

@@ -15,6 +15,7 @@ from nosology.claims.rules import rules_by_id
 from nosology.codes import describe, parse, table
 from nosology.core import SYSTEMS, Code, CodeError, ConfigError, Span, Suggestion
 from nosology.workbench.cases import Case, EvidenceInContext
+from nosology.workbench.encounter_services import ImportedNotes
 from nosology.workbench.proposals import propose_claim
 from nosology.workbench.review import REASONS, NotFound
 
@@ -45,12 +46,13 @@ def visible_text(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceQuote:
-    """Text of an evidence span, and its context (negated, family ...)."""
+    """Text of an evidence span, its context (negated, family ...), and its document if there is more than one."""
 
     start: int
     end: int
     text: str
     context: str
+    document: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ def build_panel(case: Case) -> CodePanel:
     """The panel of a note in the present state of its review."""
     text, encounter, review = case.note["text"], case.note["encounter"], case.review
     evidence, suggested, principal = case.evidence(), case.suggested, review.principal
+    names = document_names(case)
     issues = check_encounter(review, encounter, text, evidence)
     groups = payment_groups(review, encounter)
 
@@ -105,7 +108,7 @@ def build_panel(case: Case) -> CodePanel:
             description=(suggestion.description if suggestion else "") or describe(code) or "no description",
             probability=suggestion.probability if suggestion else None,
             accepted=bool(suggestion and suggestion.accepted),
-            quotes=_quotes(text, evidence.get(code, ()), suggestion),
+            quotes=_quotes(text, evidence.get(code, ()), suggestion, names),
             chosen=item,
             principal=code == principal,
             procedure=code.system in PROCEDURES,
@@ -165,7 +168,7 @@ def build_claim_panel(case: Case) -> ClaimPanel | None:
         claim = propose_claim(case)
     except ConfigError as error:
         return ClaimPanel([], 0, reason=str(error))
-    text, review = case.note["text"], case.review
+    text, review, names = case.note["text"], case.review, document_names(case)
 
     def proposed(item: ClaimCode) -> ProposedCode:
         code = Code(item.system, item.code)
@@ -176,7 +179,7 @@ def build_claim_panel(case: Case) -> ClaimPanel | None:
             code=item.code,
             description=item.description,
             poa=item.poa,
-            quotes=_quotes(text, item.evidence, None),
+            quotes=_quotes(text, item.evidence, None, names),
             rule=rule.message if rule else item.rule,
             section=rule.section if rule else "",
             state=state,
@@ -187,25 +190,48 @@ def build_claim_panel(case: Case) -> ClaimPanel | None:
         codes=codes,
         open=sum(item.state == "open" for item in codes),
         left_out=claim.left_out,
-        queries=[(item.question, _quotes(text, item.evidence, None)) for item in claim.queries],
+        queries=[(item.question, _quotes(text, item.evidence, None, names)) for item in claim.queries],
         conflicts=claim.conflicts,
     )
 
 
-def _quotes(text: str, spans: Sequence[Span], suggestion: Suggestion | None) -> tuple[EvidenceQuote, ...]:
-    """The evidence of a code as text, each text once; spans that people marked have no context."""
+DocumentNames = Sequence[tuple[int, int, str]]  # (start, end, name)
+
+
+def document_names(case: Case) -> DocumentNames:
+    """Where each current document starts and ends, and its name; empty if there is only one.
+
+    Documents of the same kind are told apart by their dates, or else by their numbers.
+    """
+    if len(current := case.current) < 2:
+        return ()
+    names = [it.name for it in current]
+    same = [names.count(name) > 1 for name in names]
+    dated = [f"{it.name} {it.date or ''}".strip() if also else it.name for it, also in zip(current, same)]
+    numbered = [
+        f"{name} {dated[: place + 1].count(name)}" if dated.count(name) > 1 else name
+        for place, name in enumerate(dated)
+    ]
+    return [(it.start, it.end, name) for it, name in zip(current, numbered)]
+
+
+def _quotes(
+    text: str, spans: Sequence[Span], suggestion: Suggestion | None, names: DocumentNames
+) -> tuple[EvidenceQuote, ...]:
+    """The evidence of a code as text, each text of a document once; spans that people marked have no context."""
     context = {
         (span.start, span.end): ", ".join(span.context)
         for span in (suggestion.evidence if suggestion else ())
         if isinstance(span, EvidenceInContext)
     }
-    quotes: dict[tuple[str, str], EvidenceQuote] = {}
+    quotes: dict[tuple[str, str, str], EvidenceQuote] = {}
     for start, end in spans:
         if len(quotes) == MAX_QUOTES:
             break
         quote, flags = " ".join(visible_text(text[start:end]).split()), context.get((start, end), "")
         short = quote if len(quote) <= MAX_QUOTE_LENGTH else quote[: MAX_QUOTE_LENGTH - 1] + "…"
-        quotes.setdefault((quote.lower(), flags), EvidenceQuote(start, end, short, flags))
+        name = next((name for first, last, name in names if first <= start < last), "")
+        quotes.setdefault((quote.lower(), flags, name), EvidenceQuote(start, end, short, flags, name))
     return tuple(quotes.values())
 
 
@@ -284,3 +310,14 @@ def search_codes(query: str, system: str, limit: int = 12) -> list[CodeLine]:
     if not matches and len(query.strip()) > 1:  # after a single letter the user is still typing
         matches = [(match.code, match.matched) for match in codes.search(query, limit)]
     return [CodeLine(line, codes.description(line), codes.billable(line), term) for line, term in matches]
+
+
+def import_notice(imported: ImportedNotes) -> str:
+    """What an import did besides adding documents; "" if nothing."""
+    words = {
+        "corrected": "corrected: their texts were different",
+        "withdrawn": "withdrawn",
+        "known": "skipped: documents with their ids and texts exist already",
+    }
+    found = [f"{number:,} {text}." for name, text in words.items() if (number := getattr(imported, name))]
+    return " ".join([f"{imported.added:,} imported.", *found]) if found else ""

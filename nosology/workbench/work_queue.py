@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, or_, se
 
 from nosology.workbench.append_only import DELETED
 from nosology.workbench.blind_access import barred_notes, is_listed, shown_codes
-from nosology.workbench.database import notes, users
+from nosology.workbench.database import documents, notes, users
 from nosology.workbench.review import STATUSES
 
 ORDERS = {"oldest": notes.c.received, "uncertain": notes.c.confidence, "newest": notes.c.received}
@@ -83,9 +83,11 @@ def _comes_after(order: str, row: Row) -> ColumnElement[bool]:
 
 
 def select_queue(connection: Connection, wanted: QueueFilter, user: int, *, page: int = 0) -> list[Row]:
-    """One page of the queue, each row with the name of its assignee."""
+    """One page of the queue, each row with the name of its assignee and its number of documents."""
+    has_document = documents.c.note_id == func.coalesce(notes.c.double_of, notes.c.id)
+    count = select(func.count(documents.c.ref.distinct())).where(has_document).scalar_subquery()
     columns = [shown_codes(user).label("codes") if column is notes.c.codes else column for column in notes.c]
-    query = select(*columns, users.c.name.label("assignee"))
+    query = select(*columns, users.c.name.label("assignee"), count.label("documents"))
     query = query.join(users, users.c.id == notes.c.assignee_id, isouter=True).where(*wanted.conditions(user))
     return list(connection.execute(query.order_by(*_order_by(wanted.order)).limit(PAGE_SIZE).offset(page * PAGE_SIZE)))
 

@@ -10,12 +10,15 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import delete, func, select, text, update
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import create_engine, delete, func, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 from typer.testing import CliRunner
 
 from nosology.cli import app
 from nosology.core import ConfigError, ConflictError, NosologyError, Note, OutputError
+from nosology.workbench import database
 from nosology.workbench.audit_log import log_access, read_log
 from nosology.workbench.cases import add_notes, count_by_status, create_batch, load_case, record_decision
 from nosology.workbench.coding import cancel_batch, resume_batch
@@ -25,10 +28,11 @@ from nosology.workbench.database import (
     coders,
     codings,
     decisions,
+    documents,
     notes,
     open_database,
+    postgres_url,
     read_transaction,
-    texts,
     users,
     write_transaction,
 )
@@ -66,7 +70,7 @@ def finished(engine, people):
 def rows_of(engine, note: int) -> list[int]:
     """The number of texts, codings and decisions of a note."""
     with read_transaction(engine) as connection:
-        tables = (texts, codings, decisions)
+        tables = (documents, codings, decisions)
         return [connection.scalar(select(func.count()).where(table.c.note_id == note)) for table in tables]
 
 
@@ -111,7 +115,7 @@ def test_deleted_text_is_not_in_the_file(finished, tmp_path):
     assert not any(SECRET.encode() in path.read_bytes() for path in tmp_path.glob("workbench.db*"))
 
 
-@pytest.mark.parametrize("table", [texts, codings, decisions, audit])
+@pytest.mark.parametrize("table", [documents, codings, decisions, audit])
 def test_rows_are_deleted_only_with_their_note(finished, people, table):
     log_access(finished, people["ann"], "note", 2, "x")
     for statement in (delete(table).where(table.c.note_id == 2), update(table).values(note_id=2)):
@@ -147,7 +151,7 @@ def test_a_deletion_is_logged_first_and_is_final(finished, people):
 
 def contents(engine) -> dict[str, list]:
     with read_transaction(engine) as connection:
-        tables = (users, notes, texts, codings, decisions)
+        tables = (users, notes, documents, codings, decisions)
         return {table.name: connection.execute(select(table).order_by(*table.primary_key)).all() for table in tables}
 
 
@@ -316,7 +320,7 @@ def test_a_store_of_version_0_1_is_migrated(store):
         (token,) = list_tokens(connection, 1)
         assert abs(token["expires"] - time.time() - 90 * 86_400) < 60 and "decide" in token["scopes"]
         assert connection.scalar(select(users.c.password_expires)) > time.time()
-    for statement in (delete(texts), update(texts).values(length=1)):
+    for statement in (delete(documents), update(documents).values(length=1)):
         with pytest.raises(SQLAlchemyError, match="append-only"), write_transaction(engine) as connection:
             connection.execute(statement)
     with write_transaction(engine) as connection:
@@ -324,6 +328,37 @@ def test_a_store_of_version_0_1_is_migrated(store):
     assert rows_of(engine, 1) == [0, 0, 0]
     engine.dispose()
     open_database(store, existing=True).dispose()  # the tables are those of this version
+
+
+def test_the_texts_of_a_store_of_revision_0002_become_documents(store):
+    """Ids, texts and batches stay; the number of documents of a batch is that of its notes."""
+    with closing(sqlite3.connect(store)) if "://" not in store else closing(PostgresScript(store)) as old:
+        old.executescript((Path(__file__).parent / "database_0_1.sql").read_text())
+    engine = create_engine(postgres_url(store) if "://" in store else f"sqlite:///{store}")
+    config = Config()
+    config.set_main_option("script_location", str(Path(database.__file__).parent / "migrations"))
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0002")
+        for statement in (
+            "INSERT INTO batches (name, created, status, total, known) VALUES ('b', 0, 'done', 2, 1)",
+            "INSERT INTO notes (ref, encounter, received, coding, status, version, codes, batch_id) "
+            "VALUES ('n1', '{}', 5, 'done', 'new', 0, 0, 1), ('n2', '{}', 6, 'done', 'new', 0, 0, NULL)",
+            "INSERT INTO texts (note_id, text, length) VALUES (1, 'first', 5), (2, 'second', 6)",
+        ):
+            connection.execute(text(statement))
+    engine.dispose()
+    engine = open_database(store)
+    with write_transaction(engine) as connection:
+        columns = ("note_id", "batch_id", "ref", "version", "text", "length", "start", "received")
+        rows = connection.execute(select(*(documents.c[name] for name in columns)).order_by(documents.c.id)).all()
+        assert rows == [(1, 1, "n1", 1, "first", 5, 0, 5.0), (2, None, "n2", 1, "second", 6, 0, 6.0)]
+        assert connection.execute(select(batches.c.documents, batches.c.corrected)).one() == (2, 0)
+        assert add_notes(connection, [Note("n3", "third")], None) == (1, 0)
+    with pytest.raises(SQLAlchemyError, match="append-only"), write_transaction(engine) as connection:
+        connection.execute(delete(documents))
+    engine.dispose()
+    open_database(store, existing=True).dispose()
 
 
 class PostgresScript:
@@ -347,7 +382,8 @@ class PostgresScript:
                 name = statement.split("CREATE TABLE ")[1].split()[0].strip('"')
                 body = statement[statement.index("CREATE TABLE") :].replace("DOUBLE", "DOUBLE PRECISION")
                 made[name] = body.replace("\tid INTEGER NOT NULL", "\tid SERIAL NOT NULL")
-        for name in ("alembic_version", *(table.name for table in metadata.sorted_tables)):
+        known = [table.name for table in metadata.sorted_tables if table.name in made]
+        for name in ("alembic_version", *known, "texts"):  # a table after those to which it refers
             self.connection.execute(made[name])
         for statement in statements:
             if statement.startswith(("CREATE INDEX", "INSERT")):

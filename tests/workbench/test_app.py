@@ -41,7 +41,7 @@ def test_a_note_from_import_to_export(server, ann):
     assert ann.get(f"/notes/{note}").json()["groups"]["drg"]
     assert [row["action"] for row in ann.get(f"/notes/{note}/decisions").json()][-1] == "finish"
     bundle = ann.get(f"/notes/{note}/export").json()
-    assert bundle["entry"][1]["resource"]["code"]["coding"][0]["code"] == "E11.9"
+    assert bundle["entry"][2]["resource"]["code"]["coding"][0]["code"] == "E11.9"
     assert ann.get(f"/notes/{note}/export", params={"format": "csv"}).text.count("\r\n") == 3
     measures = ann.get("/measures").json()
     assert measures["notes"] >= 1 and measures["kept"] is not None

@@ -7,6 +7,8 @@ import shutil
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -43,10 +45,17 @@ def address(small_bundle, tmp_path_factory):
         incoming += [Note(f"filter-{i}", NOTE, site="north", extra=about) for i in range(3)]
         add_notes(connection, [*incoming, Note("evil", evil)], None)
     engine.dispose()
+    with running(small_bundle, store) as url:
+        yield url
+
+
+@contextmanager
+def running(bundle: Path, store: str) -> Iterator[str]:
+    """The address of a server on a store, once its notes are coded."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    app = create_app(ServerSettings(bundle=small_bundle, store=store, port=port))
+    app = create_app(ServerSettings(bundle=bundle, store=store, port=port))
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", access_log=False, ws="none"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -78,7 +87,7 @@ def chromium():
         browser.close()
 
 
-def signed_in(chromium: Browser, address: str, name: str, **options) -> Page:
+def signed_in(chromium: Browser, address: str, name: str, at: str = "/", **options) -> Page:
     """A browser window of a user; a request to another server fails the test."""
     page = chromium.new_context(viewport={"width": 1280, "height": 800}, **options).new_page()
     page.on("request", lambda request: outside.append(request.url) if not request.url.startswith(address) else None)
@@ -90,7 +99,7 @@ def signed_in(chromium: Browser, address: str, name: str, **options) -> Page:
     page.keyboard.press("Tab")
     page.keyboard.type(PASSWORD)
     page.keyboard.press("Enter")
-    page.wait_for_url(f"{address}/")
+    page.wait_for_url(f"{address}{at}")
     return page
 
 

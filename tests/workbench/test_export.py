@@ -33,13 +33,13 @@ def test_fhir_export_is_a_valid_bundle(coded):
     value = to_fhir(*coded)
     Bundle.model_validate(value)
     kinds = [entry["resource"]["resourceType"] for entry in value["entry"]]
-    assert kinds == ["Encounter", "Condition", "Condition", "Procedure", "Claim", "Provenance"]
-    claim, provenance = (entry["resource"] for entry in value["entry"][4:])
+    assert kinds == ["Patient", "Encounter", "Condition", "Condition", "Procedure", "Claim", "Provenance"]
+    claim, provenance = (entry["resource"] for entry in value["entry"][5:])
     assert claim["status"] == "active"
     assert claim["diagnosis"][0]["type"][0]["coding"][0]["code"] == "principal"
     assert claim["diagnosis"][0]["onAdmission"]["coding"][0]["code"] == "Y"
     assert "type" not in claim["diagnosis"][1], "the value set has no word for a secondary diagnosis"
-    assert claim["diagnosis"][0]["diagnosisReference"]["reference"] == value["entry"][1]["fullUrl"]
+    assert claim["diagnosis"][0]["diagnosisReference"]["reference"] == value["entry"][2]["fullUrl"]
     assert provenance["agent"][0]["who"]["display"] == "ann"
     assert "heart failure and type 2" not in json.dumps(value)  # no text of the note
 
@@ -62,7 +62,7 @@ def test_fhir_export_has_the_encounter_its_code_set_and_no_invented_patient(engi
 def test_json_export_has_the_history_and_no_text(coded):
     value = to_json(*coded)
     assert [item["code"] for item in value["codes"]] == ["I50.9", "E11.9", "0DTJ4ZZ"]
-    assert value["codes"][1]["evidence"] == [{"start": 3, "end": 9}]
+    assert value["codes"][1]["evidence"] == [{"start": 3, "end": 9, "document": "n1"}]
     assert [row["action"] for row in value["history"]] == ["add", "add", "add", "poa", "finish"]
     assert "Known congestive" not in json.dumps(value)
 

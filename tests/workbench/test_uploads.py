@@ -35,7 +35,7 @@ def test_a_document_reference_with_its_patient():
     bundle = {"resourceType": "Bundle", "type": "collection", "entry": [{"resource": r} for r in (patient, document())]}
     (note,) = read_upload("bundle.json", json.dumps(bundle).encode())
     assert (note.id, note.text, note.patient) == ("d1", "Heart failure.", "p7")
-    assert note.extra == {"date": "2024-05-02", "sex": "F", "age": 73}
+    assert note.extra == {"date": "2024-05-02", "sex": "F", "age": 73, "born": "1950-05-03"}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,10 @@ def test_patients_and_encounters_of_a_bundle_are_found_by_their_full_url():
     bundle = {"resourceType": "Bundle", "entry": [{"fullUrl": url, "resource": item} for url, item in entries]}
     (read,) = read_upload("bundle.json", json.dumps(bundle).encode())
     assert read.patient == "MRN9"
-    assert read.extra == {"date": "2023-01-09", "sex": "M", "age": 72, "kind": "inpatient"}
+    person = {"sex": "M", "age": 72, "born": "1950-05-03"}
+    stay_fields = {"date": "2023-01-09", "discharged": "2023-01-09", "setting": "inpatient", "kind": "inpatient"}
+    of_document = {"encounter": "urn:uuid:2", "document_date": "2023-02-01"}
+    assert read.extra == person | stay_fields | of_document
 
 
 def test_the_text_of_an_html_attachment_is_read():

@@ -40,6 +40,7 @@ function place(step, aloud = true) {
   const places = [...note.querySelectorAll("[data-k].on")];
   if (!places.length) return aloud && say("This note has no evidence for the code.");
   places.forEach((piece) => piece.classList.remove("at"));
+  if (shown < 0) shown = Math.max(0, places.findIndex((piece) => !piece.closest("[hidden]"))) - step; // first in the document in view
   shown = (shown + step + places.length) % places.length;
   const at = places[shown];
   at.classList.add("at");
@@ -49,6 +50,7 @@ function place(step, aloud = true) {
 
 /** Scrolls the note to a piece of its text; the page stays, so that the card in focus stays in view. */
 function showInNote(piece) {
+  piece.dispatchEvent(new CustomEvent("reveal", { bubbles: true })); // documents.js shows its document
   const { top, height } = piece.getBoundingClientRect();
   note.scrollTop += top + height / 2 - note.getBoundingClientRect().top - note.clientHeight / 2;
 }
@@ -218,6 +220,9 @@ reasons.addEventListener("keydown", (event) => {
   if (/^[1-9]$/.test(event.key) && buttons[event.key - 1]) { event.preventDefault(); reject(buttons[event.key - 1].dataset.reason); }
 });
 
+/** The elements of the document in view that match a selector. */
+const inView = (selector) => (note.querySelector(".doc:not([hidden])") ?? note).querySelectorAll(selector);
+
 /** The position of a selection point in the note, in characters (not UTF-16 units); null outside of its text. */
 function character(node, offset) {
   const within = node.nodeType === 3 ? node.parentElement.closest("[data-s]") : null;
@@ -225,7 +230,7 @@ function character(node, offset) {
   // A point between elements: the start of the next piece of text, or the end of the last one.
   const edge = document.createRange();
   edge.setStart(node, offset);
-  const pieces = [...note.querySelectorAll("[data-s]")];
+  const pieces = [...inView("[data-s]")];
   const next = pieces.find((piece) => edge.comparePoint(piece, 0) >= 0);
   if (next) return Number(next.dataset.s);
   const last = pieces.at(-1);
@@ -255,7 +260,7 @@ function mark(on) {
   document.body.classList.toggle("marking", on);
   if (!on) return;
   note.focus();
-  const start = note.querySelector("[data-k].at, [data-k].on") ?? note.querySelector("[data-s]");
+  const start = inView("[data-k].at, [data-k].on")[0] ?? inView("[data-s]")[0];
   if (start) getSelection().collapse(start.firstChild, 0);
   say("Marking: arrows move by words, Shift with arrows selects, e makes it evidence, Escape ends.");
 }

@@ -5,12 +5,13 @@ import time
 import sqlalchemy as sa
 from alembic import op
 
-from nosology.workbench.append_only import APPEND_ONLY, append_only_triggers
+from nosology.workbench.append_only import deletion_triggers, table_triggers
 
 revision = "0002"
 down_revision = "0001"
 branch_labels = None
 depends_on = None
+APPEND_ONLY = ("decisions", "audit", "codings", "texts")
 
 
 def upgrade() -> None:
@@ -42,5 +43,5 @@ def upgrade() -> None:
             op.execute(f"DROP TRIGGER {table}_no_delete")
         else:
             op.execute(f"DROP FUNCTION {table}_append_only() CASCADE")
-    for statement in append_only_triggers(dialect):
+    for statement in table_triggers(dialect, APPEND_ONLY) + deletion_triggers(dialect):
         op.execute(statement)

@@ -1,0 +1,161 @@
+"""Documents that arrive: new encounters, late documents of known ones, corrected texts, and withdrawals."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, select, update
+
+from nosology.core import DataError, Note, ReviewError
+from nosology.workbench.append_only import DELETED
+from nosology.workbench.cases import Case, add_notes, encounter_fields, encounter_ref, load_case, record_decision_in
+from nosology.workbench.database import documents, insert_row, notes
+from nosology.workbench.documents import document_row, next_start
+from nosology.workbench.encounter_data import complete_encounter
+
+_CHUNK = 500  # ids per query
+_COLUMNS = [column for column in documents.c if column.name != "text"]
+
+
+@dataclass
+class ImportCounts:
+    """What an import did with its documents: added, skipped as known, corrected, withdrawn; and new encounters."""
+
+    encounters: int = 0
+    added: int = 0
+    known: int = 0
+    corrected: int = 0
+    withdrawn: int = 0
+
+
+@dataclass
+class DocumentImport:
+    """The import of documents within a transaction, by a user, as a batch."""
+
+    connection: Connection
+    user: int | None
+    batch: int | None
+    counts: ImportCounts = field(default_factory=ImportCounts)
+
+    def run(self, incoming: Sequence[Note]) -> ImportCounts:
+        """Adds documents. One with a known id and the same text is skipped; with another text it is a correction."""
+        latest = _latest_versions(self.connection, (note.id[:200] for note in incoming))
+        encounters = _known_encounters(self.connection, map(encounter_ref, incoming))
+        new: dict[str, Note] = {}
+        others: list[Note] = []
+        for note in incoming:
+            ref = note.id[:200]
+            is_new = ref not in latest and ref not in new and encounter_ref(note) not in encounters
+            if is_new and not note.extra.get("withdrawn"):
+                new[ref] = note
+            else:
+                others.append(note)
+        self.counts.added, _ = add_notes(self.connection, list(new.values()), self.batch)
+        self.counts.encounters = len(set(map(encounter_ref, new.values())))
+        latest |= _latest_versions(self.connection, (note.id[:200] for note in others if note.id[:200] in new))
+        encounters |= _known_encounters(self.connection, map(encounter_ref, others))
+        for note in others:
+            self._update(note, latest, encounters)
+        return self.counts
+
+    def _update(self, note: Note, latest: dict[str, Row], encounters: Mapping[str, Row]) -> None:
+        """Imports a document whose id or encounter is known. It stays in the encounter to which it came first."""
+        ref, known = note.id[:200], latest.get(note.id[:200])
+        if note.extra.get("withdrawn"):
+            if known is not None and _withdraw(self.connection, known.note_id, known.id, self.user, "entered in error"):
+                self.counts.withdrawn += 1
+            else:
+                self.counts.known += 1
+        elif known is None:
+            latest[ref] = self._append(note, encounters[encounter_ref(note)].id)
+            self.counts.added += 1
+        elif known.length == len(note.text) and self._text(known.id) == note.text:
+            self.counts.known += 1
+        else:
+            latest[ref] = self._append(note, known.note_id, known)
+            self.counts.corrected += 1
+
+    def _text(self, document: int) -> str | None:
+        return self.connection.scalar(select(documents.c.text).where(documents.c.id == document))
+
+    def _append(self, note: Note, note_id: int, known: Row | None = None) -> Row:
+        """Appends a document to an encounter, or the next version of one, and has the encounter coded again."""
+        case = load_case(self.connection, note_id)
+        _check_patient(case, note)
+        version = known.version + 1 if known is not None else 1
+        row = document_row(note, note_id, self.batch, next_start(case.note["text"]), time.time(), version)
+        if known is not None:
+            row |= {"kind": row["kind"] if row["kind"] != "other" else known.kind, "title": row["title"] or known.title}
+        number = insert_row(self.connection, documents, row)
+        details: dict[str, Any] = {"document": number, "ref": row["ref"], "kind": row["kind"]}
+        if known is not None and known.id not in case.review.documents:
+            details |= {"replaces": known.id, "start": known.start, "end": known.start + known.length}
+        details |= self._update_encounter(case, note)
+        record_decision_in(self.connection, note_id, "document", details, user=self.user, version=case.review.version)
+        return self.connection.execute(select(*_COLUMNS).where(documents.c.id == number)).one()
+
+    def _update_encounter(self, case: Case, note: Note) -> dict[str, Any]:
+        """The changes of the encounter by what a document states, which are stored; what people have set stays."""
+        stated = encounter_fields(note)
+        known = self.connection.scalar(select(notes.c.encounter).where(notes.c.id == case.note["id"])) or {}
+        new = {name: value for name, value in stated.items() if name not in case.review.encounter}
+        values: dict[str, Any] = {"encounter": {**known, **new}}
+        for name in ("patient", "site", "lang"):
+            if not case.note[name] and getattr(note, name):
+                values[name] = getattr(note, name)
+        self.connection.execute(update(notes).where(notes.c.id == case.note["id"]).values(**values))
+        before, after = case.note["encounter"], complete_encounter({**known, **new, **case.review.encounter})
+        changed = [name for name in after if name != "title" and before.get(name) != after[name]]
+        return {"changes": {name: [before.get(name), after[name]] for name in changed}} if changed else {}
+
+
+def withdraw_document(connection: Connection, document: int, user: int, reason: str = "") -> int:
+    """The encounter of a document that is withdrawn now; ReviewError if it is not current."""
+    note_id = connection.scalar(select(documents.c.note_id).where(documents.c.id == document))
+    if note_id is None or not _withdraw(connection, note_id, document, user, reason):
+        raise ReviewError("the document was withdrawn or corrected already")
+    return note_id
+
+
+def _withdraw(connection: Connection, note_id: int, document: int, user: int | None, reason: str) -> bool:
+    """Withdraws a document; False if it is not current."""
+    case = load_case(connection, note_id)
+    details = withdrawal_details(case, document, reason)
+    if details:
+        record_decision_in(connection, note_id, "withdraw", details, user=user, version=case.review.version)
+    return bool(details)
+
+
+def withdrawal_details(case: Case, document: object, reason: str = "") -> dict[str, Any]:
+    """The details of the decision that withdraws a document; {} if the encounter has no such current document."""
+    found = next((it for it in case.current if it.id == document), None)
+    if found is None:
+        return {}
+    details = {"document": found.id, "ref": found.ref, "start": found.start, "end": found.end}
+    return details | ({"reason": reason} if reason else {})
+
+
+def _check_patient(case: Case, note: Note) -> None:
+    if note.patient and case.note["patient"] and note.patient != case.note["patient"]:
+        raise DataError(f"the document {note.id} is of another patient than the encounter {case.note['ref']}")
+
+
+def _latest_versions(connection: Connection, refs: Iterable[str]) -> dict[str, Row]:
+    """The newest version of each document that is known."""
+    wanted, found = list(dict.fromkeys(refs)), {}
+    for first in range(0, len(wanted), _CHUNK):
+        query = select(*_COLUMNS).where(documents.c.ref.in_(wanted[first : first + _CHUNK]))
+        found |= {row.ref: row for row in connection.execute(query.order_by(documents.c.version))}
+    return found
+
+
+def _known_encounters(connection: Connection, refs: Iterable[str]) -> dict[str, Row]:
+    wanted, found = list(dict.fromkeys(refs)), {}
+    for first in range(0, len(wanted), _CHUNK):
+        encounter = func.coalesce(notes.c.double_of, notes.c.id).label("id")
+        query = select(encounter, notes.c.ref).where(notes.c.ref.in_(wanted[first : first + _CHUNK]))
+        found |= {row.ref: row for row in connection.execute(query.where(notes.c.status != DELETED))}
+    return found
