@@ -29,9 +29,11 @@ from sqlalchemy import (
 from nosology.core import NosologyError, ReviewError
 from nosology.workbench.append_only import DELETED
 from nosology.workbench.database import audit, decisions, notes
+from nosology.workbench.review import SHARED_ACTIONS
 
 CHOICE = "double coding"  # audit entries about pairs, of people who saw no code
 CLOSED = "closed"
+_WITHOUT_CODES = ("assign", *SHARED_ACTIONS)  # decisions of people who need not have seen a code
 _original, _copy = notes.alias("original"), notes.alias("copy")
 _is_open = and_(_copy.c.double_of > 0, _copy.c.status.not_in((CLOSED, DELETED)))  # by the index, unlike IS NOT NULL
 _in_coding = and_(_is_open, or_(_copy.c.status != "done", _original.c.status != "done"))
@@ -99,7 +101,7 @@ def open_originals() -> Select[Any]:
 def has_coded(side: FromClause, user: int) -> ColumnElement[bool]:
     """Whether a user is the assignee of a note or has decided on it."""
     decided = select(decisions.c.id).where(
-        decisions.c.note_id == side.c.id, decisions.c.user_id == user, decisions.c.action != "assign"
+        decisions.c.note_id == side.c.id, decisions.c.user_id == user, decisions.c.action.not_in(_WITHOUT_CODES)
     )
     return or_(side.c.assignee_id == user, decided.exists())
 
@@ -109,7 +111,7 @@ def _knows(side: FromClause, user: int) -> ColumnElement[bool]:
     since = select(func.min(decisions.c.at)).where(
         decisions.c.note_id == side.c.id,
         or_(decisions.c.user_id.is_(None), decisions.c.user_id != user),
-        decisions.c.action != "assign",
+        decisions.c.action.not_in(_WITHOUT_CODES),
     )
     opened = select(audit.c.id).where(
         audit.c.note_id == side.c.id,
@@ -164,14 +166,16 @@ def check_readable(connection: Connection, note_id: int, user: int) -> CodingPai
     if pair is None or pair.phase != "coding":
         return pair
     side = pair.copy if note_id == pair.copy.id else pair.original
+    if side.assignee == user:  # also if a new document has opened both codings again, when people had seen both
+        return pair
     if is_barred(connection, side.id, user):
         raise BlindNote("you know the other coding of this note; it opens when both codings are finished")
     others = select(decisions.c.id).where(
         decisions.c.note_id == side.id,
         or_(decisions.c.user_id.is_(None), decisions.c.user_id != user),
-        decisions.c.action != "assign",
+        decisions.c.action.not_in(_WITHOUT_CODES),
     )
-    if side.assignee != user and (side.assignee is not None or connection.scalar(others.limit(1)) is not None):
+    if side.assignee is not None or connection.scalar(others.limit(1)) is not None:
         raise BlindNote("two people code this note independently; it opens when both codings are finished")
     return pair
 
@@ -182,12 +186,10 @@ def check_decision(
     """Raises ReviewError for a decision that a note of a pair does not allow."""
     if pair is None:
         return
-    if pair.phase == "adjudication":
+    if pair.phase == "adjudication" and action not in SHARED_ACTIONS:
         raise ReviewError("both codings are finished: the note waits for adjudication")
     if pair.phase == CLOSED and note_id == pair.copy.id:
         raise ReviewError("this copy is closed: its note has the final codes")
-    if action == "withdraw" and note_id == pair.copy.id:
-        raise ReviewError("a document is withdrawn in the note, not in its copy")
     if pair.phase == "coding" and action == "second":
         raise ReviewError("two people code this note already: their codes are compared when both are finished")
     if action == "assign" and assignee is not None and is_barred(connection, note_id, assignee):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, RowMapping, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Engine, Row, RowMapping, bindparam, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from nosology.core import Code, ConflictError, DataError, EvidenceSpan, Note, ReviewError, Span, Suggestion
@@ -29,14 +29,13 @@ from nosology.workbench.database import (
 from nosology.workbench.documents import (
     Document,
     document_row,
-    document_states,
     encounter_text,
     load_documents,
     next_start,
     to_document,
 )
 from nosology.workbench.encounter_data import complete_encounter
-from nosology.workbench.review import Details, NotFound, Review, apply_decision, parse_code, replay
+from nosology.workbench.review import SHARED_ACTIONS, Details, NotFound, Review, apply_decision, parse_code, replay
 
 # Statements of every request are built once: building them takes SQLAlchemy longer than SQLite needs to run them.
 _NOTE = select(notes).where(notes.c.id == bindparam("note"))
@@ -53,6 +52,12 @@ _DECISIONS = (
     .order_by(decisions.c.version)
 )
 _ADD_DECISION = insert(decisions)
+_twin = notes.alias("twin")
+_OTHER_CODING = (
+    select(_twin.c.id)
+    .join(notes, or_(_twin.c.double_of == notes.c.id, _twin.c.id == notes.c.double_of))
+    .where(notes.c.id == bindparam("note"), _twin.c.status != DELETED)
+)
 _SUMMARY = update(notes).where(notes.c.id == bindparam("note"))
 _STATUS_COUNTS = (
     select(notes.c.status, func.count().label("number"))
@@ -220,19 +225,21 @@ def load_case(connection: Connection, note_id: int) -> Case:
     note = connection.execute(_NOTE, {"note": note_id}).mappings().first()
     if note is None or note["status"] == DELETED:
         raise NotFound("there is no such note" if note is None else "the note was deleted")
-    source = note["double_of"] or note_id  # a copy for double coding has the documents and codings of its original
-    rows = load_documents(connection, source)
-    coding = connection.execute(_CODING, {"note": source}).mappings().first()
+    original = note  # whose documents, data and codings a copy for double coding has
+    if note["double_of"] is not None:
+        original = connection.execute(_NOTE, {"note": note["double_of"]}).mappings().one()
+    rows = load_documents(connection, original["id"])
+    coding = connection.execute(_CODING, {"note": original["id"]}).mappings().first()
     past = [(row.action, row.details, row.user_id) for row in connection.execute(_DECISIONS, {"note": note_id})]
     review = replay(past, length=rows[-1]["start"] + rows[-1]["length"] if rows else 0)
-    states = review.documents if source == note_id else document_states(connection, [source])
-    text = encounter_text(rows, states)
-    parts = tuple(to_document(row, states.get(row["id"], "current")) for row in rows)
+    text = encounter_text(rows, review.documents)
+    parts = tuple(to_document(row, review.documents.get(row["id"], "current")) for row in rows)
     suggestions = [suggestion_from_json(value, text) for value in coding["suggestions"]] if coding else []
     gone = [part for part in parts if not part.is_current]
-    encounter = complete_encounter({**note["encounter"], **review.encounter})
+    encounter = complete_encounter({**original["encounter"], **review.encounter})
     shown = [_outside(item, gone) for item in suggestions] if gone else suggestions
     row = {str(name): value for name, value in note.items()} | {"text": text, "encounter": encounter}
+    row |= {name: original[name] for name in ("patient", "site", "lang")}
     return Case(row, shown, coding, review, parts)
 
 
@@ -319,9 +326,30 @@ def _write_decision(
     *,
     user: int | None,
     at: float | None = None,
-    is_copy: bool = False,
 ) -> None:
-    """Appends the decision and updates the note's row in the queue; is_copy: of a note for double coding."""
+    """Appends the decision and updates the note's row in the queue.
+
+    A decision about the documents or the data of an encounter is also one on its other coding, if there are two.
+    """
+    _append_decision(connection, note_id, action, details, after, user=user, at=at)
+    if action not in SHARED_ACTIONS:
+        return
+    for other in connection.scalars(_OTHER_CODING, {"note": note_id}).all():
+        case = load_case(connection, other)
+        changed = apply_decision(case.review, action, details, user, length=len(case.note["text"]))
+        _append_decision(connection, other, action, details, changed, user=user, at=at)
+
+
+def _append_decision(
+    connection: Connection,
+    note_id: int,
+    action: str,
+    details: Details,
+    after: Review,
+    *,
+    user: int | None,
+    at: float | None = None,
+) -> None:
     now = change_clock.now() if at is None else at
     row = {"note_id": note_id, "version": after.version, "user_id": user, "at": now, "action": action}
     connection.execute(_ADD_DECISION, {**row, "details": dict(details)})
@@ -333,22 +361,13 @@ def _write_decision(
         "finished": now if after.status == "done" else None,
         "sent_back": bool(after.sent_back),
     }
+    is_copy = action in SHARED_ACTIONS and connection.scalar(select(notes.c.double_of).where(notes.c.id == note_id))
     if action in ("document", "withdraw") and not is_copy:
         summary["coding"] = "waiting"
-        _write_in_copy(connection, note_id, action, details, user=user)
     if action == "encounter":
         known = connection.scalar(select(notes.c.encounter).where(notes.c.id == note_id)) or {}
         summary["encounter"] = {k: v for k, v in {**known, **after.encounter}.items() if v is not None}
     connection.execute(_SUMMARY, {"note": note_id, **summary})
-
-
-def _write_in_copy(connection: Connection, note_id: int, action: str, details: Details, *, user: int | None) -> None:
-    """Writes a change of documents in the copy of a note for double coding, if that is not closed."""
-    is_open = (notes.c.double_of == note_id, notes.c.status.not_in(("closed", DELETED)))
-    copy = connection.execute(select(notes.c.id, notes.c.version).where(*is_open)).first()
-    if copy is not None:
-        _, (after,) = _decide(connection, copy.id, [(action, details)], user=user, version=copy.version)
-        _write_decision(connection, copy.id, action, details, after, user=user, is_copy=True)
 
 
 def _conflict_message(connection: Connection, note_id: int, version: int) -> str:

@@ -11,18 +11,15 @@ from nosology.claims.checks import PROCEDURES, AssignedCode, AssignedCodes
 from nosology.core import Code, ReviewError
 
 SIDES = ("first", "second")  # the coding of the note, and that of its copy
-KINDS = {
-    "first": "only in the first coding",
-    "second": "only in the second coding",
-    "poa": "present on admission differs",
-    "principal": "the principal diagnosis differs",
-}
 MIN_PREFIX = 3  # characters that two codes share which one note has in place of each other: the category
 
 
 @dataclass(frozen=True)
 class CodeDifference:
-    """A difference: first and second are what each coding has. name: of the choice, a code or principal."""
+    """A difference: first and second are what each coding has. name: of the choice, a code or principal.
+
+    kind: first or second (only that coding has the code), poa (present on admission) or principal (diagnosis).
+    """
 
     kind: str
     name: str
@@ -60,8 +57,10 @@ def compare_codes(first: AssignedCodes, second: AssignedCodes) -> CodeComparison
             agreed.append(_merged(item, other))
     missing = [item for item in second.chosen if not first.find(item.code)]
     differences += [CodeDifference("second", str(item.code), None, item) for item in missing]
-    # The principal diagnosis last: it must be one of the codes that are kept.
-    return CodeComparison(tuple(agreed), tuple(sorted(differences, key=lambda item: item.kind == "principal")))
+    # Codes of one category side by side; the principal diagnosis last, because it must be one of the codes kept.
+    return CodeComparison(
+        tuple(agreed), tuple(sorted(differences, key=lambda item: (item.kind == "principal", item.name)))
+    )
 
 
 def _merged(item: AssignedCode, other: AssignedCode) -> AssignedCode:

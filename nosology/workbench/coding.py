@@ -24,6 +24,7 @@ from sqlalchemy import Connection, Engine, bindparam, func, insert, select, upda
 
 from nosology.core import NosologyError, Note, Suggestion
 from nosology.workbench.append_only import DELETED
+from nosology.workbench.blind_access import load_pair
 from nosology.workbench.cases import record_decision_in, suggestion_to_json
 from nosology.workbench.database import (
     SerializedJson,
@@ -303,8 +304,8 @@ def save_codings(
 
 def _preaccept(connection: Connection, note_id: int, suggestions: Sequence[Suggestion], confidence: float) -> None:
     note = connection.execute(select(notes).where(notes.c.id == note_id)).one()
-    if note.status != "new" or note.assignee_id is not None:
-        return  # somebody has decided already
+    if note.status != "new" or note.assignee_id is not None or load_pair(connection, note_id) is not None:
+        return  # somebody has decided already, or two people will
     codes = [f"{item.system}:{item.code}" for item in suggestions if item.accepted]
     details = {"codes": codes, "confidence": round(confidence, 4)}
     record_decision_in(connection, note_id, "preaccept", details, user=None, version=note.version)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import Connection, Row, func, select, update
 
 from nosology.core import DataError, Note, ReviewError
 from nosology.workbench.cases import (
@@ -166,6 +166,7 @@ def _latest_versions(connection: Connection, refs: Iterable[str]) -> dict[str, R
 def _known_encounters(connection: Connection, refs: Iterable[str]) -> dict[str, Row]:
     wanted, found = list(dict.fromkeys(refs)), {}
     for first in range(0, len(wanted), _CHUNK):
-        query = select(notes.c.id, notes.c.ref).where(notes.c.ref.in_(wanted[first : first + _CHUNK]))
+        encounter = func.coalesce(notes.c.double_of, notes.c.id).label("id")
+        query = select(encounter, notes.c.ref).where(notes.c.ref.in_(wanted[first : first + _CHUNK]))
         found |= {row.ref: row for row in connection.execute(query)}
     return found

@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, bindparam, select
+from sqlalchemy import Connection, RowMapping, bindparam, func, select
 
 from nosology.core import Note
 from nosology.text.borders import BORDER, join_documents
-from nosology.workbench.database import decisions, documents
+from nosology.workbench.database import decisions, documents, notes
 
 KINDS = {
     "discharge": "Discharge summary",
@@ -118,7 +118,9 @@ def next_start(text: str) -> int:
     return len(text) + len(BORDER)
 
 
-_DOCUMENTS = select(documents).where(documents.c.note_id == bindparam("note")).order_by(documents.c.start)
+# A copy for double coding has the documents of its original.
+_original = select(func.coalesce(notes.c.double_of, notes.c.id)).where(notes.c.id == bindparam("note"))
+_DOCUMENTS = select(documents).where(documents.c.note_id == _original.scalar_subquery()).order_by(documents.c.start)
 
 
 def load_documents(connection: Connection, note_id: int) -> Sequence[RowMapping]:

@@ -24,8 +24,8 @@ from nosology.workbench.blind_access import (
 )
 from nosology.workbench.cases import Case, load_case, record_decision_in
 from nosology.workbench.code_differences import code_to_json, compare_codes, final_codes
-from nosology.workbench.database import insert_row, notes, read_transaction, write_transaction
-from nosology.workbench.review import STATUSES, Details, NotFound
+from nosology.workbench.database import decisions, insert_row, notes, read_transaction, write_transaction
+from nosology.workbench.review import SHARED_ACTIONS, STATUSES, Details, NotFound
 from nosology.workbench.store_settings import load_server_key, load_setting
 
 CHOOSABLE = ("new", "open", "held", "done")  # statuses of a note that can be chosen
@@ -81,19 +81,33 @@ def choose_note(engine: Engine, user: int, note_id: int, address: str, second_co
                 raise ReviewError("the note is still being coded: choose it when its suggestions are there")
             copy = _add_copy(connection, row, user, address, "chosen by a reviewer")
             if second_coder is not None:
-                _assign(connection, copy, 0, second_coder, user)
+                version = connection.scalar(select(notes.c.version).where(notes.c.id == copy)) or 0
+                _assign(connection, copy, version, second_coder, user)
             return copy
     except IntegrityError as error:
         raise ReviewError("the note is coded twice already") from error
 
 
 def _add_copy(connection: Connection, row: Row, user: int | None, address: str, why: str) -> int:
-    suffix = f" (double {row.id})"
-    values = {name: getattr(row, name) for name in _SHARED} | {"ref": row.ref[: 200 - len(suffix)] + suffix}
-    values |= {"status": "new", "version": 0, "codes": 0, "double_of": row.id}
-    copy = insert_row(connection, notes, values)
+    values = {name: getattr(row, name) for name in _SHARED} | {"ref": _copy_ref(connection, row)}
+    values |= {"status": "new", "codes": 0, "double_of": row.id}
+    shared = decisions.c.note_id == row.id, decisions.c.action.in_(SHARED_ACTIONS)
+    past = connection.execute(select(decisions).where(*shared).order_by(decisions.c.version)).mappings().all()
+    copy = insert_row(connection, notes, values | {"version": len(past)})
+    for version, decision in enumerate(past, 1):
+        known = {name: decision[name] for name in ("user_id", "at", "action", "details")}
+        insert_row(connection, decisions, known | {"note_id": copy, "version": version})
     log_access_in(connection, user, CHOICE, row.id, address, f"copy {copy}: {why}")
     return copy
+
+
+def _copy_ref(connection: Connection, row: Row) -> str:
+    """An id of the copy that no note has."""
+    for suffix in (" (second coding)", *(f" (second coding {row.id}.{number})" for number in range(100))):
+        ref = row.ref[: 200 - len(suffix)] + suffix
+        if connection.scalar(select(notes.c.id).where(notes.c.ref == ref)) is None:
+            return ref
+    raise ReviewError("the ids of notes leave none for a copy")
 
 
 def _assign(connection: Connection, note_id: int, version: int, assignee: int | None, user: int) -> None:

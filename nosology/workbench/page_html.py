@@ -31,7 +31,6 @@ from nosology.core import Code, Span
 from nosology.text import Section, contexts, sections
 from nosology.workbench.accounts import User
 from nosology.workbench.audit_log import log_access, log_access_in
-from nosology.workbench.code_differences import KINDS as DIFFERENCES
 from nosology.workbench.database import read_transaction, write_transaction
 from nosology.workbench.documents import KINDS
 from nosology.workbench.encounter_data import DISPOSITIONS, complete_encounter, encounter_words
@@ -96,7 +95,7 @@ def template_environment() -> Environment:
     environment.filters.update(axis_end=axis_end, complete=complete_encounter, describe=describe, facts=encounter_words)
     shared: dict[str, Any] = environment.globals
     shared.update(STATUSES=STATUSES, REASONS=REASONS, POA=POA, static=static_path())
-    shared.update(CHANGES=CHANGES, DIFFERENCES=DIFFERENCES, DISPOSITIONS=DISPOSITIONS, KINDS=KINDS, SETTINGS=SETTINGS)
+    shared.update(CHANGES=CHANGES, DISPOSITIONS=DISPOSITIONS, KINDS=KINDS, SETTINGS=SETTINGS)
     shared["help_sheet"] = Markup(environment.get_template("help.html").render())  # the same on every page
     for name in environment.list_templates():
         environment.get_template(name)

@@ -16,7 +16,8 @@ from nosology.workbench.blind_access import list_pairs
 from nosology.workbench.cases import list_assignees
 from nosology.workbench.coder_agreement import MAX_PAIRS, agreement_tables, load_double_codings
 from nosology.workbench.database import notes
-from nosology.workbench.page_html import AdminPage, PageContext, ReviewerPage, annotate_note
+from nosology.workbench.document_views import show_documents
+from nosology.workbench.page_html import AdminPage, PageContext, ReviewerPage
 from nosology.workbench.review import NotFound
 from nosology.workbench.security import MAX_ID, RowId
 from nosology.workbench.services import UnfinishedCodes
@@ -86,8 +87,8 @@ def _render_adjudication(
     for code, spans in shown.second.evidence().items():
         evidence[code] = list(dict.fromkeys([*evidence.get(code, ()), *spans]))
     coded = {*shown.first.review.codes, *shown.second.review.codes}
-    sections = annotate_note(shown.first.note["text"], {code: evidence[code] for code in coded if code in evidence})
-    values = {"shown": shown, "sections": sections, "choices": choices or {}, "override": override}
+    documents = show_documents(shown.first, {code: evidence[code] for code in coded if code in evidence}, ())
+    values = {"shown": shown, "documents": documents, "choices": choices or {}, "override": override}
     return page.render("adjudicate.html", **values, error=error)
 
 

@@ -52,6 +52,7 @@ FIELDS = {  # the details of each action that a client sends; the other actions 
     "encounter": ("encounter",),
     "return": ("explanation",),
 }
+SHARED_ACTIONS = ("document", "withdraw", "encounter")  # about an encounter, whoever codes it
 MAX_OVERRIDE = 500  # characters of a reason
 _CLOSED = ("done", "preaccepted", "closed")
 
@@ -389,7 +390,7 @@ def _encounter(review: Review, details: Details, user: int | None, length: int) 
 
 def _reopened(review: Review) -> Review:
     """The review in work again if it was closed: the codes were chosen for other documents or data."""
-    return replace(review, status="open", finished_by=None) if review.status in _CLOSED else review
+    return replace(review, status="open", finished_by=None) if review.status in ("done", "preaccepted") else review
 
 
 def _preaccept(review: Review, details: Details, user: int | None, length: int) -> Review:

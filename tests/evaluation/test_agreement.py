@@ -138,6 +138,27 @@ def test_the_interval_of_percent_agreement_is_that_of_a_mean_over_notes():
     assert value.high == pytest.approx(share.mean() + half, abs=0.01)
 
 
+def simulated(rng: np.random.Generator) -> DoubleCodedNote[int]:
+    """Two people who find four of five true codes each, and name one of twenty wrong ones."""
+    true, wrong = rng.choice(60, rng.integers(4, 12), replace=False), rng.choice(60, 10, replace=False)
+    sides = [
+        [code for code in true if rng.random() < 0.8] + [code for code in wrong if rng.random() < 0.05] for _ in "ab"
+    ]
+    sets = [frozenset(map(int, side)) for side in sides]
+    principals = tuple(min(side, default=None) for side in sets)
+    return DoubleCodedNote(*sets, sets[0] | sets[1] | frozenset(map(int, [*true, *wrong])), principals)
+
+
+def test_intervals_cover_the_value_of_all_notes():
+    rng, names = np.random.default_rng(0), ("percent", "kappa", "alpha", "alpha_sets", "principal")
+    everything = measure_agreement([simulated(rng) for _ in range(1000)], replicates=1)
+    samples = [measure_agreement([simulated(rng) for _ in range(40)], replicates=150) for _ in range(100)]
+    for name in names:
+        value = getattr(everything, name).value
+        intervals = [getattr(sample, name) for sample in samples]
+        assert np.mean([item.low <= value <= item.high for item in intervals]) >= 0.87, name
+
+
 def test_groups_have_their_codes_and_the_principal_of_either_person():
     notes = [note("ax", "ay", "z"), note("x", "b")]
     groups = agreement_by_group(notes, lambda code: "letters a, b" if code in "ab" else "rest")

@@ -8,7 +8,7 @@ from nosology.workbench.blind_access import BlindNote, check_readable, list_pair
 from nosology.workbench.cases import add_notes, count_by_status, load_case, record_decision
 from nosology.workbench.code_differences import compare_codes
 from nosology.workbench.coder_agreement import agreement_tables, load_double_codings
-from nosology.workbench.coding import CodedNote, save_codings
+from nosology.workbench.coding import save_codings
 from nosology.workbench.database import (
     coders,
     decisions,
@@ -18,6 +18,7 @@ from nosology.workbench.database import (
     read_transaction,
     write_transaction,
 )
+from nosology.workbench.document_import import DocumentImport, withdraw_document
 from nosology.workbench.double_coding import (
     DoubleCodingRule,
     adjudication_details,
@@ -30,6 +31,7 @@ from nosology.workbench.double_coding import (
 )
 from nosology.workbench.export import reviewed_notes
 from nosology.workbench.measures import load_reviewed_notes
+from nosology.workbench.note_coding import CodedNote
 from nosology.workbench.retention import delete_expired, delete_note
 from nosology.workbench.store_copy import copy_rows
 from nosology.workbench.store_settings import RetentionRule, save_setting
@@ -74,6 +76,17 @@ def test_a_copy_has_the_text_of_its_note_and_its_own_decisions(engine, people, n
         first, second = load_case(connection, note_id), load_case(connection, copy)
     assert first.note["text"] == second.note["text"] and second.note["double_of"] == note_id
     assert [[str(item) for item in case.review.codes] for case in (first, second)] == [[HEART], [DIABETES]]
+
+
+def test_the_copy_gets_an_id_that_no_note_has(engine, people):
+    with write_transaction(engine) as connection:
+        add_notes(connection, [Note(ref, "text") for ref in ("a", "a (second coding)", "b" * 200)], None)
+        connection.execute(notes.update().values(coding="done"))
+        ids = connection.scalars(select(notes.c.id).order_by(notes.c.ref)).all()
+    copies = [choose_note(engine, people["rita"], ids[row], "test") for row in (0, 2)]
+    with read_transaction(engine) as connection:
+        refs = connection.scalars(select(notes.c.ref).where(notes.c.id.in_(copies)).order_by(notes.c.ref)).all()
+    assert refs == [f"a (second coding {ids[0]}.0)", "b" * 184 + " (second coding)"]
 
 
 def test_who_may_read_which_coding(engine, people, note_id, copy):
@@ -437,3 +450,42 @@ def test_reviewers_choose_and_assign_on_the_page_and_admins_set_the_share(server
     assert 'value="5"' in adam.post("/settings/double", data={"csrf": token, "percent": "5"}).text
     assert adam.post("/settings/double", data={"csrf": token, "percent": "0"}).status_code == 200
     assert browser(server, "ann").get("/double").status_code == 403
+
+
+def import_documents(engine, user, *documents):
+    with write_transaction(engine) as connection:
+        return DocumentImport(connection, user, None).run(documents)
+
+
+def test_documents_and_data_of_the_encounter_are_those_of_both_codings(engine, people, note_id):
+    late = Note("d2", "Late radiology report.", patient="p1", extra={"encounter": "n1"})
+    import_documents(engine, people["adam"], late)
+    with write_transaction(engine) as connection:
+        withdraw_document(connection, 2, people["rita"])
+        connection.execute(notes.update().values(coding="done"))
+    copy = choose_note(engine, people["rita"], note_id, "test", people["ben"])
+    code(engine, note_id, people["ann"], HEART)
+    code(engine, copy, people["ben"], HEART, DIABETES)
+
+    def both():
+        with read_transaction(engine) as connection:
+            return load_codings(connection, load_pair(connection, copy))
+
+    first, second = both()
+    assert first.note["text"] == second.note["text"] and "radiology" not in second.note["text"]
+    assert is_readable(engine, copy, people["ann"])  # both are finished
+    import_documents(engine, people["adam"], Note("d3", "Now with insulin.", extra={"encounter": "n1", "sex": "M"}))
+    first, second = both()
+    assert [case.review.status for case in (first, second)] == ["open", "open"]
+    assert "insulin" in second.note["text"] and second.note["encounter"]["sex"] == "M"
+    assert (first.note["coding"], second.note["coding"]) == ("waiting", "done")  # nobody codes the copy by itself
+    assert is_readable(engine, note_id, people["ann"]) and is_readable(engine, copy, people["ben"])
+    code(engine, note_id, people["ann"], DIABETES)
+    code(engine, copy, people["ben"])
+    with read_transaction(engine) as connection:
+        assert settle(engine, load_pair(connection, copy), people["ben"])
+    with write_transaction(engine) as connection:
+        withdraw_document(connection, 3, people["rita"])
+    first, second = both()
+    assert (first.review.status, second.review.status) == ("open", "closed")
+    assert "insulin" not in second.note["text"] and second.note["coding"] == "done"
