@@ -29,7 +29,10 @@ RIGHTS = {
         "import notes, cancel and resume batches, export encounters",
         "create API tokens of their own",
     ),
-    "reviewer": ("approve second reviews and pre-accepted notes, send notes back to their coder", "see the triage page"),
+    "reviewer": (
+        "approve second reviews and pre-accepted notes, send notes back to their coder",
+        "see the triage page",
+    ),
     "admin": (
         "add and disable users, change roles, reset passwords",
         "set the triage rule, the length of sessions and the retention of notes",

@@ -66,9 +66,7 @@ def _user_name(row: RowMapping) -> str:
     return row["user"] or "triage"
 
 
-def to_json(
-    case: Case, history: Sequence[RowMapping], conversation: Conversation | None = None
-) -> dict[str, Any]:
+def to_json(case: Case, history: Sequence[RowMapping], conversation: Conversation | None = None) -> dict[str, Any]:
     """The encounter with codes in order, all decisions, queries and comments; without the text of the note."""
     note, review = case.note, case.review
     return {

@@ -80,9 +80,7 @@ def record_answer(
 ) -> HTMLResponse:
     """The panel after a coder recorded the answer of a physician."""
     _check_note(page, note_id, query_id)
-    query_service.answer(
-        page.services, page.user, query_id, choice, page.address, text=text, physician=physician
-    )
+    query_service.answer(page.services, page.user, query_id, choice, page.address, text=text, physician=physician)
     return _panel(page, note_id)
 
 

@@ -1,7 +1,8 @@
 """Deletion of notes: by an admin, or a number of days after they were finished.
 
-The text, codings with their evidence, decisions, comments and queries of a note are deleted, and what identifies the patient. The row in
-`notes` stays with counts and times, and the audit log has an entry. The triggers of the database allow nothing else.
+The text, codings with their evidence, decisions, comments and queries of a note are deleted, and what identifies the
+patient. The row in `notes` stays with counts and times, and the audit log has an entry. The triggers of the database
+allow nothing else.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from nosology.workbench import cases
 from nosology.workbench.accounts import ROLES, User
 from nosology.workbench.audit_log import log_access, log_access_in
 from nosology.workbench.coding import BackgroundCoder, CoderPool, cancel_batch, resume_batch
-from nosology.workbench.conversation import load_conversation
+from nosology.workbench.conversation import has_open_query, load_conversation
 from nosology.workbench.database import (
     batches,
     coders,
@@ -251,6 +251,7 @@ class Services:
             raise Forbidden("only the triage rule pre-accepts notes")
         with read_transaction(self.engine) as connection:
             case = cases.load_case(connection, note_id)
+            is_asked = action in ("finish", "approve") and has_open_query(connection, note_id)
         is_current = case.review.version == version  # else the answer is a conflict, whatever else is wrong
         if is_current:
             check_assignee(user, case)
@@ -262,7 +263,7 @@ class Services:
         if values.get("key"):
             details["key"] = values["key"]
         if action in ("finish", "approve") and is_current:
-            _check_finished(case, details)
+            _check_finished(case, details, is_asked=is_asked)
         return cases.record_decision(self.engine, note_id, action, details, user=user.id, version=version)
 
     def _accept_claim(self, user: User, case: cases.Case, version: int) -> cases.Case:
@@ -302,10 +303,15 @@ class UnfinishedCodes(ReviewError):
     """The codes of a note have errors; an override with a reason finishes it all the same."""
 
 
-def _check_finished(case: cases.Case, details: Mapping[str, Any]) -> None:
-    """Raises UnfinishedCodes for a note without codes, or with codes that cannot be billed or exclude each other."""
+def _check_finished(case: cases.Case, details: Mapping[str, Any], *, is_asked: bool) -> None:
+    """Raises UnfinishedCodes for a note without codes, or with codes that cannot be billed or exclude each other.
+
+    is_asked: whether a physician has not answered a query yet, which is a reason, too.
+    """
     if details.get("override"):
         return
+    if is_asked:
+        raise UnfinishedCodes("a query to a physician is open: wait for the answer, withdraw it, or give a reason")
     if not case.review.chosen:
         raise UnfinishedCodes("the note has no code: code it, or finish it with a reason")
     issues = check_encounter(case.review, case.note["encounter"], case.note["text"], case.evidence())

@@ -55,7 +55,7 @@ def test_no_response_is_a_server_error(server, mode):
         )
         @given(case=operation.as_strategy(generation_mode=mode))
         def ask(case):
-            for name in {"note_id", "batch"} & (case.path_parameters or {}).keys():
+            for name in {"note_id", "batch", "query_id"} & (case.path_parameters or {}).keys():
                 if mode is GenerationMode.POSITIVE:  # mostly things that are there
                     case.path_parameters[name] = 1 + case.path_parameters[name] % 4
             response = case.call(headers={"authorization": f"Bearer {token}"})
@@ -77,7 +77,8 @@ def test_requests_without_sign_in_are_refused(server):
     for result in schema.get_all_operations():
         operation = result.ok()
         if operation.path.startswith("/api/"):
-            path = operation.path.format(note_id=1, batch=1, act="cancel", system="icd10cm", code="I10")
+            values = {"note_id": 1, "batch": 1, "query_id": 1, "act": "cancel", "system": "icd10cm", "code": "I10"}
+            path = operation.path.format(**values)
             response = TestClient(server[0]).request(operation.method, path, json={})
             assert response.status_code == 401, (operation.path, response.status_code)
 

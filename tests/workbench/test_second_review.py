@@ -23,9 +23,7 @@ edits = st.one_of(
     st.tuples(st.just("add"), st.fixed_dictionaries({"code": st.sampled_from(KEYS)})),
     st.tuples(st.just("clear"), st.fixed_dictionaries({"code": st.sampled_from(KEYS)})),
     st.tuples(st.just("reject"), st.fixed_dictionaries({"code": st.sampled_from(KEYS), "reason": st.just("wrong")})),
-    st.tuples(
-        st.just("change"), st.fixed_dictionaries({"code": st.sampled_from(KEYS), "to": st.sampled_from(KEYS)})
-    ),
+    st.tuples(st.just("change"), st.fixed_dictionaries({"code": st.sampled_from(KEYS), "to": st.sampled_from(KEYS)})),
     st.tuples(
         st.just("poa"), st.fixed_dictionaries({"code": st.sampled_from(KEYS), "poa": st.sampled_from(sorted(POA))})
     ),

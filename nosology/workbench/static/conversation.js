@@ -73,7 +73,7 @@ dialog("ask").addEventListener("keydown", (event) => {
 
 function openQuery(from) {
   const draft = readDraft(ask), span = selection();
-  listCodes(ask, draft?.code ?? selected());
+  listCodes(ask, draft?.code ?? (span ? "" : selected())); // what is selected comes before the code in view
   const proposed = listProposed();
   if (!draft || span) setPassage(span);
   else showPassage();
