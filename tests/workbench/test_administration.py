@@ -347,7 +347,7 @@ class PostgresScript:
                 name = statement.split("CREATE TABLE ")[1].split()[0].strip('"')
                 body = statement[statement.index("CREATE TABLE") :].replace("DOUBLE", "DOUBLE PRECISION")
                 made[name] = body.replace("\tid INTEGER NOT NULL", "\tid SERIAL NOT NULL")
-        for name in ("alembic_version", *(table.name for table in metadata.sorted_tables)):
+        for name in ("alembic_version", *(table.name for table in metadata.sorted_tables if table.name in made)):
             self.connection.execute(made[name])
         for statement in statements:
             if statement.startswith(("CREATE INDEX", "INSERT")):

@@ -99,6 +99,12 @@ def test_a_failed_post_keeps_the_text_and_is_stored_once(chromium, address):
     expect(page.locator("#conversation .talk li")).to_contain_text("Echo is missing")
     page.keyboard.press("i")
     expect(page.locator("#comment textarea")).to_have_value("")
+    page.keyboard.type("nobody else reads this")
+    page.keyboard.press("Escape")
+    page.locator("details.menu summary").click()
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_label("Name")).to_be_visible()
+    assert page.evaluate("Object.keys(sessionStorage)") == []
     errors[:] = [error for error in errors if "ERR_FAILED" not in error and "503" not in error]
 
 
