@@ -157,5 +157,5 @@ Object.assign(ACTS, {
 Object.assign(MORE_KEYS, {
   w: () => openQuery(null),
   i: openComment,
-  v: () => panel().querySelector('[data-act="return"]')?.click() ?? say("Only a second review is sent back."),
+  v: () => (panel().querySelector('[data-act="return"]') ? ACTS.return() : say("Reviewers send second reviews back, nothing else.")),
 });
