@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import Field
@@ -27,7 +27,7 @@ from nosology.workbench.security import MAX_ID, AddressDep, DecideUser, ReadUser
 LongText = Annotated[Text, Field(min_length=1, max_length=MAX_TEXT)]
 Position = Annotated[int | None, Field(ge=0, le=MAX_ID)]
 ClientKey = Annotated[str | None, Field(max_length=64, pattern="^[A-Za-z0-9-]+$")]
-CLOSED = {409: {"description": "the query is answered or withdrawn already"}}
+CLOSED: dict[int | str, dict[str, Any]] = {409: {"description": "the query is answered or withdrawn already"}}
 router = APIRouter(prefix="/api/v1", tags=["conversation"], responses=ERRORS)
 
 

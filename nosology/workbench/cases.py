@@ -309,8 +309,8 @@ def _decide(
         after = apply_decision(after, action, details, user, length=len(case.note["text"]))
         states.append(after)
         if action == "assign" and after.assignee is not None:
-            is_coder = select(users.c.id).where(users.c.id == after.assignee, *_CAN_CODE)
-            if not connection.scalar(is_coder):
+            can_code = select(users.c.id).where(users.c.id == after.assignee, *_CAN_CODE)
+            if connection.scalar(can_code) is None:
                 raise ReviewError("user must be the id of somebody who can sign in and code; got another number")
         if action == "accept" and parse_code(details) not in case.suggested:
             raise ReviewError("only what the coder has suggested can be accepted; add any other code")

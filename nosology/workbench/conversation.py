@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, and_, bindparam, f
 from nosology.core import ConflictError, ReviewError
 from nosology.workbench.accounts import User
 from nosology.workbench.database import comments, insert_row, notes, queries, query_events, users
-from nosology.workbench.review import NotFound, parse_code
+from nosology.workbench.review import NotFound, evidence_spans, parse_code
 
 OTHER, UNABLE = "other", "unable to determine"
 FIXED = (OTHER, UNABLE)  # answers that every query offers, so that none leads to the others
@@ -118,16 +118,6 @@ class Conversation:
     queries: Sequence[AskedQuery]
     comments: Sequence[NoteComment]
     physicians: Sequence[tuple[int, str]] = ()
-
-    @property
-    def open(self) -> int:
-        """The number of open queries."""
-        return sum(query.state == "open" for query in self.queries)
-
-    @property
-    def answered(self) -> int:
-        """The number of answered queries."""
-        return sum(query.state == "answered" for query in self.queries)
 
 
 _CLOSING = ("closed", "closed_by", "closed_by_id", "physician", "answer", "text")
@@ -233,17 +223,16 @@ def insert_query(
 
     values: question, options, code, start, end, physician (an id), key. length: of the note's text.
     """
-    start, end, physician = values.get("start"), values.get("end"), values.get("physician")
-    if (start is None) != (end is None) or (start is not None and not 0 <= start < end <= length):
-        raise ReviewError(f"the passage must be characters start < end within the note's {length:,}")
+    spans = evidence_spans({name: values[name] for name in ("start", "end") if values.get(name) is not None}, length)
+    physician = values.get("physician")
     if physician is not None and physician not in {row.id for row in connection.execute(_PHYSICIANS)}:
         raise ReviewError("physician must be the id of a physician who can sign in; got another number")
     row = {
         "question": clean_text(values["question"], "a question"),
         "options": clean_options(values.get("options") or ()),
         "code": clean_code(values.get("code") or ""),
-        "start": start,
-        "end": end,
+        "start": spans[0].start if spans else None,
+        "end": spans[0].end if spans else None,
         "physician_id": physician,
         "key": values.get("key") or None,
     }
@@ -288,8 +277,10 @@ def has_open_query(connection: Connection, note_id: int) -> bool:
 
 
 # The conversation in the queue.
-_answered_queries = (
-    select(func.count()).where(query_events.c.note_id == notes.c.id, query_events.c.kind == "answered")
+_answered_queries = (  # since the note was finished, if it is
+    select(func.count())
+    .where(query_events.c.note_id == notes.c.id, query_events.c.kind == "answered")
+    .where(notes.c.finished.is_(None) | (query_events.c.at > notes.c.finished))
 ).scalar_subquery()
 _open_queries = (
     select(func.count())
@@ -304,6 +295,6 @@ QUEUE_COLUMNS = (
 )
 FILTERS: dict[str, ColumnElement[bool]] = {  # of the queue, by what is going on
     "query_open": _open_queries > 0,
-    "query_answered": and_(_open_queries == 0, _answered_queries > 0, notes.c.status.not_in(("done", "preaccepted"))),
+    "query_answered": and_(_open_queries == 0, _answered_queries > 0),
     "sent_back": notes.c.sent_back,
 }

@@ -147,7 +147,7 @@ def _known_code(details: Details, name: str = "code") -> Code:
     return code
 
 
-def _evidence_spans(details: Details, length: int) -> tuple[Span, ...]:
+def evidence_spans(details: Details, length: int) -> tuple[Span, ...]:
     """The span of start and end in details, or none."""
     if "start" not in details and "end" not in details:
         return ()
@@ -172,14 +172,14 @@ def _accept(review: Review, details: Details, user: int | None, length: int) -> 
 
 
 def _add(review: Review, details: Details, user: int | None, length: int) -> Review:
-    return _choose(review, AssignedCode(_known_code(details), "added", evidence=_evidence_spans(details, length)))
+    return _choose(review, AssignedCode(_known_code(details), "added", evidence=evidence_spans(details, length)))
 
 
 def _claim(review: Review, details: Details, user: int | None, length: int) -> Review:
     """A code of the proposed claim: suggested by the coder, or added by a rule."""
     rule = str(details.get("rule", ""))
     pairs = ({"start": start, "end": end} for start, end in details.get("evidence", ()))
-    evidence = tuple(span for pair in pairs for span in _evidence_spans(pair, length))
+    evidence = tuple(span for pair in pairs for span in evidence_spans(pair, length))
     origin, poa = "rule" if rule else "suggested", str(details.get("poa", ""))
     return _choose(review, AssignedCode(_known_code(details), origin, poa, evidence, rule=rule))
 
@@ -247,7 +247,7 @@ def _edit(review: Review, code: Code, **changes: Any) -> Review:
 
 
 def _evidence(review: Review, details: Details, user: int | None, length: int) -> Review:
-    code, spans = parse_code(details), _evidence_spans(details, length)
+    code, spans = parse_code(details), evidence_spans(details, length)
     if not spans:
         raise ReviewError("evidence needs start and end")
     item = review.find(code)
@@ -258,7 +258,7 @@ def _evidence(review: Review, details: Details, user: int | None, length: int) -
 
 def _unmark(review: Review, details: Details, user: int | None, length: int) -> Review:
     """Takes evidence away: every marked span of a chosen code that overlaps the given one, the coder's too."""
-    code, spans = parse_code(details), _evidence_spans(details, length)
+    code, spans = parse_code(details), evidence_spans(details, length)
     if not spans:
         raise ReviewError("unmark needs start and end")
     [gone], item = spans, review.find(code)

@@ -29,7 +29,7 @@ from nosology.workbench.accounts import ROLES, User
 from nosology.workbench.audit_log import log_access
 from nosology.workbench.change_feed import continue_clock
 from nosology.workbench.coding import BackgroundCoder, CoderPool, cancel_batch, resume_batch
-from nosology.workbench.conversation import load_conversation
+from nosology.workbench.conversation import has_open_query, load_conversation
 from nosology.workbench.database import (
     coders,
     insert_row,
@@ -256,6 +256,7 @@ class Services:
             if values.get("key") and values["key"] in case.review.keys:
                 return case  # sent again, because the answer was lost
             blind_access.check_decision(connection, pair, note_id, action, values.get("user"))
+            is_asked = action in ("finish", "approve") and has_open_query(connection, note_id)
         is_current = case.review.version == version  # else the answer is a conflict, whatever else is wrong
         if is_current:
             check_assignee(user, case)
@@ -270,7 +271,7 @@ class Services:
         if values.get("key"):
             details["key"] = values["key"]
         if action in ("finish", "approve") and is_current:
-            check_finished(case, details)
+            check_finished(case, details, is_asked=is_asked)
         after = cases.record_decision(self.engine, note_id, action, details, user=user.id, version=version)
         if action == "finish" and pair is not None:
             double_coding.settle(self.engine, pair, user.id)
@@ -314,10 +315,15 @@ class UnfinishedCodes(ReviewError):
     """The codes of a note have errors; an override with a reason finishes it all the same."""
 
 
-def check_finished(case: cases.Case, details: Mapping[str, Any]) -> None:
-    """Raises UnfinishedCodes for a note without codes, or with codes that cannot be billed or exclude each other."""
+def check_finished(case: cases.Case, details: Mapping[str, Any], *, is_asked: bool = False) -> None:
+    """Raises UnfinishedCodes for a note without codes, or with codes that cannot be billed or exclude each other.
+
+    is_asked: whether a physician has not answered a query yet, which is a reason, too.
+    """
     if details.get("override"):
         return
+    if is_asked:
+        raise UnfinishedCodes("a query to a physician is open: wait for the answer, withdraw it, or give a reason")
     if not case.review.chosen:
         raise UnfinishedCodes("the note has no code: code it, or finish it with a reason")
     issues = check_encounter(case.review, case.note["encounter"], case.note["text"], case.evidence())

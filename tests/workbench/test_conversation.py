@@ -13,15 +13,14 @@ from fastapi.routing import APIRoute
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from nosology.core import ConflictError, ReviewError
+from nosology.core import ConflictError, Note, ReviewError
 from nosology.workbench import conversation
 from nosology.workbench.accounts import create_token, create_user
 from nosology.workbench.audit_log import read_log
-from nosology.workbench.cases import load_case, record_decision
+from nosology.workbench.cases import add_notes, load_case, record_decision
 from nosology.workbench.conversation import UNABLE, list_queries, load_conversation
 from nosology.workbench.database import (
     comments,
-    notes,
     open_database,
     queries,
     query_events,
@@ -93,7 +92,7 @@ def test_an_answer_brings_the_note_back_to_work(server, ann, phil):
     assert (answered["state"], answered["answer"], answered["physician"]) == ("answered", "systolic", "phil")
     assert "asked and answered" in coder.get("/?talk=query_answered").text
     panel = coder.get(f"/notes/{note}").text
-    assert "query answered" in panel and "EF 25 percent" in panel
+    assert "EF 25 percent" in panel
     history = [(row["action"], row["user"]) for row in ann.get(f"/notes/{note}/decisions").json()]
     assert history == [("assign", "ann"), ("hold", "ann"), ("resume", "phil")]
 
@@ -120,6 +119,21 @@ def test_a_note_that_was_held_by_hand_stays_on_hold(ann):
     ann.decide(note, "hold", 0)
     ann.post(f"/queries/{query['id']}/answer", {"physician": "Dr. Weiss", "choice": UNABLE})
     assert state_of(ann, note)["status"] == "held"
+
+
+def test_a_note_with_an_open_query_is_finished_with_a_reason_and_its_late_answer_is_shown(server, ann):
+    note, coder = ann.note("finished before the answer"), browser(server, "ann")
+    ann.decide(note, "add", 0, code="icd10cm:I10")
+    query = ask(ann, note)
+    assert "a query to a physician is open" in ann.decide(note, "finish", 1).json()["detail"]
+    assert ann.decide(note, "finish", 1, override="the physician is away").status_code == 200
+    done = "/?status=done&talk=query_answered"
+    assert "finished before the answer" not in coder.get(done).text
+    ann.post(f"/queries/{query['id']}/answer", {"physician": "Dr. Weiss", "choice": "systolic"})
+    assert "finished before the answer" in coder.get(done).text and state_of(ann, note)["status"] == "done"
+    ann.decide(note, "reopen", 2)
+    ann.decide(note, "finish", 3)
+    assert "finished before the answer" not in coder.get(done).text
 
 
 def test_queries_are_checked(server, ann):
@@ -197,9 +211,8 @@ def test_a_note_is_sent_back_with_a_reason_and_its_second_review_stays_due(serve
         coder_id = connection.scalar(select(users.c.id).where(users.c.name == "ann"))
     assert (review.assignee, review.second_of, review.status) == (coder_id, coder_id, "open")
     coder = browser(server, "ann")
-    assert (
-        "Sent back by rita." in coder.get(f"/notes/{note}").text and "see the echo" in coder.get(f"/notes/{note}").text
-    )
+    page = coder.get(f"/notes/{note}").text
+    assert "Sent back by rita." in page and "see the echo" in page
     assert "sent back</span>" in coder.get("/?talk=sent_back").text
     assert rita.decide(note, "return", 3, explanation="again").status_code == 422  # it is no second review now
     ann.decide(note, "add", 3, code="icd10cm:E11.9")
@@ -403,9 +416,7 @@ def test_a_migrated_store_has_append_only_comments(tmp_path):
     engine = open_database(str(path))
     with write_transaction(engine) as connection:
         user = create_user(connection, "phil", "physician", PASSWORD)
-        connection.execute(
-            insert(notes).values(ref="a", encounter={}, received=0.0, coding="done", status="new", version=0, codes=0)
-        )
+        add_notes(connection, [Note("a", "text")], None)
         conversation.insert_comment(connection, 1, user, "hello")
     with pytest.raises(SQLAlchemyError, match="append-only"), write_transaction(engine) as connection:
         connection.execute(delete(comments))
@@ -456,7 +467,7 @@ def test_the_share_of_second_reviews_with_changes(server, ann):
         found = measure_conversation(connection)
     changed = [bool(review.changes) for review in found.reviews]
     assert len(changed) == before + 2 and found.changed == sum(changed) / len(changed) and not all(changed)
-    words = dict((row[0], row[1:]) for row in found.kinds)
+    words = {row[0]: row[1:] for row in found.kinds}
     assert words["code added"][0] >= 1
     page = browser(server, "ann").get("/measures").text
     assert "Queries to physicians" in page and "Second review</h2>" in page

@@ -33,6 +33,6 @@ def test_oidc_settings_need_https_and_a_known_role():
     for issuer in ("http://idp.example.org", "idp.example.org", "ftp://x", ""):
         with pytest.raises(ConfigError, match="--oidc-issuer must be an https address"):
             OidcSettings(issuer, "us", "secret")
-    with pytest.raises(ConfigError, match="--oidc-role must be one of coder, reviewer, admin; got king"):
+    with pytest.raises(ConfigError, match="--oidc-role must be one of coder, reviewer, admin, physician; got king"):
         OidcSettings("https://idp.example.org", "us", "secret", "king")
     assert OidcSettings("http://127.0.0.1:9", "us", "secret").role == "coder"

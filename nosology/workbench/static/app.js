@@ -69,6 +69,10 @@ document.addEventListener("keydown", (event) => {
   } else return;
   event.preventDefault();
 });
+document.addEventListener("submit", (event) => { // the next person at this browser must not see what was typed
+  if (event.target.getAttribute("action") !== "/logout") return;
+  for (const key of Object.keys(sessionStorage)) if (key.startsWith("draft ")) sessionStorage.removeItem(key);
+});
 document.addEventListener("click", (event) => {
   const next = event.target.closest("#next");
   if (next && !event.ctrlKey && !event.metaKey) { event.preventDefault(); leave(next.href); }

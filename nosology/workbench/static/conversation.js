@@ -1,13 +1,14 @@
 // The conversation on the page of a note: queries to physicians, comments, sending back.
 import { say } from "./app.js";
-import { dropDraft, keepDraft, readDraft, send, writeDraft } from "./drafts.js";
+import { dropDraft, keepDraft, readDraft, restoreDraft, send, writeDraft } from "./drafts.js";
 import { ACTS, decide, MORE_KEYS, name, panel, select, selection } from "./note.js";
 import { flush, isEmpty } from "./outbox.js";
 
 const dialog = (id) => document.getElementById(id);
 const formOf = (id) => dialog(id).querySelector("form.stack");
 const ask = formOf("ask"), comment = formOf("comment"), answer = formOf("answer"), back = formOf("return");
-for (const form of [ask, comment, back]) keepDraft(form);
+for (const form of [ask, comment, answer, back]) keepDraft(form);
+for (const form of [ask, comment, back]) restoreDraft(form);
 
 /** The text of the note between two positions, in characters. */
 function passage(start, end) {
@@ -73,7 +74,7 @@ dialog("ask").addEventListener("keydown", (event) => {
 
 function openQuery(from) {
   const draft = readDraft(ask), span = selection();
-  listCodes(ask, draft?.code ?? selected());
+  listCodes(ask, draft?.code ?? (span ? "" : selected())); // what is selected comes before the code in view
   const proposed = listProposed();
   if (!draft || span) setPassage(span);
   else showPassage();
@@ -102,7 +103,7 @@ function openAnswer(item) {
     return label;
   }));
   answer.elements.physician.value = item.dataset.physician;
-  keepDraft(answer);
+  restoreDraft(answer);
   dialog("answer").showModal();
   answer.querySelector('[name="choice"]').focus();
 }
@@ -156,5 +157,5 @@ Object.assign(ACTS, {
 Object.assign(MORE_KEYS, {
   w: () => openQuery(null),
   l: openComment,
-  v: () => panel().querySelector('[data-act="return"]')?.click() ?? say("Only a second review is sent back."),
+  v: () => (panel().querySelector('[data-act="return"]') ? ACTS.return() : say("Reviewers send second reviews back, nothing else.")),
 });

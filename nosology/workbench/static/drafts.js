@@ -8,9 +8,13 @@ function values(form) {
   return Object.fromEntries(new FormData(form).entries());
 }
 
-/** Stores what is typed into a form in the session storage of the tab, and puts it back after a reload. */
+/** Stores what is typed into a form in the session storage of the tab; signing out deletes it. */
 export function keepDraft(form) {
-  form.addEventListener("input", () => sessionStorage.setItem(form.dataset.draft, JSON.stringify(values(form))));
+  form.addEventListener("input", () => writeDraft(form));
+}
+
+/** Puts what was typed before a reload back into a form. */
+export function restoreDraft(form) {
   const draft = readDraft(form);
   for (const field of draft ? form.elements : []) {
     if (!field.name || field.name === "csrf") continue;
@@ -19,20 +23,21 @@ export function keepDraft(form) {
   }
 }
 
-export const readDraft = (form) => JSON.parse(sessionStorage.getItem(form.dataset.draft) ?? "null");
-export const writeDraft = (form) => sessionStorage.setItem(form.dataset.draft, JSON.stringify(values(form)));
+const place = (form) => `draft ${form.dataset.draft}`;
+export const readDraft = (form) => JSON.parse(sessionStorage.getItem(place(form)) ?? "null");
+export const writeDraft = (form) => sessionStorage.setItem(place(form), JSON.stringify(values(form)));
 
 /** Empties a form whose text is saved. */
 export function dropDraft(form) {
-  sessionStorage.removeItem(form.dataset.draft);
+  sessionStorage.removeItem(place(form));
   form.reset();
   for (const field of form.querySelectorAll('input[type="hidden"]:not([name="csrf"])')) field.value = "";
 }
 
 /** Shows an error at the form and as a message; "" takes it away. */
 export function showError(form, words) {
-  const place = form.querySelector('[role="alert"]');
-  if (place) { place.textContent = words; place.hidden = !words; }
+  const alert = form.querySelector('[role="alert"]');
+  if (alert) { alert.textContent = words; alert.hidden = !words; }
   if (words) say(words, "error");
 }
 

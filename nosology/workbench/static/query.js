@@ -1,9 +1,10 @@
 // The page on which a physician answers a query.
-import { dropDraft, keepDraft, send } from "./drafts.js";
+import { dropDraft, keepDraft, restoreDraft, send } from "./drafts.js";
 
 const form = document.querySelector("form[data-draft]");
 if (form) {
   keepDraft(form);
+  restoreDraft(form);
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     if (await send(form) === null) return;
