@@ -37,7 +37,8 @@ def main() -> None:
             cases = list(csv.DictReader(file, delimiter="\t"))
         days = sorted({case.get("date", "") for case in cases})
         for day in days:  # load the tables
-            search_codes("heart failure after laparoscopic cholecystectmy", "all" if day else "icd10cm", day)
+            search_codes("heart", "icd10pcs" if day else "icd10cm", day)
+            search_codes("laparoscopic cholecystectmy", "all" if day else "icd10cm", day)
         right = top = 0
         times = []
         for case in cases:

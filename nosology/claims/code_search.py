@@ -17,7 +17,6 @@ from nosology.codes import (
     map_code,
     normalise,
     parse,
-    release_on,
     releases,
     table,
 )
@@ -40,7 +39,8 @@ _ABOUT = re.compile(
     re.IGNORECASE,
 )
 _CODE = re.compile(r"(?=\S*\d)[\w.]{3,8}")
-_LIKELY, _SURE = 0.5, 0.75  # scores of a line that is shown, or comes first, beside lines of the other system
+# Scores of a line that is shown beside lines of the other system, that comes before a guess, that is the whole query.
+_LIKELY, _SURE, _EXACT = 0.5, 0.75, 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,10 @@ def systems_on(date: str) -> tuple[str, str]:
 
 
 def table_on(system: str, date: str) -> CodeTable:
-    """The table in force on a day; the newest without a day, the earliest known for a day before it."""
-    try:
-        return table(system, release_on(date, system) if date else None)
-    except CodeError:
-        return table(system, releases(system)[0])
+    """The table in force on a day; the newest without a day or after its end, the earliest known before its start."""
+    known = releases(system)
+    past = [release for release in known if not date or effective_date(release).isoformat() <= date]
+    return table(system, past[-1] if past else known[0])
 
 
 def search_codes(
@@ -111,13 +110,14 @@ def _search_all(query: str, date: str, limit: int) -> list[FoundLine]:
         return _shown(found, procedures)
     first = _of_system(query, diagnoses, limit, date)
     second = _shown(found, procedures)
-    is_certain = found.certain
-    if procedures.system == "icd9proc" or not (first or second):
+    best = max((line.score for line in first), default=0.0)
+    is_certain = (found.certain and (best < _EXACT or not found.has_other_words)) or best < _SURE
+    if not second and (best < _LIKELY or procedures.system == "icd9proc"):
         second = [line for line in _by_words(query, procedures, limit) if not first or line.score >= _LIKELY]
-        is_certain = bool(second) and second[0].score >= _SURE
+        is_certain = procedures.system == "icd9proc" and bool(second) and second[0].score >= _SURE
     if not second or not first:
         return first or second
-    if _ABOUT.search(query) or not (is_certain or max(line.score for line in first) < _SURE):
+    if _ABOUT.search(query) or not is_certain:
         kept = first[: max(limit - _MAX_OTHER, (limit + 1) // 2)]
         return [*kept, *second[: max(0, min(_MAX_OTHER, limit - len(kept)))]]
     return [*second, *first[:_MAX_OTHER]]

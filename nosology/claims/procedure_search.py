@@ -68,26 +68,47 @@ class ProcedureLine:
 
 
 class ProcedureLines(NamedTuple):
-    """The lines for a query; certain: the query names a procedure, as it is written."""
+    """The lines for a query; certain: it names a procedure; has_other_words: and has words that are not about one."""
 
     lines: list[ProcedureLine]
     name: str = ""
     certain: bool = False
+    has_other_words: bool = False
 
 
 def search_procedures(query: str, codes: CodeTable, tables: PcsTables) -> ProcedureLines:
     """The procedures that a query names, the most extensive first; no lines if it names none."""
     for text, is_certain in _readings(query, tables):
-        draft = Draft(_PERFORMED + text, Encounter())
-        named = named_procedures(draft)
-        if named:
-            resolver = ProcedureResolver(draft, named, named, tables)
-            lines = _composed(text, resolver, named, codes)
-            if lines:
-                first = named[0]
-                is_certain &= any(it.procedure.kind != "operation" for it in named)
-                return ProcedureLines(lines, draft.text[first.span.start : first.span.end], is_certain)
+        found = _read(text, codes, tables)
+        if side := _only_side(text, found.lines, codes):  # it stands too far from the name
+            moved = _read(" ".join([side, *(word for word in text.split() if word != side)]), codes, tables)
+            found = found if _only_side(text, moved.lines, codes) or not moved.lines else moved
+        if found.lines:
+            known, _ = _vocabulary(tables)
+            words = {word for word in words_of(text) if word.isalpha() and len(word) > 1} - function_words()
+            return found._replace(certain=found.certain and is_certain, has_other_words=not words <= known)
     return ProcedureLines([])
+
+
+def _read(text: str, codes: CodeTable, tables: PcsTables) -> ProcedureLines:
+    """The lines of one reading of a query."""
+    draft = Draft(_PERFORMED + text, Encounter())
+    named = named_procedures(draft)
+    if not named:
+        return ProcedureLines([])
+    lines = _composed(text, ProcedureResolver(draft, named, named, tables), named, codes)
+    first = named[0].span
+    is_certain = any(it.procedure.kind != "operation" for it in named)
+    return ProcedureLines(lines, draft.text[first.start : first.end], is_certain)
+
+
+def _only_side(text: str, lines: Iterable[ProcedureLine], codes: CodeTable) -> str:
+    """The only side that a query names, if codes of the other side are among the lines; "" if not."""
+    sides = [side for side in ("left", "right") if re.search(rf"\b{side}\b", text)]
+    if len(sides) != 1:
+        return ""
+    other = "Right" if sides == ["left"] else "Left"
+    return sides[0] if any(line.complete and other in codes.description(line.code) for line in lines) else ""
 
 
 def lines_of_pattern(query: str, codes: CodeTable, tables: PcsTables) -> list[ProcedureLine]:
