@@ -101,12 +101,15 @@ class DocumentImport:
         details: dict[str, Any] = {"document": number, "ref": row["ref"], "kind": row["kind"]}
         if known is not None and known.id not in case.review.documents:
             details |= {"replaces": known.id, "start": known.start, "end": known.start + known.length}
-        details |= self._update_encounter(case, note)
+        values, changes = self._stated(case, note)
+        details |= {"changes": changes} if changes else {}
         record_decision_in(self.connection, note_id, "document", details, user=self.user, version=case.review.version)
+        # After the decision: people who decide lock in this order, too.
+        self.connection.execute(update(notes).where(notes.c.id == note_id).values(**values))
         return self.connection.execute(select(*_COLUMNS).where(documents.c.id == number)).one()
 
-    def _update_encounter(self, case: Case, note: Note) -> dict[str, Any]:
-        """The changes of the encounter by what a document states, which are stored; what people have set stays."""
+    def _stated(self, case: Case, note: Note) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+        """New values of the encounter's row by what a document states, and the changes; what people have set stays."""
         stated = encounter_fields(note)
         known = self.connection.scalar(select(notes.c.encounter).where(notes.c.id == case.note["id"])) or {}
         new = {name: value for name, value in stated.items() if name not in case.review.encounter}
@@ -115,10 +118,9 @@ class DocumentImport:
         for name in ("patient", "site", "lang"):
             if not case.note[name] and getattr(note, name):
                 values[name] = getattr(note, name)
-        self.connection.execute(update(notes).where(notes.c.id == case.note["id"]).values(**values))
         before, after = case.note["encounter"], complete_encounter({**merged, **case.review.encounter})
         changed = [name for name in after if name != "title" and before.get(name) != after[name]]
-        return {"changes": {name: [before.get(name), after[name]] for name in changed}} if changed else {}
+        return values, {name: [before.get(name), after[name]] for name in changed}
 
 
 def withdraw_document(connection: Connection, document: int, user: int, reason: str = "") -> int:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy import Engine, select, update
+from sqlalchemy import Connection, Engine, select, text, update
 from sqlalchemy.exc import IntegrityError
 
-from nosology.core import Note
+from nosology.core import ConflictError, Note
 from nosology.workbench.accounts import User
 from nosology.workbench.audit_log import log_access_in
 from nosology.workbench.cases import Case, create_batch, load_case, record_decision_in
@@ -39,57 +38,63 @@ class ImportedNotes:
     encounters: int
 
 
-def _retry(write: Callable[[], T]) -> T:
-    """What a write returns; it is tried again if somebody else wrote the same version of a note or document."""
-    for _ in range(_ATTEMPTS - 1):
-        with suppress(IntegrityError):
-            return write()
-    return write()
+def _write(engine: Engine, change: Callable[[Connection], T]) -> T:
+    """What a change returns, in a transaction of its own; programs change encounters one after the other.
+
+    It is tried again if a person decided on the same version of an encounter in the meantime.
+    """
+    for attempt in range(_ATTEMPTS):
+        try:
+            with write_transaction(engine) as connection:
+                if engine.dialect.name == "postgresql":
+                    connection.execute(text("SELECT pg_advisory_xact_lock(7411)"))
+                return change(connection)
+        except (ConflictError, IntegrityError):
+            if attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
 
 
 def import_batch(engine: Engine, user: User, name: str, notes: Sequence[Note], address: str) -> ImportedNotes:
     """Imports documents as one batch."""
 
-    def write() -> ImportedNotes:
-        with write_transaction(engine) as connection:
-            batch = create_batch(connection, name, user.id)
-            counts = DocumentImport(connection, user.id, batch).run(notes)
-            values = {"total": counts.encounters, "documents": counts.added, "known": counts.known}
-            values["corrected"] = counts.corrected
-            connection.execute(update(batches).where(batches.c.id == batch).values(**values))
-            numbers = {"added": counts.added, "known": counts.known}
-            numbers |= {name: number for name in ("corrected", "withdrawn") if (number := getattr(counts, name))}
-            done = ", ".join(f"{number} {what}" for what, number in numbers.items())
-            log_access_in(connection, user.id, "import", None, address, f"batch {batch}: {done}")
+    def change(connection: Connection) -> ImportedNotes:
+        batch = create_batch(connection, name, user.id)
+        counts = DocumentImport(connection, user.id, batch).run(notes)
+        values = {"total": counts.encounters, "documents": counts.added, "known": counts.known}
+        values["corrected"] = counts.corrected
+        connection.execute(update(batches).where(batches.c.id == batch).values(**values))
+        numbers = {"added": counts.added, "known": counts.known}
+        numbers |= {what: number for what in ("corrected", "withdrawn") if (number := getattr(counts, what))}
+        done = ", ".join(f"{number} {what}" for what, number in numbers.items())
+        log_access_in(connection, user.id, "import", None, address, f"batch {batch}: {done}")
         return ImportedNotes(batch, **asdict(counts))
 
-    return _retry(write)
+    return _write(engine, change)
 
 
 def withdraw(engine: Engine, user: User, document: int, address: str) -> Case:
     """The case without a document, which is withdrawn now."""
 
-    def write() -> Case:
-        with write_transaction(engine) as connection:
-            note_id = withdraw_document(connection, document, user.id)
-            log_access_in(connection, user.id, "withdraw", note_id, address, f"document {document}")
-            return load_case(connection, note_id)
+    def change(connection: Connection) -> Case:
+        note_id = withdraw_document(connection, document, user.id)
+        log_access_in(connection, user.id, "withdraw", note_id, address, f"document {document}")
+        return load_case(connection, note_id)
 
-    return _retry(write)
+    return _write(engine, change)
 
 
 def change_encounter(engine: Engine, user: User, note_id: int, wanted: Mapping[str, Any], address: str) -> Case:
     """The case with new data of the encounter."""
 
-    def write() -> Case:
-        with write_transaction(engine) as connection:
-            case = load_case(connection, note_id)
-            details = encounter_details(case, wanted)
-            record_decision_in(connection, note_id, "encounter", details, user=user.id, version=case.review.version)
-            log_access_in(connection, user.id, "encounter", note_id, address, ", ".join(details["encounter"]))
-            return load_case(connection, note_id)
+    def change(connection: Connection) -> Case:
+        case = load_case(connection, note_id)
+        details = encounter_details(case, wanted)
+        record_decision_in(connection, note_id, "encounter", details, user=user.id, version=case.review.version)
+        log_access_in(connection, user.id, "encounter", note_id, address, ", ".join(details["encounter"]))
+        return load_case(connection, note_id)
 
-    return _retry(write)
+    return _write(engine, change)
 
 
 def encounter_details(case: Case, wanted: Any) -> dict[str, Any]:

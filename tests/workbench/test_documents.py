@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
+
 import pytest
 from sqlalchemy import func, select
 
-from nosology.core import DataError, EvidenceSpan, Note, ReviewError, Span, Suggestion
+from nosology.core import ConflictError, DataError, EvidenceSpan, Note, ReviewError, Span, Suggestion
 from nosology.text.borders import BORDER
 from nosology.workbench.accounts import User
-from nosology.workbench.cases import load_case, record_decision
+from nosology.workbench.cases import decision_history, load_case, record_decision
 from nosology.workbench.coding import CodedNote, WaitingNote, save_codings
 from nosology.workbench.database import (
     batches,
@@ -200,8 +203,6 @@ def test_results_of_documents_are_merged(engine, user, stay):
 
 
 def test_the_history_of_an_encounter_has_its_documents(engine, user, stay):
-    from nosology.workbench.cases import decision_history
-
     add(engine, user, document("d3", DC, sex="M"))
     withdraw(engine, user, 1, "here")
     with read_transaction(engine) as connection:
@@ -372,3 +373,40 @@ def test_columns_of_a_notes_file():
     (note,) = read_upload("notes.csv", raw)
     expected = {"encounter": "7", "document": "Consult", "born": "1950-01-02", "admitted": "2025-11-01"}
     assert note.extra.items() >= (expected | {"discharged": "2025-11-03", "disposition": "06"}).items()
+
+
+def test_imports_and_decisions_at_the_same_time_lose_nothing(engine, user, stay):
+    errors: list[Exception] = []
+
+    def work(number: int) -> None:
+        try:
+            add(engine, user, document(f"late-{number}", DC), document("d1", f"{HP} Version {number}."))
+        except Exception as error:
+            errors.append(error)
+
+    def decide_often() -> None:
+        try:
+            for number in range(12):
+                with suppress(ConflictError):
+                    decide(engine, user, stay, "add" if number % 2 == 0 else "clear", code="icd10cm:I50.9")
+        except ReviewError:
+            pass  # "is chosen already", after a conflict
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    threads.append(threading.Thread(target=decide_often))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    case = case_of(engine)
+    assert sorted(it.ref for it in case.current) == ["d1", "d2", *(f"late-{i}" for i in range(4))]
+    assert sorted(it.version for it in case.documents if it.ref == "d1") == [1, 2, 3, 4, 5]
+    with read_transaction(engine) as connection:
+        actions = [row["action"] for row in decision_history(connection, stay)]
+    assert actions.count("document") == 8 and len(actions) == case.review.version
+    for it in case.current:
+        expected = HP if it.ref == "d1" else CT if it.ref == "d2" else DC
+        assert case.note["text"][it.start : it.end].startswith(expected)
