@@ -370,7 +370,7 @@ def _withdraw(review: Review, details: Details, user: int | None, length: int) -
 
 def _without_document(review: Review, document: object, state: str, details: Details) -> Review:
     """The review without a document whose characters are start to end; evidence in it does not count any more."""
-    if type(document) is not int or document in review.documents or not _evidence_spans(details, length=1 << 60):
+    if type(document) is not int or document in review.documents or not evidence_spans(details, length=1 << 60):
         raise ReviewError("the encounter has no such document, or it was withdrawn or corrected already")
     start, end = details["start"], details["end"]
     chosen = tuple(
@@ -414,7 +414,7 @@ def _adjudicate(review: Review, details: Details, user: int | None, length: int)
 
 def _final_code(value: Details, length: int) -> AssignedCode:
     pairs = ({"start": start, "end": end} for start, end in value.get("evidence", ()))
-    spans = tuple(span for pair in pairs for span in _evidence_spans(pair, length))
+    spans = tuple(span for pair in pairs for span in evidence_spans(pair, length))
     instead_of = parse_code(value, "instead_of") if value.get("instead_of") else None
     origin, poa, rule = (str(value.get(name, "")) for name in ("origin", "poa", "rule"))
     return AssignedCode(_known_code(value), origin, poa, spans, instead_of, rule)

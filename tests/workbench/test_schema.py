@@ -27,7 +27,7 @@ CHECKS = [
     openapi_checks.response_schema_conformance,
     openapi_checks.response_headers_conformance,
 ]
-IDS = {"note_id": 1, "batch": 1, "act": "cancel", "system": "icd10cm", "code": "I10"}
+IDS = {"note_id": 1, "query_id": 1, "document_id": 1, "batch": 1, "act": "cancel", "system": "icd10cm", "code": "I10"}
 
 
 @pytest.fixture(scope="module")
