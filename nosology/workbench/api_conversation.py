@@ -8,9 +8,10 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 
 from nosology.workbench import query_service
-from nosology.workbench.api import ERRORS
-from nosology.workbench.api_schemas import NoNul, RequestBody, ResponseBody, Text
+from nosology.workbench.api_errors import CONFLICT, ERRORS, ErrorBody
+from nosology.workbench.api_schemas import NoNul, RequestBody, ResponseBody, Text, example_body
 from nosology.workbench.audit_log import log_access, shown_notes
+from nosology.workbench.blind_access import check_readable
 from nosology.workbench.cases import load_case
 from nosology.workbench.conversation import (
     MAX_OPTION,
@@ -27,7 +28,9 @@ from nosology.workbench.security import MAX_ID, AddressDep, DecideUser, ReadUser
 LongText = Annotated[Text, Field(min_length=1, max_length=MAX_TEXT)]
 Position = Annotated[int | None, Field(ge=0, le=MAX_ID)]
 ClientKey = Annotated[str | None, Field(max_length=64, pattern="^[A-Za-z0-9-]+$")]
-CLOSED: dict[int | str, dict[str, Any]] = {409: {"description": "the query is answered or withdrawn already"}}
+CLOSED: dict[int | str, dict[str, Any]] = {
+    409: {"description": "the query is answered or withdrawn already", "model": ErrorBody}
+}
 router = APIRouter(prefix="/api/v1", tags=["conversation"], responses=ERRORS)
 
 
@@ -37,6 +40,8 @@ class NewQuery(RequestBody):
     options: answers to choose from; "other" and "unable to determine" are always offered. hold: the note waits on hold
     for the answer. key: a name that the client chooses; a query that is sent again with its key is stored once.
     """
+
+    model_config = example_body(question="Which kind of heart failure was treated?", options=["systolic", "diastolic"])
 
     question: LongText
     options: list[Annotated[NoNul, Field(max_length=MAX_OPTION)]] = Field([], max_length=MAX_OPTIONS)
@@ -51,6 +56,8 @@ class NewQuery(RequestBody):
 class NewAnswer(RequestBody):
     """The answer that a physician gave; choice: one of the query's choices. text: needed for "other"."""
 
+    model_config = example_body(physician="Dr. West", choice="unable to determine")
+
     physician: Annotated[NoNul, Field(min_length=1, max_length=80)]
     choice: Annotated[NoNul, Field(min_length=1, max_length=MAX_OPTION)]
     text: Text = Field("", max_length=MAX_TEXT)
@@ -58,6 +65,8 @@ class NewAnswer(RequestBody):
 
 class NewComment(RequestBody):
     """A comment on a note; code: the code that it mentions."""
+
+    model_config = example_body(text="The echo is in the next document.")
 
     text: LongText
     code: str | None = Field(None, max_length=40)
@@ -108,14 +117,16 @@ def read_queries(
     note: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
     page: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
 ) -> list[QueryDetail]:
-    """A page of 100 queries, oldest first; of all notes, or of one."""
+    """A page of 100 queries, oldest first; of one note, or of all without double codings in progress."""
     with read_transaction(services.engine) as connection:
+        if note is not None:
+            check_readable(connection, note, user.id)
         found = list_queries(connection, state=state, note_id=note, page=page)
     log_access(services.engine, user.id, "queries", note, address, shown_notes({query.note_id for query in found}))
     return [_detail(query) for query in found]
 
 
-@router.post("/notes/{note_id}/queries", status_code=201)
+@router.post("/notes/{note_id}/queries", status_code=201, responses=CONFLICT)
 def ask_query(
     services: ServicesDep, user: DecideUser, address: AddressDep, note_id: RowId, body: NewQuery
 ) -> QueryDetail:
@@ -145,6 +156,7 @@ def read_comments(services: ServicesDep, user: ReadUser, address: AddressDep, no
     """The comments on a note, oldest first."""
     with read_transaction(services.engine) as connection:
         load_case(connection, note_id)
+        check_readable(connection, note_id, user.id)
         found = load_conversation(connection, note_id).comments
     log_access(services.engine, user.id, "comments", note_id, address)
     return [CommentDetail.model_validate(comment) for comment in found]

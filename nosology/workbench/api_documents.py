@@ -7,21 +7,25 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter
 from pydantic import Field
 
-from nosology.workbench.api_schemas import EncounterChange, EncounterDocument, NoNul, RequestBody, ResponseBody
+from nosology.workbench.api_errors import CONFLICT, ERRORS
+from nosology.workbench.api_schemas import (
+    EncounterChange,
+    EncounterDocument,
+    NoNul,
+    RequestBody,
+    ResponseBody,
+    example_body,
+)
 from nosology.workbench.encounter_services import change_encounter, find_document, withdraw
 from nosology.workbench.security import AddressDep, ImportUser, RowId, ServicesDep
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    401: {"description": "nobody is signed in"},
-    403: {"description": "the user's role or the scopes of the token do not allow it"},
-    404: {"description": "there is no such document or note"},
-    422: {"description": "a value is invalid, or the document is not current"},
-}
 router = APIRouter(prefix="/api/v1", tags=["documents"], responses=ERRORS)
 
 
 class DocumentQuery(RequestBody):
     """The id of a document, as it was imported."""
+
+    model_config = example_body(ref="MRN-1")
 
     ref: Annotated[NoNul, Field(min_length=1, max_length=200)]
 
@@ -51,7 +55,7 @@ def find(services: ServicesDep, user: ImportUser, body: DocumentQuery) -> FoundD
     return FoundDocument(**EncounterDocument.model_validate(document).model_dump(), note_id=note_id)
 
 
-@router.delete("/documents/{document}")
+@router.delete("/documents/{document}", responses=CONFLICT)
 def withdraw_document(
     services: ServicesDep, user: ImportUser, address: AddressDep, document: RowId
 ) -> ChangedEncounter:
@@ -61,7 +65,7 @@ def withdraw_document(
     return _changed(case)
 
 
-@router.patch("/notes/{note_id}/encounter")
+@router.patch("/notes/{note_id}/encounter", responses=CONFLICT)
 def patch_encounter(
     services: ServicesDep, user: ImportUser, address: AddressDep, note_id: RowId, body: EncounterChange
 ) -> ChangedEncounter:

@@ -8,8 +8,8 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from nosology.workbench.accounts import User
-from nosology.workbench.api import ERRORS
-from nosology.workbench.api_schemas import RequestBody, ResponseBody
+from nosology.workbench.api_errors import ERRORS
+from nosology.workbench.api_schemas import RequestBody, ResponseBody, example_body
 from nosology.workbench.blind_access import list_pairs
 from nosology.workbench.coder_agreement import agreement_tables, load_double_codings
 from nosology.workbench.database import read_transaction
@@ -22,6 +22,8 @@ router = APIRouter(prefix="/api/v1", tags=["double coding"], responses=ERRORS)
 
 class SecondCoder(RequestBody):
     """user: who codes the copy; null: anybody who does not know the codes of the note."""
+
+    model_config = example_body(user=None)
 
     user: Annotated[int, Field(ge=1, le=MAX_ID)] | None = None
 

@@ -47,7 +47,7 @@ Limit = Annotated[int, Query(ge=1, le=100, description="rows per page")]
 CodeText = Annotated[str, BeforeValidator(str)]  # a core.Code as "icd10cm:I50.9"
 
 
-def _example(**values: Any) -> ConfigDict:
+def example_body(**values: Any) -> ConfigDict:
     """The configuration of a body with an example in the description of the API."""
     return ConfigDict(json_schema_extra={"examples": [values]})
 
@@ -100,6 +100,8 @@ class NewNote(EncounterBody):
 class EncounterChange(RequestBody):
     """Data of an encounter to change; null clears a field. The age follows from the birth date, if there is one."""
 
+    model_config = example_body(sex="F", born="1955-04-01", disposition="01")
+
     sex: Literal["F", "M"] | None = None
     born: Day | None = None
     age: Annotated[int | float, Field(ge=0, le=130)] | None = None
@@ -113,7 +115,7 @@ class EncounterChange(RequestBody):
 class NewBatch(RequestBody):
     """Notes to import as one batch."""
 
-    model_config = _example(
+    model_config = example_body(
         name="monday",
         notes=[{"id": "MRN-1", "text": "Known heart failure.", "patient": "p1", "site": "east", "sex": "F", "age": 70}],
     )
@@ -131,7 +133,7 @@ class NewDecision(RequestBody):
     and poa_all record one decision for each code; undo takes back all of them.
     """
 
-    model_config = _example(action="add", version=0, code="icd10cm:I50.9", key="one-of-mine")
+    model_config = example_body(action="add", version=0, code="icd10cm:I50.9", key="one-of-mine")
 
     action: str = Field(max_length=20)
     version: int = Field(ge=0, le=MAX_ID)
@@ -154,7 +156,7 @@ class NewDecision(RequestBody):
 class TextToCode(RequestBody):
     """A text to code; it is not stored."""
 
-    model_config = _example(text="Known heart failure and type 2 diabetes.")
+    model_config = example_body(text="Known heart failure and type 2 diabetes.")
 
     text: Text = Field(max_length=MAX_NOTE_LENGTH)
     columns: Columns = Field({}, max_length=50)
@@ -163,7 +165,9 @@ class TextToCode(RequestBody):
 class TextToClaim(EncounterBody):
     """A text whose claim is wanted; it is not stored. What is not stated of the encounter is read from the text."""
 
-    model_config = _example(text="Admitted with acute systolic heart failure.", setting="inpatient", date="2025-11-03")
+    model_config = example_body(
+        text="Admitted with acute systolic heart failure.", setting="inpatient", date="2025-11-03"
+    )
 
     id: ShortText = ""
     text: Text = Field(max_length=MAX_NOTE_LENGTH)
@@ -173,7 +177,7 @@ class TextToClaim(EncounterBody):
 class CodeQuery(RequestBody):
     """Words, or a code, to search for; all: diagnoses and procedures. Without a date the newest release is searched."""
 
-    model_config = _example(query="heart failure", system="icd10cm")
+    model_config = example_body(query="heart failure", system="icd10cm")
 
     query: Text = Field(max_length=200)
     system: CodeSystem | Literal["all"] = "all"

@@ -15,6 +15,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, and_, bindparam, f
 
 from nosology.core import ConflictError, ReviewError
 from nosology.workbench.accounts import User
+from nosology.workbench.blind_access import hidden_notes
 from nosology.workbench.database import comments, insert_row, notes, queries, query_events, users
 from nosology.workbench.review import NotFound, evidence_spans, parse_code
 
@@ -149,12 +150,17 @@ def load_query(connection: Connection, query_id: int) -> AskedQuery:
 def list_queries(
     connection: Connection, *, state: str = "", note_id: int | None = None, page: int | None = 0
 ) -> list[AskedQuery]:
-    """A page of queries, oldest first; state: one of STATES, or "" for all. page None: all of them."""
+    """A page of queries, oldest first; state: one of STATES, or "" for all. page None: all of them.
+
+    Of all notes, without those of double codings in progress.
+    """
     query = _QUERIES
     if state:
         query = query.where(query_events.c.kind.is_(None) if state == "open" else query_events.c.kind == state)
     if note_id is not None:
         query = query.where(queries.c.note_id == note_id)
+    elif page is not None:
+        query = query.where(queries.c.note_id.not_in(hidden_notes()))
     if page is not None:
         query = query.limit(PAGE_SIZE).offset(page * PAGE_SIZE)
     return [_query(row) for row in connection.execute(query).mappings()]

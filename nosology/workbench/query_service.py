@@ -15,6 +15,7 @@ from nosology.core import ConflictError
 from nosology.workbench import conversation
 from nosology.workbench.accounts import User
 from nosology.workbench.audit_log import log_access, log_access_in, shown_notes
+from nosology.workbench.blind_access import check_readable
 from nosology.workbench.cases import Case, load_case, record_decision_in
 from nosology.workbench.conversation import AskedQuery, QueryClosed
 from nosology.workbench.database import read_transaction, write_transaction
@@ -40,13 +41,20 @@ def _write(services: Services, step: Callable[[Connection], R]) -> R:
     raise AssertionError("unreachable")
 
 
+def _readable_case(connection: Connection, user: User, note_id: int) -> Case:
+    """The case of a note; BlindNote if the user must not see its codes yet."""
+    case = load_case(connection, note_id)
+    check_readable(connection, note_id, user.id)
+    return case
+
+
 def add_comment(
     services: Services, user: User, note_id: int, text: str, address: str, *, code: str = "", key: str = ""
 ) -> int:
     """The id of a new comment on a note."""
 
     def step(connection: Connection) -> int:
-        load_case(connection, note_id)
+        _readable_case(connection, user, note_id)
         number, is_new = conversation.insert_comment(connection, note_id, user.id, text, code, key)
         if is_new:
             log_access_in(connection, user.id, "comment", note_id, address, f"comment {number}")
@@ -59,7 +67,7 @@ def ask(services: Services, user: User, note_id: int, values: Mapping[str, Any],
     """The id of a new query; see conversation.insert_query. With `hold`, the note waits on hold for its answer."""
 
     def step(connection: Connection) -> int:
-        case = load_case(connection, note_id)
+        case = _readable_case(connection, user, note_id)
         check_assignee(user, case)
         length = len(case.note["text"])
         number, is_new = conversation.insert_query(connection, note_id, user.id, values, length=length)
@@ -121,7 +129,7 @@ def _to_close(connection: Connection, user: User, query_id: int) -> AskedQuery:
     """A query that a user may close."""
     query = conversation.load_query(connection, query_id)
     if user.role != "physician":
-        check_assignee(user, load_case(connection, query.note_id))
+        check_assignee(user, _readable_case(connection, user, query.note_id))
     elif not conversation.is_addressed(user, query):
         raise NotFound("there is no such query")
     return query
