@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 APPEND_ONLY = ("decisions", "audit", "codings", "texts", "comments", "queries", "query_events")
 DELETED = "deleted"  # the status of a note whose text, codings and decisions are deleted
 DELETION = "delete note"  # the audit entry that must be there before
 
 
-def append_only_triggers(dialect: str, tables: Sequence[str] = APPEND_ONLY) -> list[str]:
+def append_only_triggers(dialect: str) -> list[str]:
     """The statements that create the triggers by which the database refuses to change or delete rows.
 
     Rows of a note whose status is `deleted` can be deleted. That status is final, and it needs an audit entry.
     """
-    return [*table_triggers(dialect, tables), *_deletion_triggers(dialect)]
+    return table_triggers(dialect, APPEND_ONLY) + deletion_triggers(dialect)
 
 
-def table_triggers(dialect: str, tables: Sequence[str]) -> list[str]:
-    """The statements that make tables append-only; each has the column note_id."""
+def table_triggers(dialect: str, tables: Iterable[str]) -> list[str]:
+    """The statements that make tables append-only."""
     deleted = f"EXISTS (SELECT 1 FROM notes WHERE id = OLD.note_id AND status = '{DELETED}')"
     statements = []
     for name in tables:
@@ -42,8 +42,8 @@ def table_triggers(dialect: str, tables: Sequence[str]) -> list[str]:
     return statements
 
 
-def _deletion_triggers(dialect: str) -> list[str]:
-    """The statements that make the status `deleted` of a note final."""
+def deletion_triggers(dialect: str) -> list[str]:
+    """The statements that make the status `deleted` final, and an audit entry its condition."""
     logged = f"EXISTS (SELECT 1 FROM audit WHERE note_id = NEW.id AND what = '{DELETION}')"
     undo = f"OLD.status = '{DELETED}'"
     unlogged = f"NEW.status = '{DELETED}' AND NOT {logged}"

@@ -156,6 +156,6 @@ Object.assign(ACTS, {
 });
 Object.assign(MORE_KEYS, {
   w: () => openQuery(null),
-  i: openComment,
+  l: openComment,
   v: () => (panel().querySelector('[data-act="return"]') ? ACTS.return() : say("Reviewers send second reviews back, nothing else.")),
 });

@@ -5,13 +5,13 @@ import time
 import sqlalchemy as sa
 from alembic import op
 
-from nosology.workbench.append_only import append_only_triggers
+from nosology.workbench.append_only import deletion_triggers, table_triggers
 
 revision = "0002"
 down_revision = "0001"
 branch_labels = None
 depends_on = None
-TABLES = ("decisions", "audit", "codings", "texts")  # that were append-only then
+APPEND_ONLY = ("decisions", "audit", "codings", "texts")
 
 
 def upgrade() -> None:
@@ -37,11 +37,11 @@ def upgrade() -> None:
     users = sa.table("users", sa.column("password_expires"), sa.column("must_change", sa.Boolean))
     op.execute(users.update().where(users.c.must_change).values(password_expires=now + 72 * 3600))
     op.execute(sa.table("sessions").delete())
-    for table in TABLES:
+    for table in APPEND_ONLY:
         if dialect == "sqlite":
             op.execute(f"DROP TRIGGER {table}_no_update")
             op.execute(f"DROP TRIGGER {table}_no_delete")
         else:
             op.execute(f"DROP FUNCTION {table}_append_only() CASCADE")
-    for statement in append_only_triggers(dialect, TABLES):
+    for statement in table_triggers(dialect, APPEND_ONLY) + deletion_triggers(dialect):
         op.execute(statement)
