@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, bindparam, select
+from sqlalchemy import Connection, RowMapping, bindparam, func, select
 
 from nosology.core import Note
 from nosology.text.borders import BORDER, join_documents
@@ -116,6 +116,12 @@ def encounter_text(rows: Iterable[RowMapping], states: Mapping[int, str]) -> str
 def next_start(text: str) -> int:
     """The position of the next document of an encounter with this text."""
     return len(text) + len(BORDER)
+
+
+def lock_documents(connection: Connection) -> None:
+    """Waits until no other program changes documents or stores results of them; SQLite has one writer anyway."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(7411)))
 
 
 _DOCUMENTS = select(documents).where(documents.c.note_id == bindparam("note")).order_by(documents.c.start)
