@@ -154,7 +154,7 @@ def create_batch(
     """The id of a new batch."""
     created = time.time() if now is None else now
     row = {"name": name[:200], "user_id": user, "created": created, "status": "waiting", "total": total}
-    return insert_row(connection, batches, row | {"known": 0, "documents": 0, "corrected": 0})
+    return insert_row(connection, batches, row | {"known": 0, "documents": total, "corrected": 0})
 
 
 def add_notes(

@@ -35,7 +35,7 @@ from nosology.workbench.database import (
     users,
     write_transaction,
 )
-from nosology.workbench.documents import current_documents
+from nosology.workbench.documents import current_documents, lock_documents
 from nosology.workbench.double_coding import sample_coded_notes
 from nosology.workbench.note_coding import CodedNote, WaitingNote, code_notes
 from nosology.workbench.review import NotFound
@@ -288,7 +288,9 @@ def save_codings(
             "profile": {**result.profile, "confidence": raw},
         }
     with write_transaction(engine) as connection:
-        waiting = set(connection.scalars(select(notes.c.id).where(*is_waiting)))
+        lock_documents(connection)
+        # The rows are locked, so that nobody withdraws a document between this check and the commit.
+        waiting = set(connection.scalars(select(notes.c.id).where(*is_waiting).with_for_update(key_share=True)))
         if coded_documents is not None:
             now_current = current_documents(connection, waiting)
             waiting = {i for i in waiting if [it.id for it in now_current[i]] == list(coded_documents[i])}

@@ -118,6 +118,12 @@ def next_start(text: str) -> int:
     return len(text) + len(BORDER)
 
 
+def lock_documents(connection: Connection) -> None:
+    """Waits until no other program changes documents or stores results of them; SQLite has one writer anyway."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(7411)))
+
+
 # A copy for double coding has the documents of its original.
 _original = select(func.coalesce(notes.c.double_of, notes.c.id)).where(notes.c.id == bindparam("note"))
 _DOCUMENTS = select(documents).where(documents.c.note_id == _original.scalar_subquery()).order_by(documents.c.start)

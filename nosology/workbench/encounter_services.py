@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, select, text, update
+from sqlalchemy import Connection, Engine, select, update
 from sqlalchemy.exc import IntegrityError
 
 from nosology.core import ConflictError, Note
@@ -15,7 +15,7 @@ from nosology.workbench.audit_log import log_access_in
 from nosology.workbench.cases import Case, create_batch, load_case, record_decision_in
 from nosology.workbench.database import batches, documents, read_transaction, write_transaction
 from nosology.workbench.document_import import DocumentImport, withdraw_document
-from nosology.workbench.documents import Document
+from nosology.workbench.documents import Document, lock_documents
 from nosology.workbench.encounter_data import changed_fields
 from nosology.workbench.review import NotFound
 
@@ -46,8 +46,7 @@ def _write(engine: Engine, change: Callable[[Connection], T]) -> T:
     for attempt in range(_ATTEMPTS):
         try:
             with write_transaction(engine) as connection:
-                if engine.dialect.name == "postgresql":
-                    connection.execute(text("SELECT pg_advisory_xact_lock(7411)"))
+                lock_documents(connection)
                 return change(connection)
         except (ConflictError, IntegrityError):
             if attempt == _ATTEMPTS - 1:
