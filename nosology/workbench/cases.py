@@ -52,7 +52,7 @@ _OTHER_CODING = (
 _SUMMARY = update(notes).where(notes.c.id == bindparam("note"))
 _STATUS_COUNTS = (
     select(notes.c.status, func.count().label("number"))
-    .where(notes.c.status != DELETED, notes.c.double_of.is_(None))
+    .where(notes.c.status != DELETED, func.coalesce(notes.c.double_of, 0) == 0)
     .group_by(notes.c.status)
 )
 _ASSIGNEES = select(users.c.id, users.c.name, users.c.role).where(users.c.disabled.is_(False)).order_by(users.c.name)
