@@ -51,10 +51,9 @@ _OTHER_CODING = (
 )
 _SUMMARY = update(notes).where(notes.c.id == bindparam("note"))
 _STATUS_COUNTS = (
-    select(notes.c.status, func.count().label("number"))
-    .where(notes.c.status != DELETED, func.coalesce(notes.c.double_of, 0) == 0)
-    .group_by(notes.c.status)
+    select(notes.c.status, func.count().label("number")).where(notes.c.status != DELETED).group_by(notes.c.status)
 )
+_COPY_COUNTS = _STATUS_COUNTS.where(notes.c.double_of > 0)
 _ASSIGNEES = select(users.c.id, users.c.name, users.c.role).where(users.c.disabled.is_(False)).order_by(users.c.name)
 OF_DOCUMENT = ("document", "document_date", "encounter", "withdrawn")  # columns of a document, not of its encounter
 _SITES = select(notes.c.site).where(notes.c.site.is_not(None)).distinct().order_by(notes.c.site)
@@ -374,7 +373,9 @@ def decision_history(connection: Connection, note_id: int) -> list[RowMapping]:
 
 def count_by_status(connection: Connection) -> dict[str, int]:
     """The number of notes per status, without copies for double coding."""
-    return {row.status: row.number for row in connection.execute(_STATUS_COUNTS)}
+    counts = {row.status: row.number for row in connection.execute(_STATUS_COUNTS)}
+    copies = {row.status: row.number for row in connection.execute(_COPY_COUNTS)}
+    return {status: left for status, number in counts.items() if (left := number - copies.get(status, 0))}
 
 
 def list_assignees(connection: Connection) -> list[Row]:
