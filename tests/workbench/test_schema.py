@@ -77,7 +77,7 @@ def test_requests_without_sign_in_are_refused(server):
     for result in schema.get_all_operations():
         operation = result.ok()
         if operation.path.startswith("/api/"):
-            path = operation.path.format(note_id=1, batch=1, act="cancel", system="icd10cm", code="I10")
+            path = operation.path.format(note_id=1, document=1, batch=1, act="cancel", system="icd10cm", code="I10")
             response = TestClient(server[0]).request(operation.method, path, json={})
             assert response.status_code == 401, (operation.path, response.status_code)
 
