@@ -11,19 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
+    BindParameter,
     ColumnElement,
-    CompoundSelect,
     Connection,
     FromClause,
     Row,
     Select,
     and_,
     bindparam,
-    case,
     func,
     or_,
     select,
-    union_all,
 )
 
 from nosology.core import NosologyError, ReviewError
@@ -36,8 +34,8 @@ CLOSED = "closed"
 _WITHOUT_CODES = ("assign", *SHARED_ACTIONS)  # decisions of people who need not have seen a code
 _original, _copy = notes.alias("original"), notes.alias("copy")
 _is_open = and_(_copy.c.double_of > 0, _copy.c.status.not_in((CLOSED, DELETED)))  # by the index, unlike IS NOT NULL
-_in_coding = and_(_is_open, or_(_copy.c.status != "done", _original.c.status != "done"))
 _is_pair = _copy.c.double_of == _original.c.id
+_OPEN = select(_copy.c.double_of).where(_is_open)
 _SIDE = ("id", "ref", "status", "version", "assignee_id")
 _note_of_copy = (
     select(func.coalesce(notes.c.double_of, notes.c.id)).where(notes.c.id == bindparam("note")).scalar_subquery()
@@ -89,30 +87,33 @@ def load_pair(connection: Connection, note_id: int) -> CodingPair | None:
 
 def list_pairs(connection: Connection) -> list[CodingPair]:
     """All pairs that are not closed, oldest first."""
-    query = select(*_SIDES).join(_copy, _is_pair).where(_is_open).order_by(_copy.c.id)
-    return [_pair(row) for row in connection.execute(query)]
+    open_pairs = connection.scalars(_OPEN).all()
+    query = select(*_SIDES).join(_copy, _is_pair).where(_original.c.id.in_(open_pairs)).order_by(_copy.c.id)
+    return [_pair(row) for row in connection.execute(query)] if open_pairs else []
 
 
 def open_originals() -> Select[Any]:
     """The ids of notes whose final codes are not known: their double coding is not closed."""
-    return select(_copy.c.double_of).where(_is_open)
+    return _OPEN
 
 
-def has_coded(side: FromClause, user: int) -> ColumnElement[bool]:
-    """Whether a user is the assignee of a note or has decided on it."""
+def has_coded(side: FromClause, user: int | BindParameter[int]) -> ColumnElement[bool]:
+    """Whether a user is the assignee of a note or has decided on its codes."""
     decided = select(decisions.c.id).where(
         decisions.c.note_id == side.c.id, decisions.c.user_id == user, decisions.c.action.not_in(_WITHOUT_CODES)
     )
     return or_(side.c.assignee_id == user, decided.exists())
 
 
-def _knows(side: FromClause, user: int) -> ColumnElement[bool]:
+def _by_others(side_id: Any, user: int | BindParameter[int]) -> tuple[ColumnElement[bool], ...]:
+    """The conditions of decisions of others on the codes of a note."""
+    others = or_(decisions.c.user_id.is_(None), decisions.c.user_id != user)
+    return decisions.c.note_id == side_id, others, decisions.c.action.not_in(_WITHOUT_CODES)
+
+
+def _knows(side: FromClause, user: BindParameter[int]) -> ColumnElement[bool]:
     """Whether a user has coded a note, or opened it when it had codes of somebody else."""
-    since = select(func.min(decisions.c.at)).where(
-        decisions.c.note_id == side.c.id,
-        or_(decisions.c.user_id.is_(None), decisions.c.user_id != user),
-        decisions.c.action.not_in(_WITHOUT_CODES),
-    )
+    since = select(func.min(decisions.c.at)).where(*_by_others(side.c.id, user))
     opened = select(audit.c.id).where(
         audit.c.note_id == side.c.id,
         audit.c.user_id == user,
@@ -122,42 +123,57 @@ def _knows(side: FromClause, user: int) -> ColumnElement[bool]:
     return or_(has_coded(side, user), opened.exists())
 
 
-def barred_notes(user: int) -> CompoundSelect[Any]:
-    """The ids of notes that a user must not code, because the user knows the other coding."""
-    pairs = ((_original, _copy), (_copy, _original))
-    return union_all(
-        *(
-            select(side.c.id).select_from(_copy.join(_original, _is_pair)).where(_is_open, _knows(other, user))
-            for side, other in pairs
-        )
+_KNOWN = (  # built once, as it is part of every request of the queue
+    select(
+        *_SIDES,
+        _knows(_original, bindparam("user")).label("knows_original"),
+        _knows(_copy, bindparam("user")).label("knows_copy"),
     )
+    .join(_copy, _is_pair)
+    .where(_is_open)
+)
+_KNOWN_OF_NOTES = _KNOWN.where(_original.c.id.in_(bindparam("notes", expanding=True)))
+_KNOWN_OF_NOTE = _KNOWN.where(_copy.c.double_of == _note_of_copy)
+
+
+@dataclass(frozen=True)
+class PairAccess:
+    """What double coding means for a user's queue.
+
+    copies: that the user can code. barred: notes and copies that the user must not code. hidden: those whose number of
+    codes the user must not see.
+    """
+
+    copies: frozenset[int] = frozenset()
+    barred: frozenset[int] = frozenset()
+    hidden: frozenset[int] = frozenset()
+
+
+def load_access(connection: Connection, user: int) -> PairAccess:
+    """The access of a user to the pairs that are not closed."""
+    copies, barred, hidden = set(), set(), set()
+    open_pairs = connection.scalars(open_originals()).all()  # usually few: their ids make the next query fast
+    for row in connection.execute(_KNOWN_OF_NOTES, {"user": user, "notes": open_pairs}) if open_pairs else ():
+        pair = _pair(row)
+        barred |= {pair.original.id} if row.knows_copy else set()
+        barred |= {pair.copy.id} if row.knows_original else set()
+        if pair.copy.status != "done" and pair.copy.assignee in (None, user) and not row.knows_original:
+            copies.add(pair.copy.id)
+        if pair.phase == "coding":
+            hidden |= {side.id for side in (pair.original, pair.copy) if side.assignee != user}
+    return PairAccess(frozenset(copies), frozenset(barred), frozenset(hidden))
+
+
+def hidden_notes(connection: Connection) -> set[int]:
+    """The ids of notes and copies of which one is not finished: each is open to its own coder only."""
+    in_coding = [pair for pair in list_pairs(connection) if pair.phase == "coding"]
+    return {side.id for pair in in_coding for side in (pair.original, pair.copy)}
 
 
 def is_barred(connection: Connection, note_id: int, user: int) -> bool:
-    """Whether a user must not code a note."""
-    found = barred_notes(user).subquery()
-    return connection.scalar(select(found.c.id).where(found.c.id == note_id)) is not None
-
-
-def is_listed(user: int) -> ColumnElement[bool]:
-    """Whether the queue of a user has a note: copies are there only for people who can code them."""
-    for_user = or_(notes.c.assignee_id == user, notes.c.assignee_id.is_(None))
-    is_work = and_(notes.c.status.not_in(("done", CLOSED)), for_user, notes.c.id.not_in(barred_notes(user)))
-    return or_(notes.c.double_of.is_(None), is_work)
-
-
-def hidden_notes() -> CompoundSelect[Any]:
-    """The ids of notes and copies of which one is not finished: each is open to its own coder only."""
-    sides = (_original, _copy)
-    return union_all(
-        *(select(side.c.id).select_from(_copy.join(_original, _is_pair)).where(_in_coding) for side in sides)
-    )
-
-
-def shown_codes(user: int) -> ColumnElement[int]:
-    """The number of codes of a note in the queue; 0 if they are hidden from the user."""
-    is_hidden = and_(notes.c.id.in_(hidden_notes()), func.coalesce(notes.c.assignee_id, 0) != user)
-    return case((is_hidden, 0), else_=notes.c.codes)
+    """Whether a user must not code a note, because the user knows the other coding."""
+    row = connection.execute(_KNOWN_OF_NOTE, {"user": user, "note": note_id}).first()
+    return row is not None and bool(row.knows_original if note_id == row.c_id else row.knows_copy)
 
 
 def check_readable(connection: Connection, note_id: int, user: int) -> CodingPair | None:
@@ -170,11 +186,7 @@ def check_readable(connection: Connection, note_id: int, user: int) -> CodingPai
         return pair
     if is_barred(connection, side.id, user):
         raise BlindNote("you know the other coding of this note; it opens when both codings are finished")
-    others = select(decisions.c.id).where(
-        decisions.c.note_id == side.id,
-        or_(decisions.c.user_id.is_(None), decisions.c.user_id != user),
-        decisions.c.action.not_in(_WITHOUT_CODES),
-    )
+    others = select(decisions.c.id).where(*_by_others(side.id, user))
     if side.assignee is not None or connection.scalar(others.limit(1)) is not None:
         raise BlindNote("two people code this note independently; it opens when both codings are finished")
     return pair

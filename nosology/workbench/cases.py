@@ -60,10 +60,9 @@ _OTHER_CODING = (
 )
 _SUMMARY = update(notes).where(notes.c.id == bindparam("note"))
 _STATUS_COUNTS = (
-    select(notes.c.status, func.count().label("number"))
-    .where(notes.c.status != DELETED, notes.c.double_of.is_(None))
-    .group_by(notes.c.status)
+    select(notes.c.status, func.count().label("number")).where(notes.c.status != DELETED).group_by(notes.c.status)
 )
+_COPY_COUNTS = _STATUS_COUNTS.where(notes.c.double_of > 0)
 OF_DOCUMENT = ("document", "document_date", "encounter", "withdrawn")  # columns of a document, not of its encounter
 _CAN_CODE = (users.c.disabled.is_(False), users.c.role.in_(LADDER))
 _ASSIGNEES = select(users.c.id, users.c.name, users.c.role).where(*_CAN_CODE).order_by(users.c.name)
@@ -398,7 +397,9 @@ def decision_history(connection: Connection, note_id: int) -> list[RowMapping]:
 
 def count_by_status(connection: Connection) -> dict[str, int]:
     """The number of notes per status, without copies for double coding."""
-    return {row.status: row.number for row in connection.execute(_STATUS_COUNTS)}
+    counts = {row.status: row.number for row in connection.execute(_STATUS_COUNTS)}
+    copies = {row.status: row.number for row in connection.execute(_COPY_COUNTS)}
+    return {status: left for status, number in counts.items() if (left := number - copies.get(status, 0))}
 
 
 def list_assignees(connection: Connection) -> list[Row]:

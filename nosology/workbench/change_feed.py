@@ -87,11 +87,11 @@ def recent_decisions(
     engine: Engine, *, since: float | None, until: float | None, cursor: str | None, limit: int
 ) -> FeedPage:
     """The decisions on all notes by time, each with the name of its user, without double codings in progress."""
-    wanted: list[ColumnElement[bool]] = [decisions.c.note_id.not_in(hidden_notes())]
-    wanted += [decisions.c.at >= since] if since is not None else []
+    wanted = [decisions.c.at >= since] if since is not None else []
     wanted += [decisions.c.at < until] if until is not None else []
     after = _after((decisions.c.at, decisions.c.id), cursor)
     with read_transaction(engine) as connection:
+        wanted.append(decisions.c.note_id.not_in(hidden_notes(connection)))
         rows = _select_decisions(connection, [*wanted, after], limit)
         total = connection.scalar(select(func.count()).select_from(decisions).where(*wanted)) or 0
     return FeedPage(rows, total, math.ceil(total / limit), _cursor([(row["at"], row["id"]) for row in rows], cursor))

@@ -160,7 +160,7 @@ def list_queries(
     if note_id is not None:
         query = query.where(queries.c.note_id == note_id)
     elif page is not None:
-        query = query.where(queries.c.note_id.not_in(hidden_notes()))
+        query = query.where(queries.c.note_id.not_in(hidden_notes(connection)))
     if page is not None:
         query = query.limit(PAGE_SIZE).offset(page * PAGE_SIZE)
     return [_query(row) for row in connection.execute(query).mappings()]

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, or_, select
 
 from nosology.workbench.append_only import DELETED
-from nosology.workbench.blind_access import barred_notes, is_listed, shown_codes
+from nosology.workbench.blind_access import PairAccess, load_access
 from nosology.workbench.conversation import FILTERS, QUEUE_COLUMNS
 from nosology.workbench.database import documents, notes, users
 from nosology.workbench.review import STATUSES
@@ -25,6 +25,8 @@ ORDERS = {
 }
 PAGE_SIZE = 50
 RESERVED_SECONDS = 15 * 60  # for which a note that "next" gave to a user is not given to others
+# Not IS NULL, for which SQLite would take the index of that column and sort all notes.
+IS_NO_COPY = func.coalesce(notes.c.double_of, 0) == 0
 TO_DO = ("new", "open", "held", "second")  # statuses that the queue shows first
 
 
@@ -59,11 +61,12 @@ class QueueFilter:
         values = {name: getattr(self, name) for name in ("status", "mine", "site", "batch", "talk", "order")}
         return urlencode({name: value for name, value in values.items() if value and value != "oldest"})
 
-    def conditions(self, user: int) -> list[ColumnElement[bool]]:
-        """The conditions of the notes that the filter shows to a user."""
+    def conditions(self, user: int, copies: Collection[int] = ()) -> list[ColumnElement[bool]]:
+        """The conditions of the notes that the filter shows to a user; copies: for double coding, by the user."""
         statuses = () if self.status == "all" else (self.status,) if self.status else TO_DO
         statuses = statuses if self.statuses is None else self.statuses
-        found = [notes.c.status.in_(statuses) if statuses else notes.c.status != DELETED, is_listed(user)]
+        found = [notes.c.status.in_(statuses) if statuses else notes.c.status != DELETED]
+        found.append(or_(IS_NO_COPY, notes.c.id.in_(copies)) if copies else IS_NO_COPY)
         if self.mine:
             found.append(notes.c.assignee_id == user if self.mine == "me" else notes.c.assignee_id.is_(None))
         if self.site:
@@ -113,9 +116,12 @@ def select_queue(
     """
     source = func.coalesce(notes.c.double_of, notes.c.id)  # a copy has the documents of its original
     count = select(func.count(documents.c.ref.distinct())).where(documents.c.note_id == source).scalar_subquery()
-    columns = [shown_codes(user).label("codes") if column is notes.c.codes else column for column in notes.c]
+    access = load_access(connection, user)
+    codes = case((notes.c.id.in_(access.hidden), 0), else_=notes.c.codes) if access.hidden else notes.c.codes
+    columns = [codes.label("codes") if column is notes.c.codes else column for column in notes.c]
     query = select(*columns, users.c.name.label("assignee"), count.label("documents"), *QUEUE_COLUMNS)
-    query = query.join(users, users.c.id == notes.c.assignee_id, isouter=True).where(*wanted.conditions(user))
+    query = query.join(users, users.c.id == notes.c.assignee_id, isouter=True)
+    query = query.where(*wanted.conditions(user, access.copies))
     if after is not None:
         query = query.where(after)
     return list(connection.execute(query.order_by(*_order_by(wanted.order)).limit(limit).offset(page * limit)))
@@ -123,16 +129,18 @@ def select_queue(
 
 def count_queue(connection: Connection, wanted: QueueFilter, user: int) -> int:
     """The number of notes in the queue."""
-    return connection.scalar(select(func.count()).select_from(notes).where(*wanted.conditions(user))) or 0
+    conditions = wanted.conditions(user, load_access(connection, user).copies)
+    return connection.scalar(select(func.count()).select_from(notes).where(*conditions)) or 0
 
 
-def _reviewable(wanted: QueueFilter, user: int, *, reviewer: bool) -> list[ColumnElement[bool]]:
+def _reviewable(wanted: QueueFilter, user: int, access: PairAccess, *, reviewer: bool) -> list[ColumnElement[bool]]:
     """The conditions of the notes that a user can work on now: own and unassigned ones, and second reviews."""
     own = and_(notes.c.status.in_(("new", "open")), or_(notes.c.assignee_id == user, notes.c.assignee_id.is_(None)))
-    own = and_(own, notes.c.id.not_in(barred_notes(user)))  # of two codings, nobody gets both
+    if access.barred:  # of two codings, nobody gets both
+        own = and_(own, or_(notes.c.assignee_id == user, notes.c.id.not_in(access.barred)))
     # Who asked for a second review has the note; approving it is another person's task.
     second = and_(notes.c.status == "second", or_(notes.c.assignee_id != user, notes.c.assignee_id.is_(None)))
-    return [*wanted.conditions(user), or_(own, second) if reviewer else own]
+    return [*wanted.conditions(user, access.copies), or_(own, second) if reviewer else own]
 
 
 def next_note(
@@ -148,7 +156,9 @@ def next_note(
 
     reserved: notes that others work on.
     """
-    query = select(notes.c.id).where(*_reviewable(wanted, user, reviewer=reviewer), notes.c.id.not_in(reserved))
+    query = select(notes.c.id).where(
+        *_reviewable(wanted, user, load_access(connection, user), reviewer=reviewer), notes.c.id.not_in(reserved)
+    )
     start = connection.execute(select(notes.c.id, ORDERS[wanted.order]).where(notes.c.id == after)).first()
     if start is not None:
         query = query.where(_comes_after(wanted.order, start))
@@ -159,7 +169,7 @@ def position(
     connection: Connection, wanted: QueueFilter, user: int, note_id: int, *, reviewer: bool
 ) -> tuple[int, int] | None:
     """The place of a note among those that a user can work on, and their number; None if it is not among them."""
-    conditions = _reviewable(wanted, user, reviewer=reviewer)
+    conditions = _reviewable(wanted, user, load_access(connection, user), reviewer=reviewer)
     row = connection.execute(select(notes.c.id, ORDERS[wanted.order]).where(*conditions, notes.c.id == note_id)).first()
     if row is None:
         return None
