@@ -27,7 +27,11 @@ RIGHTS = {
         "import notes, cancel and resume batches, export encounters",
         "create API tokens of their own",
     ),
-    "reviewer": ("approve second reviews and pre-accepted notes", "see the triage page"),
+    "reviewer": (
+        "approve second reviews and pre-accepted notes",
+        "see the triage page",
+        "export all finished notes of a filter",
+    ),
     "admin": (
         "add and disable users, change roles, reset passwords",
         "set the triage rule, the length of sessions and the retention of notes",
