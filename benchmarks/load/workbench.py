@@ -3,9 +3,9 @@
     python benchmarks/load/workbench.py [--coders 50] [--seconds 60] [--think 1.0] [--store sqlite --store postgres]
 
 Each coder opens the next note, decides on its suggestions one by one, finishes it, and goes back to the queue, with a
-pause before each step. Before every note it asks for a trivial page, `/health/live`, which needs no user, database or
-template. Its p95 says how busy the machine is; the ratio of a page's p95 to it can be compared between machines. Then
-the server is killed (SIGKILL) during the work and started again, and every decision that was confirmed with status 200
+pause before each step. Before every note it asks for a trivial page, the sign-in form, which waits for the same threads
+as other pages and reads no database. Its p95 says how busy the machine is; the ratio of a page's p95 to it can be
+compared between machines. Then the server is killed (SIGKILL) during the work and started again, and every decision that was confirmed with status 200
 must be in the database.
 """
 
@@ -99,7 +99,7 @@ class Coder:
         for note in note_ids:
             if time.monotonic() > until:
                 return
-            await self._request("trivial", "GET", "/health/live")
+            await self._request("trivial", "GET", "/login")
             await self._request("queue", "GET", "/?order=uncertain")
             page = await self._request("note", "GET", f"/notes/{note}")
             keys = re.findall(r'data-key="([^"]+)" data-state="open"', page.text)[:8]
