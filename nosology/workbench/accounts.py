@@ -34,6 +34,7 @@ RIGHTS = {
         "choose notes for double coding, adjudicate them, see the agreement of coders",
         "withdraw documents",
         "see the triage page",
+        "export all finished notes of a filter",
     ),
     "admin": (
         "add and disable users, change roles, reset passwords",

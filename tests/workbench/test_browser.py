@@ -436,7 +436,7 @@ PRINTED = """() => {
     codes: boxes(".chosen .card").every(shown),
     hints: boxes(".findings li").every(shown),
     number: boxes("#note .part").length,
-    buttons: boxes(".chosen button, .top").filter(shown).length,
+    buttons: boxes(".chosen .acts button, .top").filter(shown).length,
   };
 }"""
 

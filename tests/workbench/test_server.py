@@ -167,6 +167,26 @@ def test_a_damaged_store_gives_one_sentence(small_bundle, tmp_path):
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+os.execv(sys.executable, [sys.executable, "-m", "nosology", "serve", *sys.argv[1:]])
+"""
+
+
+def test_a_full_disk_at_the_start_gives_one_sentence_and_leaves_no_process(small_bundle, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-c", LIMITED, str(small_bundle), "--store", str(tmp_path / "w.db"), "--port", port]
+    run = subprocess.run(
+        command, capture_output=True, text=True, timeout=120
+    )  # returns when its workers have ended, too
+    assert run.returncode == 1
+    (line,) = run.stderr.strip().splitlines()
+    assert line.startswith("nosology: the store cannot be opened: ")
+
+
 def test_the_end_of_the_terminal_ends_the_server_in_peace(small_bundle, tmp_path):
     store = str(tmp_path / "w.db")
     token = fill_people(store)["ann"]
