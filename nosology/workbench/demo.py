@@ -15,10 +15,11 @@ from nosology.core.files import cache_folder
 from nosology.serving.coder import Coder
 from nosology.workbench import cases
 from nosology.workbench.accounts import create_user
-from nosology.workbench.coding import CodedNote, WaitingNote, code_notes, save_codings
+from nosology.workbench.coding import save_codings
 from nosology.workbench.database import audit, batches, notes, open_database, read_transaction, users, write_transaction
 from nosology.workbench.demo_encounters import DemoEncounter, load_encounters
 from nosology.workbench.documents import current_documents
+from nosology.workbench.note_coding import CodedNote, WaitingNote, code_notes
 from nosology.workbench.passwords import hash_password
 from nosology.workbench.proposals import claim_decision, propose_claim
 from nosology.workbench.services import register_coder
