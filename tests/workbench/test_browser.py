@@ -40,6 +40,7 @@ def address(small_bundle, tmp_path_factory):
         harm = "document.title='owned'"
         evil = f'<script>{harm}</script><img src=x onerror="{harm}"> \u202econgestive heart failure'
         incoming += [Note(f"slow-{i}", NOTE, site="south", extra=about) for i in range(5)]
+        incoming += [Note(f"outbox-{i}", NOTE, site="west", extra=about) for i in range(5)]
         incoming += [Note(f"filter-{i}", NOTE, site="north", extra=about) for i in range(3)]
         add_notes(connection, [*incoming, Note("evil", evil)], None)
     engine.dispose()
@@ -254,6 +255,97 @@ def test_a_busy_server_is_asked_again_and_a_refusal_is_shown(chromium, address):
     page.keyboard.press("z")
     expect(page.locator(".chosen .card")).to_have_count(0)
     errors[:] = [error for error in errors if "503" not in error and "403" not in error]
+
+
+def test_a_refused_finish_keeps_the_page_although_next_was_pressed(chromium, address):
+    page = signed_in(chromium, address, "ben")
+    open_note(page, address, "outbox-0")
+    page.route("**/decide", lambda route: (time.sleep(0.3), route.continue_()))
+    page.evaluate(PRESS, ["f", "g"])
+    expect(page.locator(".toast.error", has_text="The note has no code")).to_be_visible()
+    expect(page.locator("#saving")).to_have_text("Not saved")
+    page.unroute("**/decide")
+    page.keyboard.press("g")  # once the refusal was seen
+    page.wait_for_url("**/notes/*")
+
+
+def lock(page: Page) -> None:
+    """Locks the session as if its idle time were over."""
+    page.evaluate("""fetch("/lock", {method: "POST", redirect: "manual",
+      headers: {"X-CSRF-Token": document.querySelector("meta[name=csrf]").content}})""")
+
+
+def sign_in_here(page: Page, name: str) -> None:
+    page.get_by_label("Name").fill(name)
+    page.get_by_label("Password").fill(PASSWORD)
+    page.keyboard.press("Enter")
+
+
+def test_a_decision_of_a_session_that_ended_is_saved_after_sign_in(chromium, address):
+    page = signed_in(chromium, address, "ben")
+    open_note(page, address, "outbox-1")
+    place = page.url
+    lock(page)
+    page.keyboard.press("a")
+    page.wait_for_url("**/login?next=*")
+    page.wait_for_load_state("networkidle")
+    sign_in_here(page, "ben")
+    page.wait_for_url(place)
+    expect(page.locator(".chosen .card")).to_have_count(1)
+    expect(page.locator("#saving")).to_have_text("Saved")
+    errors[:] = [error for error in errors if "401" not in error]
+
+
+def test_nobody_sends_the_decisions_of_another_person(chromium, address):
+    page = signed_in(chromium, address, "ben")
+    open_note(page, address, "outbox-2")
+    note = page.locator("#note").get_attribute("data-note")
+    lock(page)
+    page.keyboard.press("a")
+    page.wait_for_url("**/login?next=*")
+    sign_in_here(page, "ann")
+    expect(page.locator(".toast.error", has_text="Decisions of ben are not saved")).to_be_visible()
+    assert codes_of(page, note) == []
+    errors[:] = [error for error in errors if "401" not in error]
+
+
+def test_keys_pressed_without_a_network_are_decisions_that_survive_a_reload(chromium, address):
+    page = signed_in(chromium, address, "ben")
+    open_note(page, address, "outbox-3")
+    note = page.locator("#note").get_attribute("data-note")
+    expected = [card.get_attribute("data-key") for card in page.locator(".open .card").all()[:3]]
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.route("**/decide", lambda route: route.abort())
+    page.evaluate(PRESS, ["a", "a"])
+    expect(page.locator("#saving")).to_have_text("Offline: 2 decisions to save")
+    page.keyboard.press("a")
+    expect(page.locator("#saving")).to_have_text("Offline: 3 decisions to save")
+    page.unroute("**/decide")
+    page.reload()
+    expect(page.locator("#saving")).to_have_text("Saved")
+    expect(page.locator(".chosen .card")).to_have_count(3)
+    expect(page.locator(".toast.error")).to_have_count(0)
+    assert codes_of(page, note) == expected
+    errors[:] = [error for error in errors if "ERR_FAILED" not in error]
+
+
+def test_a_refusal_is_shown_on_any_page_and_a_foreign_answer_is_no_success(chromium, address):
+    page = signed_in(chromium, address, "ben")
+    open_note(page, address, "outbox-4")
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.route("**/decide", lambda route: route.fulfill(status=200, body="<h1>Sign in to the Wi-Fi</h1>"))
+    page.keyboard.press("a")
+    expect(page.locator("#saving")).to_have_text("Not saved yet: 1 decision to save")
+    page.unroute("**/decide")
+    page.route("**/decide", lambda route: route.fulfill(status=409, body=CONFLICT))
+    page.goto(f"{address}/")
+    expect(
+        page.locator(".toast.error", has_text="A decision was not saved: Conflict. ann changed this note")
+    ).to_be_visible()
+    expect(page.locator("#saving")).to_have_text("Not saved")
+
+
+CONFLICT = '<p id="panel" data-version="1"><span id="message"><strong>Conflict.</strong> ann changed this note.</span></p>'
 
 
 def test_finish_asks_for_a_reason_if_the_codes_have_errors(chromium, address):

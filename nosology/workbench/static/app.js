@@ -14,7 +14,7 @@ document.body.addEventListener("htmx:sendError", () => say("The server does not 
 
 const SECONDS = 4; // that a message is shown; errors stay until they are closed
 
-/** Shows a message and announces it to screen readers; kind: "" or "error". */
+/** Shows a message, announces it to screen readers and returns its element; kind: "" or "error". */
 export function say(message, kind = "") {
   const box = document.getElementById("toasts");
   [...box.children].filter((old) => old.dataset.words === message || !old.classList.contains("error")).forEach((old) => old.remove());
@@ -32,6 +32,7 @@ export function say(message, kind = "") {
     toast.append(close);
   } else setTimeout(() => toast.remove(), SECONDS * 1000);
   box.append(toast);
+  return toast;
 }
 
 const help = document.getElementById("help");

@@ -1,6 +1,6 @@
 // The note page: selection of a code, its evidence, decisions by keys and clicks.
 import { isShortcut, say } from "./app.js";
-import { isEmpty, onAnswer, post } from "./outbox.js";
+import { isEmpty, isStuck, onAnswer, post, waitingCodes, whenStuck } from "./outbox.js";
 
 const note = document.getElementById("note");
 const reasons = document.getElementById("reasons");
@@ -64,21 +64,33 @@ function move(step) {
 export function decide(values, words) {
   const before = cards().map((item) => item.dataset.key);
   said = { words, before, at: before.indexOf(values.code ?? now), key: now };
-  return post(panel().dataset.note, panel().dataset.version, values);
+  const answered = post(panel().dataset.note, panel().dataset.version, values);
+  if (isStuck()) setAside();
+  return answered;
 }
 let said = null; // what the user was told to expect of the last decision
 
-onAnswer(({ item, status, html, detail }) => {
-  if (item.note !== panel().dataset.note) return detail && say(`A decision on another note was not saved: ${detail}`, "error");
+onAnswer(({ item, html, refusal }) => {
+  if (item.note !== panel().dataset.note) return refusal && say(`A decision on another note was not saved: ${refusal}`, "error");
   const typing = document.activeElement?.id === "find";
-  if (detail) say(detail, "error");
-  else htmx.swap(panel(), html, { swapStyle: "outerHTML", swapDelay: 0, settleDelay: 0 });
-  const message = document.getElementById("message"), failed = Boolean(detail || message);
-  if (message) message.scrollIntoView({ block: "nearest" });
-  if (failed) pressed.length = 0; // they were meant for another state
-  if (!detail) say(message ? message.textContent : said?.words ?? "saved", status >= 400 ? "error" : "");
-  choose(item.values, failed, !typing);
+  if (html) htmx.swap(panel(), html, { swapStyle: "outerHTML", swapDelay: 0, settleDelay: 0 });
+  document.getElementById("message")?.scrollIntoView({ block: "nearest" });
+  if (refusal) pressed.length = 0; // they were meant for another state
+  say(refusal || (said?.words ?? "saved"), refusal ? "error" : "");
+  choose(item.values, Boolean(refusal), !typing);
   while (isEmpty() && pressed.length) act(pressed.shift());
+});
+
+/** While the server cannot be reached, the next open code is selected, so that further decisions wait in the outbox. */
+function setAside() {
+  for (const key of waitingCodes(panel().dataset.note)) if (key && card(key)?.dataset.state === "open") card(key).dataset.state = "waiting";
+  const all = cards(), at = all.findIndex((item) => item.dataset.key === now);
+  const next = card(now)?.dataset.state === "waiting" ? [...all.slice(at + 1), ...all].find((item) => item.dataset.state === "open") : null;
+  if (next) select(next.dataset.key, { focus: document.activeElement?.id !== "find" });
+}
+whenStuck(() => {
+  setAside();
+  while (pressed.length) act(pressed.shift());
 });
 
 /** Selects the next open code after a decision, or stays at this one. */
@@ -121,7 +133,7 @@ export const ACTS = {
   point: (_, from) => reveal(Number(from.dataset.start), "[data-k]"),
   clear: (key) => decide({ action: "clear", code: key }, `${name(key)} is open again`),
   undo: () => decide({ action: "undo" }, "the last decision is undone"),
-  unmark: (key, from) => decide({ action: "unmark", code: key, start: from.dataset.start, end: from.dataset.end }, `evidence of ${name(key)} removed`).then(() => unpaint(key, from)),
+  unmark: (key, from) => decide({ action: "unmark", code: key, start: from.dataset.start, end: from.dataset.end }, `evidence of ${name(key)} removed`).then((saved) => saved && unpaint(key, from)),
   override: (_, from) => decide({ action: from.dataset.action, override: document.getElementById("override").value }, `note: ${from.dataset.action}`),
   up: (key) => order(key, -1),
   down: (key) => order(key, 1),
@@ -132,7 +144,7 @@ export const ACTS = {
   evidence: (key) => {
     remember();
     if (!marked) return say("Select text of the note first: press m, or use the mouse.");
-    decide({ action: "evidence", code: key, ...marked }, `text marked as evidence of ${name(key)}`).then(() => paint(key));
+    decide({ action: "evidence", code: key, ...marked }, `text marked as evidence of ${name(key)}`).then((saved) => saved && paint(key));
   },
   poa: (key, from) => decide({ action: "poa", code: key, poa: from.value }, "present on admission set"),
   assign: (_, from) => decide({ action: "assign", assignee: from.value }, "assigned"),
@@ -150,7 +162,7 @@ function clearSearch() {
 
 /** Highlights text that was just marked as evidence, without loading the note again. */
 function paint(key) {
-  if (!marked || document.getElementById("message")) return;
+  if (!marked) return;
   for (const piece of [...note.querySelectorAll("[data-s]")]) {
     const start = Number(piece.dataset.s), text = [...piece.textContent];
     const from = Math.max(0, marked.start - start), to = Math.min(text.length, marked.end - start);
@@ -287,7 +299,7 @@ document.addEventListener("keydown", (event) => {
   }
   if (!isShortcut(event) || document.querySelector("dialog[open]")) return;
   if (marking && markKey(event)) return;
-  if (!isEmpty() && (KEYS[event.key] || MORE_KEYS[event.key] || "jknbhstfoyzx".includes(event.key))) pressed.push(event.key);
+  if (!isEmpty() && !isStuck() && (KEYS[event.key] || MORE_KEYS[event.key] || "jknbhstfoyzx".includes(event.key))) pressed.push(event.key);
   else if (!act(event.key)) return;
   event.preventDefault();
 });
