@@ -345,7 +345,9 @@ def test_a_refusal_is_shown_on_any_page_and_a_foreign_answer_is_no_success(chrom
     expect(page.locator("#saving")).to_have_text("Not saved")
 
 
-CONFLICT = '<p id="panel" data-version="1"><span id="message"><strong>Conflict.</strong> ann changed this note.</span></p>'
+CONFLICT = (
+    '<p id="panel" data-version="1"><span id="message"><strong>Conflict.</strong> ann changed this note.</span></p>'
+)
 
 
 def test_finish_asks_for_a_reason_if_the_codes_have_errors(chromium, address):
