@@ -169,7 +169,7 @@ def load_case(connection: Connection, note_id: int) -> Case:
         raise NotFound("the note was deleted" if is_deleted else "there is no such note")
     coding = connection.execute(_CODING, {"note": note_id}).mappings().first()
     past = [(row.action, row.details, row.user_id) for row in connection.execute(_DECISIONS, {"note": note_id})]
-    review = replay(past, length=len(note["text"]))
+    review = replay(past, length=len(note["text"]), stored=True)
     suggestions = [suggestion_from_json(value, note["text"]) for value in coding["suggestions"]] if coding else []
     return Case(note, suggestions, coding, review)
 
