@@ -253,10 +253,10 @@ class Services:
         is_current = case.review.version == version  # else the answer is a conflict, whatever else is wrong
         if is_current and case.review.assignee not in (None, user.id) and not user.has_role("reviewer"):
             raise Forbidden("the note is assigned to somebody else; a reviewer can change it or assign it to you")
-        if action == "claim":
-            return self._accept_claim(user, case, version)
         if values.get("key") and values["key"] in case.review.keys:
             return case  # sent again, because the answer was lost
+        if action == "claim":
+            return self._accept_claim(user, case, version, values.get("key"))
         details = {name: values[name] for name in FIELDS.get(action, ()) if name in values}
         if values.get("key"):
             details["key"] = values["key"]
@@ -264,10 +264,12 @@ class Services:
             _check_finished(case, details)
         return cases.record_decision(self.engine, note_id, action, details, user=user.id, version=version)
 
-    def _accept_claim(self, user: User, case: cases.Case, version: int) -> cases.Case:
+    def _accept_claim(self, user: User, case: cases.Case, version: int, key: str | None) -> cases.Case:
         taken = [("claim", claim_decision(item)) for item in open_codes(case, propose_claim(case))]
         if not taken:
             raise ReviewError("the proposed claim has no code that is still to be decided")
+        if key:
+            taken[0][1]["key"] = key
         return cases.record_decisions(self.engine, case.note["id"], taken, user=user.id, version=version)
 
     def next_note(self, user: User, wanted: QueueFilter, after: int) -> int | None:

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, or_, select
 
 from nosology.workbench.append_only import DELETED
-from nosology.workbench.database import notes, users
+from nosology.workbench.database import decisions, notes, users
 from nosology.workbench.review import STATUSES
 
 ORDERS = {"oldest": notes.c.received, "uncertain": notes.c.confidence, "newest": notes.c.received}
@@ -91,8 +91,16 @@ def select_queue(connection: Connection, wanted: QueueFilter, user: int, *, page
 def _reviewable(wanted: QueueFilter, user: int, *, reviewer: bool) -> list[ColumnElement[bool]]:
     """The conditions of the notes that a user can work on now: own and unassigned ones, and second reviews."""
     own = and_(notes.c.status.in_(("new", "open")), or_(notes.c.assignee_id == user, notes.c.assignee_id.is_(None)))
-    # Who asked for a second review has the note; approving it is another person's task.
-    second = and_(notes.c.status == "second", or_(notes.c.assignee_id != user, notes.c.assignee_id.is_(None)))
+    # Who asked for a second review, or had finished the note, does not approve it.
+    past = decisions.alias()
+    approved = select(func.max(past.c.version)).where(past.c.note_id == notes.c.id, past.c.action == "approve")
+    own_codes = select(decisions.c.id).where(
+        decisions.c.note_id == notes.c.id,
+        decisions.c.user_id == user,
+        decisions.c.action.in_(("second", "finish")),
+        decisions.c.version > func.coalesce(approved.correlate(notes).scalar_subquery(), 0),
+    )
+    second = and_(notes.c.status == "second", ~own_codes.exists())
     return [*wanted.conditions(user), or_(own, second) if reviewer else own]
 
 
