@@ -18,7 +18,6 @@ from nosology.workbench.audit_log import log_access, shown_notes
 from nosology.workbench.cases import count_by_status, decision_history, load_case
 from nosology.workbench.coding import batch_progress
 from nosology.workbench.database import notes, read_transaction
-from nosology.workbench.fhir_import import read_fhir
 from nosology.workbench.proposals import for_claim, propose_claim
 from nosology.workbench.security import (
     MAX_ID,
@@ -32,7 +31,7 @@ from nosology.workbench.security import (
     ServicesDep,
 )
 from nosology.workbench.services import ImportedNotes
-from nosology.workbench.uploads import coder_columns, normalize_encounter
+from nosology.workbench.uploads import coder_columns, normalize_encounter, read_documents
 from nosology.workbench.views import CodeLine, build_panel, code_book_page, search_codes
 from nosology.workbench.work_queue import QueueFilter, select_queue
 
@@ -91,8 +90,7 @@ def add_notes(services: ServicesDep, user: ImportUser, address: AddressDep, body
 @router.post("/fhir", status_code=202)
 def add_fhir(services: ServicesDep, user: ImportUser, address: AddressDep, body: dict[str, Any]) -> ImportedNotes:
     """Imports a FHIR DocumentReference, or a Bundle of them."""
-    incoming = [normalize_encounter(note) for note in read_fhir(body, "the body")]
-    return services.import_notes(user, "FHIR", incoming, address)
+    return services.import_notes(user, "FHIR", read_documents(body, "the body"), address)
 
 
 @router.get("/notes/{note_id}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -15,13 +16,18 @@ def _storable(text: str) -> str:
     return text.replace("\x00", " ").encode("utf-8", "replace").decode("utf-8")
 
 
+def _day(text: str) -> str:
+    """The text if it is a day; ValueError if the calendar does not have it."""
+    return date.fromisoformat(text).isoformat()
+
+
 NoteStatus = Literal["new", "open", "held", "second", "preaccepted", "done"]
 CodeSystem = Literal["icd9cm", "icd9proc", "icd10cm", "icd10pcs"]
 Text = Annotated[str, AfterValidator(_storable)]
 NoNul = Annotated[Text, Field(pattern=r"^[^\x00]*$")]
 ShortText = Annotated[NoNul, Field(max_length=200)]
 Columns = dict[ShortText, ShortText | int | float]  # of a note, for a coder that reads columns
-Day = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+Day = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$", json_schema_extra={"format": "date"}), AfterValidator(_day)]
 CodeText = Annotated[str, BeforeValidator(str)]  # a core.Code as "icd10cm:I50.9"
 
 

@@ -13,9 +13,9 @@ from nosology.core import DataError, Note
 from nosology.corpora.text_files import note_text
 from nosology.corpora.validation import RecordValidator
 
-_SETTINGS = {  # codes of Encounter.class (v3-ActCode)
-    **dict.fromkeys(("IMP", "ACUTE", "NONAC", "PRENC", "SS", "OBSENC"), "inpatient"),
-    **dict.fromkeys(("AMB", "HH", "VR", "FLD", "EMER"), "outpatient"),
+_SETTINGS = {  # codes of Encounter.class (v3-ActCode); observation is outpatient care (guideline IV.A.2)
+    **dict.fromkeys(("IMP", "ACUTE", "NONAC", "SS"), "inpatient"),
+    **dict.fromkeys(("AMB", "HH", "VR", "FLD", "EMER", "OBSENC", "PRENC"), "outpatient"),
 }
 _BLOCKS = {"p", "div", "br", "tr", "li", "h1", "h2", "h3", "h4", "h5", "h6", "table", "section", "ul", "ol", "hr"}
 _HIDDEN = {"script", "style", "head", "title", "template"}
@@ -44,8 +44,8 @@ def _bundle_resources(value: Any, name: str) -> dict[str, Any]:
         raise DataError(f"{name}: entry of a Bundle must be a list")
     found: dict[str, Any] = {}
     for number, entry in enumerate(item for item in entries if isinstance(item, dict)):
-        resource = entry.get("resource")
-        found[str(entry.get("fullUrl") or number)] = resource
+        resource, url = entry.get("resource"), str(entry.get("fullUrl") or number)
+        found[f"{url} {number}" if url in found else url] = resource  # none is left out
         if isinstance(resource, dict) and _type(resource) in ("Patient", "Encounter") and resource.get("id"):
             found[f"{_type(resource)}/{resource['id']}"] = resource
     return found

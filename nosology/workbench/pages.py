@@ -252,7 +252,7 @@ def upload_notes(
         return _render_batches(page, error=f"{error}.", pasted=(ref, text))
     if imported.known:
         notice = f"{imported.added:,} imported. {imported.known:,} skipped: notes with their ids exist already."
-        return _render_batches(page, notice=notice)
+        return _render_batches(page, notice=notice, pasted=("", "") if imported.added else (ref, text))
     return RedirectResponse("/batches", status_code=303)
 
 

@@ -61,8 +61,8 @@ class Review(AssignedCodes):
     """The state of a note: chosen codes in order, rejected codes with reasons, status, assignee and version.
 
     removed: evidence that a person took away, by code. held_from: the status to which a note on hold returns.
-    second_of: whose codes wait for a second review that nobody has approved yet. keys: of decisions; a decision that is sent
-    again has the same key. action, user and previous: the last action, whose it was, and the state before it.
+    second_of: whose codes wait for a second review that nobody has approved yet. keys: of decisions; a decision that is
+    sent again has the same key. action, user and previous: the last action, whose it was, and the state before it.
     """
 
     rejected: Mapping[Code, str] = field(default_factory=dict)

@@ -409,6 +409,20 @@ def test_files_are_uploaded_by_a_form(server):
     assert again.status_code == 200 and "0 imported. 2 skipped" in again.text
 
 
+def test_a_pasted_text_is_kept_if_it_was_not_imported(server, ann):
+    client = browser(server, "ann")
+    ann.note("pasted before")
+    for ref in ("", "pasted before"):
+        page = client.post("/batches", data={"csrf": csrf(client), "text": "typed with care", "ref": ref}).text
+        assert "typed with care</textarea>" in page
+
+
+def test_a_day_that_the_calendar_does_not_have_is_refused(ann):
+    for name in ("date", "admitted", "discharged"):
+        body = {"notes": [{"id": f"no {name}", "text": "x", name: "2025-02-30"}]}
+        assert ann.post("/notes", body).status_code == 422
+
+
 def test_triage_preaccepts_and_users_may_reopen(server, ann):
     admin = browser(server, "adam")
     token = csrf(admin)

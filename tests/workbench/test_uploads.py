@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-from nosology.core import DataError
+from nosology.core import DataError, Note
 from nosology.workbench import uploads
-from nosology.workbench.uploads import read_upload
+from nosology.workbench.uploads import normalize_encounter, read_upload
 
 
 def document(**changes):
@@ -93,6 +93,35 @@ def test_dates_that_are_none_are_refused_and_parts_of_one_give_no_age():
     patient["birthDate"] = "1950"
     (note,) = read_upload("bundle.json", json.dumps(bundle).encode())
     assert "age" not in note.extra
+
+
+@pytest.mark.parametrize("column", ["date", "admitted", "discharged"])
+def test_a_day_of_a_notes_file_that_is_none_is_refused(column):
+    with pytest.raises(DataError, match=f"notes.csv row 1: {column} must be a day, YYYY-MM-DD"):
+        read_upload("notes.csv", f"id,text,{column}\n7,hello,03/11/2025\n".encode())
+    assert read_upload("notes.csv", f"id,text,{column}\n7,hello,\n".encode())[0].extra.get(column, "") == ""
+
+
+def test_two_documents_of_a_bundle_with_one_id_or_one_address():
+    twice = [{"fullUrl": "urn:uuid:1", "resource": document(id=name)} for name in ("d1", "d2")]
+    bundle = {"resourceType": "Bundle", "entry": twice}
+    assert [note.id for note in read_upload("b.json", json.dumps(bundle).encode())] == ["d1", "d2"]
+    bundle["entry"][1]["resource"]["id"] = "d1"
+    with pytest.raises(DataError, match=r"b\.json row 2: the DocumentReference has the id of an earlier one"):
+        read_upload("b.json", json.dumps(bundle).encode())
+
+
+def test_an_observation_stay_is_outpatient():
+    stay = {"resourceType": "Encounter", "id": "e1", "status": "finished", "class": {"code": "OBSENC"}}
+    item = document(context={"encounter": [{"reference": "Encounter/e1"}]})
+    bundle = {"resourceType": "Bundle", "entry": [{"resource": resource} for resource in (stay, item)]}
+    (note,) = read_upload("b.json", json.dumps(bundle).encode())
+    assert note.extra["kind"] == "outpatient"
+
+
+def test_an_id_with_a_nul_is_refused():
+    with pytest.raises(DataError, match="id must not contain the character NUL"):
+        normalize_encounter(Note("a\x00b", "text"))
 
 
 def test_text_files_and_notes_files():
