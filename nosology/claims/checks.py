@@ -90,7 +90,7 @@ def check_codes(
         elif not table(code.system).billable(code.code):
             issues += _check_specificity(code, table(code.system))
     if codes and assigned.principal is None:
-        issues.append(CodeIssue("warning", "principal", codes[0], "no diagnosis is chosen, only procedures"))
+        issues.append(CodeIssue("error", "principal", codes[0], "no diagnosis is chosen, only procedures"))
     issues += _check_present_on_admission(assigned, encounter)
     return sorted(dict.fromkeys(issues), key=lambda issue: LEVELS.index(issue.level))
 
@@ -213,7 +213,8 @@ def _check_specificity(code: Code, codes: CodeTable) -> Iterator[CodeIssue]:
         specific = [line for line in siblings if not _UNSPECIFIED.search(codes.description(line))]
         if specific and not side_variants(codes, code.code):
             message = f"{code.code} is unspecific: {codes.description(code.code)}"
-            yield CodeIssue("hint", "unspecific", code, message, _alternatives(code.system, specific))
+            below = [leaf for line in specific for leaf in (line, *codes.descendants(line)) if codes.billable(leaf)]
+            yield CodeIssue("hint", "unspecific", code, message, _alternatives(code.system, list(dict.fromkeys(below))))
 
 
 def _alternatives(system: str, lines: Sequence[str]) -> tuple[Code, ...]:
@@ -282,10 +283,18 @@ def _check_release(code: Code, encounter: Mapping[str, Any]) -> Iterator[CodeIss
         equivalents = tuple(in_release(code, release)[:MAX_ALTERNATIVES])
         message = f"{code.code} is not in the code set of {day[:10]} (release {release})"
         yield CodeIssue("error", "release", code, message, equivalents)
+    elif code.system == "icd10pcs" and _is_in_force(release, day) and code.code not in table(code.system, release):
+        message = f"{code.code} is not in the code set of {day[:10]} (release {release})"
+        yield CodeIssue("error", "release", code, message)
     elif code.system == "icd10cm" and not _in_table(code):
         equivalents = tuple(in_release(code, release)[:MAX_ALTERNATIVES])
         if equivalents != (code,):
             yield CodeIssue("error", "release", code, f"release {release} has no {code.code}", equivalents)
+
+
+def _is_in_force(release: str, day: str) -> bool:
+    """Whether a release of the procedure codes is that of the day; not every one is built in."""
+    return release in (releases("icd10pcs")[-1], str(int(day[:4]) + (day[5:7] >= "10")))
 
 
 def _check_present_on_admission(assigned: AssignedCodes, encounter: Mapping[str, Any]) -> Iterator[CodeIssue]:

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, Literal
 
 from nosology.claims.checks import AssignedCode, AssignedCodes
+from nosology.claims.encounter import with_coding_day
 from nosology.core import Code
 
 _lock = threading.Lock()  # the groupers do not promise thread safety
@@ -44,7 +45,7 @@ def payment_groups(assigned: AssignedCodes, encounter: Mapping[str, Any]) -> Pay
     if any(code.system.startswith("icd9") for code in assigned.codes):
         return PaymentGroups()
     hcc, risk = _hcc(assigned, int(age), sex)
-    drg = {} if encounter.get("kind") == "outpatient" else _drg(assigned, int(age), sex, encounter)
+    drg = {} if encounter.get("kind") == "outpatient" else _drg(assigned, int(age), sex, with_coding_day(encounter))
     return PaymentGroups(**drg, hcc=hcc, risk=risk)
 
 
