@@ -18,7 +18,8 @@ class StoreLock:
     """
 
     def __init__(self, store: str):
-        self._path = None if "://" in store else Path(f"{Path(store).expanduser()}-lock")
+        # resolve: the same file may be given by a link.
+        self._path = None if "://" in store else Path(f"{Path(store).expanduser().resolve()}-lock")
         self._file: int | None = None
 
     def acquire(self) -> StoreLock:

@@ -84,10 +84,10 @@ def test_every_code_that_is_offered_can_be_billed(day):
     codes = table("icd10cm", release_on(day))
     unspecific = [code for chapter in codes.chapters() for code in codes.descendants(chapter)]
     unspecific = [code for code in unspecific if codes.billable(code) and "nspecified" in codes.description(code)]
-    assigned = [AssignedCodes((AssignedCode(Code("icd10cm", code), "added"),)) for code in unspecific[::20]]
+    assigned = [AssignedCodes((AssignedCode(Code("icd10cm", code), "added"),)) for code in unspecific[::60]]
     issues = [issue for codes_of_note in assigned for issue in check_codes(codes_of_note, {"date": day})]
     offered = {code.code for issue in issues for code in issue.alternatives}
-    assert len(offered) > 1000 and not [code for code in offered if not codes.billable(code)]
+    assert len(offered) > 500 and not [code for code in offered if not codes.billable(code)]
 
 
 def test_procedures_are_judged_by_the_date_and_need_a_diagnosis():
