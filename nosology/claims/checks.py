@@ -78,7 +78,7 @@ def check_codes(
         issues += _check_release(code, encounter)
         if code.system == "icd10cm":
             others = [other for other in codes if other.system == "icd10cm" and other != code]
-            then = _table_on(code.system, encounter)
+            then = table_on(code.system, encounter.get("date"))
             issues += [
                 *_check_excludes1(code, others),
                 *_check_code_first(code, list(codes)),
@@ -192,9 +192,8 @@ def _join_notes(notes: Sequence[str]) -> str:
     return joined if len(joined) <= 240 else joined[:239].rsplit(" ", 1)[0] + " …"
 
 
-def _table_on(system: str, encounter: Mapping[str, Any]) -> CodeTable:
-    """The code table of the encounter's date, or the newest one."""
-    day = encounter.get("date")
+def table_on(system: str, day: Any) -> CodeTable:
+    """The code table of a day (YYYY-MM-DD), or the newest one if there is no such day or no table of it."""
     try:
         return table(system, release_on(day, system)) if isinstance(day, str) and day else table(system)
     except CodeError:

@@ -11,6 +11,7 @@ from fastapi import APIRouter, File, Form, UploadFile
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy import select
 
+from nosology.claims.encounter import coding_day
 from nosology.core import SYSTEMS, Code, ConflictError, NosologyError, Note, ReviewError
 from nosology.workbench import cases, coding, measures, triage
 from nosology.workbench.audit_log import shown_notes
@@ -116,7 +117,7 @@ def _render_case(
     with page.reading() as connection:
         people = cases.list_assignees(connection)
     values |= {"case": case, "panel": build_panel(case), "claim": build_claim_panel(case)}
-    values |= {"people": people, "queue": wanted.query}
+    values |= {"people": people, "queue": wanted.query, "day": coding_day(case.note["encounter"])}
     values |= {"message": message, "conflict": status == 409, "override": override}
     return page.render(template, status=status, **values)
 
@@ -204,9 +205,9 @@ def code_search(
 
 
 @router.get("/codes/{system}/{code}")
-def book_page(page: PageDep, system: str, code: str, instead_of: str = "") -> HTMLResponse:
-    """A page of the code book."""
-    return page.render("book.html", book=code_book_page(system, code), instead_of=instead_of[:40])
+def book_page(page: PageDep, system: str, code: str, instead_of: str = "", day: str = "") -> HTMLResponse:
+    """A page of the code book; day: of the encounter, whose code set counts."""
+    return page.render("book.html", book=code_book_page(system, code, day[:10]), instead_of=instead_of[:40])
 
 
 @router.get("/batches")

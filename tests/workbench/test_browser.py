@@ -42,6 +42,10 @@ def address(small_bundle, tmp_path_factory):
         incoming += [Note(f"slow-{i}", NOTE, site="south", extra=about) for i in range(5)]
         incoming += [Note(f"outbox-{i}", NOTE, site="west", extra=about) for i in range(5)]
         incoming += [Note(f"filter-{i}", NOTE, site="north", extra=about) for i in range(3)]
+        incoming += [
+            Note("in 2019", NOTE, extra={**about, "date": "2019-05-05"}),
+            Note("W" * 200, "heart failure " * 9),
+        ]
         add_notes(connection, [*incoming, Note("evil", evil)], None)
     engine.dispose()
     with socket.socket() as free:
@@ -504,8 +508,39 @@ def test_axe_finds_no_violation(chromium, address, scheme, rules, paths):
 
 def test_pages_fit_small_and_large_screens(chromium, address):
     page = signed_in(chromium, address, "ann")
-    for width, height in ((1280, 720), (3840, 2160)):
+    long = page.evaluate("fetch('/api/v1/notes?order=newest').then((r) => r.json()).then((it) => it.notes[0].id)")
+    # 640 and 320 pixels: 1280 at 200% and 400% zoom
+    for width, height in ((320, 256), (640, 400), (1024, 768), (1280, 720), (3840, 2160)):
         page.set_viewport_size({"width": width, "height": height})
-        for path in ("/", "/notes/1", "/measures"):
+        for path in ("/", "/notes/1", f"/notes/{long}", "/measures", "/batches", "/tokens", "/sessions"):
             page.goto(address + path)
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (width, path)
+            assert page.evaluate(CUT) == [], (width, path)
+
+
+CUT = """() => [...document.querySelectorAll("button, select, input, summary")].filter((control) => {
+  const { left, right, width } = control.getBoundingClientRect();
+  return control.offsetParent && width && !control.closest(".scroll, #batch-rows") && (left < 0 || right > innerWidth);
+}).map((control) => control.outerHTML.slice(0, 80))"""
+
+
+def test_the_change_dialog_offers_codes_of_the_date(chromium, address):
+    page = signed_in(chromium, address, "ann")
+    open_note(page, address, "in 2019")
+    page.keyboard.press("/")
+    page.keyboard.type("N18.30")
+    page.keyboard.press("Enter")
+    expect(page.locator("#hits .hit:focus")).to_contain_text("N18.30")
+    page.keyboard.press("Enter")
+    expect(page.locator('.chosen .card.now[data-key="icd10cm:N18.30"]')).to_be_visible()
+    page.keyboard.press("c")
+    expect(page.locator("#book .offer:focus")).to_have_attribute("data-to", "icd10cm:N18.3")
+    expect(page.locator("#book")).to_contain_text("not in the code set of the encounter's date")
+    page.keyboard.press("Enter")
+    expect(page.locator(".chosen .card")).to_contain_text("instead of N18.30")
+    missing = {"detail": "The code book has no such line."}
+    page.route("**/codes/icd10cm/*", lambda route: route.fulfill(status=404, json=missing))
+    page.keyboard.press("d")
+    expect(page.locator(".toast.error")).to_contain_text("code book has no such line")
+    expect(page.locator("#book")).not_to_be_visible()
+    errors[:] = [error for error in errors if "404" not in error]

@@ -116,11 +116,15 @@ const name = (key) => key.split(":")[1];
 
 function openBook(key, instead = "") {
   const [system, code] = key.split(":");
-  turn(`/codes/${system}/${encodeURIComponent(code)}?instead_of=${encodeURIComponent(instead)}`);
+  document.getElementById("book-page").replaceChildren();
+  turn(`/codes/${system}/${encodeURIComponent(code)}`, instead);
   if (!book.open) book.showModal();
 }
-async function turn(url) {
-  await htmx.ajax("GET", url, { target: "#book-page", swap: "innerHTML" });
+/** Shows a page of the code book, with the code set of the encounter's date. */
+async function turn(path, instead) {
+  const query = new URLSearchParams({ instead_of: instead, day: panel().dataset.day });
+  await htmx.ajax("GET", `${path}?${query}`, { target: "#book-page", swap: "innerHTML" });
+  if (!book.querySelector("h2")) return book.close(); // there is no such page, as a message says
   (book.querySelector(".offer") ?? book.querySelector(".acts button") ?? book.querySelector("a"))?.focus();
 }
 
@@ -149,7 +153,7 @@ export const ACTS = {
   poa: (key, from) => decide({ action: "poa", code: key, poa: from.value }, "present on admission set"),
   assign: (_, from) => decide({ action: "assign", assignee: from.value }, "assigned"),
   take: () => decide({ action: "assign", assignee: panel().dataset.me }, "assigned to you"),
-  turn: (_, from) => { const here = new URL(from.href); const back = book.querySelector('[data-act="swap"]')?.dataset.code; turn(here.pathname + (back ? `?instead_of=${encodeURIComponent(back)}` : "")); },
+  turn: (_, from) => { const here = new URL(from.href); const back = book.querySelector('[data-act="swap"]')?.dataset.code; turn(here.pathname, back ?? ""); },
 };
 for (const act of ["hold", "resume", "second", "finish", "approve", "reopen"])
   ACTS[act] = () => decide({ action: act }, `note: ${act}`);
