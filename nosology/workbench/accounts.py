@@ -263,8 +263,11 @@ def end_session(connection: Connection, user: int, session_id: str) -> None:
         raise NotFound("there is no such session of yours")
 
 
-def session_user(engine: Engine, cookie: str) -> User | None:
-    """The user of a session cookie; None if the session is unknown, too old, locked, or was idle too long."""
+def session_user(engine: Engine, cookie: str, *, is_poll: bool = False) -> User | None:
+    """The user of a session cookie; None if the session is unknown, too old, locked, or was idle too long.
+
+    is_poll: the request does not count as use of the session.
+    """
     now, session_id = time.time(), text_sha256(cookie)
     columns = (sessions.c.csrf, sessions.c.seen, sessions.c.expires, sessions.c.idle, sessions.c.locked)
     query = select(*columns, users).join(users, users.c.id == sessions.c.user_id).where(sessions.c.id == session_id)
@@ -272,7 +275,7 @@ def session_user(engine: Engine, cookie: str) -> User | None:
         row = connection.execute(query).mappings().first()
     if row is None or row["disabled"] or row["locked"] or now > row["expires"] or now - row["seen"] > row["idle"]:
         return None
-    if now - row["seen"] > _WRITE_SECONDS:
+    if now - row["seen"] > _WRITE_SECONDS and not is_poll:
         with write_transaction(engine) as connection:
             connection.execute(update(sessions).where(sessions.c.id == session_id).values(seen=now))
     return User(row["id"], row["name"], row["role"], row["must_change"], row["csrf"])

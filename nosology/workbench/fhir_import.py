@@ -4,21 +4,40 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Iterator, Mapping
 from datetime import date
 from html.parser import HTMLParser
 from typing import Any
 
 from nosology.core import DataError, Note
-from nosology.corpora.text_files import note_text
+from nosology.corpora.text_files import decode, note_text
 from nosology.corpora.validation import RecordValidator
 
 _SETTINGS = {  # codes of Encounter.class (v3-ActCode); observation is outpatient care (guideline IV.A.2)
     **dict.fromkeys(("IMP", "ACUTE", "NONAC", "SS"), "inpatient"),
     **dict.fromkeys(("AMB", "HH", "VR", "FLD", "EMER", "OBSENC", "PRENC"), "outpatient"),
 }
-_BLOCKS = {"p", "div", "br", "tr", "li", "h1", "h2", "h3", "h4", "h5", "h6", "table", "section", "ul", "ol", "hr"}
-_HIDDEN = {"script", "style", "head", "title", "template"}
+_BLOCKS = {
+    "p",
+    "pre",
+    "div",
+    "br",
+    "tr",
+    "li",
+    "h1",
+    "h2",
+    "h3",
+    "h4",
+    "h5",
+    "h6",
+    "table",
+    "section",
+    "ul",
+    "ol",
+    "hr",
+}
+_HIDDEN = {"script", "style", "title", "template"}
 
 
 def read_fhir(value: Any, name: str) -> Iterator[Note]:
@@ -54,6 +73,7 @@ def _bundle_resources(value: Any, name: str) -> dict[str, Any]:
 def _referenced(reference: Any, kind: str, resources: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """The text of a reference and the resource of a kind that it names; {} if the Bundle does not have it."""
     text = str((reference or {}).get("reference") or "") if isinstance(reference, dict) else ""
+    text = text.partition("/_history/")[0]
     local = "/".join(text.rsplit("/", 2)[-2:])  # of an absolute address
     found = resources.get(text) or resources.get(local)
     return text, found if isinstance(found, dict) and _type(found) == kind else {}
@@ -70,7 +90,8 @@ def _document_note(item: dict[str, Any], resources: Mapping[str, Any], where: st
     text = next((text for content in item["content"] if (text := _attachment_text(content, where))), None)
     if text is None:
         raise DataError(f"{where}: no attachment with text or HTML in it (addresses are not followed)")
-    context = item.get("context") or {}
+    contained = {f"#{it.get('id')}": it for it in item.get("contained") or [] if isinstance(it, dict)}
+    context, resources = item.get("context") or {}, {**resources, **contained}
     subject, patient = _referenced(item.get("subject"), "Patient", resources)
     _, encounter = _referenced(next(iter(context.get("encounter") or []), None), "Encounter", resources)
     note_id = checked.id or next((i.get("value") for i in item.get("identifier") or [] if i.get("value")), None)
@@ -81,9 +102,15 @@ def _document_note(item: dict[str, Any], resources: Mapping[str, Any], where: st
 
 
 def _patient_id(subject: str, patient: Mapping[str, Any]) -> str | None:
-    """The id of a patient: that of the resource, else its first identifier, else the reference."""
+    """The id of a patient: that of the resource, else its first identifier, else the reference.
+
+    The id of a resource within the document, such as "#p", is no name of a person: other documents have it, too.
+    """
     identifiers = [it.get("value") for it in patient.get("identifier") or [] if isinstance(it, dict)]
-    named = patient.get("id") or next(filter(None, identifiers), None)
+    named = next(filter(None, identifiers), None)
+    if subject.startswith("#"):
+        return str(named) if named else None
+    named = patient.get("id") or named
     return str(named) if named else subject.removeprefix("Patient/") or None
 
 
@@ -95,12 +122,15 @@ def _encounter_fields(
     where: str,
 ) -> dict[str, Any]:
     """sex, date, age, kind and title; the date is the end of the stay, or else of the document."""
-    period = context.get("period") or encounter.get("period") or {}
+    period = context.get("period") or encounter.get("period")
+    period = period if isinstance(period, dict) else {}
     day = _date(period.get("end") or period.get("start") or item.get("date"), "date", where)
     extra: dict[str, Any] = {"sex": patient.get("gender"), "date": day, "title": item.get("description")}
     born = str(patient.get("birthDate") or "")
     if born and day and len(born) >= 10:  # a year or month alone gives no exact age
         birthday = _date(born, "birthDate of the patient", where) or ""
+        if birthday > day:
+            raise DataError(f"{where}: birthDate of the patient is after the date of the document")
         extra["age"] = int(day[:4]) - int(birthday[:4]) - (day[5:] < birthday[5:])
     kind = (encounter.get("class") or {}).get("code") if isinstance(encounter.get("class"), dict) else None
     if kind in _SETTINGS:
@@ -136,7 +166,7 @@ def _attachment_text(content: Mapping[str, Any], where: str) -> str | None:
     except (binascii.Error, ValueError) as error:
         raise DataError(f"{where}: the attachment is not base64") from error
     if not kind.startswith("text/plain"):
-        raw = html_text(raw.decode("utf-8", "replace")).encode()
+        raw = html_text(decode(raw)[0]).encode()
     name, _, row = where.rpartition(" row ")
     return RecordValidator().clean_text(note_text(raw, where), name, int(row))
 
@@ -147,22 +177,24 @@ class _TextOfHtml(HTMLParser):
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.parts: list[str] = []
-        self._hidden = 0
+        self._hidden = self._preformatted = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """A tag that starts."""
         self._hidden += tag in _HIDDEN
+        self._preformatted += tag == "pre"
         self.parts += ["\n"] if tag in _BLOCKS else ["\t"] if tag in ("td", "th") else []
 
     def handle_endtag(self, tag: str) -> None:
         """A tag that ends."""
         self._hidden = max(0, self._hidden - (tag in _HIDDEN))
+        self._preformatted = max(0, self._preformatted - (tag == "pre"))
         self.parts += ["\n"] if tag in _BLOCKS else []
 
     def handle_data(self, data: str) -> None:
         """Text between tags."""
         if not self._hidden:
-            self.parts.append(" ".join(data.split()) + (" " if data[-1:].isspace() else ""))
+            self.parts.append(data if self._preformatted else re.sub(r"\s+", " ", data))
 
 
 def html_text(page: str) -> str:
@@ -170,5 +202,5 @@ def html_text(page: str) -> str:
     parser = _TextOfHtml()
     parser.feed(page)
     parser.close()
-    lines = (" ".join(line.split(" ")).strip() for line in "".join(parser.parts).split("\n"))
+    lines = (line.strip(" ") for line in "".join(parser.parts).replace("\r\n", "\n").split("\n"))
     return "\n".join(line for line in lines if line)

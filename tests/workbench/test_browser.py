@@ -359,8 +359,10 @@ def test_finish_asks_for_a_reason_if_the_codes_have_errors(chromium, address):
     open_note(page, address, "slow-3")
     page.keyboard.press("f")
     expect(page.get_by_role("alert")).to_contain_text("The note has no code")
-    page.get_by_label("Reason to finish all the same").fill("Nothing was treated.")
-    page.get_by_role("button", name="Finish", exact=True).click()
+    page.keyboard.press("f")
+    expect(page.get_by_label("Reason to finish all the same")).to_be_focused()
+    page.keyboard.type("Nothing was treated.")
+    page.keyboard.press("Enter")
     expect(page.locator(".panel .chip.done")).to_be_visible()
 
 

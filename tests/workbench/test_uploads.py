@@ -13,6 +13,7 @@ from pyarrow import parquet as pq
 
 from nosology.core import DataError, Note
 from nosology.workbench import uploads
+from nosology.workbench.fhir_import import html_text
 from nosology.workbench.uploads import normalize_encounter, read_upload
 
 
@@ -83,6 +84,26 @@ def test_the_text_of_an_html_attachment_is_read():
     attachment = {"contentType": "text/html", "data": base64.b64encode(page.encode()).decode()}
     (note,) = read_upload("x.json", json.dumps(document(content=[{"attachment": attachment}])).encode())
     assert note.text.split("\n") == ["Plan", "Heart failure worse."]
+
+
+def test_words_of_html_stay_apart_and_nothing_is_left_out():
+    page = "<html><head><meta name=x><p><b>Heart</b> failure and<i> no</i> fever</p><pre>a  1\n b</pre>Übel<td>1<td>2"
+    assert html_text(page).split("\n") == ["Heart failure and no fever", "a  1", "b", "Übel\t1\t2"]
+    attachment = {"contentType": "text/html", "data": base64.b64encode("<p>Übel".encode("latin-1")).decode()}
+    (note,) = read_upload("x.json", json.dumps(document(content=[{"attachment": attachment}])).encode())
+    assert note.text == "Übel"
+
+
+def test_a_patient_within_the_document():
+    patient = {"resourceType": "Patient", "id": "p", "gender": "female", "birthDate": "1950-05-05"}
+    item = document(contained=[patient], subject={"reference": "#p"})
+    (note,) = read_upload("x.json", json.dumps(item).encode())
+    assert (note.patient, note.extra["sex"], note.extra["age"]) == (None, "F", 73)
+    patient["identifier"] = [{"value": "MRN3"}]
+    assert read_upload("x.json", json.dumps(item).encode())[0].patient == "MRN3"
+    patient["birthDate"] = "2025-06-01"
+    with pytest.raises(DataError, match="birthDate of the patient is after the date"):
+        read_upload("x.json", json.dumps(item).encode())
 
 
 def test_dates_that_are_none_are_refused_and_parts_of_one_give_no_age():

@@ -295,7 +295,8 @@ document.addEventListener("keydown", (event) => {
     awaited = true;
     return enter();
   }
-  if (event.target.id === "find" && event.key === "Escape") return select(now ?? cards()[0]?.dataset.key ?? null, { jump: false });
+  if (event.target.id === "override" && event.key === "Enter") return panel().querySelector('[data-act="override"]').click();
+  if (["find", "override"].includes(event.target.id) && event.key === "Escape") return select(now ?? cards()[0]?.dataset.key ?? null, { jump: false });
   if (event.target.matches?.(".hit") && ["ArrowDown", "ArrowUp"].includes(event.key)) {
     const hits = [...document.querySelectorAll("#hits .hit")];
     event.preventDefault();
@@ -327,6 +328,7 @@ function act(key) {
   else if (key === "h") ACTS[panel().dataset.status === "held" ? "resume" : "hold"]();
   else if (key === "s") ACTS.second();
   else if (key === "t") ACTS.take();
+  else if (key === "f" && document.getElementById("override")) document.getElementById("override").focus();
   else if (key === "f") (panel().querySelector('[data-act="finish"], [data-act="approve"]'))?.click();
   else if (key === "y") panel().querySelector('[data-act="claim"]')?.click();
   else if (key === "o") cyclePoa();
