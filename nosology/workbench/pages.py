@@ -15,7 +15,7 @@ from nosology.claims.encounter import coding_day
 from nosology.core import SYSTEMS, Code, ConflictError, NosologyError, Note, ReviewError
 from nosology.workbench import cases, coding, measures, triage
 from nosology.workbench.audit_log import shown_notes
-from nosology.workbench.database import notes
+from nosology.workbench.database import notes, users
 from nosology.workbench.page_html import AdminPage, PageContext, PageDep, ReviewerPage, annotate_note
 from nosology.workbench.proposals import claim_evidence
 from nosology.workbench.review import NotFound
@@ -183,7 +183,7 @@ def history_page(page: PageDep, note_id: RowId) -> HTMLResponse:
     case = page.services.read_case(page.user, note_id, page.address, "history")
     with page.reading() as connection:
         rows = cases.decision_history(connection, note_id)
-        people = {row.id: row.name for row in cases.list_assignees(connection)}
+        people = {row.id: row.name for row in connection.execute(select(users.c.id, users.c.name))}
     return page.render("history.html", case=case, rows=rows, people=people)
 
 

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse
 
 from nosology.codes import table
 from nosology.workbench.app import THREADS
-from nosology.workbench.database import read_transaction
+from nosology.workbench.database import read_transaction, users
 from nosology.workbench.page_html import static_path
 from nosology.workbench.security import SecurityMiddleware
 from tests.workbench.conftest import NOTE, PASSWORD, ApiClient, browser, csrf
@@ -407,6 +407,19 @@ def test_files_are_uploaded_by_a_form(server):
     assert client.post("/batches", data={"csrf": token, "text": "x", "ref": "typed"}).status_code == 200
     again = client.post("/batches", data={"csrf": token}, files=files)
     assert again.status_code == 200 and "0 imported. 2 skipped" in again.text
+
+
+def test_an_assignee_who_is_disabled_is_named(server, ann):
+    admin = browser(server, "adam")
+    name = f"leaver {time.time_ns()}"
+    admin.post("/users", data={"csrf": csrf(admin), "name": name, "role": "coder"})
+    with read_transaction(server[0].app.state.services.engine) as connection:
+        user = connection.scalar(select(users.c.id).where(users.c.name == name))
+    note = ann.note("of a leaver")
+    assert ann.decide(note, "assign", 0, user=user).status_code == 200
+    admin.post(f"/users/{user}", data={"csrf": csrf(admin), "act": "disable"})
+    assert "a disabled user</option>" in admin.get(f"/notes/{note}").text
+    assert name in admin.get(f"/notes/{note}/history").text
 
 
 def test_a_pasted_text_is_kept_if_it_was_not_imported(server, ann):

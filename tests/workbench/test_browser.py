@@ -364,6 +364,9 @@ def test_finish_asks_for_a_reason_if_the_codes_have_errors(chromium, address):
     page.keyboard.type("Nothing was treated.")
     page.keyboard.press("Enter")
     expect(page.locator(".panel .chip.done")).to_be_visible()
+    assert "status=all" in page.locator("#next").get_attribute("href")  # the filter of the queue
+    page.get_by_role("link", name="History", exact=True).click()
+    expect(page.locator(".timeline")).to_contain_text("because: Nothing was treated.")
 
 
 def test_evidence_is_removed_by_a_key_and_rejected_codes_are_reached(chromium, address):

@@ -60,7 +60,7 @@ async function loop() {
     let response, html;
     try {
       const body = new URLSearchParams({ ...item.values, key: item.key, version: item.version });
-      response = await fetch(`/notes/${item.note}/decide`, { method: "POST", body, signal: AbortSignal.timeout(PATIENCE), headers: { "HX-Request": "true", "X-CSRF-Token": token } });
+      response = await fetch(`/notes/${item.note}/decide`, { method: "POST", body, signal: AbortSignal.timeout(PATIENCE), headers: { "HX-Request": "true", "HX-Current-URL": location.href, "X-CSRF-Token": token } });
       html = await response.text();
     } catch { return later("Offline"); }
     if (response.status === 401) {
