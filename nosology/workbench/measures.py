@@ -79,7 +79,7 @@ def _by_note(connection: Connection, query: Any) -> dict[int, list[RowMapping]]:
 def _reviewed_note(
     finished: float, coding: RowMapping, decided: Sequence[RowMapping], opened: Sequence[RowMapping]
 ) -> ReviewedNote:
-    review = replay(((row["action"], row["details"], row["user_id"]) for row in decided), length=1 << 60)
+    review = replay(((row["action"], row["details"], row["user_id"]) for row in decided), length=1 << 60, stored=True)
     times = sorted([row["at"] for row in decided if row["user_id"] is not None] + [row["at"] for row in opened])
     return ReviewedNote(
         suggested=frozenset(Code(s["system"], s["code"]) for s in coding["suggestions"] if s["accepted"]),

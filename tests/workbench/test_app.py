@@ -10,13 +10,13 @@ import time
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import column, literal, select
+from sqlalchemy import column, insert, literal, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import PlainTextResponse
 
 from nosology.codes import table
 from nosology.workbench.app import THREADS
-from nosology.workbench.database import read_transaction, users
+from nosology.workbench.database import decisions, notes, read_transaction, users, write_transaction
 from nosology.workbench.page_html import static_path
 from nosology.workbench.security import SecurityMiddleware
 from tests.workbench.conftest import NOTE, PASSWORD, ApiClient, browser, csrf
@@ -407,6 +407,21 @@ def test_files_are_uploaded_by_a_form(server):
     assert client.post("/batches", data={"csrf": token, "text": "x", "ref": "typed"}).status_code == 200
     again = client.post("/batches", data={"csrf": token}, files=files)
     assert again.status_code == 200 and "0 imported. 2 skipped" in again.text
+
+
+def test_a_note_with_a_decision_of_older_rules_is_shown_and_measured(server, ann):
+    note = ann.note("of older rules")
+    assert ann.decide(note, "add", 0, code=HEART).status_code == 200
+    assert ann.decide(note, "second", 1).status_code == 200
+    with write_transaction(server[0].app.state.services.engine) as connection:  # as an older version allowed it
+        user = connection.scalar(select(users.c.id).where(users.c.name == "ann"))
+        row = {"note_id": note, "version": 3, "user_id": user, "at": time.time(), "action": "approve", "details": {}}
+        connection.execute(insert(decisions).values(**row))
+        connection.execute(
+            update(notes).where(notes.c.id == note).values(version=3, status="done", finished=time.time())
+        )
+    assert ann.get(f"/notes/{note}").json()["version"] == 3
+    assert ann.get("/measures").status_code == browser(server, "ann").get("/measures").status_code == 200
 
 
 def test_an_assignee_who_is_disabled_is_named(server, ann):

@@ -266,7 +266,7 @@ def test_a_refused_finish_keeps_the_page_although_next_was_pressed(chromium, add
     open_note(page, address, "outbox-0")
     page.route("**/decide", lambda route: (time.sleep(0.3), route.continue_()))
     page.evaluate(PRESS, ["f", "g"])
-    expect(page.locator(".toast.error", has_text="The note has no code")).to_be_visible()
+    expect(page.get_by_role("alert")).to_contain_text("The note has no code")
     expect(page.locator("#saving")).to_have_text("Not saved")
     page.unroute("**/decide")
     page.keyboard.press("g")  # once the refusal was seen

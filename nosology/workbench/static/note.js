@@ -76,7 +76,8 @@ onAnswer(({ item, html, refusal }) => {
   if (html) htmx.swap(panel(), html, { swapStyle: "outerHTML", swapDelay: 0, settleDelay: 0 });
   document.getElementById("message")?.scrollIntoView({ block: "nearest" });
   if (refusal) pressed.length = 0; // they were meant for another state
-  say(refusal || (said?.words ?? "saved"), refusal ? "error" : "");
+  if (!refusal) say(said?.words ?? "saved");
+  else if (!html) say(refusal, "error"); // else the panel says it
   choose(item.values, Boolean(refusal), !typing);
   while (isEmpty() && pressed.length) act(pressed.shift());
 });
