@@ -40,7 +40,7 @@ def address(small_bundle, tmp_path_factory):
         harm = "document.title='owned'"
         evil = f'<script>{harm}</script><img src=x onerror="{harm}"> \u202econgestive heart failure'
         incoming += [Note(f"slow-{i}", NOTE, site="south", extra=about) for i in range(5)]
-        incoming += [Note(f"outbox-{i}", NOTE, site="west", extra=about) for i in range(5)]
+        incoming += [Note(f"outbox-{i}", NOTE, site="west", extra=about) for i in range(6)]
         incoming += [Note(f"filter-{i}", NOTE, site="north", extra=about) for i in range(3)]
         incoming += [
             Note("in 2019", NOTE, extra={**about, "date": "2019-05-05"}),
@@ -430,6 +430,22 @@ def test_keys_pressed_during_a_request_are_applied_after_it(chromium, address):
     expect(page.locator("#find")).to_be_focused()
     expect(page.locator("#find")).to_have_value("asthma")
     expect(page.locator("#hits .hit").first).to_contain_text("J45")
+
+
+def test_a_typed_search_survives_a_reload_and_a_double_click_is_one_decision(chromium, address):
+    page = signed_in(chromium, address, "ann")
+    open_note(page, address, "outbox-5")
+    page.keyboard.press("/")
+    page.keyboard.type("asthma")
+    expect(page.locator("#hits .hit").first).to_contain_text("J45")
+    page.reload()
+    expect(page.locator("#find")).to_have_value("asthma")
+    expect(page.locator("#hits .hit").first).to_contain_text("J45")
+    page.locator(".open .card").first.click()
+    page.locator('.open .card.now [data-act="accept"]').evaluate("(button) => { button.click(); button.click(); }")
+    expect(page.locator(".chosen .card")).to_have_count(1)
+    expect(page.locator("#saving")).to_have_text("Saved")
+    expect(page.get_by_role("alert")).to_have_count(0)
 
 
 def test_change_order_by_dragging_and_export(chromium, address):

@@ -388,7 +388,7 @@ document.addEventListener("dragend", () => {
 const find = document.getElementById("find"), typed = `find ${note.dataset.note}`;
 if (find && sessionStorage.getItem(typed)) {
   find.value = sessionStorage.getItem(typed);
-  addEventListener("load", () => find.dispatchEvent(new Event("input", { bubbles: true })));
+  addEventListener("load", () => document.getElementById("finding").requestSubmit()); // htmx takes the value for unchanged
 }
 document.addEventListener("input", (event) => { if (event.target.id === "find") sessionStorage.setItem(typed, event.target.value); });
 

@@ -39,8 +39,9 @@ export const waitingCodes = (note) => waiting.filter((item) => item.note === Str
 
 /** Adds a decision and sends it after the earlier ones. The promise says whether nothing was refused; version: of the panel. */
 export function post(note, version, values) {
-  const before = refused;
-  waiting.push({ key: crypto.randomUUID(), note: String(note), version, values });
+  const before = refused, last = waiting.at(-1);
+  const isTwice = last?.note === String(note) && JSON.stringify(last.values) === JSON.stringify(values); // such as a double click
+  if (!isTwice || values.action === "undo") waiting.push({ key: crypto.randomUUID(), note: String(note), version, values });
   keep();
   return flush().then(() => refused === before);
 }
