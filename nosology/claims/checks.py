@@ -78,7 +78,7 @@ def check_codes(
         issues += _check_release(code, encounter)
         if code.system == "icd10cm":
             others = [other for other in codes if other.system == "icd10cm" and other != code]
-            then = _table_on(code.system, encounter)
+            then = table_on(code.system, encounter.get("date"))
             issues += [
                 *_check_excludes1(code, others),
                 *_check_code_first(code, list(codes)),
@@ -90,7 +90,7 @@ def check_codes(
         elif not table(code.system).billable(code.code):
             issues += _check_specificity(code, table(code.system))
     if codes and assigned.principal is None:
-        issues.append(CodeIssue("warning", "principal", codes[0], "no diagnosis is chosen, only procedures"))
+        issues.append(CodeIssue("error", "principal", codes[0], "no diagnosis is chosen, only procedures"))
     issues += _check_present_on_admission(assigned, encounter)
     return sorted(dict.fromkeys(issues), key=lambda issue: LEVELS.index(issue.level))
 
@@ -192,9 +192,8 @@ def _join_notes(notes: Sequence[str]) -> str:
     return joined if len(joined) <= 240 else joined[:239].rsplit(" ", 1)[0] + " …"
 
 
-def _table_on(system: str, encounter: Mapping[str, Any]) -> CodeTable:
-    """The code table of the encounter's date, or the newest one."""
-    day = encounter.get("date")
+def table_on(system: str, day: Any) -> CodeTable:
+    """The code table of a day (YYYY-MM-DD), or the newest one if there is no such day or no table of it."""
     try:
         return table(system, release_on(day, system)) if isinstance(day, str) and day else table(system)
     except CodeError:
@@ -213,7 +212,8 @@ def _check_specificity(code: Code, codes: CodeTable) -> Iterator[CodeIssue]:
         specific = [line for line in siblings if not _UNSPECIFIED.search(codes.description(line))]
         if specific and not side_variants(codes, code.code):
             message = f"{code.code} is unspecific: {codes.description(code.code)}"
-            yield CodeIssue("hint", "unspecific", code, message, _alternatives(code.system, specific))
+            below = [leaf for line in specific for leaf in (line, *codes.descendants(line)) if codes.billable(leaf)]
+            yield CodeIssue("hint", "unspecific", code, message, _alternatives(code.system, list(dict.fromkeys(below))))
 
 
 def _alternatives(system: str, lines: Sequence[str]) -> tuple[Code, ...]:
@@ -282,10 +282,18 @@ def _check_release(code: Code, encounter: Mapping[str, Any]) -> Iterator[CodeIss
         equivalents = tuple(in_release(code, release)[:MAX_ALTERNATIVES])
         message = f"{code.code} is not in the code set of {day[:10]} (release {release})"
         yield CodeIssue("error", "release", code, message, equivalents)
+    elif code.system == "icd10pcs" and _is_in_force(release, day) and code.code not in table(code.system, release):
+        message = f"{code.code} is not in the code set of {day[:10]} (release {release})"
+        yield CodeIssue("error", "release", code, message)
     elif code.system == "icd10cm" and not _in_table(code):
         equivalents = tuple(in_release(code, release)[:MAX_ALTERNATIVES])
         if equivalents != (code,):
             yield CodeIssue("error", "release", code, f"release {release} has no {code.code}", equivalents)
+
+
+def _is_in_force(release: str, day: str) -> bool:
+    """Whether a release of the procedure codes is that of the day; not every one is built in."""
+    return release in (releases("icd10pcs")[-1], str(int(day[:4]) + (day[5:7] >= "10")))
 
 
 def _check_present_on_admission(assigned: AssignedCodes, encounter: Mapping[str, Any]) -> Iterator[CodeIssue]:

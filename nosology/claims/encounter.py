@@ -100,7 +100,7 @@ class Encounter:
         """
         setting = _one_of("setting", stated, SETTINGS) or guess_setting(text)
         role = _one_of("role", stated, ROLES) or _role_of_documents(text)
-        day = str(stated.get("discharged") or stated.get("date") or stated.get("admitted") or "")[:10]
+        day = coding_day(stated)
         age, sex = _age(stated.get("age")), str(stated.get("sex") or "").upper()[:1]
         if sex not in ("", "F", "M"):
             raise ConfigError(f"sex must be F or M; got {sex}")
@@ -114,6 +114,16 @@ class Encounter:
             raise ConfigError(str(error)) from error
         left = str(stated.get("disposition") or "").strip()
         return cls(setting, day, sex or guessed_sex, guessed_age if age is None else age, role, release, left)
+
+
+def coding_day(stated: Mapping[str, Any]) -> str:
+    """The day whose code set counts: that of the discharge, else the date, else the admission; "" if none is stated."""
+    return str(stated.get("discharged") or stated.get("date") or stated.get("admitted") or "")[:10]
+
+
+def with_coding_day(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with the day whose code set counts as the date."""
+    return {**stated, "date": coding_day(stated)}
 
 
 def stated_fields(note: Note) -> dict[str, Any]:

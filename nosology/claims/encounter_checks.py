@@ -10,7 +10,7 @@ from nosology.claims.checks import AssignedCodes, check_codes
 from nosology.claims.code_editor import check_with_code_editor
 from nosology.claims.code_issue import LEVELS, CodeIssue
 from nosology.claims.draft import Draft, Entry
-from nosology.claims.encounter import Encounter
+from nosology.claims.encounter import Encounter, with_coding_day
 from nosology.claims.final_set import drop_unspecified
 from nosology.claims.rules import Rule, apply_rule, rules
 from nosology.codes import table
@@ -25,8 +25,9 @@ def check_encounter(
 ) -> list[CodeIssue]:
     """All issues of the assigned codes, errors first; of issues about the same code and problem only the first.
 
-    encounter: may have date (YYYY-MM-DD), sex (F, M), age and kind (inpatient, outpatient).
+    encounter: may have date or discharged (YYYY-MM-DD), sex (F, M), age and kind (inpatient, outpatient).
     """
+    encounter = with_coding_day(encounter)
     diagnoses = [code for code in assigned.codes if code.system == "icd10cm"]
     issues = check_codes(assigned, encounter, text, evidence)
     reported = {(issue.code, issue.kind) for issue in issues}

@@ -12,6 +12,7 @@ from functools import cache, lru_cache
 from typing import Any, Literal
 
 from nosology.claims.checks import AssignedCodes
+from nosology.claims.encounter import coding_day
 from nosology.core import Code
 
 _lock = threading.Lock()  # the groupers do not promise thread safety
@@ -97,8 +98,8 @@ def group_drg(assigned: AssignedCodes, encounter: Mapping[str, Any]) -> DrgGroup
     if grouper is None or not _can_be_grouped(assigned, encounter) or encounter.get("kind") == "outpatient":
         return DrgGroup()
     chosen = tuple((item.code, item.poa) for item in assigned.chosen)
-    day = str(encounter.get("date") or "")
-    return _drg(grouper, chosen, int(encounter["age"]), encounter["sex"], day, _discharge_status(encounter))
+    status = _discharge_status(encounter)
+    return _drg(grouper, chosen, int(encounter["age"]), encounter["sex"], coding_day(encounter), status)
 
 
 def score_hcc(assigned: AssignedCodes, encounter: Mapping[str, Any]) -> HccScore:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RowMapping, delete, func, insert, select, update
+from sqlalchemy import Connection, Engine, Row, RowMapping, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from nosology.core import ReviewError
@@ -99,13 +99,19 @@ def _check_role(role: str) -> None:
         raise ReviewError(f"role must be one of {', '.join(ROLES)}")
 
 
+def _find_user(connection: Connection, name: str) -> Row | None:
+    """The user with a name, whatever its case. Python compares: a database may know the case of ASCII letters only."""
+    rows, key = connection.execute(select(users)), account_key(name)
+    return next((row for row in rows if account_key(row.name) == key), None)
+
+
 def create_user(
     connection: Connection, name: str, role: str, password: str | None, *, must_change: bool = False
 ) -> int:
     """The id of a new user; ReviewError if the name is taken or a value is invalid."""
     name = _clean_name(name, "name")
     _check_role(role)
-    if connection.scalar(select(users.c.id).where(func.lower(users.c.name) == name.lower())):
+    if _find_user(connection, name) is not None:
         raise ReviewError("that name is taken")
     if password is not None:
         check_password_rules(password, name)
@@ -131,8 +137,8 @@ def create_admin(engine: Engine, *, reset: bool = False) -> str | None:
     with write_transaction(engine) as connection:
         if connection.scalar(select(func.count()).select_from(users)) and not reset:
             return None
-        admin = connection.scalar(select(users.c.id).where(users.c.name == "admin"))
-        admin = admin or create_user(connection, "admin", "admin", None)
+        found = _find_user(connection, "admin")
+        admin = found.id if found is not None else create_user(connection, "admin", "admin", None)
         update_user(connection, admin, role="admin", disabled=False)
         return reset_password(connection, admin)
 
@@ -152,7 +158,7 @@ def check_password(engine: Engine, name: str, password: str) -> PasswordCheck:
     One hash is verified in every case, so the response time does not tell which names exist.
     """
     with read_transaction(engine) as connection:
-        user = connection.execute(select(users).where(func.lower(users.c.name) == account_key(name))).first()
+        user = _find_user(connection, name)
     is_right = verify_password(user.password if user is not None else None, password)
     if user is None:
         return PasswordCheck(None, None, "unknown name")
@@ -272,8 +278,11 @@ def end_session(connection: Connection, user: int, session_id: str) -> None:
         raise NotFound("there is no such session of yours")
 
 
-def session_user(engine: Engine, cookie: str) -> User | None:
-    """The user of a session cookie; None if the session is unknown, too old, locked, or was idle too long."""
+def session_user(engine: Engine, cookie: str, *, is_poll: bool = False) -> User | None:
+    """The user of a session cookie; None if the session is unknown, too old, locked, or was idle too long.
+
+    is_poll: the request does not count as use of the session.
+    """
     now, session_id = time.time(), text_sha256(cookie)
     columns = (sessions.c.csrf, sessions.c.seen, sessions.c.expires, sessions.c.idle, sessions.c.locked)
     query = select(*columns, users).join(users, users.c.id == sessions.c.user_id).where(sessions.c.id == session_id)
@@ -281,7 +290,7 @@ def session_user(engine: Engine, cookie: str) -> User | None:
         row = connection.execute(query).mappings().first()
     if row is None or row["disabled"] or row["locked"] or now > row["expires"] or now - row["seen"] > row["idle"]:
         return None
-    if now - row["seen"] > _WRITE_SECONDS:
+    if now - row["seen"] > _WRITE_SECONDS and not is_poll:
         with write_transaction(engine) as connection:
             connection.execute(update(sessions).where(sessions.c.id == session_id).values(seen=now))
     return User(row["id"], row["name"], row["role"], row["must_change"], row["csrf"])

@@ -22,7 +22,6 @@ from nosology.workbench.change_feed import changed_notes, queue_page, to_seconds
 from nosology.workbench.coding import batch_progress
 from nosology.workbench.database import notes, read_transaction
 from nosology.workbench.encounter_services import ImportedNotes
-from nosology.workbench.fhir_import import read_fhir
 from nosology.workbench.proposals import for_claim, propose_claim
 from nosology.workbench.security import (
     MAX_ID,
@@ -35,7 +34,7 @@ from nosology.workbench.security import (
     RowId,
     ServicesDep,
 )
-from nosology.workbench.uploads import coder_columns, normalize_encounter
+from nosology.workbench.uploads import coder_columns, normalize_encounter, read_documents
 from nosology.workbench.views import build_panel, code_book_page
 from nosology.workbench.work_queue import PAGE_SIZE, QueueFilter
 
@@ -121,8 +120,7 @@ def add_fhir(
     body: Annotated[dict[str, Any], Body(examples=[schemas.FHIR_EXAMPLE])],
 ) -> ImportedNotes:
     """Imports a FHIR DocumentReference, or a Bundle of them; one that was entered in error is withdrawn."""
-    incoming = [normalize_encounter(note) for note in read_fhir(body, "the body")]
-    return services.import_notes(user, "FHIR", incoming, address)
+    return services.import_notes(user, "FHIR", read_documents(body, "the body"), address)
 
 
 @router.get("/notes/{note_id}")

@@ -18,13 +18,18 @@ def _storable(text: str) -> str:
     return text.replace("\x00", " ").encode("utf-8", "replace").decode("utf-8")
 
 
+def _day(text: str) -> str:
+    """The text if it is a day; ValueError if the calendar does not have it."""
+    return datetime.date.fromisoformat(text).isoformat()
+
+
 NoteStatus = Literal["new", "open", "held", "second", "preaccepted", "done", "deleted"]
 CodeSystem = Literal["icd9cm", "icd9proc", "icd10cm", "icd10pcs"]
 Text = Annotated[str, AfterValidator(_storable)]
 NoNul = Annotated[Text, Field(pattern=r"^[^\x00]*$")]
 ShortText = Annotated[NoNul, Field(max_length=200)]
 Columns = dict[ShortText, ShortText | int | float]  # of a note, for a coder that reads columns
-Day = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+Day = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$", json_schema_extra={"format": "date"}), AfterValidator(_day)]
 Disposition = Annotated[str, Field(pattern=r"^(0[1-7]|2[01]|30|4[0-3]|5[01]|6[1-69]|70|8[1-9]|9[0-5])$")]  # UB-04
 DocumentKind = Literal[
     "discharge",

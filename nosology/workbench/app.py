@@ -147,6 +147,8 @@ def _is_api(request: Request) -> bool:
 
 
 def _error_response(request: Request, status: int, message: str) -> Response:
+    if not _is_api(request):
+        message = message[:1].upper() + message[1:]
     if _is_api(request) or request.headers.get("hx-request"):
         response: Response = JSONResponse({"detail": message}, status_code=status)
     else:

@@ -230,7 +230,8 @@ def load_case(connection: Connection, note_id: int) -> Case:
     rows = load_documents(connection, original["id"])
     coding = connection.execute(_CODING, {"note": original["id"]}).mappings().first()
     past = [(row.action, row.details, row.user_id) for row in connection.execute(_DECISIONS, {"note": note_id})]
-    review = replay(past, length=rows[-1]["start"] + rows[-1]["length"] if rows else 0)
+    length = rows[-1]["start"] + rows[-1]["length"] if rows else 0
+    review = replay(past, length=length, stored=True)
     text = encounter_text(rows, review.documents)
     parts = tuple(to_document(row, review.documents.get(row["id"], "current")) for row in rows)
     suggestions = [suggestion_from_json(value, text) for value in coding["suggestions"]] if coding else []

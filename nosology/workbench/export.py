@@ -13,6 +13,7 @@ from fastapi.responses import Response
 from sqlalchemy import Engine, RowMapping, select
 
 from nosology.claims.checks import PROCEDURES, AssignedCode
+from nosology.claims.encounter import coding_day
 from nosology.codes import describe, release_on
 from nosology.core import Code, CodeError, Evidence, Note, __version__
 from nosology.text.borders import join_documents
@@ -230,8 +231,8 @@ def _term(system: str, code: str, **more: str) -> dict[str, Any]:
 def _release(code: Code, case: Case) -> str | None:
     """The release of a code system on the day of the encounter, or the one that the coder used."""
     try:
-        return release_on(case.note["encounter"]["date"], code.system)
-    except (KeyError, CodeError):
+        return release_on(coding_day(case.note["encounter"]), code.system)
+    except CodeError:
         return _tables(case).get(code.system)
 
 

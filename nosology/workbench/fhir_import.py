@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
 from typing import Any
 
 from nosology.core import DataError, Note
-from nosology.corpora.text_files import note_text
+from nosology.corpora.text_files import decode, note_text
 from nosology.corpora.validation import RecordValidator
 from nosology.workbench.encounter_data import DISPOSITIONS, iso_date, years_between
 
-_SETTINGS = {  # codes of Encounter.class (v3-ActCode)
-    **dict.fromkeys(("IMP", "ACUTE", "NONAC", "PRENC", "SS", "OBSENC"), "inpatient"),
-    **dict.fromkeys(("AMB", "HH", "VR", "FLD"), "outpatient"),
+_SETTINGS = {  # codes of Encounter.class (v3-ActCode); observation is outpatient care (guideline IV.A.2)
+    **dict.fromkeys(("IMP", "ACUTE", "NONAC", "SS"), "inpatient"),
+    **dict.fromkeys(("AMB", "HH", "VR", "FLD", "OBSENC", "PRENC"), "outpatient"),
     "EMER": "emergency",
 }
 _LOINC_KINDS = {  # codes of DocumentReference.type and .category
@@ -43,8 +44,10 @@ DISPOSITION_CODES = {  # of FHIR's code system discharge-disposition, each with 
     "oth": "70",
 }
 _WITHDRAWN = ("entered-in-error", "superseded")  # values of DocumentReference.status
-_BLOCKS = {"p", "div", "br", "tr", "li", "h1", "h2", "h3", "h4", "h5", "h6", "table", "section", "ul", "ol", "hr"}
-_HIDDEN = {"script", "style", "head", "title", "template"}
+_BLOCKS = {"p", "pre", "div", "br", "tr", "li", "table", "section", "ul", "ol", "hr"} | {
+    f"h{level}" for level in range(1, 7)
+}
+_HIDDEN = {"script", "style", "title", "template"}
 
 
 def read_fhir(value: Any, name: str) -> Iterator[Note]:
@@ -70,8 +73,8 @@ def _bundle_resources(value: Any, name: str) -> dict[str, Any]:
         raise DataError(f"{name}: entry of a Bundle must be a list")
     found: dict[str, Any] = {}
     for number, entry in enumerate(item for item in entries if isinstance(item, dict)):
-        resource = entry.get("resource")
-        found[str(entry.get("fullUrl") or number)] = resource
+        resource, url = entry.get("resource"), str(entry.get("fullUrl") or number)
+        found[f"{url} {number}" if url in found else url] = resource  # none is left out
         if isinstance(resource, dict) and _type(resource) in ("Patient", "Encounter") and resource.get("id"):
             found[f"{_type(resource)}/{resource['id']}"] = resource
     return found
@@ -80,6 +83,7 @@ def _bundle_resources(value: Any, name: str) -> dict[str, Any]:
 def _referenced(reference: Any, kind: str, resources: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """The text of a reference and the resource of a kind that it names; {} if the Bundle does not have it."""
     text = str((reference or {}).get("reference") or "") if isinstance(reference, dict) else ""
+    text = text.partition("/_history/")[0]
     local = "/".join(text.rsplit("/", 2)[-2:])  # of an absolute address
     found = resources.get(text) or resources.get(local)
     return text, found if isinstance(found, dict) and _type(found) == kind else {}
@@ -97,7 +101,8 @@ def _document_note(item: dict[str, Any], resources: Mapping[str, Any], where: st
     text = next((text for content in item["content"] if (text := _attachment_text(content, where))), None)
     if text is None and not withdrawn:
         raise DataError(f"{where}: no attachment with text or HTML in it (addresses are not followed)")
-    context = item.get("context") or {}
+    contained = {f"#{it.get('id')}": it for it in item.get("contained") or [] if isinstance(it, dict)}
+    context, resources = item.get("context") or {}, {**resources, **contained}
     subject, patient = _referenced(item.get("subject"), "Patient", resources)
     visit, encounter = _referenced(next(iter(context.get("encounter") or []), None), "Encounter", resources)
     note_id = checked.id or next((i.get("value") for i in item.get("identifier") or [] if i.get("value")), None)
@@ -111,9 +116,15 @@ def _document_note(item: dict[str, Any], resources: Mapping[str, Any], where: st
 
 
 def _resource_id(reference: str, resource: Mapping[str, Any]) -> str | None:
-    """The id of a patient or encounter: that of the resource, else its first identifier, else the reference."""
+    """The id of a patient or encounter: that of the resource, else its first identifier, else the reference.
+
+    The id of a resource within the document, such as "#p", is no name: other documents have it, too.
+    """
     identifiers = [it.get("value") for it in resource.get("identifier") or [] if isinstance(it, dict)]
-    named = resource.get("id") or next(filter(None, identifiers), None)
+    named = next(filter(None, identifiers), None)
+    if reference.startswith("#"):
+        return str(named) if named else None
+    named = resource.get("id") or named
     return str(named) if named else reference.removeprefix("Patient/").removeprefix("Encounter/") or None
 
 
@@ -147,8 +158,9 @@ def _encounter_fields(
     where: str,
 ) -> dict[str, Any]:
     """sex, birth date, age, stay, disposition, setting, title; the date is the end of the stay, or the document's."""
-    stay = encounter.get("period") or {}
-    period = context.get("period") or stay
+    stay, period = encounter.get("period"), context.get("period")
+    stay = stay if isinstance(stay, dict) else {}
+    period = period if period and isinstance(period, dict) else stay
     day = _date(period.get("end") or period.get("start") or item.get("date"), "date", where)
     extra: dict[str, Any] = {"sex": patient.get("gender"), "date": day, "title": item.get("description")}
     extra["admitted"] = _date(stay.get("start"), "the start of the encounter", where)
@@ -158,6 +170,8 @@ def _encounter_fields(
     born = str(patient.get("birthDate") or "")
     if len(born) >= 10:  # a year or month alone gives no exact age
         birthday, came = _date(born, "birthDate of the patient", where), extra["admitted"] or day
+        if birthday and day and birthday > day:
+            raise DataError(f"{where}: birthDate of the patient is after the date of the document")
         extra["born"] = birthday
         extra["age"] = years_between(birthday, came) if birthday and came else None
     kind = (encounter.get("class") or {}).get("code") if isinstance(encounter.get("class"), dict) else None
@@ -186,7 +200,7 @@ def _attachment_text(content: Mapping[str, Any], where: str) -> str | None:
     except (binascii.Error, ValueError) as error:
         raise DataError(f"{where}: the attachment is not base64") from error
     if not kind.startswith("text/plain"):
-        raw = html_text(raw.decode("utf-8", "replace")).encode()
+        raw = html_text(decode(raw)[0]).encode()
     name, _, row = where.rpartition(" row ")
     return RecordValidator().clean_text(note_text(raw, where), name, int(row))
 
@@ -197,22 +211,24 @@ class _TextOfHtml(HTMLParser):
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.parts: list[str] = []
-        self._hidden = 0
+        self._hidden = self._preformatted = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """A tag that starts."""
         self._hidden += tag in _HIDDEN
+        self._preformatted += tag == "pre"
         self.parts += ["\n"] if tag in _BLOCKS else ["\t"] if tag in ("td", "th") else []
 
     def handle_endtag(self, tag: str) -> None:
         """A tag that ends."""
         self._hidden = max(0, self._hidden - (tag in _HIDDEN))
+        self._preformatted = max(0, self._preformatted - (tag == "pre"))
         self.parts += ["\n"] if tag in _BLOCKS else []
 
     def handle_data(self, data: str) -> None:
         """Text between tags."""
         if not self._hidden:
-            self.parts.append(" ".join(data.split()) + (" " if data[-1:].isspace() else ""))
+            self.parts.append(data if self._preformatted else re.sub(r"\s+", " ", data))
 
 
 def html_text(page: str) -> str:
@@ -220,5 +236,5 @@ def html_text(page: str) -> str:
     parser = _TextOfHtml()
     parser.feed(page)
     parser.close()
-    lines = (" ".join(line.split(" ")).strip() for line in "".join(parser.parts).split("\n"))
+    lines = (line.strip(" ") for line in "".join(parser.parts).replace("\r\n", "\n").split("\n"))
     return "\n".join(line for line in lines if line)

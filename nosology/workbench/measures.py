@@ -82,7 +82,7 @@ def rows_by_note(connection: Connection, query: Any) -> dict[int, list[RowMappin
 def _reviewed_note(
     finished: float, coding: RowMapping, decided: Sequence[RowMapping], opened: Sequence[RowMapping]
 ) -> ReviewedNote:
-    review = replay(((row["action"], row["details"], row["user_id"]) for row in decided), length=1 << 60)
+    review = replay(((row["action"], row["details"], row["user_id"]) for row in decided), length=1 << 60, stored=True)
     times = sorted(
         [row["at"] for row in decided if row["user_id"] is not None and row["action"] != "document"]
         + [row["at"] for row in opened]

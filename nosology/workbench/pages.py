@@ -12,13 +12,14 @@ from fastapi import APIRouter, File, Form, UploadFile
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy import select
 
+from nosology.claims.encounter import coding_day
 from nosology.core import Code, ConflictError, NosologyError, Note, ReviewError
 from nosology.workbench import cases, coding, measures, triage
 from nosology.workbench.audit_log import shown_notes
 from nosology.workbench.blind_access import load_pair
 from nosology.workbench.bulk_export import export_stream
 from nosology.workbench.conversation import load_conversation
-from nosology.workbench.database import documents, notes
+from nosology.workbench.database import documents, notes, users
 from nosology.workbench.decision_steps import shown_chances
 from nosology.workbench.document_views import past_documents, show_documents
 from nosology.workbench.double_coding import count_finished_pairs
@@ -143,7 +144,8 @@ def _render_case(
         values["second"] = load_second_review(connection, case)
         values["pair"] = load_pair(connection, case.note["id"])
     values |= {"case": case, "panel": build_panel(case), "claim": build_claim_panel(case)}
-    values |= {"people": people, "queue": wanted.query, "about": editable_fields(case.note["encounter"])}
+    values |= {"people": people, "queue": wanted.query, "day": coding_day(case.note["encounter"])}
+    values |= {"about": editable_fields(case.note["encounter"])}
     values |= {"groups": build_group_panel(case, page.services.drg_weights), "chances": shown_chances(case)}
     values |= {"message": message, "conflict": status == 409, "override": override}
     return page.render(template, status=status, **values)
@@ -222,7 +224,7 @@ def history_page(page: PageDep, note_id: RowId) -> HTMLResponse:
     case = page.services.read_case(page.user, note_id, page.address, "history")
     with page.reading() as connection:
         rows = cases.decision_history(connection, note_id)
-        people = {row.id: row.name for row in cases.list_assignees(connection)}
+        people = {row.id: row.name for row in connection.execute(select(users.c.id, users.c.name))}
         past = past_documents(connection, case)
     past_decisions = [(row["action"], row["details"], row["user_id"]) for row in rows]
     reviews = [(item, rows[item.version - 1]) for item in second_reviews(past_decisions)]
@@ -236,9 +238,9 @@ def export_note(page: PageDep, note_id: RowId, form: str) -> Response:
 
 
 @router.get("/codes/{system}/{code}")
-def book_page(page: PageDep, system: str, code: str, instead_of: str = "") -> HTMLResponse:
-    """A page of the code book."""
-    return page.render("book.html", book=code_book_page(system, code), instead_of=instead_of[:40])
+def book_page(page: PageDep, system: str, code: str, instead_of: str = "", day: str = "") -> HTMLResponse:
+    """A page of the code book; day: of the encounter, whose code set counts."""
+    return page.render("book.html", book=code_book_page(system, code, day[:10]), instead_of=instead_of[:40])
 
 
 @router.get("/batches")
@@ -283,7 +285,8 @@ def upload_notes(
     except NosologyError as error:
         return _render_batches(page, error=f"{error}.", pasted=(ref, text))
     if notice := import_notice(imported):
-        return _render_batches(page, notice=notice)
+        changed = imported.added or imported.corrected or imported.withdrawn
+        return _render_batches(page, notice=notice, pasted=("", "") if changed else (ref, text))
     return RedirectResponse("/batches", status_code=303)
 
 

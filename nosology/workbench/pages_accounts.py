@@ -192,7 +192,7 @@ async def oidc_start(request: Request, services: ServicesDep, next: str = "/") -
     try:
         return await redirect_to_provider(services.settings.oidc, request, callback)
     except NosologyError as error:
-        return _render_login(request, services, f"{error}.", 502)
+        return _render_login(request, services, f"{error}.", 502, next)
 
 
 @router.get("/oidc/back")
@@ -205,7 +205,7 @@ async def oidc_callback(request: Request, services: ServicesDep) -> Response:
     except NosologyError as error:
         address = client_address(request)
         await run_in_threadpool(log_access, services.engine, None, "sign in refused", None, address, "OpenID Connect")
-        return _render_login(request, services, str(error), 401)
+        return _render_login(request, services, f"{error}.", 401, request.session.get("next", "/"))
     place = request.session.pop("next", "/")
     return await run_in_threadpool(_start_session, request, services, user, how="OpenID Connect", place=place)
 

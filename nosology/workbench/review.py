@@ -6,7 +6,7 @@ applies a whole history. The database stores decisions only, so state and histor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -68,8 +68,8 @@ class Review(AssignedCodes):
     removed: evidence that a person took away, by code. held_from: the status to which a note on hold returns;
     held_for: the query for whose answer it waits. coded_by: who finished it, before second review.
     sent_back: why second review sent it back, until it is finished again.
-    second_of: who asked for a second review that nobody has approved yet. keys: of decisions; a decision that is sent
-    again has the same key. documents: the state of those that are not current, by id. encounter: the data of the
+    second_of: whose codes wait for a second review that nobody has approved yet. keys: of decisions; a decision that is
+    sent again has the same key. documents: the state of those that are not current, by id. encounter: the data of the
     encounter that people have set; None: that they have cleared. action, user and previous: the last action, whose it
     was, and the state before it. step: the key of the last decision, which those of one request share.
     """
@@ -115,11 +115,20 @@ def apply_decision(review: Review, action: str, details: Details, user: int | No
     return replace(after, version=review.version + 1, keys=keys)
 
 
-def replay(decisions: Iterable[tuple[str, Details, int | None]], *, length: int) -> Review:
-    """The state after decisions (action, details, user) in order."""
+def replay(decisions: Iterable[tuple[str, Details, int | None]], *, length: int, stored: bool = False) -> Review:
+    """The state after decisions (action, details, user) in order.
+
+    stored: they were valid when they were made. One that the present rules refuse, such as the approval of a second
+    review in a store of an older version, changes nothing but the version: the note must stay readable.
+    """
     review = Review()
     for action, details, user in decisions:
-        review = apply_decision(review, action, details, user, length=length)
+        try:
+            review = apply_decision(review, action, details, user, length=length)
+        except ReviewError:
+            if not stored:
+                raise
+            review = replace(review, version=review.version + 1)
     return review
 
 
@@ -189,11 +198,31 @@ def _reject(review: Review, details: Details, user: int | None, length: int) -> 
     if reason not in REASONS:
         raise ReviewError(f"reason must be one of {', '.join(REASONS)}; got {_short(reason)}")
     chosen = tuple(item for item in review.chosen if item.code != code)
-    return replace(review, chosen=chosen, rejected={**review.rejected, code: reason})
+    return replace(review, chosen=chosen, rejected={**_rejected_without(review, code), code: reason})
+
+
+def _past(review: Review) -> Iterator[Review]:
+    """The state and those before it, the newest first."""
+    state: Review | None = review
+    while state is not None:
+        yield state
+        state = state.previous
+
+
+def _rejected_without(review: Review, code: Code) -> dict[Code, str]:
+    """The rejected codes if a code is not chosen any more: those that it had replaced are open again."""
+    gone, item = {code}, review.find(code)
+    if item and item.instead_of:
+        steps = (other for state in _past(review) for other in state.chosen if other.instead_of == item.instead_of)
+        gone |= {item.instead_of, *(other.code for other in steps)}
+    return {other: reason for other, reason in review.rejected.items() if other not in gone}
 
 
 def _change(review: Review, details: Details, user: int | None, length: int) -> Review:
-    """The old code is rejected as too unspecific if the new one is below it, else as replaced, or as `reason` says."""
+    """The old code is rejected as too unspecific if the new one is below it, else as replaced, or as `reason` says.
+
+    A code that is changed again still stands for the first one. Changing it back to that one undoes the change.
+    """
     code, to = parse_code(details), _known_code(details, "to")
     if review.find(to) or code == to:
         raise ReviewError(f"{to.code} is chosen already")
@@ -201,22 +230,25 @@ def _change(review: Review, details: Details, user: int | None, length: int) -> 
     if reason not in REASONS:
         raise ReviewError(f"reason must be one of {', '.join(REASONS)}; got {_short(reason)}")
     old = review.find(code)
-    new = replace(old or AssignedCode(code, "suggested"), code=to, origin="changed", instead_of=code, rule="")
+    first = old.instead_of if old and old.instead_of else code
+    if first == to:
+        origin = next((it.origin for state in _past(review) if (it := state.find(to))), "suggested")
+        new = replace(old or AssignedCode(to, origin), code=to, origin=origin, instead_of=None, rule="")
+        rejected = _rejected_without(review, code)
+    else:
+        new = replace(old or AssignedCode(code, "suggested"), code=to, origin="changed", instead_of=first, rule="")
+        rejected = _without(review.rejected, to) | {code: reason}
     chosen = tuple(new if item is old else item for item in review.chosen) if old else (*review.chosen, new)
-    return replace(review, chosen=chosen, rejected=_without(review.rejected, to) | {code: reason})
+    return replace(review, chosen=chosen, rejected=rejected)
 
 
 def _clear(review: Review, details: Details, user: int | None, length: int) -> Review:
-    """The code is open again, and so is the code that it had replaced."""
+    """The code is open again, and so are the codes that it had replaced."""
     code = parse_code(details)
-    item = review.find(code)
-    if code not in review.rejected and not item:
+    if code not in review.rejected and not review.find(code):
         raise ReviewError(f"nothing has been decided about {code.code}")
     chosen = tuple(other for other in review.chosen if other.code != code)
-    rejected = _without(review.rejected, code)
-    if item and item.instead_of:
-        rejected = _without(rejected, item.instead_of)
-    return replace(review, chosen=chosen, rejected=rejected)
+    return replace(review, chosen=chosen, rejected=_rejected_without(review, code))
 
 
 def _undo(review: Review, details: Details, user: int | None, length: int) -> Review:
@@ -318,9 +350,11 @@ def _resume(review: Review, details: Details, user: int | None, length: int) -> 
 
 
 def _second(review: Review, details: Details, user: int | None, length: int) -> Review:
+    """Whose codes are reviewed cannot approve them: who asked first, or who had finished the note."""
     asked = _status_change(("new", "open", "preaccepted", "done"), "second")(review, details, user, length)
     coded_by = review.coded_by if review.status == "done" else user
-    return replace(asked, second_of=user, coded_by=coded_by, sent_back="", sent_back_by=None)
+    second_of = next((it for it in (review.second_of, review.finished_by) if it is not None), user)
+    return replace(asked, second_of=second_of, coded_by=coded_by, sent_back="", sent_back_by=None)
 
 
 def _finish(review: Review, details: Details, user: int | None, length: int) -> Review:
@@ -334,7 +368,7 @@ def _finish(review: Review, details: Details, user: int | None, length: int) -> 
 def _approve(review: Review, details: Details, user: int | None, length: int) -> Review:
     _check_override(details)
     if review.status == "second" and user is not None and user in (review.finished_by, review.second_of):
-        raise ReviewError("a second review is another person's task: you asked for this one")
+        raise ReviewError("a second review is another person's task: you coded this note or asked for the review")
     done = _status_change(("second", "preaccepted"), "done")(review, details, user, length)
     return replace(done, second_of=None)
 

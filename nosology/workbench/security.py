@@ -37,6 +37,7 @@ MAX_SIGN_IN_BYTES = 16 * 1024  # of a request of somebody who is not signed in
 # Paths for which nobody has to be signed in. The body of any other request is not read before its user is known.
 PUBLIC_PATHS = ("/login", "/oidc/", "/health/", "/metrics", "/static/", "/api/openapi.json")
 PHYSICIAN_PATHS = ("queries", "password", "sessions", "lock", "logout")  # first parts of the paths of that role
+POLLED = ("/coded", "/batches/rows")  # ends of paths that pages ask for by themselves
 MAX_ID = 2**31 - 1  # of the database's integers
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; font-src 'self'; "
@@ -76,8 +77,11 @@ def get_services(request: Request) -> Services:
     return request.app.state.services
 
 
-async def find_user(engine: Engine, headers: Headers, cookies: Mapping[str, str]) -> User:
-    """The user of the API token or session in the headers of a request; NotAuthenticated if there is none."""
+async def find_user(engine: Engine, headers: Headers, cookies: Mapping[str, str], *, is_poll: bool = False) -> User:
+    """The user of the API token or session in the headers of a request; NotAuthenticated if there is none.
+
+    is_poll: a page asks by itself; the idle time of its session goes on.
+    """
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         user = await run_in_threadpool(token_user, engine, token.strip())
@@ -85,7 +89,7 @@ async def find_user(engine: Engine, headers: Headers, cookies: Mapping[str, str]
             raise NotAuthenticated("the API token is not known, is revoked or has expired")
         return user
     cookie = cookies.get(SESSION_COOKIE)
-    user = await run_in_threadpool(session_user, engine, cookie) if cookie else None
+    user = await run_in_threadpool(session_user, engine, cookie, is_poll=is_poll) if cookie else None
     if user is None:
         raise NotAuthenticated("sign in first")
     return user
@@ -231,7 +235,8 @@ class AuthenticationMiddleware:
             request = Request(scope)
             try:
                 engine = get_services(request).engine
-                scope["nosology.user"] = await find_user(engine, request.headers, request.cookies)
+                is_poll = scope["path"].endswith(POLLED)
+                scope["nosology.user"] = await find_user(engine, request.headers, request.cookies, is_poll=is_poll)
             except NotAuthenticated as error:
                 response = self.refuse(request, error)
                 if request.method not in SAFE_METHODS:

@@ -25,8 +25,9 @@ class StoreLock:
     """
 
     def __init__(self, store: str):
+        # resolve: the same file may be given by a link.
         is_file = "://" not in store
-        self._path = Path(f"{Path(store).expanduser()}-lock") if is_file else None
+        self._path = Path(f"{Path(store).expanduser().resolve()}-lock") if is_file else None
         self._session = None if is_file else SessionLock(store)
         self._file: int | None = None
 

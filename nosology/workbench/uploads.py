@@ -63,8 +63,7 @@ def read_upload(name: str, raw: bytes) -> list[Note]:
     if raw.isspace() or not raw:
         raise DataError(f"{name} is empty")
     if _is_fhir(name, raw):
-        documents = enumerate(read_fhir(_fhir_json(name, raw), name), 1)
-        notes = [normalize_encounter(note, f"{name} row {row}") for row, note in documents]
+        notes = read_documents(_fhir_json(name, raw), name)
     elif is_notes_file(name):
         notes = list(_limited(InputFile(raw, name, longest=MAX_ROW_BYTES), len(raw)))
     else:
@@ -72,6 +71,17 @@ def read_upload(name: str, raw: bytes) -> list[Note]:
         notes = [normalize_encounter(Note(PurePath(name).stem, text), name)]
     if not notes:
         raise DataError(f"{name} has no notes")
+    return notes
+
+
+def read_documents(value: Any, name: str) -> list[Note]:
+    """The notes of a FHIR resource or Bundle; DataError if two have the same id."""
+    notes = [normalize_encounter(note, f"{name} row {row}") for row, note in enumerate(read_fhir(value, name), 1)]
+    seen: set[str] = set()
+    for row, note in enumerate(notes, 1):
+        if note.id in seen:
+            raise DataError(f"{name} row {row}: the DocumentReference has the id of an earlier one")
+        seen.add(note.id)
     return notes
 
 
@@ -120,16 +130,21 @@ def _parquet_bytes(file: InputFile) -> int:
 def normalize_encounter(note: Note, where: str = "the note") -> Note:
     """The note with `extra` in the form that the checks read; other columns stay if they are short or numbers.
 
-    DataError if a field is too long; where: of the note, for its message.
+    DataError if a field is too long or a day is none; where: of the note, for its message.
     """
     for name, limit in _MAX_LENGTHS.items():
-        if len(getattr(note, name) or "") > limit:
-            got = len(getattr(note, name))
-            raise DataError(f"{where}: {name} may have {limit:,} characters; got {got:,}")
+        value = getattr(note, name) or ""
+        if len(value) > limit:
+            raise DataError(f"{where}: {name} may have {limit:,} characters; got {len(value):,}")
+        if name != "text" and "\x00" in value:  # PostgreSQL cannot store it, SQLite finds it no more
+            raise DataError(f"{where}: {name} must not contain the character NUL")
     extra = {str(key).lower(): value for key, value in note.extra.items()}
     parsed = ("date", "sex", "age", "kind", "died", "title")
     encounter = {str(k): v for k, v in note.extra.items() if str(k).lower() not in parsed and _is_plain(v)}
     encounter |= _named_fields(extra)
+    for name in ("date", "encounter_date", "admitted", "discharged"):
+        if (given := str(extra.get(name) or "").strip()) and iso_date(given) is None:
+            raise DataError(f"{where}: {name} must be a day, YYYY-MM-DD")
     if (day := iso_date(extra.get("date") or extra.get("encounter_date"))) is not None:
         encounter["date"] = day
     if sex := parse_sex(extra.get("sex") or extra.get("gender")):

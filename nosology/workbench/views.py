@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from nosology.claims.checks import PROCEDURES, AssignedCode, needs_no_poa
+from nosology.claims.checks import PROCEDURES, AssignedCode, needs_no_poa, table_on
 from nosology.claims.claim import ClaimCode
 from nosology.claims.code_issue import CodeIssue
 from nosology.claims.draft import LeftOut
 from nosology.claims.encounter_checks import check_encounter
 from nosology.claims.grouping import PaymentGroups, payment_groups
 from nosology.claims.rules import rules_by_id
-from nosology.codes import describe, table
+from nosology.codes import describe, in_release, table
 from nosology.core import SYSTEMS, Code, ConfigError, Span, Suggestion
 from nosology.workbench.cases import Case, EvidenceInContext, UncertainSuggestion
 from nosology.workbench.encounter_services import ImportedNotes
@@ -259,7 +259,8 @@ MAX_BELOW = 20  # codes offered below a line that is divided further
 class CodeBookPage:
     """A line of the tabular list with its neighbours; notes: (title, [(line, note)]) of all notes that apply.
 
-    below: the billable codes below each sibling or child that is not billable.
+    below: the billable codes below each sibling or child that is not billable. instead: the codes of the day, if it
+    has no such line.
     """
 
     system: str
@@ -273,34 +274,44 @@ class CodeBookPage:
     children: list[CodeLine]
     below: Mapping[str, list[CodeLine]]
     notes: list[tuple[str, list[tuple[str, str]]]]
+    instead: Sequence[CodeLine] = ()
 
 
-def code_book_page(system: str, code: str) -> CodeBookPage:
-    """The page of a code; NotFound if the newest release has no such line."""
-    if system not in SYSTEMS or code not in (codes := table(system)):
+def code_book_page(system: str, code: str, day: str = "") -> CodeBookPage:
+    """The page of a code in the release of a day, or else the newest; NotFound if neither has such a line.
+
+    billable: on the day, or else in the newest release.
+    """
+    if system not in SYSTEMS:
+        raise NotFound("the code book has no such line")
+    then = table_on(system, day)
+    codes = then if code in then else table(system)
+    if code not in codes:
         raise NotFound("the code book has no such line")
     entry = codes[code]
+    equivalents = in_release(Code(system, code), then.release) if codes is not then else ()
 
     def lines(names: Sequence[str]) -> list[CodeLine]:
-        return [CodeLine(name, codes.description(name), codes.billable(name)) for name in names]
+        return [CodeLine(name, codes.description(name), then.billable(name)) for name in names]
 
     siblings = codes.children(entry.parent) if entry.parent and "-" not in entry.parent else []
-    divided = [name for name in (*siblings, *codes.children(code)) if "-" not in name and not codes.billable(name)]
+    divided = [name for name in (*siblings, *codes.children(code)) if "-" not in name and not then.billable(name)]
     return CodeBookPage(
         system=system,
         release=codes.release,
         code=entry.code,
         kind=entry.kind,
         description=entry.description,
-        billable=entry.billable,
+        billable=then.billable(code),
         ancestors=lines(list(reversed(codes.ancestors(code)))),
         siblings=lines(codes.children(entry.parent) if entry.parent else codes.chapters()),
         children=lines(codes.children(code)),
         below={
-            name: lines([line for line in codes.descendants(name) if codes.billable(line)][:MAX_BELOW])
+            name: lines([line for line in codes.descendants(name) if then.billable(line)][:MAX_BELOW])
             for name in divided
         },
         notes=[(title, notes) for kind, title in BOOK_SECTIONS.items() if (notes := codes.inherited_notes(code, kind))],
+        instead=[CodeLine(it.code, then.description(it.code), True) for it in equivalents if then.billable(it.code)],
     )
 
 

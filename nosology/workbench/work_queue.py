@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, or_, se
 from nosology.workbench.append_only import DELETED
 from nosology.workbench.blind_access import PairAccess, load_access
 from nosology.workbench.conversation import FILTERS, QUEUE_COLUMNS
-from nosology.workbench.database import documents, notes, users
+from nosology.workbench.database import decisions, documents, notes, users
 from nosology.workbench.review import STATUSES
 
 ORDERS = {
@@ -138,8 +138,16 @@ def _reviewable(wanted: QueueFilter, user: int, access: PairAccess, *, reviewer:
     own = and_(notes.c.status.in_(("new", "open")), or_(notes.c.assignee_id == user, notes.c.assignee_id.is_(None)))
     if access.barred:  # of two codings, nobody gets both
         own = and_(own, or_(notes.c.assignee_id == user, notes.c.id.not_in(access.barred)))
-    # Who asked for a second review has the note; approving it is another person's task.
-    second = and_(notes.c.status == "second", or_(notes.c.assignee_id != user, notes.c.assignee_id.is_(None)))
+    # Who asked for a second review, or had finished the note, does not approve it.
+    past = decisions.alias()
+    approved = select(func.max(past.c.version)).where(past.c.note_id == notes.c.id, past.c.action == "approve")
+    own_codes = select(decisions.c.id).where(
+        decisions.c.note_id == notes.c.id,
+        decisions.c.user_id == user,
+        decisions.c.action.in_(("second", "finish")),
+        decisions.c.version > func.coalesce(approved.correlate(notes).scalar_subquery(), 0),
+    )
+    second = and_(notes.c.status == "second", ~own_codes.exists())
     return [*wanted.conditions(user, access.copies), or_(own, second) if reviewer else own]
 
 

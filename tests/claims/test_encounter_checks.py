@@ -2,9 +2,11 @@
 
 import pytest
 
-from nosology.claims.checks import AssignedCode, AssignedCodes
+from nosology.claims.checks import AssignedCode, AssignedCodes, check_codes
 from nosology.claims.code_issue import CodeIssue
 from nosology.claims.encounter_checks import check_encounter
+from nosology.claims.grouping import payment_groups
+from nosology.codes import release_on, table
 from nosology.core import Code
 
 INPATIENT = {"kind": "inpatient", "date": "2025-11-01", "sex": "F", "age": 70}
@@ -68,3 +70,35 @@ def test_codes_and_dates_that_no_table_has_raise_nothing():
     assert issues_of("X99.999Z", "I10", date="1999-01-01")
     assert issues_of("I10", "I50.9", date="not a date")
     assert issues_of() == []
+
+
+def test_the_discharge_counts_before_the_date():
+    stay = {"date": "2025-11-01", "discharged": "2019-11-01", "admitted": "2019-10-28"}
+    assert of_kind("release", issues_of("N18.31", **stay)) == [("N18.31", "error", ["N18.3"])]
+    assigned = AssignedCodes((AssignedCode(Code("icd10cm", "I50.9"), "added"),))
+    assert "before v40" in payment_groups(assigned, INPATIENT | stay).drg_reason
+
+
+@pytest.mark.parametrize("day", ["2025-11-01", "2019-11-01"])
+def test_every_code_that_is_offered_can_be_billed(day):
+    codes = table("icd10cm", release_on(day))
+    unspecific = [code for chapter in codes.chapters() for code in codes.descendants(chapter)]
+    unspecific = [code for code in unspecific if codes.billable(code) and "nspecified" in codes.description(code)]
+    assigned = [AssignedCodes((AssignedCode(Code("icd10cm", code), "added"),)) for code in unspecific[::60]]
+    issues = [issue for codes_of_note in assigned for issue in check_codes(codes_of_note, {"date": day})]
+    offered = {code.code for issue in issues for code in issue.alternatives}
+    assert len(offered) > 500 and not [code for code in offered if not codes.billable(code)]
+
+
+def test_procedures_are_judged_by_the_date_and_need_a_diagnosis():
+    def errors(code: str, day: str) -> list[str]:
+        codes = (Code("icd10cm", "M48.061"), Code("icd10pcs", code))
+        assigned = AssignedCodes(tuple(AssignedCode(it, "added") for it in codes))
+        return [it.message for it in check_encounter(assigned, INPATIENT | {"date": day}) if it.level == "error"]
+
+    assert errors("0SG604Z", "2025-11-01") == ["0SG604Z is not in the code set of 2025-11-01 (release 2026)"]
+    assert errors("0SG604Z", "2024-01-01") == errors("00503Z4", "2025-11-01") == []
+    assert errors("00503Z4", "2024-01-01") == ["00503Z4 is not in the code set of 2024-01-01 (release 2024)"]
+    assert errors("00503Z4", "2025-01-01") == [], "the release of that year is not known"
+    alone = AssignedCodes((AssignedCode(Code("icd10pcs", "0DTJ4ZZ"), "added"),))
+    assert [(it.kind, it.level) for it in check_encounter(alone, INPATIENT)] == [("principal", "error")]

@@ -42,6 +42,15 @@ def test_passwords_are_argon2_hashes(engine, people):
     assert accounts.check_password(engine, "nobody", PASSWORD).user is None
 
 
+def test_names_are_compared_without_case_in_every_alphabet(engine):
+    with write_transaction(engine) as connection:
+        user = accounts.create_user(connection, "Özlem Ünal", "coder", PASSWORD)
+        with pytest.raises(ReviewError, match="taken"):
+            accounts.create_user(connection, "ÖZLEM ünal", "coder", PASSWORD)
+    for name in ("Özlem Ünal", " özlem  ÜNAL "):
+        assert accounts.check_password(engine, name, PASSWORD).user == user
+
+
 def test_every_name_costs_one_verification(engine, people, monkeypatch):
     """Known, unknown, disabled and OpenID Connect names, and expired passwords: the response time tells nothing."""
     with write_transaction(engine) as connection:

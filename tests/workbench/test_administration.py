@@ -246,7 +246,9 @@ def test_a_second_server_on_a_store_is_refused(tmp_path):
     second.check()
     assert list(tmp_path.iterdir()) == []  # a check creates nothing
     first.acquire()
-    for refused in (second.acquire, second.check):
+    (tmp_path / "link.db").symlink_to(tmp_path / "store.db")
+    linked = StoreLock(str(tmp_path / "link.db"))
+    for refused in (second.acquire, second.check, linked.acquire):
         with pytest.raises(ConfigError, match=r"another server uses the store .*store\.db"):
             refused()
     first.release()

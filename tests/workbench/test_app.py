@@ -10,13 +10,13 @@ import time
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import column, literal, select
+from sqlalchemy import column, insert, literal, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import PlainTextResponse
 
 from nosology.codes import table
 from nosology.workbench.app import THREADS
-from nosology.workbench.database import read_transaction
+from nosology.workbench.database import decisions, notes, read_transaction, users, write_transaction
 from nosology.workbench.page_html import static_path
 from nosology.workbench.security import SecurityMiddleware
 from tests.workbench.conftest import NOTE, PASSWORD, ApiClient, browser, csrf
@@ -407,6 +407,48 @@ def test_files_are_uploaded_by_a_form(server):
     assert client.post("/batches", data={"csrf": token, "text": "x", "ref": "typed"}).status_code == 200
     again = client.post("/batches", data={"csrf": token}, files=files)
     assert again.status_code == 200 and "0 imported. 2 skipped" in again.text
+
+
+def test_a_note_with_a_decision_of_older_rules_is_shown_and_measured(server, ann):
+    note = ann.note("of older rules")
+    assert ann.decide(note, "add", 0, code=HEART).status_code == 200
+    assert ann.decide(note, "second", 1).status_code == 200
+    with write_transaction(server[0].app.state.services.engine) as connection:  # as an older version allowed it
+        user = connection.scalar(select(users.c.id).where(users.c.name == "ann"))
+        row = {"note_id": note, "version": 3, "user_id": user, "at": time.time(), "action": "approve", "details": {}}
+        connection.execute(insert(decisions).values(**row))
+        connection.execute(
+            update(notes).where(notes.c.id == note).values(version=3, status="done", finished=time.time())
+        )
+    assert ann.get(f"/notes/{note}").json()["version"] == 3
+    assert ann.get("/measures").status_code == browser(server, "ann").get("/measures").status_code == 200
+
+
+def test_an_assignee_who_is_disabled_is_named(server, ann):
+    admin = browser(server, "adam")
+    name = f"leaver {time.time_ns()}"
+    admin.post("/users", data={"csrf": csrf(admin), "name": name, "role": "coder"})
+    with read_transaction(server[0].app.state.services.engine) as connection:
+        user = connection.scalar(select(users.c.id).where(users.c.name == name))
+    note = ann.note("of a leaver")
+    assert ann.decide(note, "assign", 0, user=user).status_code == 200
+    admin.post(f"/users/{user}", data={"csrf": csrf(admin), "act": "disable"})
+    assert "a disabled user</option>" in admin.get(f"/notes/{note}").text
+    assert name in admin.get(f"/notes/{note}/history").text
+
+
+def test_a_pasted_text_is_kept_if_it_was_not_imported(server, ann):
+    client = browser(server, "ann")
+    ann.note("pasted before")
+    for ref in ("", "pasted before"):
+        page = client.post("/batches", data={"csrf": csrf(client), "text": "typed with care", "ref": ref}).text
+        assert "typed with care</textarea>" in page
+
+
+def test_a_day_that_the_calendar_does_not_have_is_refused(ann):
+    for name in ("date", "admitted", "discharged"):
+        body = {"notes": [{"id": f"no {name}", "text": "x", name: "2025-02-30"}]}
+        assert ann.post("/notes", body).status_code == 422
 
 
 def test_triage_preaccepts_and_users_may_reopen(server, ann):

@@ -42,7 +42,12 @@ def address(small_bundle, tmp_path_factory):
         harm = "document.title='owned'"
         evil = f'<script>{harm}</script><img src=x onerror="{harm}"> \u202econgestive heart failure'
         incoming += [Note(f"slow-{i}", NOTE, site="south", extra=about) for i in range(5)]
+        incoming += [Note(f"outbox-{i}", NOTE, site="west", extra=about) for i in range(6)]
         incoming += [Note(f"filter-{i}", NOTE, site="north", extra=about) for i in range(3)]
+        incoming += [
+            Note("in 2019", NOTE, extra={**about, "date": "2019-05-05"}),
+            Note("W" * 200, "heart failure " * 9),
+        ]
         add_notes(connection, [*incoming, Note("evil", evil), Note("long", NOTE * 30, site="long", extra=about)], None)
     engine.dispose()
     with running(small_bundle, store) as url:
@@ -265,14 +270,112 @@ def test_a_busy_server_is_asked_again_and_a_refusal_is_shown(chromium, address):
     errors[:] = [error for error in errors if "503" not in error and "403" not in error]
 
 
+def test_a_refused_finish_keeps_the_page_although_next_was_pressed(chromium, address):
+    page = signed_in(chromium, address, "ben")
+    open_note(page, address, "outbox-0")
+    page.route("**/decide", lambda route: (time.sleep(0.3), route.continue_()))
+    page.evaluate(PRESS, ["f", "g"])
+    expect(page.get_by_role("alert")).to_contain_text("The note has no code")
+    expect(page.locator("#saving")).to_have_text("Not saved")
+    page.unroute("**/decide")
+    page.keyboard.press("g")  # once the refusal was seen
+    page.wait_for_url("**/notes/*")
+
+
+def lock(page: Page) -> None:
+    """Locks the session as if its idle time were over."""
+    page.evaluate("""fetch("/lock", {method: "POST", redirect: "manual",
+      headers: {"X-CSRF-Token": document.querySelector("meta[name=csrf]").content}})""")
+
+
+def sign_in_here(page: Page, name: str) -> None:
+    page.get_by_label("Name").fill(name)
+    page.get_by_label("Password").fill(PASSWORD)
+    page.keyboard.press("Enter")
+
+
+def test_a_decision_of_a_session_that_ended_is_saved_after_sign_in(chromium, address):
+    page = signed_in(chromium, address, "ben")
+    open_note(page, address, "outbox-1")
+    place = page.url
+    lock(page)
+    page.keyboard.press("a")
+    page.wait_for_url("**/login?next=*")
+    page.wait_for_load_state("networkidle")
+    sign_in_here(page, "ben")
+    page.wait_for_url(place)
+    expect(page.locator(".chosen .card")).to_have_count(1)
+    expect(page.locator("#saving")).to_have_text("Saved")
+    errors[:] = [error for error in errors if "401" not in error]
+
+
+def test_nobody_sends_the_decisions_of_another_person(chromium, address):
+    page = signed_in(chromium, address, "ben")
+    open_note(page, address, "outbox-2")
+    note = page.locator("#note").get_attribute("data-note")
+    lock(page)
+    page.keyboard.press("a")
+    page.wait_for_url("**/login?next=*")
+    sign_in_here(page, "ann")
+    expect(page.locator(".toast.error", has_text="Decisions of ben are not saved")).to_be_visible()
+    assert codes_of(page, note) == []
+    errors[:] = [error for error in errors if "401" not in error]
+
+
+def test_keys_pressed_without_a_network_are_decisions_that_survive_a_reload(chromium, address):
+    page = signed_in(chromium, address, "ben")
+    open_note(page, address, "outbox-3")
+    note = page.locator("#note").get_attribute("data-note")
+    expected = [card.get_attribute("data-key") for card in page.locator(".open .card").all()[:3]]
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.route("**/decide", lambda route: route.abort())
+    page.evaluate(PRESS, ["a", "a"])
+    expect(page.locator("#saving")).to_have_text("Offline: 2 decisions to save")
+    page.keyboard.press("a")
+    expect(page.locator("#saving")).to_have_text("Offline: 3 decisions to save")
+    page.unroute("**/decide")
+    page.reload()
+    expect(page.locator("#saving")).to_have_text("Saved")
+    expect(page.locator(".chosen .card")).to_have_count(3)
+    expect(page.locator(".toast.error")).to_have_count(0)
+    assert codes_of(page, note) == expected
+    errors[:] = [error for error in errors if "ERR_FAILED" not in error]
+
+
+def test_a_refusal_is_shown_on_any_page_and_a_foreign_answer_is_no_success(chromium, address):
+    page = signed_in(chromium, address, "ben")
+    open_note(page, address, "outbox-4")
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.route("**/decide", lambda route: route.fulfill(status=200, body="<h1>Sign in to the Wi-Fi</h1>"))
+    page.keyboard.press("a")
+    expect(page.locator("#saving")).to_have_text("Not saved yet: 1 decision to save")
+    page.unroute("**/decide")
+    page.route("**/decide", lambda route: route.fulfill(status=409, body=CONFLICT))
+    page.goto(f"{address}/")
+    expect(
+        page.locator(".toast.error", has_text="A decision was not saved: Conflict. ann changed this note")
+    ).to_be_visible()
+    expect(page.locator("#saving")).to_have_text("Not saved")
+
+
+CONFLICT = (
+    '<p id="panel" data-version="1"><span id="message"><strong>Conflict.</strong> ann changed this note.</span></p>'
+)
+
+
 def test_finish_asks_for_a_reason_if_the_codes_have_errors(chromium, address):
     page = signed_in(chromium, address, "ben")
     open_note(page, address, "slow-3")
     page.keyboard.press("f")
     expect(page.get_by_role("alert")).to_contain_text("The note has no code")
-    page.get_by_label("Reason to finish all the same").fill("Nothing was treated.")
-    page.get_by_role("button", name="Finish", exact=True).click()
+    page.keyboard.press("f")
+    expect(page.get_by_label("Reason to finish all the same")).to_be_focused()
+    page.keyboard.type("Nothing was treated.")
+    page.keyboard.press("Enter")
     expect(page.locator(".panel .chip.done")).to_be_visible()
+    assert "status=all" in page.locator("#next").get_attribute("href")  # the filter of the queue
+    page.get_by_role("link", name="History", exact=True).click()
+    expect(page.locator(".timeline")).to_contain_text("because: Nothing was treated.")
 
 
 def test_evidence_is_removed_by_a_key_and_rejected_codes_are_reached(chromium, address):
@@ -389,6 +492,22 @@ def test_a_header_in_the_results_is_not_added_but_opened(chromium, address):
     expect(page.locator("#hits li").first.locator("p")).to_contain_text("not billable")  # the header itself
 
 
+def test_a_typed_search_survives_a_reload_and_a_double_click_is_one_decision(chromium, address):
+    page = signed_in(chromium, address, "ann")
+    open_note(page, address, "outbox-5")
+    page.keyboard.press("/")
+    page.keyboard.type("asthma")
+    expect(page.locator("#hits .hit").first).to_contain_text("J45")
+    page.reload()
+    expect(page.locator("#find")).to_have_value("asthma")
+    expect(page.locator("#hits .hit").first).to_contain_text("J45")
+    page.locator(".open .card").first.click()
+    page.locator('.open .card.now [data-act="accept"]').evaluate("(button) => { button.click(); button.click(); }")
+    expect(page.locator(".chosen .card")).to_have_count(1)
+    expect(page.locator("#saving")).to_have_text("Saved")
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
 def test_change_order_by_dragging_and_export(chromium, address):
     page = signed_in(chromium, address, "rita")
     open_note(page, address, "note-2")
@@ -502,8 +621,39 @@ def test_axe_finds_no_violation(chromium, address, scheme, rules, paths):
 
 def test_pages_fit_small_and_large_screens(chromium, address):
     page = signed_in(chromium, address, "ann")
-    for width, height in ((1280, 720), (3840, 2160)):
+    long = page.evaluate("fetch('/api/v1/notes?order=newest').then((r) => r.json()).then((it) => it.notes[0].id)")
+    # 640 and 320 pixels: 1280 at 200% and 400% zoom
+    for width, height in ((320, 256), (640, 400), (1024, 768), (1280, 720), (3840, 2160)):
         page.set_viewport_size({"width": width, "height": height})
-        for path in ("/", "/notes/1", "/measures"):
+        for path in ("/", "/notes/1", f"/notes/{long}", "/measures", "/batches", "/tokens", "/sessions"):
             page.goto(address + path)
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (width, path)
+            assert page.evaluate(CUT) == [], (width, path)
+
+
+CUT = """() => [...document.querySelectorAll("button, select, input, summary")].filter((control) => {
+  const { left, right, width } = control.getBoundingClientRect();
+  return control.offsetParent && width && !control.closest(".scroll, #batch-rows") && (left < 0 || right > innerWidth);
+}).map((control) => control.outerHTML.slice(0, 80))"""
+
+
+def test_the_change_dialog_offers_codes_of_the_date(chromium, address):
+    page = signed_in(chromium, address, "ann")
+    open_note(page, address, "in 2019")
+    page.keyboard.press("/")
+    page.keyboard.type("N18.30")
+    page.keyboard.press("Enter")
+    expect(page.locator("#hits .hit:focus")).to_contain_text("N18.30")
+    page.keyboard.press("Enter")
+    expect(page.locator('.chosen .card.now[data-key="icd10cm:N18.30"]')).to_be_visible()
+    page.keyboard.press("c")
+    expect(page.locator("#book .offer:focus")).to_have_attribute("data-to", "icd10cm:N18.3")
+    expect(page.locator("#book")).to_contain_text("not in the code set of the encounter's date")
+    page.keyboard.press("Enter")
+    expect(page.locator(".chosen .card")).to_contain_text("instead of N18.30")
+    missing = {"detail": "The code book has no such line."}
+    page.route("**/codes/icd10cm/*", lambda route: route.fulfill(status=404, json=missing))
+    page.keyboard.press("d")
+    expect(page.locator(".toast.error")).to_contain_text("code book has no such line")
+    expect(page.locator("#book")).not_to_be_visible()
+    errors[:] = [error for error in errors if "404" not in error]

@@ -270,6 +270,17 @@ def test_next_visits_every_note_of_the_filter_once_in_its_order_and_ends(engine,
     assert [ref for ref, _ in west] == [ref for ref in orders[order] if ref in ("n1", "n3", "n5")]
 
 
+def test_next_offers_a_second_review_to_the_reviewer_who_has_taken_it(engine, people):
+    with write_transaction(engine) as connection:
+        add_notes(connection, [Note(name, "x") for name in ("a", "b")], None)
+    for note_id, asks in ((1, "ann"), (2, "rita")):
+        record_decision(engine, note_id, "add", HEART, user=people["ann"], version=0)
+        record_decision(engine, note_id, "second", {}, user=people[asks], version=1)
+        record_decision(engine, note_id, "assign", {"user": people["rita"]}, user=people["rita"], version=2)
+    assert next_refs(engine, people["rita"], QueueFilter(), reviewer=True) == [("a", (1, 1))]
+    assert next_refs(engine, people["adam"], QueueFilter(), reviewer=True) == [("a", (1, 2)), ("b", (2, 2))]
+
+
 def test_next_leaves_out_what_others_do_and_offers_second_reviews_to_reviewers(engine, people):
     with write_transaction(engine) as connection:
         add_notes(connection, [Note(f"n{i}", "x") for i in range(5)], None)

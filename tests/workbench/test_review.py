@@ -42,6 +42,18 @@ def test_change_keeps_position_and_records_the_replaced_code():
     assert HEART in review.rejected
 
 
+def test_a_code_that_is_changed_twice_stands_for_the_first_one():
+    twice = (("change", {"code": str(HEART), "to": "icd10cm:I50.20"}),)
+    twice += (("change", {"code": "icd10cm:I50.20", "to": "icd10cm:I50.22"}),)
+    review = after(accept(HEART), *twice)
+    assert review.chosen[0].instead_of == HEART and len(review.rejected) == 2
+    for action, details in (("clear", {}), ("reject", {"reason": "wrong"})):
+        cleared = apply_decision(review, action, {"code": "icd10cm:I50.22", **details}, 1, length=9)
+        assert HEART not in cleared.rejected and Code("icd10cm", "I50.20") not in cleared.rejected
+    back = apply_decision(review, "change", {"code": "icd10cm:I50.22", "to": str(HEART)}, 1, length=9)
+    assert back.rejected == {} and back.chosen[0] == after(accept(HEART)).chosen[0]
+
+
 def test_order_must_be_the_same_codes():
     review = after(accept(HEART), accept(DIABETES))
     swapped = apply_decision(review, "order", {"codes": [str(DIABETES), str(HEART)]}, 1, length=9)
@@ -211,3 +223,22 @@ def test_a_second_review_cannot_be_left_by_reopening():
 
 def test_decisions_have_keys():
     assert after(("add", {"code": str(HEART), "key": "k-1"})).keys == {"k-1"}
+
+
+def test_nobody_approves_codes_that_they_have_finished():
+    finished = (("add", {"code": str(HEART)}, 1), ("finish", {}, 1), ("second", {}, 2))
+    again = (("add", {"code": str(HEART)}, 1), ("second", {}, 1), ("reopen", {}, 2), ("second", {}, 2))
+    for past in (finished, again):
+        review = replay(past, length=9)
+        for user in (1, 2):
+            with pytest.raises(ReviewError, match="another person's task"):
+                apply_decision(review, "approve", {}, user, length=9)
+        assert apply_decision(review, "approve", {}, 3, length=9).status == "done"
+
+
+def test_a_stored_decision_that_new_rules_refuse_leaves_the_note_readable():
+    past = [("second", {}, 1), ("approve", {}, 1), ("reopen", {}, 1), ("add", {"code": str(HEART)}, 1)]
+    with pytest.raises(ReviewError):
+        replay(past, length=9)
+    review = replay(past, length=9, stored=True)
+    assert (review.version, review.codes, review.status) == (4, (HEART,), "open")

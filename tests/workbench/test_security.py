@@ -12,6 +12,7 @@ from sqlalchemy import select, update
 from sqlalchemy.exc import OperationalError
 
 from nosology.core import ConfigError
+from nosology.core.files import text_sha256
 from nosology.workbench import accounts, security
 from nosology.workbench.accounts import create_token
 from nosology.workbench.audit_log import read_log, shown_notes
@@ -312,3 +313,23 @@ def test_an_expired_one_time_password_does_not_sign_in(fresh):
         connection.execute(update(users).where(users.c.id == user).values(password_expires=time.time() - 1))
     assert sign_in(fresh, name, password) == 401
     assert newest(fresh, "sign in refused")["object"] == f"{name}: one-time password expired"
+
+
+def test_a_page_that_polls_does_not_keep_its_session_open(server):
+    client = browser(server, "ann")
+    engine = engine_of(server)
+    session = text_sha256(client.cookies[SESSION_COOKIE])
+    mine = sessions.c.id == session
+
+    def seen() -> float:
+        with read_transaction(engine) as connection:
+            return connection.scalar(select(sessions.c.seen).where(mine))
+
+    with write_transaction(engine) as connection:
+        connection.execute(update(sessions).where(mine).values(seen=sessions.c.seen - 600))
+    before = seen()
+    for path in ("/batches/rows", "/notes/1/coded"):
+        assert client.get(path).status_code < 300
+    assert seen() == before
+    client.get("/batches")
+    assert seen() > before

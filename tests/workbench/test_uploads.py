@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-from nosology.core import DataError
+from nosology.core import DataError, Note
 from nosology.workbench import uploads
-from nosology.workbench.uploads import read_upload
+from nosology.workbench.fhir_import import html_text
+from nosology.workbench.uploads import normalize_encounter, read_upload
 
 
 def document(**changes):
@@ -88,6 +89,26 @@ def test_the_text_of_an_html_attachment_is_read():
     assert note.text.split("\n") == ["Plan", "Heart failure worse."]
 
 
+def test_words_of_html_stay_apart_and_nothing_is_left_out():
+    page = "<html><head><meta name=x><p><b>Heart</b> failure and<i> no</i> fever</p><pre>a  1\n b</pre>Übel<td>1<td>2"
+    assert html_text(page).split("\n") == ["Heart failure and no fever", "a  1", "b", "Übel\t1\t2"]
+    attachment = {"contentType": "text/html", "data": base64.b64encode("<p>Übel".encode("latin-1")).decode()}
+    (note,) = read_upload("x.json", json.dumps(document(content=[{"attachment": attachment}])).encode())
+    assert note.text == "Übel"
+
+
+def test_a_patient_within_the_document():
+    patient = {"resourceType": "Patient", "id": "p", "gender": "female", "birthDate": "1950-05-05"}
+    item = document(contained=[patient], subject={"reference": "#p"})
+    (note,) = read_upload("x.json", json.dumps(item).encode())
+    assert (note.patient, note.extra["sex"], note.extra["age"]) == (None, "F", 73)
+    patient["identifier"] = [{"value": "MRN3"}]
+    assert read_upload("x.json", json.dumps(item).encode())[0].patient == "MRN3"
+    patient["birthDate"] = "2025-06-01"
+    with pytest.raises(DataError, match="birthDate of the patient is after the date"):
+        read_upload("x.json", json.dumps(item).encode())
+
+
 def test_dates_that_are_none_are_refused_and_parts_of_one_give_no_age():
     patient = {"resourceType": "Patient", "id": "p7", "birthDate": "1950-05-33"}
     bundle = {"resourceType": "Bundle", "entry": [{"resource": item} for item in (patient, document())]}
@@ -96,6 +117,35 @@ def test_dates_that_are_none_are_refused_and_parts_of_one_give_no_age():
     patient["birthDate"] = "1950"
     (note,) = read_upload("bundle.json", json.dumps(bundle).encode())
     assert "age" not in note.extra
+
+
+@pytest.mark.parametrize("column", ["date", "admitted", "discharged"])
+def test_a_day_of_a_notes_file_that_is_none_is_refused(column):
+    with pytest.raises(DataError, match=f"notes.csv row 1: {column} must be a day, YYYY-MM-DD"):
+        read_upload("notes.csv", f"id,text,{column}\n7,hello,03/11/2025\n".encode())
+    assert read_upload("notes.csv", f"id,text,{column}\n7,hello,\n".encode())[0].extra.get(column, "") == ""
+
+
+def test_two_documents_of_a_bundle_with_one_id_or_one_address():
+    twice = [{"fullUrl": "urn:uuid:1", "resource": document(id=name)} for name in ("d1", "d2")]
+    bundle = {"resourceType": "Bundle", "entry": twice}
+    assert [note.id for note in read_upload("b.json", json.dumps(bundle).encode())] == ["d1", "d2"]
+    bundle["entry"][1]["resource"]["id"] = "d1"
+    with pytest.raises(DataError, match=r"b\.json row 2: the DocumentReference has the id of an earlier one"):
+        read_upload("b.json", json.dumps(bundle).encode())
+
+
+def test_an_observation_stay_is_outpatient():
+    stay = {"resourceType": "Encounter", "id": "e1", "status": "finished", "class": {"code": "OBSENC"}}
+    item = document(context={"encounter": [{"reference": "Encounter/e1"}]})
+    bundle = {"resourceType": "Bundle", "entry": [{"resource": resource} for resource in (stay, item)]}
+    (note,) = read_upload("b.json", json.dumps(bundle).encode())
+    assert note.extra["kind"] == "outpatient"
+
+
+def test_an_id_with_a_nul_is_refused():
+    with pytest.raises(DataError, match="id must not contain the character NUL"):
+        normalize_encounter(Note("a\x00b", "text"))
 
 
 def test_text_files_and_notes_files():

@@ -6,15 +6,19 @@ document.body.addEventListener("htmx:configRequest", (event) => {
   if (token) event.detail.headers["X-CSRF-Token"] = token;
 });
 document.body.addEventListener("htmx:responseError", (event) => {
-  const { status } = event.detail.xhr;
-  say(status === 401 ? "You are signed out." : "That did not work. Load the page again.", "error");
+  const { status, responseText } = event.detail.xhr;
+  say(status === 401 ? "You are signed out." : sentence(responseText) ?? "That did not work. Load the page again.", "error");
   if (status === 401) location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
 });
+/** The sentence of an error response, if it has one. */
+function sentence(body) {
+  try { return JSON.parse(body).detail; } catch { return null; }
+}
 document.body.addEventListener("htmx:sendError", () => say("The server does not respond; try again in a moment.", "error"));
 
 const SECONDS = 4; // that a message is shown; errors stay until they are closed
 
-/** Shows a message and announces it to screen readers; kind: "" or "error". */
+/** Shows a message, announces it to screen readers and returns its element; kind: "" or "error". */
 export function say(message, kind = "") {
   const box = document.getElementById("toasts");
   [...box.children].filter((old) => old.dataset.words === message || !old.classList.contains("error")).forEach((old) => old.remove());
@@ -32,6 +36,7 @@ export function say(message, kind = "") {
     toast.append(close);
   } else setTimeout(() => toast.remove(), SECONDS * 1000);
   box.append(toast);
+  return toast;
 }
 
 const help = document.getElementById("help");

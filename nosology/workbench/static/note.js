@@ -1,6 +1,6 @@
 // The note page: selection of a code, its evidence, decisions by keys and clicks.
 import { isShortcut, say } from "./app.js";
-import { isEmpty, onAnswer, post } from "./outbox.js";
+import { isEmpty, isStuck, onAnswer, post, waitingCodes, whenStuck } from "./outbox.js";
 
 const note = document.getElementById("note");
 const reasons = document.getElementById("reasons");
@@ -67,21 +67,34 @@ function move(step) {
 export function decide(values, words) {
   const before = cards().map((item) => item.dataset.key);
   said = { words, before, at: before.indexOf(values.code ?? now), key: now };
-  return post(panel().dataset.note, panel().dataset.version, values);
+  const answered = post(panel().dataset.note, panel().dataset.version, values);
+  if (isStuck()) setAside();
+  return answered;
 }
 let said = null; // what the user was told to expect of the last decision
 
-onAnswer(({ item, status, html, detail }) => {
-  if (item.note !== panel().dataset.note) return detail && say(`A decision on another note was not saved: ${detail}`, "error");
+onAnswer(({ item, html, refusal }) => {
+  if (item.note !== panel().dataset.note) return refusal && say(`A decision on another note was not saved: ${refusal}`, "error");
   const typing = document.activeElement?.id === "find";
-  if (detail) say(detail, "error");
-  else htmx.swap(panel(), html, { swapStyle: "outerHTML", swapDelay: 0, settleDelay: 0 });
-  const message = document.getElementById("message"), failed = Boolean(detail || message);
-  if (message) message.scrollIntoView({ block: "nearest" });
-  if (failed) pressed.length = 0; // they were meant for another state
-  if (!detail) say(message ? message.textContent : said?.words ?? "saved", status >= 400 ? "error" : "");
-  choose(item.values, failed, !typing);
+  if (html) htmx.swap(panel(), html, { swapStyle: "outerHTML", swapDelay: 0, settleDelay: 0 });
+  document.getElementById("message")?.scrollIntoView({ block: "nearest" });
+  if (refusal) pressed.length = 0; // they were meant for another state
+  if (!refusal) say(said?.words ?? "saved");
+  else if (!html) say(refusal, "error"); // else the panel says it
+  choose(item.values, Boolean(refusal), !typing);
   while (isEmpty() && pressed.length) act(pressed.shift());
+});
+
+/** While the server cannot be reached, the next open code is selected, so that further decisions wait in the outbox. */
+function setAside() {
+  for (const key of waitingCodes(panel().dataset.note)) if (key && card(key)?.dataset.state === "open") card(key).dataset.state = "waiting";
+  const all = cards(), at = all.findIndex((item) => item.dataset.key === now);
+  const next = card(now)?.dataset.state === "waiting" ? [...all.slice(at + 1), ...all].find((item) => item.dataset.state === "open") : null;
+  if (next) select(next.dataset.key, { focus: document.activeElement?.id !== "find" });
+}
+whenStuck(() => {
+  setAside();
+  while (pressed.length) act(pressed.shift());
 });
 
 /** Selects the next open code after a decision, or stays at this one. */
@@ -107,11 +120,15 @@ export const name = (key) => key.split(":")[1];
 
 function openBook(key, instead = "") {
   const [system, code] = key.split(":");
-  turn(`/codes/${system}/${encodeURIComponent(code)}?instead_of=${encodeURIComponent(instead)}`);
+  document.getElementById("book-page").replaceChildren();
+  turn(`/codes/${system}/${encodeURIComponent(code)}`, instead);
   if (!book.open) book.showModal();
 }
-async function turn(url) {
-  await htmx.ajax("GET", url, { target: "#book-page", swap: "innerHTML" });
+/** Shows a page of the code book, with the code set of the encounter's date. */
+async function turn(path, instead) {
+  const query = new URLSearchParams({ instead_of: instead, day: panel().dataset.day });
+  await htmx.ajax("GET", `${path}?${query}`, { target: "#book-page", swap: "innerHTML" });
+  if (!book.querySelector("h2")) return book.close(); // there is no such page, as a message says
   (book.querySelector(".offer") ?? book.querySelector(".acts button") ?? book.querySelector("a"))?.focus();
 }
 
@@ -124,7 +141,7 @@ export const ACTS = {
   point: (_, from) => reveal(Number(from.dataset.start), "[data-k]"),
   clear: (key) => decide({ action: "clear", code: key }, `${name(key)} is open again`),
   undo: () => decide({ action: "undo" }, "the last decision is undone"),
-  unmark: (key, from) => decide({ action: "unmark", code: key, start: from.dataset.start, end: from.dataset.end }, `evidence of ${name(key)} removed`).then(() => unpaint(key, from)),
+  unmark: (key, from) => decide({ action: "unmark", code: key, start: from.dataset.start, end: from.dataset.end }, `evidence of ${name(key)} removed`).then((saved) => saved && unpaint(key, from)),
   override: (_, from) => decide({ action: from.dataset.action, override: document.getElementById("override").value }, `note: ${from.dataset.action}`),
   up: (key) => order(key, -1),
   down: (key) => order(key, 1),
@@ -135,11 +152,11 @@ export const ACTS = {
   evidence: (key) => {
     remember();
     if (!marked) return say("Select text of the note first: press m, or use the mouse.");
-    decide({ action: "evidence", code: key, ...marked }, `text marked as evidence of ${name(key)}`).then(() => paint(key));
+    decide({ action: "evidence", code: key, ...marked }, `text marked as evidence of ${name(key)}`).then((saved) => saved && paint(key));
   },
   assign: (_, from) => decide({ action: "assign", assignee: from.value }, "assigned"),
   take: () => decide({ action: "assign", assignee: panel().dataset.me }, "assigned to you"),
-  turn: (_, from) => { const here = new URL(from.href); const back = book.querySelector('[data-act="swap"]')?.dataset.code; turn(here.pathname + (back ? `?instead_of=${encodeURIComponent(back)}` : "")); },
+  turn: (_, from) => { const here = new URL(from.href); const back = book.querySelector('[data-act="swap"]')?.dataset.code; turn(here.pathname, back ?? ""); },
 };
 for (const act of ["hold", "resume", "second", "finish", "approve", "reopen"])
   ACTS[act] = () => decide({ action: act }, `note: ${act}`);
@@ -152,7 +169,7 @@ function clearSearch() {
 
 /** Highlights text that was just marked as evidence, without loading the note again. */
 function paint(key) {
-  if (!marked || document.getElementById("message")) return;
+  if (!marked) return;
   for (const piece of [...note.querySelectorAll("[data-s]")]) {
     const start = Number(piece.dataset.s), text = [...piece.textContent];
     const from = Math.max(0, marked.start - start), to = Math.min(text.length, marked.end - start);
@@ -286,7 +303,8 @@ document.addEventListener("keydown", (event) => {
     awaited = true;
     return enter();
   }
-  if (event.target.id === "find" && event.key === "Escape") return select(now ?? cards()[0]?.dataset.key ?? null, { jump: false });
+  if (event.target.id === "override" && event.key === "Enter") return panel().querySelector('[data-act="override"]').click();
+  if (["find", "override"].includes(event.target.id) && event.key === "Escape") return select(now ?? cards()[0]?.dataset.key ?? null, { jump: false });
   if (event.target.matches?.(".hit") && ["ArrowDown", "ArrowUp"].includes(event.key)) {
     const hits = [...document.querySelectorAll("#hits .hit")];
     event.preventDefault();
@@ -294,7 +312,7 @@ document.addEventListener("keydown", (event) => {
   }
   if (!isShortcut(event) || document.querySelector("dialog[open]")) return;
   if (marking && markKey(event)) return;
-  if (!isEmpty() && (KEYS[event.key] || MORE_KEYS[event.key] || "jknbhstfyzx".includes(event.key))) pressed.push(event.key);
+  if (!isEmpty() && !isStuck() && (KEYS[event.key] || MORE_KEYS[event.key] || "jknbhstfyzx".includes(event.key))) pressed.push(event.key);
   else if (!act(event.key)) return;
   event.preventDefault();
 });
@@ -319,6 +337,7 @@ function act(key) {
   else if (key === "h") ACTS[panel().dataset.status === "held" ? "resume" : "hold"]();
   else if (key === "s") ACTS.second();
   else if (key === "t") ACTS.take();
+  else if (key === "f" && document.getElementById("override")) document.getElementById("override").focus();
   else if (key === "f") (panel().querySelector('[data-act="finish"], [data-act="approve"]'))?.click();
   else if (key === "y") panel().querySelector('[data-act="claim"]')?.click();
   else if (key === "z") ACTS.undo();
@@ -369,7 +388,7 @@ document.addEventListener("dragend", () => {
 const find = document.getElementById("find"), typed = `find ${note.dataset.note}`;
 if (find && sessionStorage.getItem(typed)) {
   find.value = sessionStorage.getItem(typed);
-  addEventListener("load", () => htmx.trigger(find.form, "submit"));
+  addEventListener("load", () => document.getElementById("finding").requestSubmit()); // htmx takes the value for unchanged
 }
 document.addEventListener("input", (event) => { if (event.target.id === "find") sessionStorage.setItem(typed, event.target.value); });
 
