@@ -5,8 +5,8 @@
 Each coder opens the next note, decides on its suggestions one by one, finishes it, and goes back to the queue, with a
 pause before each step. Before every note it asks for a trivial page, the sign-in form, which waits for the same threads
 as other pages and reads no database. Its p95 says how busy the machine is; the ratio of a page's p95 to it can be
-compared between machines. Then the server is killed (SIGKILL) during the work and started again, and every decision that was confirmed with status 200
-must be in the database.
+compared between machines. Then the server is killed (SIGKILL) during the work and started again, and every decision
+that was confirmed with status 200 must be in the database.
 """
 
 from __future__ import annotations
