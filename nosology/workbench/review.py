@@ -115,20 +115,23 @@ def apply_decision(review: Review, action: str, details: Details, user: int | No
     return replace(after, version=review.version + 1, keys=keys)
 
 
-def replay(decisions: Iterable[tuple[str, Details, int | None]], *, length: int, stored: bool = False) -> Review:
-    """The state after decisions (action, details, user) in order.
+def apply_stored(review: Review, action: str, details: Details, user: int | None, *, length: int) -> Review:
+    """The state after a decision that was valid when it was made.
 
-    stored: they were valid when they were made. One that the present rules refuse, such as the approval of a second
-    review in a store of an older version, changes nothing but the version: the note must stay readable.
+    One that the present rules refuse, such as the approval of a second review in a store of an older version, changes
+    nothing but the version: the note must stay readable.
     """
-    review = Review()
+    try:
+        return apply_decision(review, action, details, user, length=length)
+    except ReviewError:
+        return replace(review, version=review.version + 1)
+
+
+def replay(decisions: Iterable[tuple[str, Details, int | None]], *, length: int, stored: bool = False) -> Review:
+    """The state after decisions (action, details, user) in order; stored: see apply_stored."""
+    review, step = Review(), apply_stored if stored else apply_decision
     for action, details, user in decisions:
-        try:
-            review = apply_decision(review, action, details, user, length=length)
-        except ReviewError:
-            if not stored:
-                raise
-            review = replace(review, version=review.version + 1)
+        review = step(review, action, details, user, length=length)
     return review
 
 

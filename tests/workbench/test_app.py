@@ -440,9 +440,9 @@ def test_an_assignee_who_is_disabled_is_named(server, ann):
 def test_a_pasted_text_is_kept_if_it_was_not_imported(server, ann):
     client = browser(server, "ann")
     ann.note("pasted before")
-    for ref in ("", "pasted before"):
-        page = client.post("/batches", data={"csrf": csrf(client), "text": "typed with care", "ref": ref}).text
-        assert "typed with care</textarea>" in page
+    for ref in ("", "pasted before"):  # without an id, and the text that is there already
+        page = client.post("/batches", data={"csrf": csrf(client), "text": NOTE, "ref": ref}).text
+        assert f"{NOTE}</textarea>" in page
 
 
 def test_a_day_that_the_calendar_does_not_have_is_refused(ann):

@@ -14,10 +14,10 @@ from nosology.workbench.database import (
     audit,
     batches,
     codings,
+    documents,
     notes,
     open_database,
     read_transaction,
-    texts,
     write_transaction,
 )
 from nosology.workbench.store_lock import SessionLock, StoreLock
@@ -107,9 +107,9 @@ def states(engine: Engine) -> list[str]:
 def check_imports(engine: Engine, importers: Importers) -> None:
     """Every confirmed import is there, and each that is there has all of its notes, texts and audit entry."""
     with read_transaction(engine) as connection:
-        query = select(batches.c.name, batches.c.total, func.count(texts.c.note_id))
+        query = select(batches.c.name, batches.c.total, func.count(documents.c.note_id))
         query = query.join(notes, notes.c.batch_id == batches.c.id, isouter=True)
-        query = query.join(texts, texts.c.note_id == notes.c.id, isouter=True)
+        query = query.join(documents, documents.c.note_id == notes.c.id, isouter=True)
         found = {name: rest for name, *rest in connection.execute(query.group_by(batches.c.id))}
         entries = connection.scalar(select(func.count()).select_from(audit).where(audit.c.what == "import"))
     assert set(importers.confirmed) <= set(found) <= set(importers.sent)

@@ -83,6 +83,7 @@ def test_every_example_of_a_body_is_accepted(server):
             assert response.status_code in (200, 201, 202) or is_refused, (method, path, response.text)
 
 
+@pytest.mark.filterwarnings("ignore::nosology.codes.releases.ReleaseWarning")  # of dates after the newest release
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 def test_every_response_is_as_described_and_no_server_error(server, mode):
     app, token = server
