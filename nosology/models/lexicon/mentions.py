@@ -236,13 +236,14 @@ def _is_split(text: str, note: TokenizedNote, places: tuple[int, ...]) -> bool:
     """Whether other words and a colon or bracket, or for a number a comma, are between two words of a mention.
 
     "disorder, severe (a fifth" is no fifth disease, and "CKD stage 4, creatinine 2" is no stage 2. The disease of an
-    abbreviation does not belong to words beyond a comma: "ischemic cardiomyopathy, CKD".
+    abbreviation does not belong to words beyond a comma: "ischemic cardiomyopathy, CKD". The number of a type belongs
+    to the words beside it: "type 2 diabetes with CKD" is no stage 2.
     """
     for one, other in pairwise(place for place in places if not _side_of(note.words[place])):
         between = text[note.ends[one] : note.starts[other]]
-        if note.content[other] - note.content[one] > 1 and (
-            _SPLIT.search(between) or ("," in between and note.words[other].isdigit())
-        ):
+        is_apart = note.content[other] - note.content[one] > 1
+        is_typed = one > 0 and note.words[one].isdigit() and note.words[one - 1] == "type" and one - 1 not in places
+        if is_apart and (is_typed or _SPLIT.search(between) or ("," in between and note.words[other].isdigit())):
             return True
         if "," in between and any(_is_part_of_abbreviation(note, place, places) for place in (one, other)):
             return True

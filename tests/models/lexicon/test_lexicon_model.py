@@ -272,6 +272,11 @@ def test_each_body_part_has_the_nearest_side(lexicon, text, codes):
     assert accepted(lexicon, text) == codes
 
 
+def test_the_number_of_a_type_is_no_stage(lexicon):
+    coded = accepted(lexicon, "Type 2 diabetes with diabetic CKD, on insulin.")
+    assert "N18.9" in coded and "N18.2" not in coded
+
+
 @pytest.mark.parametrize(
     "text", ["Scheduled for CABG.", "No indication for dialysis.", "Laparoscopic cholecystectomy planned."]
 )
