@@ -13,11 +13,12 @@ from sqlalchemy.exc import IntegrityError
 
 from nosology.core import ReviewError
 from nosology.core.files import text_sha256
-from nosology.workbench.database import insert_row, read_transaction, sessions, tokens, users, write_transaction
+from nosology.workbench.database import insert_row, read_transaction, write_transaction
 from nosology.workbench.passwords import check_password_rules, hash_password, verify_password
 from nosology.workbench.review import NotFound
 from nosology.workbench.sign_in import account_key
 from nosology.workbench.store_settings import SessionLimits
+from nosology.workbench.store_tables import sessions, tokens, users
 
 LADDER = ("coder", "reviewer", "admin")  # each includes the roles before it
 ROLES = (*LADDER, "physician")  # a physician has none of the rights of the others

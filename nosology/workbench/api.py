@@ -20,7 +20,7 @@ from nosology.workbench.audit_log import log_access, shown_notes
 from nosology.workbench.cases import count_by_status, decision_history
 from nosology.workbench.change_feed import changed_notes, queue_page, to_seconds
 from nosology.workbench.coding import batch_progress
-from nosology.workbench.database import notes, read_transaction
+from nosology.workbench.database import read_transaction
 from nosology.workbench.encounter_services import ImportedNotes
 from nosology.workbench.proposals import for_claim, propose_claim
 from nosology.workbench.security import (
@@ -34,6 +34,7 @@ from nosology.workbench.security import (
     RowId,
     ServicesDep,
 )
+from nosology.workbench.store_tables import notes
 from nosology.workbench.uploads import coder_columns, normalize_encounter, read_documents
 from nosology.workbench.views import build_panel, code_book_page
 from nosology.workbench.work_queue import PAGE_SIZE, QueueFilter

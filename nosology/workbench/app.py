@@ -49,7 +49,7 @@ from nosology.workbench.accounts import ONE_TIME_HOURS, create_admin
 from nosology.workbench.blind_access import BlindNote
 from nosology.workbench.cases import count_by_status
 from nosology.workbench.coding import CoderBusyError
-from nosology.workbench.database import StoreGoneError, check_store, is_damaged, notes, read_transaction, store_errors
+from nosology.workbench.database import StoreGoneError, check_store, is_damaged, read_transaction, store_errors
 from nosology.workbench.openapi_security import describe_security
 from nosology.workbench.page_html import STATIC_FOLDER, render_page, static_path, template_environment
 from nosology.workbench.review import NotFound
@@ -64,6 +64,7 @@ from nosology.workbench.security import (
 )
 from nosology.workbench.services import Forbidden, ServerSettings, Services
 from nosology.workbench.store_lock import StoreLock
+from nosology.workbench.store_tables import notes
 
 log = logging.getLogger("nosology.workbench")
 THREADS = 6  # concurrent requests; more threads would only compete for the interpreter

@@ -26,8 +26,8 @@ from sqlalchemy import (
 
 from nosology.core import NosologyError, ReviewError
 from nosology.workbench.append_only import DELETED
-from nosology.workbench.database import audit, decisions, notes
 from nosology.workbench.review import SHARED_ACTIONS
+from nosology.workbench.store_tables import audit, decisions, notes
 
 CHOICE = "double coding"  # audit entries about pairs, of people who saw no code
 CLOSED = "closed"

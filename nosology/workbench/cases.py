@@ -14,18 +14,7 @@ from nosology.core import Code, ConflictError, DataError, EvidenceSpan, Note, Re
 from nosology.workbench.accounts import LADDER
 from nosology.workbench.append_only import DELETED
 from nosology.workbench.change_clock import change_clock
-from nosology.workbench.database import (
-    batches,
-    coders,
-    codings,
-    decisions,
-    documents,
-    insert_row,
-    notes,
-    read_transaction,
-    users,
-    write_transaction,
-)
+from nosology.workbench.database import insert_row, read_transaction, write_transaction
 from nosology.workbench.documents import (
     Document,
     document_row,
@@ -36,6 +25,7 @@ from nosology.workbench.documents import (
 )
 from nosology.workbench.encounter_data import complete_encounter
 from nosology.workbench.review import SHARED_ACTIONS, Details, NotFound, Review, apply_decision, parse_code, replay
+from nosology.workbench.store_tables import batches, coders, codings, decisions, documents, notes, users
 
 # Statements of every request are built once: building them takes SQLAlchemy longer than SQLite needs to run them.
 _NOTE = select(notes).where(notes.c.id == bindparam("note"))

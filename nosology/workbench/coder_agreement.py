@@ -14,9 +14,9 @@ from nosology.evaluation.agreement import CoderAgreement, DoubleCodedNote, agree
 from nosology.workbench.append_only import DELETED
 from nosology.workbench.blind_access import CLOSED
 from nosology.workbench.code_differences import count_disagreements
-from nosology.workbench.database import codings, decisions, notes, users
 from nosology.workbench.measures import chapter_of, rows_by_note
 from nosology.workbench.review import EDITS, Review, replay
+from nosology.workbench.store_tables import codings, decisions, notes, users
 
 MAX_PAIRS = 500  # the newest that are measured
 MAX_DISAGREEMENTS = 25

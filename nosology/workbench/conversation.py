@@ -16,8 +16,9 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, and_, bindparam, f
 from nosology.core import ConflictError, ReviewError
 from nosology.workbench.accounts import User
 from nosology.workbench.blind_access import hidden_notes
-from nosology.workbench.database import comments, insert_row, notes, queries, query_events, users
+from nosology.workbench.database import insert_row
 from nosology.workbench.review import NotFound, evidence_spans, parse_code
+from nosology.workbench.store_tables import comments, notes, queries, query_events, users
 
 OTHER, UNABLE = "other", "unable to determine"
 FIXED = (OTHER, UNABLE)  # answers that every query offers, so that none leads to the others

@@ -16,13 +16,14 @@ from nosology.serving.coder import Coder
 from nosology.workbench import cases
 from nosology.workbench.accounts import create_user
 from nosology.workbench.coding import save_codings
-from nosology.workbench.database import audit, batches, notes, open_database, read_transaction, users, write_transaction
+from nosology.workbench.database import open_database, read_transaction, write_transaction
 from nosology.workbench.demo_encounters import DemoEncounter, load_encounters
 from nosology.workbench.documents import current_documents
 from nosology.workbench.note_coding import CodedNote, WaitingNote, code_notes
 from nosology.workbench.passwords import hash_password
 from nosology.workbench.proposals import claim_decision, propose_claim
 from nosology.workbench.services import register_coder
+from nosology.workbench.store_tables import audit, batches, notes, users
 
 BUNDLE = Path("day-one")
 PASSWORD = "demo-demo-demo"  # of a local database with fictional patients only

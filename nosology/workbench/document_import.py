@@ -19,10 +19,11 @@ from nosology.workbench.cases import (
     merge_fields,
     record_decision_in,
 )
-from nosology.workbench.database import documents, insert_row, notes
+from nosology.workbench.database import insert_row
 from nosology.workbench.documents import document_row, next_start
 from nosology.workbench.encounter_data import complete_encounter
 from nosology.workbench.review import NotFound
+from nosology.workbench.store_tables import documents, notes
 
 _CHUNK = 500  # ids per query
 _COLUMNS = [column for column in documents.c if column.name != "text"]

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, RowMapping, bindparam, func, select
 
 from nosology.core import Note
 from nosology.text.borders import BORDER, join_documents
-from nosology.workbench.database import decisions, documents, notes
+from nosology.workbench.store_tables import decisions, documents, notes
 
 KINDS = {
     "discharge": "Discharge summary",

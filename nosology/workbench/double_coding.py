@@ -24,9 +24,10 @@ from nosology.workbench.blind_access import (
 )
 from nosology.workbench.cases import Case, load_case, record_decision_in
 from nosology.workbench.code_differences import code_to_json, compare_codes, final_codes
-from nosology.workbench.database import decisions, insert_row, notes, read_transaction, write_transaction
+from nosology.workbench.database import insert_row, read_transaction, write_transaction
 from nosology.workbench.review import SHARED_ACTIONS, STATUSES, Details, NotFound
 from nosology.workbench.store_settings import load_server_key, load_setting
+from nosology.workbench.store_tables import decisions, notes
 
 CHOOSABLE = ("new", "open", "held", "done")  # statuses of a note that can be chosen
 _SHARED = ("patient", "site", "lang", "encounter", "received", "coding", "confidence")  # by a note and its copy

@@ -13,11 +13,12 @@ from nosology.core import ConflictError, Note
 from nosology.workbench.accounts import User
 from nosology.workbench.audit_log import log_access_in
 from nosology.workbench.cases import Case, create_batch, load_case, record_decision_in
-from nosology.workbench.database import batches, documents, read_transaction, write_transaction
+from nosology.workbench.database import read_transaction, write_transaction
 from nosology.workbench.document_import import DocumentImport, withdraw_document
 from nosology.workbench.documents import Document, lock_documents
 from nosology.workbench.encounter_data import changed_fields
 from nosology.workbench.review import NotFound
+from nosology.workbench.store_tables import batches, documents
 
 T = TypeVar("T")
 _ATTEMPTS = 5

@@ -21,11 +21,12 @@ from nosology.workbench.audit_log import log_command_reads
 from nosology.workbench.blind_access import open_originals
 from nosology.workbench.cases import Case, load_case
 from nosology.workbench.conversation import Conversation
-from nosology.workbench.database import notes, read_transaction
+from nosology.workbench.database import read_transaction
 from nosology.workbench.documents import next_start
 from nosology.workbench.encounter_data import DISPOSITIONS, iso_date, parse_disposition
 from nosology.workbench.fhir_import import DISPOSITION_CODES
 from nosology.workbench.review import POA, NotFound
+from nosology.workbench.store_tables import notes
 from nosology.workbench.uploads import ENCOUNTER_FIELDS
 
 SYSTEM_URLS = {

@@ -17,8 +17,8 @@ from nosology.claims.checks import PROCEDURES
 from nosology.codes import describe, table
 from nosology.core import Code
 from nosology.workbench.blind_access import open_originals
-from nosology.workbench.database import audit, codings, decisions, notes
 from nosology.workbench.review import replay
+from nosology.workbench.store_tables import audit, codings, decisions, notes
 from nosology.workbench.triage import ConfidenceCalibration, code_f1
 
 MAX_NOTES = 3_000  # the newest finished notes that are counted

@@ -19,7 +19,6 @@ from nosology.workbench.audit_log import shown_notes
 from nosology.workbench.blind_access import load_pair
 from nosology.workbench.bulk_export import export_stream
 from nosology.workbench.conversation import load_conversation
-from nosology.workbench.database import documents, notes, users
 from nosology.workbench.decision_steps import shown_chances
 from nosology.workbench.document_views import past_documents, show_documents
 from nosology.workbench.double_coding import count_finished_pairs
@@ -32,6 +31,7 @@ from nosology.workbench.second_review import second_reviews
 from nosology.workbench.security import MAX_ID, RowId
 from nosology.workbench.services import UnfinishedCodes
 from nosology.workbench.store_settings import changes
+from nosology.workbench.store_tables import documents, notes, users
 from nosology.workbench.turnaround import ANSWERS, load_second_review, measure_conversation
 from nosology.workbench.uploads import normalize_encounter, read_upload
 from nosology.workbench.views import build_claim_panel, build_panel, code_book_page, import_notice

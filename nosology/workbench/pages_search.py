@@ -11,9 +11,9 @@ from sqlalchemy import Connection, select
 
 from nosology.claims.code_search import ALL, search_codes, table_on
 from nosology.core import SYSTEMS
-from nosology.workbench.database import notes
 from nosology.workbench.page_html import PageDep
 from nosology.workbench.security import MAX_ID
+from nosology.workbench.store_tables import notes
 
 router = APIRouter(include_in_schema=False)
 

@@ -15,7 +15,11 @@ from sqlalchemy import Connection, Engine, delete, func, select, update
 
 from nosology.workbench.append_only import DELETED, DELETION
 from nosology.workbench.audit_log import log_access_in
-from nosology.workbench.database import (
+from nosology.workbench.database import read_transaction, write_transaction
+from nosology.workbench.review import NotFound
+from nosology.workbench.store_health import shrink_log
+from nosology.workbench.store_settings import load_retention
+from nosology.workbench.store_tables import (
     batches,
     codings,
     comments,
@@ -24,12 +28,7 @@ from nosology.workbench.database import (
     notes,
     queries,
     query_events,
-    read_transaction,
-    write_transaction,
 )
-from nosology.workbench.review import NotFound
-from nosology.workbench.store_health import shrink_log
-from nosology.workbench.store_settings import load_retention
 
 log = logging.getLogger("nosology.workbench")
 CHECK_SECONDS = 3600

@@ -30,14 +30,7 @@ from nosology.workbench.audit_log import log_access
 from nosology.workbench.change_feed import continue_clock
 from nosology.workbench.coding import BackgroundCoder, CoderPool, cancel_batch, resume_batch
 from nosology.workbench.conversation import has_open_query, load_conversation
-from nosology.workbench.database import (
-    coders,
-    insert_row,
-    open_database,
-    read_transaction,
-    store_errors,
-    write_transaction,
-)
+from nosology.workbench.database import insert_row, open_database, read_transaction, store_errors, write_transaction
 from nosology.workbench.decision_steps import STEPS, decisions_of_step
 from nosology.workbench.document_import import withdrawal_details
 from nosology.workbench.encounter_services import ImportedNotes, encounter_details, import_batch
@@ -48,6 +41,7 @@ from nosology.workbench.sign_in import FailureLimit, SignInDelays
 from nosology.workbench.store_health import is_alive
 from nosology.workbench.store_lock import StoreLock
 from nosology.workbench.store_settings import load_server_key
+from nosology.workbench.store_tables import coders
 from nosology.workbench.warm_up import warm_up
 from nosology.workbench.work_queue import QueueFilter, Reservations, next_note
 

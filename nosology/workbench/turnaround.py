@@ -14,8 +14,8 @@ from sqlalchemy import Connection, select
 from nosology.workbench.append_only import DELETED
 from nosology.workbench.cases import Case, decision_history
 from nosology.workbench.conversation import OTHER, UNABLE, AskedQuery, list_queries
-from nosology.workbench.database import decisions, notes
 from nosology.workbench.second_review import KINDS, SecondReview, second_reviews
+from nosology.workbench.store_tables import decisions, notes
 
 MAX_NOTES = 3_000  # the newest notes with an approval that are counted
 ANY = "any physician"

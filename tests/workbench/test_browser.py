@@ -20,8 +20,9 @@ from nosology.core import Note
 from nosology.federated.deploy.flower_process import wait_until
 from nosology.workbench.app import create_app
 from nosology.workbench.cases import add_notes
-from nosology.workbench.database import notes, open_database, write_transaction
+from nosology.workbench.database import open_database, write_transaction
 from nosology.workbench.services import ServerSettings
+from nosology.workbench.store_tables import notes
 from tests.workbench.conftest import NOTE, PASSWORD, fill_people
 
 AXE = (Path(__file__).parent / "vendor" / "axe-4.14.0.min.js").read_text(encoding="utf-8")

@@ -19,8 +19,9 @@ from nosology.workbench.coding import (
     resume_batch,
     save_codings,
 )
-from nosology.workbench.database import codings, notes, read_transaction, write_transaction
+from nosology.workbench.database import read_transaction, write_transaction
 from nosology.workbench.services import register_coder
+from nosology.workbench.store_tables import codings, notes
 from nosology.workbench.uploads import normalize_encounter
 
 

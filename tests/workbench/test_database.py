@@ -24,17 +24,13 @@ from nosology.workbench.cases import (
 from nosology.workbench.database import (
     APPLICATION_ID,
     StoreGoneError,
-    audit,
-    codings,
-    decisions,
-    metadata,
     migrate,
-    notes,
     open_database,
     read_transaction,
     write_transaction,
 )
 from nosology.workbench.store_health import is_alive
+from nosology.workbench.store_tables import audit, codings, decisions, metadata, notes
 from nosology.workbench.work_queue import RESERVED_SECONDS, QueueFilter, Reservations, next_note, position, select_queue
 
 HEART = {"code": "icd10cm:I50.9"}

@@ -15,7 +15,7 @@ from nosology.claims.encounter_checks import check_encounter
 from nosology.codes import release_on, table
 from nosology.workbench import demo
 from nosology.workbench.cases import decision_history, load_case
-from nosology.workbench.database import audit, batches, notes, open_database, read_transaction, users
+from nosology.workbench.database import open_database, read_transaction
 from nosology.workbench.demo_encounters import FOLDER, load_encounters
 from nosology.workbench.documents import KINDS
 from nosology.workbench.encounter_data import complete_encounter
@@ -27,6 +27,7 @@ from nosology.workbench.measures import (
     measure_drift,
     total_agreement,
 )
+from nosology.workbench.store_tables import audit, batches, notes, users
 from tests.workbench.processes import Server
 
 AXE = (Path(__file__).parent / "vendor" / "axe-4.14.0.min.js").read_text(encoding="utf-8")

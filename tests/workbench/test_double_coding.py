@@ -9,15 +9,7 @@ from nosology.workbench.cases import add_notes, count_by_status, load_case, reco
 from nosology.workbench.code_differences import compare_codes
 from nosology.workbench.coder_agreement import agreement_tables, load_double_codings
 from nosology.workbench.coding import save_codings
-from nosology.workbench.database import (
-    coders,
-    decisions,
-    insert_row,
-    notes,
-    open_database,
-    read_transaction,
-    write_transaction,
-)
+from nosology.workbench.database import insert_row, open_database, read_transaction, write_transaction
 from nosology.workbench.document_import import DocumentImport, withdraw_document
 from nosology.workbench.double_coding import (
     DoubleCodingRule,
@@ -35,6 +27,7 @@ from nosology.workbench.note_coding import CodedNote
 from nosology.workbench.retention import delete_expired, delete_note
 from nosology.workbench.store_copy import copy_rows
 from nosology.workbench.store_settings import RetentionRule, save_setting
+from nosology.workbench.store_tables import coders, decisions, notes
 from nosology.workbench.work_queue import QueueFilter, next_note, select_queue
 from tests.workbench.conftest import ApiClient, browser, csrf
 

@@ -62,7 +62,8 @@ def test_the_claim_of_a_note_is_that_of_the_command_line(ann, tmp_path):
 def audit(client, note: int) -> list[dict]:
     from sqlalchemy import select
 
-    from nosology.workbench.database import audit, read_transaction
+    from nosology.workbench.database import read_transaction
+    from nosology.workbench.store_tables import audit
 
     with read_transaction(client.client.app.state.services.engine) as connection:
         return [dict(row) for row in connection.execute(select(audit).where(audit.c.note_id == note)).mappings()]
