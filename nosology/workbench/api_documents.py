@@ -8,14 +8,9 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from nosology.workbench.api_errors import CONFLICT, ERRORS
-from nosology.workbench.api_schemas import (
-    EncounterChange,
-    EncounterDocument,
-    NoNul,
-    RequestBody,
-    ResponseBody,
-    example_body,
-)
+from nosology.workbench.api_fields import NoNul, RequestBody, ResponseBody, example_body
+from nosology.workbench.api_requests import EncounterChange
+from nosology.workbench.api_responses import EncounterDocument
 from nosology.workbench.encounter_services import change_encounter, find_document, withdraw
 from nosology.workbench.security import AddressDep, ImportUser, RowId, ServicesDep
 

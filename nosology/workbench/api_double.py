@@ -9,7 +9,7 @@ from pydantic import Field
 
 from nosology.workbench.accounts import User
 from nosology.workbench.api_errors import ERRORS
-from nosology.workbench.api_schemas import RequestBody, ResponseBody, example_body
+from nosology.workbench.api_fields import RequestBody, ResponseBody, example_body
 from nosology.workbench.blind_access import list_pairs
 from nosology.workbench.coder_agreement import agreement_tables, load_double_codings
 from nosology.workbench.database import read_transaction
