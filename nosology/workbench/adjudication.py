@@ -21,7 +21,8 @@ from nosology.workbench.double_coding import (
     load_codings,
     record_adjudication,
 )
-from nosology.workbench.review import NotFound, apply_decision
+from nosology.workbench.replay import apply_decision
+from nosology.workbench.review import NotFound
 from nosology.workbench.services import Forbidden, Services, check_finished
 from nosology.workbench.views import CodeCard, build_panel
 

@@ -24,7 +24,8 @@ from nosology.workbench.documents import (
     to_document,
 )
 from nosology.workbench.encounter_data import complete_encounter
-from nosology.workbench.review import SHARED_ACTIONS, Details, NotFound, Review, apply_decision, parse_code, replay
+from nosology.workbench.replay import apply_decision, replay, stored_decisions
+from nosology.workbench.review import SHARED_ACTIONS, Details, NotFound, Review, parse_code, spans_outside
 from nosology.workbench.store_tables import batches, coders, codings, decisions, documents, notes, users
 
 # Statements of every request are built once: building them takes SQLAlchemy longer than SQLite needs to run them.
@@ -132,7 +133,7 @@ class Case:
             replaced = spans.get(item.instead_of, []) if item.instead_of else []
             known = spans.setdefault(item.code, list(replaced))
             gone = self.review.removed.get(item.code, ())
-            known[:] = [it for it in known if all(it.end <= span.start or span.end <= it.start for span in gone)]
+            known[:] = spans_outside(known, gone)
             known.extend(span for span in item.evidence if span not in known)
         return spans
 
@@ -219,7 +220,7 @@ def load_case(connection: Connection, note_id: int) -> Case:
         original = connection.execute(_NOTE, {"note": note["double_of"]}).mappings().one()
     rows = load_documents(connection, original["id"])
     coding = connection.execute(_CODING, {"note": original["id"]}).mappings().first()
-    past = [(row.action, row.details, row.user_id) for row in connection.execute(_DECISIONS, {"note": note_id})]
+    past = stored_decisions(connection.execute(_DECISIONS, {"note": note_id}).mappings())
     length = rows[-1]["start"] + rows[-1]["length"] if rows else 0
     review = replay(past, length=length, stored=True)
     text = encounter_text(rows, review.documents)
@@ -235,8 +236,7 @@ def load_case(connection: Connection, note_id: int) -> Case:
 
 def _outside(suggestion: Suggestion, gone: Sequence[Document]) -> Suggestion:
     """The suggestion without evidence in documents that do not count any more."""
-    kept = (it for it in suggestion.evidence if all(it.end <= part.start or part.end <= it.start for part in gone))
-    return replace(suggestion, evidence=tuple(kept))
+    return replace(suggestion, evidence=spans_outside(suggestion.evidence, gone))
 
 
 def record_decision(

@@ -15,7 +15,8 @@ from nosology.workbench.append_only import DELETED
 from nosology.workbench.blind_access import CLOSED
 from nosology.workbench.code_differences import count_disagreements
 from nosology.workbench.measures import chapter_of, rows_by_note
-from nosology.workbench.review import EDITS, Review, replay
+from nosology.workbench.replay import replay, stored_decisions
+from nosology.workbench.review import ANY_LENGTH, EDITS, Review
 from nosology.workbench.store_tables import codings, decisions, notes, users
 
 MAX_PAIRS = 500  # the newest that are measured
@@ -99,7 +100,7 @@ def _double_coding(first: Sequence, second: Sequence, suggested: Sequence[Code])
 
 
 def _state(rows: Sequence) -> Review:
-    return replay(((row["action"], row["details"], row["user_id"]) for row in rows), length=1 << 60)
+    return replay(stored_decisions(rows), length=ANY_LENGTH)
 
 
 def _coder(rows: Sequence) -> str:

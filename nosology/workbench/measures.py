@@ -17,7 +17,8 @@ from nosology.claims.checks import PROCEDURES
 from nosology.codes import describe, table
 from nosology.core import Code
 from nosology.workbench.blind_access import open_originals
-from nosology.workbench.review import replay
+from nosology.workbench.replay import replay, stored_decisions
+from nosology.workbench.review import ANY_LENGTH
 from nosology.workbench.store_tables import audit, codings, decisions, notes
 from nosology.workbench.triage import ConfidenceCalibration, code_f1
 
@@ -82,7 +83,7 @@ def rows_by_note(connection: Connection, query: Any) -> dict[int, list[RowMappin
 def _reviewed_note(
     finished: float, coding: RowMapping, decided: Sequence[RowMapping], opened: Sequence[RowMapping]
 ) -> ReviewedNote:
-    review = replay(((row["action"], row["details"], row["user_id"]) for row in decided), length=1 << 60, stored=True)
+    review = replay(stored_decisions(decided), length=ANY_LENGTH, stored=True)
     times = sorted(
         [row["at"] for row in decided if row["user_id"] is not None and row["action"] != "document"]
         + [row["at"] for row in opened]

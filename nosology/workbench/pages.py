@@ -26,6 +26,7 @@ from nosology.workbench.encounter_data import editable_fields
 from nosology.workbench.group_panel import build_group_panel
 from nosology.workbench.page_html import AdminPage, PageContext, PageDep, ReviewerPage
 from nosology.workbench.proposals import claim_evidence
+from nosology.workbench.replay import stored_decisions
 from nosology.workbench.review import MAX_OVERRIDE, NotFound
 from nosology.workbench.second_review import second_reviews
 from nosology.workbench.security import MAX_ID, RowId
@@ -226,8 +227,7 @@ def history_page(page: PageDep, note_id: RowId) -> HTMLResponse:
         rows = cases.decision_history(connection, note_id)
         people = {row.id: row.name for row in connection.execute(select(users.c.id, users.c.name))}
         past = past_documents(connection, case)
-    past_decisions = [(row["action"], row["details"], row["user_id"]) for row in rows]
-    reviews = [(item, rows[item.version - 1]) for item in second_reviews(past_decisions)]
+    reviews = [(item, rows[item.version - 1]) for item in second_reviews(stored_decisions(rows))]
     return page.render("history.html", case=case, rows=rows, people=people, past=past, reviews=reviews)
 
 

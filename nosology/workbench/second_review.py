@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from nosology.claims.checks import AssignedCode
 from nosology.core import Code
-from nosology.workbench.review import EDITS, Details, Review, apply_stored, parse_code
+from nosology.workbench.replay import apply_stored
+from nosology.workbench.review import ANY_LENGTH, EDITS, Details, Review, parse_code
 
 KINDS = {
     "added": "code added",
@@ -58,7 +59,7 @@ def second_reviews(decisions: Iterable[tuple[str, Details, int | None]]) -> list
     replaced: dict[Code, Code] = {}  # code -> the code that it stands for, since then
     touched, returns = False, 0
     for action, details, user in decisions:
-        before, review = review, apply_stored(review, action, details, user, length=1 << 60)
+        before, review = review, apply_stored(review, action, details, user, length=ANY_LENGTH)
         if action in ("finish", "second") and review.status == "second" and (base is None or not touched):
             base, replaced, touched, returns = review, {}, False, 0
         elif action == "approve" and before.status == "second" and base is not None:

@@ -36,7 +36,7 @@ from nosology.workbench.document_import import withdrawal_details
 from nosology.workbench.encounter_services import ImportedNotes, encounter_details, import_batch
 from nosology.workbench.export import export_case
 from nosology.workbench.retention import RetentionJob
-from nosology.workbench.review import FIELDS
+from nosology.workbench.review import ACTION_FIELDS
 from nosology.workbench.sign_in import FailureLimit, SignInDelays
 from nosology.workbench.store_health import is_alive
 from nosology.workbench.store_lock import StoreLock
@@ -257,7 +257,7 @@ class Services:
         if action in STEPS:
             taken = decisions_of_step(case, action, values) if is_current else []  # else a conflict
             return cases.record_decisions(self.engine, note_id, taken, user=user.id, version=version)
-        details = {name: values[name] for name in FIELDS.get(action, ()) if name in values}
+        details = {name: values[name] for name in ACTION_FIELDS.get(action, ()) if name in values}
         if action == "withdraw":
             details = withdrawal_details(case, values.get("document"))
         if action == "encounter" and is_current:

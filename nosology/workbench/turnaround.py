@@ -14,6 +14,8 @@ from sqlalchemy import Connection, select
 from nosology.workbench.append_only import DELETED
 from nosology.workbench.cases import Case, decision_history
 from nosology.workbench.conversation import OTHER, UNABLE, AskedQuery, list_queries
+from nosology.workbench.measures import rows_by_note
+from nosology.workbench.replay import stored_decisions
 from nosology.workbench.second_review import KINDS, SecondReview, second_reviews
 from nosology.workbench.store_tables import decisions, notes
 
@@ -133,7 +135,7 @@ def load_second_review(connection: Connection, case: Case) -> SecondReview | Non
     if case.review.status != "done":
         return None
     rows = decision_history(connection, case.note["id"])
-    return next(reversed(second_reviews((row["action"], row["details"], row["user_id"]) for row in rows)), None)
+    return next(reversed(second_reviews(stored_decisions(rows))), None)
 
 
 def load_second_reviews(connection: Connection) -> list[SecondReview]:
@@ -143,13 +145,7 @@ def load_second_reviews(connection: Connection) -> list[SecondReview]:
     ids = connection.scalars(query.order_by(notes.c.id.desc()).limit(MAX_NOTES)).all()
     found = []
     for first in range(0, len(ids), 500):
-        rows = connection.execute(
-            select(decisions.c.note_id, decisions.c.action, decisions.c.details, decisions.c.user_id)
-            .where(decisions.c.note_id.in_(ids[first : first + 500]))
-            .order_by(decisions.c.note_id, decisions.c.version)
-        )
-        histories: dict[int, list[tuple[str, dict, int | None]]] = {}
-        for row in rows:
-            histories.setdefault(row.note_id, []).append((row.action, row.details, row.user_id))
-        found += [review for history in histories.values() for review in second_reviews(history)]
+        query = select(decisions).where(decisions.c.note_id.in_(ids[first : first + 500]))
+        histories = rows_by_note(connection, query.order_by(decisions.c.note_id, decisions.c.version))
+        found += [review for rows in histories.values() for review in second_reviews(stored_decisions(rows))]
     return found

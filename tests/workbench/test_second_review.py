@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from nosology.claims.checks import AssignedCode
 from nosology.core import Code, ReviewError
-from nosology.workbench.review import POA, Review, apply_decision
+from nosology.workbench.replay import apply_decision
+from nosology.workbench.review import POA, Review
 from nosology.workbench.second_review import KINDS, ReviewChange, compare_codes, second_reviews
 
 CODES = [Code("icd10cm", code) for code in ("I50.9", "I50.22", "I10", "E11.9", "E11.22", "N18.30", "J18.9")]
