@@ -18,6 +18,7 @@ from nosology.workbench.accounts import create_user
 from nosology.workbench.coding import save_codings
 from nosology.workbench.database import open_database, read_transaction, write_transaction
 from nosology.workbench.demo_encounters import DemoEncounter, load_encounters
+from nosology.workbench.document_import import add_notes, create_batch
 from nosology.workbench.documents import current_documents
 from nosology.workbench.note_coding import CodedNote, WaitingNote, code_notes
 from nosology.workbench.passwords import hash_password
@@ -78,8 +79,8 @@ def fill_demo(store: str, encounters: Sequence[DemoEncounter] | None = None) -> 
         # Everybody knows this password, which the rules of passwords refuse.
         connection.execute(update(users).values(password=hash_password(PASSWORD)))
         for name, items, received in ((PAST_BATCH, past, now - 9 * DAY), (TODAY_BATCH, today, now)):
-            batch = cases.create_batch(connection, name, people["admin"], len(items), now=received)
-            cases.add_notes(connection, [note for item in items for note in item.notes], batch, now=received)
+            batch = create_batch(connection, name, people["admin"], len(items), now=received)
+            add_notes(connection, [note for item in items for note in item.notes], batch, now=received)
         ids = {row.ref: row.id for row in connection.execute(select(notes.c.ref, notes.c.id))}
     coder_id = register_coder(engine, BUNDLE, None)
     coder = Coder.for_claims(BUNDLE)

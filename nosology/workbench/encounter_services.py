@@ -12,9 +12,9 @@ from sqlalchemy.exc import IntegrityError
 from nosology.core import ConflictError, Note
 from nosology.workbench.accounts import User
 from nosology.workbench.audit_log import log_access_in
-from nosology.workbench.cases import Case, create_batch, load_case, record_decision_in
+from nosology.workbench.cases import Case, load_case, record_decision_in
 from nosology.workbench.database import read_transaction, write_transaction
-from nosology.workbench.document_import import DocumentImport, withdraw_document
+from nosology.workbench.document_import import DocumentImport, create_batch, withdraw_document
 from nosology.workbench.documents import Document, lock_documents
 from nosology.workbench.encounter_data import changed_fields
 from nosology.workbench.review import NotFound

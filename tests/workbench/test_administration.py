@@ -20,9 +20,10 @@ from nosology.cli import app
 from nosology.core import ConfigError, ConflictError, NosologyError, Note, OutputError
 from nosology.workbench import database
 from nosology.workbench.audit_log import log_access, read_log
-from nosology.workbench.cases import add_notes, count_by_status, create_batch, load_case, record_decision
+from nosology.workbench.cases import count_by_status, load_case, record_decision
 from nosology.workbench.coding import cancel_batch, resume_batch
 from nosology.workbench.database import open_database, postgres_url, read_transaction, write_transaction
+from nosology.workbench.document_import import add_notes, create_batch
 from nosology.workbench.export import reviewed_notes
 from nosology.workbench.retention import count_deleted, delete_expired, delete_note
 from nosology.workbench.review import NotFound

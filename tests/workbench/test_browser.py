@@ -19,8 +19,8 @@ from sqlalchemy import Engine, func, select
 from nosology.core import Note
 from nosology.federated.deploy.flower_process import wait_until
 from nosology.workbench.app import create_app
-from nosology.workbench.cases import add_notes
 from nosology.workbench.database import open_database, write_transaction
+from nosology.workbench.document_import import add_notes
 from nosology.workbench.services import ServerSettings
 from nosology.workbench.store_tables import notes
 from tests.workbench.conftest import NOTE, PASSWORD, fill_people

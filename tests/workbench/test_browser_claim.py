@@ -13,8 +13,8 @@ from playwright.sync_api import Page, expect
 from nosology.core import Note
 from nosology.federated.deploy.flower_process import wait_until
 from nosology.workbench.app import create_app
-from nosology.workbench.cases import add_notes
 from nosology.workbench.database import open_database, write_transaction
+from nosology.workbench.document_import import add_notes
 from nosology.workbench.services import ServerSettings
 from tests.claims.test_drg_weights import TEXT
 from tests.workbench.conftest import NOTE, fill_people

@@ -7,8 +7,8 @@ from playwright.sync_api import expect
 
 from nosology.core import Note
 from nosology.workbench.accounts import create_user
-from nosology.workbench.cases import add_notes
 from nosology.workbench.database import open_database, write_transaction
+from nosology.workbench.document_import import add_notes
 from tests.workbench import test_browser
 from tests.workbench.conftest import NOTE, PASSWORD, fill_people
 from tests.workbench.test_browser import AXE, EVERYTHING, SELECT, errors, go, open_note, running, signed_in

@@ -8,7 +8,6 @@ import pytest
 from sqlalchemy import func, select, update
 
 from nosology.core import Note, ReviewError
-from nosology.workbench.cases import add_notes, create_batch
 from nosology.workbench.coding import (
     BackgroundCoder,
     CodedNote,
@@ -20,6 +19,7 @@ from nosology.workbench.coding import (
     save_codings,
 )
 from nosology.workbench.database import read_transaction, write_transaction
+from nosology.workbench.document_import import add_notes, create_batch
 from nosology.workbench.services import register_coder
 from nosology.workbench.store_tables import codings, notes
 from nosology.workbench.uploads import normalize_encounter

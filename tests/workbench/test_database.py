@@ -14,13 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from nosology.core import Code, ConfigError, ConflictError, DataError, Note, OutputError, ReviewError
 from nosology.workbench.audit_log import log_access, read_log
-from nosology.workbench.cases import (
-    add_notes,
-    count_by_status,
-    decision_history,
-    load_case,
-    record_decision,
-)
+from nosology.workbench.cases import count_by_status, decision_history, load_case, record_decision
 from nosology.workbench.database import (
     APPLICATION_ID,
     StoreGoneError,
@@ -29,6 +23,7 @@ from nosology.workbench.database import (
     read_transaction,
     write_transaction,
 )
+from nosology.workbench.document_import import add_notes
 from nosology.workbench.store_health import is_alive
 from nosology.workbench.store_tables import audit, codings, decisions, metadata, notes
 from nosology.workbench.work_queue import RESERVED_SECONDS, QueueFilter, Reservations, next_note, position, select_queue

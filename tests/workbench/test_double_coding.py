@@ -5,12 +5,12 @@ from sqlalchemy import func, select
 
 from nosology.core import ConfigError, ConflictError, Note, ReviewError
 from nosology.workbench.blind_access import BlindNote, check_readable, list_pairs, load_pair
-from nosology.workbench.cases import add_notes, count_by_status, load_case, record_decision
+from nosology.workbench.cases import count_by_status, load_case, record_decision
 from nosology.workbench.code_differences import compare_codes
 from nosology.workbench.coder_agreement import agreement_tables, load_double_codings
 from nosology.workbench.coding import save_codings
 from nosology.workbench.database import insert_row, open_database, read_transaction, write_transaction
-from nosology.workbench.document_import import DocumentImport, withdraw_document
+from nosology.workbench.document_import import DocumentImport, add_notes, withdraw_document
 from nosology.workbench.double_coding import (
     DoubleCodingRule,
     adjudication_details,
