@@ -38,10 +38,7 @@ from nosology.workbench.uploads import coder_columns, normalize_encounter, read_
 from nosology.workbench.views import build_panel, code_book_page
 from nosology.workbench.work_queue import PAGE_SIZE, QueueFilter
 
-ENCOUNTER_FIELDS = {  # of a new note
-    *("date", "sex", "born", "age", "kind", "setting", "admitted", "discharged", "disposition", "payer", "role"),
-    *("encounter", "document", "title", "document_date"),
-}
+COLUMNS_OF_NOTE = {"id", "text", "patient", "site", "lang", "columns"}  # the other fields are about the encounter
 router = APIRouter(prefix="/api/v1", tags=["workbench"], responses=ERRORS)
 
 
@@ -106,7 +103,7 @@ def add_notes(
                 patient=item.patient,
                 site=item.site,
                 lang=item.lang,
-                extra=item.columns | item.model_dump(include=ENCOUNTER_FIELDS, exclude_none=True),
+                extra=item.columns | item.model_dump(exclude=COLUMNS_OF_NOTE, exclude_none=True),
             )
         )
         for item in body.notes

@@ -12,6 +12,7 @@ from fastapi import Query
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from nosology.workbench.change_feed import CURSOR
+from nosology.workbench.encounter_data import DISPOSITIONS
 
 
 def _storable(text: str) -> str:
@@ -31,7 +32,7 @@ NoNul = Annotated[Text, Field(pattern=r"^[^\x00]*$")]
 ShortText = Annotated[NoNul, Field(max_length=200)]
 Columns = dict[ShortText, ShortText | int | float]  # of a note, for a coder that reads columns
 Day = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$", json_schema_extra={"format": "date"}), AfterValidator(_day)]
-Disposition = Annotated[str, Field(pattern=r"^(0[1-7]|2[01]|30|4[0-3]|5[01]|6[1-69]|70|8[1-9]|9[0-5])$")]  # UB-04
+Disposition = Annotated[str, Field(pattern=f"^({'|'.join(DISPOSITIONS)})$")]
 DocumentKind = Literal[
     "discharge",
     "h&p",

@@ -30,10 +30,12 @@ from nosology.workbench.review import SHARED_ACTIONS
 from nosology.workbench.store_tables import audit, decisions, notes
 
 CHOICE = "double coding"  # audit entries about pairs, of people who saw no code
-CLOSED = "closed"
+CLOSED_PAIR = "closed"
 _WITHOUT_CODES = ("assign", *SHARED_ACTIONS)  # decisions of people who need not have seen a code
 _original, _copy = notes.alias("original"), notes.alias("copy")
-_is_open = and_(_copy.c.double_of > 0, _copy.c.status.not_in((CLOSED, DELETED)))  # by the index, unlike IS NOT NULL
+_is_open = and_(
+    _copy.c.double_of > 0, _copy.c.status.not_in((CLOSED_PAIR, DELETED))
+)  # by the index, unlike IS NOT NULL
 _is_pair = _copy.c.double_of == _original.c.id
 _OPEN = select(_copy.c.double_of).where(_is_open)
 _SIDE = ("id", "ref", "status", "version", "assignee_id")
@@ -69,8 +71,8 @@ class CodingPair:
     @property
     def phase(self) -> str:
         """coding, adjudication (both are finished) or closed."""
-        if self.copy.status == CLOSED:
-            return CLOSED
+        if self.copy.status == CLOSED_PAIR:
+            return CLOSED_PAIR
         return "adjudication" if self.original.status == self.copy.status == "done" else "coding"
 
 
@@ -200,7 +202,7 @@ def check_decision(
         return
     if pair.phase == "adjudication" and action not in SHARED_ACTIONS:
         raise ReviewError("both codings are finished: the note waits for adjudication")
-    if pair.phase == CLOSED and note_id == pair.copy.id:
+    if pair.phase == CLOSED_PAIR and note_id == pair.copy.id:
         raise ReviewError("this copy is closed: its note has the final codes")
     if pair.phase == "coding" and action == "second":
         raise ReviewError("two people code this note already: their codes are compared when both are finished")

@@ -25,7 +25,7 @@ FIXED = (OTHER, UNABLE)  # answers that every query offers, so that none leads t
 STATES = ("open", "answered", "withdrawn")
 MAX_TEXT = 4_000  # characters of a question, an answer or a comment
 MAX_OPTIONS, MAX_OPTION = 8, 200
-PAGE_SIZE = 100
+QUERIES_PER_PAGE = 100
 
 
 class QueryClosed(ConflictError):
@@ -163,7 +163,7 @@ def list_queries(
     elif page is not None:
         query = query.where(queries.c.note_id.not_in(hidden_notes(connection)))
     if page is not None:
-        query = query.limit(PAGE_SIZE).offset(page * PAGE_SIZE)
+        query = query.limit(QUERIES_PER_PAGE).offset(page * QUERIES_PER_PAGE)
     return [_query(row) for row in connection.execute(query).mappings()]
 
 
@@ -173,7 +173,9 @@ def queries_of_physician(connection: Connection, user: User) -> list[AskedQuery]
     waiting = _QUERIES.where(query_events.c.kind.is_(None), to_them)
     answered = _QUERIES.where(query_events.c.kind == "answered", query_events.c.user_id == user.id)
     rows = [*connection.execute(waiting).mappings()]
-    rows += connection.execute(answered.order_by(None).order_by(query_events.c.id.desc()).limit(PAGE_SIZE)).mappings()
+    rows += connection.execute(
+        answered.order_by(None).order_by(query_events.c.id.desc()).limit(QUERIES_PER_PAGE)
+    ).mappings()
     return [_query(row) for row in rows]
 
 

@@ -22,7 +22,7 @@ from nosology.workbench.review import ANY_LENGTH
 from nosology.workbench.store_tables import audit, codings, decisions, notes
 from nosology.workbench.triage import ConfidenceCalibration, code_f1
 
-MAX_NOTES = 3_000  # the newest finished notes that are counted
+MAX_REVIEWED_NOTES = 3_000  # the newest finished notes that are counted
 MAX_PAUSE = 300  # seconds: a longer gap between two actions counts as this long
 DRIFT_FEATURES = {
     "words": "words per note",
@@ -54,7 +54,7 @@ def load_reviewed_notes(connection: Connection) -> list[ReviewedNote]:
         .where(notes.c.status == "done", notes.c.finished.is_not(None))
         .where(notes.c.double_of.is_(None), notes.c.id.not_in(open_originals()))  # codes that are final
         .order_by(notes.c.finished.desc())
-        .limit(MAX_NOTES)
+        .limit(MAX_REVIEWED_NOTES)
     ).all()
     reviewed = []
     for first in range(0, len(rows), 500):

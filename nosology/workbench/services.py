@@ -292,7 +292,7 @@ class Services:
             case, history = cases.load_case(connection, note_id), cases.decision_history(connection, note_id)
             pair = blind_access.check_readable(connection, note_id, user.id)
             talk = load_conversation(connection, note_id)
-        if case.note["double_of"] or (pair is not None and pair.phase != blind_access.CLOSED):
+        if case.note["double_of"] or (pair is not None and pair.phase != blind_access.CLOSED_PAIR):
             raise ReviewError("the note is exported when its double coding is closed, with the final codes")
         response = export_case(case, history, form, talk)
         log_access(self.engine, user.id, f"export {form}", note_id, address)

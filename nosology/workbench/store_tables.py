@@ -127,7 +127,7 @@ documents = _table(
     Column("batch_id", Integer, ForeignKey("batches.id"), index=True),  # in which it came
     Column("ref", String(200), nullable=False),
     Column("version", Integer, nullable=False),  # 1, and one more for each corrected text
-    Column("kind", String(20), nullable=False),  # see documents.KINDS
+    Column("kind", String(20), nullable=False),  # see documents.DOCUMENT_KINDS
     Column("title", String(200), nullable=False),
     Column("date", String(10)),
     Column("text", sa.Text, nullable=False),

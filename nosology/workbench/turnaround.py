@@ -16,10 +16,10 @@ from nosology.workbench.cases import Case, decision_history
 from nosology.workbench.conversation import OTHER, UNABLE, AskedQuery, list_queries
 from nosology.workbench.measures import rows_by_note
 from nosology.workbench.replay import stored_decisions
-from nosology.workbench.second_review import KINDS, SecondReview, second_reviews
+from nosology.workbench.second_review import REVIEW_CHANGES, SecondReview, second_reviews
 from nosology.workbench.store_tables import decisions, notes
 
-MAX_NOTES = 3_000  # the newest notes with an approval that are counted
+MAX_SECOND_REVIEWS = 3_000  # the newest notes with an approval that are counted
 ANY = "any physician"
 ANSWERS = {"offered": "offered answer", "free": "own words", OTHER: "other", UNABLE: "unable to determine"}
 
@@ -115,7 +115,7 @@ class ConversationMeasures:
                 number / max(1, len(self.reviews)),
                 sum(change.kind == kind for review in self.reviews for change in review.changes),
             )
-            for kind, words in KINDS.items()
+            for kind, words in REVIEW_CHANGES.items()
         ]
 
 
@@ -142,7 +142,7 @@ def load_second_reviews(connection: Connection) -> list[SecondReview]:
     """The approved second reviews of the newest notes that have one."""
     approved = select(decisions.c.note_id).where(decisions.c.action == "approve")
     query = select(notes.c.id).where(notes.c.id.in_(approved), notes.c.status != DELETED)
-    ids = connection.scalars(query.order_by(notes.c.id.desc()).limit(MAX_NOTES)).all()
+    ids = connection.scalars(query.order_by(notes.c.id.desc()).limit(MAX_SECOND_REVIEWS)).all()
     found = []
     for first in range(0, len(ids), 500):
         query = select(decisions).where(decisions.c.note_id.in_(ids[first : first + 500]))

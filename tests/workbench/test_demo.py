@@ -17,7 +17,7 @@ from nosology.workbench import demo
 from nosology.workbench.cases import decision_history, load_case
 from nosology.workbench.database import open_database, read_transaction
 from nosology.workbench.demo_encounters import FOLDER, load_encounters
-from nosology.workbench.documents import KINDS
+from nosology.workbench.documents import DOCUMENT_KINDS
 from nosology.workbench.encounter_data import complete_encounter
 from nosology.workbench.measures import (
     agreement_by_chapter,
@@ -42,7 +42,7 @@ def test_an_encounter_is_consistent(name):
     came, left = value["admitted"], value["discharged"]
     assert value["id"] == name and value["born"] <= came <= left
     for part in value["documents"]:
-        assert part["kind"] in KINDS and came <= part["date"]
+        assert part["kind"] in DOCUMENT_KINDS and came <= part["date"]
         assert part["date"] <= left or part["kind"] == "pathology"  # its report may come later
     days = [part["date"] for part in value["documents"]]
     assert days == sorted(days)
