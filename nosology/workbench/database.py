@@ -7,21 +7,23 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, Table, event
-from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
+from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, OperationalError
 
-from nosology.core import ConfigError, DataError, OutputError
+from nosology.core import ConfigError, ConflictError, DataError, OutputError
 from nosology.core.files import check_parent_folder, output_errors
 from nosology.workbench.change_clock import change_clock
 from nosology.workbench.store_tables import metadata
 
 log = logging.getLogger("nosology.workbench")
+T = TypeVar("T")
+_ATTEMPTS = 5  # to write beside somebody who decides at the same moment
 
 
 class StoreGoneError(OutputError):
@@ -236,6 +238,18 @@ def write_transaction(engine: Engine) -> Iterator[Connection]:
         connection.begin(),
     ):
         yield connection
+
+
+def write_with_retries(engine: Engine, change: Callable[[Connection], T]) -> T:
+    """What a change returns, in a write transaction of its own.
+
+    It is tried again if somebody decided on the same version of a note in the meantime: the change reads it again.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(ConflictError, IntegrityError), write_transaction(engine) as connection:
+            return change(connection)
+    with write_transaction(engine) as connection:
+        return change(connection)
 
 
 @contextmanager
