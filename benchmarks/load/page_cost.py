@@ -28,7 +28,7 @@ from nosology.workbench.database import open_database, write_transaction
 from nosology.workbench.demo import TRAINING_PATIENTS, demo_bundle, demo_notes
 from nosology.workbench.document_import import add_notes
 from nosology.workbench.security import SESSION_COOKIE
-from nosology.workbench.services import ServerSettings
+from nosology.workbench.server_settings import ServerSettings
 from nosology.workbench.store_tables import notes
 
 CODED = 30  # notes that are opened and decided on

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, RowMapping, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from nosology.core import ReviewError
+from nosology.core import NosologyError, ReviewError
 from nosology.core.files import text_sha256
 from nosology.workbench.database import insert_row, read_transaction, write_transaction
 from nosology.workbench.passwords import check_password_rules, hash_password, verify_password
@@ -65,6 +65,10 @@ _WRITE_SECONDS = 60  # the time of the last use is written at most once in this 
 
 class WrongPassword(ReviewError):
     """The present password is wrong."""
+
+
+class Forbidden(NosologyError):
+    """The user's role does not allow the request."""
 
 
 @dataclass(frozen=True, slots=True)

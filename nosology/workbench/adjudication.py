@@ -9,12 +9,13 @@ from sqlalchemy import Connection
 
 from nosology.codes import describe
 from nosology.core import Code, ConflictError, ReviewError
-from nosology.workbench.accounts import User
+from nosology.workbench.accounts import Forbidden, User
 from nosology.workbench.audit_log import log_access
 from nosology.workbench.blind_access import CodingPair, load_pair
 from nosology.workbench.cases import Case
 from nosology.workbench.code_differences import CodeDifference, compare_codes
 from nosology.workbench.database import read_transaction
+from nosology.workbench.decision_checks import check_finished
 from nosology.workbench.double_coding import (
     adjudication_details,
     check_adjudicator,
@@ -23,7 +24,7 @@ from nosology.workbench.double_coding import (
 )
 from nosology.workbench.replay import apply_decision
 from nosology.workbench.review import NotFound
-from nosology.workbench.services import Forbidden, Services, check_finished
+from nosology.workbench.services import Services
 from nosology.workbench.views import CodeCard, build_panel
 
 

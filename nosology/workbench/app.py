@@ -45,7 +45,7 @@ from nosology.workbench import (
     pages_double,
     pages_search,
 )
-from nosology.workbench.accounts import ONE_TIME_HOURS, create_admin
+from nosology.workbench.accounts import ONE_TIME_HOURS, Forbidden, create_admin
 from nosology.workbench.blind_access import BlindNote
 from nosology.workbench.cases import count_by_status
 from nosology.workbench.coding import CoderBusyError
@@ -62,7 +62,8 @@ from nosology.workbench.security import (
     SecurityMiddleware,
     ServicesDep,
 )
-from nosology.workbench.services import Forbidden, ServerSettings, Services
+from nosology.workbench.server_settings import ServerSettings
+from nosology.workbench.services import Services
 from nosology.workbench.store_lock import StoreLock
 from nosology.workbench.store_tables import notes
 

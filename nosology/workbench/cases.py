@@ -212,8 +212,7 @@ def _decide(
 ) -> tuple[Case, list[Review]]:
     """The case before the decisions, and the state after each."""
     case = load_case(connection, note_id)
-    if case.review.version != version:
-        raise ConflictError(_conflict_message(connection, note_id, case.review.version))
+    check_version(connection, case, version)
     after, states = case.review, []
     for action, details in taken:
         after = apply_decision(after, action, details, user, length=len(case.note["text"]))
@@ -278,6 +277,12 @@ def _append_decision(
         known = connection.scalar(select(notes.c.encounter).where(notes.c.id == note_id)) or {}
         summary["encounter"] = {k: v for k, v in {**known, **after.encounter}.items() if v is not None}
     connection.execute(_SUMMARY, {"note": note_id, **summary})
+
+
+def check_version(connection: Connection, case: Case, version: int) -> None:
+    """Raises ConflictError if a version is not the newest of a note."""
+    if case.review.version != version:
+        raise ConflictError(_conflict_message(connection, case.note["id"], case.review.version))
 
 
 def _conflict_message(connection: Connection, note_id: int, version: int) -> str:

@@ -29,7 +29,7 @@ from nosology.claims.encounter import SETTINGS
 from nosology.codes import describe
 from nosology.core import Code, Span
 from nosology.text import Section, contexts, sections
-from nosology.workbench.accounts import User
+from nosology.workbench.accounts import Forbidden, User
 from nosology.workbench.audit_log import log_access, log_access_in
 from nosology.workbench.database import read_transaction, write_transaction
 from nosology.workbench.documents import DOCUMENT_KINDS
@@ -37,7 +37,7 @@ from nosology.workbench.encounter_data import DISPOSITIONS, complete_encounter, 
 from nosology.workbench.review import POA, REASONS, STATUSES
 from nosology.workbench.second_review import REVIEW_CHANGES
 from nosology.workbench.security import CurrentUser, ServicesDep, client_address
-from nosology.workbench.services import Forbidden, Services
+from nosology.workbench.services import Services
 from nosology.workbench.views import visible_text
 
 STATIC_FOLDER = Path(__file__).parent / "static"

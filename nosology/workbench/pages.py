@@ -19,6 +19,7 @@ from nosology.workbench.audit_log import shown_notes
 from nosology.workbench.blind_access import load_pair
 from nosology.workbench.bulk_export import export_stream
 from nosology.workbench.conversation import load_conversation
+from nosology.workbench.decision_checks import UnfinishedCodes
 from nosology.workbench.decision_steps import shown_chances
 from nosology.workbench.document_views import past_documents, show_documents
 from nosology.workbench.double_coding import count_finished_pairs
@@ -30,7 +31,6 @@ from nosology.workbench.replay import stored_decisions
 from nosology.workbench.review import MAX_OVERRIDE, NotFound
 from nosology.workbench.second_review import second_reviews
 from nosology.workbench.security import MAX_ID, RowId
-from nosology.workbench.services import UnfinishedCodes
 from nosology.workbench.store_settings import changes
 from nosology.workbench.store_tables import documents, notes, users
 from nosology.workbench.turnaround import ANSWERS, load_second_review, measure_conversation

@@ -9,13 +9,13 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from nosology.core import Code, NosologyError, Span
 from nosology.workbench import query_service
+from nosology.workbench.accounts import Forbidden
 from nosology.workbench.cases import load_case
 from nosology.workbench.conversation import MAX_OPTION, MAX_OPTIONS, MAX_TEXT, AskedQuery, load_query
 from nosology.workbench.page_html import PageContext, PageDep, annotate_note
 from nosology.workbench.pages import render_panel
 from nosology.workbench.review import NotFound
 from nosology.workbench.security import MAX_ID, RowId
-from nosology.workbench.services import Forbidden
 from nosology.workbench.views import visible_text
 
 PASSAGE = Code("icd10cm", "passage")  # marks the passage of a query in the text

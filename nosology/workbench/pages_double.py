@@ -15,11 +15,11 @@ from nosology.workbench.adjudication import adjudicate, show_pair
 from nosology.workbench.blind_access import list_pairs
 from nosology.workbench.cases import list_assignees
 from nosology.workbench.coder_agreement import MAX_PAIRS, agreement_tables, load_double_codings
+from nosology.workbench.decision_checks import UnfinishedCodes
 from nosology.workbench.document_views import show_documents
 from nosology.workbench.page_html import AdminPage, PageContext, ReviewerPage
 from nosology.workbench.review import NotFound
 from nosology.workbench.security import MAX_ID, RowId
-from nosology.workbench.services import UnfinishedCodes
 from nosology.workbench.store_settings import changes, save_setting
 from nosology.workbench.store_tables import notes
 

@@ -11,14 +11,15 @@ from typing import Any
 from sqlalchemy import Connection
 
 from nosology.workbench import conversation
-from nosology.workbench.accounts import User
+from nosology.workbench.accounts import Forbidden, User
 from nosology.workbench.audit_log import log_access, log_access_in, shown_notes
 from nosology.workbench.blind_access import check_readable
 from nosology.workbench.cases import Case, load_case, record_decision_in
 from nosology.workbench.conversation import AskedQuery
 from nosology.workbench.database import read_transaction, write_with_retries
+from nosology.workbench.decision_checks import check_assignee
 from nosology.workbench.review import NotFound
-from nosology.workbench.services import Forbidden, Services, check_assignee
+from nosology.workbench.services import Services
 
 _CAN_BE_HELD = ("new", "open", "second")
 

@@ -17,7 +17,7 @@ from nosology.workbench.accounts import create_token, create_user
 from nosology.workbench.app import create_app
 from nosology.workbench.database import open_database, postgres_url, write_transaction
 from nosology.workbench.document_import import add_notes
-from nosology.workbench.services import ServerSettings
+from nosology.workbench.server_settings import ServerSettings
 
 PASSWORD = "correct horse battery"
 NOTE = (

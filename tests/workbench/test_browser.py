@@ -21,7 +21,7 @@ from nosology.federated.deploy.flower_process import wait_until
 from nosology.workbench.app import create_app
 from nosology.workbench.database import open_database, write_transaction
 from nosology.workbench.document_import import add_notes
-from nosology.workbench.services import ServerSettings
+from nosology.workbench.server_settings import ServerSettings
 from nosology.workbench.store_tables import notes
 from tests.workbench.conftest import NOTE, PASSWORD, fill_people
 

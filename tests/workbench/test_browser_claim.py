@@ -15,7 +15,7 @@ from nosology.federated.deploy.flower_process import wait_until
 from nosology.workbench.app import create_app
 from nosology.workbench.database import open_database, write_transaction
 from nosology.workbench.document_import import add_notes
-from nosology.workbench.services import ServerSettings
+from nosology.workbench.server_settings import ServerSettings
 from tests.claims.test_drg_weights import TEXT
 from tests.workbench.conftest import NOTE, fill_people
 from tests.workbench.test_browser import (  # noqa: F401 (fixtures)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from nosology.cli import app as command_line
 from nosology.core import Note
 from nosology.workbench.app import create_app
-from nosology.workbench.services import ServerSettings
+from nosology.workbench.server_settings import ServerSettings
 from nosology.workbench.uploads import claim_fields, normalize_encounter
 from tests.workbench.conftest import fill_people, new_store
 from tests.workbench.test_app import ApiClient, browser, csrf

@@ -29,7 +29,7 @@ from nosology.workbench.app import serve
 from nosology.workbench.cases import decision_history
 from nosology.workbench.database import open_database, read_transaction, write_transaction
 from nosology.workbench.document_import import add_notes
-from nosology.workbench.services import ServerSettings
+from nosology.workbench.server_settings import ServerSettings
 from tests.workbench.conftest import fill_people
 from tests.workbench.processes import Server, call, is_running, wait_for_end
 
