@@ -51,7 +51,7 @@ from nosology.workbench.cases import count_by_status
 from nosology.workbench.coding import CoderBusyError
 from nosology.workbench.database import StoreGoneError, check_store, is_damaged, read_transaction, store_errors
 from nosology.workbench.openapi_security import describe_security
-from nosology.workbench.page_html import STATIC_FOLDER, render_page, static_path, template_environment
+from nosology.workbench.page_html import STATIC_FOLDER, capitalized, render_page, static_path, template_environment
 from nosology.workbench.review import NotFound
 from nosology.workbench.security import (
     OIDC_COOKIE,
@@ -150,7 +150,7 @@ def _is_api(request: Request) -> bool:
 
 def _error_response(request: Request, status: int, message: str) -> Response:
     if not _is_api(request):
-        message = message[:1].upper() + message[1:]
+        message = capitalized(message)
     if _is_api(request) or request.headers.get("hx-request"):
         response: Response = JSONResponse({"detail": message}, status_code=status)
     else:

@@ -104,6 +104,11 @@ def template_environment() -> Environment:
     return environment
 
 
+def capitalized(text: str) -> str:
+    """The text with a capital at its start."""
+    return text[:1].upper() + text[1:]
+
+
 def render_page(
     request: Request, template: str, user: User | None, *, status: int = 200, **values: Any
 ) -> HTMLResponse:

@@ -12,7 +12,7 @@ from nosology.workbench import query_service
 from nosology.workbench.accounts import Forbidden
 from nosology.workbench.cases import load_case
 from nosology.workbench.conversation import MAX_OPTION, MAX_OPTIONS, MAX_TEXT, AskedQuery, load_query
-from nosology.workbench.page_html import PageContext, PageDep, annotate_note
+from nosology.workbench.page_html import PageContext, PageDep, annotate_note, capitalized
 from nosology.workbench.pages import render_panel
 from nosology.workbench.review import NotFound
 from nosology.workbench.security import MAX_ID, RowId
@@ -137,7 +137,6 @@ def answer(page: PhysicianPage, query_id: RowId, choice: Choice = "", text: Long
         if page.request.headers.get("hx-request"):
             raise
         query, case = query_service.read_as_physician(page.services, page.user, query_id, page.address)
-        sentence = f"{error}."
-        sentence = sentence[0].upper() + sentence[1:]
+        sentence = capitalized(f"{error}.")
         return _render_query(page, query, case.note["text"], choice=choice, text=text, error=sentence)
     return RedirectResponse("/queries", status_code=303)

@@ -16,7 +16,7 @@ from nosology.workbench.blind_access import list_pairs
 from nosology.workbench.cases import list_assignees
 from nosology.workbench.coder_agreement import MAX_PAIRS, agreement_tables, load_double_codings
 from nosology.workbench.decision_checks import UnfinishedCodes
-from nosology.workbench.document_views import show_documents
+from nosology.workbench.document_views import merge_evidence, show_documents
 from nosology.workbench.page_html import AdminPage, PageContext, ReviewerPage
 from nosology.workbench.review import NotFound
 from nosology.workbench.security import MAX_ID, RowId
@@ -83,9 +83,7 @@ def _render_adjudication(
     page: PageContext, note_id: int, *, choices: dict[str, str] | None = None, error: str = "", override: bool = False
 ) -> HTMLResponse:
     shown = show_pair(page.services, page.user, note_id, page.address)
-    evidence = shown.first.evidence()
-    for code, spans in shown.second.evidence().items():
-        evidence[code] = list(dict.fromkeys([*evidence.get(code, ()), *spans]))
+    evidence = merge_evidence(shown.first.evidence(), shown.second.evidence())
     coded = {*shown.first.review.codes, *shown.second.review.codes}
     documents = show_documents(shown.first, {code: evidence[code] for code in coded if code in evidence}, ())
     values = {"shown": shown, "documents": documents, "choices": choices or {}, "override": override}

@@ -9,8 +9,9 @@ from nosology.core import Note
 from nosology.workbench.database import open_database, write_transaction
 from nosology.workbench.document_import import add_notes
 from tests.workbench import test_browser
+from tests.workbench.axe import axe_violations
 from tests.workbench.conftest import NOTE, fill_people
-from tests.workbench.test_browser import AXE, go, open_note, running, signed_in
+from tests.workbench.test_browser import go, open_note, running, signed_in
 
 chromium, nothing_from_outside = test_browser.chromium, test_browser.nothing_from_outside
 ABOUT = {"sex": "F", "age": 70, "admitted": "2025-10-30", "discharged": "2025-11-03", "setting": "inpatient"}
@@ -152,12 +153,7 @@ def test_a_reviewer_withdraws_a_document(chromium, address):
 def test_axe_finds_no_violation(chromium, address, scheme):
     page = signed_in(chromium, address, "rita", color_scheme=scheme)
     open_note(page, address, "stay-1")
-    page.evaluate(AXE)
-    assert violations(page) == []
+    assert axe_violations(page) == []
     page.keyboard.press("i")
     expect(page.get_by_role("dialog")).to_be_visible()
-    assert violations(page) == []
-
-
-def violations(page) -> list:
-    return [(it["id"], it["nodes"][0]["html"][:200]) for it in page.evaluate("axe.run(document)")["violations"]]
+    assert axe_violations(page) == []

@@ -1,13 +1,11 @@
 """The demo: its encounters, its store, and the guided tour in Chromium."""
 
 import re
-import shutil
 import time
 import tomllib
-from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 from sqlalchemy import func, select
 
 from nosology.claims.checks import AssignedCode, AssignedCodes
@@ -28,11 +26,11 @@ from nosology.workbench.measures import (
     total_agreement,
 )
 from nosology.workbench.store_tables import audit, batches, notes, users
+from tests.workbench import test_browser
+from tests.workbench.axe import ALL_RULES, CONTRAST, axe_violations
 from tests.workbench.processes import Server
 
-AXE = (Path(__file__).parent / "vendor" / "axe-4.14.0.min.js").read_text(encoding="utf-8")
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+chromium = test_browser.chromium
 FILES = sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
@@ -143,15 +141,6 @@ def test_a_second_start_leaves_the_store_as_it_is(filled):
         assert connection.scalar(select(func.count()).select_from(notes)) == 23
 
 
-@pytest.fixture(scope="module")
-def chromium():
-    with sync_playwright() as playwright:
-        path = next((located for name in NAMES if (located := shutil.which(name))), None)
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
-        yield browser
-        browser.close()
-
-
 def visitor(chromium, server, name="coder", width=1280, height=800, **options) -> Page:
     """A browser that has never seen the demo, signed in."""
     page = chromium.new_context(viewport={"width": width, "height": height}, **options).new_page()
@@ -222,20 +211,15 @@ def test_the_tour_follows_a_person_who_uses_the_keys_of_the_page(chromium, serve
     expect(page.locator("#tour")).to_be_visible()
 
 
-EVERYTHING = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-
-
 @pytest.mark.parametrize(
     ("scheme", "rules"),
-    [("light", {"type": "tag", "values": EVERYTHING}), ("dark", {"type": "rule", "values": ["color-contrast"]})],
+    [("light", ALL_RULES), ("dark", CONTRAST)],
 )
 def test_axe_finds_no_violation_with_the_tour_open(chromium, server, scheme, rules):
     page = visitor(chromium, server, color_scheme=scheme)
     for title, keys in (("The work queue", 2), ("Evidence", 1)):
         expect(page.locator("#tour h2")).to_have_text(title)
-        page.evaluate(AXE)
-        result = page.evaluate("(rules) => axe.run(document, {runOnly: rules})", rules)
-        assert [(v["id"], [n["html"][:120] for n in v["nodes"][:3]]) for v in result["violations"]] == []
+        assert axe_violations(page, rules) == []
         for _ in range(keys):
             expect(page.locator("#tour .primary")).to_be_focused()
             page.keyboard.press("Enter")
