@@ -96,7 +96,8 @@ def template_environment() -> Environment:
     shared: dict[str, Any] = environment.globals
     shared.update(STATUSES=STATUSES, REASONS=REASONS, POA=POA, static=static_path())
     shared.update(CHANGES=CHANGES, DISPOSITIONS=DISPOSITIONS, KINDS=KINDS, SETTINGS=SETTINGS)
-    shared["help_sheet"] = Markup(environment.get_template("help.html").render())  # the same on every page
+    for name, physician in (("help_sheet", False), ("physician_help", True)):  # the same on every page
+        shared[name] = Markup(environment.get_template("help.html").render(physician=physician))
     for name in environment.list_templates():
         environment.get_template(name)
     return environment
