@@ -39,7 +39,11 @@ def list_all_decisions(
     cursor: api_fields.Cursor = None,
     limit: api_fields.Limit = 50,
 ) -> api_responses.DecisionPage:
-    """The decisions on all notes, oldest first. Read the pages with `cursor`: none is missed or twice."""
+    """The decisions on all notes, oldest first. Read the pages with `cursor`: none is missed or twice.
+
+    Decisions of a double coding in progress are left out and do not come later: when the `close` of its copy comes,
+    read the history of both.
+    """
     wanted = {"since": to_seconds(since), "until": to_seconds(until)}
     found = recent_decisions(services.engine, **wanted, cursor=cursor, limit=limit)
     ids = {row["note_id"] for row in found.rows}

@@ -29,7 +29,9 @@ from nosology.workbench.append_only import DELETED
 from nosology.workbench.review import SHARED_ACTIONS
 from nosology.workbench.store_tables import audit, decisions, notes
 
-CHOICE = "double coding"  # audit entries about pairs, of people who saw no code
+CHOICE = "double coding"  # audit entries about pairs
+FOUND = "find document"
+_SAW_NO_CODE = (CHOICE, FOUND, "withdraw", "encounter")  # audit entries of people and programs that saw no code
 CLOSED_PAIR = "closed"
 _WITHOUT_CODES = ("assign", *SHARED_ACTIONS)  # decisions of people who need not have seen a code
 _original, _copy = notes.alias("original"), notes.alias("copy")
@@ -119,7 +121,7 @@ def _knows(side: FromClause, user: BindParameter[int]) -> ColumnElement[bool]:
     opened = select(audit.c.id).where(
         audit.c.note_id == side.c.id,
         audit.c.user_id == user,
-        audit.c.what != CHOICE,
+        audit.c.what.not_in(_SAW_NO_CODE),
         audit.c.at >= since.scalar_subquery(),
     )
     return or_(has_coded(side, user), opened.exists())

@@ -110,6 +110,10 @@ class Case:
         """The documents that are neither corrected nor withdrawn."""
         return [document for document in self.documents if document.is_current]
 
+    def is_blanked(self, start: int, end: int) -> bool:
+        """Whether characters are in no current document."""
+        return not any(start < part.end and part.start < end for part in self.current)
+
     @property
     def suggested(self) -> dict[Code, Suggestion]:
         """The suggestions by code."""

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, and_, bindparam, func, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, and_, bindparam, func, or_, select
 
 from nosology.core import ConflictError, ReviewError
 from nosology.workbench.accounts import User
-from nosology.workbench.blind_access import hidden_notes
+from nosology.workbench.blind_access import CLOSED_PAIR, hidden_notes
 from nosology.workbench.database import insert_row
 from nosology.workbench.review import NotFound, evidence_spans, parse_code
 from nosology.workbench.store_tables import comments, notes, queries, query_events, users
@@ -53,11 +53,13 @@ _QUERIES = (
     .order_by(queries.c.id)
 )
 # Statements of every page of a note are built once.
-_QUERIES_OF_NOTE = _QUERIES.where(queries.c.note_id == bindparam("note"))
+# A note whose double coding is closed has the conversation of its copy, too.
+_copies = select(notes.c.id).where(notes.c.double_of == bindparam("note"), notes.c.status == CLOSED_PAIR)
+_QUERIES_OF_NOTE = _QUERIES.where(or_(queries.c.note_id == bindparam("note"), queries.c.note_id.in_(_copies)))
 _COMMENTS = (
     select(comments, users.c.name.label("author"))
     .join(users, users.c.id == comments.c.user_id)
-    .where(comments.c.note_id == bindparam("note"))
+    .where(or_(comments.c.note_id == bindparam("note"), comments.c.note_id.in_(_copies)))
     .order_by(comments.c.id)
 )
 _PHYSICIANS = (

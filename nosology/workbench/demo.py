@@ -1,4 +1,4 @@
-"""The demo: fictional encounters, of which some are reviewed already, and three users."""
+"""The demo: fictional encounters, of which some are reviewed already, and a user of each role."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from nosology.workbench.store_tables import audit, batches, notes, users
 
 BUNDLE = Path("day-one")
 PASSWORD = "demo-demo-demo"  # of a local database with fictional patients only
-USERS = (("coder", "coder"), ("reviewer", "reviewer"), ("admin", "admin"))
+USERS = (("coder", "coder"), ("reviewer", "reviewer"), ("admin", "admin"), ("physician", "physician"))
 PAST_BATCH, TODAY_BATCH = "demo encounters of last week", "demo encounters of today"
 REVIEWED = {  # day of the review before today, by encounter
     **{"E-1160": 7, "E-1080": 6, "E-1110": 5, "E-1133": 5, "E-1101": 4, "E-1140": 3, "E-1190": 2, "E-1146": 1},
@@ -49,7 +49,7 @@ def prepare_demo(store: str) -> None:
     _check_demo_store(store)
     print("Preparing the demo ...", flush=True)
     fill_demo(store)
-    print(f"Sign in as coder, reviewer or admin with the password {PASSWORD}", flush=True)
+    print(f"Sign in as coder, reviewer, admin or physician with the password {PASSWORD}", flush=True)
 
 
 def _check_demo_store(store: str) -> None:

@@ -98,7 +98,8 @@ def template_environment() -> Environment:
     shared.update(
         REVIEW_CHANGES=REVIEW_CHANGES, DISPOSITIONS=DISPOSITIONS, DOCUMENT_KINDS=DOCUMENT_KINDS, SETTINGS=SETTINGS
     )
-    shared["help_sheet"] = Markup(environment.get_template("help.html").render())  # the same on every page
+    for name, physician in (("help_sheet", False), ("physician_help", True)):  # the same on every page
+        shared[name] = Markup(environment.get_template("help.html").render(physician=physician))
     for name in environment.list_templates():
         environment.get_template(name)
     return environment

@@ -15,6 +15,7 @@ from nosology.workbench.adjudication import adjudicate, show_pair
 from nosology.workbench.blind_access import list_pairs
 from nosology.workbench.cases import list_assignees
 from nosology.workbench.coder_agreement import MAX_PAIRS, agreement_tables, load_double_codings
+from nosology.workbench.conversation import load_conversation
 from nosology.workbench.decision_checks import UnfinishedCodes
 from nosology.workbench.document_views import merge_evidence, show_documents
 from nosology.workbench.page_html import AdminPage, PageContext, ReviewerPage
@@ -86,7 +87,9 @@ def _render_adjudication(
     evidence = merge_evidence(shown.first.evidence(), shown.second.evidence())
     coded = {*shown.first.review.codes, *shown.second.review.codes}
     documents = show_documents(shown.first, {code: evidence[code] for code in coded if code in evidence}, ())
-    values = {"shown": shown, "documents": documents, "choices": choices or {}, "override": override}
+    with page.reading() as connection:
+        talks = [load_conversation(connection, case.note["id"]) for case in (shown.first, shown.second)]
+    values = {"shown": shown, "documents": documents, "choices": choices or {}, "override": override, "talks": talks}
     return page.render("adjudicate.html", **values, error=error)
 
 

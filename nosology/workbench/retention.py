@@ -46,6 +46,7 @@ def delete_note(connection: Connection, note_id: int, user: int | None, address:
     kept = f"{reason}; it had {note.codes} codes and {note.version} decisions"
     log_access_in(connection, user, DELETION, note_id, address, kept)
     values = {"status": DELETED, "ref": f"deleted {note_id}", "patient": None, "lang": None, "encounter": {}}
+    values["double_of"] = None  # so that a note whose copy was deleted can be coded twice again
     values |= {"assignee_id": None, "coding": "cancelled" if note.coding == "waiting" else note.coding}
     connection.execute(update(notes).where(notes.c.id == note_id).values(**values))
     came = connection.scalars(select(documents.c.batch_id).where(documents.c.note_id == note_id).distinct()).all()

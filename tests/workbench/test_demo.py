@@ -12,6 +12,7 @@ from nosology.claims.checks import AssignedCode, AssignedCodes
 from nosology.claims.encounter_checks import check_encounter
 from nosology.codes import release_on, table
 from nosology.workbench import demo
+from nosology.workbench.accounts import ROLES
 from nosology.workbench.cases import decision_history, load_case
 from nosology.workbench.database import open_database, read_transaction
 from nosology.workbench.demo_encounters import FOLDER, load_encounters
@@ -84,7 +85,7 @@ def filled(server):
 
 def test_the_demo_has_users_a_queue_and_reviewed_encounters(filled):
     with read_transaction(filled) as connection:
-        assert connection.scalar(select(func.count()).select_from(users)) == 3
+        assert set(connection.scalars(select(users.c.role))) == set(ROLES)
         by_status = dict(connection.execute(select(notes.c.status, func.count()).group_by(notes.c.status)).all())
         cases = {case.note["ref"]: case for number in range(1, 24) if (case := load_case(connection, number))}
     assert by_status == {"done": 8, "second": 1, "new": 14}
