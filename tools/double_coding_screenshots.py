@@ -20,9 +20,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nosology.core import Note, Suggestion
 from nosology.federated.deploy.flower_process import wait_until
-from nosology.workbench.cases import add_notes, load_case, record_decision
-from nosology.workbench.database import notes, open_database, read_transaction, write_transaction
+from nosology.workbench.cases import load_case, record_decision
+from nosology.workbench.database import open_database, read_transaction, write_transaction
+from nosology.workbench.document_import import add_notes
 from nosology.workbench.double_coding import choose_note
+from nosology.workbench.store_tables import notes
 from tests.workbench.conftest import PASSWORD, fill_people
 from tests.workbench.processes import Server
 from tools.workbench_screenshots import FLAGS, OUT, save_screenshot

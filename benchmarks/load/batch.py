@@ -23,8 +23,9 @@ from sqlalchemy import func, select
 from workbench import RESULTS, Coder, add_batch, open_engine, prepare, quantile, temporary_store, wait_for_coding
 
 from nosology.core.files import write_json
-from nosology.workbench.database import codings, notes, read_transaction
+from nosology.workbench.database import read_transaction
 from nosology.workbench.security import SESSION_COOKIE
+from nosology.workbench.store_tables import codings, notes
 from tests.workbench.processes import Server
 
 PAGES = ("queue", "note", "decision", "search")

@@ -24,11 +24,12 @@ from workbench import SEARCHES, add_batch, wait_for_coding
 
 from nosology.workbench.accounts import create_session, create_user, session_user
 from nosology.workbench.app import create_app
-from nosology.workbench.cases import add_notes
-from nosology.workbench.database import notes, open_database, write_transaction
+from nosology.workbench.database import open_database, write_transaction
 from nosology.workbench.demo import TRAINING_PATIENTS, demo_bundle, demo_notes
+from nosology.workbench.document_import import add_notes
 from nosology.workbench.security import SESSION_COOKIE
-from nosology.workbench.services import ServerSettings
+from nosology.workbench.server_settings import ServerSettings
+from nosology.workbench.store_tables import notes
 
 CODED = 30  # notes that are opened and decided on
 Request = Callable[[int], Awaitable[httpx.Response]]

@@ -34,9 +34,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nosology.core.files import write_json
 from nosology.workbench.accounts import create_session, create_user, session_user
-from nosology.workbench.cases import add_notes, create_batch
-from nosology.workbench.database import decisions, notes, open_database, read_transaction, write_transaction
+from nosology.workbench.database import open_database, read_transaction, write_transaction
+from nosology.workbench.document_import import add_notes, create_batch
 from nosology.workbench.security import SESSION_COOKIE
+from nosology.workbench.store_tables import decisions, notes
 from tests.workbench.processes import Server
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"

@@ -23,7 +23,7 @@ from nosology.workbench.app import create_app
 from nosology.workbench.cases import load_case
 from nosology.workbench.database import read_transaction
 from nosology.workbench.group_panel import build_group_panel
-from nosology.workbench.services import ServerSettings
+from nosology.workbench.server_settings import ServerSettings
 from tests.workbench.conftest import ApiClient, browser, csrf, fill_people
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -46,7 +46,7 @@ def serve(
     """Serve the workbench, where people review suggestions. $NOSOLOGY_OIDC_SECRET is OpenID Connect's secret."""
     try:
         from nosology.workbench.app import serve as run_server
-        from nosology.workbench.services import OidcSettings, ServerSettings
+        from nosology.workbench.server_settings import OidcSettings, ServerSettings
     except ImportError as error:
         raise ConfigError("the workbench needs more packages: pip install 'nosology[workbench]'") from error
 

@@ -9,18 +9,18 @@ BORDER = "\n\x1d\n"
 """A line with the control character "group separator", which texts of notes do not have."""
 
 
-class Part(NamedTuple):
+class JoinedDocument(NamedTuple):
     """A document in a text, and the position of its first character."""
 
     start: int
     text: str
 
 
-def documents_of(text: str) -> list[Part]:
+def documents_of(text: str) -> list[JoinedDocument]:
     """The documents of a text; a text without a border is one document."""
     parts, start = [], 0
     for part in text.split(BORDER):
-        parts.append(Part(start, part))
+        parts.append(JoinedDocument(start, part))
         start += len(part) + len(BORDER)
     return parts
 

@@ -11,13 +11,14 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, RowMapping, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from nosology.core import ReviewError
+from nosology.core import NosologyError, ReviewError
 from nosology.core.files import text_sha256
-from nosology.workbench.database import insert_row, read_transaction, sessions, tokens, users, write_transaction
+from nosology.workbench.database import insert_row, read_transaction, write_transaction
 from nosology.workbench.passwords import check_password_rules, hash_password, verify_password
 from nosology.workbench.review import NotFound
 from nosology.workbench.sign_in import account_key
 from nosology.workbench.store_settings import SessionLimits
+from nosology.workbench.store_tables import sessions, tokens, users
 
 LADDER = ("coder", "reviewer", "admin")  # each includes the roles before it
 ROLES = (*LADDER, "physician")  # a physician has none of the rights of the others
@@ -64,6 +65,10 @@ _WRITE_SECONDS = 60  # the time of the last use is written at most once in this 
 
 class WrongPassword(ReviewError):
     """The present password is wrong."""
+
+
+class Forbidden(NosologyError):
+    """The user's role does not allow the request."""
 
 
 @dataclass(frozen=True, slots=True)

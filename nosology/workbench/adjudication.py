@@ -9,20 +9,22 @@ from sqlalchemy import Connection
 
 from nosology.codes import describe
 from nosology.core import Code, ConflictError, ReviewError
-from nosology.workbench.accounts import User
+from nosology.workbench.accounts import Forbidden, User
 from nosology.workbench.audit_log import log_access
 from nosology.workbench.blind_access import CodingPair, load_pair
 from nosology.workbench.cases import Case
 from nosology.workbench.code_differences import CodeDifference, compare_codes
 from nosology.workbench.database import read_transaction
+from nosology.workbench.decision_checks import check_finished
 from nosology.workbench.double_coding import (
     adjudication_details,
     check_adjudicator,
     load_codings,
     record_adjudication,
 )
-from nosology.workbench.review import NotFound, apply_decision
-from nosology.workbench.services import Forbidden, Services, check_finished
+from nosology.workbench.replay import apply_decision
+from nosology.workbench.review import NotFound
+from nosology.workbench.services import Services
 from nosology.workbench.views import CodeCard, build_panel
 
 

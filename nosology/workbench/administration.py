@@ -10,7 +10,6 @@ from sqlalchemy import select
 
 from nosology.core import NosologyError
 from nosology.workbench.accounts import apply_session_limits
-from nosology.workbench.database import notes
 from nosology.workbench.double_coding import load_double_coding_rule
 from nosology.workbench.page_html import AdminPage, PageContext
 from nosology.workbench.retention import count_deleted, delete_expired, delete_note
@@ -24,6 +23,7 @@ from nosology.workbench.store_settings import (
     load_session_limits,
     save_setting,
 )
+from nosology.workbench.store_tables import notes
 
 router = APIRouter(include_in_schema=False)
 

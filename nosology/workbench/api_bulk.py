@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
-from nosology.workbench import api_schemas as schemas
+from nosology.workbench import api_fields, api_responses
 from nosology.workbench.api_errors import ERRORS
 from nosology.workbench.audit_log import log_access, shown_notes
 from nosology.workbench.bulk_export import NEXT_SINCE, STREAMS, export_stream
@@ -34,18 +34,22 @@ def list_all_decisions(
     services: ServicesDep,
     user: ReadUser,
     address: AddressDep,
-    since: schemas.Since = None,
-    until: schemas.Until = None,
-    cursor: schemas.Cursor = None,
-    limit: schemas.Limit = 50,
-) -> schemas.DecisionPage:
-    """The decisions on all notes, oldest first. Read the pages with `cursor`: none is missed or twice."""
+    since: api_fields.Since = None,
+    until: api_fields.Until = None,
+    cursor: api_fields.Cursor = None,
+    limit: api_fields.Limit = 50,
+) -> api_responses.DecisionPage:
+    """The decisions on all notes, oldest first. Read the pages with `cursor`: none is missed or twice.
+
+    Decisions of a double coding in progress are left out and do not come later: when the `close` of its copy comes,
+    read the history of both.
+    """
     wanted = {"since": to_seconds(since), "until": to_seconds(until)}
     found = recent_decisions(services.engine, **wanted, cursor=cursor, limit=limit)
     ids = {row["note_id"] for row in found.rows}
     log_access(services.engine, user.id, "decisions", None, address, shown_notes(ids))
-    rows = [schemas.PastDecision.model_validate(dict(row)) for row in found.rows]
-    return schemas.DecisionPage(decisions=rows, total=found.total, pages=found.pages, next=found.next)
+    rows = [api_responses.PastDecision.model_validate(dict(row)) for row in found.rows]
+    return api_responses.DecisionPage(decisions=rows, total=found.total, pages=found.pages, next=found.next)
 
 
 @router.get("/export", response_class=StreamingResponse, responses={200: _STREAM})
@@ -55,10 +59,10 @@ def export_notes(
     address: AddressDep,
     format: Literal["fhir", "csv", "json"] = "fhir",
     status: Annotated[list[Literal["done", "preaccepted"]], Query(max_length=2)] = ["done"],  # noqa: B006 (FastAPI copies it)
-    site: Annotated[schemas.NoNul | None, Query(max_length=200)] = None,
+    site: Annotated[api_fields.NoNul | None, Query(max_length=200)] = None,
     batch: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
-    since: schemas.Since = None,
-    until: schemas.Until = None,
+    since: api_fields.Since = None,
+    until: api_fields.Until = None,
 ) -> StreamingResponse:
     """The finished encounters of a filter as a stream, for people with the role reviewer. Each note is logged."""
     wanted = QueueFilter(

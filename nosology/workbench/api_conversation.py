@@ -9,7 +9,7 @@ from pydantic import Field
 
 from nosology.workbench import query_service
 from nosology.workbench.api_errors import CONFLICT, ERRORS, ErrorBody
-from nosology.workbench.api_schemas import NoNul, RequestBody, ResponseBody, Text, example_body
+from nosology.workbench.api_fields import ClientKey, NoNul, RequestBody, ResponseBody, Text, example_body
 from nosology.workbench.audit_log import log_access, shown_notes
 from nosology.workbench.blind_access import check_readable
 from nosology.workbench.cases import load_case
@@ -27,8 +27,7 @@ from nosology.workbench.security import MAX_ID, AddressDep, DecideUser, ReadUser
 
 LongText = Annotated[Text, Field(min_length=1, max_length=MAX_TEXT)]
 Position = Annotated[int | None, Field(ge=0, le=MAX_ID)]
-ClientKey = Annotated[str | None, Field(max_length=64, pattern="^[A-Za-z0-9-]+$")]
-CLOSED: dict[int | str, dict[str, Any]] = {
+QUERY_CLOSED: dict[int | str, dict[str, Any]] = {
     409: {"description": "the query is answered or withdrawn already", "model": ErrorBody}
 }
 router = APIRouter(prefix="/api/v1", tags=["conversation"], responses=ERRORS)
@@ -136,7 +135,7 @@ def ask_query(
         return _detail(load_query(connection, number))
 
 
-@router.post("/queries/{query_id}/answer", responses=CLOSED)
+@router.post("/queries/{query_id}/answer", responses=QUERY_CLOSED)
 def answer_query(
     services: ServicesDep, user: DecideUser, address: AddressDep, query_id: RowId, body: NewAnswer
 ) -> QueryDetail:
@@ -145,7 +144,7 @@ def answer_query(
     return _detail(query_service.answer(services, user, query_id, body.choice, address, text=text, physician=physician))
 
 
-@router.post("/queries/{query_id}/withdraw", responses=CLOSED)
+@router.post("/queries/{query_id}/withdraw", responses=QUERY_CLOSED)
 def withdraw_query(services: ServicesDep, user: DecideUser, address: AddressDep, query_id: RowId) -> QueryDetail:
     """Withdraws a query."""
     return _detail(query_service.withdraw(services, user, query_id, address))

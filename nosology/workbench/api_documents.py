@@ -8,14 +8,11 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from nosology.workbench.api_errors import CONFLICT, ERRORS
-from nosology.workbench.api_schemas import (
-    EncounterChange,
-    EncounterDocument,
-    NoNul,
-    RequestBody,
-    ResponseBody,
-    example_body,
-)
+from nosology.workbench.api_fields import NoNul, RequestBody, ResponseBody, example_body
+from nosology.workbench.api_requests import EncounterChange
+from nosology.workbench.api_responses import EncounterDocument
+from nosology.workbench.audit_log import log_access
+from nosology.workbench.blind_access import FOUND
 from nosology.workbench.encounter_services import change_encounter, find_document, withdraw
 from nosology.workbench.security import AddressDep, ImportUser, RowId, ServicesDep
 
@@ -49,9 +46,10 @@ class ChangedEncounter(ResponseBody):
 
 
 @router.post("/documents/find")
-def find(services: ServicesDep, user: ImportUser, body: DocumentQuery) -> FoundDocument:
+def find(services: ServicesDep, user: ImportUser, address: AddressDep, body: DocumentQuery) -> FoundDocument:
     """The newest version of a document by its id. A POST, because an id may identify a patient."""
     note_id, document = find_document(services.engine, body.ref)
+    log_access(services.engine, user.id, FOUND, note_id, address, f"document {document.id}")
     return FoundDocument(**EncounterDocument.model_validate(document).model_dump(), note_id=note_id)
 
 

@@ -7,15 +7,14 @@ from typing import Annotated, Literal
 from fastapi import APIRouter
 from pydantic import Field
 
-from nosology.workbench.accounts import User
+from nosology.workbench.accounts import Forbidden, User
 from nosology.workbench.api_errors import ERRORS
-from nosology.workbench.api_schemas import RequestBody, ResponseBody, example_body
+from nosology.workbench.api_fields import RequestBody, ResponseBody, example_body
 from nosology.workbench.blind_access import list_pairs
 from nosology.workbench.coder_agreement import agreement_tables, load_double_codings
 from nosology.workbench.database import read_transaction
 from nosology.workbench.double_coding import choose_note
 from nosology.workbench.security import MAX_ID, AddressDep, DecideUser, ReadUser, RowId, ServicesDep
-from nosology.workbench.services import Forbidden
 
 router = APIRouter(prefix="/api/v1", tags=["double coding"], responses=ERRORS)
 

@@ -1,4 +1,4 @@
-"""The web application: routes, middleware, error responses, health checks, metrics, and the server process."""
+"""The web application: routes, middleware, health checks, metrics, and the server process."""
 
 from __future__ import annotations
 
@@ -14,22 +14,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from anyio import to_thread
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from fastapi.responses import PlainTextResponse, Response
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from sqlalchemy import func, select
-from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError
-from sqlalchemy.exc import DataError as InvalidValue
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nosology.core import ConfigError, ConflictError, NosologyError, __version__
+from nosology.core import ConfigError, __version__
 from nosology.models.bundle import is_day_one, read_manifest
 from nosology.serving.coder import release_translator
 from nosology.workbench import (
@@ -46,38 +41,25 @@ from nosology.workbench import (
     pages_search,
 )
 from nosology.workbench.accounts import ONE_TIME_HOURS, create_admin
-from nosology.workbench.blind_access import BlindNote
 from nosology.workbench.cases import count_by_status
-from nosology.workbench.coding import CoderBusyError
-from nosology.workbench.database import StoreGoneError, check_store, is_damaged, notes, read_transaction, store_errors
+from nosology.workbench.database import check_store, read_transaction, store_errors
+from nosology.workbench.error_responses import ERROR_HANDLERS, expected_error, respond_to
 from nosology.workbench.openapi_security import describe_security
-from nosology.workbench.page_html import STATIC_FOLDER, render_page, static_path, template_environment
-from nosology.workbench.review import NotFound
+from nosology.workbench.page_html import STATIC_FOLDER, static_path, template_environment
 from nosology.workbench.security import (
     OIDC_COOKIE,
     AuthenticationMiddleware,
-    NotAuthenticated,
-    NotForPhysicians,
-    PasswordChangeRequired,
     SecurityMiddleware,
     ServicesDep,
 )
-from nosology.workbench.services import Forbidden, ServerSettings, Services
+from nosology.workbench.server_settings import ServerSettings
+from nosology.workbench.services import Services
 from nosology.workbench.store_lock import StoreLock
+from nosology.workbench.store_tables import notes
 
 log = logging.getLogger("nosology.workbench")
 THREADS = 6  # concurrent requests; more threads would only compete for the interpreter
 SHUTDOWN_SECONDS = 30  # that running requests may take at the end
-STATUS_CODES = {
-    NotAuthenticated: 401,
-    Forbidden: 403,
-    BlindNote: 403,
-    NotFound: 404,
-    ConflictError: 409,
-    CoderBusyError: 503,
-    StoreGoneError: 503,
-}
-TITLES = {403: "Not allowed", 404: "Not found", 405: "Not found", 413: "Too large", 503: "Busy"}
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
 router = APIRouter(tags=["health"])
 
@@ -122,7 +104,7 @@ def create_app(settings: ServerSettings, services: Services | None = None) -> Fa
         app.include_router(part)
     describe_security(app, parts)
     app.mount(static_path(), CachedStaticFiles(directory=STATIC_FOLDER), name="static")
-    app.add_middleware(AuthenticationMiddleware, refuse=_expected_error)
+    app.add_middleware(AuthenticationMiddleware, refuse=expected_error)
     app.add_middleware(MetricsMiddleware)
     if settings.oidc is not None:
         from starlette.middleware.sessions import SessionMiddleware
@@ -140,101 +122,6 @@ def create_app(settings: ServerSettings, services: Services | None = None) -> Fa
     for kind, handler in ERROR_HANDLERS.items():
         app.add_exception_handler(kind, handler)
     return app
-
-
-def _is_api(request: Request) -> bool:
-    return request.url.path.startswith(("/api/", "/health/", "/metrics"))
-
-
-def _error_response(request: Request, status: int, message: str) -> Response:
-    if not _is_api(request):
-        message = message[:1].upper() + message[1:]
-    if _is_api(request) or request.headers.get("hx-request"):
-        response: Response = JSONResponse({"detail": message}, status_code=status)
-    else:
-        title = TITLES.get(status, "That did not work")
-        response = render_page(request, "message.html", None, status=status, title=title, message=message)
-    if status == 503:
-        response.headers["retry-after"] = "2"
-    return response
-
-
-def _expected_error(request: Request, error: NosologyError) -> Response:
-    """An error whose message is for the user."""
-    status = next((code for kind, code in STATUS_CODES.items() if isinstance(error, kind)), 422)
-    if status == 401 and not _is_api(request) and not request.headers.get("hx-request"):
-        place = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        is_place = request.method == "GET" and place != "/"
-        return RedirectResponse(f"/login?next={quote(place, safe='/')}" if is_place else "/login", status_code=303)
-    if isinstance(error, NotForPhysicians) and request.url.path in ("/", "/next"):
-        return RedirectResponse("/queries", status_code=303)
-    if isinstance(error, PasswordChangeRequired) and not _is_api(request):
-        return RedirectResponse("/password", status_code=303)
-    response = _error_response(request, status, f"{error}.")
-    if status == 401:
-        response.headers["www-authenticate"] = "Bearer"
-    return response
-
-
-def _invalid_request(request: Request, error: RequestValidationError) -> Response:
-    """A request with an invalid field: its place and what is expected. The value may be a note's text: not shown."""
-    details = [{"loc": list(item["loc"]), "msg": item["msg"], "type": item["type"]} for item in error.errors()]
-    if _is_api(request):
-        return JSONResponse({"detail": details}, status_code=422)
-    if any(item["loc"][0] == "path" for item in details):
-        return _error_response(request, 404, "There is no such page.")
-    return _error_response(request, 422, "A field of the form is missing or invalid.")
-
-
-def _http_error(request: Request, error: HTTPException) -> Response:
-    response = _error_response(request, error.status_code, str(error.detail))
-    response.headers.update(error.headers or {})
-    return response
-
-
-def _database_away(request: Request, error: OperationalError | InterfaceError) -> Response:
-    kind = getattr(error.orig, "sqlite_errorname", type(error).__name__)
-    log.error("the database does not respond: %s", kind)
-    what = "disk of the database is full" if kind == "SQLITE_FULL" else "database does not respond"
-    return _error_response(request, 503, f"The {what}; nothing was saved. Try again in a moment.")
-
-
-def _database_error(request: Request, error: DatabaseError) -> Response:
-    if not is_damaged(error):
-        return _unexpected_error(request, error)
-    log.error("the store is damaged: restore a backup with `nosology workbench restore`")
-    return _error_response(request, 503, "The store is damaged; nothing was saved.")
-
-
-def _invalid_value(request: Request, error: InvalidValue) -> Response:
-    return _error_response(request, 422, "A value cannot be stored, such as a character of code 0.")
-
-
-def _unexpected_error(request: Request, error: Exception) -> Response:
-    """The log gets the kind and line of the error, without values."""
-    trace, location = error.__traceback__, ""
-    while trace is not None:
-        location = f"{trace.tb_frame.f_code.co_filename.rpartition('nosology')[2]}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    log.error("request failed: %s at %s", type(error).__name__, location)
-    return _error_response(request, 500, "Something failed on the server; nothing was saved in part.")
-
-
-ERROR_HANDLERS: dict[Any, Any] = {
-    NosologyError: _expected_error,
-    RequestValidationError: _invalid_request,
-    HTTPException: _http_error,
-    OperationalError: _database_away,
-    InterfaceError: _database_away,
-    InvalidValue: _invalid_value,
-    DatabaseError: _database_error,
-}
-
-
-def _respond_to(request: Request, error: Exception) -> Response:
-    """The response to an error that was raised before the application, such as while the user is looked up."""
-    handlers = (handler for kind, handler in ERROR_HANDLERS.items() if isinstance(error, kind))
-    return next(handlers, _unexpected_error)(request, error)
 
 
 class ServerMetrics:
@@ -279,7 +166,7 @@ class MetricsMiddleware:
         try:
             await self.app(scope, receive, watch)
         except Exception as error:
-            response = _respond_to(Request(scope, receive), error)
+            response = respond_to(Request(scope, receive), error)
             if not status:  # no response has started
                 await response(scope, receive, watch)
         finally:

@@ -11,7 +11,8 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, Engine, RowMapping, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from nosology.workbench.database import audit, notes, users, write_transaction
+from nosology.workbench.database import write_transaction
+from nosology.workbench.store_tables import audit, notes, users
 
 
 def log_access(

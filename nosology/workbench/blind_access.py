@@ -26,14 +26,18 @@ from sqlalchemy import (
 
 from nosology.core import NosologyError, ReviewError
 from nosology.workbench.append_only import DELETED
-from nosology.workbench.database import audit, decisions, notes
 from nosology.workbench.review import SHARED_ACTIONS
+from nosology.workbench.store_tables import audit, decisions, notes
 
-CHOICE = "double coding"  # audit entries about pairs, of people who saw no code
-CLOSED = "closed"
+CHOICE = "double coding"  # audit entries about pairs
+FOUND = "find document"
+_SAW_NO_CODE = (CHOICE, FOUND, "withdraw", "encounter")  # audit entries of people and programs that saw no code
+CLOSED_PAIR = "closed"
 _WITHOUT_CODES = ("assign", *SHARED_ACTIONS)  # decisions of people who need not have seen a code
 _original, _copy = notes.alias("original"), notes.alias("copy")
-_is_open = and_(_copy.c.double_of > 0, _copy.c.status.not_in((CLOSED, DELETED)))  # by the index, unlike IS NOT NULL
+_is_open = and_(
+    _copy.c.double_of > 0, _copy.c.status.not_in((CLOSED_PAIR, DELETED))
+)  # by the index, unlike IS NOT NULL
 _is_pair = _copy.c.double_of == _original.c.id
 _OPEN = select(_copy.c.double_of).where(_is_open)
 _SIDE = ("id", "ref", "status", "version", "assignee_id")
@@ -69,8 +73,8 @@ class CodingPair:
     @property
     def phase(self) -> str:
         """coding, adjudication (both are finished) or closed."""
-        if self.copy.status == CLOSED:
-            return CLOSED
+        if self.copy.status == CLOSED_PAIR:
+            return CLOSED_PAIR
         return "adjudication" if self.original.status == self.copy.status == "done" else "coding"
 
 
@@ -117,7 +121,7 @@ def _knows(side: FromClause, user: BindParameter[int]) -> ColumnElement[bool]:
     opened = select(audit.c.id).where(
         audit.c.note_id == side.c.id,
         audit.c.user_id == user,
-        audit.c.what != CHOICE,
+        audit.c.what.not_in(_SAW_NO_CODE),
         audit.c.at >= since.scalar_subquery(),
     )
     return or_(has_coded(side, user), opened.exists())
@@ -200,7 +204,7 @@ def check_decision(
         return
     if pair.phase == "adjudication" and action not in SHARED_ACTIONS:
         raise ReviewError("both codings are finished: the note waits for adjudication")
-    if pair.phase == CLOSED and note_id == pair.copy.id:
+    if pair.phase == CLOSED_PAIR and note_id == pair.copy.id:
         raise ReviewError("this copy is closed: its note has the final codes")
     if pair.phase == "coding" and action == "second":
         raise ReviewError("two people code this note already: their codes are compared when both are finished")

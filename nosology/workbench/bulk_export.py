@@ -15,16 +15,16 @@ from typing import Any
 from fastapi.responses import StreamingResponse
 from sqlalchemy import Engine, insert, select
 
-from nosology.workbench.accounts import User
+from nosology.workbench.accounts import Forbidden, User
 from nosology.workbench.audit_log import audit_entry, log_access
 from nosology.workbench.blind_access import open_originals
 from nosology.workbench.cases import decision_history, load_case
 from nosology.workbench.change_clock import change_clock
 from nosology.workbench.conversation import load_conversation
-from nosology.workbench.database import audit, notes, read_transaction, write_transaction
+from nosology.workbench.database import read_transaction, write_transaction
 from nosology.workbench.export import CSV_COLUMNS, csv_rows, to_fhir, to_json
 from nosology.workbench.review import NotFound
-from nosology.workbench.services import Forbidden
+from nosology.workbench.store_tables import audit, notes
 from nosology.workbench.work_queue import QueueFilter
 
 STREAMS = {  # (media type, suffix of the file name)

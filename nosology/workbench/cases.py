@@ -10,32 +10,16 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, RowMapping, bindparam, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
-from nosology.core import Code, ConflictError, DataError, EvidenceSpan, Note, ReviewError, Span, Suggestion
+from nosology.core import Code, ConflictError, EvidenceSpan, ReviewError, Span, Suggestion
 from nosology.workbench.accounts import LADDER
 from nosology.workbench.append_only import DELETED
 from nosology.workbench.change_clock import change_clock
-from nosology.workbench.database import (
-    batches,
-    coders,
-    codings,
-    decisions,
-    documents,
-    insert_row,
-    notes,
-    read_transaction,
-    users,
-    write_transaction,
-)
-from nosology.workbench.documents import (
-    Document,
-    document_row,
-    encounter_text,
-    load_documents,
-    next_start,
-    to_document,
-)
+from nosology.workbench.database import read_transaction, write_transaction
+from nosology.workbench.documents import Document, encounter_text, load_documents, to_document
 from nosology.workbench.encounter_data import complete_encounter
-from nosology.workbench.review import SHARED_ACTIONS, Details, NotFound, Review, apply_decision, parse_code, replay
+from nosology.workbench.replay import apply_decision, replay, stored_decisions
+from nosology.workbench.review import SHARED_ACTIONS, Details, NotFound, Review, parse_code, spans_outside
+from nosology.workbench.store_tables import coders, codings, decisions, notes, users
 
 # Statements of every request are built once: building them takes SQLAlchemy longer than SQLite needs to run them.
 _NOTE = select(notes).where(notes.c.id == bindparam("note"))
@@ -63,7 +47,6 @@ _STATUS_COUNTS = (
     select(notes.c.status, func.count().label("number")).where(notes.c.status != DELETED).group_by(notes.c.status)
 )
 _COPY_COUNTS = _STATUS_COUNTS.where(notes.c.double_of > 0)
-OF_DOCUMENT = ("document", "document_date", "encounter", "withdrawn")  # columns of a document, not of its encounter
 _CAN_CODE = (users.c.disabled.is_(False), users.c.role.in_(LADDER))
 _ASSIGNEES = select(users.c.id, users.c.name, users.c.role).where(*_CAN_CODE).order_by(users.c.name)
 _SITES = select(notes.c.site).where(notes.c.site.is_not(None)).distinct().order_by(notes.c.site)
@@ -127,6 +110,10 @@ class Case:
         """The documents that are neither corrected nor withdrawn."""
         return [document for document in self.documents if document.is_current]
 
+    def is_blanked(self, start: int, end: int) -> bool:
+        """Whether characters are in no current document."""
+        return not any(start < part.end and part.start < end for part in self.current)
+
     @property
     def suggested(self) -> dict[Code, Suggestion]:
         """The suggestions by code."""
@@ -142,81 +129,9 @@ class Case:
             replaced = spans.get(item.instead_of, []) if item.instead_of else []
             known = spans.setdefault(item.code, list(replaced))
             gone = self.review.removed.get(item.code, ())
-            known[:] = [it for it in known if all(it.end <= span.start or span.end <= it.start for span in gone)]
+            known[:] = spans_outside(known, gone)
             known.extend(span for span in item.evidence if span not in known)
         return spans
-
-
-def create_batch(
-    connection: Connection, name: str, user: int | None, total: int = 0, *, now: float | None = None
-) -> int:
-    """The id of a new batch."""
-    created = time.time() if now is None else now
-    row = {"name": name[:200], "user_id": user, "created": created, "status": "waiting", "total": total}
-    return insert_row(connection, batches, row | {"known": 0, "documents": total, "corrected": 0})
-
-
-def add_notes(
-    connection: Connection, incoming: Sequence[Note], batch: int | None, *, now: float | None = None
-) -> tuple[int, int]:
-    """(documents added, documents skipped because their id exists already); for documents of new encounters."""
-    by_ref: dict[str, Note] = {}
-    for note in incoming:
-        by_ref.setdefault(note.id[:200], note)
-    refs = list(by_ref)
-    for first in range(0, len(refs), 500):
-        for ref in connection.scalars(select(documents.c.ref).where(documents.c.ref.in_(refs[first : first + 500]))):
-            by_ref.pop(ref, None)
-    encounters: dict[str, list[Note]] = {}
-    for note in by_ref.values():
-        encounters.setdefault(encounter_ref(note), []).append(note)
-    received = time.time() if now is None else now
-    if encounters:
-        rows = [_note_row(ref, parts, batch, received) for ref, parts in encounters.items()]
-        inserted = connection.execute(insert(notes).returning(notes.c.id, notes.c.ref), rows).all()
-        values: list[dict[str, Any]] = []
-        for row in inserted:
-            start = 0
-            for note in encounters[row.ref]:
-                values.append(document_row(note, row.id, batch, start, received))
-                start = next_start(note.text) + start
-        connection.execute(insert(documents), values)
-    return len(by_ref), len(incoming) - len(by_ref)
-
-
-def encounter_ref(note: Note) -> str:
-    """The id of a document's encounter, or its own id if it names none."""
-    return str(note.extra.get("encounter") or note.id)[:200]
-
-
-def _note_row(ref: str, parts: Sequence[Note], batch: int | None, received: float) -> dict[str, Any]:
-    """The row of a new encounter with some documents; what the last of them states counts."""
-    if len(patients := {note.patient for note in parts if note.patient}) > 1:
-        raise DataError(f"the encounter {ref} has documents of {len(patients)} patients")
-    first: dict[str, Any] = {"patient": None, "site": None, "lang": None}
-    for name in first:
-        first[name] = next((value for note in parts if (value := getattr(note, name))), None)
-    about = merge_fields([encounter_fields(note) for note in parts])
-    row = {"ref": ref, **first, "encounter": about, "batch_id": batch, "received": received}
-    return row | {"coding": "waiting", "status": "new", "version": 0, "codes": 0}
-
-
-def merge_fields(stated: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What several documents state about their encounter: the last one counts, of dates the latest.
-
-    The role (radiology, pathology) is that of a document, so an encounter with several has none.
-    """
-    merged = {name: value for fields in stated for name, value in fields.items()}
-    if len(stated) > 1:
-        merged.pop("role", None)
-    if days := [str(fields["date"]) for fields in stated if fields.get("date")]:
-        merged["date"] = max(days)
-    return merged
-
-
-def encounter_fields(note: Note) -> dict[str, Any]:
-    """The columns of a document that are about its encounter."""
-    return {name: value for name, value in note.extra.items() if name not in OF_DOCUMENT}
 
 
 def load_case(connection: Connection, note_id: int) -> Case:
@@ -229,7 +144,7 @@ def load_case(connection: Connection, note_id: int) -> Case:
         original = connection.execute(_NOTE, {"note": note["double_of"]}).mappings().one()
     rows = load_documents(connection, original["id"])
     coding = connection.execute(_CODING, {"note": original["id"]}).mappings().first()
-    past = [(row.action, row.details, row.user_id) for row in connection.execute(_DECISIONS, {"note": note_id})]
+    past = stored_decisions(connection.execute(_DECISIONS, {"note": note_id}).mappings())
     length = rows[-1]["start"] + rows[-1]["length"] if rows else 0
     review = replay(past, length=length, stored=True)
     text = encounter_text(rows, review.documents)
@@ -245,8 +160,7 @@ def load_case(connection: Connection, note_id: int) -> Case:
 
 def _outside(suggestion: Suggestion, gone: Sequence[Document]) -> Suggestion:
     """The suggestion without evidence in documents that do not count any more."""
-    kept = (it for it in suggestion.evidence if all(it.end <= part.start or part.end <= it.start for part in gone))
-    return replace(suggestion, evidence=tuple(kept))
+    return replace(suggestion, evidence=spans_outside(suggestion.evidence, gone))
 
 
 def record_decision(
@@ -302,8 +216,7 @@ def _decide(
 ) -> tuple[Case, list[Review]]:
     """The case before the decisions, and the state after each."""
     case = load_case(connection, note_id)
-    if case.review.version != version:
-        raise ConflictError(_conflict_message(connection, note_id, case.review.version))
+    check_version(connection, case, version)
     after, states = case.review, []
     for action, details in taken:
         after = apply_decision(after, action, details, user, length=len(case.note["text"]))
@@ -368,6 +281,12 @@ def _append_decision(
         known = connection.scalar(select(notes.c.encounter).where(notes.c.id == note_id)) or {}
         summary["encounter"] = {k: v for k, v in {**known, **after.encounter}.items() if v is not None}
     connection.execute(_SUMMARY, {"note": note_id, **summary})
+
+
+def check_version(connection: Connection, case: Case, version: int) -> None:
+    """Raises ConflictError if a version is not the newest of a note."""
+    if case.review.version != version:
+        raise ConflictError(_conflict_message(connection, case.note["id"], case.review.version))
 
 
 def _conflict_message(connection: Connection, note_id: int, version: int) -> str:

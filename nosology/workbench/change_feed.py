@@ -18,8 +18,9 @@ from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, and_, func
 from nosology.workbench.append_only import DELETED
 from nosology.workbench.blind_access import hidden_notes
 from nosology.workbench.change_clock import change_clock
-from nosology.workbench.database import decisions, notes, read_transaction, users
+from nosology.workbench.database import read_transaction
 from nosology.workbench.review import STATUSES
+from nosology.workbench.store_tables import decisions, notes, users
 from nosology.workbench.work_queue import QueueFilter, count_queue, select_queue
 
 CURSOR = r"^[0-9]{1,11}(\.[0-9]{1,9})?:[0-9]{1,10}$"

@@ -12,11 +12,12 @@ from nosology.codes import describe
 from nosology.core import Code
 from nosology.evaluation.agreement import CoderAgreement, DoubleCodedNote, agreement_by_group, measure_agreement
 from nosology.workbench.append_only import DELETED
-from nosology.workbench.blind_access import CLOSED
+from nosology.workbench.blind_access import CLOSED_PAIR
 from nosology.workbench.code_differences import count_disagreements
-from nosology.workbench.database import codings, decisions, notes, users
 from nosology.workbench.measures import chapter_of, rows_by_note
-from nosology.workbench.review import EDITS, Review, replay
+from nosology.workbench.replay import replay, stored_decisions
+from nosology.workbench.review import ANY_LENGTH, EDITS, Review
+from nosology.workbench.store_tables import codings, decisions, notes, users
 
 MAX_PAIRS = 500  # the newest that are measured
 MAX_DISAGREEMENTS = 25
@@ -67,7 +68,7 @@ def load_double_codings(connection: Connection) -> list[DoubleCoding]:
     rows = connection.execute(
         select(copy.c.id, copy.c.double_of)
         .join(original, original.c.id == copy.c.double_of)
-        .where(copy.c.double_of > 0, original.c.status != DELETED, or_(copy.c.status == CLOSED, both_done))
+        .where(copy.c.double_of > 0, original.c.status != DELETED, or_(copy.c.status == CLOSED_PAIR, both_done))
         .order_by(copy.c.id.desc())
         .limit(MAX_PAIRS)
     ).all()
@@ -99,7 +100,7 @@ def _double_coding(first: Sequence, second: Sequence, suggested: Sequence[Code])
 
 
 def _state(rows: Sequence) -> Review:
-    return replay(((row["action"], row["details"], row["user_id"]) for row in rows), length=1 << 60)
+    return replay(stored_decisions(rows), length=ANY_LENGTH)
 
 
 def _coder(rows: Sequence) -> str:

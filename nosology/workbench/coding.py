@@ -26,19 +26,12 @@ from nosology.core import NosologyError, Note, Suggestion
 from nosology.workbench.append_only import DELETED
 from nosology.workbench.blind_access import load_pair
 from nosology.workbench.cases import record_decision_in, suggestion_to_json
-from nosology.workbench.database import (
-    SerializedJson,
-    batches,
-    codings,
-    notes,
-    read_transaction,
-    users,
-    write_transaction,
-)
+from nosology.workbench.database import SerializedJson, read_transaction, write_transaction
 from nosology.workbench.documents import current_documents, lock_documents
 from nosology.workbench.double_coding import sample_coded_notes
 from nosology.workbench.note_coding import CodedNote, WaitingNote, code_notes
 from nosology.workbench.review import NotFound
+from nosology.workbench.store_tables import batches, codings, notes, users
 from nosology.workbench.triage import expected_f1, load_calibration, load_triage_rule
 
 if TYPE_CHECKING:

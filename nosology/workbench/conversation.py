@@ -11,20 +11,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, and_, bindparam, func, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, and_, bindparam, func, or_, select
 
 from nosology.core import ConflictError, ReviewError
 from nosology.workbench.accounts import User
-from nosology.workbench.blind_access import hidden_notes
-from nosology.workbench.database import comments, insert_row, notes, queries, query_events, users
+from nosology.workbench.blind_access import CLOSED_PAIR, hidden_notes
+from nosology.workbench.database import insert_row
 from nosology.workbench.review import NotFound, evidence_spans, parse_code
+from nosology.workbench.store_tables import comments, notes, queries, query_events, users
 
 OTHER, UNABLE = "other", "unable to determine"
 FIXED = (OTHER, UNABLE)  # answers that every query offers, so that none leads to the others
 STATES = ("open", "answered", "withdrawn")
 MAX_TEXT = 4_000  # characters of a question, an answer or a comment
 MAX_OPTIONS, MAX_OPTION = 8, 200
-PAGE_SIZE = 100
+QUERIES_PER_PAGE = 100
 
 
 class QueryClosed(ConflictError):
@@ -52,11 +53,13 @@ _QUERIES = (
     .order_by(queries.c.id)
 )
 # Statements of every page of a note are built once.
-_QUERIES_OF_NOTE = _QUERIES.where(queries.c.note_id == bindparam("note"))
+# A note whose double coding is closed has the conversation of its copy, too.
+_copies = select(notes.c.id).where(notes.c.double_of == bindparam("note"), notes.c.status == CLOSED_PAIR)
+_QUERIES_OF_NOTE = _QUERIES.where(or_(queries.c.note_id == bindparam("note"), queries.c.note_id.in_(_copies)))
 _COMMENTS = (
     select(comments, users.c.name.label("author"))
     .join(users, users.c.id == comments.c.user_id)
-    .where(comments.c.note_id == bindparam("note"))
+    .where(or_(comments.c.note_id == bindparam("note"), comments.c.note_id.in_(_copies)))
     .order_by(comments.c.id)
 )
 _PHYSICIANS = (
@@ -162,7 +165,7 @@ def list_queries(
     elif page is not None:
         query = query.where(queries.c.note_id.not_in(hidden_notes(connection)))
     if page is not None:
-        query = query.limit(PAGE_SIZE).offset(page * PAGE_SIZE)
+        query = query.limit(QUERIES_PER_PAGE).offset(page * QUERIES_PER_PAGE)
     return [_query(row) for row in connection.execute(query).mappings()]
 
 
@@ -172,7 +175,9 @@ def queries_of_physician(connection: Connection, user: User) -> list[AskedQuery]
     waiting = _QUERIES.where(query_events.c.kind.is_(None), to_them)
     answered = _QUERIES.where(query_events.c.kind == "answered", query_events.c.user_id == user.id)
     rows = [*connection.execute(waiting).mappings()]
-    rows += connection.execute(answered.order_by(None).order_by(query_events.c.id.desc()).limit(PAGE_SIZE)).mappings()
+    rows += connection.execute(
+        answered.order_by(None).order_by(query_events.c.id.desc()).limit(QUERIES_PER_PAGE)
+    ).mappings()
     return [_query(row) for row in rows]
 
 

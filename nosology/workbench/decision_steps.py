@@ -1,4 +1,4 @@
-"""Steps: requests that take several decisions at once, which are undone together because they share a key."""
+"""The decisions that a request asks for: one, or a step of several, which are undone together by their common key."""
 
 from __future__ import annotations
 
@@ -9,16 +9,29 @@ from uuid import uuid4
 from nosology.claims.checks import codes_without_poa
 from nosology.core import ConfigError, ReviewError
 from nosology.workbench.cases import Case
+from nosology.workbench.document_import import withdrawal_details
+from nosology.workbench.encounter_services import encounter_details
 from nosology.workbench.proposals import claim_decision, open_codes, propose_claim
-from nosology.workbench.review import Details
+from nosology.workbench.review import ACTION_FIELDS, Details
 
 Decision = tuple[str, Details]
 
 
-def decisions_of_step(case: Case, step: str, values: Mapping[str, Any]) -> list[Decision]:
-    """The decisions (action, details) of a step, one for each code; ReviewError if there is none."""
-    key = values.get("key") or uuid4().hex
-    return [(action, {**details, "key": key}) for action, details in STEPS[step](case, values)]
+def requested_decisions(case: Case, action: str, values: Mapping[str, Any]) -> list[Decision]:
+    """The decisions (action, details) that a request asks for; of `values`, only the fields of the action are stored.
+
+    A step has one decision for each code; ReviewError if there is none.
+    """
+    if action in STEPS:
+        key = values.get("key") or uuid4().hex
+        return [(each, {**details, "key": key}) for each, details in STEPS[action](case, values)]
+    if action == "withdraw":
+        details = withdrawal_details(case, values.get("document"))
+    elif action == "encounter":
+        details = encounter_details(case, values.get("encounter"))
+    else:
+        details = {name: values[name] for name in ACTION_FIELDS.get(action, ()) if name in values}
+    return [(action, details | ({"key": values["key"]} if values.get("key") else {}))]
 
 
 def shown_chances(case: Case) -> list[int]:

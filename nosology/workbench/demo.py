@@ -1,4 +1,4 @@
-"""The demo: fictional encounters, of which some are reviewed already, and three users."""
+"""The demo: fictional encounters, of which some are reviewed already, and a user of each role."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from nosology.serving.coder import Coder
 from nosology.workbench import cases
 from nosology.workbench.accounts import create_user
 from nosology.workbench.coding import save_codings
-from nosology.workbench.database import audit, batches, notes, open_database, read_transaction, users, write_transaction
+from nosology.workbench.database import open_database, read_transaction, write_transaction
 from nosology.workbench.demo_encounters import DemoEncounter, load_encounters
+from nosology.workbench.document_import import add_notes, create_batch
 from nosology.workbench.documents import current_documents
 from nosology.workbench.note_coding import CodedNote, WaitingNote, code_notes
 from nosology.workbench.passwords import hash_password
 from nosology.workbench.proposals import claim_decision, propose_claim
 from nosology.workbench.services import register_coder
+from nosology.workbench.store_tables import audit, batches, notes, users
 
 BUNDLE = Path("day-one")
 PASSWORD = "demo-demo-demo"  # of a local database with fictional patients only
-USERS = (("coder", "coder"), ("reviewer", "reviewer"), ("admin", "admin"))
+USERS = (("coder", "coder"), ("reviewer", "reviewer"), ("admin", "admin"), ("physician", "physician"))
 PAST_BATCH, TODAY_BATCH = "demo encounters of last week", "demo encounters of today"
 REVIEWED = {  # day of the review before today, by encounter
     **{"E-1160": 7, "E-1080": 6, "E-1110": 5, "E-1133": 5, "E-1101": 4, "E-1140": 3, "E-1190": 2, "E-1146": 1},
@@ -47,7 +49,7 @@ def prepare_demo(store: str) -> None:
     _check_demo_store(store)
     print("Preparing the demo ...", flush=True)
     fill_demo(store)
-    print(f"Sign in as coder, reviewer or admin with the password {PASSWORD}", flush=True)
+    print(f"Sign in as coder, reviewer, admin or physician with the password {PASSWORD}", flush=True)
 
 
 def _check_demo_store(store: str) -> None:
@@ -77,8 +79,8 @@ def fill_demo(store: str, encounters: Sequence[DemoEncounter] | None = None) -> 
         # Everybody knows this password, which the rules of passwords refuse.
         connection.execute(update(users).values(password=hash_password(PASSWORD)))
         for name, items, received in ((PAST_BATCH, past, now - 9 * DAY), (TODAY_BATCH, today, now)):
-            batch = cases.create_batch(connection, name, people["admin"], len(items), now=received)
-            cases.add_notes(connection, [note for item in items for note in item.notes], batch, now=received)
+            batch = create_batch(connection, name, people["admin"], len(items), now=received)
+            add_notes(connection, [note for item in items for note in item.notes], batch, now=received)
         ids = {row.ref: row.id for row in connection.execute(select(notes.c.ref, notes.c.id))}
     coder_id = register_coder(engine, BUNDLE, None)
     coder = Coder.for_claims(BUNDLE)

@@ -7,24 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy import Connection, Row, func, insert, select, update
 
 from nosology.core import DataError, Note, ReviewError
-from nosology.workbench.cases import (
-    Case,
-    add_notes,
-    encounter_fields,
-    encounter_ref,
-    load_case,
-    merge_fields,
-    record_decision_in,
-)
-from nosology.workbench.database import documents, insert_row, notes
+from nosology.workbench.cases import Case, load_case, record_decision_in
+from nosology.workbench.database import insert_row
 from nosology.workbench.documents import document_row, next_start
 from nosology.workbench.encounter_data import complete_encounter
 from nosology.workbench.review import NotFound
+from nosology.workbench.store_tables import batches, documents, notes
 
 _CHUNK = 500  # ids per query
+_OF_DOCUMENT = ("document", "document_date", "encounter", "withdrawn")  # columns of a document, not of its encounter
 _COLUMNS = [column for column in documents.c if column.name != "text"]
 
 
@@ -172,3 +166,73 @@ def _known_encounters(connection: Connection, refs: Iterable[str]) -> dict[str, 
         query = select(encounter, notes.c.ref).where(notes.c.ref.in_(wanted[first : first + _CHUNK]))
         found |= {row.ref: row for row in connection.execute(query)}
     return found
+
+
+def create_batch(
+    connection: Connection, name: str, user: int | None, total: int = 0, *, now: float | None = None
+) -> int:
+    """The id of a new batch."""
+    created = time.time() if now is None else now
+    row = {"name": name[:200], "user_id": user, "created": created, "status": "waiting", "total": total}
+    return insert_row(connection, batches, row | {"known": 0, "documents": total, "corrected": 0})
+
+
+def add_notes(
+    connection: Connection, incoming: Sequence[Note], batch: int | None, *, now: float | None = None
+) -> tuple[int, int]:
+    """(documents added, documents skipped because their id exists already); for documents of new encounters."""
+    by_ref: dict[str, Note] = {}
+    for note in incoming:
+        by_ref.setdefault(note.id[:200], note)
+    for ref in _latest_versions(connection, by_ref):
+        del by_ref[ref]
+    encounters: dict[str, list[Note]] = {}
+    for note in by_ref.values():
+        encounters.setdefault(encounter_ref(note), []).append(note)
+    received = time.time() if now is None else now
+    if encounters:
+        rows = [_note_row(ref, parts, batch, received) for ref, parts in encounters.items()]
+        inserted = connection.execute(insert(notes).returning(notes.c.id, notes.c.ref), rows).all()
+        values: list[dict[str, Any]] = []
+        for row in inserted:
+            start = 0
+            for note in encounters[row.ref]:
+                values.append(document_row(note, row.id, batch, start, received))
+                start += next_start(note.text)
+        connection.execute(insert(documents), values)
+    return len(by_ref), len(incoming) - len(by_ref)
+
+
+def encounter_ref(note: Note) -> str:
+    """The id of a document's encounter, or its own id if it names none."""
+    return str(note.extra.get("encounter") or note.id)[:200]
+
+
+def _note_row(ref: str, parts: Sequence[Note], batch: int | None, received: float) -> dict[str, Any]:
+    """The row of a new encounter with some documents; what the last of them states counts."""
+    if len(patients := {note.patient for note in parts if note.patient}) > 1:
+        raise DataError(f"the encounter {ref} has documents of {len(patients)} patients")
+    first: dict[str, Any] = {"patient": None, "site": None, "lang": None}
+    for name in first:
+        first[name] = next((value for note in parts if (value := getattr(note, name))), None)
+    about = merge_fields([encounter_fields(note) for note in parts])
+    row = {"ref": ref, **first, "encounter": about, "batch_id": batch, "received": received}
+    return row | {"coding": "waiting", "status": "new", "version": 0, "codes": 0}
+
+
+def merge_fields(stated: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What several documents state about their encounter: the last one counts, of dates the latest.
+
+    The role (radiology, pathology) is that of a document, so an encounter with several has none.
+    """
+    merged = {name: value for fields in stated for name, value in fields.items()}
+    if len(stated) > 1:
+        merged.pop("role", None)
+    if days := [str(fields["date"]) for fields in stated if fields.get("date")]:
+        merged["date"] = max(days)
+    return merged
+
+
+def encounter_fields(note: Note) -> dict[str, Any]:
+    """The columns of a document that are about its encounter."""
+    return {name: value for name, value in note.extra.items() if name not in _OF_DOCUMENT}

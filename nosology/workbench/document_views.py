@@ -24,6 +24,14 @@ class ShownDocument:
     marks: int
 
 
+def merge_evidence(
+    first: Mapping[Code, Sequence[Span]], second: Mapping[Code, Sequence[Span]]
+) -> dict[Code, list[Span]]:
+    """The evidence of each code of both, each span once."""
+    codes = dict.fromkeys([*first, *second])
+    return {code: list(dict.fromkeys([*first.get(code, ()), *second.get(code, ())])) for code in codes}
+
+
 def show_documents(
     case: Case, evidence: Mapping[Code, Sequence[Span]], highlighted: Collection[Code]
 ) -> list[ShownDocument]:

@@ -15,9 +15,9 @@ from sqlalchemy import Connection, RowMapping, bindparam, func, select
 
 from nosology.core import Note
 from nosology.text.borders import BORDER, join_documents
-from nosology.workbench.database import decisions, documents, notes
+from nosology.workbench.store_tables import decisions, documents, notes
 
-KINDS = {
+DOCUMENT_KINDS = {
     "discharge": "Discharge summary",
     "h&p": "H&P",
     "progress": "Progress note",
@@ -42,7 +42,7 @@ _KIND_WORDS = {  # in a title, or in the first lines of a text
 }
 _PATTERNS = {kind: re.compile(rf"\b(?:{words})", re.IGNORECASE) for kind, words in _KIND_WORDS.items()}
 _OPENING = 160  # characters of a text in which its kind may be named
-_VISIBLE = re.compile(r"[^\n\r]")
+_NOT_LINE_BREAK = re.compile(r"[^\n\r]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Document:
     @property
     def name(self) -> str:
         """Its kind in words, or the title of a document of no known kind."""
-        return self.title if self.kind == "other" and self.title else KINDS.get(self.kind, "Document")
+        return self.title if self.kind == "other" and self.title else DOCUMENT_KINDS.get(self.kind, "Document")
 
 
 def document_row(
@@ -84,7 +84,7 @@ def document_row(
         "batch_id": batch,
         "ref": note.id[:200],
         "version": version,
-        "kind": stated if stated in KINDS else guess_kind(stated, title, note.text[:_OPENING]),
+        "kind": stated if stated in DOCUMENT_KINDS else guess_kind(stated, title, note.text[:_OPENING]),
         "title": title[:200],
         "date": note.extra.get("document_date"),
         "text": note.text,
@@ -105,7 +105,7 @@ def guess_kind(*texts: str) -> str:
 
 def blanked(text: str) -> str:
     """The text with a blank in place of each character; line breaks stay."""
-    return _VISIBLE.sub(" ", text)
+    return _NOT_LINE_BREAK.sub(" ", text)
 
 
 def encounter_text(rows: Iterable[RowMapping], states: Mapping[int, str]) -> str:

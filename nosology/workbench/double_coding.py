@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, select
+from sqlalchemy import Connection, Engine, Row, select, update
 from sqlalchemy.exc import IntegrityError
 
 from nosology.core import ConfigError, ConflictError, ReviewError
@@ -23,10 +23,12 @@ from nosology.workbench.blind_access import (
     load_pair,
 )
 from nosology.workbench.cases import Case, load_case, record_decision_in
+from nosology.workbench.change_clock import change_clock
 from nosology.workbench.code_differences import code_to_json, compare_codes, final_codes
-from nosology.workbench.database import decisions, insert_row, notes, read_transaction, write_transaction
+from nosology.workbench.database import insert_row, read_transaction, write_transaction
 from nosology.workbench.review import SHARED_ACTIONS, STATUSES, Details, NotFound
 from nosology.workbench.store_settings import load_server_key, load_setting
+from nosology.workbench.store_tables import decisions, notes
 
 CHOOSABLE = ("new", "open", "held", "done")  # statuses of a note that can be chosen
 _SHARED = ("patient", "site", "lang", "encounter", "received", "coding", "confidence")  # by a note and its copy
@@ -62,7 +64,7 @@ def sample_coded_notes(connection: Connection, note_ids: Collection[int]) -> Non
     taken = [note_id for note_id in note_ids if rule.takes(note_id, key)]
     is_new = (notes.c.id.in_(taken), notes.c.status.in_(("new", "open")), notes.c.double_of.is_(None))
     for row in connection.execute(select(notes).where(*is_new).order_by(notes.c.id)).all():
-        if load_pair(connection, row.id) is None:
+        if load_pair(connection, row.id) is None and not _is_second_due(connection, row):
             _add_copy(connection, row, None, "", f"a random share of {rule.percent:g} %")
 
 
@@ -79,6 +81,8 @@ def choose_note(engine: Engine, user: int, note_id: int, address: str, second_co
                 raise ReviewError(f"a note for double coding must not be {STATUSES[row.status]}")
             if row.coding == "waiting":
                 raise ReviewError("the note is still being coded: choose it when its suggestions are there")
+            if _is_second_due(connection, row):
+                raise ReviewError("the note waits for the end of its second review: choose it when that is approved")
             copy = _add_copy(connection, row, user, address, "chosen by a reviewer")
             if second_coder is not None:
                 version = connection.scalar(select(notes.c.version).where(notes.c.id == copy)) or 0
@@ -86,6 +90,11 @@ def choose_note(engine: Engine, user: int, note_id: int, address: str, second_co
             return copy
     except IntegrityError as error:
         raise ReviewError("the note is coded twice already") from error
+
+
+def _is_second_due(connection: Connection, row: Row) -> bool:
+    """Whether the second review of a note is not approved yet, which nobody could do who must not see its codes."""
+    return bool(row.version) and load_case(connection, row.id).review.second_of is not None
 
 
 def _add_copy(connection: Connection, row: Row, user: int | None, address: str, why: str) -> int:
@@ -135,12 +144,17 @@ def count_finished_pairs(connection: Connection) -> int:
 
 def settle(engine: Engine, pair: CodingPair, user: int) -> bool:
     """Closes a pair of two finished codings without a difference; returns whether it did."""
-    with write_transaction(engine) as connection:
-        first, second = load_codings(connection, pair)
-        now = load_pair(connection, pair.original.id)
-        if now is None or now.phase != "adjudication" or compare_codes(first.review, second.review).differences:
-            return False
-        _close(connection, first, second, user)
+    try:
+        with write_transaction(engine) as connection:
+            now = load_pair(connection, pair.original.id)
+            if now is None or now.phase != "adjudication":
+                return False
+            first, second = load_codings(connection, now)
+            if compare_codes(first.review, second.review).differences:
+                return False
+            _close(connection, first, second, user)
+    except (ConflictError, IntegrityError):  # somebody else closes it, or opens it again, at the same moment
+        return False
     return True
 
 
@@ -153,6 +167,8 @@ def _close(connection: Connection, first: Case, second: Case, user: int) -> None
     """Closes the copy; the version of the note says up to where its decisions are the first coding."""
     details = {"compared": first.review.version}
     record_decision_in(connection, second.note["id"], "close", details, user=user, version=second.review.version)
+    # The codes of the note are final now: who asks for changes gets it, also if no code of it has changed.
+    connection.execute(update(notes).where(notes.c.id == first.note["id"]).values(changed=change_clock.now()))
 
 
 def check_adjudicator(connection: Connection, pair: CodingPair, user: int) -> None:

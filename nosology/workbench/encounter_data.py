@@ -9,7 +9,7 @@ from typing import Any
 from nosology.claims.encounter import SETTINGS
 from nosology.core import ReviewError
 
-FIELDS = ("sex", "born", "age", "admitted", "discharged", "disposition", "setting", "payer")
+EDITABLE_FIELDS = ("sex", "born", "age", "admitted", "discharged", "disposition", "setting", "payer")
 DISPOSITIONS = {  # patient discharge status codes of UB-04
     "01": "home or self-care",
     "02": "another acute care hospital",
@@ -117,7 +117,7 @@ def editable_fields(encounter: Mapping[str, Any]) -> dict[str, Any]:
         "disposition": parse_disposition(given.get("disposition")) or ("20" if given.get("died") else None),
         "payer": str(given["payer"])[:MAX_PAYER] if given.get("payer") else None,
     } | {name: iso_date(given.get(name)) for name in _DAYS}
-    return {name: found[name] for name in FIELDS if found[name] is not None}
+    return {name: found[name] for name in EDITABLE_FIELDS if found[name] is not None}
 
 
 def encounter_words(encounter: Mapping[str, Any]) -> str:
@@ -137,8 +137,8 @@ def encounter_words(encounter: Mapping[str, Any]) -> str:
 
 def changed_fields(encounter: Mapping[str, Any], wanted: Any) -> dict[str, Any]:
     """The wanted fields that differ from those of a completed encounter; None clears one. ReviewError."""
-    if not isinstance(wanted, Mapping) or not wanted.keys() <= set(FIELDS):
-        raise ReviewError(f"the data of an encounter are {', '.join(FIELDS)}; got something else")
+    if not isinstance(wanted, Mapping) or not wanted.keys() <= set(EDITABLE_FIELDS):
+        raise ReviewError(f"the data of an encounter are {', '.join(EDITABLE_FIELDS)}; got something else")
     before = editable_fields(encounter)
     given = {name: _checked(name, value) for name, value in wanted.items()}
     changes = {name: value for name, value in given.items() if value != before.get(name)}

@@ -7,20 +7,19 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, select, update
-from sqlalchemy.exc import IntegrityError
 
-from nosology.core import ConflictError, Note
+from nosology.core import Note
 from nosology.workbench.accounts import User
 from nosology.workbench.audit_log import log_access_in
-from nosology.workbench.cases import Case, create_batch, load_case, record_decision_in
-from nosology.workbench.database import batches, documents, read_transaction, write_transaction
-from nosology.workbench.document_import import DocumentImport, withdraw_document
+from nosology.workbench.cases import Case, load_case, record_decision_in
+from nosology.workbench.database import read_transaction, write_with_retries
+from nosology.workbench.document_import import DocumentImport, create_batch, withdraw_document
 from nosology.workbench.documents import Document, lock_documents
 from nosology.workbench.encounter_data import changed_fields
 from nosology.workbench.review import NotFound
+from nosology.workbench.store_tables import batches, documents
 
 T = TypeVar("T")
-_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -39,19 +38,13 @@ class ImportedNotes:
 
 
 def _write(engine: Engine, change: Callable[[Connection], T]) -> T:
-    """What a change returns, in a transaction of its own; programs change encounters one after the other.
+    """What a change returns, in a transaction of its own; programs change encounters one after the other."""
 
-    It is tried again if a person decided on the same version of an encounter in the meantime.
-    """
-    for attempt in range(_ATTEMPTS):
-        try:
-            with write_transaction(engine) as connection:
-                lock_documents(connection)
-                return change(connection)
-        except (ConflictError, IntegrityError):
-            if attempt == _ATTEMPTS - 1:
-                raise
-    raise AssertionError("unreachable")
+    def locked(connection: Connection) -> T:
+        lock_documents(connection)
+        return change(connection)
+
+    return write_with_retries(engine, locked)
 
 
 def import_batch(engine: Engine, user: User, name: str, notes: Sequence[Note], address: str) -> ImportedNotes:

@@ -21,12 +21,12 @@ from nosology.workbench.audit_log import log_command_reads
 from nosology.workbench.blind_access import open_originals
 from nosology.workbench.cases import Case, load_case
 from nosology.workbench.conversation import Conversation
-from nosology.workbench.database import notes, read_transaction
+from nosology.workbench.database import read_transaction
 from nosology.workbench.documents import next_start
 from nosology.workbench.encounter_data import DISPOSITIONS, iso_date, parse_disposition
 from nosology.workbench.fhir_import import DISPOSITION_CODES
 from nosology.workbench.review import POA, NotFound
-from nosology.workbench.uploads import ENCOUNTER_FIELDS
+from nosology.workbench.store_tables import notes
 
 SYSTEM_URLS = {
     "icd10cm": "http://hl7.org/fhir/sid/icd-10-cm",
@@ -42,6 +42,10 @@ _POA_URL = "https://www.cms.gov/Medicare/Medicare-Fee-for-Service-Payment/Hospit
 _UB04_URL = "https://www.nubc.org/CodeSystem/PatDischargeStatus"
 _TERMINOLOGY = "http://terminology.hl7.org/CodeSystem/"
 _LOCAL = "urn:nosology:"
+EXPORTED_FIELDS = (  # of the encounter; all other columns are only for the coder
+    *("date", "sex", "born", "age", "admitted", "discharged"),
+    *("disposition", "setting", "kind", "payer", "died", "title"),
+)
 FORMATS = {  # (media type, suffix of the file name)
     "json": ("application/json", "json"),
     "csv": ("text/csv; charset=utf-8", "csv"),
@@ -80,7 +84,7 @@ def to_json(case: Case, history: Sequence[RowMapping], conversation: Conversatio
         "note": note["ref"],
         "patient": note["patient"],
         "site": note["site"],
-        "encounter": {name: note["encounter"][name] for name in ENCOUNTER_FIELDS if name in note["encounter"]},
+        "encounter": {name: note["encounter"][name] for name in EXPORTED_FIELDS if name in note["encounter"]},
         "documents": [
             {"id": it.ref, "version": it.version, "kind": it.kind, "title": it.title, "date": it.date}
             | {"start": it.start, "end": it.end, "state": it.state}

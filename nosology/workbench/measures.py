@@ -17,11 +17,12 @@ from nosology.claims.checks import PROCEDURES
 from nosology.codes import describe, table
 from nosology.core import Code
 from nosology.workbench.blind_access import open_originals
-from nosology.workbench.database import audit, codings, decisions, notes
-from nosology.workbench.review import replay
+from nosology.workbench.replay import replay, stored_decisions
+from nosology.workbench.review import ANY_LENGTH
+from nosology.workbench.store_tables import audit, codings, decisions, notes
 from nosology.workbench.triage import ConfidenceCalibration, code_f1
 
-MAX_NOTES = 3_000  # the newest finished notes that are counted
+MAX_REVIEWED_NOTES = 3_000  # the newest finished notes that are counted
 MAX_PAUSE = 300  # seconds: a longer gap between two actions counts as this long
 DRIFT_FEATURES = {
     "words": "words per note",
@@ -53,7 +54,7 @@ def load_reviewed_notes(connection: Connection) -> list[ReviewedNote]:
         .where(notes.c.status == "done", notes.c.finished.is_not(None))
         .where(notes.c.double_of.is_(None), notes.c.id.not_in(open_originals()))  # codes that are final
         .order_by(notes.c.finished.desc())
-        .limit(MAX_NOTES)
+        .limit(MAX_REVIEWED_NOTES)
     ).all()
     reviewed = []
     for first in range(0, len(rows), 500):
@@ -82,7 +83,7 @@ def rows_by_note(connection: Connection, query: Any) -> dict[int, list[RowMappin
 def _reviewed_note(
     finished: float, coding: RowMapping, decided: Sequence[RowMapping], opened: Sequence[RowMapping]
 ) -> ReviewedNote:
-    review = replay(((row["action"], row["details"], row["user_id"]) for row in decided), length=1 << 60, stored=True)
+    review = replay(stored_decisions(decided), length=ANY_LENGTH, stored=True)
     times = sorted(
         [row["at"] for row in decided if row["user_id"] is not None and row["action"] != "document"]
         + [row["at"] for row in opened]

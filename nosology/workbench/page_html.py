@@ -29,15 +29,15 @@ from nosology.claims.encounter import SETTINGS
 from nosology.codes import describe
 from nosology.core import Code, Span
 from nosology.text import Section, contexts, sections
-from nosology.workbench.accounts import User
+from nosology.workbench.accounts import Forbidden, User
 from nosology.workbench.audit_log import log_access, log_access_in
 from nosology.workbench.database import read_transaction, write_transaction
-from nosology.workbench.documents import KINDS
+from nosology.workbench.documents import DOCUMENT_KINDS
 from nosology.workbench.encounter_data import DISPOSITIONS, complete_encounter, encounter_words
 from nosology.workbench.review import POA, REASONS, STATUSES
-from nosology.workbench.second_review import KINDS as CHANGES
+from nosology.workbench.second_review import REVIEW_CHANGES
 from nosology.workbench.security import CurrentUser, ServicesDep, client_address
-from nosology.workbench.services import Forbidden, Services
+from nosology.workbench.services import Services
 from nosology.workbench.views import visible_text
 
 STATIC_FOLDER = Path(__file__).parent / "static"
@@ -95,11 +95,19 @@ def template_environment() -> Environment:
     environment.filters.update(axis_end=axis_end, complete=complete_encounter, describe=describe, facts=encounter_words)
     shared: dict[str, Any] = environment.globals
     shared.update(STATUSES=STATUSES, REASONS=REASONS, POA=POA, static=static_path())
-    shared.update(CHANGES=CHANGES, DISPOSITIONS=DISPOSITIONS, KINDS=KINDS, SETTINGS=SETTINGS)
-    shared["help_sheet"] = Markup(environment.get_template("help.html").render())  # the same on every page
+    shared.update(
+        REVIEW_CHANGES=REVIEW_CHANGES, DISPOSITIONS=DISPOSITIONS, DOCUMENT_KINDS=DOCUMENT_KINDS, SETTINGS=SETTINGS
+    )
+    for name, physician in (("help_sheet", False), ("physician_help", True)):  # the same on every page
+        shared[name] = Markup(environment.get_template("help.html").render(physician=physician))
     for name in environment.list_templates():
         environment.get_template(name)
     return environment
+
+
+def capitalized(text: str) -> str:
+    """The text with a capital at its start."""
+    return text[:1].upper() + text[1:]
 
 
 def render_page(

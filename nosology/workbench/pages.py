@@ -19,19 +19,20 @@ from nosology.workbench.audit_log import shown_notes
 from nosology.workbench.blind_access import load_pair
 from nosology.workbench.bulk_export import export_stream
 from nosology.workbench.conversation import load_conversation
-from nosology.workbench.database import documents, notes, users
+from nosology.workbench.decision_checks import UnfinishedCodes
 from nosology.workbench.decision_steps import shown_chances
-from nosology.workbench.document_views import past_documents, show_documents
+from nosology.workbench.document_views import merge_evidence, past_documents, show_documents
 from nosology.workbench.double_coding import count_finished_pairs
 from nosology.workbench.encounter_data import editable_fields
 from nosology.workbench.group_panel import build_group_panel
-from nosology.workbench.page_html import AdminPage, PageContext, PageDep, ReviewerPage
+from nosology.workbench.page_html import AdminPage, PageContext, PageDep, ReviewerPage, capitalized
 from nosology.workbench.proposals import claim_evidence
+from nosology.workbench.replay import stored_decisions
 from nosology.workbench.review import MAX_OVERRIDE, NotFound
 from nosology.workbench.second_review import second_reviews
 from nosology.workbench.security import MAX_ID, RowId
-from nosology.workbench.services import UnfinishedCodes
 from nosology.workbench.store_settings import changes
+from nosology.workbench.store_tables import documents, notes, users
 from nosology.workbench.turnaround import ANSWERS, load_second_review, measure_conversation
 from nosology.workbench.uploads import normalize_encounter, read_upload
 from nosology.workbench.views import build_claim_panel, build_panel, code_book_page, import_notice
@@ -115,10 +116,7 @@ def note_page(page: PageDep, note_id: RowId) -> HTMLResponse:
     case = page.services.read_case(page.user, note_id, page.address)
     accepted = {Code(item.system, item.code) for item in case.suggestions if item.accepted}
     highlighted = {*case.review.codes, *accepted} - case.review.rejected.keys()
-    evidence = case.evidence()
-    for code, spans in claim_evidence(case).items():
-        evidence[code] = list(dict.fromkeys([*evidence.get(code, ()), *spans]))
-    shown = show_documents(case, evidence, highlighted)
+    shown = show_documents(case, merge_evidence(case.evidence(), claim_evidence(case)), highlighted)
     page.services.reservations.take(note_id, page.user.id)
     wanted = _queue_filter(page.request.query_params)
     with page.reading() as connection:
@@ -199,7 +197,7 @@ def decide(
         gate = action if isinstance(error, UnfinishedCodes) else ""
         message, status = f"{error}.", 409 if is_conflict else 422
         if not is_conflict:  # the message of a conflict starts with a name
-            message = message[:1].upper() + message[1:]
+            message = capitalized(message)
         case = page.services.read_case(page.user, note_id, page.address, "panel")  # it shows text of the note
     return render_panel(page, case, message=message, status=status, override=gate)
 
@@ -226,8 +224,7 @@ def history_page(page: PageDep, note_id: RowId) -> HTMLResponse:
         rows = cases.decision_history(connection, note_id)
         people = {row.id: row.name for row in connection.execute(select(users.c.id, users.c.name))}
         past = past_documents(connection, case)
-    past_decisions = [(row["action"], row["details"], row["user_id"]) for row in rows]
-    reviews = [(item, rows[item.version - 1]) for item in second_reviews(past_decisions)]
+    reviews = [(item, rows[item.version - 1]) for item in second_reviews(stored_decisions(rows))]
     return page.render("history.html", case=case, rows=rows, people=people, past=past, reviews=reviews)
 
 

@@ -16,8 +16,9 @@ from starlette.concurrency import run_in_threadpool
 from nosology.core import NosologyError, ReviewError
 from nosology.core.files import text_sha256
 from nosology.workbench import accounts
+from nosology.workbench.accounts import Forbidden
 from nosology.workbench.audit_log import log_access, read_log
-from nosology.workbench.database import read_transaction, users
+from nosology.workbench.database import read_transaction
 from nosology.workbench.page_html import AdminPage, PageContext, PageDep, render_page
 from nosology.workbench.passwords import MAX_PASSWORD_LENGTH
 from nosology.workbench.security import (
@@ -31,9 +32,10 @@ from nosology.workbench.security import (
     redirect_to_provider,
     sign_in_user,
 )
-from nosology.workbench.services import Forbidden, Services
+from nosology.workbench.services import Services
 from nosology.workbench.sign_in import DEVICE_DAYS, account_key, device_cookie, device_of, name_digest
 from nosology.workbench.store_settings import load_session_limits
+from nosology.workbench.store_tables import users
 
 LOG_PAGE_SIZE = 200
 Password = Annotated[str, Form(max_length=MAX_PASSWORD_LENGTH)]

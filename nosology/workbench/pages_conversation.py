@@ -9,13 +9,14 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from nosology.core import Code, NosologyError, Span
 from nosology.workbench import query_service
-from nosology.workbench.cases import load_case
+from nosology.workbench.accounts import Forbidden
+from nosology.workbench.cases import Case, load_case
 from nosology.workbench.conversation import MAX_OPTION, MAX_OPTIONS, MAX_TEXT, AskedQuery, load_query
-from nosology.workbench.page_html import PageContext, PageDep, annotate_note
+from nosology.workbench.document_views import show_documents
+from nosology.workbench.page_html import PageContext, PageDep, capitalized
 from nosology.workbench.pages import render_panel
 from nosology.workbench.review import NotFound
 from nosology.workbench.security import MAX_ID, RowId
-from nosology.workbench.services import Forbidden
 from nosology.workbench.views import visible_text
 
 PASSAGE = Code("icd10cm", "passage")  # marks the passage of a query in the text
@@ -111,19 +112,21 @@ def queries_page(page: PhysicianPage) -> HTMLResponse:
 def query_page(page: PhysicianPage, query_id: RowId) -> HTMLResponse:
     """A query with the text it is about, and the form for its answer."""
     query, case = query_service.read_as_physician(page.services, page.user, query_id, page.address)
-    return _render_query(page, query, case.note["text"])
+    return _render_query(page, query, case)
 
 
 def _render_query(
-    page: PageContext, query: AskedQuery, note: str, *, choice: str = "", text: str = "", error: str = ""
+    page: PageContext, query: AskedQuery, case: Case, *, choice: str = "", text: str = "", error: str = ""
 ) -> HTMLResponse:
-    """The page of a query about a note's text; choice, text: what was typed into the form."""
+    """The page of a query about the documents of a case; choice, text: what was typed into the form."""
     spans = [] if query.start is None or query.end is None else [Span(query.start, query.end)]
-    sections = annotate_note(note, {PASSAGE: spans}, [PASSAGE])
+    documents = show_documents(case, {PASSAGE: spans}, [PASSAGE])
+    sections = [section for shown in documents for section in shown.sections]
     at = next((part.number for part in sections if any(piece.highlighted for piece in part.pieces)), None)
-    passage = visible_text(note[query.start : query.end]) if spans else ""
+    passage = visible_text(case.note["text"][query.start : query.end]) if at is not None else ""
     typed = {"choice": choice, "text": text, "error": error}
-    return page.render("query.html", query=query, sections=sections, at=at, passage=passage, **typed)
+    is_gone = bool(spans) and at is None
+    return page.render("query.html", query=query, documents=documents, at=at, passage=passage, is_gone=is_gone, **typed)
 
 
 @router.post("/queries/{query_id}/answer")
@@ -137,7 +140,6 @@ def answer(page: PhysicianPage, query_id: RowId, choice: Choice = "", text: Long
         if page.request.headers.get("hx-request"):
             raise
         query, case = query_service.read_as_physician(page.services, page.user, query_id, page.address)
-        sentence = f"{error}."
-        sentence = sentence[0].upper() + sentence[1:]
-        return _render_query(page, query, case.note["text"], choice=choice, text=text, error=sentence)
+        sentence = capitalized(f"{error}.")
+        return _render_query(page, query, case, choice=choice, text=text, error=sentence)
     return RedirectResponse("/queries", status_code=303)

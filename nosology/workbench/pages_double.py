@@ -15,13 +15,14 @@ from nosology.workbench.adjudication import adjudicate, show_pair
 from nosology.workbench.blind_access import list_pairs
 from nosology.workbench.cases import list_assignees
 from nosology.workbench.coder_agreement import MAX_PAIRS, agreement_tables, load_double_codings
-from nosology.workbench.database import notes
-from nosology.workbench.document_views import show_documents
+from nosology.workbench.conversation import load_conversation
+from nosology.workbench.decision_checks import UnfinishedCodes
+from nosology.workbench.document_views import merge_evidence, show_documents
 from nosology.workbench.page_html import AdminPage, PageContext, ReviewerPage
 from nosology.workbench.review import NotFound
 from nosology.workbench.security import MAX_ID, RowId
-from nosology.workbench.services import UnfinishedCodes
 from nosology.workbench.store_settings import changes, save_setting
+from nosology.workbench.store_tables import notes
 
 router = APIRouter(include_in_schema=False)
 PREFIX = "choice "  # of the form's fields, before the name of a difference
@@ -83,12 +84,12 @@ def _render_adjudication(
     page: PageContext, note_id: int, *, choices: dict[str, str] | None = None, error: str = "", override: bool = False
 ) -> HTMLResponse:
     shown = show_pair(page.services, page.user, note_id, page.address)
-    evidence = shown.first.evidence()
-    for code, spans in shown.second.evidence().items():
-        evidence[code] = list(dict.fromkeys([*evidence.get(code, ()), *spans]))
+    evidence = merge_evidence(shown.first.evidence(), shown.second.evidence())
     coded = {*shown.first.review.codes, *shown.second.review.codes}
     documents = show_documents(shown.first, {code: evidence[code] for code in coded if code in evidence}, ())
-    values = {"shown": shown, "documents": documents, "choices": choices or {}, "override": override}
+    with page.reading() as connection:
+        talks = [load_conversation(connection, case.note["id"]) for case in (shown.first, shown.second)]
+    values = {"shown": shown, "documents": documents, "choices": choices or {}, "override": override, "talks": talks}
     return page.render("adjudicate.html", **values, error=error)
 
 

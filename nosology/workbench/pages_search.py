@@ -11,9 +11,9 @@ from sqlalchemy import Connection, select
 
 from nosology.claims.code_search import ALL, search_codes, table_on
 from nosology.core import SYSTEMS
-from nosology.workbench.database import notes
 from nosology.workbench.page_html import PageDep
 from nosology.workbench.security import MAX_ID
+from nosology.workbench.store_tables import notes
 
 router = APIRouter(include_in_schema=False)
 
@@ -23,7 +23,7 @@ SYSTEM_TITLES = {
     "icd9cm": "ICD-9-CM",
     "icd9proc": "ICD-9-CM procedures",
 }
-_KINDS = {"icd10cm": "Diagnoses", "icd9cm": "Diagnoses", "icd10pcs": "Procedures", "icd9proc": "Procedures"}
+_GROUP_TITLES = {"icd10cm": "Diagnoses", "icd9cm": "Diagnoses", "icd10pcs": "Procedures", "icd9proc": "Procedures"}
 
 
 @router.post("/codes/search")
@@ -38,7 +38,7 @@ def code_search(
         day = encounter_date(connection, note)
     lines = search_codes(query, system if system in SYSTEMS else ALL, day)
     groups = [
-        (_KINDS[name], f"{SYSTEM_TITLES[name]} {table_on(name, day).release}", list(found))
+        (_GROUP_TITLES[name], f"{SYSTEM_TITLES[name]} {table_on(name, day).release}", list(found))
         for name, found in groupby(lines, key=lambda line: line.system)
     ]
     return page.render("search_results.html", groups=groups, query=query, day=day)

@@ -5,40 +5,23 @@ Texts of questions, answers and comments are patient data: entries of the audit 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import IntegrityError
 
-from nosology.core import ConflictError
 from nosology.workbench import conversation
-from nosology.workbench.accounts import User
+from nosology.workbench.accounts import Forbidden, User
 from nosology.workbench.audit_log import log_access, log_access_in, shown_notes
 from nosology.workbench.blind_access import check_readable
 from nosology.workbench.cases import Case, load_case, record_decision_in
-from nosology.workbench.conversation import AskedQuery, QueryClosed
-from nosology.workbench.database import read_transaction, write_transaction
+from nosology.workbench.conversation import AskedQuery
+from nosology.workbench.database import read_transaction, write_with_retries
+from nosology.workbench.decision_checks import check_assignee
 from nosology.workbench.review import NotFound
-from nosology.workbench.services import Forbidden, Services, check_assignee
+from nosology.workbench.services import Services
 
-R = TypeVar("R")
-_ATTEMPTS = 5  # to write beside somebody who decides at the same moment
 _CAN_BE_HELD = ("new", "open", "second")
-
-
-def _write(services: Services, step: Callable[[Connection], R]) -> R:
-    """The result of a step in a write transaction, which is repeated if somebody else wrote at the same moment."""
-    for attempt in range(_ATTEMPTS):
-        try:
-            with write_transaction(services.engine) as connection:
-                return step(connection)
-        except QueryClosed:
-            raise
-        except (IntegrityError, ConflictError):  # of versions: it is solved by reading again
-            if attempt == _ATTEMPTS - 1:
-                raise
-    raise AssertionError("unreachable")
 
 
 def _readable_case(connection: Connection, user: User, note_id: int) -> Case:
@@ -60,7 +43,7 @@ def add_comment(
             log_access_in(connection, user.id, "comment", note_id, address, f"comment {number}")
         return number
 
-    return _write(services, step)
+    return write_with_retries(services.engine, step)
 
 
 def ask(services: Services, user: User, note_id: int, values: Mapping[str, Any], address: str) -> int:
@@ -78,7 +61,7 @@ def ask(services: Services, user: User, note_id: int, values: Mapping[str, Any],
             _hold(connection, case, user, number)
         return number
 
-    return _write(services, step)
+    return write_with_retries(services.engine, step)
 
 
 def _hold(connection: Connection, case: Case, user: User, query: int) -> None:
@@ -107,7 +90,7 @@ def answer(
         _resume(connection, user, query)
         return conversation.load_query(connection, query_id)
 
-    return _write(services, step)
+    return write_with_retries(services.engine, step)
 
 
 def withdraw(services: Services, user: User, query_id: int, address: str) -> AskedQuery:
@@ -122,7 +105,7 @@ def withdraw(services: Services, user: User, query_id: int, address: str) -> Ask
         _resume(connection, user, query)
         return conversation.load_query(connection, query_id)
 
-    return _write(services, step)
+    return write_with_retries(services.engine, step)
 
 
 def _to_close(connection: Connection, user: User, query_id: int) -> AskedQuery:

@@ -15,7 +15,11 @@ from sqlalchemy import Connection, Engine, delete, func, select, update
 
 from nosology.workbench.append_only import DELETED, DELETION
 from nosology.workbench.audit_log import log_access_in
-from nosology.workbench.database import (
+from nosology.workbench.database import read_transaction, write_transaction
+from nosology.workbench.review import NotFound
+from nosology.workbench.store_health import shrink_log
+from nosology.workbench.store_settings import load_retention
+from nosology.workbench.store_tables import (
     batches,
     codings,
     comments,
@@ -24,12 +28,7 @@ from nosology.workbench.database import (
     notes,
     queries,
     query_events,
-    read_transaction,
-    write_transaction,
 )
-from nosology.workbench.review import NotFound
-from nosology.workbench.store_health import shrink_log
-from nosology.workbench.store_settings import load_retention
 
 log = logging.getLogger("nosology.workbench")
 CHECK_SECONDS = 3600
@@ -47,6 +46,7 @@ def delete_note(connection: Connection, note_id: int, user: int | None, address:
     kept = f"{reason}; it had {note.codes} codes and {note.version} decisions"
     log_access_in(connection, user, DELETION, note_id, address, kept)
     values = {"status": DELETED, "ref": f"deleted {note_id}", "patient": None, "lang": None, "encounter": {}}
+    values["double_of"] = None  # so that a note whose copy was deleted can be coded twice again
     values |= {"assignee_id": None, "coding": "cancelled" if note.coding == "waiting" else note.coding}
     connection.execute(update(notes).where(notes.c.id == note_id).values(**values))
     came = connection.scalars(select(documents.c.batch_id).where(documents.c.note_id == note_id).distinct()).all()

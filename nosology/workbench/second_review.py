@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from nosology.claims.checks import AssignedCode
 from nosology.core import Code
-from nosology.workbench.review import EDITS, Details, Review, apply_stored, parse_code
+from nosology.workbench.replay import apply_stored
+from nosology.workbench.review import ANY_LENGTH, EDITS, Details, Review, parse_code
 
-KINDS = {
+REVIEW_CHANGES = {
     "added": "code added",
     "removed": "code removed",
     "changed": "code changed",
@@ -20,7 +21,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class ReviewChange:
-    """A change of a kind of KINDS; before, after: the code, its POA indicator, or the codes in their order."""
+    """A change of a kind of REVIEW_CHANGES; before, after: the code, its POA indicator, or the codes in their order."""
 
     kind: str
     code: Code | None
@@ -58,11 +59,11 @@ def second_reviews(decisions: Iterable[tuple[str, Details, int | None]]) -> list
     replaced: dict[Code, Code] = {}  # code -> the code that it stands for, since then
     touched, returns = False, 0
     for action, details, user in decisions:
-        before, review = review, apply_stored(review, action, details, user, length=1 << 60)
+        before, review = review, apply_stored(review, action, details, user, length=ANY_LENGTH)
         if action in ("finish", "second") and review.status == "second" and (base is None or not touched):
             base, replaced, touched, returns = review, {}, False, 0
         elif action == "approve" and before.status == "second" and base is not None:
-            changes = compare_codes(base.chosen, review.chosen, replaced)
+            changes = review_changes(base.chosen, review.chosen, replaced)
             found.append(SecondReview(review.version, base.coded_by, user, returns, changes))
             base = None
         elif base is not None:
@@ -74,7 +75,7 @@ def second_reviews(decisions: Iterable[tuple[str, Details, int | None]]) -> list
     return found
 
 
-def compare_codes(
+def review_changes(
     before: Sequence[AssignedCode], after: Sequence[AssignedCode], replaced: Mapping[Code, Code] | None = None
 ) -> tuple[ReviewChange, ...]:
     """The changes between two lists of codes; replaced: the code that a new code stands for."""

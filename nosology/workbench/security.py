@@ -22,8 +22,9 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nosology.core import NosologyError, ReviewError
-from nosology.workbench.accounts import User, oidc_user, session_user, token_user
-from nosology.workbench.services import Forbidden, OidcSettings, Services
+from nosology.workbench.accounts import Forbidden, User, oidc_user, session_user, token_user
+from nosology.workbench.server_settings import OidcSettings
+from nosology.workbench.services import Services
 
 if TYPE_CHECKING:
     from authlib.integrations.starlette_client import StarletteOAuth2App

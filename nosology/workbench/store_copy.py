@@ -17,7 +17,8 @@ from sqlalchemy import Engine, func, insert, select, text
 from nosology.core import OutputError
 from nosology.core.files import check_parent_folder, output_errors
 from nosology.workbench.audit_log import log_access
-from nosology.workbench.database import check_store, metadata, open_database, sessions, users, write_transaction
+from nosology.workbench.database import check_store, open_database, write_transaction
+from nosology.workbench.store_tables import metadata, sessions, users
 
 _ROWS = 500  # per statement
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from sqlalchemy import Engine, delete, insert
 from sqlalchemy.exc import SQLAlchemyError
 
-from nosology.workbench.database import StoreGoneError, settings, write_transaction
+from nosology.workbench.database import StoreGoneError, write_transaction
+from nosology.workbench.store_tables import settings
 
 _PROBE = "probe"  # the setting that a health check writes
 _PROBE_BYTES = 64 * 1024

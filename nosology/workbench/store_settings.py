@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select
 
 from nosology.core import ConfigError
-from nosology.workbench.database import settings
+from nosology.workbench.store_tables import settings
 
 
 @dataclass(frozen=True)

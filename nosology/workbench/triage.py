@@ -14,8 +14,8 @@ import numpy as np
 from sqlalchemy import Connection, bindparam, select, update
 
 from nosology.core import Code, ConfigError, Suggestion
-from nosology.workbench.database import codings, notes
 from nosology.workbench.store_settings import load_setting, save_setting
+from nosology.workbench.store_tables import codings, notes
 
 MIN_REVIEWED = 30  # reviewed notes before confidence is calibrated
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))  # that the page may show

@@ -14,10 +14,12 @@ from sqlalchemy import Connection, select
 from nosology.workbench.append_only import DELETED
 from nosology.workbench.cases import Case, decision_history
 from nosology.workbench.conversation import OTHER, UNABLE, AskedQuery, list_queries
-from nosology.workbench.database import decisions, notes
-from nosology.workbench.second_review import KINDS, SecondReview, second_reviews
+from nosology.workbench.measures import rows_by_note
+from nosology.workbench.replay import stored_decisions
+from nosology.workbench.second_review import REVIEW_CHANGES, SecondReview, second_reviews
+from nosology.workbench.store_tables import decisions, notes
 
-MAX_NOTES = 3_000  # the newest notes with an approval that are counted
+MAX_SECOND_REVIEWS = 3_000  # the newest notes with an approval that are counted
 ANY = "any physician"
 ANSWERS = {"offered": "offered answer", "free": "own words", OTHER: "other", UNABLE: "unable to determine"}
 
@@ -113,7 +115,7 @@ class ConversationMeasures:
                 number / max(1, len(self.reviews)),
                 sum(change.kind == kind for review in self.reviews for change in review.changes),
             )
-            for kind, words in KINDS.items()
+            for kind, words in REVIEW_CHANGES.items()
         ]
 
 
@@ -133,23 +135,17 @@ def load_second_review(connection: Connection, case: Case) -> SecondReview | Non
     if case.review.status != "done":
         return None
     rows = decision_history(connection, case.note["id"])
-    return next(reversed(second_reviews((row["action"], row["details"], row["user_id"]) for row in rows)), None)
+    return next(reversed(second_reviews(stored_decisions(rows))), None)
 
 
 def load_second_reviews(connection: Connection) -> list[SecondReview]:
     """The approved second reviews of the newest notes that have one."""
     approved = select(decisions.c.note_id).where(decisions.c.action == "approve")
     query = select(notes.c.id).where(notes.c.id.in_(approved), notes.c.status != DELETED)
-    ids = connection.scalars(query.order_by(notes.c.id.desc()).limit(MAX_NOTES)).all()
+    ids = connection.scalars(query.order_by(notes.c.id.desc()).limit(MAX_SECOND_REVIEWS)).all()
     found = []
     for first in range(0, len(ids), 500):
-        rows = connection.execute(
-            select(decisions.c.note_id, decisions.c.action, decisions.c.details, decisions.c.user_id)
-            .where(decisions.c.note_id.in_(ids[first : first + 500]))
-            .order_by(decisions.c.note_id, decisions.c.version)
-        )
-        histories: dict[int, list[tuple[str, dict, int | None]]] = {}
-        for row in rows:
-            histories.setdefault(row.note_id, []).append((row.action, row.details, row.user_id))
-        found += [review for history in histories.values() for review in second_reviews(history)]
+        query = select(decisions).where(decisions.c.note_id.in_(ids[first : first + 500]))
+        histories = rows_by_note(connection, query.order_by(decisions.c.note_id, decisions.c.version))
+        found += [review for rows in histories.values() for review in second_reviews(stored_decisions(rows))]
     return found

@@ -17,27 +17,11 @@ from nosology.workbench.encounter_data import complete_encounter, iso_date, pars
 from nosology.workbench.fhir_import import read_fhir
 
 MAX_NOTE_LENGTH = 4_000_000  # characters
-MAX_NOTES, MAX_UNPACKED_BYTES = 200_000, 256 << 20  # of a file
+MAX_NOTES_OF_FILE, MAX_UNPACKED_BYTES = 200_000, 256 << 20  # of a file
 MAX_RATIO, FREE_BYTES = 100, 8 << 20  # of unpacked to packed bytes, for a file that unpacks to more than FREE_BYTES
 MAX_ROW_BYTES, MAX_COLUMNS = 16 << 20, 200  # of a notes file; a note of 4 million characters has at most 16 MB
 MAX_NAME_LENGTH = 200
 _MAX_LENGTHS = {"text": MAX_NOTE_LENGTH, "id": 200, "patient": 200, "site": 200, "lang": 20}  # of the database
-ENCOUNTER_FIELDS = (  # all other columns are only for the coder
-    *(
-        "date",
-        "sex",
-        "born",
-        "age",
-        "admitted",
-        "discharged",
-        "disposition",
-        "setting",
-        "kind",
-        "payer",
-        "died",
-        "title",
-    ),
-)
 _NUMBER = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,4})?")
 _OTHER_NAMES = {  # of columns
     "encounter": ("encounter", "encounter_id", "visit", "visit_id", "hadm_id"),
@@ -90,7 +74,7 @@ def _limited(file: InputFile, packed: int) -> Iterator[Note]:
 
     packed: the size of the file. Memory is bounded by the limits of a row, of its columns and of all notes together.
     """
-    limits = f"{MAX_NOTES:,} notes or {MAX_UNPACKED_BYTES >> 20} MB when unpacked"
+    limits = f"{MAX_NOTES_OF_FILE:,} notes or {MAX_UNPACKED_BYTES >> 20} MB when unpacked"
     too_large = DataError(f"{file} has more than {limits}; import fewer notes at a time")
     size = 0
     if file.name.lower().endswith(".parquet"):
@@ -109,7 +93,7 @@ def _limited(file: InputFile, packed: int) -> Iterator[Note]:
         if len(note.extra) > MAX_COLUMNS:
             raise DataError(f"{file} row {count}: a note may have {MAX_COLUMNS} columns; got {len(note.extra):,}")
         size += len(note.text) + sum(len(value) for value in note.extra.values() if isinstance(value, str))
-        if count > MAX_NOTES or size > MAX_UNPACKED_BYTES:
+        if count > MAX_NOTES_OF_FILE or size > MAX_UNPACKED_BYTES:
             raise too_large
         yield normalize_encounter(note, f"{file} row {count}")
 

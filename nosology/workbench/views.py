@@ -23,7 +23,7 @@ MAX_QUOTES, MAX_QUOTE_LENGTH = 4, 60
 # Characters that change how the rest of the text is displayed: controls, marks of writing direction.
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"}
 _DIRECTIONS = dict.fromkeys([0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)], "⇄")
-_VISIBLE = {**_CONTROLS, 0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), "·"), **_DIRECTIONS, 0xFEFF: "·"}
+_SIGNS = {**_CONTROLS, 0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), "·"), **_DIRECTIONS, 0xFEFF: "·"}
 BOOK_SECTIONS = {
     "inclusion_terms": "Inclusion terms",
     "includes": "Includes",
@@ -41,7 +41,7 @@ def visible_text(text: str) -> str:
 
     A carriage return before a line feed becomes a blank, any other one a line feed, as HTML would merge them.
     """
-    return text.replace("\r\n", " \n").replace("\r", "\n").translate(_VISIBLE)
+    return text.replace("\r\n", " \n").replace("\r", "\n").translate(_SIGNS)
 
 
 @dataclass(frozen=True, slots=True)

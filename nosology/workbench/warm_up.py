@@ -13,7 +13,8 @@ from nosology.claims.encounter_checks import check_encounter
 from nosology.claims.grouping import payment_groups
 from nosology.codes import release_on
 from nosology.core import SYSTEMS, Code, CodeError, EvidenceSpan, Suggestion
-from nosology.workbench.database import notes, read_transaction
+from nosology.workbench.database import read_transaction
+from nosology.workbench.store_tables import notes
 from nosology.workbench.work_queue import TO_DO
 
 CONNECTIONS = 8  # opened at the start, a few more than concurrent requests

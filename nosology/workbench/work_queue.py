@@ -14,8 +14,8 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, or_, se
 from nosology.workbench.append_only import DELETED
 from nosology.workbench.blind_access import PairAccess, load_access
 from nosology.workbench.conversation import FILTERS, QUEUE_COLUMNS
-from nosology.workbench.database import decisions, documents, notes, users
 from nosology.workbench.review import STATUSES
+from nosology.workbench.store_tables import decisions, documents, notes, users
 
 ORDERS = {
     "oldest": notes.c.received,

@@ -15,9 +15,9 @@ from sqlalchemy import create_engine, text
 from nosology.core import Note
 from nosology.workbench.accounts import create_token, create_user
 from nosology.workbench.app import create_app
-from nosology.workbench.cases import add_notes
 from nosology.workbench.database import open_database, postgres_url, write_transaction
-from nosology.workbench.services import ServerSettings
+from nosology.workbench.document_import import add_notes
+from nosology.workbench.server_settings import ServerSettings
 
 PASSWORD = "correct horse battery"
 NOTE = (

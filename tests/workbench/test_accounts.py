@@ -7,8 +7,9 @@ from sqlalchemy import select, update
 
 from nosology.core import ReviewError
 from nosology.workbench import accounts, passwords
-from nosology.workbench.database import read_transaction, sessions, tokens, users, write_transaction
+from nosology.workbench.database import read_transaction, write_transaction
 from nosology.workbench.store_settings import SessionLimits
+from nosology.workbench.store_tables import sessions, tokens, users
 from tests.workbench.conftest import PASSWORD
 
 

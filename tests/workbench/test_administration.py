@@ -20,22 +20,10 @@ from nosology.cli import app
 from nosology.core import ConfigError, ConflictError, NosologyError, Note, OutputError
 from nosology.workbench import database
 from nosology.workbench.audit_log import log_access, read_log
-from nosology.workbench.cases import add_notes, count_by_status, create_batch, load_case, record_decision
+from nosology.workbench.cases import count_by_status, load_case, record_decision
 from nosology.workbench.coding import cancel_batch, resume_batch
-from nosology.workbench.database import (
-    audit,
-    batches,
-    coders,
-    codings,
-    decisions,
-    documents,
-    notes,
-    open_database,
-    postgres_url,
-    read_transaction,
-    users,
-    write_transaction,
-)
+from nosology.workbench.database import open_database, postgres_url, read_transaction, write_transaction
+from nosology.workbench.document_import import add_notes, create_batch
 from nosology.workbench.export import reviewed_notes
 from nosology.workbench.retention import count_deleted, delete_expired, delete_note
 from nosology.workbench.review import NotFound
@@ -43,6 +31,7 @@ from nosology.workbench.store_copy import backup_store, restore_store
 from nosology.workbench.store_health import is_alive
 from nosology.workbench.store_lock import StoreLock
 from nosology.workbench.store_settings import RetentionRule, save_setting
+from nosology.workbench.store_tables import audit, batches, coders, codings, decisions, documents, notes, users
 from nosology.workbench.work_queue import QueueFilter, select_queue
 from tests.workbench.conftest import new_store
 
@@ -372,7 +361,7 @@ class PostgresScript:
         self.connection = psycopg.connect(store, autocommit=True)
 
     def executescript(self, script: str) -> None:
-        from nosology.workbench.database import metadata
+        from nosology.workbench.store_tables import metadata
 
         statements = [part.strip() for part in script.replace("--", "\n--").split(";\n") if part.strip()]
         if not any("CREATE TABLE" in statement for statement in statements):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import time
 
+from sqlalchemy import select
+
+from nosology.workbench.database import read_transaction
+from nosology.workbench.store_tables import audit
 from tests.workbench.conftest import NOTE, ApiClient
 
 CT = "CT CHEST\nImpression: pneumonia of the right lower lobe."
@@ -39,6 +43,9 @@ def test_an_encounter_from_first_document_to_withdrawal(server, ann):
     assert ann.post("/notes", body).json()["known"] == 1
     found = ann.post("/documents/find", {"ref": "report"}).json()
     assert (found["note_id"], found["version"], found["state"]) == (note, 2, "current")
+    with read_transaction(server[0].app.state.services.engine) as connection:
+        logged = connection.execute(select(audit.c.note_id, audit.c.object).where(audit.c.what == "find document"))
+        assert logged.all() == [(note, f"document {found['id']}")]
     changed = ann.client.delete(f"/api/v1/documents/{found['id']}", headers=ann.headers)
     assert changed.status_code == 200
     assert [it["state"] for it in changed.json()["documents"]] == ["current", "corrected", "withdrawn"]

@@ -16,9 +16,10 @@ from starlette.responses import PlainTextResponse
 
 from nosology.codes import table
 from nosology.workbench.app import THREADS
-from nosology.workbench.database import decisions, notes, read_transaction, users, write_transaction
+from nosology.workbench.database import read_transaction, write_transaction
 from nosology.workbench.page_html import static_path
 from nosology.workbench.security import SecurityMiddleware
+from nosology.workbench.store_tables import decisions, notes, users
 from tests.workbench.conftest import NOTE, PASSWORD, ApiClient, browser, csrf
 
 HEART = "icd10cm:I50.9"

@@ -19,12 +19,13 @@ from sqlalchemy import Engine, func, select
 from nosology.core import Note
 from nosology.federated.deploy.flower_process import wait_until
 from nosology.workbench.app import create_app
-from nosology.workbench.cases import add_notes
-from nosology.workbench.database import notes, open_database, write_transaction
-from nosology.workbench.services import ServerSettings
+from nosology.workbench.database import open_database, write_transaction
+from nosology.workbench.document_import import add_notes
+from nosology.workbench.server_settings import ServerSettings
+from nosology.workbench.store_tables import notes
+from tests.workbench.axe import ALL_RULES, CONTRAST, axe_violations
 from tests.workbench.conftest import NOTE, PASSWORD, fill_people
 
-AXE = (Path(__file__).parent / "vendor" / "axe-4.14.0.min.js").read_text(encoding="utf-8")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 expect.set_options(timeout=30_000)  # of a machine that does other things as well
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -55,12 +56,12 @@ def address(small_bundle, tmp_path_factory):
 
 
 @contextmanager
-def running(bundle: Path, store: str) -> Iterator[str]:
-    """The address of a server on a store, once its notes are coded."""
+def running(bundle: Path, store: str, **options) -> Iterator[str]:
+    """The address of a server on a store, once its notes are coded; options: of its settings."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    app = create_app(ServerSettings(bundle=bundle, store=store, port=port))
+    app = create_app(ServerSettings(bundle=bundle, store=store, port=port, **options))
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", access_log=False, ws="none"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -456,10 +457,7 @@ def test_a_procedure_is_added_by_narrowing_with_keys(chromium, address):
     expect(page.locator("#find")).to_have_value("0SRB01")
     expect(first).to_contain_text("0SRB01Z")
     expect(page.locator("#hits .hit")).to_have_count(3)
-    page.evaluate(AXE)
-    rules = {"type": "tag", "values": EVERYTHING}
-    result = page.evaluate("(rules) => axe.run('#panel', {runOnly: rules})", rules)
-    assert [(found["id"], found["nodes"][0]["html"]) for found in result["violations"]] == []
+    assert axe_violations(page, root="'#panel'") == []
     keys.press("Backspace")
     expect(page.locator("#find")).to_have_value("l total hip replacment")
     expect(first).to_contain_text("0SRB0JZ")
@@ -596,15 +594,11 @@ PAGES = (
 )
 
 
-EVERYTHING = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-
-
 @pytest.mark.parametrize(
     ("scheme", "rules", "paths"),
     [
-        ("light", {"type": "tag", "values": EVERYTHING}, PAGES),
-        # Nothing but contrast hangs on the colours, and these pages have them all.
-        ("dark", {"type": "rule", "values": ["color-contrast"]}, ("/", "/notes/1", "/triage", "/login")),
+        ("light", ALL_RULES, PAGES),
+        ("dark", CONTRAST, ("/", "/notes/1", "/triage", "/login")),  # these pages have all colours
     ],
 )
 def test_axe_finds_no_violation(chromium, address, scheme, rules, paths):
@@ -612,11 +606,8 @@ def test_axe_finds_no_violation(chromium, address, scheme, rules, paths):
     violations = {}
     for path in paths:
         page.goto(address + path)
-        page.evaluate(AXE)  # the page's own policy lets no other script in; this is the debugger's way
-        result = page.evaluate("(rules) => axe.run(document, {runOnly: rules})", rules)
-        if result["violations"]:
-            violations[path] = [(v["id"], [n["html"][:120] for n in v["nodes"][:3]]) for v in result["violations"]]
-    assert violations == {}
+        violations[path] = axe_violations(page, rules)
+    assert {path: found for path, found in violations.items() if found} == {}
 
 
 def test_pages_fit_small_and_large_screens(chromium, address):

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-import time
-
 import pytest
-import uvicorn
 from playwright.sync_api import Page, expect
 
 from nosology.core import Note
-from nosology.federated.deploy.flower_process import wait_until
-from nosology.workbench.app import create_app
-from nosology.workbench.cases import add_notes
 from nosology.workbench.database import open_database, write_transaction
-from nosology.workbench.services import ServerSettings
+from nosology.workbench.document_import import add_notes
 from tests.claims.test_drg_weights import TEXT
+from tests.workbench.axe import axe_violations
 from tests.workbench.conftest import NOTE, fill_people
 from tests.workbench.test_browser import (  # noqa: F401 (fixtures)
-    AXE,
-    EVERYTHING,
     chosen,
     chromium,
     go,
     nothing_from_outside,
     open_note,
+    running,
     signed_in,
-    waiting,
 )
 
 
@@ -43,22 +34,8 @@ def address(small_bundle, tmp_path_factory):
     with write_transaction(engine) as connection:
         add_notes(connection, [Note(f"claim-{i}", NOTE, extra=about) for i in range(4)], None)
     engine.dispose()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    app = create_app(ServerSettings(bundle=small_bundle, store=store, port=port, drg_weights=(folder / "table5.txt",)))
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", access_log=False, ws="none"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.05)
-        assert wait_until(lambda: not waiting(app.state.services.engine), 250)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join()
+    with running(small_bundle, store, drg_weights=(folder / "table5.txt",)) as url:
+        yield url
 
 
 def saved(page: Page) -> None:
@@ -181,9 +158,7 @@ def test_the_group_panel_stays_open_and_has_no_violation(chromium, address):  # 
         saved(page)
         expect(groups.get_by_text("It depends on")).to_be_visible()  # a decision does not fold it
         page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
-        page.evaluate(AXE)
-        result = page.evaluate("(values) => axe.run(document, {runOnly: {type: 'tag', values}})", EVERYTHING)
-        assert [(v["id"], [n["html"][:120] for n in v["nodes"][:3]]) for v in result["violations"]] == []
+        assert axe_violations(page) == []
         assert page.evaluate("document.documentElement.scrollWidth") <= 1280
     page.reload()
     expect(groups.get_by_text("It depends on")).to_be_visible()

@@ -7,11 +7,12 @@ from playwright.sync_api import expect
 
 from nosology.core import Note
 from nosology.workbench.accounts import create_user
-from nosology.workbench.cases import add_notes
 from nosology.workbench.database import open_database, write_transaction
+from nosology.workbench.document_import import add_notes
 from tests.workbench import test_browser
+from tests.workbench.axe import ALL_RULES, CONTRAST, axe_violations
 from tests.workbench.conftest import NOTE, PASSWORD, fill_people
-from tests.workbench.test_browser import AXE, EVERYTHING, SELECT, errors, go, open_note, running, signed_in
+from tests.workbench.test_browser import SELECT, errors, go, open_note, running, signed_in
 
 chromium, nothing_from_outside = test_browser.chromium, test_browser.nothing_from_outside
 ABOUT = {"sex": "F", "age": 70, "date": "2025-11-03", "kind": "inpatient"}
@@ -168,17 +169,14 @@ def test_a_question_of_the_claim_fills_the_query_and_a_coder_records_the_answer(
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_violation_in_the_conversation(chromium, address, scheme):
     """After the tests above: notes with queries, comments and second reviews."""
-    tags = {"type": "tag", "values": EVERYTHING}
-    rules = tags if scheme == "light" else {"type": "rule", "values": ["color-contrast"]}
+    rules = ALL_RULES if scheme == "light" else CONTRAST
     ann = signed_in(chromium, address, "ann", color_scheme=scheme)
     phil = signed_in(chromium, address, "phil", at="/queries", color_scheme=scheme)
     violations = {}
 
     def check(page, name):
-        page.evaluate(AXE)
-        found = page.evaluate("(rules) => axe.run(document, {runOnly: rules})", rules)["violations"]
-        if found:
-            violations[name] = [(item["id"], [node["html"][:150] for node in item["nodes"][:3]]) for item in found]
+        if found := axe_violations(page, rules):
+            violations[name] = found
 
     open_note(ann, address, "note-2")
     check(ann, "note")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from playwright.sync_api import expect
 
 from nosology.core import Note
-from nosology.workbench.cases import add_notes
+from nosology.workbench.accounts import create_user
 from nosology.workbench.database import open_database, write_transaction
+from nosology.workbench.document_import import add_notes
 from tests.workbench import test_browser
-from tests.workbench.conftest import NOTE, fill_people
-from tests.workbench.test_browser import AXE, go, open_note, running, signed_in
+from tests.workbench.axe import axe_violations
+from tests.workbench.conftest import NOTE, PASSWORD, fill_people
+from tests.workbench.test_browser import SELECT, errors, go, open_note, running, signed_in
 
 chromium, nothing_from_outside = test_browser.chromium, test_browser.nothing_from_outside
 ABOUT = {"sex": "F", "age": 70, "admitted": "2025-10-30", "discharged": "2025-11-03", "setting": "inpatient"}
@@ -33,7 +37,9 @@ def address(small_bundle, tmp_path_factory):
     fill_people(store)
     engine = open_database(store)
     with write_transaction(engine) as connection:
-        add_notes(connection, [*stay("stay-1"), *stay("stay-2"), Note("single", NOTE, extra=ABOUT)], None)
+        create_user(connection, "phil", "physician", PASSWORD)
+        stays = [note for number in (1, 2, 3, 4) for note in stay(f"stay-{number}")]
+        add_notes(connection, [*stays, Note("single", NOTE, extra=ABOUT)], None)
     engine.dispose()
     with running(small_bundle, store) as url:
         yield url
@@ -148,16 +154,69 @@ def test_a_reviewer_withdraws_a_document(chromium, address):
     expect(page.locator(".past")).to_contain_text("Pneumonia of the right lower lobe.")
 
 
+def test_a_query_shows_its_document_and_is_withdrawn(chromium, address):
+    page = signed_in(chromium, address, "ann")
+    open_note(page, address, "stay-3")
+    page.keyboard.press(".")
+    page.evaluate(SELECT, "CT CHEST")
+    page.keyboard.press("w")
+    expect(page.locator("#ask .passage q")).to_have_text("CT CHEST")
+    page.get_by_role("textbox", name="Question").fill("Which organism?")
+    page.get_by_role("button", name="Send the query").click()
+    expect(page.locator("#conversation .chip.ask")).to_be_visible()
+    page.keyboard.press(",")
+    expect(selected(page)).to_contain_text("H&P")
+    page.get_by_role("button", name="Passage").click()
+    expect(selected(page)).to_contain_text("Radiology")
+
+    phil = signed_in(chromium, address, "phil", at="/queries")
+    phil.keyboard.press("g")
+    expect(phil.get_by_role("heading", level=2)).to_contain_text(["H&P", "Radiology", "Discharge summary", "Query of"])
+    expect(phil.locator(".doc", has_text="CT CHEST").locator(".highlighted")).to_have_text("CT CHEST")
+    phil.keyboard.press("?")
+    expect(phil.locator("#help")).to_contain_text("next query")
+    expect(phil.locator("#help")).not_to_contain_text("accept")
+    phil.keyboard.press("Escape")
+    assert axe_violations(phil) == []
+
+    rita = signed_in(chromium, address, "rita")
+    open_note(rita, address, "stay-3")
+    rita.get_by_role("tab", name="Radiology").click()
+    rita.get_by_role("button", name="Withdraw document").click()
+    rita.locator("#withdraw").get_by_role("button", name="Withdraw").click()
+    expect(rita.get_by_role("tab")).to_have_count(2)
+    expect(rita.locator("#conversation")).to_contain_text("Its document was corrected or withdrawn")
+    phil.reload()
+    expect(phil.locator(".panel")).to_contain_text("The passage is in a document that was corrected or withdrawn.")
+    expect(phil.locator("blockquote")).to_have_count(0)
+    page.reload()
+    page.locator("#conversation").get_by_role("button", name="Withdraw").click()
+    expect(page.locator(".toast")).to_have_text("The query is withdrawn.")
+    expect(page.locator("#conversation .chip")).to_have_text("withdrawn")
+
+
+def test_a_corrected_text_is_shown_after_a_conflict(chromium, address):
+    ann, rita = signed_in(chromium, address, "ann"), signed_in(chromium, address, "rita")
+    open_note(ann, address, "stay-4")
+    version = ann.locator("#panel").get_attribute("data-version")
+    body = {"notes": [{"id": "stay-4-radiology", "encounter": "stay-4", "text": "CT CHEST\nImpression: clear lungs."}]}
+    token = rita.locator('meta[name="csrf"]').get_attribute("content")
+    assert rita.request.post(f"{address}/api/v1/notes", headers={"x-csrf-token": token}, data=body).status == 202
+    open_note(rita, address, "stay-4")
+    expect(rita.locator("#panel")).not_to_have_attribute("hx-get", re.compile("coded"))  # it is coded again
+    assert ann.locator("#panel").get_attribute("data-version") == version
+    ann.keyboard.press("t")
+    expect(ann.locator(".doc", has_text="clear lungs")).to_have_count(1)
+    expect(ann.locator(".gone")).to_contain_text("1 document corrected or withdrawn")
+    expect(ann.locator(".toast.error")).to_contain_text("your decision was not saved")
+    errors[:] = [error for error in errors if "409" not in error]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_violation(chromium, address, scheme):
     page = signed_in(chromium, address, "rita", color_scheme=scheme)
     open_note(page, address, "stay-1")
-    page.evaluate(AXE)
-    assert violations(page) == []
+    assert axe_violations(page) == []
     page.keyboard.press("i")
     expect(page.get_by_role("dialog")).to_be_visible()
-    assert violations(page) == []
-
-
-def violations(page) -> list:
-    return [(it["id"], it["nodes"][0]["html"][:200]) for it in page.evaluate("axe.run(document)")["violations"]]
+    assert axe_violations(page) == []

@@ -14,8 +14,10 @@ from sqlalchemy import select, update
 from nosology.core import Note
 from nosology.workbench.accounts import User, create_user
 from nosology.workbench.bulk_export import _CHUNK, NEXT_SINCE, _stream
-from nosology.workbench.cases import add_notes, record_decision, record_decisions
-from nosology.workbench.database import audit, notes, open_database, read_transaction, write_transaction
+from nosology.workbench.cases import record_decision, record_decisions
+from nosology.workbench.database import open_database, read_transaction, write_transaction
+from nosology.workbench.document_import import add_notes
+from nosology.workbench.store_tables import audit, notes
 from nosology.workbench.work_queue import QueueFilter
 from tests.workbench.conftest import NOTE, ApiClient, browser
 

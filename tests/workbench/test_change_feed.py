@@ -9,11 +9,13 @@ from datetime import UTC, datetime
 from sqlalchemy import select, update
 
 from nosology.core import Note
-from nosology.workbench.cases import add_notes, record_decision
+from nosology.workbench.cases import record_decision
 from nosology.workbench.change_clock import ChangeClock
 from nosology.workbench.change_feed import changed_notes, recent_decisions, to_seconds
-from nosology.workbench.database import notes, read_transaction, write_transaction
+from nosology.workbench.database import read_transaction, write_transaction
+from nosology.workbench.document_import import add_notes
 from nosology.workbench.retention import delete_note
+from nosology.workbench.store_tables import notes
 from nosology.workbench.work_queue import QueueFilter
 from tests.workbench.conftest import ApiClient
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from nosology.claims.checks import AssignedCode, AssignedCodes
 from nosology.core import Code, ReviewError, Span
 from nosology.workbench.code_differences import code_to_json, compare_codes, count_disagreements, final_codes
-from nosology.workbench.review import Review, apply_decision
+from nosology.workbench.replay import apply_decision
+from nosology.workbench.review import Review
 
 HEART, ACUTE, DIABETES, PNEUMONIA = (Code("icd10cm", code) for code in ("I50.9", "I50.23", "E11.9", "J18.9"))
 SURGERY = Code("icd10pcs", "0DTJ4ZZ")

@@ -8,7 +8,6 @@ import pytest
 from sqlalchemy import func, select, update
 
 from nosology.core import Note, ReviewError
-from nosology.workbench.cases import add_notes, create_batch
 from nosology.workbench.coding import (
     BackgroundCoder,
     CodedNote,
@@ -19,8 +18,10 @@ from nosology.workbench.coding import (
     resume_batch,
     save_codings,
 )
-from nosology.workbench.database import codings, notes, read_transaction, write_transaction
+from nosology.workbench.database import read_transaction, write_transaction
+from nosology.workbench.document_import import add_notes, create_batch
 from nosology.workbench.services import register_coder
+from nosology.workbench.store_tables import codings, notes
 from nosology.workbench.uploads import normalize_encounter
 
 

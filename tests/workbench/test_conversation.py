@@ -17,19 +17,13 @@ from nosology.core import ConflictError, Note, ReviewError
 from nosology.workbench import conversation
 from nosology.workbench.accounts import create_token, create_user
 from nosology.workbench.audit_log import read_log
-from nosology.workbench.cases import add_notes, load_case, record_decision
+from nosology.workbench.cases import load_case, record_decision
 from nosology.workbench.conversation import UNABLE, list_queries, load_conversation
-from nosology.workbench.database import (
-    comments,
-    open_database,
-    queries,
-    query_events,
-    read_transaction,
-    users,
-    write_transaction,
-)
+from nosology.workbench.database import open_database, read_transaction, write_transaction
+from nosology.workbench.document_import import add_notes
 from nosology.workbench.retention import delete_note
 from nosology.workbench.store_copy import backup_store, restore_store
+from nosology.workbench.store_tables import comments, queries, query_events, users
 from nosology.workbench.turnaround import measure_conversation
 from tests.workbench.conftest import PASSWORD, ApiClient, browser, csrf
 

@@ -1,5 +1,6 @@
 """Database, cases and audit log on SQLite and PostgreSQL: migrations, append-only tables, conflicts."""
 
+import re
 import sqlite3
 import threading
 import time
@@ -9,32 +10,28 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import delete, func, select, text, update
+from sqlalchemy import create_engine, delete, func, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from nosology.core import Code, ConfigError, ConflictError, DataError, Note, OutputError, ReviewError
+from nosology.core import Code, ConfigError, ConflictError, DataError, Note, OutputError, ReviewError, Span
+from nosology.workbench.append_only import table_triggers
 from nosology.workbench.audit_log import log_access, read_log
-from nosology.workbench.cases import (
-    add_notes,
-    count_by_status,
-    decision_history,
-    load_case,
-    record_decision,
-)
+from nosology.workbench.cases import count_by_status, decision_history, load_case, record_decision
+from nosology.workbench.conversation import insert_query
 from nosology.workbench.database import (
     APPLICATION_ID,
     StoreGoneError,
-    audit,
-    codings,
-    decisions,
-    metadata,
     migrate,
-    notes,
     open_database,
+    postgres_url,
     read_transaction,
     write_transaction,
 )
+from nosology.workbench.document_import import DocumentImport, add_notes
+from nosology.workbench.double_coding import choose_note
+from nosology.workbench.retention import delete_note
 from nosology.workbench.store_health import is_alive
+from nosology.workbench.store_tables import audit, codings, decisions, documents, metadata, notes, sessions, tokens
 from nosology.workbench.work_queue import RESERVED_SECONDS, QueueFilter, Reservations, next_note, position, select_queue
 
 HEART = {"code": "icd10cm:I50.9"}
@@ -54,6 +51,89 @@ def test_a_database_of_version_0_1_opens_and_has_the_present_tables(tmp_path):
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
     with write_transaction(engine) as connection:
         assert add_notes(connection, [Note("a", "text")], None) == (1, 0)
+    engine.dispose()
+
+
+ROWS_0_1 = """
+INSERT INTO users (id, name, role, must_change, disabled, failures, locked_until, created)
+    VALUES (1, 'ann', 'coder', false, false, 3, 0, 100), (2, 'rita', 'reviewer', true, false, 0, 0, 100);
+INSERT INTO batches (id, name, user_id, created, status, total) VALUES (1, 'first.csv', 1, 100, 'done', 2);
+INSERT INTO coders (id, digest, name, kind, about, created) VALUES (1, 'abc', 'small', 'linear', '{}', 100);
+INSERT INTO notes (id, ref, patient, encounter, batch_id, received, coding, status, version, assignee_id, codes,
+    finished)
+    VALUES (1, 'n1', 'p1', '{"sex": "F", "age": 70}', 1, 100, 'done', 'done', 2, 1, 1, 120),
+        (2, 'n2', 'p2', '{}', 1, 100, 'waiting', 'new', 0, null, 0, null);
+INSERT INTO texts (note_id, text, length) VALUES (1, 'Heart failure.', 14), (2, 'Diabetes.', 9);
+INSERT INTO codings (id, note_id, coder_id, made, suggestions, profile) VALUES (1, 1, 1, 105, '[]', '{}');
+INSERT INTO decisions (id, note_id, version, user_id, at, action, details)
+    VALUES (1, 1, 1, 1, 110, 'add', '{"code": "icd10cm:I50.9", "start": 0, "end": 13}'),
+        (2, 1, 2, 1, 120, 'finish', '{}');
+INSERT INTO audit (id, at, user_id, what, note_id, address) VALUES (1, 108, 1, 'note', 1, 'test');
+INSERT INTO sessions (id, user_id, csrf, created, seen) VALUES ('s', 1, 'c', 100, 100);
+INSERT INTO tokens (id, user_id, name, hash, created, revoked) VALUES (1, 1, 'tests', 'h', 100, false);
+"""
+
+
+def make_store_0_1(store: str) -> None:
+    """Creates the tables of version 0.1 with a few rows; for PostgreSQL in its own words."""
+    script = (Path(__file__).parent / "database_0_1.sql").read_text()
+    if "://" not in store:
+        with closing(sqlite3.connect(store)) as old:
+            old.executescript(script + ROWS_0_1)
+        return
+    statements = [part.strip() for part in script.split(";\n")]
+    order = ["users", "coders", "settings", "batches", "notes", "texts", "codings", "decisions", "audit"]
+    order += ["sessions", "tokens", "alembic_version"]
+    tables = {part.split()[2]: part for part in statements if part.startswith("CREATE TABLE")}
+    created = [tables[name].replace("DOUBLE", "DOUBLE PRECISION") for name in order]
+    created = [part.replace("\n\tid INTEGER", "\n\tid SERIAL") for part in created]
+    rest = [part for part in statements if part.startswith(("INSERT", "CREATE INDEX"))]
+    rest += table_triggers("postgresql", ("decisions", "audit", "codings", "texts"))
+    rest += [part for part in ROWS_0_1.split(";\n") if part.strip()]
+    engine = create_engine(postgres_url(store))
+    with engine.begin() as connection:
+        for statement in created + rest:
+            connection.exec_driver_sql(statement)
+        for name in set(re.findall(r"INSERT INTO (\w+) \(id", ROWS_0_1)) - {"sessions"}:
+            connection.execute(text(f"SELECT setval(pg_get_serial_sequence('{name}', 'id'), 10)"))
+    engine.dispose()
+
+
+def test_rows_of_version_0_1_are_kept_and_go_on(store):
+    make_store_0_1(store)
+    engine = open_database(store)
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    with read_transaction(engine) as connection:
+        first, second = load_case(connection, 1), load_case(connection, 2)
+        listed = select_queue(connection, QueueFilter(status="all"), 1)
+        assert connection.scalar(select(func.count()).select_from(sessions)) == 0  # everybody signs in again
+        assert list(connection.scalars(select(tokens.c.expires > 1e9))) == [True]
+        assert [(row["what"], row["object"]) for row in read_log(connection, note_id=1)] == [("note", "")]
+    assert (first.note["text"], first.note["encounter"]["age"], second.note["text"]) == (
+        "Heart failure.",
+        70,
+        "Diabetes.",
+    )
+    assert first.review.status == "done" and first.review.chosen[0].evidence == (Span(0, 13),)
+    assert [(row.ref, row.documents, row.changed, row.open_queries) for row in listed] == [
+        ("n1", 1, 120, 0),
+        ("n2", 1, 100, 0),
+    ]
+    with write_transaction(engine) as connection:
+        late = Note("ct", "CT chest: clear.", extra={"encounter": "n1", "document": "radiology"})
+        assert DocumentImport(connection, 1, None).run([late]).added == 1
+        connection.execute(update(notes).values(coding="done"))
+        insert_query(connection, 1, 1, {"question": "Which kind?"}, length=14)
+    copy = choose_note(engine, 2, 1, "test")
+    with write_transaction(engine) as connection:
+        assert load_case(connection, copy).note["text"] == load_case(connection, 1).note["text"]
+        assert load_case(connection, 1).review.status == "open"
+        delete_note(connection, 1, 2, "test", "test")
+    with read_transaction(engine) as connection:
+        assert list(connection.scalars(select(documents.c.ref))) == ["n2"]
+    with pytest.raises(SQLAlchemyError, match="append-only"), write_transaction(engine) as connection:
+        connection.execute(delete(documents))
     engine.dispose()
 
 

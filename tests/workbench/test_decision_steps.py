@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from nosology.workbench.app import create_app
-from nosology.workbench.services import ServerSettings
+from nosology.workbench.server_settings import ServerSettings
 from tests.claims.test_drg_weights import TEXT
 from tests.workbench.conftest import ApiClient, browser, csrf, fill_people, new_store
 

@@ -1,23 +1,22 @@
 """The demo: its encounters, its store, and the guided tour in Chromium."""
 
 import re
-import shutil
 import time
 import tomllib
-from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 from sqlalchemy import func, select
 
 from nosology.claims.checks import AssignedCode, AssignedCodes
 from nosology.claims.encounter_checks import check_encounter
 from nosology.codes import release_on, table
 from nosology.workbench import demo
+from nosology.workbench.accounts import ROLES
 from nosology.workbench.cases import decision_history, load_case
-from nosology.workbench.database import audit, batches, notes, open_database, read_transaction, users
+from nosology.workbench.database import open_database, read_transaction
 from nosology.workbench.demo_encounters import FOLDER, load_encounters
-from nosology.workbench.documents import KINDS
+from nosology.workbench.documents import DOCUMENT_KINDS
 from nosology.workbench.encounter_data import complete_encounter
 from nosology.workbench.measures import (
     agreement_by_chapter,
@@ -27,11 +26,12 @@ from nosology.workbench.measures import (
     measure_drift,
     total_agreement,
 )
+from nosology.workbench.store_tables import audit, batches, notes, users
+from tests.workbench import test_browser
+from tests.workbench.axe import ALL_RULES, CONTRAST, axe_violations
 from tests.workbench.processes import Server
 
-AXE = (Path(__file__).parent / "vendor" / "axe-4.14.0.min.js").read_text(encoding="utf-8")
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+chromium = test_browser.chromium
 FILES = sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
@@ -41,7 +41,7 @@ def test_an_encounter_is_consistent(name):
     came, left = value["admitted"], value["discharged"]
     assert value["id"] == name and value["born"] <= came <= left
     for part in value["documents"]:
-        assert part["kind"] in KINDS and came <= part["date"]
+        assert part["kind"] in DOCUMENT_KINDS and came <= part["date"]
         assert part["date"] <= left or part["kind"] == "pathology"  # its report may come later
     days = [part["date"] for part in value["documents"]]
     assert days == sorted(days)
@@ -85,7 +85,7 @@ def filled(server):
 
 def test_the_demo_has_users_a_queue_and_reviewed_encounters(filled):
     with read_transaction(filled) as connection:
-        assert connection.scalar(select(func.count()).select_from(users)) == 3
+        assert set(connection.scalars(select(users.c.role))) == set(ROLES)
         by_status = dict(connection.execute(select(notes.c.status, func.count()).group_by(notes.c.status)).all())
         cases = {case.note["ref"]: case for number in range(1, 24) if (case := load_case(connection, number))}
     assert by_status == {"done": 8, "second": 1, "new": 14}
@@ -140,15 +140,6 @@ def test_a_second_start_leaves_the_store_as_it_is(filled):
     demo.fill_demo(filled.url.database)
     with read_transaction(filled) as connection:
         assert connection.scalar(select(func.count()).select_from(notes)) == 23
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with sync_playwright() as playwright:
-        path = next((located for name in NAMES if (located := shutil.which(name))), None)
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 def visitor(chromium, server, name="coder", width=1280, height=800, **options) -> Page:
@@ -221,20 +212,15 @@ def test_the_tour_follows_a_person_who_uses_the_keys_of_the_page(chromium, serve
     expect(page.locator("#tour")).to_be_visible()
 
 
-EVERYTHING = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-
-
 @pytest.mark.parametrize(
     ("scheme", "rules"),
-    [("light", {"type": "tag", "values": EVERYTHING}), ("dark", {"type": "rule", "values": ["color-contrast"]})],
+    [("light", ALL_RULES), ("dark", CONTRAST)],
 )
 def test_axe_finds_no_violation_with_the_tour_open(chromium, server, scheme, rules):
     page = visitor(chromium, server, color_scheme=scheme)
     for title, keys in (("The work queue", 2), ("Evidence", 1)):
         expect(page.locator("#tour h2")).to_have_text(title)
-        page.evaluate(AXE)
-        result = page.evaluate("(rules) => axe.run(document, {runOnly: rules})", rules)
-        assert [(v["id"], [n["html"][:120] for n in v["nodes"][:3]]) for v in result["violations"]] == []
+        assert axe_violations(page, rules) == []
         for _ in range(keys):
             expect(page.locator("#tour .primary")).to_be_focused()
             page.keyboard.press("Enter")

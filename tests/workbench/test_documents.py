@@ -13,21 +13,14 @@ from nosology.text.borders import BORDER
 from nosology.workbench.accounts import User
 from nosology.workbench.cases import decision_history, load_case, record_decision
 from nosology.workbench.coding import CodedNote, WaitingNote, save_codings
-from nosology.workbench.database import (
-    batches,
-    coders,
-    documents,
-    insert_row,
-    notes,
-    read_transaction,
-    write_transaction,
-)
+from nosology.workbench.database import insert_row, read_transaction, write_transaction
 from nosology.workbench.document_import import DocumentImport
 from nosology.workbench.documents import current_documents, guess_kind
 from nosology.workbench.encounter_data import changed_fields, complete_encounter
 from nosology.workbench.encounter_services import change_encounter, find_document, import_batch, withdraw
 from nosology.workbench.export import _current_text, to_fhir, to_json
 from nosology.workbench.review import NotFound
+from nosology.workbench.store_tables import batches, coders, documents, notes
 from nosology.workbench.uploads import normalize_encounter, read_upload
 
 HP = "HISTORY AND PHYSICAL\nCongestive heart failure."

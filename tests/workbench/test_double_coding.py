@@ -4,21 +4,17 @@ import pytest
 from sqlalchemy import func, select
 
 from nosology.core import ConfigError, ConflictError, Note, ReviewError
+from nosology.workbench import double_coding
+from nosology.workbench.audit_log import log_access
 from nosology.workbench.blind_access import BlindNote, check_readable, list_pairs, load_pair
-from nosology.workbench.cases import add_notes, count_by_status, load_case, record_decision
+from nosology.workbench.cases import count_by_status, load_case, record_decision
+from nosology.workbench.change_clock import change_clock
 from nosology.workbench.code_differences import compare_codes
 from nosology.workbench.coder_agreement import agreement_tables, load_double_codings
 from nosology.workbench.coding import save_codings
-from nosology.workbench.database import (
-    coders,
-    decisions,
-    insert_row,
-    notes,
-    open_database,
-    read_transaction,
-    write_transaction,
-)
-from nosology.workbench.document_import import DocumentImport, withdraw_document
+from nosology.workbench.conversation import insert_comment, insert_query, load_conversation
+from nosology.workbench.database import insert_row, open_database, read_transaction, write_transaction
+from nosology.workbench.document_import import DocumentImport, add_notes, withdraw_document
 from nosology.workbench.double_coding import (
     DoubleCodingRule,
     adjudication_details,
@@ -27,6 +23,7 @@ from nosology.workbench.double_coding import (
     finished_pairs,
     load_codings,
     record_adjudication,
+    sample_coded_notes,
     settle,
 )
 from nosology.workbench.export import reviewed_notes
@@ -35,6 +32,7 @@ from nosology.workbench.note_coding import CodedNote
 from nosology.workbench.retention import delete_expired, delete_note
 from nosology.workbench.store_copy import copy_rows
 from nosology.workbench.store_settings import RetentionRule, save_setting
+from nosology.workbench.store_tables import coders, decisions, notes
 from nosology.workbench.work_queue import QueueFilter, next_note, select_queue
 from tests.workbench.conftest import ApiClient, browser, csrf
 
@@ -353,6 +351,18 @@ def test_a_finished_pair_waits_for_a_third_person(server, api, pair):
     assert "ann" not in page.text and "ben" not in page.text  # who coded what is not shown
 
 
+def test_adjudication_shows_the_conversation_of_both_codings(server, api, pair):
+    note, copy = pair
+    assert api["ann"].post(f"/notes/{note}/comments", {"text": "see the echo"}).status_code == 201
+    query = api["ben"].post(f"/notes/{copy}/queries", {"question": "Which kind?", "options": ["systolic"]}).json()
+    answer = {"physician": "Dr. West", "choice": "systolic"}
+    assert api["ben"].post(f"/queries/{query['id']}/answer", answer).status_code == 200
+    finish(api, pair)
+    page = browser(server, "rita").get(f"/double/{note}").text
+    assert all(words in page for words in ("see the echo", "Which kind?", "systolic", "Dr. West"))
+    assert "ann" not in page and "ben" not in page  # who coded what is not shown
+
+
 def test_adjudication_gives_the_final_codes(server, api, pair):
     note, copy = pair
     finish(api, pair)
@@ -489,3 +499,81 @@ def test_documents_and_data_of_the_encounter_are_those_of_both_codings(engine, p
     first, second = both()
     assert (first.review.status, second.review.status) == ("open", "closed")
     assert "insulin" not in second.note["text"] and second.note["coding"] == "done"
+
+
+def test_a_note_whose_second_review_is_due_is_not_chosen(engine, people, note_id):
+    ann, rita = people["ann"], people["rita"]
+    with write_transaction(engine) as connection:
+        connection.execute(notes.update().values(coding="done"))
+    record_decision(engine, note_id, "add", {"code": HEART}, user=ann, version=0)
+    record_decision(engine, note_id, "second", {}, user=ann, version=1)
+    record_decision(engine, note_id, "return", {"explanation": "look at the echo"}, user=rita, version=2)
+    with pytest.raises(ReviewError, match="second review"):
+        choose_note(engine, rita, note_id, "test")
+    with write_transaction(engine) as connection:
+        save_setting(connection, "double_coding", DoubleCodingRule(100.0))
+        sample_coded_notes(connection, [note_id])
+        assert list_pairs(connection) == []
+    record_decision(engine, note_id, "finish", {}, user=ann, version=3)
+    record_decision(engine, note_id, "approve", {}, user=rita, version=4)
+    assert choose_note(engine, rita, note_id, "test")
+
+
+def test_a_note_counts_as_changed_when_its_double_coding_is_closed(engine, people, note_id, copy):
+    code(engine, note_id, people["ann"])
+    code(engine, copy, people["ben"], HEART, finish=False)
+    since = change_clock.settled()  # a program has read all changes up to now; the note is not final yet
+    code(engine, copy, people["ben"])
+    with read_transaction(engine) as connection:
+        pair = load_pair(connection, note_id)
+    assert settle(engine, pair, people["ben"])
+    with read_transaction(engine) as connection:
+        found = select_queue(connection, QueueFilter(since=since, status="all"), people["rita"])
+    assert [row.id for row in found] == [note_id]
+
+
+def test_a_pair_that_another_person_closes_at_the_same_moment_is_no_error(engine, people, note_id, copy, monkeypatch):
+    code(engine, note_id, people["ann"])
+    code(engine, copy, people["ben"], HEART)
+    with read_transaction(engine) as connection:
+        pair, cases = load_pair(connection, note_id), load_codings(connection, load_pair(connection, note_id))
+    assert settle(engine, pair, people["ann"])
+    monkeypatch.setattr(double_coding, "load_pair", lambda connection, note: pair)  # as read a moment before
+    monkeypatch.setattr(double_coding, "load_codings", lambda connection, pair: cases)
+    assert not settle(engine, pair, people["ben"])
+
+
+def test_a_closed_note_has_the_conversation_of_both_codings(engine, people, note_id, copy):
+    with write_transaction(engine) as connection:
+        insert_comment(connection, note_id, people["ann"], "of the first")
+        insert_comment(connection, copy, people["ben"], "of the second")
+        insert_query(connection, copy, people["ben"], {"question": "which kind?"}, length=10)
+
+    def said():
+        with read_transaction(engine) as connection:
+            talk = load_conversation(connection, note_id)
+        return [comment.text for comment in talk.comments], [query.question for query in talk.queries]
+
+    assert said() == (["of the first"], [])
+    code(engine, note_id, people["ann"])
+    code(engine, copy, people["ben"], HEART)
+    assert said() == (["of the first"], [])
+    with read_transaction(engine) as connection:
+        pair = load_pair(connection, note_id)
+    assert settle(engine, pair, people["ben"])
+    assert said() == (["of the first", "of the second"], ["which kind?"])
+
+
+def test_a_program_that_looks_up_a_document_does_not_know_the_codes(engine, people, note_id, copy):
+    log_access(engine, people["ben"], "find document", note_id, "test")
+    assert is_readable(engine, copy, people["ben"])
+    log_access(engine, people["ben"], "note", note_id, "test")
+    assert not is_readable(engine, copy, people["ben"])
+
+
+def test_a_note_whose_copy_was_deleted_can_be_chosen_again(engine, people, note_id, copy):
+    with write_transaction(engine) as connection:
+        delete_note(connection, copy, people["adam"], "test", "by mistake")
+        save_setting(connection, "double_coding", DoubleCodingRule(100.0))
+        sample_coded_notes(connection, [note_id])
+        assert [pair.original.id for pair in list_pairs(connection)] == [note_id]

@@ -7,7 +7,8 @@ import json
 from playwright.sync_api import Page, expect
 
 from tests.workbench import test_browser as shared
-from tests.workbench.test_browser import AXE, EVERYTHING, chosen, errors, go, open_note, signed_in
+from tests.workbench.axe import axe_violations
+from tests.workbench.test_browser import chosen, errors, go, open_note, signed_in
 
 address, chromium, nothing_from_outside = shared.address, shared.chromium, shared.nothing_from_outside
 
@@ -19,12 +20,6 @@ def accept(page: Page, *keys: str) -> None:
         expect(page.locator(".chosen .card")).to_have_count(number)
 
 
-def violations(page: Page) -> list[tuple[str, str]]:
-    page.evaluate(AXE)
-    result = page.evaluate("(tags) => axe.run(document, {runOnly: {type: 'tag', values: tags}})", EVERYTHING)
-    return [(item["id"], item["nodes"][0]["html"][:120]) for item in result["violations"]]
-
-
 def test_a_note_is_coded_twice_and_adjudicated_by_keyboard(chromium, address):
     ann, ben, rita = (signed_in(chromium, address, name) for name in ("ann", "ben", "rita"))
     open_note(rita, address, "note-2")
@@ -32,12 +27,12 @@ def test_a_note_is_coded_twice_and_adjudicated_by_keyboard(chromium, address):
     rita.get_by_role("button", name="Have it coded twice").focus()
     rita.keyboard.press("Enter")
     expect(rita.get_by_role("status").filter(has_text="is chosen")).to_be_visible()
-    assert violations(rita) == []
+    assert axe_violations(rita) == []
 
     open_note(ann, address, "note-2")
     accept(ann, "icd10cm:I50.9", "icd10cm:E11.9")
     expect(ann.locator(".panel .chip.second")).to_have_text("double coding")
-    assert violations(ann) == []
+    assert axe_violations(ann) == []
     ann.keyboard.press("f")
     expect(ann.locator(".panel .chip.done")).to_be_visible()
 
@@ -69,7 +64,7 @@ def test_a_note_is_coded_twice_and_adjudicated_by_keyboard(chromium, address):
     rita.reload()
     expect(decided).to_have_text("2 of 3 decided")  # the draft is kept
     expect(rita.locator(".difference.now legend")).to_have_text("Principal diagnosis")
-    assert violations(rita) == []
+    assert axe_violations(rita) == []
     rita.keyboard.press("f")
     expect(rita.get_by_role("alert")).to_contain_text("1 difference is still to be decided")
     rita.keyboard.press("1")
@@ -85,7 +80,7 @@ def test_a_note_is_coded_twice_and_adjudicated_by_keyboard(chromium, address):
     rita.goto(f"{address}/measures")
     rita.get_by_role("link", name="Agreement of people").click()
     expect(rita.get_by_role("rowheader", name="ann and ben")).to_be_visible()
-    assert violations(rita) == []
+    assert axe_violations(rita) == []
     errors[:] = [error for error in errors if "403" not in error]
 
 
@@ -93,6 +88,6 @@ def test_the_pages_have_enough_contrast_in_the_dark_and_fit_small_screens(chromi
     page = signed_in(chromium, address, "adam", color_scheme="dark")
     for path in ("/double", "/agreement", "/settings"):
         page.goto(address + path)
-        assert violations(page) == []
+        assert axe_violations(page) == []
         page.set_viewport_size({"width": 640, "height": 400})
         assert page.evaluate("document.documentElement.scrollWidth") <= 640

@@ -8,8 +8,9 @@ import pytest
 from fhir.resources.R4B.bundle import Bundle
 
 from nosology.core import Note
-from nosology.workbench.cases import add_notes, decision_history, load_case, record_decision
+from nosology.workbench.cases import decision_history, load_case, record_decision
 from nosology.workbench.database import read_transaction, write_transaction
+from nosology.workbench.document_import import add_notes
 from nosology.workbench.export import to_csv, to_fhir, to_json
 
 

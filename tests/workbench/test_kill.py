@@ -10,17 +10,9 @@ from http.client import HTTPException
 import pytest
 from sqlalchemy import Engine, func, select
 
-from nosology.workbench.database import (
-    audit,
-    batches,
-    codings,
-    documents,
-    notes,
-    open_database,
-    read_transaction,
-    write_transaction,
-)
+from nosology.workbench.database import open_database, read_transaction, write_transaction
 from nosology.workbench.store_lock import SessionLock, StoreLock
+from nosology.workbench.store_tables import audit, batches, codings, documents, notes
 from tests.workbench.conftest import NOTE, fill_people, new_store
 from tests.workbench.processes import Server, call, wait_for_end
 

@@ -23,7 +23,7 @@ from fastapi.testclient import TestClient
 
 from nosology.workbench.app import create_app
 from nosology.workbench.security import ProviderError, _check_endpoint
-from nosology.workbench.services import OidcSettings, ServerSettings
+from nosology.workbench.server_settings import OidcSettings, ServerSettings
 
 CLIENT, SECRET = "workbench", "not so secret"
 

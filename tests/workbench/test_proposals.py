@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from nosology.cli import app as command_line
 from nosology.core import Note
 from nosology.workbench.app import create_app
-from nosology.workbench.services import ServerSettings
+from nosology.workbench.server_settings import ServerSettings
 from nosology.workbench.uploads import claim_fields, normalize_encounter
 from tests.workbench.conftest import fill_people, new_store
 from tests.workbench.test_app import ApiClient, browser, csrf
@@ -62,7 +62,8 @@ def test_the_claim_of_a_note_is_that_of_the_command_line(ann, tmp_path):
 def audit(client, note: int) -> list[dict]:
     from sqlalchemy import select
 
-    from nosology.workbench.database import audit, read_transaction
+    from nosology.workbench.database import read_transaction
+    from nosology.workbench.store_tables import audit
 
     with read_transaction(client.client.app.state.services.engine) as connection:
         return [dict(row) for row in connection.execute(select(audit).where(audit.c.note_id == note)).mappings()]

@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nosology.core import Code, ReviewError, Span
-from nosology.workbench.review import ACTIONS, REASONS, STATUSES, Review, apply_decision, replay
+from nosology.workbench.replay import apply_decision, replay
+from nosology.workbench.review import REASONS, STATUSES, Review
+from nosology.workbench.review_actions import ACTIONS
 
 HEART, PNEUMONIA, DIABETES = (Code("icd10cm", code) for code in ("I50.9", "J18.9", "E11.9"))
 

@@ -8,8 +8,9 @@ from nosology.cli.corpus_commands import prepare
 from nosology.core import Code, DataError, Evidence, Note
 from nosology.corpora.corpus import Corpus
 from nosology.workbench.audit_log import read_log
-from nosology.workbench.cases import add_notes, record_decision
+from nosology.workbench.cases import record_decision
 from nosology.workbench.database import open_database, read_transaction, write_transaction
+from nosology.workbench.document_import import add_notes
 from nosology.workbench.export import reviewed_notes
 
 HEART = Code("icd10cm", "I50.9")

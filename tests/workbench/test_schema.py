@@ -16,7 +16,7 @@ from schemathesis.specs.openapi import checks as openapi_checks
 from nosology.workbench.accounts import SCOPES, create_token
 from nosology.workbench.app import create_app
 from nosology.workbench.database import write_transaction
-from nosology.workbench.services import ServerSettings
+from nosology.workbench.server_settings import ServerSettings
 from tests.workbench.conftest import fill_people
 
 EXAMPLES = int(os.environ.get("NOSOLOGY_SCHEMA_EXAMPLES", "6"))  # an operation

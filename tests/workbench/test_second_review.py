@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from nosology.claims.checks import AssignedCode
 from nosology.core import Code, ReviewError
-from nosology.workbench.review import POA, Review, apply_decision
-from nosology.workbench.second_review import KINDS, ReviewChange, compare_codes, second_reviews
+from nosology.workbench.replay import apply_decision
+from nosology.workbench.review import POA, Review
+from nosology.workbench.second_review import REVIEW_CHANGES, ReviewChange, review_changes, second_reviews
 
 CODES = [Code("icd10cm", code) for code in ("I50.9", "I50.22", "I10", "E11.9", "E11.22", "N18.30", "J18.9")]
 KEYS = [str(code) for code in CODES]
@@ -74,22 +75,22 @@ def check_changes(before, after, changes):
     kept = [was.get(code.code, code.code) for code in new if code.code not in come or code.code in was]
     is_same_order = kept == [code.code for code in old if code.code in kept]
     assert is_same_order == (not of_kind(changes, "reordered"))
-    assert {change.kind for change in changes} <= KINDS.keys()
+    assert {change.kind for change in changes} <= REVIEW_CHANGES.keys()
 
 
 @given(code_lists, code_lists)
 def test_changes_turn_one_list_into_the_other(before, after):
-    check_changes(before, after, compare_codes(before, after))
+    check_changes(before, after, review_changes(before, after))
 
 
 @given(code_lists)
 def test_equal_lists_have_no_changes(codes):
-    assert compare_codes(codes, codes) == ()
+    assert review_changes(codes, codes) == ()
 
 
 @given(code_lists, code_lists)
 def test_the_way_back_swaps_added_and_removed(before, after):
-    there, back = compare_codes(before, after), compare_codes(after, before)
+    there, back = review_changes(before, after), review_changes(after, before)
     for one, other in (("added", "removed"), ("removed", "added"), ("poa", "poa"), ("reordered", "reordered")):
         assert {change.code for change in of_kind(there, one)} == {change.code for change in of_kind(back, other)}
 

@@ -16,10 +16,11 @@ from nosology.core.files import text_sha256
 from nosology.workbench import accounts, security
 from nosology.workbench.accounts import create_token
 from nosology.workbench.audit_log import read_log, shown_notes
-from nosology.workbench.database import read_transaction, sessions, tokens, users, write_transaction
+from nosology.workbench.database import read_transaction, write_transaction
 from nosology.workbench.security import SESSION_COOKIE, SecurityMiddleware
-from nosology.workbench.services import OidcSettings, ServerSettings
+from nosology.workbench.server_settings import OidcSettings, ServerSettings
 from nosology.workbench.sign_in import FailureLimit, SignInDelays
+from nosology.workbench.store_tables import sessions, tokens, users
 from tests.workbench.conftest import NOTE, PASSWORD, ApiClient, browser, csrf
 
 

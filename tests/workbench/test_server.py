@@ -26,9 +26,10 @@ from nosology.cli import app
 from nosology.cli.serve import serve as serve_command
 from nosology.core import ConfigError, NosologyError, Note
 from nosology.workbench.app import serve
-from nosology.workbench.cases import add_notes, decision_history
+from nosology.workbench.cases import decision_history
 from nosology.workbench.database import open_database, read_transaction, write_transaction
-from nosology.workbench.services import ServerSettings
+from nosology.workbench.document_import import add_notes
+from nosology.workbench.server_settings import ServerSettings
 from tests.workbench.conftest import fill_people
 from tests.workbench.processes import Server, call, is_running, wait_for_end
 

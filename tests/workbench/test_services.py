@@ -3,7 +3,7 @@
 import pytest
 
 from nosology.core import ConfigError
-from nosology.workbench.services import OidcSettings, ServerSettings, is_loopback
+from nosology.workbench.server_settings import OidcSettings, ServerSettings, is_loopback
 
 
 def make(tmp_path, **changes):

@@ -6,7 +6,7 @@ from nosology.config import load_recipe
 from nosology.corpora.corpus import write_corpus
 from nosology.models.train import train
 from nosology.workbench.app import create_app
-from nosology.workbench.services import ServerSettings
+from nosology.workbench.server_settings import ServerSettings
 from tests.conftest import small_notes
 from tests.workbench.conftest import NOTE, fill_people
 from tests.workbench.test_app import HEART, ApiClient

@@ -201,7 +201,7 @@ def parquet(texts: list[str]) -> bytes:
 
 def test_files_that_are_too_large_when_unpacked_are_refused(monkeypatch):
     monkeypatch.setattr(uploads, "MAX_UNPACKED_BYTES", 3 << 20)
-    monkeypatch.setattr(uploads, "MAX_NOTES", 50)
+    monkeypatch.setattr(uploads, "MAX_NOTES_OF_FILE", 50)
     for name, raw in (
         ("lines.jsonl.gz", unpacks_to(4, b"", b"\n")),
         ("rows.csv.gz", unpacks_to(4, b"id,text\n", b"1,abc\n")),

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from nosology.workbench.database import metadata
+from nosology.workbench.store_tables import metadata
 
 context.configure(connection=context.config.attributes["connection"], target_metadata=metadata)
 context.run_migrations()

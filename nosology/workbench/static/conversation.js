@@ -1,7 +1,7 @@
 // The conversation on the page of a note: queries to physicians, comments, sending back.
 import { say } from "./app.js";
 import { dropDraft, keepDraft, readDraft, restoreDraft, send, writeDraft } from "./drafts.js";
-import { ACTS, decide, MORE_KEYS, name, panel, select, selection } from "./note.js";
+import { ACTS, decide, MORE_KEYS, name, panel, select, selection, showInNote } from "./note.js";
 import { flush, isEmpty } from "./outbox.js";
 
 const dialog = (id) => document.getElementById(id);
@@ -144,7 +144,7 @@ Object.assign(ACTS, {
   passage: (_, from) => {
     const pieces = [...document.querySelectorAll("#note [data-s]")];
     const piece = pieces.findLast((item) => Number(item.dataset.s) <= Number(from.dataset.start));
-    piece?.scrollIntoView({ block: "center" });
+    if (piece) showInNote(piece);
     say(`Passage: ${passage(Number(from.dataset.start), Number(from.dataset.end))}`);
   },
   withdraw: (_, from) => {

@@ -1,6 +1,7 @@
 // Documents of the encounter in tabs, withdrawal of one, and the dialog with the data of the encounter.
 import { say } from "./app.js";
 import { ACTS, MORE_KEYS, decide, panel } from "./note.js";
+import { isEmpty } from "./outbox.js";
 
 const note = document.getElementById("note");
 const tabs = () => [...document.querySelectorAll('.doc-tabs [role="tab"]')];
@@ -50,8 +51,20 @@ note.addEventListener("reveal", ({ target }) => {
   if (owner) show(owner.dataset.document);
 });
 
+// The text on the page must be the one of the panel: if an answer shows that documents came or went, the page is loaded
+// again (while the encounter is being coded, the panel does that), and says what the panel said.
+const CHANGED = "documents changed";
+document.body.addEventListener("htmx:afterSettle", () => {
+  if (panel().dataset.documents === [...note.querySelectorAll(".doc")].map(({ dataset }) => dataset.document).join(" ")) return;
+  sessionStorage.setItem(CHANGED, document.getElementById("message")?.textContent.trim() ?? "");
+  if (isEmpty() && !panel().hasAttribute("hx-get")) location.reload();
+});
+const before = sessionStorage.getItem(CHANGED);
+sessionStorage.removeItem(CHANGED);
+if (before !== null) say(`The documents of the encounter have changed. ${before}`.trim(), before && "error");
+
 const withdrawal = document.getElementById("withdraw");
-ACTS.withdraw = () => shown() && withdrawal?.showModal();
+ACTS.withdrawDocument = () => shown() && withdrawal?.showModal();
 document.getElementById("withdraw-now")?.addEventListener("click", () => {
   withdrawal.close();
   decide({ action: "withdraw", document: shown().dataset.document }, "document withdrawn");

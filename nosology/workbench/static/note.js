@@ -50,7 +50,7 @@ function place(step, aloud = true) {
 }
 
 /** Scrolls the note to a piece of its text; the page stays, so that the card in focus stays in view. */
-function showInNote(piece) {
+export function showInNote(piece) {
   piece.dispatchEvent(new CustomEvent("reveal", { bubbles: true })); // documents.js shows its document
   const { top, height } = piece.getBoundingClientRect();
   note.scrollTop += top + height / 2 - note.getBoundingClientRect().top - note.clientHeight / 2;
@@ -63,7 +63,7 @@ function move(step) {
   select(all[at < 0 ? (step > 0 ? 0 : all.length - 1) : Math.min(all.length - 1, Math.max(0, at + step))].dataset.key);
 }
 
-/** Sends a decision; the answer replaces the panel. */
+/** Sends a decision; the answer replaces the panel. words: what is said then, or a function that returns it. */
 export function decide(values, words) {
   const before = cards().map((item) => item.dataset.key);
   said = { words, before, at: before.indexOf(values.code ?? now), key: now };
@@ -79,7 +79,7 @@ onAnswer(({ item, html, refusal }) => {
   if (html) htmx.swap(panel(), html, { swapStyle: "outerHTML", swapDelay: 0, settleDelay: 0 });
   document.getElementById("message")?.scrollIntoView({ block: "nearest" });
   if (refusal) pressed.length = 0; // they were meant for another state
-  if (!refusal) say(said?.words ?? "saved");
+  if (!refusal) say(typeof said?.words === "function" ? said.words() : said?.words ?? "saved");
   else if (!html) say(refusal, "error"); // else the panel says it
   choose(item.values, Boolean(refusal), !typing);
   while (isEmpty() && pressed.length) act(pressed.shift());
@@ -142,7 +142,7 @@ export const ACTS = {
   clear: (key) => decide({ action: "clear", code: key }, `${name(key)} is open again`),
   undo: () => decide({ action: "undo" }, "the last decision is undone"),
   unmark: (key, from) => decide({ action: "unmark", code: key, start: from.dataset.start, end: from.dataset.end }, `evidence of ${name(key)} removed`).then((saved) => saved && unpaint(key, from)),
-  override: (_, from) => decide({ action: from.dataset.action, override: document.getElementById("override").value }, `note: ${from.dataset.action}`),
+  override: (_, from) => decide({ action: from.dataset.action, override: document.getElementById("override").value }, status),
   up: (key) => order(key, -1),
   down: (key) => order(key, 1),
   principal: (key) => order(key, "first"),
@@ -158,8 +158,9 @@ export const ACTS = {
   take: () => decide({ action: "assign", assignee: panel().dataset.me }, "assigned to you"),
   turn: (_, from) => { const here = new URL(from.href); const back = book.querySelector('[data-act="swap"]')?.dataset.code; turn(here.pathname, back ?? ""); },
 };
-for (const act of ["hold", "resume", "second", "finish", "approve", "reopen"])
-  ACTS[act] = () => decide({ action: act }, `note: ${act}`);
+/** Says the status that the answer of the server shows: who finishes a note whose second review is due has not ended it. */
+const status = () => `Encounter: ${panel().querySelector(".bar .chip").textContent}`;
+for (const act of ["hold", "resume", "second", "finish", "approve", "reopen"]) ACTS[act] = () => decide({ action: act }, status);
 
 function clearSearch() {
   const find = document.getElementById("find");
