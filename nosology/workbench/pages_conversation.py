@@ -9,9 +9,10 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from nosology.core import Code, NosologyError, Span
 from nosology.workbench import query_service
-from nosology.workbench.cases import load_case
+from nosology.workbench.cases import Case, load_case
 from nosology.workbench.conversation import MAX_OPTION, MAX_OPTIONS, MAX_TEXT, AskedQuery, load_query
-from nosology.workbench.page_html import PageContext, PageDep, annotate_note
+from nosology.workbench.document_views import show_documents
+from nosology.workbench.page_html import PageContext, PageDep
 from nosology.workbench.pages import render_panel
 from nosology.workbench.review import NotFound
 from nosology.workbench.security import MAX_ID, RowId
@@ -111,19 +112,20 @@ def queries_page(page: PhysicianPage) -> HTMLResponse:
 def query_page(page: PhysicianPage, query_id: RowId) -> HTMLResponse:
     """A query with the text it is about, and the form for its answer."""
     query, case = query_service.read_as_physician(page.services, page.user, query_id, page.address)
-    return _render_query(page, query, case.note["text"])
+    return _render_query(page, query, case)
 
 
 def _render_query(
-    page: PageContext, query: AskedQuery, note: str, *, choice: str = "", text: str = "", error: str = ""
+    page: PageContext, query: AskedQuery, case: Case, *, choice: str = "", text: str = "", error: str = ""
 ) -> HTMLResponse:
-    """The page of a query about a note's text; choice, text: what was typed into the form."""
+    """The page of a query about an encounter; choice, text: what was typed into the form."""
     spans = [] if query.start is None or query.end is None else [Span(query.start, query.end)]
-    sections = annotate_note(note, {PASSAGE: spans}, [PASSAGE])
-    at = next((part.number for part in sections if any(piece.highlighted for piece in part.pieces)), None)
-    passage = visible_text(note[query.start : query.end]) if spans else ""
+    documents = show_documents(case, {PASSAGE: spans}, [PASSAGE])
+    parts = [part for document in documents for part in document.sections]
+    at = next((part.number for part in parts if any(piece.highlighted for piece in part.pieces)), None)
+    passage = visible_text(case.note["text"][query.start : query.end]).strip() if spans else ""
     typed = {"choice": choice, "text": text, "error": error}
-    return page.render("query.html", query=query, sections=sections, at=at, passage=passage, **typed)
+    return page.render("query.html", query=query, documents=documents, at=at, passage=passage, **typed)
 
 
 @router.post("/queries/{query_id}/answer")
@@ -139,5 +141,5 @@ def answer(page: PhysicianPage, query_id: RowId, choice: Choice = "", text: Long
         query, case = query_service.read_as_physician(page.services, page.user, query_id, page.address)
         sentence = f"{error}."
         sentence = sentence[0].upper() + sentence[1:]
-        return _render_query(page, query, case.note["text"], choice=choice, text=text, error=sentence)
+        return _render_query(page, query, case, choice=choice, text=text, error=sentence)
     return RedirectResponse("/queries", status_code=303)

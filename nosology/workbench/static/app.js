@@ -25,7 +25,7 @@ export function say(message, kind = "") {
   const toast = document.createElement("div");
   toast.className = `toast ${kind}`;
   toast.dataset.words = message;
-  toast.append(message);
+  toast.append(message.slice(0, 1).toUpperCase() + message.slice(1));
   if (kind === "error") {
     const close = document.createElement("button");
     close.type = "button";

@@ -51,7 +51,7 @@ note.addEventListener("reveal", ({ target }) => {
 });
 
 const withdrawal = document.getElementById("withdraw");
-ACTS.withdraw = () => shown() && withdrawal?.showModal();
+ACTS.withdrawDocument = () => shown() && withdrawal?.showModal();
 document.getElementById("withdraw-now")?.addEventListener("click", () => {
   withdrawal.close();
   decide({ action: "withdraw", document: shown().dataset.document }, "document withdrawn");

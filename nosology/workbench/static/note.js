@@ -31,8 +31,8 @@ export function select(key, { focus = true, jump = true } = {}) {
   const chosen = key === null ? null : card(key);
   chosen?.closest("details")?.setAttribute("open", "");
   if (chosen && focus) chosen.focus({ preventScroll: true });
+  if (chosen && chosen === cards()[0]) panel().scrollTop = 0; // show what is above the first code, if there is room
   if (chosen) chosen.scrollIntoView({ block: "nearest" });
-  if (chosen && chosen === cards()[0]) panel().scrollTop = 0; // show the heading above the first code
   if (jump) place(1, false);
 }
 
@@ -142,7 +142,7 @@ export const ACTS = {
   clear: (key) => decide({ action: "clear", code: key }, `${name(key)} is open again`),
   undo: () => decide({ action: "undo" }, "the last decision is undone"),
   unmark: (key, from) => decide({ action: "unmark", code: key, start: from.dataset.start, end: from.dataset.end }, `evidence of ${name(key)} removed`).then((saved) => saved && unpaint(key, from)),
-  override: (_, from) => decide({ action: from.dataset.action, override: document.getElementById("override").value }, `note: ${from.dataset.action}`),
+  override: (_, from) => decide({ action: from.dataset.action, override: document.getElementById("override").value }, STATES[from.dataset.action]),
   up: (key) => order(key, -1),
   down: (key) => order(key, 1),
   principal: (key) => order(key, "first"),
@@ -158,8 +158,8 @@ export const ACTS = {
   take: () => decide({ action: "assign", assignee: panel().dataset.me }, "assigned to you"),
   turn: (_, from) => { const here = new URL(from.href); const back = book.querySelector('[data-act="swap"]')?.dataset.code; turn(here.pathname, back ?? ""); },
 };
-for (const act of ["hold", "resume", "second", "finish", "approve", "reopen"])
-  ACTS[act] = () => decide({ action: act }, `note: ${act}`);
+const STATES = { hold: "on hold", resume: "in work again", second: "waits for a second review", finish: "finished", approve: "approved", reopen: "opened again" };
+for (const [act, words] of Object.entries(STATES)) ACTS[act] = () => decide({ action: act }, words);
 
 function clearSearch() {
   const find = document.getElementById("find");
