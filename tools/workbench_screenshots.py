@@ -179,6 +179,7 @@ def take_encounter(page: Page, address: str, camera: Camera) -> None:
     page.keyboard.press("y")
     page.wait_for_selector(".chosen .card")
     page.locator(".chosen .card").first.click()
+    page.locator(".toast").wait_for(state="detached")
     camera.take("codes")
     page.locator(".groups summary").click()
     page.locator(".groups").evaluate("panel => panel.scrollIntoView()")
