@@ -1,9 +1,11 @@
 """Takes the pictures of docs/workbench.md: every page of the demo, light and dark, as Chromium shows it.
 
-python tools/workbench_screenshots.py                                  # all into docs/images/workbench
-python tools/workbench_screenshots.py --out /tmp/wide --size 3840x2160 # to look at
+python tools/workbench_screenshots.py                                   # all into docs/images/workbench
+python tools/workbench_screenshots.py --out /tmp/wide --size 3840x2160  # to look at
+python tools/workbench_screenshots.py --out /tmp/zoomed --zoom 2        # as at a zoom of 200 %
 
-A picture of the dark scheme has the suffix _dark.
+A picture of the dark scheme has the suffix _dark. Simulated people code some of the demo's encounters twice and write
+queries, for the pages that would be empty.
 """
 
 from __future__ import annotations
@@ -14,20 +16,38 @@ import sys
 import tempfile
 from io import BytesIO
 from pathlib import Path
+from random import Random
 
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
+from sqlalchemy import Connection, Engine, select, update
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from nosology.workbench.accounts import create_user
+from nosology.workbench.cases import load_case, record_decision
+from nosology.workbench.conversation import insert_answer, insert_comment, insert_query, load_query
+from nosology.workbench.database import notes, open_database, read_transaction, users, write_transaction
 from nosology.workbench.demo import APPROVED, PASSWORD
+from nosology.workbench.double_coding import choose_note
 from tests.workbench.processes import Server
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "images" / "workbench"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-PAGES = ("batches", "measures", "triage", "users", "audit", "tokens", "sessions", "settings")
-DIALOGS = {"encounter": "i", "reject": "r", "book": "d", "help": "?"}  # keys that open a dialog of the note page
-ENCOUNTER = "E-1042"
+PAGES = ("queue", "batches", "measures", "triage", "users", "audit", "tokens", "sessions", "settings")
+PAGES += ("double", "agreement", "password")
+DIALOGS = {"encounter": "i", "reject": "r", "book": "d", "ask": "w", "help": "?"}  # keys that open one on the note page
+ENCOUNTER, ASKED, IN_WORK = "E-1042", "E-1057", "E-1063"
+TWICE = ("E-1088", "E-1094", "E-1118", "E-1119", "E-1152", "E-1165")
+PHYSICIAN = "dr. lindqvist"
+SHARE = 0.85  # of the suggestions that a person accepts
+QUESTIONS = (  # with the words they are about and the answers to choose from; the last one is answered
+    ("Is the fracture of the femur due to the fall alone or to osteoporosis?", "tripped over the edge of a rug",
+     ("due to osteoporosis", "due to the fall alone")),
+    ("Which diagnosis explains the hemoglobin after the operation?", "Hemoglobin",
+     ("acute blood loss anemia", "expected blood loss, no diagnosis")),
+)  # fmt: skip
+PROCEDURE = "left hip replacement"
 
 
 class Camera:
@@ -42,26 +62,135 @@ class Camera:
             self.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
             self.page.wait_for_timeout(300)
             picture = Image.open(BytesIO(self.page.screenshot())).convert("RGB")
-            picture = picture.quantize(colors=96, dither=Image.Dither.NONE)
-            picture.save(self.out / f"{name}{suffix}.png", optimize=True)
+            few = picture.quantize(palette=frequent_colours(picture), dither=Image.Dither.NONE)
+            few.save(self.out / f"{name}{suffix}.png", optimize=True)
+
+
+def frequent_colours(picture: Image.Image, most: int = 128) -> Image.Image:
+    """A palette of the most frequent colours, so that the colours of surfaces and lines are exact."""
+    counts = picture.getcolors(picture.width * picture.height) or []
+    colours = [colour for _, colour in sorted(counts, reverse=True)[:most]]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([channel for colour in colours for channel in colour])
+    return palette
+
+
+def note_id(connection: Connection, ref: str) -> int:
+    """The id of an encounter in the store."""
+    return connection.execute(select(notes.c.id).where(notes.c.ref == ref)).scalar_one()
+
+
+def find_user(connection: Connection, name: str) -> int:
+    """The id of a user."""
+    return connection.execute(select(users.c.id).where(users.c.name == name)).scalar_one()
+
+
+def code(engine: Engine, note: int, user: int, rng: Random) -> None:
+    """Records the decisions of a person who accepts most suggestions, and finishes the encounter."""
+    with read_transaction(engine) as connection:
+        case = load_case(connection, note)
+    taken = [item for item in case.suggestions if item.accepted and rng.random() < SHARE]
+    steps = [("accept", {"code": f"{item.system}:{item.code}"}) for item in taken]
+    for version, (action, details) in enumerate([*steps, ("finish", {})], case.review.version):
+        record_decision(engine, note, action, details, user=user, version=version)
+
+
+def code_twice(engine: Engine) -> None:
+    """Lets the coder and the reviewer code some encounters; one more is in work."""
+    rng = Random(0)
+    with read_transaction(engine) as connection:
+        coder, reviewer, admin = (find_user(connection, name) for name in ("coder", "reviewer", "admin"))
+        chosen = [note_id(connection, ref) for ref in TWICE]
+        in_work = note_id(connection, IN_WORK)
+    for note in chosen:
+        code(engine, note, coder, rng)
+        code(engine, choose_note(engine, admin, note, "tool"), reviewer, rng)
+    choose_note(engine, admin, in_work, "tool", reviewer)
+
+
+def converse(engine: Engine) -> None:
+    """Adds a physician, two queries of which one is answered, and a comment."""
+    with write_transaction(engine) as connection:
+        physician = create_user(connection, PHYSICIAN, "physician", None)
+        known = select(users.c.password).where(users.c.name == "admin").scalar_subquery()
+        connection.execute(update(users).where(users.c.id == physician).values(password=known))
+        coder = find_user(connection, "coder")
+        note = note_id(connection, ASKED)
+        text = load_case(connection, note).note["text"]
+        for question, words, options in QUESTIONS:
+            values = {"question": question, "options": options, "physician": physician, **sentence_of(text, words)}
+            query, _ = insert_query(connection, note, coder, values, length=len(text))
+        insert_answer(connection, load_query(connection, query), physician, PHYSICIAN, QUESTIONS[-1][-1][0])
+        insert_comment(connection, note, coder, "The daughter has the name of the home nurse; the ward will ask her.")
+
+
+def sentence_of(text: str, words: str) -> dict[str, int]:
+    """Start and end of the sentence with the last occurrence of some words."""
+    at = text.rindex(words)
+    return {"start": text.rindex(". ", 0, at) + 2, "end": text.index(".", at) + 1}
 
 
 def open_encounter(page: Page, address: str, ref: str) -> None:
     """Opens the page of an encounter."""
     page.goto(f"{address}/?status=all")
     page.get_by_role("link", name=ref, exact=True).click()
-    page.wait_for_selector(".card.now")
+    page.wait_for_selector(".card")
 
 
-def sign_in(page: Page, address: str) -> None:
-    """Signs in, and waits until every encounter is coded."""
-    page.fill("[name=name]", "admin")
+def sign_in(page: Page, address: str, name: str) -> None:
+    """Signs in."""
+    page.context.clear_cookies()
+    page.goto(f"{address}/login")
+    page.fill("[name=name]", name)
     page.fill("[name=password]", PASSWORD)
     page.click("button.primary")
-    page.wait_for_url(f"{address}/")
+    page.wait_for_selector("nav[aria-label=Main]")
+
+
+def wait_until_coded(page: Page) -> None:
+    """Waits until every encounter has its suggestions."""
     while page.get_by_text("being coded").count():
         page.wait_for_timeout(1_000)
         page.reload()
+
+
+def take_tour(page: Page, camera: Camera) -> None:
+    """Goes on with the guided tour up to the proposed claim."""
+    for _ in range(3):
+        page.locator("#tour .primary").press("Enter")
+        page.wait_for_load_state()
+    page.wait_for_selector("#tour h2:text('Proposed claim')")
+    camera.take("tour")
+    page.keyboard.press("Escape")
+
+
+def take_encounter(page: Page, address: str, camera: Camera) -> None:
+    """The page of an encounter: as it opens, with codes, search, DRG panel and dialogs."""
+    open_encounter(page, address, ENCOUNTER)
+    camera.take("note")
+    page.keyboard.press("/")
+    page.fill("#find", PROCEDURE)
+    page.wait_for_selector("#hits .hit")
+    page.locator("#finding").evaluate("form => form.scrollIntoView()")
+    camera.take("search")
+    page.fill("#find", "")
+    page.locator("#hits .hit").first.wait_for(state="detached")
+    page.locator(".card.now").focus()
+    page.keyboard.press("y")
+    page.wait_for_selector(".chosen .card")
+    page.locator(".chosen .card").first.click()
+    page.locator(".toast").wait_for(state="detached")
+    camera.take("codes")
+    page.locator(".groups summary").click()
+    page.locator(".groups").evaluate("panel => panel.scrollIntoView()")
+    camera.take("drg")
+    page.locator(".groups summary").click()
+    for name, key in DIALOGS.items():
+        page.locator(".card.now").focus()
+        page.keyboard.press(key)
+        page.wait_for_selector("dialog[open] h2")
+        camera.take(name)
+        page.keyboard.press("Escape")
 
 
 def take_pictures(page: Page, address: str, out: Path) -> None:
@@ -69,32 +198,28 @@ def take_pictures(page: Page, address: str, out: Path) -> None:
     camera = Camera(page, out)
     page.goto(f"{address}/login")
     camera.take("login")
-    sign_in(page, address)
-    for _ in range(3):  # of the tour, up to the proposed claim
-        page.locator("#tour .primary").press("Enter")
-        page.wait_for_load_state()
-    page.wait_for_selector("#tour h2:text('Proposed claim')")
-    camera.take("tour")
-    page.keyboard.press("Escape")
-    open_encounter(page, address, ENCOUNTER)
-    camera.take("note")
-    page.keyboard.press("y")
-    page.wait_for_selector(".chosen .card")
-    page.locator(".chosen .card").first.click()
-    camera.take("codes")
-    for name, key in DIALOGS.items():
-        page.keyboard.press(key)
-        page.wait_for_selector("dialog[open] h2")
-        camera.take(name)
-        page.keyboard.press("Escape")
+    sign_in(page, address, "admin")
+    take_tour(page, camera)
+    take_encounter(page, address, camera)
+    open_encounter(page, address, ASKED)
+    page.locator("#conversation").scroll_into_view_if_needed()
+    camera.take("conversation")
     open_encounter(page, address, APPROVED)
     page.goto(f"{page.url.partition('?')[0]}/history")
     camera.take("history")
-    page.goto(f"{address}/")
-    camera.take("queue")
     for name in PAGES:
-        page.goto(f"{address}/{name}")
+        page.goto(f"{address}/{'' if name == 'queue' else name}")
         camera.take(name)
+    page.goto(f"{address}/double")
+    page.get_by_role("link", name=TWICE[1], exact=True).click()
+    page.wait_for_selector(".difference.now")
+    page.keyboard.press("1")
+    camera.take("adjudicate")
+    sign_in(page, address, PHYSICIAN)
+    camera.take("queries")
+    page.locator("#next").click()
+    page.wait_for_selector(".question")
+    camera.take("query")
 
 
 def main() -> None:
@@ -102,14 +227,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--size", default="1280x800")
+    parser.add_argument("--zoom", type=int, default=1)
     options = parser.parse_args()
-    width, height = map(int, options.size.split("x"))
+    width, height = (int(side) // options.zoom for side in options.size.split("x"))
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        server = Server("--demo", str(Path(folder) / "demo.db"), log=Path(folder) / "log").start(280)
+        store = str(Path(folder) / "demo.db")
+        server = Server("--demo", store, log=Path(folder) / "log").start(280)
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         try:
-            page = browser.new_page(viewport={"width": width, "height": height})
+            page = browser.new_page(viewport={"width": width, "height": height}, device_scale_factor=options.zoom)
+            sign_in(page, server.address, "admin")
+            wait_until_coded(page)
+            engine = open_database(store)
+            code_twice(engine)
+            converse(engine)
+            engine.dispose()
+            page.context.clear_cookies()
             take_pictures(page, server.address, options.out)
         finally:
             browser.close()

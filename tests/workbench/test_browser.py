@@ -513,6 +513,7 @@ def test_change_order_by_dragging_and_export(chromium, address):
         page.keyboard.press("a")
         expect(page.locator(".chosen .card")).to_have_count(count)
     before = chosen(page)
+    page.locator(".chosen .card").first.scroll_into_view_if_needed()  # else the panel scrolls under the mouse
     page.locator(".chosen .card").nth(1).drag_to(page.locator(".chosen .card").nth(0))
     expect(page.locator(".chosen .card .code").first).to_have_text(before[1])
     page.locator(".chosen .card").nth(0).click()

@@ -109,6 +109,21 @@ def test_a_failed_post_keeps_the_text_and_is_stored_once(chromium, address):
     errors[:] = [error for error in errors if "ERR_FAILED" not in error and "503" not in error]
 
 
+def test_a_reviewer_withdraws_a_query_and_not_the_document(chromium, address):
+    page = signed_in(chromium, address, "rita")
+    open_note(page, address, "note-1")
+    page.keyboard.press("w")
+    page.get_by_role("textbox", name="Question").fill("Is it acute?")
+    page.get_by_label("on hold").uncheck()
+    page.get_by_role("button", name="Send the query").click()
+    query = page.locator("#conversation .talk li", has_text="Is it acute?")
+    page.locator(".bar").get_by_role("link", name="query open").click()
+    expect(query).to_be_in_viewport()
+    query.get_by_role("button", name="Withdraw").click()
+    expect(query).to_contain_text("withdrawn by rita")
+    expect(page.locator("#withdraw")).to_be_hidden()
+
+
 def test_a_second_review_is_sent_back_and_shows_what_it_changed(chromium, address):
     ann, rita = signed_in(chromium, address, "ann"), signed_in(chromium, address, "rita")
     open_note(ann, address, "note-2")

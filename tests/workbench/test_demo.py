@@ -174,11 +174,26 @@ def test_the_tour_goes_through_an_encounter_by_enter_alone(chromium, server, wid
         expect(page.locator("#tour h2")).to_have_text(title, timeout=60_000)
         expect(page.locator("#tour .primary")).to_be_focused()
         assert page.evaluate(COVER) == [True, True, True], title
+        if title == "Proposed claim":
+            expect(page.locator(".tour-target")).to_contain_text(title)
         page.keyboard.press("Enter")
     expect(page.locator("#tour")).to_have_count(0)
     page.reload()
     expect(page.locator(".card.now")).to_be_visible()
     expect(page.locator("#tour")).to_have_count(0)  # it is remembered
+
+
+def test_an_encounter_opens_with_its_first_suggestion_and_its_actions_in_view(chromium, server):
+    page = visitor(chromium, server, name="reviewer")
+    page.keyboard.press("Escape")
+    page.get_by_role("link", name="E-1042", exact=True).click()
+    expect(page.locator(".card.now")).to_be_in_viewport(ratio=1)
+    expect(page.get_by_role("button", name="Finish")).to_be_in_viewport(ratio=1)
+    expect(page.locator(".proposed")).to_be_hidden()
+    page.locator(".claim summary").first.press("Enter")
+    expect(page.locator(".proposed")).to_be_visible()
+    page.reload()
+    expect(page.locator(".proposed")).to_be_visible()  # the browser remembers it
 
 
 def test_escape_ends_the_tour_and_help_starts_it_again(chromium, server):

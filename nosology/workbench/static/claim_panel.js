@@ -4,7 +4,8 @@ import { say } from "./app.js";
 import { ACTS, MORE_KEYS, decide, panel } from "./note.js";
 
 const FROM = "accept-from", DEFAULT = 80; // percent; remembered by the browser
-const folds = new Map(); // name -> open; the browser remembers that of the groups
+const folds = new Map(); // name -> open; the browser remembers those of KEPT
+const KEPT = ["groups", "claim"];
 
 function threshold() {
   const percent = Math.round(Number(localStorage.getItem(FROM)));
@@ -36,7 +37,7 @@ document.addEventListener("keydown", (event) => {
 document.addEventListener("toggle", ({ target }) => {
   if (!target.dataset?.fold || !target.isConnected) return;
   folds.set(target.dataset.fold, target.open);
-  if (target.dataset.fold === "groups") localStorage.setItem("groups", target.open ? "open" : "folded");
+  if (KEPT.includes(target.dataset.fold)) localStorage.setItem(target.dataset.fold, target.open ? "open" : "folded");
 }, true);
 
 ACTS.acceptAll = () => {
@@ -78,6 +79,6 @@ document.addEventListener("keydown", (event) => {
   setPoa(chip.closest(".card"), all[(at + step + all.length) % all.length].value);
 });
 
-if (localStorage.getItem("groups") === "open") folds.set("groups", true);
+for (const fold of KEPT) if (localStorage.getItem(fold) === "open") folds.set(fold, true);
 refresh();
 document.body.addEventListener("htmx:afterSettle", refresh);

@@ -31,8 +31,8 @@ export function select(key, { focus = true, jump = true } = {}) {
   const chosen = key === null ? null : card(key);
   chosen?.closest("details")?.setAttribute("open", "");
   if (chosen && focus) chosen.focus({ preventScroll: true });
+  if (chosen && chosen === cards()[0]) panel().scrollTop = 0; // show what is above the first code, if there is room
   if (chosen) chosen.scrollIntoView({ block: "nearest" });
-  if (chosen && chosen === cards()[0]) panel().scrollTop = 0; // show the heading above the first code
   if (jump) place(1, false);
 }
 
