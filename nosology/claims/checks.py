@@ -159,6 +159,11 @@ def code_first_notes(codes: CodeTable, code: str) -> dict[str, list[str]]:
     }
 
 
+def asks_for_all(notes: Sequence[str]) -> bool:
+    """Whether a code-first note names codes of which all come first; of others, such as causes, one is enough."""
+    return notes[0].startswith("any associated")
+
+
 def _references(notes: Sequence[str]) -> list[CodeReference]:
     return [reference for note in notes for reference in code_references(note)]
 
@@ -168,12 +173,13 @@ def _check_code_first(code: Code, order: Sequence[Code]) -> Iterator[CodeIssue]:
     position = order.index(code)
     for line, notes in code_first_notes(table("icd10cm"), code.code).items():
         wanted = _references(notes)
+        has_first = any(_matches(wanted, other) for other in order[:position])
         later = [other for other in order[position + 1 :] if _matches(wanted, other)]
-        for other in later:
+        for other in later if asks_for_all(notes) or not has_first else ():
             if other.system == "icd10cm":
                 message = f"{other.code} must come before {code.code} ({line})"
                 yield CodeIssue("warning", "code_first", code, message)
-        if not later and not any(_matches(wanted, other) for other in order[:position]):
+        if not later and not has_first:
             level = "warning" if position == 0 and not _IF_PRESENT.search(notes[0]) else "hint"
             yield CodeIssue(level, "code_first", code, f"{code.code}: code first {_join_notes(notes)}")
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from nosology.claims.assessment import STATEMENT
-from nosology.claims.checks import code_first_notes
+from nosology.claims.checks import asks_for_all, code_first_notes
 from nosology.claims.draft import Draft, Entry, matches
 from nosology.claims.rules import rules_by_id
 from nosology.codes.poa import is_poa_exempt
@@ -283,22 +283,23 @@ def _is_title(text: str, line: int, position: int) -> bool:
 
 
 def _code_first(draft: Draft, entries: Sequence[Entry]) -> list[Entry]:
-    """The entries with each code after those that its code-first notes name."""
+    """The entries with each code after one that its code-first notes name, or after all associated ones."""
     result = list(entries)
     for entry in entries:
         notes = code_first_notes(draft.table, entry.code).values()
+        needs_all = any(asks_for_all(group) for group in notes)
         wanted = [reference for group in notes for note in group for reference in code_references(note)]
         causes = [pattern for code, pattern in _CAUSES if matches(code, entry.code)]
-        before = [
-            place
-            for place, it in enumerate(result)
+        named = [
+            it
+            for it in result
             if any(reference.covers(it.code) for reference in wanted)
             or any(matches(cause, it.code) for cause in causes)
         ]
-        if before and min(before) > result.index(entry):
-            first = result[min(before)]
-            result.remove(first)
-            result.insert(result.index(entry), first)
+        for first in named if needs_all else named[:1]:
+            if result.index(first) > result.index(entry):
+                result.remove(first)
+                result.insert(result.index(entry), first)
     return result
 
 

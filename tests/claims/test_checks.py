@@ -177,3 +177,9 @@ def test_an_indicator_for_a_code_that_needs_none_is_reported():
 
 def test_excludes1_of_two_notes_is_reported_once():
     assert len(issues_of("R73.03", "E11.9")["excludes1"]) == 1
+
+
+def test_all_associated_codes_come_first_and_one_of_several_causes():
+    (late,) = issues_of("I13.0", "N18.32", "E11.22")["code_first"]
+    assert late.message == "E11.22 must come before N18.32 (N18)"
+    assert "code_first" not in issues_of("G30.9", "F02.A0", "E03.9")
