@@ -186,8 +186,8 @@ def test_the_tour_goes_through_an_encounter_by_enter_alone(chromium, server, wid
 def test_an_encounter_opens_with_its_first_suggestion_and_its_actions_in_view(chromium, server):
     page = visitor(chromium, server, name="reviewer")
     page.keyboard.press("Escape")
-    page.get_by_role("link", name="E-1042", exact=True).click()
-    expect(page.locator(".card.now")).to_be_in_viewport(ratio=1)
+    page.get_by_role("link", name="E-1183", exact=True).click()
+    expect(page.locator(".card.now")).to_be_in_viewport(ratio=1, timeout=60_000)
     expect(page.get_by_role("button", name="Finish")).to_be_in_viewport(ratio=1)
     expect(page.locator(".proposed")).to_be_hidden()
     page.locator(".claim summary").first.press("Enter")
