@@ -83,7 +83,11 @@ def measure_agreement(
         return CoderAgreement(0, 0, *(AgreementValue(None) for _ in range(5)))
     points = measures(np.ones((1, len(notes))))[:, 0]
     draws = measures(random_draws(np.random.default_rng(seed), replicates, len(notes))) if len(notes) > 1 else None
-    values = [_with_interval(point, draws[row] if draws is not None else None) for row, point in enumerate(points)]
+    lowest = (0.0, -1.0, -1.0, -1.0, 0.0)  # shares, and measures corrected for chance
+    values = [
+        _with_interval(point, draws[row] if draws is not None else None, lowest[row])
+        for row, point in enumerate(points)
+    ]
     return CoderAgreement(len(notes), int(counts.sum()), *values)
 
 
@@ -200,10 +204,11 @@ def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     return np.where(is_zero, np.nan, above / np.where(is_zero, 1, below))
 
 
-def _with_interval(point: float, draws: np.ndarray | None) -> AgreementValue:
+def _with_interval(point: float, draws: np.ndarray | None, lowest: float) -> AgreementValue:
     """The middle 95% of the replicates in which the measure is defined, moved so that their mean is the value.
 
     A note that is drawn twice has distance 0 to itself, which lowers the expected distance and so the alpha of sets.
+    lowest: of the measure.
     """
     if np.isnan(point):
         return AgreementValue(None)
@@ -211,4 +216,4 @@ def _with_interval(point: float, draws: np.ndarray | None) -> AgreementValue:
     if not len(kept):
         return AgreementValue(float(point))
     low, high = np.quantile(kept, (0.025, 0.975)) - kept.mean() + point
-    return AgreementValue(float(point), float(min(low, point)), float(np.clip(high, point, 1)))
+    return AgreementValue(float(point), float(min(max(low, lowest), point)), float(np.clip(high, point, 1)))

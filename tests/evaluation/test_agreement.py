@@ -167,3 +167,10 @@ def test_groups_have_their_codes_and_the_principal_of_either_person():
     assert groups["letters a, b"].principal.value == 0.5 and groups["rest"].principal.value == 0
     everything = agreement_by_group(notes, lambda code: "all")["all"]
     assert everything == measure_agreement(notes)
+
+
+def test_the_interval_of_a_share_has_no_negative_end():
+    notes = [note("a", "a", principals=("a", "a")), note("b", "c", principals=("b", "c"))]
+    measured = measure_agreement(notes)
+    for share in (measured.percent, measured.principal):
+        assert 0 <= share.low <= share.value <= share.high <= 1
