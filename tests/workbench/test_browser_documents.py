@@ -135,6 +135,8 @@ def test_data_of_the_encounter_change_the_drg_at_once(chromium, address):
     page.get_by_label("Discharge", exact=True).fill("2025-10-01")
     page.get_by_role("button", name="Save").click()
     expect(page.locator("#message")).to_have_text("The discharge is before the admission.")
+    expect(page.get_by_label("Discharge", exact=True)).to_have_value("2025-10-01")  # what was typed is kept
+    page.keyboard.press("Escape")
     expect(page.locator("#facts")).to_contain_text("2025-10-30 to 2025-11-03")
 
 

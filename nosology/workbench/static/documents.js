@@ -75,15 +75,14 @@ const form = document.getElementById("encounter-form");
 const known = () => JSON.parse(document.getElementById("facts").dataset.encounter);
 const fields = () => [...form.elements].filter(({ name }) => name);
 
-ACTS.facts = () => {
-  const values = known();
+function openFacts(values = known()) {
   for (const field of fields()) field.value = values[field.name] ?? "";
   lockAge();
   document.getElementById("encounter-closed").hidden = !["done", "preaccepted"].includes(panel().dataset.status);
   dialog.showModal();
   form.elements.sex.focus();
-};
-MORE_KEYS.i = ACTS.facts;
+}
+MORE_KEYS.i = ACTS.facts = () => openFacts();
 
 /** The age follows from the birth date, if there is one. */
 function lockAge() { form.elements.age.disabled = Boolean(form.elements.born.value); }
@@ -94,6 +93,8 @@ form.addEventListener("submit", (event) => {
   const values = known(), changes = {};
   for (const { name, value, disabled } of fields())
     if (!disabled && value !== String(values[name] ?? "")) changes[name] = value === "" ? null : name === "age" ? Number(value) : value;
+  const typed = Object.fromEntries(fields().map(({ name, value }) => [name, value]));
   dialog.close();
-  if (Object.keys(changes).length) decide({ action: "encounter", encounter: JSON.stringify(changes) }, "the data of the encounter are changed");
+  if (!Object.keys(changes).length) return;
+  decide({ action: "encounter", encounter: JSON.stringify(changes) }, "the data of the encounter are changed").then((saved) => saved || openFacts(typed));
 });
