@@ -84,7 +84,7 @@ def test_follow():
         (["show", "I10", "--release", "2019", "--date", "2019-01-01"], "exclude each other"),
         (["show", "I10", "--system", "icd11"], "system must be one of"),
         (["show", "I10", "--date", ""], "--date must not be empty"),
-        (["search", "xyzzy"], "no icd10cm code has any of these words"),
+        (["search", "xyzzy"], "no code has any of these words"),
         (["map", "428", "--to", "icd10cm"], "did you mean 428.0"),
         (["map", "39.95", "--from", "icd9proc", "--to", "icd10pcs"], "no built-in mapping from icd9proc to icd10pcs"),
         (["diff", "2024", "absent.txt"], "no such file: absent.txt"),
