@@ -209,7 +209,7 @@ DocumentNames = Sequence[tuple[int, int, str]]  # (start, end, name)
 def document_names(case: Case) -> DocumentNames:
     """Where each current document starts and ends, and its name; empty if there is only one.
 
-    Documents of the same kind are told apart by their dates, or else by their numbers.
+    Documents of the same kind are distinguished by their dates, or else by their numbers.
     """
     if len(current := case.current) < 2:
         return ()
