@@ -74,6 +74,11 @@ class LabelAttentionNet(LabelNet):
         """Logits (B, L)."""
         return self.learned.logits(self.states(batch), batch.mask, batch.labels)
 
+    def forward(self, batch: Batch) -> Tensor:
+        """The loss: the mean binary cross-entropy over notes x labels."""
+        assert batch.targets is not None
+        return self.learned.loss(self.states(batch), batch.mask, batch.targets, batch.labels)
+
     def attention(self, batch: Batch) -> Tensor:
         """The weights (B, L, T) of each label over the tokens."""
         return self.learned.attention(self.states(batch), batch.mask, batch.labels)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nosology.attention import label_attention as learned
-from nosology.attention.label_attention import LabelAttention
+from nosology.attention.label_attention import LabelAttention, fused_loss
 
 STATES = torch.randn(3, 9, 6, generator=torch.Generator().manual_seed(0))
 MASK = torch.arange(9) < torch.tensor([9, 4, 1])[:, None]
@@ -84,3 +84,29 @@ def test_initial_probability_is_the_rate_of_the_label():
     actual = layer.logits(torch.zeros(1, 2, 6), torch.ones(1, 2, dtype=torch.bool)).sigmoid()
     assert actual[0].detach().numpy() == pytest.approx(rates.numpy(), abs=1e-4)
     assert torch.isfinite(layer.bias).all()
+
+
+@pytest.mark.parametrize("projection", [0, 5])
+@pytest.mark.parametrize("cells", [1, 250, 1 << 20])
+def test_fused_loss_and_its_gradients_are_those_of_the_logits(monkeypatch, projection, cells):
+    monkeypatch.setattr(learned, "_LOSS_CELLS", cells)
+    targets = (torch.rand(3, 11, generator=torch.Generator().manual_seed(1)) < 0.3).float()
+    results = []
+    for is_fused in (False, True):
+        layer, states = module(projection), STATES.clone().requires_grad_()
+        if is_fused:
+            loss = fused_loss(layer._keys(states), states, MASK, layer.queries, layer.weights, layer.bias, targets)
+        else:
+            loss = layer.loss(states, MASK, targets)
+        (3 * loss).backward()
+        results.append([loss, states.grad, *(weight.grad for weight in layer.parameters())])
+    for fused, expected in zip(*results):
+        torch.testing.assert_close(fused, expected, atol=1e-6, rtol=1e-4)
+    assert results[0][1].abs().max() > 1e-3
+
+
+def test_loss_of_some_labels_is_that_of_their_logits():
+    layer, labels = module(5), torch.tensor([7, 2])
+    targets = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(layer.logits(STATES, MASK)[:, labels], targets)
+    assert layer.loss(STATES, MASK, targets, labels).item() == pytest.approx(expected.item(), abs=1e-6)
