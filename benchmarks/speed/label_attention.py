@@ -1,6 +1,6 @@
 """Label attention of CAML and LAAT: python benchmarks/speed/label_attention.py [--labels 14743] [--notes 64]
 
-The loss of a step and its gradients, once through scaled_dot_product_attention and once by `fused_loss`, both in bf16 on
+The loss of a step and its gradients, through scaled_dot_product_attention and by `fused_loss`, both in bf16 on
 the same states: milliseconds, peak memory, and the largest relative difference of a gradient. Needs an NVIDIA GPU.
 """
 
