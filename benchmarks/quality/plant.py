@@ -212,7 +212,7 @@ def stages(arm: Arm) -> dict:
 
 
 def _stages(arm: Arm) -> str:
-    return f"stages={arm.folder / 'stages'}"
+    return f"stages={arm.folder / 'pretrained'}"
 
 
 def leak(arm: Arm) -> dict:
