@@ -109,7 +109,7 @@ def _select(words, lengths, scores, bounds, lasts, notes, width, columns, k, sco
     window = tl.program_id(0).to(tl.int64)
     row = window // windows
     label, note = row // notes, row % notes
-    place = (window % windows) * scope + tl.arange(0, BLOCK)
+    place = ((window % windows) * scope).to(tl.int32) + tl.arange(0, BLOCK)
     inside = (tl.arange(0, BLOCK) < scope) & (place < tl.load(lengths + note))
     word = tl.load(words + note * width + place, mask=inside, other=0)
     key = _key(tl.load(scores + label * columns + word, mask=inside, other=0.0))

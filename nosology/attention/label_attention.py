@@ -111,8 +111,9 @@ def fused_loss(
 class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, keys, states, mask, queries, weights, bias, targets):
-        (notes, width, _), labels = states.shape, len(bias)
-        u, beta = queries.to(keys.dtype), weights.to(states.dtype)
+        (notes, width, _), labels, dtypes = states.shape, len(bias), (keys.dtype, states.dtype)
+        states = states.to(keys.dtype)  # of a frozen encoder in float32
+        u, beta = queries.to(keys.dtype), weights.to(keys.dtype)
         needs_keys, needs_states, *_ = ctx.needs_input_grad  # the states of a frozen encoder need no gradient
         d_keys = torch.empty_like(keys) if needs_keys else None
         d_states = torch.empty_like(states) if needs_states else None
@@ -137,6 +138,7 @@ class _FusedLoss(torch.autograd.Function):
                 d_keys[part] = (products[0].T @ u).view(-1, *keys.shape[1:])
             if d_states is not None:
                 d_states[part] = (products[1].T @ beta).view(-1, *states.shape[1:])
+        d_keys, d_states = (None if x is None else x.to(dtype) for x, dtype in zip((d_keys, d_states), dtypes))
         ctx.save_for_backward(d_keys, d_states, d_queries, d_weights, d_bias)
         return total / targets.numel()
 
