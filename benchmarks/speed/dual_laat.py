@@ -35,6 +35,7 @@ RUNS = (  # encoder, notes per step, tokens per micro-batch, notes per chunk of 
     ("conv", 256, 960_000, 16),
     ("conv", 256, 960_000, 32),
     ("gru", 32, 620_000, 8),
+    ("gru", 64, 620_000, 8),
 )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from nosology.core import ConfigError
+from nosology.encoders import gru_kernel
 from nosology.encoders.tokenizers import PAD, Vocabulary
 from nosology.text.tokens import words_of
 
@@ -83,11 +84,12 @@ class RecurrentEncoder(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """States (B, T, D) of embedded tokens (B, T, E); lengths: (B,) on the CPU. States of padding are 0."""
-        if x.is_cuda:
+        use_kernel = isinstance(self.cell, nn.GRU) and gru_kernel.can_run(x, len(x), self.cell.hidden_size)
+        if x.is_cuda and not use_kernel:
             return self._run_packed(x, lengths)
-        forward, backward, reversal, ends = self._run_padded(x, lengths)
+        forward, backward, reversal, ends = self._run_padded(x, lengths, use_kernel=use_kernel)
         states = torch.cat([forward, backward.gather(1, reversal[..., None].expand_as(backward))], dim=-1)
-        return states.masked_fill((torch.arange(x.shape[1]) >= ends[:, None])[..., None], 0)
+        return states.masked_fill((torch.arange(x.shape[1], device=x.device) >= ends[:, None])[..., None], 0)
 
     def last(self, x: Tensor, lengths: Tensor) -> Tensor:
         """The final states of both directions (B, D), forward first."""
@@ -95,7 +97,9 @@ class RecurrentEncoder(nn.Module):
         rows = torch.arange(len(x), device=x.device)
         return torch.cat([forward[rows, ends - 1], backward[rows, ends - 1]], dim=-1)
 
-    def _run_padded(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _run_padded(
+        self, x: Tensor, lengths: Tensor, *, use_kernel: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Forward states, backward states (B, T, D / 2), positions of tokens in the reversed notes, and lengths (B,).
 
         The backward pass runs over notes that are reversed within their lengths, so that padding always comes last;
@@ -106,12 +110,23 @@ class RecurrentEncoder(nn.Module):
         reversal = (ends[:, None] - 1 - torch.arange(x.shape[1], device=x.device)).clamp(min=0)
         reversed_x = x.gather(1, reversal[..., None].expand_as(x))
         with _rnn_precision(x) as dtype:
+            if use_kernel and dtype.itemsize == 2:
+                return *self._run_kernel(x.to(dtype), reversed_x.to(dtype)), reversal, ends
             zero = x.new_zeros(1, len(x), self.width // 2, dtype=dtype)
             forward, backward = (
                 self._run_cell(notes.to(dtype), zero, [weight.to(dtype) for weight in weights])
                 for notes, weights in zip((x, reversed_x), self.cell.all_weights)
             )
         return forward, backward, reversal, ends
+
+    def _run_kernel(self, x: Tensor, reversed_x: Tensor) -> tuple[Tensor, Tensor]:
+        """Forward and backward states (B, T, D / 2), both directions at once."""
+        inputs = torch.stack([x, reversed_x]).transpose(1, 2)  # (2, T, B, E)
+        weights = (torch.stack(pair).to(x.dtype) for pair in zip(*self.cell.all_weights))
+        input_weight, weight, input_bias, bias = weights
+        gates = torch.baddbmm(input_bias[:, None], inputs.flatten(1, 2), input_weight.transpose(1, 2))
+        states = gru_kernel.bidirectional_gru(gates.view(*inputs.shape[:3], -1), weight, bias)
+        return states[0].transpose(0, 1), states[1].transpose(0, 1)
 
     def _run_cell(self, x: Tensor, zero: Tensor, weights: list[Tensor]) -> Tensor:
         if isinstance(self.cell, nn.GRU):
