@@ -5,20 +5,11 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from importlib import import_module
-from typing import Any
-
 import torch
 from torch import Tensor
 
-# Any: the annotations of triton describe neither constexpr arguments nor launch options.
-triton: Any = None
-with suppress(ImportError):  # triton comes with the CUDA builds of torch alone
-    triton = import_module("triton")
-AVAILABLE = triton is not None
-tl: Any = triton and triton.language
-jit: Any = triton.jit if AVAILABLE else lambda kernel: kernel
+from nosology.encoders.triton_language import AVAILABLE as AVAILABLE
+from nosology.encoders.triton_language import jit, tl, triton
 
 MAX_TOKENS = 16_384  # of a row that a program holds in its registers
 LOWEST = tl and tl.constexpr(-3e38)  # score of padding; -inf - -inf would not be a number

@@ -18,26 +18,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nosology.attention.kernels import AVAILABLE, jit, tl, triton
+from nosology.encoders.triton_language import AVAILABLE, jit, tl, triton
 
 MAX_NOTES = 64
 _UNITS = 16  # hidden units of a program
 _CHUNK = 128  # of the hidden units that are read at once
-_WORDS = 1 << 30  # per launch; 1 in tests without a GPU, where no program can wait for another
+WORDS = 1 << 30  # per launch; 1 in tests without a GPU, where no program can wait for another
 
 
 @jit
-def _sigmoid(x):
+def sigmoid(x):
     return 1.0 / (1.0 + tl.exp(-x))
 
 
 @jit
-def _tanh(x):
+def tanh(x):
     return 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0
 
 
 @jit
-def _wait(counter, count):
+def wait(counter, count):
     """Waits until all programs of a direction have called this `count` times in total."""
     tl.debug_barrier()
     tl.atomic_add(counter, 1, sem="release", scope="gpu")
@@ -95,10 +95,10 @@ def _forward(
             r = tl.dot(part, tl.load(w), r)
             z = tl.dot(part, tl.load(w + H * H), z)
             q = tl.dot(part, tl.load(w + 2 * H * H), q)
-        r = _sigmoid(x_r + r + b_r[None, :])
-        z = _sigmoid(x_z + z + b_z[None, :])
+        r = sigmoid(x_r + r + b_r[None, :])
+        z = sigmoid(x_z + z + b_z[None, :])
         q = q + b_n[None, :]
-        n = _tanh(x_n + r * q)
+        n = tanh(x_n + r * q)
         h = n + z * (h - n)
         tl.store(before + size + own, h.to(states.dtype.element_ty), mask=inside)
         keep = saved + tl.cast(word, tl.int64) * size * 4 + in_saved
@@ -107,7 +107,7 @@ def _forward(
         tl.store(keep + 2 * H, n.to(saved.dtype.element_ty), mask=inside)
         tl.store(keep + 3 * H, q.to(saved.dtype.element_ty), mask=inside)
         if SYNC:
-            _wait(counters + direction, (word - first + 1) * (H // UNITS))
+            wait(counters + direction, (word - first + 1) * (H // UNITS))
 
 
 @jit
@@ -166,7 +166,7 @@ def _backward(
             tl.store(d_q + word * size + own, (d_n * r).to(d_q.dtype.element_ty), mask=inside)
             d_h = d_h * z
             if PROPAGATE:
-                _wait(counters + direction, (step - first + 1) * (H // UNITS))
+                wait(counters + direction, (step - first + 1) * (H // UNITS))
         if PROPAGATE:
             for start in tl.static_range(0, H, CHUNK):
                 k = start + tl.arange(0, CHUNK)
@@ -205,9 +205,9 @@ class _BidirectionalGru(torch.autograd.Function):
         states[:, 0] = 0
         saved = gates.new_empty(two, words, notes, 4 * hidden)
         tensors = (gates.contiguous(), weight.contiguous(), bias.float().contiguous(), states, saved)
-        for first in range(0, words, _WORDS):
-            last = min(first + _WORDS, words)
-            _launch(_forward, tensors, (words, notes, first, last), hidden, SYNC=last - first > 1)
+        for first in range(0, words, WORDS):
+            last = min(first + WORDS, words)
+            launch(_forward, tensors, (words, notes, first, last), hidden, SYNC=last - first > 1)
         ctx.save_for_backward(weight, states, saved)
         return states[:, 1:]
 
@@ -221,11 +221,11 @@ class _BidirectionalGru(torch.autograd.Function):
         # By the columns of each gate, so that a program reads its weights in order.
         columns = weight.view(two, 3, hidden, hidden).transpose(2, 3).contiguous()
         tensors = (grad_outputs[0].contiguous(), columns, states, saved, d_gates, d_q, d_first)
-        for first in range(0, words, _WORDS):
-            sizes = (words, notes, first, min(first + _WORDS, words))
-            parts = ((True, True),) if _WORDS > 1 else ((True, False), (False, True))
+        for first in range(0, words, WORDS):
+            sizes = (words, notes, first, min(first + WORDS, words))
+            parts = ((True, True),) if WORDS > 1 else ((True, False), (False, True))
             for derive, propagate in parts:
-                _launch(_backward, tensors, sizes, hidden, DERIVE=derive, PROPAGATE=propagate)
+                launch(_backward, tensors, sizes, hidden, DERIVE=derive, PROPAGATE=propagate)
         before = states[:, :-1].reshape(two, -1, hidden)
         rows = d_gates.view(two, -1, 3 * hidden)
         of_q = d_q.view(two, -1, hidden)
@@ -234,7 +234,8 @@ class _BidirectionalGru(torch.autograd.Function):
         return d_gates, torch.cat(products, 1), d_bias
 
 
-def _launch(kernel: Any, tensors: tuple[Tensor, ...], sizes: tuple[int, ...], hidden: int, **flags: bool) -> None:
+def launch(kernel: Any, tensors: tuple[Tensor, ...], sizes: tuple[int, ...], hidden: int, **flags: bool) -> None:
+    """Runs a kernel for both directions; sizes: words, notes, first and last word."""
     counters = torch.zeros(2, dtype=torch.int32, device=tensors[0].device)
     rows = max(16, triton.next_power_of_2(sizes[1]))
     constants = {"H": hidden, "ROWS": rows, "UNITS": _UNITS, "CHUNK": _CHUNK, **flags}

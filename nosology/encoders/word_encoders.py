@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from nosology.core import ConfigError
 from nosology.encoders import gru_kernel
+from nosology.encoders.lstm_kernel import bidirectional_lstm
 from nosology.encoders.tokenizers import PAD, Vocabulary
 from nosology.text.tokens import words_of
 
@@ -84,7 +85,7 @@ class RecurrentEncoder(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """States (B, T, D) of embedded tokens (B, T, E); lengths: (B,) on the CPU. States of padding are 0."""
-        use_kernel = isinstance(self.cell, nn.GRU) and gru_kernel.can_run(x, len(x), self.cell.hidden_size)
+        use_kernel = gru_kernel.can_run(x, len(x), self.cell.hidden_size)
         if x.is_cuda and not use_kernel:
             return self._run_packed(x, lengths)
         forward, backward, reversal, ends = self._run_padded(x, lengths, use_kernel=use_kernel)
@@ -124,8 +125,11 @@ class RecurrentEncoder(nn.Module):
         inputs = torch.stack([x, reversed_x]).transpose(1, 2)  # (2, T, B, E)
         weights = (torch.stack(pair).to(x.dtype) for pair in zip(*self.cell.all_weights))
         input_weight, weight, input_bias, bias = weights
-        gates = torch.baddbmm(input_bias[:, None], inputs.flatten(1, 2), input_weight.transpose(1, 2))
-        states = gru_kernel.bidirectional_gru(gates.view(*inputs.shape[:3], -1), weight, bias)
+        is_gru = isinstance(self.cell, nn.GRU)  # an LSTM adds both biases
+        constant = input_bias if is_gru else input_bias + bias
+        gates = torch.baddbmm(constant[:, None], inputs.flatten(1, 2), input_weight.transpose(1, 2))
+        gates = gates.view(*inputs.shape[:3], -1)
+        states = gru_kernel.bidirectional_gru(gates, weight, bias) if is_gru else bidirectional_lstm(gates, weight)
         return states[0].transpose(0, 1), states[1].transpose(0, 1)
 
     def _run_cell(self, x: Tensor, zero: Tensor, weights: list[Tensor]) -> Tensor:

@@ -1,8 +1,8 @@
-"""The GRU of DualLAAT at small batches on a GPU: python benchmarks/speed/gru.py [--words 1536] [--batches 8 16 32 64]
+"""GRU of DualLAAT and LSTM of LAAT at small batches on a GPU: python benchmarks/speed/recurrent_layers.py
 
 One bidirectional layer of 512 units over word vectors of size 100: milliseconds of the forward and backward pass, by
-cuDNN on packed notes and by `gru_kernel`, both in bf16 and on the same notes, and the largest relative distance of
-states and gradients from float32.
+cuDNN on packed notes and by our kernels (`gru_kernel.py`, `lstm_kernel.py`), both in bf16 and on the same notes, and the
+largest relative distance of states and gradients from float32.
 """
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nosology.encoders import gru_kernel
-from nosology.encoders.word_encoders import RecurrentEncoder
+from nosology.encoders.word_encoders import CELLS, RecurrentEncoder
 
-RESULT = Path(__file__).parents[1] / "results" / "speed_gru.json"
+RESULT = Path(__file__).parents[1] / "results" / "speed_recurrent_layers.json"
 REPEATS, HIDDEN, SIZE = 5, 512, 100
 
 
 class Layer:
     """An encoder with notes of different lengths and a gradient by its states."""
 
-    def __init__(self, notes: int, words: int):
+    def __init__(self, cell: str, notes: int, words: int):
         torch.manual_seed(0)
-        self.encoder = RecurrentEncoder(SIZE, HIDDEN, "gru").cuda()
+        self.encoder = RecurrentEncoder(SIZE, HIDDEN, cell).cuda()
         self.x = torch.randn(notes, words, SIZE, device="cuda").requires_grad_()
         self.lengths = torch.randint(words * 3 // 4, words + 1, (notes,))
         self.lengths[0] = words
@@ -38,7 +39,7 @@ class Layer:
         with torch.autocast("cuda", precision, enabled=precision != torch.float32):
             states = self.encoder(self.x, self.lengths)
         leaves = [self.x, *self.encoder.parameters()]
-        return [states.float(), *torch.autograd.grad(states, leaves, self.gradient.to(states.dtype))]
+        return [states.detach().float(), *torch.autograd.grad(states, leaves, self.gradient.to(states.dtype))]
 
     def milliseconds(self, max_notes: int) -> float:
         """The time of `run` in bf16."""
@@ -52,11 +53,11 @@ class Layer:
         return start.elapsed_time(end) / REPEATS
 
 
-def compare(notes: int, words: int) -> dict[str, float | int]:
+def compare(cell: str, notes: int, words: int) -> dict[str, Any]:
     """A row of the table."""
-    layer = Layer(notes, words)
+    layer = Layer(cell, notes, words)
     exact = layer.run(0, torch.float32)
-    row: dict[str, float | int] = {"notes": notes, "words": words}
+    row: dict[str, Any] = {"cell": cell, "notes": notes, "words": words}
     for name, max_notes in (("cudnn", 0), ("kernel", notes)):
         rows = layer.run(max_notes, torch.bfloat16)
         row[f"{name}_distance"] = round(max(float((a - b).norm() / b.norm()) for a, b in zip(rows, exact)), 4)
@@ -72,9 +73,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
     rows = []
-    for notes in arguments.batches:
-        rows.append(compare(notes, arguments.words))
-        print(json.dumps(rows[-1]), flush=True)
+    for cell in CELLS:
+        for notes in arguments.batches:
+            rows.append(compare(cell, notes, arguments.words))
+            print(json.dumps(rows[-1]), flush=True)
     result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
     arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
