@@ -1,8 +1,8 @@
 """GRU of DualLAAT and LSTM of LAAT at small batches on a GPU: python benchmarks/speed/recurrent_layers.py
 
 One bidirectional layer of 512 units over word vectors of size 100: milliseconds of the forward and backward pass, by
-cuDNN on packed notes and by our kernels (`gru_kernel.py`, `lstm_kernel.py`), both in bf16 and on the same notes, and the
-largest relative distance of states and gradients from float32.
+cuDNN on packed notes and by our kernels (`gru_kernel.py`, `lstm_kernel.py`), both in bf16 and on the same notes, and
+the largest relative distance of states and gradients from float32.
 """
 
 from __future__ import annotations
