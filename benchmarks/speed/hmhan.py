@@ -41,7 +41,7 @@ from nosology.encoders.transformer import WindowedTransformer
 from nosology.models.hmhan.hmhan_model import EncodedReport
 from nosology.models.hmhan.hmhan_net import HmhanNet, ReportBatch
 from nosology.models.hmhan.hmhan_settings import HmhanSettings, LossSettings
-from nosology.models.hmhan.report_batches import ReportBatchBuilder, ReportDataset
+from nosology.models.hmhan.report_batches import LOADER_THREADS, ReportBatchBuilder, ReportDataset
 from nosology.models.neural import evaluating
 from nosology.training.batch_plan import BatchPlan
 from nosology.training.cuda_graphs import CudaGraphBatchStep
@@ -192,7 +192,8 @@ class Training:
                 reports += work.notes
             return reports
 
-        feed = BatchLoader(plan, batches.build, pin_memory=self.device == "cuda")
+        threads = 1 if isinstance(cached_states, DeviceCachedStates) else LOADER_THREADS
+        feed = BatchLoader(plan, batches.build, pin_memory=self.device == "cuda", threads=threads)
         kind = ProfilerActivity.CUDA if self.device == "cuda" else ProfilerActivity.CPU
         with closing(feed.steps(0, 0)) as loaded:
             for _ in range(3):  # by then the usual shapes have CUDA graphs

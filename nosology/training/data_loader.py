@@ -1,4 +1,4 @@
-"""Batches of padded notes, and the loader that prepares them in a background thread."""
+"""Batches of padded notes, and the loader that prepares them in background threads."""
 
 from __future__ import annotations
 
@@ -102,16 +102,18 @@ class BatchLoader:
     rank: int = 0
     world_size: int = 1
     pin_memory: bool = False
+    threads: int = 1  # steps that are prepared at the same time; their order stays
 
     def steps(self, epoch: int, step: int) -> Generator[StepBatches, None, None]:
-        """All steps from the given one on, without end. Closing the iterator ends the thread."""
+        """All steps from the given one on, without end. Closing the iterator ends the threads."""
         positions = ((e, s) for e in count(epoch) for s in range(step if e == epoch else 0, len(self.plan)))
         epoch_plan = lru_cache(maxsize=1)(self.plan.epoch)
-        with ThreadPoolExecutor(1, thread_name_prefix="batches") as pool:
+        prefetched = max(_PREFETCHED_STEPS, self.threads)
+        with ThreadPoolExecutor(self.threads, thread_name_prefix="batches") as pool:
             queue: deque[Future[StepBatches]] = deque()
             try:
                 while True:
-                    for position in islice(positions, 1 + _PREFETCHED_STEPS - len(queue)):
+                    for position in islice(positions, 1 + prefetched - len(queue)):
                         queue.append(pool.submit(self._load, epoch_plan, *position))
                     yield queue.popleft().result()
             finally:

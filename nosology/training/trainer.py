@@ -63,8 +63,8 @@ class TrainingRun:
     make_batch: returns the batch of a micro-batch's notes, on the CPU. The net returns the mean loss of its notes;
         micro-batches are weighted by their number of notes, so the gradient is that of the mean over the step.
     prepare_step: called once per step with all its notes, longest first, and a generator derived from seed and step.
-        Its result is passed to every `make_batch` of the step. Both functions run in a background thread and must not
-        use torch's global random numbers.
+        Its result is passed to every `make_batch` of the step. Both functions run in background threads, at most
+        `loader_threads` at a time, and must not use torch's global random numbers.
     validate: returns metrics on the dev notes, `settings.monitor` among them. The first process calls it after each
         epoch, without gradients, in eval mode and in the precision of the training. None: the last weights are best.
     run_folder: receives checkpoint.safetensors, best.safetensors, curves.csv and tensorboard/. A stopped run resumes
@@ -86,6 +86,7 @@ class TrainingRun:
     plan: StepPlan | None = None  # None: a BatchPlan of lengths and groups
     parameter_groups: Sequence[ParameterGroup] = ()  # empty: one group of all trainable parameters
     use_cuda_graphs: bool = False
+    loader_threads: int = 1
     fabric: Fabric | None = None  # None: `launch_fabric(settings)`
     title: str = "training"  # of the progress display
 
@@ -196,9 +197,9 @@ class Trainer:
 
     def train(self) -> TrainingResult:
         run, fabric = self.run, self.fabric
-        loader = BatchLoader(
-            self.plan, run.make_batch, run.prepare_step, fabric.global_rank, fabric.world_size, pin_memory=self._on_gpu
-        )
+        processes = (fabric.global_rank, fabric.world_size)
+        loading = (run.make_batch, run.prepare_step)
+        loader = BatchLoader(self.plan, *loading, *processes, pin_memory=self._on_gpu, threads=run.loader_threads)
         self.net.train()
         with closing(loader.steps(self.state.epoch, self.state.epoch_steps)) as steps:
             while not self.is_finished:

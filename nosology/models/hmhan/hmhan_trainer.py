@@ -32,6 +32,7 @@ from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet
 from nosology.models.hmhan.hmhan_settings import HmhanRecipe
 from nosology.models.hmhan.report_batches import (
+    LOADER_THREADS,
     ReportBatchBuilder,
     ReportDataset,
     SyntheticRows,
@@ -201,6 +202,7 @@ class HmhanEnsembleTrainer:
                 validate=None if validate is None else lambda _: validate(model),
                 parameter_groups=parameter_groups(net, self.recipe),
                 use_cuda_graphs=self.cached_states is not None,
+                loader_threads=1 if self.device_states else LOADER_THREADS,
                 run_folder=folder,
                 fingerprint=f"{self.fingerprint} {number} {hashlib.sha256(rows.tobytes()).hexdigest()}",
                 seed=seed,

@@ -31,6 +31,7 @@ from nosology.training.data_loader import pad_notes
 from nosology.training.examples import codes_in_labels
 
 _BATCH_TOKENS = {"cpu": 4_096, "cuda": 65_536}  # padding included
+LOADER_THREADS = 8  # that copy states from the disk's cache; one is slower than the GPU
 _WIDTH_MULTIPLE = 64  # on a GPU: few different widths, so that CUDA graphs are reused
 
 
