@@ -78,6 +78,7 @@ class TrainerSettings(Settings):
 
     epochs: int = Field(0, ge=0)  # 0: by the number of notes, see `resolve_schedule`
     stop_epoch: int = Field(0, ge=0)  # ends after this many epochs, on the schedule of all epochs; 0: after the last
+    stop_step: int = Field(0, ge=0)  # the same for steps; the last epoch is then validated early
     batch: int = Field(32, ge=1)  # notes per step
     micro_tokens: int = Field(0, ge=0)  # tokens per micro-batch, padding included; 0: by the device
     micro_batches: int = Field(0, ge=0)  # per step at least; 0: one per process, at least two on CPUs

@@ -97,10 +97,12 @@ class TrainingResult:
 
     epochs: int  # that were trained
     steps: int
+    notes: int  # that were trained since the start or the resumption, each as often as it was read
     best_epoch: int  # counted from 1
     metrics: dict[str, float]  # of the best weights on the dev notes
     pads: float  # share of padding among all tokens
     notes_per_second: float  # in training, without validation
+    validation_seconds: float  # since the start or the resumption
     resumed_at: int  # step; 0: not resumed
 
 
@@ -145,7 +147,7 @@ class Trainer:
         self._losses: list[Tensor] = []  # of the steps since the last log, on the device
         self._epoch_losses: list[float] = []
         self._notes = self._all_notes = 0
-        self._train_seconds = self._write_seconds = 0.0
+        self._train_seconds = self._write_seconds = self._validation_seconds = 0.0
         self._logged_at = self._written_at = time.monotonic()
 
     def _batch_plan(self) -> BatchPlan:
@@ -193,7 +195,13 @@ class Trainer:
     @property
     def is_finished(self) -> bool:
         """Whether the last epoch is over or early stopping ends the run."""
-        return self.state.epoch >= self.last or self.state.epochs_without_improvement >= self.settings.patience
+        no_better = self.state.epochs_without_improvement >= self.settings.patience
+        return self.state.epoch >= self.last or no_better or self._is_last_step
+
+    @property
+    def _is_last_step(self) -> bool:
+        """Whether the settings end the run at this step."""
+        return 0 < self.settings.stop_step <= self.state.step
 
     def train(self) -> TrainingResult:
         run, fabric = self.run, self.fabric
@@ -226,7 +234,7 @@ class Trainer:
         self._losses.append(self._step_loss.clone())
         self._notes += batches.notes
         self.state = replace(self.state, epoch_steps=batches.step + 1, step=self.state.step + 1)
-        ends_epoch = self.state.epoch_steps == len(self.plan)
+        ends_epoch = self.state.epoch_steps == len(self.plan) or self._is_last_step
         if ends_epoch or self.state.epoch_steps % self.settings.log_steps == 0 or self._is_log_overdue:
             self._log(batches.epoch, ends_epoch)
 
@@ -308,10 +316,12 @@ class Trainer:
         metrics: dict[str, float] = {}
         if self.is_first and self.run.validate:
             self.net.eval()
+            started = time.monotonic()
             waiting = activity(f"{self.run.title}: epoch {epoch + 1}, dev notes", spinner=False)
             with torch.no_grad(), self.fabric.autocast(), waiting:
                 metrics = {name: float(value) for name, value in self.run.validate(self.net).items()}
             self.net.train()
+            self._validation_seconds += time.monotonic() - started
         metrics = self.fabric.broadcast(metrics)
         score = metrics[self.settings.monitor] if self.run.validate else float(epoch)
         if not math.isfinite(score):
@@ -358,9 +368,17 @@ class Trainer:
         best = self.checkpoints.load_best(self.net)
         self.fabric.barrier()  # all processes have read them
         self.net.eval()
-        padding, speed = self.plan.epoch(0).padding_share(), self._mean_speed()
-        state = self.state
-        return TrainingResult(state.epoch, state.step, best["epoch"], best["metrics"], padding, speed, self.resumed_at)
+        return TrainingResult(
+            epochs=self.state.epoch,
+            steps=self.state.step,
+            notes=self._all_notes,
+            best_epoch=best["epoch"],
+            metrics=best["metrics"],
+            pads=self.plan.epoch(0).padding_share(),
+            notes_per_second=self._mean_speed(),
+            validation_seconds=self._validation_seconds,
+            resumed_at=self.resumed_at,
+        )
 
     def close(self) -> None:
         """Closes curves and progress display, and frees the CUDA graphs."""

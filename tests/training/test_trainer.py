@@ -254,6 +254,16 @@ def test_a_step_of_a_tiny_net_takes_milliseconds(tmp_path):
     assert_cpu_seconds(run, 402 * 0.015)  # 2 ms a step on an idle machine
 
 
+def test_stop_step_ends_the_run_within_an_epoch_and_validates(tmp_path):
+    settings = SETTINGS.model_copy(update={"epochs": 4, "stop_step": 3})
+    result = train(tmp_path / "short", settings)
+    whole = train(tmp_path / "whole", settings.model_copy(update={"stop_step": 0}), validate=None)
+    assert (result.steps, result.epochs, result.best_epoch) == (3, 1, 1) and whole.steps > 2 * result.steps
+    assert 0 < result.notes < whole.notes and result.metrics and result.validation_seconds > 0
+    again = train(tmp_path / "short", settings)
+    assert (again.steps, again.resumed_at, again.metrics) == (3, 3, result.metrics)
+
+
 def test_stop_epoch_ends_the_run_on_the_schedule_of_all_epochs(tmp_path, capsys):
     results = {}
     for stop_epoch in (0, 2):

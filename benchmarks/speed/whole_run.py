@@ -1,0 +1,208 @@
+"""A whole run of the DualLAAT paper on a simulated MIMIC-IV, stage by stage: python benchmarks/speed/whole_run.py
+
+    python benchmarks/speed/whole_run.py --notes 2500 10000 40000 --steps 300
+
+Simulates about as many discharge summaries as given (43% with ICD-10, 57% with ICD-9 codes; MIMIC-IV has 281,000 in
+all), writes a corpus of each version, splits and audits both, trains `dual_laat-paper` on both for some steps and
+evaluates it on the ICD-10 test notes, each stage by its `nosology` command. Prints for each stage seconds by the clock,
+CPU seconds, the peak of memory that is not a mapped file, the mean use of the GPU, and milliseconds per note; and, for
+the largest size, the time that all ten epochs of the paper would take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+RESULT = Path(__file__).parents[1] / "results" / "speed_whole_run.json"
+NOTES_PER_PATIENT = 1.8
+YEARS = "2010-2019"  # ICD-10 since October 2015
+VERSIONS = {"ten": "icd10cm,icd10pcs", "nine": "icd9cm,icd9proc"}
+EPOCHS = 10
+MIMIC_NOTES = 281_000
+SAMPLE_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The cost of one command."""
+
+    name: str
+    seconds: float
+    cpu_seconds: float
+    peak_gb: float
+    gpu_percent: float | None
+
+
+class Sampler:
+    """Peak memory of a process with its children, and mean use of the GPU, while it runs."""
+
+    def __init__(self, pid: int):
+        self.peak, self.used = 0.0, []
+        self._pid, self._ended = pid, threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(SAMPLE_SECONDS):
+            self.peak = max(self.peak, sum(map(_memory, _family(self._pid))))
+            if (use := _gpu_use()) is not None:
+                self.used.append(use)
+
+    def close(self) -> None:
+        """Ends the sampling."""
+        self._ended.set()
+        self._thread.join()
+
+
+def _family(pid: int) -> list[int]:
+    """The process and all its descendants."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, IndexError):  # it has ended
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    family = [pid]
+    for member in family:
+        family += children.get(member, [])
+    return family
+
+
+def _memory(pid: int) -> float:
+    """Gigabytes of a process that are no mapped file; shared pages are divided among their processes."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines[1:]}
+    return (kilobytes.get("Pss_Anon", 0) + kilobytes.get("Pss_Shmem", 0)) / 1e6
+
+
+def _gpu_use() -> float | None:
+    if not shutil.which("nvidia-smi"):
+        return None
+    query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+    done = subprocess.run(query, capture_output=True, text=True)
+    return float(done.stdout.split()[0]) if done.returncode == 0 and done.stdout.split() else None
+
+
+def measure(name: str, *arguments: str) -> Stage:
+    """The cost of a nosology command; an audit may find near-duplicates (exit code 3)."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    started = time.monotonic()
+    process = subprocess.Popen([sys.executable, "-m", "nosology", *arguments], stdout=subprocess.DEVNULL)
+    sampler = Sampler(process.pid)
+    code = process.wait()
+    seconds = time.monotonic() - started
+    sampler.close()
+    if code not in ((0, 3) if "audit" in arguments else (0,)):
+        raise SystemExit(f"nosology {' '.join(arguments)} ended with exit code {code}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    used = round(sum(sampler.used) / len(sampler.used), 1) if sampler.used else None
+    stage = Stage(name, round(seconds, 1), round(cpu, 1), round(sampler.peak, 2), used)
+    print(json.dumps(asdict(stage)), flush=True)
+    return stage
+
+
+def run(notes: int, steps: int, settings: list[str], folder: Path) -> dict[str, Any]:
+    """All stages at one size."""
+    hospital, bundle, report = folder / "hospital", folder / "bundle", folder / "report"
+    patients = str(round(notes / NOTES_PER_PATIENT))
+    stages = [measure("simulate", "simulate", "--out", str(hospital), "--patients", patients, "--years", YEARS)]
+    for version, systems in VERSIONS.items():
+        whole, split = folder / f"all_{version}", folder / version
+        options = ("--systems", systems, "--drop-uncoded", "--out", str(whole))
+        stages.append(measure(f"prepare {version}", "corpus", "prepare", "mimic4", str(hospital), *options))
+        stages.append(measure(f"split {version}", "corpus", "split", str(whole), "--out", str(split)))
+        stages.append(measure(f"audit {version}", "corpus", "audit", str(split)))
+    corpora = [argument for version in VERSIONS for argument in ("--corpus", str(folder / version))]
+    changed = [f"training.stop_step={steps}", *settings]
+    options = [argument for setting in changed for argument in ("--set", setting)]
+    stages.append(measure("train", "train", "dual_laat-paper", *corpora, "--out", str(bundle), *options))
+    corpus = ("--corpus", str(folder / "ten"))
+    stages.append(measure("evaluate", "evaluate", str(bundle), *corpus, "--out", str(report)))
+    written = {version: _split_sizes(folder / version) for version in VERSIONS}
+    provenance = json.loads((bundle / "bundle.json").read_text())["provenance"]
+    return {
+        "notes": sum(sum(sizes.values()) for sizes in written.values()),
+        "written": written,
+        "steps": steps,
+        "stages": [asdict(stage) for stage in stages],
+        "training": provenance["found"],
+    }
+
+
+def _split_sizes(corpus: Path) -> dict[str, int]:
+    from collections import Counter
+
+    from nosology.corpora.corpus import Corpus
+
+    return dict(Counter(note.split for note in Corpus.open(corpus).notes(text=False)))
+
+
+def projection(result: dict[str, Any]) -> dict[str, float]:
+    """Hours of the paper's run at this size and at that of MIMIC-IV: all stages, with ten epochs of training.
+
+    The time before the first step grows with the notes; validation always reads the same number of notes.
+    """
+    training = result["training"]
+    train_notes = sum(sizes["train"] for sizes in result["written"].values())
+    seconds = {stage["name"]: stage["seconds"] for stage in result["stages"]}
+    steps = training["notes"] / training["notes_per_second"]
+    validation = training["validation_seconds"]
+    start = seconds["train"] - steps - validation
+    growing = sum(s for name, s in seconds.items() if name not in ("train", "simulate")) + start
+    growing += EPOCHS * train_notes / training["notes_per_second"]
+    factor = MIMIC_NOTES / result["notes"]
+    fixed = EPOCHS * validation
+    return {
+        "hours": round((growing + fixed) / 3600, 2),
+        "hours_mimic": round((growing * factor + fixed) / 3600, 2),
+        "seconds_before_the_first_step": round(start, 1),
+        "notes_per_second": training["notes_per_second"],
+        "validation_seconds": validation,
+    }
+
+
+def main() -> None:
+    """Prints and writes the stages at each size."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--notes", type=int, nargs="+", default=[2_500, 10_000, 40_000], help="at each size")
+    parser.add_argument("--steps", type=int, default=300, help="of training")
+    parser.add_argument("--set", action="append", default=[], help="a setting of the recipe: KEY=VALUE")
+    parser.add_argument("--folder", type=Path, help="for the files (default: a temporary folder)")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    arguments = parser.parse_args()
+    results = []
+    for notes in arguments.notes:
+        with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
+            results.append(run(notes, arguments.steps, arguments.set, Path(temporary)))
+        result = results[-1]
+        result["projection"] = projection(result)
+        print(f"\n{result['notes']:,} notes, {os.cpu_count()} cores")
+        for stage in result["stages"]:
+            cost = 1000 * stage["seconds"] / result["notes"]
+            share = "" if stage["gpu_percent"] is None else f"  GPU {stage['gpu_percent']:.0f}%"
+            times = f"{stage['name']:14}{stage['seconds']:9.1f} s{stage['cpu_seconds']:10.1f} CPU s"
+            print(f"{times}{stage['peak_gb']:8.2f} GB{cost:9.2f} ms per note{share}")
+        print(json.dumps(result["projection"]), flush=True)
+        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
