@@ -29,6 +29,7 @@ from nosology.core.files import (
 from nosology.corpora.notes_file import note_to_json
 
 MANIFEST, NOTES = "corpus.json", "notes.parquet"
+WORDS = "words"  # the folder of the word caches (`word_cache`), which are no part of the corpus
 FORMAT = 1
 _DIGEST = "digest"  # of the other values of the manifest
 _KEYS = {"format", "package", "source", "filters", "counts", "hash", "sha256", _DIGEST}
@@ -44,6 +45,7 @@ _SCHEMA = pa.schema(
 _GROUP_NOTES, _GROUP_CHARACTERS = 2_000, 1 << 24
 _BATCH_NOTES = 256
 _VERIFIED_CORPORA = 200  # how many are remembered
+_FILES = [NOTES, f"{WORDS}/*", f"{WORDS}/*/*"]  # what a corpus folder may have when it is replaced
 
 
 class Corpus:
@@ -52,6 +54,7 @@ class Corpus:
     def __init__(self, folder: Path, manifest: dict[str, Any]):
         self.folder = folder
         self.manifest = manifest
+        self.word_caches: dict[str, Any] = {}  # those that are open, by the name of the cleaning
 
     @classmethod
     def open(cls, folder: str | Path) -> Corpus:
@@ -119,6 +122,12 @@ class Corpus:
     def __len__(self) -> int:
         return self.manifest["counts"]["notes"]
 
+    @property
+    def row_groups(self) -> int:
+        """The number of groups of notes in the file; `read_texts` reads one."""
+        with parquet.ParquetFile(self.folder / NOTES) as file:
+            return file.metadata.num_row_groups
+
     def notes(self, split: str | None = None, text: bool = True) -> Iterator[Note]:
         """The notes in order, optionally of one split. `text=False` is faster: each text is empty."""
         if split is not None and split not in SPLITS:
@@ -135,9 +144,18 @@ class Corpus:
             raise DataError(f"{self.folder / NOTES} is missing or damaged") from error
 
 
+def read_texts(folder: str | Path, group: int) -> list[str]:
+    """The texts of a row group of the corpus in a folder."""
+    try:
+        with parquet.ParquetFile(Path(folder) / NOTES) as file:
+            return file.read_row_group(group, columns=["text"]).column("text").to_pylist()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{Path(folder) / NOTES} is missing or damaged") from error
+
+
 def check_corpus_folder(folder: str | Path) -> Path:
     """The resolved path; OutputError if a corpus must not be written to it."""
-    return check_output_folder(folder, marker=MANIFEST, files=[NOTES])
+    return check_output_folder(folder, marker=MANIFEST, files=_FILES)
 
 
 def write_corpus(
@@ -150,7 +168,7 @@ def write_corpus(
     """
     folder = Path(folder)
     counter = _CorpusCounter()
-    with atomic_folder(folder, marker=MANIFEST, files=[NOTES]) as temporary:
+    with atomic_folder(folder, marker=MANIFEST, files=_FILES) as temporary:
         with parquet.ParquetWriter(temporary / NOTES, _SCHEMA, compression="zstd") as writer:
             for group in _row_groups(notes):
                 for note in group:

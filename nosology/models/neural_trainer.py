@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,13 +17,13 @@ from scipy import sparse
 from nosology.codes.lookup import label_description
 from nosology.core import Code, DataError
 from nosology.core.label_space import ICD9, ICD10, LabelSpace, label_versions, mask_other_versions, note_versions
-from nosology.core.progress import progress
+from nosology.core.progress import activity, progress
 from nosology.corpora.corpus import Corpus
-from nosology.encoders.tokenizers import Encoding, Vocabulary, WordTokenizer, benchmark_words
-from nosology.encoders.word_encoders import train_word_vectors
+from nosology.encoders.tokenizers import TokenIds, Vocabulary, WordTokenizer
+from nosology.encoders.word_vectors import train_word_vectors
 from nosology.evaluation import brief
 from nosology.models.neural import NeuralModel, Tokenizer
-from nosology.models.train import CalibratedTrainer, Fit
+from nosology.models.train import CalibratedTrainer, Fit, TrainedCoder
 from nosology.text.tokens import words_of
 from nosology.training.calibration import EXCLUDED_LOGIT
 from nosology.training.data_loader import Batch, pad_notes
@@ -44,15 +44,21 @@ from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRu
 class TokenizedNotes:
     """Tokenized notes with their labels and ICD versions."""
 
-    reads: list[Encoding]
+    reads: Sequence[TokenIds]
     codes: list[tuple[Code, ...]]  # of the code systems to learn
     gold: sparse.csr_matrix  # (B, L) of 0/1
     versions: np.ndarray  # (B,)
 
     @staticmethod
     def of(examples: Examples, settings: LabelSettings, tokenizer: Tokenizer, labels: LabelSpace) -> TokenizedNotes:
-        """The tokenized notes of examples; the versions of a note are those of all its codes, learned or not."""
-        reads = [tokenizer.tokenize(text) for text in progress(examples.texts(), "reading", total=len(examples))]
+        """The tokenized notes of examples; the versions of a note are those of all its codes, learned or not.
+
+        Words are read from the word caches of the corpora.
+        """
+        if isinstance(tokenizer, WordTokenizer):
+            reads = examples.words(tokenizer.cleaning).encoded(tokenizer)
+        else:
+            reads = [tokenizer.tokenize(text) for text in progress(examples.texts(), "reading", total=len(examples))]
         codes = codes_in_labels(settings, labels, examples.codes)
         return TokenizedNotes(reads, codes, labels.encode(codes), note_versions(examples.codes))
 
@@ -66,7 +72,7 @@ class TokenizedNotes:
         if len(self.reads) <= size:
             return self
         rows = np.sort(np.random.default_rng(seed).choice(len(self.reads), size, replace=False))
-        reads, codes = [self.reads[row] for row in rows], [self.codes[row] for row in rows]
+        reads, codes = [self.reads[int(row)] for row in rows], [self.codes[row] for row in rows]
         return TokenizedNotes(reads, codes, self.gold[rows], self.versions[rows])
 
 
@@ -104,6 +110,11 @@ class NeuralTrainer(CalibratedTrainer[R, M], Generic[R, M]):
     def build_model(self, labels: LabelSpace, examples: Examples) -> tuple[M, Targets]:
         """An untrained model for these labels and notes, and what it is trained to predict."""
 
+    def train(self, train_notes: Examples, dev_notes: Examples, refit: bool) -> TrainedCoder:
+        """The coder that is trained on train notes and tuned on dev notes; refit: then trained again on both."""
+        trained = super().train(train_notes, dev_notes, refit)
+        return replace(trained, report=trained.report | self._word_vector_report())
+
     def fit(self, train_notes: Examples, dev_notes: Examples) -> Fit[M]:
         """A model trained on train notes; the best epoch is chosen on dev notes."""
         model, targets, notes = self._build(train_notes)
@@ -123,6 +134,15 @@ class NeuralTrainer(CalibratedTrainer[R, M], Generic[R, M]):
         title = f"{recipe.kind}, on train and dev notes"
         fit_labels(recipe, model, targets, read, None, self.folder / REFIT, fingerprint(recipe, notes), title=title)
         return model
+
+    def _word_vector_report(self) -> dict[str, Any]:
+        """How the word vectors of the latest model were trained; empty without word vectors."""
+        if not isinstance(self.recipe, WordRecipe):
+            return {}
+        settings = self.recipe.vectors.resolved(len(self.notes.reads))
+        is_reproducible = settings.workers == 1 or not settings.epochs
+        used = {"epochs": settings.epochs, "workers": settings.workers, "reproducible": is_reproducible}
+        return {"word_vectors": used}
 
     def _build(self, examples: Examples) -> tuple[M, Targets, TokenizedNotes]:
         """The untrained model, its targets, and the notes as it reads them."""
@@ -222,27 +242,21 @@ def build_word_tokenizer(
     The words of the labels' descriptions and `extra_words` are in the vocabulary even if no note has them.
     """
     settings = recipe.vectors.resolved(len(examples))
-    benchmark = settings.cleaning == "benchmark"
-    split = benchmark_words if benchmark else words_of
     more = Examples(map(Corpus.open, settings.corpora), lambda note: note.split == "train")
-
-    def texts(title: str) -> Iterable[str]:
-        return progress(chain(examples.texts(), more.texts()), title, total=len(examples) + len(more))
-
+    words = examples.words(settings.cleaning) + more.words(settings.cleaning)
     described = chain.from_iterable(words_of(label_description(code)) for code in labels.codes)
-    extra_words = chain(described, extra_words)
-    vocabulary = Vocabulary.build(texts("counting words"), settings.min_notes, extra_words, split=split)
+    with activity("counting words"):
+        vocabulary = Vocabulary.build(words.note_counts(), settings.min_notes, chain(described, extra_words))
+    tokenizer = WordTokenizer(vocabulary, settings.max_words, benchmark=settings.cleaning == "benchmark")
     vectors = train_word_vectors(
-        lambda: texts("word vectors"),
-        vocabulary,
+        words.encoded(tokenizer),
+        len(vocabulary),
         size=settings.size,
         epochs=settings.epochs or 0,
-        max_words=settings.max_words,
         seed=recipe.seed,
         workers=settings.workers,
-        split=split,
     )
-    return WordTokenizer(vocabulary, settings.max_words, benchmark=benchmark), torch.from_numpy(vectors)
+    return tokenizer, torch.from_numpy(vectors)
 
 
 def label_rates(labels: LabelSpace, examples: Examples) -> torch.Tensor:

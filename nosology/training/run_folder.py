@@ -13,14 +13,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from nosology.core import ConfigError, DataError, OutputError, __version__
 from nosology.core.files import atomic_file, exclusive_output, output_errors, text_sha256
-from nosology.core.progress import LOG_SECONDS
+from nosology.core.progress import LOG_SECONDS, time_left
 from nosology.training.examples import Examples
 from nosology.training.recipe_settings import Recipe
 
@@ -239,7 +238,7 @@ class ProgressDisplay:
     def _remaining(self, step: int) -> str:
         """The remaining time at the speed so far, validation included; early stopping may shorten it."""
         seconds_per_step = (time.monotonic() - self.started) / max(1, step - self.first_step)
-        return f"{timedelta(seconds=round(seconds_per_step * (self.steps - step)))} left"
+        return time_left(seconds_per_step * (self.steps - step))
 
 
 def _speed(notes_per_second: float) -> str:
