@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from tempfile import mkdtemp
+from typing import IO, Any, Literal
+from weakref import finalize
 
 import numpy as np
 
@@ -44,9 +45,8 @@ class WordCache:
     Words are numbered by their first occurrence. A pickled cache is opened again where it is unpickled.
     """
 
-    def __init__(self, folder: Path, keep: TemporaryDirectory | None = None):
-        """keep: the temporary folder that is deleted together with this object."""
-        self.folder, self._keep = folder, keep
+    def __init__(self, folder: Path):
+        self.folder = folder
 
     def __reduce__(self) -> tuple[type[WordCache], tuple[Path]]:
         return WordCache, (self.folder,)
@@ -86,8 +86,11 @@ def _stored(corpus: Corpus, cleaning: Cleaning) -> WordCache:
     for place in (corpus.folder / WORDS, cache_folder() / WORDS):
         with suppress(OSError, OutputError):
             return _find_or_build(corpus, cleaning, place / name, key)
-    keep = TemporaryDirectory(prefix="nosology-words-")
-    return WordCache(_build(corpus, cleaning, Path(keep.name) / name, key), keep)
+    temporary = Path(mkdtemp(prefix="nosology-words-"))
+    cache = WordCache(temporary / name)
+    finalize(cache, shutil.rmtree, temporary, ignore_errors=True)
+    _build(corpus, cleaning, cache.folder, key)
+    return cache
 
 
 def _find_or_build(corpus: Corpus, cleaning: Cleaning, folder: Path, key: dict[str, Any]) -> WordCache:
@@ -116,7 +119,7 @@ def _is_complete(folder: Path, key: dict[str, Any]) -> bool:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Waits until no other process holds the lock; the lock of a killed process is free. Without locks it goes on."""
-    with path.open("a", opener=_private) as file:
+    with _open_private(path, "ab") as file:
         with suppress(OSError):  # a file system without locks: the work is done twice, and the last rename wins
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -134,7 +137,7 @@ def _remove_outdated(place: Path, corpus: Corpus) -> None:
                 shutil.rmtree(path.parent)
 
 
-def _build(corpus: Corpus, cleaning: Cleaning, folder: Path, key: dict[str, Any]) -> Path:
+def _build(corpus: Corpus, cleaning: Cleaning, folder: Path, key: dict[str, Any]) -> None:
     """Writes the cache to a folder, which appears when it is complete."""
     groups = [(str(corpus.folder), group, cleaning) for group in range(corpus.row_groups)]
     workers = min(cores(), _MAX_WORKERS) if len(groups) >= _MIN_GROUPS else 1
@@ -144,7 +147,7 @@ def _build(corpus: Corpus, cleaning: Cleaning, folder: Path, key: dict[str, Any]
     with atomic_folder(folder, marker=_ABOUT, files=[_IDS, _BOUNDS, _LIST]) as temporary:
         temporary.chmod(0o700)
         with (
-            (temporary / _IDS).open("wb", opener=_private) as file,
+            _open_private(temporary / _IDS, "wb") as file,
             counting("tokenizing", total=len(corpus)) as counter,
         ):
             for words, ids, note_lengths in parallel_map(_tokenize_group, groups, workers):
@@ -152,14 +155,13 @@ def _build(corpus: Corpus, cleaning: Cleaning, folder: Path, key: dict[str, Any]
                 renumber[ids].tofile(file)
                 lengths.append(note_lengths)
                 counter.advance(len(note_lengths))
-        with (temporary / _BOUNDS).open("wb", opener=_private) as file:
+        with _open_private(temporary / _BOUNDS, "wb") as file:
             np.cumsum(np.concatenate(lengths), dtype=np.int64).tofile(file)
-        with (temporary / _LIST).open("w", encoding="utf-8", newline="\n", opener=_private) as file:
-            file.writelines(f"{word}\n" for word in known)
+        with _open_private(temporary / _LIST, "wb") as file:
+            file.writelines(f"{word}\n".encode() for word in known)
         sizes = {name: (temporary / name).stat().st_size for name in (_IDS, _BOUNDS, _LIST)}
         write_json(temporary / _ABOUT, {"key": key, "notes": len(corpus), "words": len(known), "bytes": sizes})
         (temporary / _ABOUT).chmod(0o600)
-    return folder
 
 
 def _tokenize_group(folder: str, group: int, cleaning: Cleaning) -> tuple[list[str], np.ndarray, np.ndarray]:
@@ -175,6 +177,6 @@ def _tokenize_group(folder: str, group: int, cleaning: Cleaning) -> tuple[list[s
     return list(known), np.concatenate(notes) if notes else np.empty(0, np.int32), lengths
 
 
-def _private(path: str, flags: int) -> int:
-    """Opens a file that only this user can read."""
-    return os.open(path, flags, 0o600)
+def _open_private(path: Path, mode: str) -> IO[bytes]:
+    """The opened file, which only this user can read."""
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))

@@ -95,10 +95,10 @@ def _word2vec(
     sentences: _Sentences, counts: dict[str, int], size: int, epochs: int, seed: int, workers: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The ids (W,) of the words that occur, and their vectors (W, size)."""
-    total = epochs * len(sentences.notes)
+    shown = {"title": f"word vectors, {epochs} epochs", "total": epochs * len(sentences.notes)}
     if workers == 1:
         model = _model(counts, size, epochs, seed)
-        with counting("word vectors", total=total, unit="notes of all epochs", counter=sentences.counter):
+        with counting(**shown, counter=sentences.counter):
             model.train(sentences, total_examples=len(sentences), epochs=epochs)
         return np.array(model.wv.index_to_key, np.int64), model.wv.vectors
     with TemporaryDirectory(prefix="nosology-vectors-") as name:
@@ -108,9 +108,10 @@ def _word2vec(
         _share(folder / _OUTPUT, model.syn1neg)
         counter = _SharedCounter(_share(folder / _DONE, np.zeros(workers, np.int64)))
         parts = [
-            (folder, sentences.notes[i::workers], len(sentences.names), counts, size, epochs, seed, i) for i in range(workers)
+            (folder, sentences.notes[i::workers], len(sentences.names), counts, size, epochs, seed, i)
+            for i in range(workers)
         ]
-        with counting("word vectors", total=total, unit="notes of all epochs", counter=counter):
+        with counting(**shown, counter=counter):
             list(parallel_map(_train_part, parts, workers))
         return np.array(model.wv.index_to_key, np.int64), np.array(_shared(folder / _INPUT, model.wv.vectors))
 

@@ -49,7 +49,9 @@ def test_words_are_sorted_by_notes_independent_of_their_order():
 
 
 def test_extra_words_are_included():
-    vocabulary = Vocabulary.build(note_counts(["a a", "a b", "a"]), min_notes=3, extra_words=iter(["diabetes", "b", "a", "b"]))
+    vocabulary = Vocabulary.build(
+        note_counts(["a a", "a b", "a"]), min_notes=3, extra_words=iter(["diabetes", "b", "a", "b"])
+    )
     assert set(vocabulary.words) == {"a", "b", "diabetes"}
 
 

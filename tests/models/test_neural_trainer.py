@@ -23,6 +23,7 @@ from nosology.models.neural_trainer import Targets
 from nosology.models.registry import load_class
 from nosology.models.train import train
 from nosology.training.examples import Examples
+from nosology.training.recipe_settings import WordVectorSettings
 from nosology.training.run_folder import run_folder
 from tests.conftest import PHRASES, as_notes, small_notes
 
@@ -160,6 +161,23 @@ def test_vocabulary_comes_from_train_notes_only(small_corpus, tmp_path):
     assert "zebrafish" not in results[1][0].vocabulary
     assert results[0][0] == results[1][0]
     np.testing.assert_array_equal(results[0][1], results[1][1])
+
+
+def test_bundle_says_how_the_word_vectors_were_trained(small_corpus, tmp_path):
+    settings = ["training.epochs=1", "vectors.epochs=2"]
+    bundle = train(recipe("caml", *settings), [small_corpus], tmp_path / "one")
+    assert bundle.provenance["found"]["word_vectors"] == {"epochs": 2, "workers": 1, "reproducible": True}
+    bundle = train(recipe("caml", *settings, "vectors.workers=2"), [small_corpus], tmp_path / "two")
+    assert Bundle.load(tmp_path / "two").provenance == bundle.provenance
+    assert bundle.provenance["found"]["word_vectors"] == {"epochs": 2, "workers": 2, "reproducible": False}
+
+
+def test_word_vectors_use_all_cores_for_many_notes(monkeypatch):
+    monkeypatch.setattr("nosology.training.recipe_settings.cores", lambda: 16)
+    settings = WordVectorSettings()
+    assert [settings.resolved(notes).workers for notes in (0, 100, 4000, 4001, 90_000)] == [1, 1, 1, 16, 16]
+    assert WordVectorSettings(workers=1).resolved(90_000).workers == 1
+    assert WordVectorSettings(workers=3).resolved(10).workers == 3
 
 
 def test_vectors_are_also_trained_on_the_train_notes_of_other_corpora(small_corpus, tmp_path):
