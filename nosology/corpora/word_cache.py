@@ -7,25 +7,31 @@ any time.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import IO, Any, Literal
+from typing import Any, Literal
 from weakref import finalize
 
 import numpy as np
 
 from nosology.core import OutputError
-from nosology.core.files import atomic_folder, cache_folder, json_sha256, read_json, write_json
+from nosology.core.files import (
+    atomic_folder,
+    cache_folder,
+    file_lock,
+    json_sha256,
+    private_file,
+    read_json,
+    write_json,
+)
 from nosology.core.parallel import cores, parallel_map
-from nosology.core.progress import activity, counting
+from nosology.core.progress import counting
 from nosology.corpora.corpus import WORDS, Corpus, read_texts
 from nosology.text.tokens import benchmark_words, words_of
 
@@ -99,7 +105,7 @@ def _find_or_build(corpus: Corpus, cleaning: Cleaning, folder: Path, key: dict[s
         place = folder.parent
         place.mkdir(parents=True, exist_ok=True)
         place.chmod(0o700)
-        with _locked(place / _LOCK):
+        with file_lock(place / _LOCK, "waiting for another process that reads the same notes"):
             if not _is_complete(folder, key):
                 _remove_outdated(place, corpus)
                 _build(corpus, cleaning, folder, key)
@@ -114,19 +120,6 @@ def _is_complete(folder: Path, key: dict[str, Any]) -> bool:
         return about["key"] == key and about["bytes"] == sizes
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return False
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Waits until no other process holds the lock; the lock of a killed process is free. Without locks it goes on."""
-    with _open_private(path, "ab") as file:
-        with suppress(OSError):  # a file system without locks: the work is done twice, and the last rename wins
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                with activity("waiting for another process that reads the same notes"):
-                    fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _remove_outdated(place: Path, corpus: Corpus) -> None:
@@ -147,7 +140,7 @@ def _build(corpus: Corpus, cleaning: Cleaning, folder: Path, key: dict[str, Any]
     with atomic_folder(folder, marker=_ABOUT, files=[_IDS, _BOUNDS, _LIST]) as temporary:
         temporary.chmod(0o700)
         with (
-            _open_private(temporary / _IDS, "wb") as file,
+            open(temporary / _IDS, "wb", opener=private_file) as file,
             counting("tokenizing", total=len(corpus)) as counter,
         ):
             for words, ids, note_lengths in parallel_map(_tokenize_group, groups, workers):
@@ -155,9 +148,9 @@ def _build(corpus: Corpus, cleaning: Cleaning, folder: Path, key: dict[str, Any]
                 renumber[ids].tofile(file)
                 lengths.append(note_lengths)
                 counter.advance(len(note_lengths))
-        with _open_private(temporary / _BOUNDS, "wb") as file:
+        with open(temporary / _BOUNDS, "wb", opener=private_file) as file:
             np.cumsum(np.concatenate(lengths), dtype=np.int64).tofile(file)
-        with _open_private(temporary / _LIST, "wb") as file:
+        with open(temporary / _LIST, "wb", opener=private_file) as file:
             file.writelines(f"{word}\n".encode() for word in known)
         sizes = {name: (temporary / name).stat().st_size for name in (_IDS, _BOUNDS, _LIST)}
         write_json(temporary / _ABOUT, {"key": key, "notes": len(corpus), "words": len(known), "bytes": sizes})
@@ -175,8 +168,3 @@ def _tokenize_group(folder: str, group: int, cleaning: Cleaning) -> tuple[list[s
     ]
     lengths = np.fromiter(map(len, notes), np.int64, len(notes))
     return list(known), np.concatenate(notes) if notes else np.empty(0, np.int32), lengths
-
-
-def _open_private(path: Path, mode: str) -> IO[bytes]:
-    """The opened file, which only this user can read."""
-    return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))

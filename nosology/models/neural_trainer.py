@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
@@ -16,6 +17,7 @@ from scipy import sparse
 
 from nosology.codes.lookup import label_description
 from nosology.core import Code, DataError
+from nosology.core.files import file_lock, json_sha256
 from nosology.core.label_space import ICD9, ICD10, LabelSpace, label_versions, mask_other_versions, note_versions
 from nosology.core.progress import activity, progress
 from nosology.corpora.corpus import Corpus
@@ -26,6 +28,7 @@ from nosology.models.neural import NeuralModel, Tokenizer
 from nosology.models.train import CalibratedTrainer, Fit, TrainedCoder
 from nosology.text.tokens import words_of
 from nosology.training.calibration import EXCLUDED_LOGIT
+from nosology.training.checkpoint import read_tensors, write_tensors
 from nosology.training.data_loader import Batch, pad_notes
 from nosology.training.examples import (
     Examples,
@@ -36,7 +39,7 @@ from nosology.training.examples import (
     sample_labels,
 )
 from nosology.training.recipe_settings import LabelSettings, NeuralRecipe, WordRecipe
-from nosology.training.run_folder import REFIT, fingerprint
+from nosology.training.run_folder import REFIT, WORD_VECTORS, fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit
 
 
@@ -235,11 +238,16 @@ def mean_loss(logits: np.ndarray, gold: sparse.csr_matrix) -> float:
 
 
 def build_word_tokenizer(
-    recipe: WordRecipe, labels: LabelSpace, examples: Examples, extra_words: Iterable[str] = ()
+    recipe: WordRecipe,
+    labels: LabelSpace,
+    examples: Examples,
+    extra_words: Iterable[str] = (),
+    folder: Path | None = None,
 ) -> tuple[WordTokenizer, torch.Tensor]:
     """The tokenizer of word models and their initial word vectors (V, E), from the examples and `vectors.corpora`.
 
-    The words of the labels' descriptions and `extra_words` are in the vocabulary even if no note has them.
+    The words of the labels' descriptions and `extra_words` are in the vocabulary even if no note has them. folder: the
+    run folder; word vectors that are not reproducible are stored there, for a resumed run and for other processes.
     """
     settings = recipe.vectors.resolved(len(examples))
     more = Examples(map(Corpus.open, settings.corpora), lambda note: note.split == "train")
@@ -248,15 +256,29 @@ def build_word_tokenizer(
     with activity("counting words"):
         vocabulary = Vocabulary.build(words.note_counts(), settings.min_notes, chain(described, extra_words))
     tokenizer = WordTokenizer(vocabulary, settings.max_words, benchmark=settings.cleaning == "benchmark")
-    vectors = train_word_vectors(
-        words.encoded(tokenizer),
-        len(vocabulary),
-        size=settings.size,
-        epochs=settings.epochs or 0,
-        seed=recipe.seed,
-        workers=settings.workers,
-    )
-    return tokenizer, torch.from_numpy(vectors)
+
+    def vectors() -> torch.Tensor:
+        notes, shape = words.encoded(tokenizer), {"size": settings.size, "epochs": settings.epochs or 0}
+        trained = train_word_vectors(notes, len(vocabulary), **shape, seed=recipe.seed, workers=settings.workers)
+        return torch.from_numpy(trained)
+
+    if settings.workers == 1 or folder is None or not folder.is_dir():
+        return tokenizer, vectors()
+    key = json_sha256([fingerprint(recipe, examples, more), vocabulary.words])
+    return tokenizer, _stored_vectors(folder, key, vectors)
+
+
+def _stored_vectors(folder: Path, key: str, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """The word vectors in a run folder; one process computes and stores them while others wait."""
+    path = folder / f"{WORD_VECTORS}-{key[:16]}.safetensors"
+    with file_lock(folder / f"{WORD_VECTORS}.lock", "waiting for the word vectors of another process"):
+        with suppress(DataError):  # missing or damaged
+            metadata, tensors = read_tensors(path, key)
+            if metadata is not None:
+                return tensors["vectors"]
+        vectors = compute()
+        write_tensors(path, {"vectors": vectors}, key)
+        return vectors
 
 
 def label_rates(labels: LabelSpace, examples: Examples) -> torch.Tensor:

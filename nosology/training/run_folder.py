@@ -30,6 +30,7 @@ EVENTS = "tensorboard"
 _MARK = ".nosology-run"
 REFIT = "refit"
 VECTORS = "embeddings"
+WORD_VECTORS = "word_vectors"  # start of the names of files
 STATES = "states"
 
 STAGES = ("language_*", "relevance.*", "ranker_*", "classifier_*", "net_*", "part_*")  # folders and files of stages
@@ -103,7 +104,7 @@ def clear_run_folder(folder: Path, *, marked: bool = False) -> None:
         return
     for name in (CHECKPOINT, BEST, CURVES):
         (folder / name).unlink(missing_ok=True)
-    for path in (folder / EVENTS).glob("events.out.*"):
+    for path in (*(folder / EVENTS).glob("events.out.*"), *folder.glob(f"{WORD_VECTORS}*")):
         path.unlink()
     if not marked or (folder / _MARK).exists():
         (folder / _MARK).unlink(missing_ok=True)

@@ -172,6 +172,30 @@ def test_bundle_says_how_the_word_vectors_were_trained(small_corpus, tmp_path):
     assert bundle.provenance["found"]["word_vectors"] == {"epochs": 2, "workers": 2, "reproducible": False}
 
 
+def test_word_vectors_of_several_workers_are_stored_until_the_run_ends(small_corpus, tmp_path, monkeypatch):
+    some = recipe("caml", "training.epochs=1", "vectors.epochs=2", "vectors.workers=2")
+    trained, real = [], neural.train_word_vectors
+    monkeypatch.setattr(neural, "train_word_vectors", lambda *a, **b: trained.append(real(*a, **b)) or trained[-1])
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.Decision, "tune", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(some, [small_corpus], tmp_path / "bundle")
+    [stored] = run_folder(tmp_path / "bundle").glob("word_vectors-*")
+    examples = Examples([small_corpus], lambda note: note.split == "train")
+    again = neural.build_word_tokenizer(some, LabelSpace(PHRASES), examples, folder=stored.parent)[1]
+    np.testing.assert_array_equal(again, trained[0])
+    train(some, [small_corpus], tmp_path / "bundle")
+    assert len(trained) == 1 and not run_folder(tmp_path / "bundle").exists()
+    stored.parent.mkdir()
+    (stored.parent / stored.name).write_bytes(b"damaged")
+    neural.build_word_tokenizer(some, LabelSpace(PHRASES), examples, folder=stored.parent)
+    assert len(trained) == 2
+
+
 def test_word_vectors_use_all_cores_for_many_notes(monkeypatch):
     monkeypatch.setattr("nosology.training.recipe_settings.cores", lambda: 16)
     settings = WordVectorSettings()
