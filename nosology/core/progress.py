@@ -102,10 +102,10 @@ def time_left(seconds: float) -> str:
 
 
 @contextmanager
-def activity(title: str, *, spinner: bool = True) -> Iterator[None]:
+def activity(title: str, *, spinner: bool = True, patience: float = 0.0) -> Iterator[None]:
     """Shows that the work of the block goes on: a spinner on a terminal, elsewhere a line every 30 seconds.
 
-    spinner: False if the block shows bars of its own.
+    spinner: False if the block shows bars of its own. patience: further seconds, for lines that others may print.
     """
     if sys.stderr.isatty():
         if not spinner:
@@ -117,12 +117,15 @@ def activity(title: str, *, spinner: bool = True) -> Iterator[None]:
             yield
         return
     started = time.monotonic()
-    with _reported(title, lambda: f"{timedelta(seconds=round(time.monotonic() - started))} so far"):
+    with _reported(title, lambda: f"{timedelta(seconds=round(time.monotonic() - started))} so far", patience):
         yield
 
 
 def _rate(speed: float, unit: str) -> str:
     return f"{speed:,.0f} {unit}/s" if speed >= 10 else f"{speed:.2g} {unit}/s"
+
+
+_Report = tuple[str, Callable[[], str], float]  # title, status, and seconds to wait beyond the usual ones
 
 
 class _Lines:
@@ -132,13 +135,13 @@ class _Lines:
     """
 
     def __init__(self) -> None:
-        self.reports: list[tuple[str, Callable[[], str]]] = []  # title and status, the innermost last
+        self.reports: list[_Report] = []  # the innermost last
         self.lock = threading.Lock()
         self.since = 0.0  # the last line, or the start of the work
         self.idle_since = 0.0
         self.is_printing = False
 
-    def add(self, report: tuple[str, Callable[[], str]]) -> None:
+    def add(self, report: _Report) -> None:
         with self.lock:
             now = time.monotonic()
             if not self.reports and now - self.idle_since > _PAUSE_SECONDS:
@@ -148,7 +151,7 @@ class _Lines:
                 self.is_printing = True
                 threading.Thread(target=self._print, daemon=True).start()
 
-    def remove(self, report: tuple[str, Callable[[], str]]) -> None:
+    def remove(self, report: _Report) -> None:
         with self.lock:
             self.reports.remove(report)
             self.idle_since = time.monotonic()
@@ -160,20 +163,25 @@ class _Lines:
                 if not self.reports:
                     self.is_printing = False
                     return
-                title, status = self.reports[-1]
-                is_due = time.monotonic() - self.since >= LOG_SECONDS
+                title, status, patience = self.reports[-1]
+                is_due = time.monotonic() - self.since >= LOG_SECONDS + patience
             if is_due:
-                self.since = time.monotonic()
-                print(f"{title}: {status()}", file=sys.stderr, flush=True)
+                print_progress(f"{title}: {status()}")
 
 
 _lines = _Lines()
 
 
+def print_progress(line: str) -> None:
+    """Prints a line of progress on standard error; the next line of other work comes 30 seconds later."""
+    _lines.since = time.monotonic()
+    print(line, file=sys.stderr, flush=True)
+
+
 @contextmanager
-def _reported(title: str, status: Callable[[], str]) -> Iterator[None]:
+def _reported(title: str, status: Callable[[], str], patience: float = 0.0) -> Iterator[None]:
     """Prints a line with title and status every 30 seconds while this is the innermost work."""
-    report = (title, status)
+    report = (title, status, patience)
     _lines.add(report)
     try:
         yield

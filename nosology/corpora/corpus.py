@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -255,15 +256,21 @@ def _to_row(note: Note) -> dict[str, Any]:
 
 def _from_row(row: dict[str, Any]) -> Note:
     evidence = [
-        Evidence(Code(item["system"], item["code"]), item["start"], item["end"], _unpack(item["extra"]))
+        Evidence(_code(item["system"], item["code"]), item["start"], item["end"], _unpack(item["extra"]))
         for item in row["evidence"]
     ]
     return Note(
         **{"text": "", **{name: row[name] for name in _STRINGS if name in row}},
-        codes=tuple(Code(item["system"], item["code"]) for item in row["codes"]),
+        codes=tuple(_code(item["system"], item["code"]) for item in row["codes"]),
         evidence=tuple(evidence),
         extra=_unpack(row["extra"]),
     )
+
+
+@lru_cache(maxsize=1 << 17)
+def _code(system: str, code: str) -> Code:
+    """The code, as the same object each time: the codes of all train notes are in memory."""
+    return Code(system, code)
 
 
 def _pack(extra: Mapping[str, Any]) -> str | None:

@@ -1,8 +1,8 @@
 """The word cache of a corpus: every note as word ids in a memory-mapped file, tokenized once for all trainings.
 
 The cache is in the folder `words` of the corpus; where that cannot be written, in the user's cache folder, else in a
-temporary folder. Word ids are the text of the notes: only the user who wrote a cache can read it. It can be deleted at
-any time.
+temporary folder. Word ids are the text of the notes: only the user who wrote a cache can read it. It can be deleted
+when no training uses it.
 """
 
 from __future__ import annotations
@@ -108,6 +108,7 @@ def _find_or_build(corpus: Corpus, cleaning: Cleaning, folder: Path, key: dict[s
         with file_lock(place / _LOCK, "waiting for another process that reads the same notes"):
             if not _is_complete(folder, key):
                 _remove_outdated(place, corpus)
+                shutil.rmtree(folder, ignore_errors=True)  # damaged
                 _build(corpus, cleaning, folder, key)
     return WordCache(folder)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from nosology.core import ConfigError, DataError, OutputError, __version__
 from nosology.core.files import atomic_file, exclusive_output, output_errors, text_sha256
-from nosology.core.progress import LOG_SECONDS, time_left
+from nosology.core.progress import LOG_SECONDS, print_progress, time_left
 from nosology.training.examples import Examples
 from nosology.training.recipe_settings import Recipe
 
@@ -227,7 +227,7 @@ class ProgressDisplay:
         if self._bar:
             self._bar.console.print(line, highlight=False, markup=False)
         elif not self.silent:
-            print(line, file=sys.stderr, flush=True)
+            print_progress(line)
 
     def close(self) -> None:
         if self._bar:

@@ -116,9 +116,12 @@ def test_incomplete_cache_is_built_again(corpus, name):
     expected = words_in(cache)
     path = cache.folder / name
     path.write_bytes(path.read_bytes()[:-4])
-    assert words_in(word_cache(Corpus.open(corpus.folder), "none")) == expected
+    (cache.folder / "other").touch()
+    again = word_cache(Corpus.open(corpus.folder), "none")
+    assert words_in(again) == expected and again.folder == cache.folder
     (cache.folder / name).unlink()
-    assert words_in(word_cache(Corpus.open(corpus.folder), "none")) == expected
+    again = word_cache(Corpus.open(corpus.folder), "none")
+    assert words_in(again) == expected and again.folder == cache.folder
 
 
 def test_killed_process_leaves_nothing_wrong(corpus):
