@@ -144,7 +144,8 @@ class _Lines:
     def add(self, report: _Report) -> None:
         with self.lock:
             now = time.monotonic()
-            if not self.reports and now - self.idle_since > _PAUSE_SECONDS:
+            is_patient = report[2] > 0  # a new command continues no work
+            if not self.reports and (is_patient or now - self.idle_since > _PAUSE_SECONDS):
                 self.since = now
             self.reports.append(report)
             if not self.is_printing:

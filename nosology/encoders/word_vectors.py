@@ -41,7 +41,7 @@ def train_word_vectors(
     but not reproducible.
     """
     vectors = random_vectors(words, size, seed)
-    sentences = _Sentences(notes, words)
+    sentences = Sentences(notes, words)
     counts = sentences.word_counts() if epochs else {}
     if counts:
         ids, trained = _word2vec(sentences, counts, size, epochs, seed, max(1, min(workers, len(notes))))
@@ -58,7 +58,7 @@ def random_vectors(n: int, size: int, seed: int) -> np.ndarray:
     return vectors
 
 
-class _Sentences:
+class Sentences:
     """The ids of the known words of each note; iterable as often as word2vec needs. Counts the notes it gives.
 
     The ids are strings, always the same objects: gensim takes numbers for positions in its own vocabulary.
@@ -92,7 +92,7 @@ class _Sentences:
 
 
 def _word2vec(
-    sentences: _Sentences, counts: dict[str, int], size: int, epochs: int, seed: int, workers: int
+    sentences: Sentences, counts: dict[str, int], size: int, epochs: int, seed: int, workers: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The ids (W,) of the words that occur, and their vectors (W, size)."""
     shown = {"title": f"word vectors, {epochs} epochs", "total": epochs * len(sentences.notes)}
@@ -144,7 +144,7 @@ def _train_part(
     model.wv.vectors = _shared(folder / _INPUT, model.wv.vectors)
     model.syn1neg = _shared(folder / _OUTPUT, model.syn1neg)
     done = _shared(folder / _DONE, np.zeros(0, np.int64))
-    sentences = _Sentences(notes, words, _PartCounter(done, part))
+    sentences = Sentences(notes, words, _PartCounter(done, part))
     model.train(sentences, total_examples=len(sentences), epochs=epochs)
 
 
