@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import warnings
+from contextlib import nullcontext
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -22,6 +23,7 @@ from nosology.cli.explain import explain
 from nosology.cli.reproduce import REMOVED, removed, reproduce
 from nosology.cli.serve import serve
 from nosology.core import NosologyError, __version__
+from nosology.core.progress import activity
 
 _FAILED_WRITES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 INTERRUPTED = 130  # exit code of typer after Ctrl-C
@@ -64,14 +66,22 @@ for _name in REMOVED:
     app.command(_name, hidden=True, context_settings=_any)(removed)
 
 
+_ENDLESS = {"serve", "workbench", "federate"}  # commands that wait for others: they show no progress of their own
+_PATIENCE = 5.0  # seconds after which a command shows that it goes on, if nothing inside of it does
+
+
 def main() -> None:
     """Runs the command line. NosologyError and OSError print one sentence with exit code 1; Ctrl-C exits with 130."""
     _open_standard_streams()
     _survive_closed_pipes()
     warnings.showwarning = _show_warning
     logging.getLogger().addHandler(logging.NullHandler())  # else Python prints messages of libraries to standard error
+    command = " ".join(sys.argv[1:2])
+    is_shown = command not in _ENDLESS
+    shown = activity(command, spinner=False, patience=_PATIENCE) if is_shown else nullcontext()
     try:
-        app()
+        with shown:
+            app()
     except NosologyError as error:
         _exit_with(str(error))
     except RecursionError:

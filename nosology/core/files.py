@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nosology.core.errors import OutputError
+from nosology.core.progress import activity
 
 _PARTIAL, _REPLACED = ".partial", ".replaced"  # endings of unfinished outputs and of outputs on their way out
 _DESKTOP_FILES = {".DS_Store", "Thumbs.db", "desktop.ini"}  # file managers write them into any folder
@@ -210,6 +211,28 @@ def exclusive_output(target: str | Path, message: str = "") -> Iterator[None]:
             yield
         finally:
             lock.unlink(missing_ok=True)
+
+
+@contextmanager
+def file_lock(path: Path, waiting: str) -> Iterator[None]:
+    """Waits until no other process holds the lock of this file; a killed process holds none.
+
+    The file is created if needed, for this user only. Where the file system has no locks, the block runs at once.
+    waiting: what is shown meanwhile.
+    """
+    with open(path, "ab", opener=private_file) as file:
+        with suppress(OSError):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                with activity(waiting):
+                    fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def private_file(path: str, flags: int) -> int:
+    """The `opener` of files that only this user can read."""
+    return os.open(path, flags, 0o600)
 
 
 _OUTPUTS = {

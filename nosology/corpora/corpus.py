@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from nosology.core.files import (
 from nosology.corpora.notes_file import note_to_json
 
 MANIFEST, NOTES = "corpus.json", "notes.parquet"
+WORDS = "words"  # the folder of the word caches (`word_cache`), which are no part of the corpus
 FORMAT = 1
 _DIGEST = "digest"  # of the other values of the manifest
 _KEYS = {"format", "package", "source", "filters", "counts", "hash", "sha256", _DIGEST}
@@ -44,6 +46,7 @@ _SCHEMA = pa.schema(
 _GROUP_NOTES, _GROUP_CHARACTERS = 2_000, 1 << 24
 _BATCH_NOTES = 256
 _VERIFIED_CORPORA = 200  # how many are remembered
+_FILES = [NOTES, f"{WORDS}/*", f"{WORDS}/*/*"]  # what a corpus folder may have when it is replaced
 
 
 class Corpus:
@@ -52,6 +55,7 @@ class Corpus:
     def __init__(self, folder: Path, manifest: dict[str, Any]):
         self.folder = folder
         self.manifest = manifest
+        self.word_caches: dict[str, Any] = {}  # those that are open, by the name of the cleaning
 
     @classmethod
     def open(cls, folder: str | Path) -> Corpus:
@@ -119,6 +123,12 @@ class Corpus:
     def __len__(self) -> int:
         return self.manifest["counts"]["notes"]
 
+    @property
+    def row_groups(self) -> int:
+        """The number of groups of notes in the file; `read_texts` reads one."""
+        with parquet.ParquetFile(self.folder / NOTES) as file:
+            return file.metadata.num_row_groups
+
     def notes(self, split: str | None = None, text: bool = True) -> Iterator[Note]:
         """The notes in order, optionally of one split. `text=False` is faster: each text is empty."""
         if split is not None and split not in SPLITS:
@@ -135,9 +145,18 @@ class Corpus:
             raise DataError(f"{self.folder / NOTES} is missing or damaged") from error
 
 
+def read_texts(folder: str | Path, group: int) -> list[str]:
+    """The texts of a row group of the corpus in a folder."""
+    try:
+        with parquet.ParquetFile(Path(folder) / NOTES) as file:
+            return file.read_row_group(group, columns=["text"]).column("text").to_pylist()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{Path(folder) / NOTES} is missing or damaged") from error
+
+
 def check_corpus_folder(folder: str | Path) -> Path:
     """The resolved path; OutputError if a corpus must not be written to it."""
-    return check_output_folder(folder, marker=MANIFEST, files=[NOTES])
+    return check_output_folder(folder, marker=MANIFEST, files=_FILES)
 
 
 def write_corpus(
@@ -150,7 +169,7 @@ def write_corpus(
     """
     folder = Path(folder)
     counter = _CorpusCounter()
-    with atomic_folder(folder, marker=MANIFEST, files=[NOTES]) as temporary:
+    with atomic_folder(folder, marker=MANIFEST, files=_FILES) as temporary:
         with parquet.ParquetWriter(temporary / NOTES, _SCHEMA, compression="zstd") as writer:
             for group in _row_groups(notes):
                 for note in group:
@@ -237,15 +256,21 @@ def _to_row(note: Note) -> dict[str, Any]:
 
 def _from_row(row: dict[str, Any]) -> Note:
     evidence = [
-        Evidence(Code(item["system"], item["code"]), item["start"], item["end"], _unpack(item["extra"]))
+        Evidence(_code(item["system"], item["code"]), item["start"], item["end"], _unpack(item["extra"]))
         for item in row["evidence"]
     ]
     return Note(
         **{"text": "", **{name: row[name] for name in _STRINGS if name in row}},
-        codes=tuple(Code(item["system"], item["code"]) for item in row["codes"]),
+        codes=tuple(_code(item["system"], item["code"]) for item in row["codes"]),
         evidence=tuple(evidence),
         extra=_unpack(row["extra"]),
     )
+
+
+@lru_cache(maxsize=1 << 17)
+def _code(system: str, code: str) -> Code:
+    """The code, as the same object each time: the codes of all train notes are in memory."""
+    return Code(system, code)
 
 
 def _pack(extra: Mapping[str, Any]) -> str | None:

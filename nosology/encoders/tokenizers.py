@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
@@ -23,6 +22,8 @@ from nosology.text.tokens import lower, tokenize, words_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from nosology.corpora.word_cache import Cleaning
 
 PAD, UNKNOWN = 0, 1  # ids of padding and of words outside the vocabulary
 SPECIALS = 2
@@ -38,15 +39,21 @@ def replace_surrogates(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Encoding:
-    """Token ids (T,) of a note; token i is text[starts[i]:ends[i]] of the original text."""
+class TokenIds:
+    """Token ids (T,) of a note."""
 
     ids: np.ndarray  # int32
-    starts: np.ndarray  # int64
-    ends: np.ndarray  # int64
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding(TokenIds):
+    """Token ids (T,) of a note; token i is text[starts[i]:ends[i]] of the original text."""
+
+    starts: np.ndarray  # int64
+    ends: np.ndarray  # int64
 
 
 class Vocabulary:
@@ -61,24 +68,20 @@ class Vocabulary:
     @classmethod
     def build(
         cls,
-        texts: Iterable[str],
+        note_counts: Mapping[str, int],
         min_notes: int = 3,
         extra_words: Iterable[str] = (),
         max_words: int | None = None,
         alphabetic: bool = False,
-        split: Callable[[str], list[str]] = words_of,
     ) -> Vocabulary:
-        """The vocabulary of words that occur in at least `min_notes` texts, plus `extra_words`.
+        """The vocabulary of words that occur in at least `min_notes` notes, plus `extra_words`.
 
-        Words are sorted by the number of texts that contain them. The texts are streamed; none is stored. alphabetic:
-        without words that have no letter. split: returns the words of a text.
+        Words are sorted by the number of notes that contain them: note_counts. alphabetic: without words that have no
+        letter.
         """
-        counts: Counter[str] = Counter()
-        for text in texts:
-            counts.update(set(split(text)))
-        words = {word for word, count in counts.items() if count >= min_notes and (not alphabetic or _has_letter(word))}
-        words |= set(extra_words)
-        return cls(sorted(words, key=lambda word: (-counts[word], word))[:max_words])
+        frequent = (word for word, count in note_counts.items() if count >= min_notes)
+        words = {word for word in frequent if not alphabetic or has_letter(word)} | set(extra_words)
+        return cls(sorted(words, key=lambda word: (-note_counts.get(word, 0), word))[:max_words])
 
     def __len__(self) -> int:
         return len(self.words) + SPECIALS
@@ -121,6 +124,11 @@ class WordTokenizer:
 
     kind = "words"
 
+    @property
+    def cleaning(self) -> Cleaning:
+        """Which word cache of a corpus has the words of this tokenizer."""
+        return "benchmark" if self.benchmark or self.reference_padding else "none"
+
     def tokenize(self, text: str) -> Encoding:
         """The words of a note (T,); empty (also without padding) if the text contains no word."""
         if self.reference_padding:
@@ -130,7 +138,7 @@ class WordTokenizer:
         if not self.alphabetic:
             return self.vocabulary.tokenize(text, self.limit)
         words = tokenize(text)
-        chosen = [i for i, word in enumerate(words.words) if _has_letter(word)][: self.limit]
+        chosen = [i for i, word in enumerate(words.words) if has_letter(word)][: self.limit]
         return Encoding(self.vocabulary.ids([words.words[i] for i in chosen]), words.starts[chosen], words.ends[chosen])
 
     def description_ids(self, text: str, limit: int | None = None) -> np.ndarray:
@@ -172,22 +180,14 @@ class WordTokenizer:
         return cls(Vocabulary(value["words"]), value["limit"], *flags)
 
 
-def _has_letter(word: str) -> bool:
+def has_letter(word: str) -> bool:
+    """Whether a word has a letter."""
     return any(map(str.isalpha, word))
 
 
-def benchmark_words(text: str) -> list[str]:
-    """The words of a note after the cleaning of Edin et al. (2023) and DualLAAT (Liu and Nguyen 2026).
-
-    They consist of a-z and 0-9. Separate numbers are dropped, except at the very ends of the text.
-    """
-    return [match[0] for match in _benchmark_matches(lower(text))]
-
-
 def _benchmark_matches(text: str) -> Iterator[re.Match[str]]:
-    """The words of a lower-case text."""
+    """The words of a lower-case text, those of `benchmark_words`, with their places."""
     for match in _BENCHMARK_WORD.finditer(text):
-        # The authors' regular expression removes a number only between two blanks, so not at the ends of the text.
         if not match[0].isdigit() or match.start() == 0 or match.end() == len(text):
             yield match
 

@@ -25,7 +25,7 @@ from nosology.core import EvidenceSpan, Note
 from nosology.core.label_space import LabelSpace
 from nosology.core.model import WordWeights
 from nosology.core.settings import Settings
-from nosology.encoders.tokenizers import Encoding
+from nosology.encoders.tokenizers import Encoding, TokenIds
 from nosology.models.evidence_spans import best_spans
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling, Scaling, scaling_from_json
 from nosology.training.data_loader import Batch, pad_notes
@@ -175,7 +175,7 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
         """The tokens of a note, and further inputs of the net."""
         return self.tokenizer.tokenize(note.text)
 
-    def logits_of(self, reads: Sequence[Encoding], columns: Sequence[int] | None = None) -> np.ndarray:
+    def logits_of(self, reads: Sequence[TokenIds], columns: Sequence[int] | None = None) -> np.ndarray:
         """Logits (B, L), float32, of tokenized notes; columns: only these labels.
 
         All logits of a note without tokens are `EXCLUDED_LOGIT`.

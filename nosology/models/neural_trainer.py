@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -16,16 +17,18 @@ from scipy import sparse
 
 from nosology.codes.lookup import label_description
 from nosology.core import Code, DataError
+from nosology.core.files import file_lock, json_sha256
 from nosology.core.label_space import ICD9, ICD10, LabelSpace, label_versions, mask_other_versions, note_versions
-from nosology.core.progress import progress
+from nosology.core.progress import activity, progress
 from nosology.corpora.corpus import Corpus
-from nosology.encoders.tokenizers import Encoding, Vocabulary, WordTokenizer, benchmark_words
-from nosology.encoders.word_encoders import train_word_vectors
+from nosology.encoders.tokenizers import TokenIds, Vocabulary, WordTokenizer
+from nosology.encoders.word_vectors import train_word_vectors
 from nosology.evaluation import brief
 from nosology.models.neural import NeuralModel, Tokenizer
-from nosology.models.train import CalibratedTrainer, Fit
+from nosology.models.train import CalibratedTrainer, Fit, TrainedCoder
 from nosology.text.tokens import words_of
 from nosology.training.calibration import EXCLUDED_LOGIT
+from nosology.training.checkpoint import read_tensors, write_tensors
 from nosology.training.data_loader import Batch, pad_notes
 from nosology.training.examples import (
     Examples,
@@ -36,7 +39,7 @@ from nosology.training.examples import (
     sample_labels,
 )
 from nosology.training.recipe_settings import LabelSettings, NeuralRecipe, WordRecipe
-from nosology.training.run_folder import REFIT, fingerprint
+from nosology.training.run_folder import REFIT, WORD_VECTORS, fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit
 
 
@@ -44,15 +47,21 @@ from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRu
 class TokenizedNotes:
     """Tokenized notes with their labels and ICD versions."""
 
-    reads: list[Encoding]
+    reads: Sequence[TokenIds]
     codes: list[tuple[Code, ...]]  # of the code systems to learn
     gold: sparse.csr_matrix  # (B, L) of 0/1
     versions: np.ndarray  # (B,)
 
     @staticmethod
     def of(examples: Examples, settings: LabelSettings, tokenizer: Tokenizer, labels: LabelSpace) -> TokenizedNotes:
-        """The tokenized notes of examples; the versions of a note are those of all its codes, learned or not."""
-        reads = [tokenizer.tokenize(text) for text in progress(examples.texts(), "reading", total=len(examples))]
+        """The tokenized notes of examples; the versions of a note are those of all its codes, learned or not.
+
+        Words are read from the word caches of the corpora.
+        """
+        if isinstance(tokenizer, WordTokenizer):
+            reads = examples.words(tokenizer.cleaning).encoded(tokenizer)
+        else:
+            reads = [tokenizer.tokenize(text) for text in progress(examples.texts(), "reading", total=len(examples))]
         codes = codes_in_labels(settings, labels, examples.codes)
         return TokenizedNotes(reads, codes, labels.encode(codes), note_versions(examples.codes))
 
@@ -66,7 +75,7 @@ class TokenizedNotes:
         if len(self.reads) <= size:
             return self
         rows = np.sort(np.random.default_rng(seed).choice(len(self.reads), size, replace=False))
-        reads, codes = [self.reads[row] for row in rows], [self.codes[row] for row in rows]
+        reads, codes = [self.reads[int(row)] for row in rows], [self.codes[row] for row in rows]
         return TokenizedNotes(reads, codes, self.gold[rows], self.versions[rows])
 
 
@@ -104,6 +113,11 @@ class NeuralTrainer(CalibratedTrainer[R, M], Generic[R, M]):
     def build_model(self, labels: LabelSpace, examples: Examples) -> tuple[M, Targets]:
         """An untrained model for these labels and notes, and what it is trained to predict."""
 
+    def train(self, train_notes: Examples, dev_notes: Examples, refit: bool) -> TrainedCoder:
+        """The coder that is trained on train notes and tuned on dev notes; refit: then trained again on both."""
+        trained = super().train(train_notes, dev_notes, refit)
+        return replace(trained, report=trained.report | self._word_vector_report())
+
     def fit(self, train_notes: Examples, dev_notes: Examples) -> Fit[M]:
         """A model trained on train notes; the best epoch is chosen on dev notes."""
         model, targets, notes = self._build(train_notes)
@@ -123,6 +137,15 @@ class NeuralTrainer(CalibratedTrainer[R, M], Generic[R, M]):
         title = f"{recipe.kind}, on train and dev notes"
         fit_labels(recipe, model, targets, read, None, self.folder / REFIT, fingerprint(recipe, notes), title=title)
         return model
+
+    def _word_vector_report(self) -> dict[str, Any]:
+        """How the word vectors of the latest model were trained; empty without word vectors."""
+        if not isinstance(self.recipe, WordRecipe):
+            return {}
+        settings = self.recipe.vectors.resolved(len(self.notes.reads))
+        is_reproducible = settings.workers == 1 or not settings.epochs
+        used = {"epochs": settings.epochs, "workers": settings.workers, "reproducible": is_reproducible}
+        return {"word_vectors": used}
 
     def _build(self, examples: Examples) -> tuple[M, Targets, TokenizedNotes]:
         """The untrained model, its targets, and the notes as it reads them."""
@@ -215,34 +238,47 @@ def mean_loss(logits: np.ndarray, gold: sparse.csr_matrix) -> float:
 
 
 def build_word_tokenizer(
-    recipe: WordRecipe, labels: LabelSpace, examples: Examples, extra_words: Iterable[str] = ()
+    recipe: WordRecipe,
+    labels: LabelSpace,
+    examples: Examples,
+    extra_words: Iterable[str] = (),
+    folder: Path | None = None,
 ) -> tuple[WordTokenizer, torch.Tensor]:
     """The tokenizer of word models and their initial word vectors (V, E), from the examples and `vectors.corpora`.
 
-    The words of the labels' descriptions and `extra_words` are in the vocabulary even if no note has them.
+    The words of the labels' descriptions and `extra_words` are in the vocabulary even if no note has them. folder: the
+    run folder; word vectors that are not reproducible are stored there, for a resumed run and for other processes.
     """
     settings = recipe.vectors.resolved(len(examples))
-    benchmark = settings.cleaning == "benchmark"
-    split = benchmark_words if benchmark else words_of
     more = Examples(map(Corpus.open, settings.corpora), lambda note: note.split == "train")
-
-    def texts(title: str) -> Iterable[str]:
-        return progress(chain(examples.texts(), more.texts()), title, total=len(examples) + len(more))
-
+    words = examples.words(settings.cleaning) + more.words(settings.cleaning)
     described = chain.from_iterable(words_of(label_description(code)) for code in labels.codes)
-    extra_words = chain(described, extra_words)
-    vocabulary = Vocabulary.build(texts("counting words"), settings.min_notes, extra_words, split=split)
-    vectors = train_word_vectors(
-        lambda: texts("word vectors"),
-        vocabulary,
-        size=settings.size,
-        epochs=settings.epochs or 0,
-        max_words=settings.max_words,
-        seed=recipe.seed,
-        workers=settings.workers,
-        split=split,
-    )
-    return WordTokenizer(vocabulary, settings.max_words, benchmark=benchmark), torch.from_numpy(vectors)
+    with activity("counting words"):
+        vocabulary = Vocabulary.build(words.note_counts(), settings.min_notes, chain(described, extra_words))
+    tokenizer = WordTokenizer(vocabulary, settings.max_words, benchmark=settings.cleaning == "benchmark")
+
+    def vectors() -> torch.Tensor:
+        notes, shape = words.encoded(tokenizer), {"size": settings.size, "epochs": settings.epochs or 0}
+        trained = train_word_vectors(notes, len(vocabulary), **shape, seed=recipe.seed, workers=settings.workers)
+        return torch.from_numpy(trained)
+
+    if settings.workers == 1 or folder is None or not folder.is_dir():
+        return tokenizer, vectors()
+    key = json_sha256([fingerprint(recipe, examples, more), vocabulary.words])
+    return tokenizer, _stored_vectors(folder, key, vectors)
+
+
+def _stored_vectors(folder: Path, key: str, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """The word vectors in a run folder; one process computes and stores them while others wait."""
+    path = folder / f"{WORD_VECTORS}-{key[:16]}.safetensors"
+    with file_lock(folder / f"{WORD_VECTORS}.lock", "waiting for the word vectors of another process"):
+        with suppress(DataError):  # missing or damaged
+            metadata, tensors = read_tensors(path, key)
+            if metadata is not None:
+                return tensors["vectors"]
+        vectors = compute()
+        write_tensors(path, {"vectors": vectors}, key)
+        return vectors
 
 
 def label_rates(labels: LabelSpace, examples: Examples) -> torch.Tensor:

@@ -16,6 +16,8 @@ from nosology.text.cleaning import CleanedText, lower
 
 # Letters and digits of any script, with combining accents; underscores belong to no word.
 _WORD = re.compile(r"([^\W_][^\W_\u0300-\u036f]*(?:[\u0300-\u036f]+[^\W_]*)*)")
+# ASCII letters and digits in lower case, blanks for all other bytes: together with `split` much faster than a pattern.
+_LETTERS_AND_DIGITS = bytes(ord(chr(i).lower()) if i < 128 and chr(i).isalnum() else ord(" ") for i in range(256))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,25 @@ class Tokens:
 
 def words_of(text: str) -> list[str]:
     """The words in lower case, without offsets."""
-    return _WORD.findall(lower(text))
+    return _ascii_words(text) if text.isascii() else _WORD.findall(lower(text))
+
+
+def benchmark_words(text: str) -> list[str]:
+    """The words of a note after the cleaning of Edin et al. (2023) and DualLAAT (Liu and Nguyen 2026).
+
+    They consist of a-z and 0-9. Separate numbers are dropped, except at the very ends of the text: the authors' regular
+    expression removes a number only between two blanks.
+    """
+    words = _ascii_words(text if text.isascii() else lower(text))
+    kept = [word for word in words if not word.isdigit()]
+    first = bool(words) and words[0].isdigit() and "0" <= text[0] <= "9"
+    last = len(words) > first and words[-1].isdigit() and "0" <= text[-1] <= "9"
+    return words[:first] + kept + (words[-1:] if last else [])
+
+
+def _ascii_words(text: str) -> list[str]:
+    """The words of ASCII letters and digits, in lower case."""
+    return text.encode("ascii", "replace").translate(_LETTERS_AND_DIGITS).decode("ascii").split()
 
 
 def tokenize(text: str | CleanedText, *, lower_case: bool = True) -> Tokens:

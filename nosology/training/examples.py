@@ -13,24 +13,41 @@ from nosology.core.label_space import LabelSpace
 from nosology.core.progress import progress
 from nosology.corpora.corpus import Corpus
 from nosology.corpora.group_splits import group_names, sample_groups
+from nosology.corpora.word_cache import Cleaning, word_cache
+from nosology.encoders.cached_words import CachedWords
 from nosology.training.recipe_settings import LabelSettings
 
 
 class Examples:
-    """Selected notes of corpora. Codes are in memory; texts are read from disk at each use."""
+    """Selected notes of corpora. Codes are in memory; texts and words are read from disk at each use."""
 
     def __init__(self, corpora: Iterable[Corpus], keep: Callable[[Note], bool]):
         self.corpora = tuple(corpora)
         self.keep = keep
 
-    @cached_property
+    @property
     def codes(self) -> list[tuple[Code, ...]]:
         """The gold codes of each note."""
-        return [note.codes for note in self._notes(text=False)]
+        return self._selected[0]
+
+    @cached_property
+    def _selected(self) -> tuple[list[tuple[Code, ...]], list[np.ndarray]]:
+        """The codes of the selected notes, and their rows in each corpus."""
+        codes, rows = [], []
+        for corpus in self.corpora:
+            kept = [(row, note.codes) for row, note in enumerate(corpus.notes(text=False)) if self.keep(note)]
+            codes += [note_codes for _, note_codes in kept]
+            rows.append(np.array([row for row, _ in kept], np.int64))
+        return codes, rows
 
     def texts(self) -> Iterator[str]:
         """The text of each note, in the order of `codes`."""
         return (note.text for note in self._notes(text=True))
+
+    def words(self, cleaning: Cleaning) -> CachedWords:
+        """The words of the notes, in the same order, from the word caches of the corpora."""
+        caches = (word_cache(corpus, cleaning) for corpus in self.corpora)
+        return CachedWords(tuple(zip(caches, self._selected[1], strict=True)))
 
     def notes(self) -> Iterator[Note]:
         """The notes, in the same order."""

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
+from nosology.core.parallel import cores
 from nosology.core.settings import Settings
 from nosology.evaluation.decision import DecisionSettings
 
@@ -60,15 +61,18 @@ class WordVectorSettings(Settings):
     # benchmark, as Edin et al. (2023) and DualLAAT: words of a-z and 0-9 without separate numbers
     cleaning: Literal["none", "benchmark"] = "none"
     corpora: list[str] = Field(default_factory=list)  # folders whose train notes are read too, for words and vectors
-    workers: int = Field(1, ge=1)  # of word2vec; runs with more than one are not reproducible
+    # processes of word2vec. More than one: not reproducible. 0: one up to 20,000 notes over all epochs, else all cores
+    workers: int = Field(0, ge=0)
 
     def resolved(self, notes: int) -> WordVectorSettings:
-        """The settings with a number of epochs for this many train notes.
+        """The settings with a number of epochs and of workers for this many train notes.
 
         word2vec starts with nearly equal vectors, and five epochs of a few hundred notes do not separate them.
         """
         default = min(max(_WORD2VEC_NOTES // max(1, notes), 5), 40)
-        return self.model_copy(update={"epochs": default if self.epochs is None else self.epochs})
+        epochs = default if self.epochs is None else self.epochs
+        workers = self.workers or (1 if notes * epochs <= _WORD2VEC_NOTES else cores())
+        return self.model_copy(update={"epochs": epochs, "workers": workers})
 
 
 class TrainerSettings(Settings):

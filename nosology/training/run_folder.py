@@ -13,14 +13,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from nosology.core import ConfigError, DataError, OutputError, __version__
 from nosology.core.files import atomic_file, exclusive_output, output_errors, text_sha256
-from nosology.core.progress import LOG_SECONDS
+from nosology.core.progress import LOG_SECONDS, print_progress, time_left
 from nosology.training.examples import Examples
 from nosology.training.recipe_settings import Recipe
 
@@ -31,6 +30,7 @@ EVENTS = "tensorboard"
 _MARK = ".nosology-run"
 REFIT = "refit"
 VECTORS = "embeddings"
+WORD_VECTORS = "word_vectors"  # start of the names of files
 STATES = "states"
 
 STAGES = ("language_*", "relevance.*", "ranker_*", "classifier_*", "net_*", "part_*")  # folders and files of stages
@@ -104,7 +104,7 @@ def clear_run_folder(folder: Path, *, marked: bool = False) -> None:
         return
     for name in (CHECKPOINT, BEST, CURVES):
         (folder / name).unlink(missing_ok=True)
-    for path in (folder / EVENTS).glob("events.out.*"):
+    for path in (*(folder / EVENTS).glob("events.out.*"), *folder.glob(f"{WORD_VECTORS}*")):
         path.unlink()
     if not marked or (folder / _MARK).exists():
         (folder / _MARK).unlink(missing_ok=True)
@@ -227,7 +227,7 @@ class ProgressDisplay:
         if self._bar:
             self._bar.console.print(line, highlight=False, markup=False)
         elif not self.silent:
-            print(line, file=sys.stderr, flush=True)
+            print_progress(line)
 
     def close(self) -> None:
         if self._bar:
@@ -239,7 +239,7 @@ class ProgressDisplay:
     def _remaining(self, step: int) -> str:
         """The remaining time at the speed so far, validation included; early stopping may shorten it."""
         seconds_per_step = (time.monotonic() - self.started) / max(1, step - self.first_step)
-        return f"{timedelta(seconds=round(seconds_per_step * (self.steps - step)))} left"
+        return time_left(seconds_per_step * (self.steps - step))
 
 
 def _speed(notes_per_second: float) -> str:

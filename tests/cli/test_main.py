@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import replace
 from functools import partial
 
@@ -299,6 +300,17 @@ def test_output_into_a_closed_pipe_ends_quietly(small_bundle, notes_file):
         process.stdout.close()
         err = process.stderr.read()
     assert "Traceback" not in err and "Exception" not in err
+
+
+def test_long_command_says_that_it_goes_on(monkeypatch, capsys):
+    monkeypatch.setattr("nosology.core.progress.LOG_SECONDS", 0.01)
+    monkeypatch.setattr(cli, "_PATIENCE", 0.0)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # `main` replaces it
+    monkeypatch.setattr(cli, "app", lambda: time.sleep(0.3))
+    for words, expected in (("compare", True), ("serve", False)):
+        monkeypatch.setattr(sys, "argv", ["nosology", words])
+        cli.main()
+        assert ("compare: 0:00:00 so far\n" in capsys.readouterr().err) is expected
 
 
 def test_help_imports_no_heavy_module():

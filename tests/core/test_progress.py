@@ -6,7 +6,7 @@ import time
 import pytest
 
 from nosology.core import progress as progress_module
-from nosology.core.progress import activity, progress
+from nosology.core.progress import Counter, activity, counting, progress
 
 
 class Stream:
@@ -32,7 +32,7 @@ def stream(monkeypatch, capsys):
 def test_progress_prints_count_rate_and_remaining_time(stream):
     items = progress(range(3), "coding")
     assert next(items) == 0 and next(items) == 1
-    stream.wait_for(r"coding: 1 of 3 notes, \S+ notes/s, \d+:\d\d:\d\d left\n")
+    stream.wait_for(r"coding: 1 of 3 notes, \S+ notes/s, \d+:\d\d:\d\d left, until (\d\d \w+ )?\d\d:\d\d\n")
     assert list(items) == [2]
 
 
@@ -57,3 +57,19 @@ def test_short_work_prints_nothing(capsys):
     with activity("training"):
         assert list(progress(range(3), "coding")) == [0, 1, 2]
     assert capsys.readouterr().err == ""
+
+
+def test_many_short_works_do_not_pass_in_silence(stream, monkeypatch):
+    monkeypatch.setattr(progress_module, "LOG_SECONDS", 0.3)
+    for number in range(30):
+        list(progress((time.sleep(0.02) for _ in range(2)), f"epoch {number}"))
+    stream.wait_for(r"epoch \d+: \d of 2|epoch \d+: \d notes")
+
+
+def test_counter_may_be_advanced_elsewhere(stream):
+    class Shared(Counter):
+        def value(self):
+            return 7
+
+    with counting("word vectors", total=9, counter=Shared()):
+        stream.wait_for(r"word vectors: 7 of 9 notes, \S+ notes/s, 0:00:00 left, until ")

@@ -7,17 +7,43 @@ import sys
 
 import numpy as np
 import pytest
+from gensim.models import Word2Vec
 
 from nosology.core import ConfigError
-from nosology.encoders.tokenizers import PAD, Vocabulary
-from nosology.encoders.word_encoders import train_word_vectors
+from nosology.encoders.tokenizers import PAD, Vocabulary, WordTokenizer
+from nosology.encoders.word_vectors import train_word_vectors
+from tests.encoders.counts import note_counts
 
 SEEN = ["fever and cough today", "fever with cough again", "heart failure was seen", "failure of the heart"] * 30
-VOCABULARY = Vocabulary.build(SEEN, min_notes=1, extra_words=["appendectomy"])
+VOCABULARY = Vocabulary.build(note_counts(SEEN), min_notes=1, extra_words=["appendectomy"])
 
 
-def vectors(texts=SEEN, vocabulary=VOCABULARY, **settings):
-    return train_word_vectors(lambda: iter(texts), vocabulary, **{"size": 12, "epochs": 3} | settings)
+def vectors(texts=SEEN, vocabulary=VOCABULARY, max_words=4000, **settings):
+    notes = [WordTokenizer(vocabulary, max_words).tokenize(text) for text in texts]
+    return train_word_vectors(notes, len(vocabulary), **{"size": 12, "epochs": 3} | settings)
+
+
+def test_one_worker_equals_gensim_on_words():
+    rng = np.random.default_rng(1)
+    words = [f"w{i}" for i in range(300)]
+    texts = [" ".join(rng.choice(words, size, p=np.arange(1, 301) / 45150)) for size in (0, 1, 40, 700, 12_000, 25_003)]
+    vocabulary = Vocabulary.build(note_counts(texts), min_notes=2)
+    known = [[word for word in text.split() if word in vocabulary] for text in texts]
+    sentences = [note[start : start + 10_000] for note in known for start in range(0, len(note), 10_000)]
+    expected = Word2Vec(sentences, vector_size=12, epochs=3, min_count=1, seed=5, workers=1).wv
+    trained = vectors(texts, vocabulary, 50_000, seed=5)[vocabulary.ids(expected.index_to_key)]
+    np.testing.assert_allclose(trained, expected.get_normed_vectors(), atol=1e-6)
+
+
+def test_several_workers_learn_the_same_similarities():
+    rng = np.random.default_rng(0)
+    groups = [[f"{letter}{i}" for i in range(8)] for letter in "ab"]
+    texts = [" ".join(rng.choice(groups[i // 2 % 2], 12)) for i in range(600)]  # both workers see both groups
+    vocabulary = Vocabulary.build(note_counts(texts), min_notes=1)
+    trained = vectors(texts, vocabulary, epochs=10, workers=2)
+    a, b = (trained[vocabulary.ids(group)] for group in groups)
+    assert (a @ a.T).mean() > (a @ b.T).mean() + 0.3
+    assert not np.array_equal(trained, vectors(texts, vocabulary, epochs=10))
 
 
 def test_words_have_unit_vectors_and_padding_is_zero():
@@ -65,7 +91,7 @@ def test_words_of_similar_context_are_similar():
     rng = np.random.default_rng(0)
     groups = [[f"{letter}{i}" for i in range(8)] for letter in "ab"]
     texts = [" ".join(rng.choice(groups[i % 2], 12)) for i in range(600)]
-    vocabulary = Vocabulary.build(texts, min_notes=1)
+    vocabulary = Vocabulary.build(note_counts(texts), min_notes=1)
     trained = vectors(texts, vocabulary, epochs=10)
     a, b = (trained[vocabulary.ids(group)] for group in groups)
     assert (a @ a.T).mean() > (a @ b.T).mean() + 0.3

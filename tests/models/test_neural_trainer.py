@@ -23,6 +23,7 @@ from nosology.models.neural_trainer import Targets
 from nosology.models.registry import load_class
 from nosology.models.train import train
 from nosology.training.examples import Examples
+from nosology.training.recipe_settings import WordVectorSettings
 from nosology.training.run_folder import run_folder
 from tests.conftest import PHRASES, as_notes, small_notes
 
@@ -160,6 +161,47 @@ def test_vocabulary_comes_from_train_notes_only(small_corpus, tmp_path):
     assert "zebrafish" not in results[1][0].vocabulary
     assert results[0][0] == results[1][0]
     np.testing.assert_array_equal(results[0][1], results[1][1])
+
+
+def test_bundle_says_how_the_word_vectors_were_trained(small_corpus, tmp_path):
+    settings = ["training.epochs=1", "vectors.epochs=2"]
+    bundle = train(recipe("caml", *settings), [small_corpus], tmp_path / "one")
+    assert bundle.provenance["found"]["word_vectors"] == {"epochs": 2, "workers": 1, "reproducible": True}
+    bundle = train(recipe("caml", *settings, "vectors.workers=2"), [small_corpus], tmp_path / "two")
+    assert Bundle.load(tmp_path / "two").provenance == bundle.provenance
+    assert bundle.provenance["found"]["word_vectors"] == {"epochs": 2, "workers": 2, "reproducible": False}
+
+
+def test_word_vectors_of_several_workers_are_stored_until_the_run_ends(small_corpus, tmp_path, monkeypatch):
+    some = recipe("caml", "training.epochs=1", "vectors.epochs=2", "vectors.workers=2")
+    trained, real = [], neural.train_word_vectors
+    monkeypatch.setattr(neural, "train_word_vectors", lambda *a, **b: trained.append(real(*a, **b)) or trained[-1])
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.Decision, "tune", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(some, [small_corpus], tmp_path / "bundle")
+    [stored] = run_folder(tmp_path / "bundle").glob("word_vectors-*")
+    examples = Examples([small_corpus], lambda note: note.split == "train")
+    again = neural.build_word_tokenizer(some, LabelSpace(PHRASES), examples, folder=stored.parent)[1]
+    np.testing.assert_array_equal(again, trained[0])
+    train(some, [small_corpus], tmp_path / "bundle")
+    assert len(trained) == 1 and not run_folder(tmp_path / "bundle").exists()
+    stored.parent.mkdir()
+    (stored.parent / stored.name).write_bytes(b"damaged")
+    neural.build_word_tokenizer(some, LabelSpace(PHRASES), examples, folder=stored.parent)
+    assert len(trained) == 2
+
+
+def test_word_vectors_use_all_cores_for_many_notes(monkeypatch):
+    monkeypatch.setattr("nosology.training.recipe_settings.cores", lambda: 16)
+    settings = WordVectorSettings()
+    assert [settings.resolved(notes).workers for notes in (0, 100, 4000, 4001, 90_000)] == [1, 1, 1, 16, 16]
+    assert WordVectorSettings(workers=1).resolved(90_000).workers == 1
+    assert WordVectorSettings(workers=3).resolved(10).workers == 3
 
 
 def test_vectors_are_also_trained_on_the_train_notes_of_other_corpora(small_corpus, tmp_path):

@@ -1,3 +1,4 @@
+import re
 import sys
 
 import pytest
@@ -5,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nosology.text import MULTILINGUAL, clean, tokenize
-from nosology.text.tokens import lower
+from nosology.text.tokens import benchmark_words, lower, words_of
 from tests.timing import assert_linear_time
 
 
@@ -42,6 +43,27 @@ def test_each_word_is_the_text_at_its_offsets(text):
     outside = "".join(text[a:b] for a, b in zip([0, *tokens.ends], [*tokens.starts, len(text)]))
     assert not any(c.isalnum() for c in outside)
     assert [a < b for a, b in tokens.spans()] == [True] * len(tokens)
+
+
+# Any text; texts in which words, numbers, accents and characters that become ASCII in lower case are frequent; ASCII.
+TEXTS = (
+    st.text()
+    | st.text("aB12 ._-\n\x1féK\u0130\u0301\u0660²ſ中", max_size=40)
+    | st.text(st.characters(max_codepoint=127))
+)
+
+
+@given(TEXTS)
+def test_words_without_offsets_are_those_with_offsets(text):
+    assert words_of(text) == tokenize(text).words
+
+
+@given(TEXTS)
+def test_benchmark_words_are_ascii_without_numbers_except_at_the_ends(text):
+    found = re.finditer("[a-z0-9]+", lower(text))
+    assert benchmark_words(text) == [
+        word[0] for word in found if re.search("[a-z]", word[0]) or word.start() == 0 or word.end() == len(text)
+    ]
 
 
 @given(st.text())

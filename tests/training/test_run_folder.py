@@ -81,7 +81,7 @@ def test_long_epoch_prints_a_line_every_30_seconds(monkeypatch, capsys):
         now[0] += 10
         display.update(0, step, 0.5, 20.0)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "tiny: epoch 1/2, step 3 of 100  loss 0.5  20 notes/s  0:16:10 left"
+    assert lines[0].startswith("tiny: epoch 1/2, step 3 of 100  loss 0.5  20 notes/s  0:16:10 left, until ")
     assert [line.split("  ")[0].split(", ")[1] for line in lines] == [f"step {step} of 100" for step in (3, 6, 9)]
     display.end_epoch(0, 10, 0.5, {}, 20.0)
     now[0] += 20

@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -272,4 +273,4 @@ def test_stop_epoch_ends_the_run_on_the_schedule_of_all_epochs(tmp_path, capsys)
     assert (results[0].epochs, results[2].epochs) == (4, 2)
     assert list(losses(tmp_path / "2")) == list(losses(tmp_path / "0"))[: results[2].steps]
     last_line = capsys.readouterr().err.splitlines()[-1]
-    assert "epoch 2/2" in last_line and last_line.endswith("0:00:00 left")
+    assert "epoch 2/2" in last_line and re.search(r"0:00:00 left, until \d\d:\d\d$", last_line)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from nosology.attention.dual_attention import DualHead, attention_weights, dual_logits, dual_loss
 from nosology.core import Code
 from nosology.core.label_space import LabelSpace
-from nosology.encoders.tokenizers import PAD, UNKNOWN, Encoding, WordTokenizer
+from nosology.encoders.tokenizers import PAD, UNKNOWN, TokenIds, WordTokenizer
 from nosology.encoders.word_encoders import ConvEncoder, RecurrentEncoder, word_embedding
 from nosology.models.dual_laat.candidate_retriever import CandidateRetriever
 from nosology.models.dual_laat.dual_laat_settings import DualLaatSettings
@@ -216,7 +216,7 @@ class DualLaat(NeuralModel[DualLaatNet, DualLaatSettings, WordTokenizer]):
         model.candidates = candidates if self.retriever else 0
         return model
 
-    def logits_of(self, reads: Sequence[Encoding], columns: Sequence[int] | None = None) -> np.ndarray:
+    def logits_of(self, reads: Sequence[TokenIds], columns: Sequence[int] | None = None) -> np.ndarray:
         """Logits (B, L); in two stages, a code that is not among a note's candidates has the logit `EXCLUDED_LOGIT`."""
         if columns is not None or self.retriever is None or not 0 < self.candidates < len(self.labels):
             return super().logits_of(reads, columns)

@@ -42,7 +42,8 @@ class DualLaatTrainer(NeuralTrainer[DualLaatRecipe, DualLaat]):
         recipe = self.recipe
         if recipe.model.reference_padding:
             raise ConfigError("model.reference_padding is only for imported weights (nosology import)")
-        tokenizer, vectors = build_word_tokenizer(recipe, labels, examples, _description_words(labels))
+        words = _description_words(labels)
+        tokenizer, vectors = build_word_tokenizer(recipe, labels, examples, words, self.folder)
         settings = recipe.model.resolved(len(examples))
         torch.manual_seed(recipe.seed)
         net = DualLaatNet(settings, len(tokenizer.vocabulary), recipe.vectors.size, vectors)

@@ -15,7 +15,7 @@ from nosology.core import Note
 from nosology.core.label_space import LabelSpace, label_versions
 from nosology.core.model import WordWeights
 from nosology.encoders.state_cache import CachedStates
-from nosology.encoders.tokenizers import Encoding, ReportTokenizer
+from nosology.encoders.tokenizers import ReportTokenizer, TokenIds
 from nosology.encoders.transformer import WindowedTransformer
 from nosology.models.hmhan.code_groups import CodeCategories, CodeCombinations
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet, ReportBatch, SyntheticBatch
@@ -29,12 +29,12 @@ _BATCH_NOTES = 256
 
 
 def collate_reports(
-    encodings: Sequence[Encoding],
+    encodings: Sequence[TokenIds],
     labels: Tensor | None = None,
     targets: Tensor | None = None,
     synthetic: SyntheticBatch | None = None,
 ) -> ReportBatch:
-    """The batch of some reports; a plain Encoding has no columns."""
+    """The batch of some reports; plain token ids have no columns."""
     tokens, lengths = pad_notes([encoding.ids for encoding in encodings])
     rows = [encoding.columns for encoding in encodings if isinstance(encoding, EncodedReport)]
     columns = torch.from_numpy(np.stack(rows)) if rows and len(rows[0]) else None
@@ -90,7 +90,7 @@ class Hmhan(NeuralModel):
 
     def logits_of(
         self,
-        reads: Sequence[Encoding],
+        reads: Sequence[TokenIds],
         columns: Sequence[int] | None = None,
         cached_states: CachedStates | None = None,
         offset: np.ndarray | None = None,

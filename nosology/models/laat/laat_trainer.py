@@ -21,7 +21,7 @@ class LaatTrainer(NeuralTrainer[CamlRecipe | LaatRecipe, Caml]):
     def build_model(self, labels: LabelSpace, examples: Examples) -> tuple[Caml, Targets]:
         """An untrained model for these labels and notes, and what it is trained to predict."""
         recipe = self.recipe
-        tokenizer, vectors = build_word_tokenizer(recipe, labels, examples)
+        tokenizer, vectors = build_word_tokenizer(recipe, labels, examples, folder=self.folder)
         settings = recipe.model.resolved(len(examples))
         torch.manual_seed(recipe.seed)
         rates = label_rates(labels, examples) if settings.output_bias == "prior" else None

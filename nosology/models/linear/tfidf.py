@@ -12,6 +12,7 @@ from scipy import sparse
 
 from nosology.core.settings import Settings
 from nosology.text import Tokens, tokenize
+from nosology.text.tokens import words_of
 
 _SHORT_SHARE = 0.05  # of the training notes have shorter rows than `Tfidf.shortest`
 
@@ -63,7 +64,7 @@ class Tfidf:
         """The vectoriser of these notes, and their vectors (B, features). The texts are streamed; none is stored."""
         ids: defaultdict[str, int] = defaultdict()
         ids.default_factory = ids.__len__
-        notes = [np.fromiter(map(ids.__getitem__, tokenize(text).words), dtype=np.int32) for text in texts]
+        notes = [np.fromiter(map(ids.__getitem__, words_of(text)), dtype=np.int32) for text in texts]
         word_notes = _document_frequency(notes, len(ids))
         rare = np.where(word_notes <= _max_frequency(word_notes, len(notes), settings.words_per_note), word_notes, 0)
         chosen = _most_frequent(rare, settings.min_notes, settings.max_words)
@@ -83,7 +84,7 @@ class Tfidf:
 
     def transform(self, texts: Iterable[str]) -> sparse.csr_matrix:
         """The vectors (B, features) of notes; a note without a known word is all zeros."""
-        return _stack([self._vector(self._ids(tokenize(text).words)) for text in texts], len(self))
+        return _stack([self._vector(self._ids(words_of(text))) for text in texts], len(self))
 
     def occurrences(self, text: str) -> Occurrences:
         """Every occurrence of every feature of a note, words first."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nosology.attention import kernels
-from nosology.encoders.tokenizers import PAD
+from nosology.encoders.tokenizers import PAD, TokenIds
 from nosology.encoders.word_encoders import AwdLstm, LstmState, WeightDropLstm, detach_state, locked_dropout
 from nosology.training.batch_plan import derive_seed
 
@@ -33,8 +33,8 @@ class StreamPlan:
     seed: int
 
     @classmethod
-    def of(cls, texts: Sequence[np.ndarray], streams: int, window: int, seed: int) -> StreamPlan:
-        """The plan of texts given as arrays of token ids; at most one stream per two tokens."""
+    def of(cls, texts: Sequence[TokenIds], streams: int, window: int, seed: int) -> StreamPlan:
+        """The plan of tokenized texts; at most one stream per two tokens."""
         lengths = np.array([len(text) + 1 for text in texts], dtype=np.int64)
         return cls(lengths, max(1, min(streams, int(lengths.sum()) // 2)), window, seed)
 
@@ -103,7 +103,7 @@ class StreamBatch:
 class TextStreams:
     """The batches of texts by a StreamPlan; backward: each text is reversed."""
 
-    def __init__(self, texts: Sequence[np.ndarray], plan: StreamPlan, backward: bool = False):
+    def __init__(self, texts: Sequence[TokenIds], plan: StreamPlan, backward: bool = False):
         self.texts, self.plan, self.backward = texts, plan, backward
         self._epoch = lru_cache(maxsize=2)(self._join)
 
@@ -119,7 +119,7 @@ class TextStreams:
         flat = np.full(int(self.plan.lengths.sum()), PAD, dtype=np.int32)
         start = 0
         for row in self.plan.order(epoch):
-            text = self.texts[row]
+            text = self.texts[int(row)].ids
             flat[start : start + len(text)] = text[::-1] if self.backward else text
             start += len(text) + 1
         return flat[: self.plan.stream_tokens * self.plan.streams].reshape(self.plan.streams, -1)

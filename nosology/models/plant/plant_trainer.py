@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -21,8 +22,9 @@ from nosology.codes.lookup import label_description
 from nosology.core import ConfigError, DataError
 from nosology.core.files import atomic_file, json_sha256, sha256
 from nosology.core.label_space import LabelSpace
-from nosology.core.progress import progress
+from nosology.core.progress import activity
 from nosology.encoders.append_only_store import check_cache_folder
+from nosology.encoders.cached_words import EncodedWords
 from nosology.encoders.tokenizers import SPECIALS, Vocabulary, WordTokenizer
 from nosology.encoders.word_encoders import AwdLstm, DropoutRates
 from nosology.models.neural_trainer import Targets, TokenizedNotes, fit_labels, fit_on_dev
@@ -96,9 +98,10 @@ class PlantPipeline:
         labels = LabelSpace([])
         if coded:
             labels = label_space(recipe.labels, codes_in_systems(recipe.labels, examples.codes))
-        texts = progress(examples.texts(), "counting words", total=len(examples))
         words = recipe.words
-        vocabulary = Vocabulary.build(texts, words.min_notes, max_words=words.max_words, alphabetic=words.alphabetic)
+        with activity("counting words"):
+            counts = examples.words("none").note_counts()
+        vocabulary = Vocabulary.build(counts, words.min_notes, max_words=words.max_words, alphabetic=words.alphabetic)
         tokenizer = WordTokenizer(vocabulary, recipe.model.max_words, alphabetic=words.alphabetic)
         notes = TokenizedNotes.of(examples, recipe.labels, tokenizer, labels)
         return PlantPipeline(recipe, notes, labels, tokenizer, folder, stages or _stages(recipe, examples, folder))
@@ -114,7 +117,8 @@ class PlantPipeline:
         def compute(fingerprint: str) -> dict[str, Tensor]:
             if weights := _published_weights(settings, backward):
                 load_language_model(encoder, self.tokenizer.vocabulary, Path(weights), Path(settings.words))
-            texts = [read.ids for read in self.notes.reads if len(read.ids)]
+            reads = cast("EncodedWords", self.notes.reads)
+            texts = reads[np.flatnonzero([len(read) for read in reads])]
             plan = StreamPlan.of(texts, settings.training.batch, settings.window, recipe.seed)
             streams = TextStreams(texts, plan, backward)
             net = LanguageModel(encoder, plan.streams, settings.ar, settings.tar)

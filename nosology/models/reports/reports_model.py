@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nosology.core import EvidenceSpan, Note
 from nosology.encoders.state_cache import CachedStates
-from nosology.encoders.tokenizers import Encoding
+from nosology.encoders.tokenizers import TokenIds
 from nosology.models.evidence_spans import best_spans
 from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.neural import EXCLUDED_LOGIT
@@ -41,7 +41,7 @@ class Reports(Hmhan):
 
     def logits_of(
         self,
-        reads: Sequence[Encoding],
+        reads: Sequence[TokenIds],
         columns: Sequence[int] | None = None,
         cached_states: CachedStates | None = None,
         offset: np.ndarray | None = None,

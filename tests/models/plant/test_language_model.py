@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from nosology.encoders.tokenizers import PAD
+from nosology.encoders.tokenizers import PAD, TokenIds
 from nosology.encoders.word_encoders import AwdLstm, DropoutRates, locked_dropout
 from nosology.models.plant.language_model import LanguageModel, StreamBatch, StreamPlan, TextStreams, next_word_loss
 from nosology.training.recipe_settings import TrainerSettings
@@ -93,7 +93,7 @@ def test_input_and_output_embeddings_are_tied():
 def test_run_stopped_within_an_epoch_resumes_exactly(tmp_path):
     """The state of the LSTM is in the checkpoint."""
     rng = np.random.default_rng(0)
-    texts = [rng.integers(2, WORDS, 30) for _ in range(4)]
+    texts = [TokenIds(rng.integers(2, WORDS, 30)) for _ in range(4)]
     plan = StreamPlan.of(texts, 3, 5, 0)
     settings = TrainerSettings(
         epochs=2, batch=3, warmup=0, micro_batches=1, log_steps=1, checkpoint_minutes=0, learning_rate=1e-2
