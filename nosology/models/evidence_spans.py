@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -15,23 +16,40 @@ _MAX_PARTS = 32  # of a note in occlusion; each costs one forward pass
 
 def best_spans(
     text: str, weights: np.ndarray, starts: np.ndarray, ends: np.ndarray, limit: int, share: float = 0.15
-) -> list[EvidenceSpan]:
-    """At most `limit` runs of neighbouring tokens, each scored by the sum of its weights, strongest first.
+) -> list[list[EvidenceSpan]]:
+    """For each row of weights, at most `limit` runs of neighbouring tokens, scored by their sums, strongest first.
 
-    weights, starts, ends: (T,). A token belongs to a run if its weight is at least `share` of the largest one; runs do
-    not cross a line break and have at most 12 tokens.
+    weights: (N, T); starts, ends: (T,). A token belongs to a run if its weight is at least `share` of the largest of
+    the row; runs do not cross a line break and have at most 12 tokens.
     """
-    if not len(weights) or weights.max() <= 0:
-        return []
-    runs: list[list[int]] = []
-    for token in np.flatnonzero(weights >= share * weights.max()).tolist():
-        last = runs[-1][-1] if runs else -2
-        if token == last + 1 and len(runs[-1]) < _MAX_TOKENS and "\n" not in text[ends[last] : starts[token]]:
-            runs[-1].append(token)
-        else:
-            runs.append([token])
-    spans = [_span(text, Span(int(starts[run[0]]), int(ends[run[-1]])), weights[run].sum()) for run in runs]
-    return sorted(spans, key=lambda span: (-span.score, span.start))[:limit]
+    spans: list[list[EvidenceSpan]] = [[] for _ in weights]
+    if not weights.size:
+        return spans
+    highest = weights.max(1)
+    row, token = np.nonzero((weights >= share * highest[:, None]) & (highest > 0)[:, None])
+    if not len(row):
+        return spans
+    line = np.cumsum(_follows_line_break(text, starts, ends))
+    follows = (np.diff(row) == 0) & (np.diff(token) == 1) & (np.diff(line[token]) == 0)
+    segments = np.flatnonzero(np.concatenate([[True], ~follows]))  # runs of any length
+    sizes = np.diff(segments, append=len(row))
+    position = np.arange(len(row)) - np.repeat(segments, sizes)
+    first = np.flatnonzero(position % _MAX_TOKENS == 0)
+    last = np.append(first[1:], len(row)) - 1
+    scores = np.add.reduceat(weights[row, token], first)
+    order = np.lexsort((first, -scores, row[first]))  # by row, then strongest first
+    rank = np.arange(len(order)) - np.searchsorted(row[first], row[first][order], "left")
+    for run in order[rank < limit].tolist():
+        span = Span(int(starts[token[first[run]]]), int(ends[token[last[run]]]))
+        spans[row[first[run]]].append(_span(text, span, scores[run]))
+    return spans
+
+
+def _follows_line_break(text: str, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Whether a line break separates each token (T,) from the one before; False for the first."""
+    breaks = np.array([match.start() for match in re.finditer("\n", text)], dtype=np.int64)
+    before = np.searchsorted(breaks, ends[:-1], "left")
+    return np.concatenate([[False], np.searchsorted(breaks, starts[1:], "left") > before])
 
 
 def occlusion(

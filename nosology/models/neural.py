@@ -188,7 +188,7 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
     def evidence(self, note: Note, labels: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
         """For each label, the spans of the note with the most attention, strongest first."""
         words = self.attention_weights(note, labels)
-        return [best_spans(note.text, row, words.starts, words.ends, limit) for row in words.weights]
+        return best_spans(note.text, words.weights, words.starts, words.ends, limit)
 
     def attention_weights(self, note: Note, labels: Sequence[int]) -> WordWeights:
         """The attention of each label over the words of a note."""
