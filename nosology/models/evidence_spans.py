@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from nosology.core import EvidenceSpan, Span
+from nosology.core.model import WordWeights
+from nosology.encoders.tokenizers import Encoding
 from nosology.text.sentences import sentences
 
 _MAX_TOKENS = 12  # of a span: short evidence is quick to check
@@ -50,6 +52,17 @@ def _follows_line_break(text: str, starts: np.ndarray, ends: np.ndarray) -> np.n
     breaks = np.array([match.start() for match in re.finditer("\n", text)], dtype=np.int64)
     before = np.searchsorted(breaks, ends[:-1], "left")
     return np.concatenate([[False], np.searchsorted(breaks, starts[1:], "left") > before])
+
+
+def by_word(read: Encoding, weights: np.ndarray) -> WordWeights:
+    """The weights (labels, T) of tokens, summed over the word pieces of each word."""
+    first = np.flatnonzero(np.diff(read.starts, prepend=-1))
+    if len(first) == len(read):  # every token is a word
+        return WordWeights(read.starts, read.ends, np.where(read.ends > read.starts, weights, 0))
+    words = np.add.reduceat(weights, first, axis=1)
+    starts, ends = read.starts[first], read.ends[first]
+    words[:, ends <= starts] = 0
+    return WordWeights(starts, ends, words)
 
 
 def occlusion(
