@@ -263,12 +263,8 @@ def test_bf16_loss_and_gradients(model):
     assert all(p.grad.isfinite().all() for p in net.parameters() if p.grad is not None)
 
 
-LONG_AND_SHORT = ["Chronic low back pain.", "", "heart failure and pneumonia of the right lobe " * 4, "Type 2\npain"]
-    "Chronic low back pain.",
-    "",
-    "heart failure and pneumonia of the right lobe " * 4,
-    "Type 2\npain, type 1",
-]
+RIGHT = "heart failure and pneumonia of the right lobe "
+LONG_AND_SHORT = ["Chronic low back pain.", "", RIGHT * 4, "Type 2\npain, type 1"]
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 1e-3)])
