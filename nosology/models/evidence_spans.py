@@ -39,12 +39,27 @@ def best_spans(
     first = np.flatnonzero(position % _MAX_TOKENS == 0)
     last = np.append(first[1:], len(row)) - 1
     scores = np.add.reduceat(weights[row, token], first)
-    order = np.lexsort((first, -scores, row[first]))  # by row, then strongest first
-    rank = np.arange(len(order)) - np.searchsorted(row[first], row[first][order], "left")
-    for run in order[rank < limit].tolist():
-        span = Span(int(starts[token[first[run]]]), int(ends[token[last[run]]]))
-        spans[row[first[run]]].append(_span(text, span, scores[run]))
+    best = _highest(row[first], scores, limit)
+    columns = row[first[best]], starts[token[first[best]]], ends[token[last[best]]], scores[best]
+    for number, start, end, score in zip(*(column.tolist() for column in columns)):
+        spans[number].append(EvidenceSpan(start, end, text[start:end], score))
     return spans
+
+
+def _highest(row: np.ndarray, scores: np.ndarray, limit: int) -> np.ndarray:
+    """The indices of the `limit` highest scores of each row, row by row, the highest first; row: (R,) ascending."""
+    sizes = np.bincount(row)
+    place = np.arange(len(row)) - (np.cumsum(sizes) - sizes)[row]
+    if sizes.max() > limit:  # only those that can be among the highest are sorted
+        table = np.full((len(sizes), sizes.max()), -np.inf, dtype=scores.dtype)
+        table[row, place] = scores
+        chosen = np.flatnonzero(scores >= np.partition(table, -limit, axis=1)[row, -limit])
+        row, scores = row[chosen], scores[chosen]
+    else:
+        chosen = np.arange(len(row))
+    order = np.lexsort((-scores, row))
+    first = np.searchsorted(row, row, "left")
+    return chosen[order[np.arange(len(row)) - first < limit]]
 
 
 def _follows_line_break(text: str, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:

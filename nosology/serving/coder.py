@@ -116,7 +116,7 @@ class Coder:
         more = 0 if top is not None else int(accepted.sum())  # accepted codes that are not ranked yet
         wanted = TOP if top is None else top
         ranked: dict[Code, RankedCode] = {}
-        for column in _descending(probabilities, wanted):
+        for column in _descending(probabilities, wanted + 1):  # the last one shows that nothing more is wanted
             full = len(ranked) >= wanted
             if full and not more:
                 break
