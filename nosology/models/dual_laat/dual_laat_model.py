@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -164,6 +164,13 @@ def _pooled(encoder: ConvEncoder | RecurrentEncoder, x: Tensor, lengths: Tensor)
     return states.masked_fill(beyond[..., None], float("-inf")).amax(1)
 
 
+class EncodedDescriptions(NamedTuple):
+    """The queries (M, L, P) of the labels, and which of them are computed (L,)."""
+
+    queries: Tensor
+    known: Tensor
+
+
 _RETRIEVER = "proposer."  # prefix in the bundle format
 
 
@@ -176,15 +183,30 @@ class DualLaat(NeuralModel[DualLaatNet, DualLaatSettings, WordTokenizer]):
     candidates: int = 0  # codes per note that the net scores; 0: all
 
     kind, tokenizer_class, settings_class = "dual_laat", WordTokenizer, DualLaatSettings
-    _queries: Tensor | None = None
+    _queries: EncodedDescriptions | None = None
 
     @property
     def queries(self) -> Tensor:
         """The queries (M, L, P) of all labels, computed at the first use."""
-        if self._queries is None or self._queries.device != self.device:
+        return self._encoded(torch.arange(len(self.labels)))
+
+    def _encoded(self, labels: Tensor) -> Tensor:
+        """The queries (M, L, P) of all labels, of which those of `labels` are computed; each is computed once."""
+        cache = self._queries
+        missing = labels if cache is None or cache.queries.device != self.device else labels[~cache.known[labels]]
+        if len(missing):
             with self.inference():
-                self._queries = self.net.all_queries(self.description_ids(self.descriptions))
-        return self._queries
+                new = self.net.all_queries(self.description_ids([self.descriptions[label] for label in missing]))
+                if len(missing) == len(self.labels):
+                    self._queries = cache = EncodedDescriptions(new, torch.ones(len(self.labels), dtype=torch.bool))
+                    return cache.queries
+                if cache is None or cache.queries.device != self.device:
+                    empty = new.new_zeros(len(new), len(self.labels), new.shape[2])
+                    self._queries = cache = EncodedDescriptions(empty, torch.zeros(len(self.labels), dtype=torch.bool))
+                cache.queries[:, missing.to(self.device)] = new
+                cache.known[missing] = True
+        assert cache is not None
+        return cache.queries
 
     def weights_changed(self) -> None:
         """Clears the cached queries."""
@@ -228,11 +250,14 @@ class DualLaat(NeuralModel[DualLaatNet, DualLaatSettings, WordTokenizer]):
             return self.batch_logits(batch)
         states = self.net.states(batch) if batch.encoded is None else batch.encoded
         logits = states.new_full((len(reads), len(self.labels)), EXCLUDED_LOGIT, dtype=torch.float32)
-        for row, read in enumerate(reads):  # the notes are encoded together; each has its own candidates
-            chosen = torch.from_numpy(self.retriever.retrieve(read.ids, self.candidates)).to(states.device)
+        candidates = [torch.from_numpy(self.retriever.retrieve(read.ids, self.candidates)) for read in reads]
+        # On a CPU the first note should not wait until all descriptions are encoded.
+        needed = torch.cat(candidates).unique() if states.device.type == "cpu" else torch.arange(len(self.labels))
+        queries = self._encoded(needed)
+        for row, chosen in enumerate(chosen.to(states.device) for chosen in candidates):
             note = slice(row, row + 1)
             one = Batch(batch.tokens[note], batch.lengths[note], encoded=states[note])
-            logits[row, chosen] = self.net.logits(one, self.queries[:, chosen])[0].float()
+            logits[row, chosen] = self.net.logits(one, queries[:, chosen])[0].float()
         return logits
 
     def batch_logits(self, batch: Batch) -> Tensor:
@@ -248,7 +273,11 @@ class DualLaat(NeuralModel[DualLaatNet, DualLaatSettings, WordTokenizer]):
         return self.batch_attention(batch)
 
     def _batch_queries(self, batch: Batch) -> Tensor:
-        return self.queries if batch.labels is None else self.queries[:, batch.labels.to(self.device)]
+        if batch.labels is None:
+            return self.queries
+        few = self.candidates and self.device.type == "cpu"
+        queries = self._encoded(batch.labels.unique()) if few else self.queries
+        return queries[:, batch.labels.to(self.device)]
 
     def extra_config(self) -> dict[str, Any]:
         """Embedding size, descriptions and number of candidates."""
