@@ -18,6 +18,7 @@ from nosology.encoders.tokenizers import Encoding
 _MAX_WORKERS = 4  # each tokenizes 600 notes of 1,500 words in a second or more
 _PART = 64  # notes of a task
 _BLOCKS_AHEAD = 2
+_FIRST = 256  # notes of the first block
 
 R = TypeVar("R")
 
@@ -46,14 +47,14 @@ def read_blocks(
 def read_blocks_ahead(
     notes: Iterable[Note], size: int, tokenizer: TextTokenizer, workers: int
 ) -> Iterator[tuple[list[Note], Sequence[Encoding]]]:
-    """The blocks of `read_blocks` for a tokenizer; processes tokenize all blocks but the first.
+    """The blocks of `read_blocks` for a tokenizer; processes tokenize all blocks but the first, which is shorter.
 
-    The first block is tokenized here, so that a few notes start no process.
+    The first block is tokenized here: a few notes then start no process, and scoring need not wait for their start.
     """
     notes = iter(notes)
-    yield from read_blocks(islice(notes, size), size, lambda note: tokenizer.tokenize(note.text))
-    following = next(notes, None)
+    first, following = list(islice(notes, min(size, _FIRST))), next(notes, None)
     if following is None:
+        yield from read_blocks(first, size, lambda note: tokenizer.tokenize(note.text))
         return
     from joblib.externals.loky import ProcessPoolExecutor
 
@@ -63,20 +64,14 @@ def read_blocks_ahead(
         rest = chain([following], notes)
         blocks = iter(lambda: list(islice(rest, size)), [])
         tasks = ((block, pool.map(_tokenize, parts([note.text for note in block], _PART))) for block in blocks)
-        for block, results in _ahead(tasks, _BLOCKS_AHEAD):
+        submitted = deque(islice(tasks, _BLOCKS_AHEAD))
+        yield first, [tokenizer.tokenize(note.text) for note in first]
+        while submitted:
+            block, results = submitted.popleft()
+            submitted.extend(islice(tasks, 1))
             yield block, list(chain.from_iterable(results))
     finally:
         pool.shutdown(wait=True, kill_workers=True)
-
-
-def _ahead(items: Iterator[R], count: int) -> Iterator[R]:
-    """The items, each after the `count` following ones were computed."""
-    queue: deque[R] = deque()
-    for item in items:
-        queue.append(item)
-        if len(queue) > count:
-            yield queue.popleft()
-    yield from queue
 
 
 _tokenizer: list[TextTokenizer] = []  # of a process that tokenizes
