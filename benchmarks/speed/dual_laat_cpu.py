@@ -23,7 +23,7 @@ from nosology.core.files import write_json
 from nosology.core.label_space import LabelSpace
 from nosology.encoders.tokenizers import Encoding, Vocabulary, WordTokenizer
 from nosology.models.dual_laat.candidate_retriever import CandidateRetriever
-from nosology.models.dual_laat.dual_laat_model import DualLaat, DualLaatNet
+from nosology.models.dual_laat.dual_laat_model import DualLaat, DualLaatNet, EncodedDescriptions
 from nosology.models.dual_laat.dual_laat_settings import DualLaatSettings
 from nosology.training.data_loader import pad_notes
 
@@ -87,7 +87,8 @@ def coder(encoder: str, rng: np.random.Generator) -> DualLaat:
     model = DualLaat(labels, np.ones(CODES, np.int64), reader, net, SHAPES[encoder])
     described = pad_notes([usual_words(rng, rng.integers(2, 26)) for _ in range(CODES)])[0]
     few = described[:1000] if encoder == "gru" else described  # a GRU would take long; some queries are repeated
-    model._queries = net.all_queries(few).repeat(1, -(-CODES // len(few)), 1)[:, :CODES].contiguous()
+    queries = net.all_queries(few).repeat(1, -(-CODES // len(few)), 1)[:, :CODES].contiguous()
+    model._queries = EncodedDescriptions(queries, torch.ones(CODES, dtype=torch.bool))
     entries = 38 * CODES
     weights = (rng.random(entries, np.float32), (usual_words(rng, entries), rng.integers(0, CODES, entries)))
     model.retriever = CandidateRetriever(

@@ -21,7 +21,9 @@ from torch import Tensor
 from nosology.attention import kernels
 
 _WIDTH_MULTIPLE = {"cpu": 8, "cuda": 64}  # chunks are padded to it: matrix products are faster with such sizes
-_MAX_CELLS = 1 << 25  # notes x labels x heads x tokens that are scored at once by default
+_MAX_CELLS = 1 << 27  # notes x labels x heads x tokens that a GPU scores at once by default
+_MAX_ROWS = 1 << 16  # notes x labels, likewise
+_GPU_LABELS = 2048  # labels that a GPU scores at once if several notes fit
 _CPU_LABELS = 512  # labels that a CPU scores at once
 
 
@@ -90,6 +92,24 @@ def attention_weights(
     return weights, keys
 
 
+def mean_attention(states: Tensor, lengths: Tensor, queries: Tensor, head: DualHead) -> Tensor:
+    """The weights (B, L, T), float32, of states (B, T, D), mean of the heads, for queries (M, L, P) or (M, B, L, P).
+
+    lengths: (B,) at least 1, on the device of the states. With queries (M, B, L, P) each note has its own labels.
+    """
+    m, p = len(queries), queries.shape[-1]
+    with _without_autocast(states):
+        keys = torch.addmm(head.key_bias, states.flatten(0, 1), head.key.t()).tanh_().view(*states.shape[:2], m, p)
+        padding = torch.arange(states.shape[1], device=states.device) >= lengths[:, None]
+        total: Tensor | None = None
+        for i in range(m):  # head by head: the weights of all heads would need M times the memory
+            scores = torch.matmul(queries[i], keys[:, :, i].transpose(1, 2)).float()
+            weights = scores.masked_fill_(padding[:, None], float("-inf")).softmax(-1)
+            total = weights if total is None else total.add_(weights)
+        assert total is not None
+        return total.div_(m)
+
+
 def _forward(
     states: Tensor, lengths: Tensor, queries: Tensor, head: DualHead, workspace: _Workspace | None = None
 ) -> _Forward:
@@ -143,8 +163,8 @@ def _logits_by_chunk(
 ) -> Tensor:
     """Logits (B, L), several notes at once, for a GPU."""
     heads, total, _ = queries.shape
-    notes = notes or max(1, min(len(states), _MAX_CELLS // (heads * states.shape[1] * min(total, 512))))
-    labels = labels or max(1, _MAX_CELLS // (notes * heads * states.shape[1]))
+    notes = notes or max(1, min(len(states), _MAX_CELLS // (heads * states.shape[1] * min(total, _GPU_LABELS))))
+    labels = labels or max(1, min(_MAX_CELLS // (notes * heads * states.shape[1]), _MAX_ROWS // notes))
     device_lengths = lengths.clamp(min=1).to(states.device)
     logits = states.new_empty(len(states), total, dtype=torch.promote_types(states.dtype, torch.float32))
     for part, width in _chunks(lengths, notes, states.device):

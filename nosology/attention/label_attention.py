@@ -13,7 +13,7 @@ from nosology.attention.planted_attention import attend_
 from nosology.encoders.sdpa import masked_attention, nonempty_mask
 
 _INDEPENDENT_STD = 0.03  # of queries and weights without tied initialization, as in LAAT
-_MAX_CELLS = 32_000_000  # notes x tokens x labels that are scored at once without gradients
+_MAX_CELLS = {"cpu": 1 << 25, "cuda": 1 << 27}  # notes x tokens x labels that are scored at once without gradients
 _LOSS_CELLS = 1 << 28  # notes x tokens x labels whose products are in memory at once in the fused loss
 
 
@@ -83,7 +83,7 @@ class LabelAttention(nn.Module):
         """A weight (L, ...) in chunks of as many labels as fit into memory."""
         if torch.is_grad_enabled():
             return (weight,)
-        return weight.split(max(1, _MAX_CELLS // mask.numel()))
+        return weight.split(max(1, _MAX_CELLS.get(mask.device.type, _MAX_CELLS["cpu"]) // mask.numel()))
 
     def _chunk_logits(
         self, keys: Tensor, states: Tensor, mask: Tensor, queries: Tensor, weights: Tensor, bias: Tensor

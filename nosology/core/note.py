@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 SYSTEMS = ("icd9cm", "icd9proc", "icd10cm", "icd10pcs")
@@ -78,4 +78,6 @@ class Suggestion:
 
     def to_json(self) -> dict[str, Any]:
         """The suggestion in the format of predictions files."""
-        return asdict(self) | {"evidence": [asdict(span) for span in self.evidence]}
+        # asdict would copy every value; thousands of notes are written
+        evidence = [{name: getattr(span, name) for name in span.__slots__} for span in self.evidence]
+        return {name: getattr(self, name) for name in self.__slots__} | {"evidence": evidence}

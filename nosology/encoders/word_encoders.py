@@ -137,7 +137,8 @@ class RecurrentEncoder(nn.Module):
         longest, notes = lengths.clamp(min=1).sort(descending=True, stable=True)
         mask = torch.arange(int(longest[0]))[:, None] < longest  # (T, B): first tokens first, longest note first
         step, rank = mask.nonzero(as_tuple=True)
-        positions = (notes[rank] * x.shape[1] + step).to(x.device)  # of the packed tokens in x.flatten(0, 1)
+        # Of the packed tokens in x.flatten(0, 1). Without pinned memory the copy would wait for the GPU.
+        positions = (notes[rank] * x.shape[1] + step).pin_memory().to(x.device, non_blocking=True)
         with _rnn_precision(x) as dtype:
             packed = PackedSequence(x.flatten(0, 1).index_select(0, positions).to(dtype), mask.sum(1))
             weights = {name: weight.to(dtype) for name, weight in self.cell.named_parameters()}

@@ -71,7 +71,11 @@ class Decision:
 
     def accepted(self, labels: LabelSpace, probabilities: np.ndarray) -> np.ndarray:
         """Whether each code of a note is accepted (L,), given its probabilities (L,); never at probability 0."""
-        accepted = (probabilities > 0) & (probabilities >= self.thresholds(labels))
+        return self.accepted_at(self.thresholds(labels), probabilities)
+
+    def accepted_at(self, thresholds: float | np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+        """The result of `accepted` if `thresholds(labels)` is known: it takes longer than the rest."""
+        accepted = (probabilities > 0) & (probabilities >= thresholds)
         if self.at_least_one and len(accepted) and not accepted.any():
             best = probabilities.argmax()
             accepted[best] = probabilities[best] > 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress, islice
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 from nosology.codes.lookup import label_description
 from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError, Note, __version__
 from nosology.core.label_space import SYSTEM_VERSION, LabelSpace, label_versions, mask_other_versions, note_versions
-from nosology.core.model import Model, OpenVocabulary
+from nosology.core.model import BatchScoring, Model, OpenVocabulary
 from nosology.core.progress import progress
 from nosology.corpora.corpus import Corpus
 from nosology.evaluation import Evaluation, examine, tune_threshold
@@ -175,12 +175,22 @@ class _SplitScorer:
 
     def _probabilities(self, notes: Iterable[Note], n: int) -> np.ndarray:
         probabilities = np.empty((n, len(self.columns)), dtype=np.float32)
-        notes = iter(notes)
-        for start in range(0, n, _BATCH):
-            block = self.model.probabilities(list(islice(notes, _BATCH)))
+        start = 0
+        for block in probability_blocks(self.model, notes):
             is_whole = block.shape[1] == len(self.columns)
-            probabilities[start : start + _BATCH] = block if is_whole else block[:, self.columns]
+            probabilities[start : start + len(block)] = block if is_whole else block[:, self.columns]
+            start += len(block)
         return probabilities
+
+
+def probability_blocks(model: Model, notes: Iterable[Note]) -> Iterator[np.ndarray]:
+    """Probabilities (b, L) of one block of notes after the other, in order."""
+    if isinstance(model, BatchScoring):
+        yield from model.probability_blocks(notes)
+        return
+    notes = iter(notes)
+    while block := list(islice(notes, _BATCH)):
+        yield model.probabilities(block)
 
 
 def _cautions(bundle: Bundle, corpus: Corpus, split: str, tune: bool, unknown: set[str]) -> list[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from nosology.core import EvidenceSpan, Span
+from nosology.core.model import WordWeights
+from nosology.encoders.tokenizers import Encoding
 from nosology.text.sentences import sentences
 
 _MAX_TOKENS = 12  # of a span: short evidence is quick to check
@@ -15,23 +18,66 @@ _MAX_PARTS = 32  # of a note in occlusion; each costs one forward pass
 
 def best_spans(
     text: str, weights: np.ndarray, starts: np.ndarray, ends: np.ndarray, limit: int, share: float = 0.15
-) -> list[EvidenceSpan]:
-    """At most `limit` runs of neighbouring tokens, each scored by the sum of its weights, strongest first.
+) -> list[list[EvidenceSpan]]:
+    """For each row of weights, at most `limit` runs of neighbouring tokens, scored by their sums, strongest first.
 
-    weights, starts, ends: (T,). A token belongs to a run if its weight is at least `share` of the largest one; runs do
-    not cross a line break and have at most 12 tokens.
+    weights: (N, T); starts, ends: (T,). A token belongs to a run if its weight is at least `share` of the largest of
+    the row; runs do not cross a line break and have at most 12 tokens.
     """
-    if not len(weights) or weights.max() <= 0:
-        return []
-    runs: list[list[int]] = []
-    for token in np.flatnonzero(weights >= share * weights.max()).tolist():
-        last = runs[-1][-1] if runs else -2
-        if token == last + 1 and len(runs[-1]) < _MAX_TOKENS and "\n" not in text[ends[last] : starts[token]]:
-            runs[-1].append(token)
-        else:
-            runs.append([token])
-    spans = [_span(text, Span(int(starts[run[0]]), int(ends[run[-1]])), weights[run].sum()) for run in runs]
-    return sorted(spans, key=lambda span: (-span.score, span.start))[:limit]
+    spans: list[list[EvidenceSpan]] = [[] for _ in weights]
+    if not weights.size:
+        return spans
+    highest = weights.max(1)
+    row, token = np.nonzero((weights >= share * highest[:, None]) & (highest > 0)[:, None])
+    if not len(row):
+        return spans
+    line = np.cumsum(_follows_line_break(text, starts, ends))
+    follows = (np.diff(row) == 0) & (np.diff(token) == 1) & (np.diff(line[token]) == 0)
+    segments = np.flatnonzero(np.concatenate([[True], ~follows]))  # runs of any length
+    sizes = np.diff(segments, append=len(row))
+    position = np.arange(len(row)) - np.repeat(segments, sizes)
+    first = np.flatnonzero(position % _MAX_TOKENS == 0)
+    last = np.append(first[1:], len(row)) - 1
+    scores = np.add.reduceat(weights[row, token], first)
+    best = _highest(row[first], scores, limit)
+    columns = row[first[best]], starts[token[first[best]]], ends[token[last[best]]], scores[best]
+    for number, start, end, score in zip(*(column.tolist() for column in columns)):
+        spans[number].append(EvidenceSpan(start, end, text[start:end], score))
+    return spans
+
+
+def _highest(row: np.ndarray, scores: np.ndarray, limit: int) -> np.ndarray:
+    """The indices of the `limit` highest scores of each row, row by row, the highest first; row: (R,) ascending."""
+    sizes = np.bincount(row)
+    place = np.arange(len(row)) - (np.cumsum(sizes) - sizes)[row]
+    if sizes.max() > limit:  # only those that can be among the highest are sorted
+        table = np.full((len(sizes), sizes.max()), -np.inf, dtype=scores.dtype)
+        table[row, place] = scores
+        chosen = np.flatnonzero(scores >= np.partition(table, -limit, axis=1)[row, -limit])
+        row, scores = row[chosen], scores[chosen]
+    else:
+        chosen = np.arange(len(row))
+    order = np.lexsort((-scores, row))
+    first = np.searchsorted(row, row, "left")
+    return chosen[order[np.arange(len(row)) - first < limit]]
+
+
+def _follows_line_break(text: str, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Whether a line break separates each token (T,) from the one before; False for the first."""
+    breaks = np.array([match.start() for match in re.finditer("\n", text)], dtype=np.int64)
+    before = np.searchsorted(breaks, ends[:-1], "left")
+    return np.concatenate([[False], np.searchsorted(breaks, starts[1:], "left") > before])
+
+
+def by_word(read: Encoding, weights: np.ndarray) -> WordWeights:
+    """The weights (labels, T) of tokens, summed over the word pieces of each word."""
+    first = np.flatnonzero(np.diff(read.starts, prepend=-1))
+    if len(first) == len(read):  # every token is a word
+        return WordWeights(read.starts, read.ends, np.where(read.ends > read.starts, weights, 0))
+    words = np.add.reduceat(weights, first, axis=1)
+    starts, ends = read.starts[first], read.ends[first]
+    words[:, ends <= starts] = 0
+    return WordWeights(starts, ends, words)
 
 
 def occlusion(

@@ -6,10 +6,11 @@ A model is a subclass. It names its tokenizer and its settings and builds a net 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -26,12 +27,15 @@ from nosology.core.label_space import LabelSpace
 from nosology.core.model import WordWeights
 from nosology.core.settings import Settings
 from nosology.encoders.tokenizers import Encoding, TokenIds
-from nosology.models.evidence_spans import best_spans
+from nosology.models.evidence_spans import best_spans, by_word
+from nosology.models.note_blocks import read_blocks, read_blocks_ahead, reading_workers
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling, Scaling, scaling_from_json
-from nosology.training.data_loader import Batch, pad_notes
+from nosology.training.data_loader import Batch, pad_notes, pin_memory
+from nosology.training.inference import HostCopy, batch_limits, by_length, one_ahead, uses_bf16
 
-_TOKENS = {"cpu": 16_384, "cuda": 131_072}  # per batch, padding included
-_NOTES = 256
+_CPU_BLOCK, _GPU_BLOCK = 64, 1024  # notes that are read and sorted by length together
+_SPANS = 5  # of evidence per code
+_MAX_CELLS = 1 << 26  # notes x labels x tokens whose attention is in memory at once
 
 
 class Tokenizer(Protocol):
@@ -55,6 +59,16 @@ class LabelNet(nn.Module):
         """The weights (B, L, T) of each label over the tokens."""
         raise NotImplementedError
 
+    def encode(self, batch: Batch) -> Batch:
+        """The batch with what `logits` and `attention` both need, so that it is computed once; here unchanged."""
+        return batch
+
+    def note_attention(self, batch: Batch) -> Tensor:
+        """The weights (B, K, T) of the labels (B, K) of each note over its tokens."""
+        assert batch.labels is not None
+        notes = (slice(row, row + 1) for row in range(len(batch.lengths)))
+        return torch.cat([self.attention(part_of(batch, note, batch.labels[note][0])) for note in notes])
+
     def forward(self, batch: Batch) -> Tensor:
         """The loss: the mean binary cross-entropy over notes x labels."""
         assert batch.targets is not None
@@ -72,7 +86,7 @@ class LabelAttentionNet(LabelNet):
 
     def logits(self, batch: Batch) -> Tensor:
         """Logits (B, L)."""
-        return self.learned.logits(self.states(batch), batch.mask, batch.labels)
+        return self.learned.logits(self._states(batch), batch.mask, batch.labels)
 
     def forward(self, batch: Batch) -> Tensor:
         """The loss: the mean binary cross-entropy over notes x labels."""
@@ -81,9 +95,28 @@ class LabelAttentionNet(LabelNet):
 
     def attention(self, batch: Batch) -> Tensor:
         """The weights (B, L, T) of each label over the tokens."""
-        return self.learned.attention(self.states(batch), batch.mask, batch.labels)
+        return self.learned.attention(self._states(batch), batch.mask, batch.labels)
+
+    def encode(self, batch: Batch) -> Batch:
+        """The batch with the states of its tokens."""
+        return replace(batch, encoded=self.states(batch))
+
+    def note_attention(self, batch: Batch) -> Tensor:
+        """The weights (B, K, T) of the labels (B, K) of each note over its tokens."""
+        return self.attention(batch)
+
+    def _states(self, batch: Batch) -> Tensor:
+        return self.states(batch) if batch.encoded is None else batch.encoded
 
 
+def part_of(batch: Batch, notes: slice, labels: Tensor) -> Batch:
+    """Some notes of a batch with other labels."""
+    encoded = None if batch.encoded is None else batch.encoded[notes]
+    return replace(batch, tokens=batch.tokens[notes], lengths=batch.lengths[notes], labels=labels, encoded=encoded)
+
+
+C = TypeVar("C")
+Choice = tuple[C, Sequence[int]]  # what is made of the probabilities of a note, and the labels whose evidence is wanted
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 NetT = TypeVar("NetT", bound=LabelNet)
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -127,9 +160,11 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
     net: NetT
     settings: SettingsT  # the table [model] of the recipe, with all sizes resolved
     calibration: Scaling = field(default_factory=PlattScaling)
+    precision: str = "auto"  # `training.precision` of the recipe; notes are scored as they were in training
 
     kind = ""  # in the registry
     within_versions = True
+    reads_text_only: ClassVar[bool] = True  # False: `tokenize` also reads other fields of a note
     tokenizer_class: ClassVar[type]  # TokenizerT, with from_json
     settings_class: ClassVar[type]  # SettingsT
 
@@ -165,7 +200,22 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
         """The attention weights (B, L, T) of the labels of a batch over its tokens."""
         return self.net.attention(batch)
 
+    def score_batch(self, batch: Batch, reads: Sequence[TokenIds]) -> Tensor:
+        """Logits (B, L) of a batch; reads: the tokenized notes of the batch."""
+        return self.batch_logits(batch)
+
+    def note_attention(self, batch: Batch) -> Tensor:
+        """The attention weights (B, K, T) of the labels (B, K) of each note over its tokens."""
+        return self.net.note_attention(batch)
+
     # Methods that all neural models share.
+
+    @contextmanager
+    def inference(self) -> Iterator[None]:
+        """A context in which the net is in evaluation mode, without gradients, in the precision of its training."""
+        bf16 = uses_bf16(self.precision, self.device)
+        with evaluating(self.net), torch.autocast(self.device.type, torch.bfloat16) if bf16 else nullcontext():
+            yield
 
     def probabilities(self, notes: Sequence[Note]) -> np.ndarray:
         """Probabilities (B, L); zeros for a note without a token."""
@@ -175,6 +225,25 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
         """The tokens of a note, and further inputs of the net."""
         return self.tokenizer.tokenize(note.text)
 
+    def blocks(self, notes: Iterable[Note]) -> Iterator[tuple[list[Note], Sequence[Encoding]]]:
+        """Blocks of notes with their tokens; for a GPU, other processes tokenize the next blocks meanwhile."""
+        on_gpu = self.device.type == "cuda"
+        workers = reading_workers() if on_gpu and self.reads_text_only else 0
+        size = _GPU_BLOCK if on_gpu else _CPU_BLOCK
+        if workers:
+            return read_blocks_ahead(notes, size, self.tokenizer, workers)
+        return read_blocks(notes, size, self.tokenize)
+
+    def probability_blocks(self, notes: Iterable[Note]) -> Iterator[np.ndarray]:
+        """Probabilities (b, L) of one block of notes after the other, in order."""
+        return (self.to_probabilities(self.logits_of(reads)) for _, reads in self.blocks(notes))
+
+    def explained(
+        self, notes: Iterable[Note], choose: Callable[[np.ndarray], Choice[C]]
+    ) -> Iterator[tuple[C, list[list[EvidenceSpan]]]]:
+        """For each note, in order, what `explain` returns; notes are read lazily, in blocks."""
+        return chain.from_iterable(self.explain(block, reads, choose) for block, reads in self.blocks(notes))
+
     def logits_of(self, reads: Sequence[TokenIds], columns: Sequence[int] | None = None) -> np.ndarray:
         """Logits (B, L), float32, of tokenized notes; columns: only these labels.
 
@@ -183,17 +252,62 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
         width = len(self.labels) if columns is None else len(columns)
         logits = np.full((len(reads), width), EXCLUDED_LOGIT, dtype=np.float32)
         selected = None if columns is None else torch.tensor(columns, dtype=torch.int64)
-        lengths = np.array([len(read.ids) for read in reads], dtype=np.int64)
-        with evaluating(self.net):
-            for rows in by_length(lengths, _TOKENS.get(self.device.type, _TOKENS["cpu"]), _NOTES):
-                batch = Batch(*pad_notes([reads[row].ids for row in rows]), labels=selected).to(self.device)
-                logits[rows] = self.batch_logits(batch).float().cpu().numpy()
+        with self.inference():
+            for rows, _, scored in one_ahead(self._scored(reads, selected)):
+                logits[rows] = scored.numpy()
         return logits
 
-    def evidence(self, note: Note, labels: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
+    def _scored(
+        self, reads: Sequence[TokenIds], labels: Tensor | None, *, encode: bool = False
+    ) -> Iterator[tuple[np.ndarray, Batch, HostCopy]]:
+        """Batches of notes with tokens: their rows, the batch on the device, and its logits.
+
+        encode: the batch keeps what its attention needs.
+        """
+        lengths = np.array([len(read.ids) for read in reads], dtype=np.int64)
+        for rows in by_length(lengths, *batch_limits(self.device)):
+            batch = Batch(*pad_notes([reads[row].ids for row in rows]), labels=labels)
+            batch = (pin_memory(batch) if self.device.type == "cuda" else batch).to(self.device)
+            batch = self.net.encode(batch) if encode else batch
+            yield rows, batch, HostCopy(self.score_batch(batch, [reads[row] for row in rows]).float())
+
+    def explain(
+        self, notes: Sequence[Note], reads: Sequence[Encoding], choose: Callable[[np.ndarray], Choice[C]]
+    ) -> list[tuple[C, list[list[EvidenceSpan]]]]:
+        """For each note what `choose` makes of its probabilities (L,), and the evidence of the labels that it chooses.
+
+        Each note is encoded once for both. The CPU finds the spans of a batch while a GPU scores the next.
+        """
+        nothing = np.zeros(len(self.labels), np.float32)
+        empty = ((row, (choose(nothing)[0], [])) for row, read in enumerate(reads) if not len(read.ids))
+        results: dict[int, tuple[C, list[list[EvidenceSpan]]]] = dict(empty)
+
+        def attend(rows: np.ndarray, batch: Batch, logits: HostCopy):
+            chosen = [choose(row) for row in self.to_probabilities(logits.numpy())]
+            return rows, chosen, self._attention_copies(batch, [columns for _, columns in chosen])
+
+        with self.inference():
+            scored = one_ahead(self._scored(reads, None, encode=True))
+            for rows, chosen, copies in one_ahead(attend(*item) for item in scored):
+                weights = chain.from_iterable(copy.numpy() for copy in copies)
+                for row, (choice, columns), of_note in zip(rows.tolist(), chosen, weights):
+                    words = by_word(reads[row], of_note[: len(columns), : len(reads[row].ids)])
+                    text = notes[row].text
+                    results[row] = choice, best_spans(text, words.weights, words.starts, words.ends, _SPANS)
+        return [results[row] for row in range(len(reads))]
+
+    def _attention_copies(self, batch: Batch, columns: Sequence[Sequence[int]]) -> list[HostCopy]:
+        """The attention (b, K, T) of each part of a batch; columns: the labels of each note, at most K."""
+        most = max(1, *map(len, columns))
+        labels = torch.from_numpy(np.stack([np.pad(np.asarray(c, np.int64), (0, most - len(c))) for c in columns]))
+        size = max(1, _MAX_CELLS // (most * batch.tokens.shape[1]))
+        parts = (slice(start, start + size) for start in range(0, len(columns), size))
+        return [HostCopy(self.note_attention(part_of(batch, part, labels[part])).float()) for part in parts]
+
+    def evidence(self, note: Note, labels: Sequence[int], limit: int = _SPANS) -> list[list[EvidenceSpan]]:
         """For each label, the spans of the note with the most attention, strongest first."""
         words = self.attention_weights(note, labels)
-        return [best_spans(note.text, row, words.starts, words.ends, limit) for row in words.weights]
+        return best_spans(note.text, words.weights, words.starts, words.ends, limit)
 
     def attention_weights(self, note: Note, labels: Sequence[int]) -> WordWeights:
         """The attention of each label over the words of a note."""
@@ -201,7 +315,7 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
         if not len(read.ids) or not len(labels):
             return WordWeights(np.empty(0, np.int64), np.empty(0, np.int64), np.zeros((len(labels), 0), np.float32))
         selected = torch.tensor(labels, dtype=torch.int64)
-        with evaluating(self.net):
+        with self.inference():
             batch = Batch(*pad_notes([read.ids]), labels=selected).to(self.device)
             weights = self.batch_attention(batch)[0, :, : len(read.ids)].float().cpu().numpy()
         return by_word(read, weights)
@@ -215,6 +329,7 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
             "reader": self.tokenizer.to_json(),
             "shape": self.settings.model_dump(mode="json"),
             "calibration": asdict(self.calibration),
+            "precision": self.precision,
             "tied": tied,
             "more": self.extra_config(),
         }
@@ -241,21 +356,11 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
         weights = {name.removeprefix(_NET): tensor for name, tensor in tensors.items() if name.startswith(_NET)}
         weights |= {name: weights[stored] for name, stored in config["tied"].items()}
         net.load_state_dict(weights)
-        model = cls(
-            labels, tensors["notes"].numpy(), tokenizer, net.eval(), settings, scaling_from_json(config["calibration"])
-        )
+        calibration, precision = scaling_from_json(config["calibration"]), config.get("precision", "auto")
+        model = cls(labels, tensors["notes"].numpy(), tokenizer, net.eval(), settings, calibration, precision)
         model.load_extra_config(config["more"])
         model.load_extra_tensors(tensors)
         return model.to(device or default_device())
-
-
-def by_word(read: Encoding, weights: np.ndarray) -> WordWeights:
-    """The weights (labels, T) of tokens, summed over the word pieces of each word."""
-    first = np.flatnonzero(np.diff(read.starts, prepend=-1))
-    words = np.add.reduceat(weights, first, axis=1)
-    starts, ends = read.starts[first], read.ends[first]
-    words[:, ends <= starts] = 0
-    return WordWeights(starts, ends, words)
 
 
 @contextmanager
@@ -285,20 +390,6 @@ def _distinct(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
             stored[memory] = name
             tensors[_NET + name] = weight.detach().cpu().clone(memory_format=torch.contiguous_format)
     return tensors, tied
-
-
-def by_length(lengths: np.ndarray, tokens: int, notes: int) -> Iterator[np.ndarray]:
-    """Rows of batches of similar length, the longest first, without notes that have no tokens.
-
-    A batch has at most `tokens` tokens, padding included, and at most `notes` notes, but at least one note.
-    """
-    order = np.argsort(-lengths, kind="stable")
-    order = order[: np.count_nonzero(lengths)]
-    start = 0
-    while start < len(order):
-        size = max(1, min(notes, tokens // int(lengths[order[start]])))
-        yield order[start : start + size]
-        start += size
 
 
 def default_device() -> torch.device:

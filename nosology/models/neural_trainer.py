@@ -153,6 +153,7 @@ class NeuralTrainer(CalibratedTrainer[R, M], Generic[R, M]):
         model, targets = self.build_model(labels, examples)
         notes = TokenizedNotes.of(examples, self.recipe.labels, model.tokenizer, labels)
         model.train_counts = notes.label_counts
+        model.precision = self.recipe.training.precision
         self.notes = notes
         return model, targets, notes
 

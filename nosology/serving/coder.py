@@ -6,13 +6,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from nosology.codes import describe, in_release, releases
 from nosology.codes.code_list import read_code_list
-from nosology.core import SYSTEMS, Code, CodeError, ConfigError, Note, Suggestion
-from nosology.core.model import Model, OpenVocabulary
+from nosology.core import SYSTEMS, Code, CodeError, ConfigError, EvidenceSpan, Note, Suggestion
+from nosology.core.model import BatchScoring, Model, OpenVocabulary
 from nosology.models.bundle import Bundle, suggested_systems
 from nosology.serving.day_one_systems import for_systems
 
@@ -43,6 +44,7 @@ class Coder:
         wanted = suggested_systems(model, systems, given=codes is not None)
         self.model, self._mask = _restrict_systems(model, wanted)
         self.decision = bundle.decision
+        self._thresholds = bundle.decision.thresholds(self.model.labels)
         self.release = release
         self.reports_uncertain = False  # also what it would drop outside of claims
         # The lexicon gains nothing by batches, and one by one what it read of a note is still cached for the claim.
@@ -97,22 +99,25 @@ class Coder:
         notes: texts, or Notes, whose `extra` columns are input of some coders.
         """
         notes = (Note("", note) if isinstance(note, str) else note for note in notes)
+        if isinstance(self.model, BatchScoring):
+            for ranked, evidence in self.model.explained(notes, lambda row: self._choose(row, top)):
+                yield self._suggest(ranked, evidence)
+            return
         while batch := list(islice(notes, self._batch)):
-            probabilities = self.model.probabilities(batch)
-            if self._mask is not None:
-                probabilities = probabilities * self._mask
-            for note, row in zip(batch, probabilities):
-                yield self._suggest(note, row, top)
+            for note, row in zip(batch, self.model.probabilities(batch)):
+                ranked, columns = self._choose(row, top)
+                yield self._suggest(ranked, self.model.evidence(note, columns) if columns else [])
 
-    def _ranked(
-        self, probabilities: np.ndarray, accepted: np.ndarray, top: int | None
-    ) -> dict[Code, tuple[float, int]]:
-        """The codes to suggest, each with its probability and column; probabilities, accepted: (L,)."""
+    def _choose(self, probabilities: np.ndarray, top: int | None) -> tuple[list[RankedCode], list[int]]:
+        """The codes to suggest for a note with these probabilities (L,), most probable first, and their columns."""
+        if self._mask is not None:
+            probabilities = probabilities * self._mask
+        accepted = self.decision.accepted_at(self._thresholds, probabilities)
         more = 0 if top is not None else int(accepted.sum())  # accepted codes that are not ranked yet
-        ranked: dict[Code, tuple[float, int]] = {}
-        found = np.flatnonzero(probabilities)
-        for column in found[np.argsort(-probabilities[found], kind="stable")]:
-            full = len(ranked) >= (TOP if top is None else top)
+        wanted = TOP if top is None else top
+        ranked: dict[Code, RankedCode] = {}
+        for column in _descending(probabilities, wanted + 1):  # the last one shows that nothing more is wanted
+            full = len(ranked) >= wanted
             if full and not more:
                 break
             more -= bool(accepted[column]) and top is None
@@ -120,30 +125,48 @@ class Coder:
                 continue
             code = self.model.labels.codes[column]
             translated = code if self._translate is None else self._translate(code)
-            if translated is not None:
-                ranked.setdefault(translated, (float(probabilities[column]), int(column)))
-        return ranked
+            if translated is not None and translated not in ranked:
+                of_code = RankedCode(translated, column, float(probabilities[column]), bool(accepted[column]))
+                ranked[translated] = of_code
+        return list(ranked.values()), [item.column for item in ranked.values()]
 
     def _describe(self, code: Code) -> str:
         """The description of a code in the release of this coder, or else the one that the model reads."""
         of_model = self._descriptions.get(code, "")
         return describe(code, self.release) or of_model if self.release else of_model or describe(code)
 
-    def _suggest(self, note: Note, probabilities: np.ndarray, top: int | None) -> list[Suggestion]:
-        accepted = self.decision.accepted(self.model.labels, probabilities)
-        ranked = self._ranked(probabilities, accepted, top)
-        evidence = self.model.evidence(note, [column for _, column in ranked.values()]) if ranked else []
+    def _suggest(self, ranked: Sequence[RankedCode], evidence: Sequence[Sequence[EvidenceSpan]]) -> list[Suggestion]:
         return [
             Suggestion(
-                system=code.system,
-                code=code.code,
-                description=self._describe(code),
-                probability=probability,
-                accepted=bool(accepted[column]),
+                system=item.code.system,
+                code=item.code.code,
+                description=self._describe(item.code),
+                probability=item.probability,
+                accepted=item.accepted,
                 evidence=tuple(spans),
             )
-            for (code, (probability, column)), spans in zip(ranked.items(), evidence)
+            for item, spans in zip(ranked, evidence)
         ]
+
+
+class RankedCode(NamedTuple):
+    """A code to suggest."""
+
+    code: Code
+    column: int  # of the model
+    probability: float
+    accepted: bool
+
+
+def _descending(probabilities: np.ndarray, first: int) -> Iterator[int]:
+    """The columns with a probability above 0, the most probable first; equal ones in order.
+
+    The columns after the `first` ones are sorted only if they are asked for.
+    """
+    bound = np.partition(probabilities, -first)[-first] if first < len(probabilities) else 0
+    for part in ((probabilities >= bound) & (probabilities > 0), (probabilities < bound) & (probabilities > 0)):
+        found = np.flatnonzero(part)
+        yield from found[np.argsort(-probabilities[found], kind="stable")].tolist()
 
 
 def _with_codes(model: Model, codes: Sequence[tuple[Code, str]]) -> Model:

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from itertools import count, islice
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ class DeviceBatch(Protocol):
         ...
 
 
+BatchT = TypeVar("BatchT", bound=DeviceBatch)
 PrepareStep = Callable[[np.ndarray, np.random.Generator], Any]  # all notes of a step -> data for its micro-batches
 MakeBatch = Callable[[np.ndarray, Any], DeviceBatch]  # notes of a micro-batch, result of PrepareStep -> batch
 
@@ -38,9 +39,11 @@ class Batch:
 
     tokens: Tensor  # (B, T) int64, PAD after the end of each note
     lengths: Tensor  # (B,) int64, always on the CPU
-    labels: Tensor | None = None  # (L,) int64, on the CPU: the labels that are scored; None: all
+    # (L,) int64, on the CPU: the labels that are scored; None: all. (B, L) for `LabelNet.note_attention`
+    labels: Tensor | None = None
     targets: Tensor | None = None  # (B, L) float32, 0 or 1
     notes: Tensor | None = None  # (B,) int64, on the CPU: rows of the train notes
+    encoded: Tensor | None = None  # (B, T, D) states of the tokens, if they are known (`LabelNet.encode`)
 
     @property
     def mask(self) -> Tensor:
@@ -129,11 +132,11 @@ class BatchLoader:
             weight = len(rows[number]) / len(notes) if number < len(rows) else 0.0
             number = min(number, len(rows) - 1)  # a process without a micro-batch computes the last one with weight 0
             batch = self.make_batch(rows[number], prepared)
-            micro_batches.append(MicroBatch(number, weight, _pin(batch) if self.pin_memory else batch))
+            micro_batches.append(MicroBatch(number, weight, pin_memory(batch) if self.pin_memory else batch))
         return StepBatches(epoch, step, len(notes), micro_batches)
 
 
-def _pin(batch: DeviceBatch) -> DeviceBatch:
+def pin_memory(batch: BatchT) -> BatchT:
     """The batch in pinned memory, which a GPU copies without blocking."""
     if not is_dataclass(batch) or isinstance(batch, type):
         return batch

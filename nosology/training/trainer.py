@@ -31,6 +31,7 @@ from nosology.training.batch_plan import BatchPlan, StepPlan, derive_seed
 from nosology.training.checkpoint import Checkpoints, TrainingState, named_tensors
 from nosology.training.cuda_graphs import CudaGraphBatchStep
 from nosology.training.data_loader import BatchLoader, DeviceBatch, MakeBatch, PrepareStep, StepBatches
+from nosology.training.inference import uses_bf16
 from nosology.training.recipe_settings import TrainerSettings, resolve_schedule
 from nosology.training.run_folder import ProgressDisplay, TrainingCurves, process_counts
 
@@ -405,9 +406,7 @@ class _LossModule(nn.Module):
 def launch_fabric(settings: TrainerSettings) -> Fabric:
     """The device of this process and its connection to others: one device under python, all under torchrun."""
     local, nodes = process_counts()
-    bf16 = settings.precision == "bf16" or (
-        settings.precision == "auto" and torch.cuda.is_available() and torch.cuda.is_bf16_supported(False)
-    )
+    bf16 = uses_bf16(settings.precision, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     fabric = Fabric(
         devices=local,
         num_nodes=nodes,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as f
 
 from nosology.attention import dual_attention as dual
-from nosology.attention.dual_attention import DualHead, attention_weights, dual_logits, dual_loss
+from nosology.attention.dual_attention import DualHead, attention_weights, dual_logits, dual_loss, mean_attention
 
 QUICK = settings(max_examples=25, deadline=None)
 LENGTHS = st.lists(st.integers(0, 70), min_size=1, max_size=6)
@@ -102,6 +102,30 @@ def test_logits_do_not_depend_on_the_memory_limit(monkeypatch):
     with torch.no_grad():
         actual = dual_logits(states, lengths, queries, detached(head))
     assert (actual - expected).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize(("cells", "rows"), [(1 << 27, 1 << 16), (40, 1 << 16), (500, 3), (1, 1)])
+def test_logits_of_several_notes_at_once_equal_the_equations(cells, rows, monkeypatch):
+    """The way of a GPU, computed on the CPU."""
+    states, lengths, queries, head = world([5, 9, 0, 3], d=3, m=2, p=2, labels=11)
+    expected, _ = reference(states, lengths, queries, head)
+    monkeypatch.setattr(dual, "_MAX_CELLS", cells)
+    monkeypatch.setattr(dual, "_MAX_ROWS", rows)
+    with torch.no_grad():
+        actual = dual._logits_by_chunk(states, lengths, queries, detached(head), 0, 0)
+    assert (actual - expected).abs().max() < 1e-10
+
+
+def test_mean_attention_is_the_mean_of_the_heads_also_with_labels_of_each_note():
+    states, lengths, queries, head = world([6, 0, 3], d=4, m=3, p=2, labels=5, pads=2)
+    labels = torch.tensor([[0, 4], [1, 1], [3, 2]])
+    with torch.no_grad():
+        ends = lengths.clamp(min=1)
+        each = mean_attention(states, ends, queries, detached(head))
+        chosen = mean_attention(states, ends, queries[:, labels], detached(head))
+    for note, (length, expected) in enumerate(zip((6, 1, 3), reference(states, lengths, queries, head)[1])):
+        assert (each[note, :, :length] - expected.mean(0)).abs().max() < 1e-6 and not each[note, :, length:].any()
+        assert (chosen[note] - each[note, labels[note]]).abs().max() < 1e-6
 
 
 @QUICK

@@ -50,7 +50,7 @@ def test_logits_in_chunks_of_labels_are_the_same(monkeypatch, projection, cells)
     layer = module(projection)
     with torch.no_grad():
         full = layer.logits(STATES, MASK)
-        monkeypatch.setattr(learned, "_MAX_CELLS", cells)
+        monkeypatch.setattr(learned, "_MAX_CELLS", {"cpu": cells})
         calls = []
         part = layer._chunk_logits
         monkeypatch.setattr(layer, "_chunk_logits", lambda *given: calls.append(1) or part(*given))

@@ -19,6 +19,7 @@ from nosology.core.model import (
 from nosology.models.bundle import Bundle
 from nosology.models.registry import REGISTRY
 from nosology.models.train import train
+from nosology.serving.coder import Coder
 from tests.encoders.tiny import tiny_bert
 from tests.models.plant.test_plant_trainer import QUICK
 
@@ -83,6 +84,17 @@ def test_probabilities_are_a_matrix_that_does_not_depend_on_the_batch(bundle):
     alone = np.concatenate([bundle.model.probabilities([note]) for note in NOTES])
     np.testing.assert_allclose(together, alone, atol=1e-5)
     assert bundle.model.probabilities([]).shape == (0, len(bundle.model.labels))
+
+
+def test_notes_coded_together_get_the_suggestions_of_single_notes(bundle):
+    coder = Coder(bundle)
+    for note, together in zip(NOTES, coder.code_all(NOTES)):
+        alone = next(coder.code_all([note]))
+        assert [item.code for item in together] == [item.code for item in alone]
+        assert [item.accepted for item in together] == [item.accepted for item in alone]
+        assert [item.probability for item in together] == pytest.approx([item.probability for item in alone], abs=1e-5)
+        for one, other in zip(together, alone):
+            assert [span.text for span in one.evidence] == [span.text for span in other.evidence]
 
 
 def test_evidence_lies_within_the_note(bundle):

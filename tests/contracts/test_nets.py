@@ -261,3 +261,45 @@ def test_bf16_loss_and_gradients(model):
     loss.backward()
     assert loss.item() == pytest.approx(exact, rel=0.02)
     assert all(p.grad.isfinite().all() for p in net.parameters() if p.grad is not None)
+
+
+RIGHT = "heart failure and pneumonia of the right lobe "
+LONG_AND_SHORT = ["Chronic low back pain.", "", RIGHT * 4, "Type 2\npain, type 1"]
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 1e-3)])
+def test_scores_decisions_and_evidence_of_a_stream_equal_those_of_single_notes(model, precision, tolerance):
+    """A stream is batched by length and encodes each note once; choices differ only at ties of the precision."""
+    model = replace(model, precision=precision)
+    model.weights_changed()
+    notes = as_notes(LONG_AND_SHORT * 3)
+
+    def choose(row: np.ndarray) -> tuple[np.ndarray, list[int]]:
+        return row, np.flatnonzero(row >= 0.4).tolist()
+
+    alone = np.concatenate([model.probabilities([note]) for note in notes])
+    blocks = np.concatenate(list(model.probability_blocks(iter(notes))))
+    np.testing.assert_allclose(blocks, alone, atol=tolerance)
+    explained = list(model.explained(iter(notes), choose))
+    np.testing.assert_allclose(np.stack([row for row, _ in explained]), alone, atol=tolerance)
+    for note, expected, (row, evidence) in zip(notes, alone, explained):
+        decided, wanted = row >= 0.4, expected >= 0.4
+        assert (np.abs(expected[decided != wanted] - 0.4) < tolerance).all()
+        found = model.evidence(note, np.flatnonzero(decided).tolist())
+        assert len(evidence) == len(found)
+        if precision == "fp32":
+            for actual, spans in zip(evidence, found):
+                assert [(span.start, span.end) for span in actual] == [(span.start, span.end) for span in spans]
+                assert [span.score for span in actual] == pytest.approx([span.score for span in spans], abs=1e-5)
+
+
+def test_precision_is_that_of_training(model, tmp_path):
+    read = [model.tokenize(note) for note in as_notes([LONG_AND_SHORT[2]])]
+    half, single = (replace(model, precision=precision) for precision in ("bf16", "fp32"))
+    for changed in (half, single):
+        changed.weights_changed()
+    if model.kind != "hmhan":  # chooses its precision by the device
+        assert 0 < np.abs(half.logits_of(read) - single.logits_of(read)).max() < 0.3
+    half.save(tmp_path)
+    loaded = type(model).load(tmp_path, device="cpu")
+    assert loaded.precision == "bf16" and np.array_equal(loaded.logits_of(read), half.logits_of(read))

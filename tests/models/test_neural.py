@@ -18,9 +18,10 @@ from nosology.core.label_space import LabelSpace
 from nosology.core.settings import Settings
 from nosology.encoders.tokenizers import Encoding, Vocabulary, WordTokenizer
 from nosology.explanation.attribution import top_words
-from nosology.models.neural import NeuralModel, by_length
+from nosology.models.neural import LabelNet, NeuralModel
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
 from nosology.training.data_loader import token_mask
+from nosology.training.inference import by_length
 from tests.conftest import as_notes
 
 LABELS = LabelSpace([Code("icd10cm", "I50.9"), Code("icd10cm", "J18.9"), Code("icd9cm", "428.0")])
@@ -33,7 +34,7 @@ class CountSettings(Settings):
     labels: int = 3
 
 
-class CountNet(nn.Module):
+class CountNet(LabelNet):
     """logit of a label = the sum of its weights for the tokens of a note; one table has two names."""
 
     def __init__(self, words: int, labels: int):

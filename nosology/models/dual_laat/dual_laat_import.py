@@ -91,7 +91,7 @@ def import_bundle(folder: str | Path, codes: Sequence[tuple[Code, str]], thresho
     from nosology.models.dual_laat.dual_laat_model import DualLaat
 
     net, tokenizer = checkpoint.net, checkpoint.tokenizer
-    empty = DualLaat(LabelSpace(()), np.zeros(0, dtype=np.int64), tokenizer, net, net.settings)
+    empty = DualLaat(LabelSpace(()), np.zeros(0, dtype=np.int64), tokenizer, net, net.settings, precision="fp32")
     recipe = DualLaatRecipe(
         model=net.settings,
         vectors=WordVectorSettings(size=net.embedding.embedding_dim, max_words=tokenizer.limit),

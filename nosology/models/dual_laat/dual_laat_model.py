@@ -8,21 +8,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nosology.attention.dual_attention import DualHead, attention_weights, dual_logits, dual_loss
+from nosology.attention.dual_attention import DualHead, dual_logits, dual_loss, mean_attention
 from nosology.core import Code
 from nosology.core.label_space import LabelSpace
 from nosology.encoders.tokenizers import PAD, UNKNOWN, TokenIds, WordTokenizer
 from nosology.encoders.word_encoders import ConvEncoder, RecurrentEncoder, word_embedding
 from nosology.models.dual_laat.candidate_retriever import CandidateRetriever
 from nosology.models.dual_laat.dual_laat_settings import DualLaatSettings
-from nosology.models.neural import EXCLUDED_LOGIT, LabelNet, NeuralModel, evaluating
+from nosology.models.neural import EXCLUDED_LOGIT, LabelNet, NeuralModel
 from nosology.training.data_loader import Batch, pad_notes, token_mask
 
 _CODES = 4096  # descriptions encoded at a time
@@ -87,20 +87,26 @@ class DualLaatNet(LabelNet):
     @torch.no_grad()
     def logits(self, batch: Batch, queries: Tensor | None = None) -> Tensor:
         """Logits (B, L) for queries (M, L, P); None: for those of the labels of the batch."""
-        states = self.states(batch)
+        states = self.states(batch) if batch.encoded is None else batch.encoded
         queries = self._label_queries(batch) if queries is None else queries
         head = self._head().to(states.dtype)
         return dual_logits(states, self._attended(batch, states), queries.to(states.dtype), head)
 
     @torch.no_grad()
     def attention(self, batch: Batch, queries: Tensor | None = None) -> Tensor:
-        """The weights (B, L, T) of each label over the tokens, mean of the heads; queries: as in `logits`."""
-        states = self.states(batch)
+        """The weights (B, L, T) of each label over the tokens, mean of the heads; queries: as in `logits`.
+
+        For queries (M, B, L, P) each note has its own labels.
+        """
+        states = self.states(batch) if batch.encoded is None else batch.encoded
         queries = self._label_queries(batch) if queries is None else queries
         lengths = self._attended(batch, states).clamp(min=1).to(states.device)
-        head = self._head().to(states.dtype)
-        weights, _ = attention_weights(states.contiguous(), lengths, queries.to(states.dtype), head)
-        return weights.float().mean(1).transpose(0, 1)[..., : batch.tokens.shape[1]]
+        weights = mean_attention(states, lengths, queries.to(states.dtype), self._head().to(states.dtype))
+        return weights[..., : batch.tokens.shape[1]]
+
+    def encode(self, batch: Batch) -> Batch:
+        """The batch with the states of its tokens."""
+        return replace(batch, encoded=self.states(batch))
 
     def _label_queries(self, batch: Batch) -> Tensor:
         return self.all_queries(self.descriptions if batch.labels is None else self.descriptions[batch.labels])
@@ -158,6 +164,13 @@ def _pooled(encoder: ConvEncoder | RecurrentEncoder, x: Tensor, lengths: Tensor)
     return states.masked_fill(beyond[..., None], float("-inf")).amax(1)
 
 
+class EncodedDescriptions(NamedTuple):
+    """The queries (M, L, P) of the labels, and which of them are computed (L,)."""
+
+    queries: Tensor
+    known: Tensor
+
+
 _RETRIEVER = "proposer."  # prefix in the bundle format
 
 
@@ -170,15 +183,30 @@ class DualLaat(NeuralModel[DualLaatNet, DualLaatSettings, WordTokenizer]):
     candidates: int = 0  # codes per note that the net scores; 0: all
 
     kind, tokenizer_class, settings_class = "dual_laat", WordTokenizer, DualLaatSettings
-    _queries: Tensor | None = None
+    _queries: EncodedDescriptions | None = None
 
     @property
     def queries(self) -> Tensor:
         """The queries (M, L, P) of all labels, computed at the first use."""
-        if self._queries is None or self._queries.device != self.device:
-            with evaluating(self.net):
-                self._queries = self.net.all_queries(self.description_ids(self.descriptions))
-        return self._queries
+        return self._encoded(torch.arange(len(self.labels)))
+
+    def _encoded(self, labels: Tensor) -> Tensor:
+        """The queries (M, L, P) of all labels, of which those of `labels` are computed; each is computed once."""
+        cache = self._queries
+        missing = labels if cache is None or cache.queries.device != self.device else labels[~cache.known[labels]]
+        if len(missing):
+            with self.inference():
+                new = self.net.all_queries(self.description_ids([self.descriptions[label] for label in missing]))
+                if len(missing) == len(self.labels):
+                    self._queries = cache = EncodedDescriptions(new, torch.ones(len(self.labels), dtype=torch.bool))
+                    return cache.queries
+                if cache is None or cache.queries.device != self.device:
+                    empty = new.new_zeros(len(new), len(self.labels), new.shape[2])
+                    self._queries = cache = EncodedDescriptions(empty, torch.zeros(len(self.labels), dtype=torch.bool))
+                cache.queries[:, missing.to(self.device)] = new
+                cache.known[missing] = True
+        assert cache is not None
+        return cache.queries
 
     def weights_changed(self) -> None:
         """Clears the cached queries."""
@@ -216,15 +244,20 @@ class DualLaat(NeuralModel[DualLaatNet, DualLaatSettings, WordTokenizer]):
         model.candidates = candidates if self.retriever else 0
         return model
 
-    def logits_of(self, reads: Sequence[TokenIds], columns: Sequence[int] | None = None) -> np.ndarray:
+    def score_batch(self, batch: Batch, reads: Sequence[TokenIds]) -> Tensor:
         """Logits (B, L); in two stages, a code that is not among a note's candidates has the logit `EXCLUDED_LOGIT`."""
-        if columns is not None or self.retriever is None or not 0 < self.candidates < len(self.labels):
-            return super().logits_of(reads, columns)
-        logits = np.full((len(reads), len(self.labels)), EXCLUDED_LOGIT, dtype=np.float32)
-        for row, read in enumerate(reads):
-            if len(read.ids):
-                chosen = self.retriever.retrieve(read.ids, self.candidates)
-                logits[row, chosen] = super().logits_of([read], chosen.tolist())[0]
+        if batch.labels is not None or self.retriever is None or not 0 < self.candidates < len(self.labels):
+            return self.batch_logits(batch)
+        states = self.net.states(batch) if batch.encoded is None else batch.encoded
+        logits = states.new_full((len(reads), len(self.labels)), EXCLUDED_LOGIT, dtype=torch.float32)
+        candidates = [torch.from_numpy(self.retriever.retrieve(read.ids, self.candidates)) for read in reads]
+        # On a CPU the first note should not wait until all descriptions are encoded.
+        needed = torch.cat(candidates).unique() if states.device.type == "cpu" else torch.arange(len(self.labels))
+        queries = self._encoded(needed)
+        for row, chosen in enumerate(chosen.to(states.device) for chosen in candidates):
+            note = slice(row, row + 1)
+            one = Batch(batch.tokens[note], batch.lengths[note], encoded=states[note])
+            logits[row, chosen] = self.net.logits(one, queries[:, chosen])[0].float()
         return logits
 
     def batch_logits(self, batch: Batch) -> Tensor:
@@ -235,8 +268,16 @@ class DualLaat(NeuralModel[DualLaatNet, DualLaatSettings, WordTokenizer]):
         """The attention weights (B, L, T) of the labels of a batch over its tokens."""
         return self.net.attention(batch, self._batch_queries(batch))
 
+    def note_attention(self, batch: Batch) -> Tensor:
+        """The attention weights (B, K, T) of the labels (B, K) of each note over its tokens."""
+        return self.batch_attention(batch)
+
     def _batch_queries(self, batch: Batch) -> Tensor:
-        return self.queries if batch.labels is None else self.queries[:, batch.labels.to(self.device)]
+        if batch.labels is None:
+            return self.queries
+        few = self.candidates and self.device.type == "cpu"
+        queries = self._encoded(batch.labels.unique()) if few else self.queries
+        return queries[:, batch.labels.to(self.device)]
 
     def extra_config(self) -> dict[str, Any]:
         """Embedding size, descriptions and number of candidates."""

@@ -11,18 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nosology.core import Note
+from nosology.core import EvidenceSpan, Note
 from nosology.core.label_space import LabelSpace, label_versions
 from nosology.core.model import WordWeights
 from nosology.encoders.state_cache import CachedStates
-from nosology.encoders.tokenizers import ReportTokenizer, TokenIds
+from nosology.encoders.tokenizers import Encoding, ReportTokenizer, TokenIds
 from nosology.encoders.transformer import WindowedTransformer
+from nosology.models.evidence_spans import by_word
 from nosology.models.hmhan.code_groups import CodeCategories, CodeCombinations
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet, ReportBatch, SyntheticBatch
 from nosology.models.hmhan.hmhan_settings import HmhanSettings, LossSettings
 from nosology.models.hmhan.report_features import EncodedReport, MetadataColumns
-from nosology.models.neural import EXCLUDED_LOGIT, NeuralModel, by_length, by_word, evaluating
+from nosology.models.neural import EXCLUDED_LOGIT, C, Choice, NeuralModel, evaluating
 from nosology.training.data_loader import pad_notes
+from nosology.training.inference import by_length
 
 _BATCH_TOKENS = {"cpu": 4_096, "cuda": 65_536}  # padding included; more do not fit into the cache of a CPU
 _BATCH_NOTES = 256
@@ -51,6 +53,7 @@ class Hmhan(NeuralModel):
     combinations: CodeCombinations | None = None
 
     kind, tokenizer_class, settings_class = "hmhan", ReportTokenizer, HmhanSettings
+    reads_text_only = False
 
     @property
     def within_versions(self) -> bool:  # pyrefly: ignore[bad-override]  # a constant of the other models
@@ -115,6 +118,13 @@ class Hmhan(NeuralModel):
                     batch = replace(batch, offset=torch.from_numpy(offset[rows]))
                 logits[rows] = self.net.logits(batch.to(self.device)).float().cpu().numpy()
         return logits
+
+    def explain(
+        self, notes: Sequence[Note], reads: Sequence[Encoding], choose: Callable[[np.ndarray], Choice[C]]
+    ) -> list[tuple[C, list[list[EvidenceSpan]]]]:
+        """For each report what `choose` makes of its probabilities (L,), and the evidence of the labels it chooses."""
+        chosen = map(choose, self.to_probabilities(self.logits_of(reads)))
+        return [(choice, self.evidence(note, columns)) for note, (choice, columns) in zip(notes, chosen)]
 
     @cached_property
     def categories(self) -> CodeCategories:

@@ -26,9 +26,10 @@ from nosology.models.hmhan.hmhan_model import Hmhan, collate_reports
 from nosology.models.hmhan.hmhan_net import ReportBatch, SyntheticBatch
 from nosology.models.hmhan.hmhan_settings import HmhanRecipe
 from nosology.models.hmhan.report_features import EncodedReport
-from nosology.models.neural import by_length, default_device, evaluating
+from nosology.models.neural import default_device, evaluating
 from nosology.training.data_loader import pad_notes
 from nosology.training.examples import codes_in_labels
+from nosology.training.inference import by_length
 
 _BATCH_TOKENS = {"cpu": 4_096, "cuda": 65_536}  # padding included
 LOADER_THREADS = 8  # that copy states from the disk's cache; one is slower than the GPU

@@ -68,7 +68,7 @@ class Linear:
     def evidence(self, note: Note, labels: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
         """For each label, the spans of the note that add most to its score, strongest first."""
         words = self.word_contributions(note, labels)
-        return [best_spans(note.text, row, words.starts, words.ends, limit) for row in words.weights]
+        return best_spans(note.text, words.weights, words.starts, words.ends, limit)
 
     def save(self, folder: Path) -> None:
         described = {

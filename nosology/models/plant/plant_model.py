@@ -7,7 +7,7 @@ attention comes from a ranker that has learned to order words by mutual informat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -218,16 +218,25 @@ class PlantNet(LabelNet):
 
     def attention(self, batch: Batch) -> Tensor:
         """The weights (B, L, T) of each label over the tokens: learned, static and planted, normalized to sum 1."""
+        labels = torch.arange(len(self.bias)) if batch.labels is None else batch.labels
+        return self.note_attention(replace(batch, labels=labels[None]))
+
+    def note_attention(self, batch: Batch) -> Tensor:
+        """The weights (B, K, T) of the labels (B, K) of each note, or (1, K) of all notes, over the tokens."""
+        assert batch.labels is not None
         tokens = self._reverse(batch.tokens, batch.lengths)
         states, _ = self.encoder(tokens)
         inside = self._decoded(batch.lengths, 0, tokens.shape[1], tokens.device)[:, None]
-        decoder, (planted, places) = self._decoder(batch.labels), self._planted(tokens, batch.labels)
-        scores = torch.einsum("btd,ld->blt", states, decoder.queries).float()
+        distinct, rows = torch.unique(batch.labels, return_inverse=True)
+        rows = rows.to(tokens.device)
+        decoder, (planted, places) = self._decoder(distinct), self._planted(tokens, distinct)
+        cells = rows[:, :, None], places[:, None]  # label and word of each cell (B, K, T)
+        scores = (decoder.queries[rows] @ states.transpose(1, 2)).float()
         weights = torch.softmax(scores.masked_fill(~inside, -torch.inf), dim=2).nan_to_num()
         if planted.static is not None:
-            weights = weights + planted.static[:, places].movedim(0, 1) * inside
+            weights = weights + planted.static[cells] * inside
         if planted.scores is not None:
-            scores = planted.scores[:, places].movedim(0, 1).float()
+            scores = planted.scores[cells].float()
             selected = top_k_mask(scores, inside, planted.k, planted.scope)
             scores = scores.masked_fill(~selected, 0.0 if planted.literal_zero else -torch.inf)
             weights = weights + torch.softmax(scores.masked_fill(~inside, -torch.inf), dim=2).nan_to_num()
@@ -293,6 +302,10 @@ class PlantNets(LabelNet):
     def attention(self, batch: Batch) -> Tensor:
         """The weights (B, L, T) of each label over the tokens, mean over the nets."""
         return torch.stack([net.attention(batch) for net in self.by_direction]).mean(0)
+
+    def note_attention(self, batch: Batch) -> Tensor:
+        """The weights (B, K, T) of the labels (B, K) of each note over its tokens, mean over the nets."""
+        return torch.stack([net.note_attention(batch) for net in self.by_direction]).mean(0)
 
 
 @dataclass

@@ -297,6 +297,7 @@ def _train_classifiers(
     """The model with all directions trained, and their results; before: results of an earlier training, for a refit."""
     recipe, results, counts = pipeline.recipe, {}, pipeline.notes.label_counts
     model = Plant.of(pipeline.labels, counts, pipeline.tokenizer, recipe.model, recipe.ranker, pipeline.relevance())
+    model.precision = recipe.training.precision
     for number, backward in enumerate(directions(recipe.model)):
         name, net = direction_name(backward), pipeline.net(backward)
         results[name] = fit_labels(

@@ -70,7 +70,7 @@ class Reports(Hmhan):
         """For each label, the words that add most to its SVM logit."""
         contributions = self.words.contributions(note.text, self.svms.weights[:, list(labels)])
         tokens = tokenize(note.text)
-        return [best_spans(note.text, row, tokens.starts, tokens.ends, limit) for row in contributions.T]
+        return best_spans(note.text, contributions.T, tokens.starts, tokens.ends, limit)
 
     def extra_config(self) -> dict[str, Any]:
         """The additions of HMHAN, the word features and the net weight."""

@@ -216,6 +216,22 @@ def test_two_stage_scores_only_candidates():
     assert np.array_equal(model.two_stage(0).logits_of(reads), full)
 
 
+def test_two_stages_on_a_cpu_encode_only_the_descriptions_of_candidates(monkeypatch):
+    model, calls = with_retriever(coder("conv")).two_stage(2), []
+    full = model.two_stage(0).logits_of([model.tokenizer.tokenize(TEXT)])
+    model.weights_changed()
+    encode = model.net.queries
+    monkeypatch.setattr(model.net, "queries", lambda texts: calls.append(len(texts)) or encode(texts))
+    note = as_notes([TEXT])[0]
+    chosen = sorted(model.retriever.retrieve(model.tokenize(note).ids, 2).tolist())
+    (explained,) = model.explained([note], lambda row: (row, np.flatnonzero(row).tolist()))
+    assert np.flatnonzero(explained[0]).tolist() == chosen and calls == [2]
+    assert model.logits_of([model.tokenize(note)])[0, chosen] == pytest.approx(full[0, chosen], abs=1e-5)
+    assert calls == [2], "known descriptions are not encoded again"
+    assert model.two_stage(0).logits_of([model.tokenize(note)]) == pytest.approx(full, abs=1e-5)
+    assert calls == [2, 3], "only the others"
+
+
 def test_two_stage_with_other_codes():
     model = with_retriever(coder("conv")).two_stage(1).with_codes([(Code("icd10cm", "A00.0"), "Pneumonia"), CODES[2]])
     assert (model.probabilities(as_notes(["pneumonia pneumonia"])) > 0).sum() == 1

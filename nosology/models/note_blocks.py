@@ -1,0 +1,85 @@
+"""Blocks of tokenized notes. While a GPU scores one block, other processes tokenize the next ones.
+
+Threads would not help: tokenizing holds the interpreter lock, for which each kernel launch would then wait.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
+from multiprocessing import current_process
+from typing import Protocol, TypeVar
+
+from nosology.core import Note
+from nosology.core.parallel import cores, parts
+from nosology.encoders.tokenizers import Encoding
+
+_MAX_WORKERS = 4  # each tokenizes 600 notes of 1,500 words in a second or more
+_PART = 64  # notes of a task
+_BLOCKS_AHEAD = 2
+_FIRST = 256  # notes of the first block
+
+R = TypeVar("R")
+
+
+class TextTokenizer(Protocol):
+    """Splits a text into tokens with offsets."""
+
+    def tokenize(self, text: str) -> Encoding:
+        """The tokens of a text."""
+
+
+def reading_workers() -> int:
+    """The number of processes that tokenize beside this one; 0 if this one must do it."""
+    return 0 if current_process().daemon else min(_MAX_WORKERS, cores() - 1)
+
+
+def read_blocks(
+    notes: Iterable[Note], size: int, read: Callable[[Note], R]
+) -> Iterator[tuple[list[Note], Sequence[R]]]:
+    """Blocks of at most `size` notes, each with what `read` returns for its notes."""
+    notes = iter(notes)
+    while block := list(islice(notes, size)):
+        yield block, [read(note) for note in block]
+
+
+def read_blocks_ahead(
+    notes: Iterable[Note], size: int, tokenizer: TextTokenizer, workers: int
+) -> Iterator[tuple[list[Note], Sequence[Encoding]]]:
+    """The blocks of `read_blocks` for a tokenizer; processes tokenize all blocks but the first, which is shorter.
+
+    The first block is tokenized here: a few notes then start no process, and scoring need not wait for their start.
+    """
+    notes = iter(notes)
+    first, following = list(islice(notes, min(size, _FIRST))), next(notes, None)
+    if following is None:
+        yield from read_blocks(first, size, lambda note: tokenizer.tokenize(note.text))
+        return
+    from joblib.externals.loky import ProcessPoolExecutor
+
+    # Unlike those of multiprocessing, the processes of loky do not run the script of the user again.
+    pool = ProcessPoolExecutor(workers, initializer=_set_tokenizer, initargs=(tokenizer,))
+    try:
+        rest = chain([following], notes)
+        blocks = iter(lambda: list(islice(rest, size)), [])
+        tasks = ((block, pool.map(_tokenize, parts([note.text for note in block], _PART))) for block in blocks)
+        submitted = deque(islice(tasks, _BLOCKS_AHEAD))
+        yield first, [tokenizer.tokenize(note.text) for note in first]
+        while submitted:
+            block, results = submitted.popleft()
+            submitted.extend(islice(tasks, 1))
+            yield block, list(chain.from_iterable(results))
+    finally:
+        pool.shutdown(wait=True, kill_workers=True)
+
+
+_tokenizer: list[TextTokenizer] = []  # of a process that tokenizes
+
+
+def _set_tokenizer(tokenizer: TextTokenizer) -> None:
+    _tokenizer[:] = [tokenizer]
+
+
+def _tokenize(texts: Sequence[str]) -> list[Encoding]:
+    return [_tokenizer[0].tokenize(text) for text in texts]

@@ -1,0 +1,45 @@
+"""Blocks of tokenized notes, in this process and ahead in others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nosology.encoders.tokenizers import Vocabulary, WordTokenizer
+from nosology.models.note_blocks import read_blocks, read_blocks_ahead
+from tests.conftest import as_notes
+
+TOKENIZER = WordTokenizer(Vocabulary(["heart", "failure", "pain"]), 50)
+TEXTS = [f"{'heart failure ' * (i % 7)}pain {i}" for i in range(150)]
+
+
+def test_notes_read_ahead_equal_notes_read_here_and_are_read_lazily():
+    taken = []
+
+    def notes():
+        for note in as_notes(TEXTS):
+            taken.append(note.id)
+            yield note
+
+    expected = list(read_blocks(as_notes(TEXTS), 10, lambda note: TOKENIZER.tokenize(note.text)))
+    ahead = read_blocks_ahead(notes(), 10, TOKENIZER, workers=2)
+    actual = [next(ahead), next(ahead)]
+    assert len(taken) < len(TEXTS), "only a few blocks are read ahead"
+    actual += ahead
+    assert [len(block) for block, _ in actual] == [10] * 15
+    for (block, reads), (other, others) in zip(actual, expected, strict=True):
+        assert [note.text for note in block] == [note.text for note in other]
+        for read, same in zip(reads, others, strict=True):
+            assert all(np.array_equal(getattr(read, name), getattr(same, name)) for name in ("ids", "starts", "ends"))
+
+
+def test_one_block_starts_no_process(monkeypatch):
+    monkeypatch.setattr("joblib.externals.loky.ProcessPoolExecutor", None)
+    assert [len(block) for block, _ in read_blocks_ahead(as_notes(TEXTS[:9]), 10, TOKENIZER, 2)] == [9]
+    with pytest.raises(TypeError):
+        list(read_blocks_ahead(as_notes(TEXTS), 10, TOKENIZER, 2))
+
+
+def test_no_notes_have_no_block():
+    assert list(read_blocks(iter(()), 10, lambda note: note)) == []
+    assert list(read_blocks_ahead(iter(()), 10, TOKENIZER, 2)) == []
