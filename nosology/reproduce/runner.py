@@ -31,7 +31,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from nosology.config import load_recipe
 from nosology.core import SPLITS, SYSTEMS, ConfigError, DataError, NosologyError, Note
@@ -40,6 +40,7 @@ from nosology.core.settings import Settings
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.simulate import simulate_notes
 from nosology.corpora.splits import split_corpus
+from nosology.models.registry import REGISTRY
 from nosology.models.train import software
 from nosology.training.recipe_settings import Recipe
 
@@ -56,6 +57,13 @@ class StudySettings(Settings):
     patients: int = Field(100, ge=1)  # of the simulated hospital
     rows: int | None = Field(None, ge=1)  # of each table that are run, the first ones; None: all
     recipe: dict[str, dict[str, Any]] = Field(default_factory=dict)  # kind of model -> changes to its recipes
+
+    @field_validator("recipe")
+    @classmethod
+    def _has_kinds(cls, changes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        if unknown := ", ".join(sorted(changes.keys() - REGISTRY.keys())):
+            raise ValueError(f"must name kinds of models: {', '.join(REGISTRY)}; got {unknown}")
+        return changes
 
     def load(self, name: str, *settings: str) -> Recipe:
         """The recipe of a name with this study's changes and then the settings of a run."""

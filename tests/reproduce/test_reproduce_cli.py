@@ -124,6 +124,7 @@ def test_invalid_input_raises(small_corpus, tmp_path):
             "federated-heads: [sites] has no key 'hospitals'; allowed: count",
         ),
         (["hmhan", "--small", "--set", "nothing=3", *out], "hmhan: a recipe has no key 'nothing'; allowed: seeds"),
+        (["hmhan", "--small", "--set", "recipe.hmhan-paper.seed=3", *out], "kinds of models: linear, lexicon"),
     ):
         refused = CliRunner().invoke(app, ["reproduce", *arguments])
         assert isinstance(refused.exception, ConfigError) and sentence in str(refused.exception), arguments
