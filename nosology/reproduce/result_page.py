@@ -16,7 +16,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from nosology.core import __version__
+from nosology.core import OutputError, __version__
 from nosology.core.files import atomic_file, write_json
 from nosology.corpora.corpus import Corpus
 from nosology.reproduce.result_tables import (
@@ -50,6 +50,14 @@ class StudyCall:
     settings: Mapping[str, Any]
     corpora: Sequence[Corpus]
     simulated: bool  # whether the corpora are
+
+
+def check_paper(out: Path, title: str) -> None:
+    """Raises OutputError if a folder has the tables of another paper: tables of two papers have the same names."""
+    for path in sorted((out / "sections").glob("*.json")):
+        other = (read_json(path) or {}).get("paper", title)
+        if other != title:
+            raise OutputError(f"will not write to {out}: it has tables of {other}; give another folder")
 
 
 def write_page(
@@ -112,7 +120,13 @@ def _section(
     seconds = sum(results[key].get("seconds", 0.0) for key in runs if key in results)
     made = f"{state}, {_duration(seconds)} of computing. nosology {__version__}:"
     parts.append(f'<p class="made">{made}<br><code>{escape(call.command)}</code></p></section>')
-    return {"state": state, "complete": not absent, "simulated": call.simulated, "html": "\n".join(parts)}
+    return {
+        "paper": call.title,
+        "state": state,
+        "complete": not absent,
+        "simulated": call.simulated,
+        "html": "\n".join(parts),
+    }
 
 
 def _duration(seconds: float) -> str:
