@@ -82,7 +82,7 @@ def reproduce(
         typer.echo(f"\n{path.read_text(encoding='utf-8')}\nwritten: {path}")
     typer.echo(f"written: {page}")
     if len(results) < len(runs):
-        typer.echo(f"{len(runs)} runs, {missing(runs, results, failed)}", err=True)
+        typer.echo(missing(runs, results, failed), err=True)
         raise typer.Exit(1)
 
 

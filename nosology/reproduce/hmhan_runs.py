@@ -56,10 +56,10 @@ def frequent_codes(corpus: Corpus, settings: LabelSettings) -> list[Code]:
 
 
 def run_corpus(task: Task) -> dict[str, Any]:
-    """Counts of all reports, of those with a frequent code, and of each of these codes."""
+    """Counts of all coded reports, of those with a frequent code, and of each of these codes."""
     recipe, [corpus] = check(task.recipe, task.function), map(Corpus.open, task.corpora)
     codes = frequent_codes(corpus, recipe.labels)
-    notes = list(corpus.notes(text=False))
+    notes = [note for note in corpus.notes(text=False) if note.codes]
     metrics: dict[str, Any] = {}
     for prefix, chosen in (("all", notes), ("frequent", [note for note in notes if set(note.codes) & set(codes)])):
         ages = [float(age) for note in chosen if (age := note.extra.get("age")) not in (None, "")]

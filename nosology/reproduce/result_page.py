@@ -106,7 +106,7 @@ def _section(
 ) -> dict[str, Any]:
     """The section of a table name with all its corpora, and the state of its runs."""
     name, runs = tables[0].name, {key: run for table in tables for key, run in table.runs.items()}
-    state = f"{len(runs)} runs, {missing(runs, results, failed)}"
+    state = missing(runs, results, failed)
     parts = [f'<section id="{_anchor(name)}"><h2>{escape(label(name))}. {escape(call.tables[name])}</h2>']
     for table in tables:
         if len(tables) > 1 or table.title != call.tables[name] or table.corpus:

@@ -325,7 +325,7 @@ def write_tables(out: Path, tables: Sequence[Table], results: Results, failed: M
     for name in dict.fromkeys(table.name for table in tables):
         chosen = [table for table in tables if table.name == name]
         runs = {key: run for table in chosen for key, run in table.runs.items()}
-        page = [f"{len(runs)} runs, {missing(runs, results, failed)}. In brackets: the paper's numbers.", ""]
+        page = [f"{missing(runs, results, failed)}. In brackets: the paper's numbers.", ""]
         page += [table.markdown(results) for table in chosen]
         page += [f"- {key} failed: {failed[key]}" for key in sorted(failed.keys() & runs.keys())]
         written.append(out / f"table_{name}.md")
@@ -348,9 +348,10 @@ def write_tables(out: Path, tables: Sequence[Table], results: Results, failed: M
     return written
 
 
-def missing(runs: Iterable[str], results: Results, failed: Mapping[str, str]) -> str:
-    """How many of the runs are missing, in words."""
+def missing(runs: Collection[str], results: Results, failed: Mapping[str, str]) -> str:
+    """The number of runs and how many of them are missing, in words."""
     absent = [key for key in runs if key not in results]
+    count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
     if not absent:
-        return "none missing"
-    return f"{len(absent)} missing ({sum(key in failed for key in absent)} of them failed)"
+        return f"{count}, none missing"
+    return f"{count}, {len(absent)} missing ({sum(key in failed for key in absent)} of them failed)"

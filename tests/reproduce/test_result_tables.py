@@ -101,7 +101,7 @@ def test_missing_runs_are_counted_and_shown_as_dashes(small_corpus, tmp_path):
     results = {runs["HMHAN"][0].key: every[runs["HMHAN"][0].key]}
     failed = {runs["HMHAN"][1].key: "it was killed"}
     table = Table("4", "Models", ("model",), COLUMNS, [Row((name,), tuple(runs[name])) for name in runs])
-    assert missing(table.runs, results, failed) == "3 missing (1 of them failed)"
+    assert missing(table.runs, results, failed) == "4 runs, 3 missing (1 of them failed)"
     write_tables(tmp_path, [table], results, failed)
     page = (tmp_path / "table_4.md").read_text(encoding="utf-8")
     assert page.count("(1 of 2)") == 2 and "| no attention | - | - |" in page
