@@ -49,8 +49,9 @@ _MIN_PATIENTS = 10  # a word in the train reports of fewer patients is not shown
 
 
 def frequent_codes(corpus: Corpus, settings: LabelSettings) -> list[Code]:
-    """The codes that a recipe learns from the train notes of a corpus, the most frequent first."""
-    codes = codes_in_systems(settings, [note.codes for note in corpus.notes("train", text=False)])
+    """The codes that a recipe learns from the train notes of a corpus (without a split: all), most frequent first."""
+    split = "train" if "train" in corpus.manifest["counts"]["splits"] else None
+    codes = codes_in_systems(settings, [note.codes for note in corpus.notes(split, text=False)])
     counts = Counter(code for codes_of_note in codes for code in codes_of_note)
     return sorted(label_space(settings, codes).codes, key=lambda code: (-counts[code], code))
 

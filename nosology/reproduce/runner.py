@@ -34,7 +34,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from nosology.config import load_recipe
-from nosology.core import SPLITS, SYSTEMS, ConfigError, DataError, NosologyError, Note
+from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError, NosologyError, Note
 from nosology.core.files import json_sha256, write_json
 from nosology.core.settings import Settings
 from nosology.corpora.corpus import Corpus, write_corpus
@@ -283,6 +283,16 @@ def part_of(corpus: Corpus, out: Path, chosen: Callable[[Note], bool]) -> Corpus
     out = out.with_name(f"{out.name}-{digest(corpus.hash)}")
     if not out.exists():
         notes = (note for note in corpus.notes() if chosen(note))
+        write_corpus(notes, out, source=corpus.manifest["source"], filters=corpus.manifest["filters"], counts={})
+    return Corpus.open(out)
+
+
+def part_with_codes(corpus: Corpus, codes: Collection[Code], out: Path) -> Corpus:
+    """The notes that have one of these codes, without their other codes; written once."""
+    out = out.with_name(f"{out.name}-{digest(corpus.hash, sorted(map(list, codes)))}")
+    if not out.exists():
+        chosen = ((note, tuple(code for code in note.codes if code in codes)) for note in corpus.notes())
+        notes = (replace(note, codes=kept, evidence=()) for note, kept in chosen if kept)
         write_corpus(notes, out, source=corpus.manifest["source"], filters=corpus.manifest["filters"], counts={})
     return Corpus.open(out)
 
