@@ -232,7 +232,7 @@ class SignificanceLine(str):
         """The line of a test of the first row minus the second; runs: which runs it compares."""
         difference = f"{test.value:+.4f}"
         interval = "" if test.low is None or test.high is None else f"{test.low:+.4f} to {test.high:+.4f}"
-        p = "undefined" if test.p is None else f"{test.p:.4f}"
+        p = "undefined" if test.p is None else f"{test.p:.4f}" if test.p >= 0.00005 else "< 0.0001"
         shown = f"{difference} (95% {interval})" if interval else difference
         line = super().__new__(cls, f"{_minus(*rows)}: {metric} {shown}, {name} p {p}, {runs}")
         line.parts = (_minus(*rows), metric, difference, interval, p, f"{name}, {runs}")
