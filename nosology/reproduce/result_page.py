@@ -111,7 +111,7 @@ def _section(
     for table in tables:
         if len(tables) > 1 or table.title != call.tables[name] or table.corpus:
             parts.append(f"<h3>{escape(', '.join(filter(None, (table.corpus, table.title))))}</h3>")
-        parts += [_table(table, results), _remarks(table, results)]
+        parts += [_table(table, results) if table.columns else "", _remarks(table, results)]
         parts += [_figure(figure, table, out) for figure in table.figures]
     absent = {key: run.title for key, run in runs.items() if key not in results}
     if absent:

@@ -189,8 +189,10 @@ class Table:
 
     def markdown(self, results: Results) -> str:
         """The table as Markdown; the best of our means in each column is bold."""
-        lines = [f"## {self.heading}", "", f"| {' | '.join((*self.header, *self.columns.values()))} |"]
-        lines.append("|" + "---|" * len(self.header) + "---:|" * len(self.columns))
+        lines = [f"## {self.heading}", ""]
+        if self.columns:  # a table of corpora that were not given has none
+            lines.append(f"| {' | '.join((*self.header, *self.columns.values()))} |")
+            lines.append("|" + "---|" * len(self.header) + "---:|" * len(self.columns))
         for row, line in zip(self.rows, self.cells(results)):
             shown = [f"**{cell}**" if best else str(cell) for cell, best in line]
             lines.append(f"| {' | '.join((*row.names, *shown))} |")

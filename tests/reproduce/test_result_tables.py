@@ -128,3 +128,10 @@ def test_paired_tests_pair_runs_of_equal_seeds(small_corpus):
     assert tiny.endswith("paired t-test p < 0.0001, 3 seeds")
     del results[runs["a"][0].key], results[runs["a"][1].key]
     assert list(paired_tests(rows, "f1", results)) == [], "one seed is left"
+
+
+def test_table_without_columns_has_its_remark_only(tmp_path):
+    table = Table("3", "Sizes", (), {}, [], remarks=lambda results: ["Left out."])
+    write_tables(tmp_path, [table], {}, {})
+    page = (tmp_path / "table_3.md").read_text(encoding="utf-8")
+    assert page == "0 runs, none missing. In brackets: the paper's numbers.\n\n## Table 3. Sizes\n\n\nLeft out.\n"
