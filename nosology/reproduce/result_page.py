@@ -7,6 +7,7 @@ the other tables from earlier calls, OUT/sections/<table>.json.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -176,7 +177,7 @@ def _remarks(table: Table, results: Results) -> str:
             rows = [(pair, table.columns.get(metric, metric), *others) for pair, metric, *others in lines]
             head = ("comparison", "metric", "difference", "95% interval", "p", "test")
             columns = [j for j in range(len(head)) if any(row[j] for row in rows)]
-            kept = [[row[j].replace("-0.", "−0.") for j in columns] for row in rows]
+            kept = [[re.sub(r"(?<!\w)-(?=\d)", "−", row[j]) for j in columns] for row in rows]
             parts.append(f"<h4>Significance</h4>{_plain_table([head[j] for j in columns], kept, 'plain tests')}")
         else:
             parts += [f'<p class="remark">{escape(line)}</p>' for line in group]
