@@ -73,7 +73,8 @@ def corpora(folder: Path, sizes: Iterable[int]) -> None:
     missing = [size for size in sizes if not (folder / str(size)).exists()]
     if not missing:
         return
-    notes = hospital(max(missing) + DEV + TEST)
+    # Always as many patients as the largest size needs: the split of a patient depends on their number.
+    notes = hospital(max(*SIZES, *missing) + DEV + TEST)
     patients = sorted({note.patient for note in notes})
     place = {patients[i]: n for n, i in enumerate(np.random.default_rng(0).permutation(len(patients)))}
     notes.sort(key=lambda note: (place[note.patient], note.id))

@@ -39,7 +39,7 @@ def reproduce(
     from nosology.corpora.corpus import Corpus
     from nosology.encoders.append_only_store import check_cache_folder
     from nosology.reproduce import PAPERS
-    from nosology.reproduce.result_page import StudyCall, write_page
+    from nosology.reproduce.result_page import StudyCall, check_paper, write_page
     from nosology.reproduce.result_tables import missing, write_tables
     from nosology.reproduce.runner import Runner
 
@@ -55,6 +55,7 @@ def reproduce(
     if out is None or not (corpus or small):
         raise ConfigError("--out and --corpus must be given; with --small, a simulated hospital replaces the corpus")
     check_results_folder(out)
+    check_paper(out, module.TITLE)
     if cache is not None:
         check_cache_folder(cache)
     values = override(deepcopy(module.SMALL) if small else {}, settings)
@@ -81,7 +82,7 @@ def reproduce(
         typer.echo(f"\n{path.read_text(encoding='utf-8')}\nwritten: {path}")
     typer.echo(f"written: {page}")
     if len(results) < len(runs):
-        typer.echo(f"{len(runs)} runs, {missing(runs, results, failed)}", err=True)
+        typer.echo(missing(runs, results, failed), err=True)
         raise typer.Exit(1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 
@@ -82,17 +83,24 @@ def note_versions(codes: Sequence[Collection[Code]]) -> np.ndarray:
 
 _ICD10_START = "2015-10-01"  # in the United States
 _SHIFTED_DATES = "2100"  # MIMIC moves all dates beyond this year
+_ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 def date_versions(notes: Sequence[Note]) -> np.ndarray:
     """The ICD versions (B,) that were in use at the date of each note, as bits; both without a date.
 
-    The date is `date` or `charttime` in `extra`. Dates since 2100 are those of MIMIC: shifted, and no evidence.
+    The date is `date` or `charttime` in `extra`, as YYYY-MM-DD; what is written otherwise is no date. Dates since 2100
+    are those of MIMIC: shifted, and no evidence.
     """
-    days = [str(note.extra.get("date") or note.extra.get("charttime") or _SHIFTED_DATES) for note in notes]
-    return np.array(
-        [ICD9 | ICD10 if day >= _SHIFTED_DATES else ICD10 if day >= _ICD10_START else ICD9 for day in days], np.int64
-    )
+    days = [str(note.extra.get("date") or note.extra.get("charttime")) for note in notes]
+    return np.array([_version_at(day) for day in days], np.int64)
+
+
+def _version_at(day: str) -> int:
+    """The ICD versions in use at a day; both if it is no date or a shifted one."""
+    if not _ISO_DATE.match(day) or day >= _SHIFTED_DATES:
+        return ICD9 | ICD10
+    return ICD10 if day >= _ICD10_START else ICD9
 
 
 def label_versions(labels: LabelSpace) -> np.ndarray:

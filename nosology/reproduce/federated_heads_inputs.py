@@ -19,6 +19,7 @@ import numpy as np
 from nosology.config import load_recipe
 from nosology.core import SPLITS, Code
 from nosology.corpora.corpus import Corpus
+from nosology.encoders.embedder_config import KNOWN_EMBEDDERS
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.reproduce.result_tables import ResultFigure, Row, Table, rows_with_paper_numbers
 from nosology.reproduce.runner import Results, Run, Task
@@ -46,6 +47,14 @@ _TIMES = {
 }
 _DIMS, _CODES = (768, 1024, 1536), (1085, 1267)  # of Table 2
 _TOKENIZED = 256  # notes at a time
+
+
+def row_name(embedder: str) -> str:
+    """The name of an embedder in tables: that of the paper's embedder also for a copy in a folder of its own name."""
+    folder = Path(embedder).name
+    known = {name: entry.repository for name, entry in KNOWN_EMBEDDERS.items() if entry.repository}
+    published = {Path(repository).name.lower(): name for name, repository in known.items()}
+    return published.get(folder.lower(), folder)
 
 
 def corpus_table(corpus: Corpus, name: str, version: str, sites: int, site_notes: int) -> Table:
@@ -114,7 +123,7 @@ def embedder_table(recipes: Mapping[str, FederatedHeadsRecipe], files: Mapping[s
     runs = {}
     for name, recipe in recipes.items():
         names, function = (Path(name).name, "sizes"), f"{__name__}:measure_embedder"
-        runs[Path(name).name] = [Run(names, function, _embedder_recipe(recipe), (), 0, {"files": files[name]})]
+        runs[row_name(name)] = [Run(names, function, _embedder_recipe(recipe), (), 0, {"files": files[name]})]
     rows = rows_with_paper_numbers(PAPER, "1", runs)
     return Table("1", "Embedders", ("embedder",), _SIZES, rows, without_best=[*_SIZES])
 
@@ -183,7 +192,7 @@ def time_table(
         limited = recipe.embedder.model_copy(update={"max_tokens": limit})
         plain = _embedder_recipe(recipe.model_copy(update={"embedder": limited}))
         run = Run(names, f"{__name__}:time_embedder", plain, (corpus,), 0, options)
-        runs[Path(embedder).name], labels[run.key] = [run], Path(embedder).name
+        runs[row_name(embedder)], labels[run.key] = [run], row_name(embedder)
     rows = rows_with_paper_numbers(PAPER, "figure-2", runs, within=f"{version} / ")
 
     def remarks(results: Results) -> Iterator[str]:

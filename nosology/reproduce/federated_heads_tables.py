@@ -41,6 +41,7 @@ from nosology.reproduce.federated_heads_inputs import (
     corpus_table,
     embedder_table,
     head_table,
+    row_name,
     time_table,
 )
 from nosology.reproduce.result_tables import Row, SignificanceLine, Table, paired_tests, rows_with_paper_numbers
@@ -114,7 +115,7 @@ class FederatedHeadsStudy(runner.StudySettings):
     @field_validator("embedders", "heads")
     @classmethod
     def _are_distinct(cls, values: list) -> list:
-        if len(set(values)) < len(values):
+        if len(set(map(row_name, values))) < len(values):  # rows of two folders of one name would be one row
             raise ValueError("must name each once")
         return values
 
@@ -246,7 +247,7 @@ def _table(
     columns = TOP_COLUMNS if number in "56" else COLUMNS
     pairs = [(embedder, head) for embedder in study.embedders for head in study.heads]
     by_row = {
-        f"{Path(embedder).name} / {HEADS[head]}": runs[embedder, head, SETTING[number]] for embedder, head in pairs
+        f"{row_name(embedder)} / {HEADS[head]}": runs[embedder, head, SETTING[number]] for embedder, head in pairs
     }
     is_client_mean = SETTING[number] == "federated" and study.sites.metrics == "client_mean"
     prefix = _CLIENT_MEAN if is_client_mean else ""

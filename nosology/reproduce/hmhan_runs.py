@@ -49,17 +49,18 @@ _MIN_PATIENTS = 10  # a word in the train reports of fewer patients is not shown
 
 
 def frequent_codes(corpus: Corpus, settings: LabelSettings) -> list[Code]:
-    """The codes that a recipe learns from the train notes of a corpus, the most frequent first."""
-    codes = codes_in_systems(settings, [note.codes for note in corpus.notes("train", text=False)])
+    """The codes that a recipe learns from the train notes of a corpus (without a split: all), most frequent first."""
+    split = "train" if "train" in corpus.manifest["counts"]["splits"] else None
+    codes = codes_in_systems(settings, [note.codes for note in corpus.notes(split, text=False)])
     counts = Counter(code for codes_of_note in codes for code in codes_of_note)
     return sorted(label_space(settings, codes).codes, key=lambda code: (-counts[code], code))
 
 
 def run_corpus(task: Task) -> dict[str, Any]:
-    """Counts of all reports, of those with a frequent code, and of each of these codes."""
+    """Counts of all coded reports, of those with a frequent code, and of each of these codes."""
     recipe, [corpus] = check(task.recipe, task.function), map(Corpus.open, task.corpora)
     codes = frequent_codes(corpus, recipe.labels)
-    notes = list(corpus.notes(text=False))
+    notes = [note for note in corpus.notes(text=False) if note.codes]
     metrics: dict[str, Any] = {}
     for prefix, chosen in (("all", notes), ("frequent", [note for note in notes if set(note.codes) & set(codes)])):
         ages = [float(age) for note in chosen if (age := note.extra.get("age")) not in (None, "")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -11,7 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from nosology.codes.lookup import label_description
-from nosology.core import Code, ConfigError
+from nosology.core import Code, ConfigError, DataError
 from nosology.corpora.corpus import Corpus
 from nosology.corpora.prepare import CorpusRecipe, prepare
 from nosology.corpora.simulate import simulate as simulate_hospital
@@ -21,7 +22,7 @@ from nosology.reproduce.hmhan_figures import draw_code_counts, draw_curves, draw
 from nosology.reproduce.hmhan_leakage import PROTOCOLS
 from nosology.reproduce.hmhan_runs import frequent_codes
 from nosology.reproduce.result_tables import ResultFigure, Row, Table, paired_tests, rows_with_paper_numbers
-from nosology.reproduce.runner import Results, Run, check_splits
+from nosology.reproduce.runner import Results, Run, check_splits, part_with_codes
 
 TITLE = "Sasikala et al. (2025), Automated ICD Medical Code Generation for Radiology Reports (HMHAN)"
 TABLES = {
@@ -50,11 +51,11 @@ VARIANTS: dict[str, dict[str, list[str]]] = {
         "without focal loss": ["loss.focal=0.0"],
         "plain cross-entropy": PLAIN_LOSS,
         "logits not corrected for the loss": ["loss.corrected=false"],
-        "reports": ["labels.top_k=10"],
-        "linear": ["labels.top_k=10"],
+        "reports": [],
+        "linear": [],
     },
 }
-OTHER_RECIPES = ("reports", "linear")  # rows that are not of the recipe `base`
+OTHER_RECIPES = ("reports", "linear")  # rows that are not of the recipe `base`; they learn its codes
 BARS = {
     "micro_precision": "precision", "micro_recall": "recall", "micro_f1": "F1", "micro_auc": "ROC-AUC",
     "hamming_loss": "Hamming loss",
@@ -92,11 +93,13 @@ SMALL: dict[str, Any] = {
 
 
 class HmhanStudy(runner.StudySettings):
-    """The recipe of all rows, and how much LIME explains."""
+    """The recipe of all rows, the reports, and how much LIME explains."""
 
     base: str = "hmhan-paper"
     lime_reports: int = Field(50, ge=1)
     lime_samples: int = Field(1000, ge=10)  # variants of each report
+    # Reports without one of the codes are left out, as in the paper; False: they are train and test reports, too
+    only_coded_reports: bool = True
 
 
 STUDY = HmhanStudy
@@ -119,7 +122,7 @@ def tables(study: HmhanStudy, corpora: Sequence[Corpus], folder: Path, wanted: S
         raise ConfigError(f"--corpus must be given once; got {len(corpora)} corpora")
     if set(wanted) - {"leakage"}:
         check_splits(corpora[0])
-    parts = _HmhanTables(study, corpora[0])
+    parts = _HmhanTables(study, corpora[0], folder)
     return [table for name in wanted for table in parts.build(name)]
 
 
@@ -129,6 +132,7 @@ class _HmhanTables:
 
     study: HmhanStudy
     corpus: Corpus
+    folder: Path
 
     def build(self, name: str) -> list[Table]:
         """The tables of a name."""
@@ -144,16 +148,28 @@ class _HmhanTables:
         """The codes of the recipe, the most frequent first."""
         return frequent_codes(self.corpus, self.study.load(self.study.base).labels)
 
+    @cached_property
+    def reports(self) -> Corpus:
+        """The reports that coders are trained and measured on."""
+        if not self.study.only_coded_reports:
+            return self.corpus
+        part = part_with_codes(self.corpus, self.codes, self.folder / "corpora" / "coded")
+        if missing := self.corpus.manifest["counts"]["splits"].keys() - part.manifest["counts"]["splits"].keys():
+            raise DataError(f"{self.corpus.folder} has no {min(missing)} report with one of {len(self.codes)} codes")
+        return part
+
     def runs(
         self, row: str, function: str, settings: Sequence[str] = (), seeds: int | None = None, **options: Any
     ) -> tuple[Run, ...]:
         """The runs of a row, one per seed; they share the cached states of the frozen encoder."""
-        base = row if row in OTHER_RECIPES else self.study.base
+        base = self.study.base
+        if row in OTHER_RECIPES:
+            labels = self.study.load(base).labels.model_dump(mode="json", exclude_defaults=True)
+            base, settings = row, [*settings, *(f"labels.{key}={json.dumps(value)}" for key, value in labels.items())]
         recipes = [self.study.load(base, f"seed={seed}", *settings) for seed in range(seeds or self.study.seeds)]
         name = f"nosology.reproduce.hmhan_runs:{function}"
-        return tuple(
-            Run((row,), name, recipe, (self.corpus,), i, options, "states") for i, recipe in enumerate(recipes)
-        )
+        corpus = self.corpus if function == "run_corpus" else self.reports
+        return tuple(Run((row,), name, recipe, (corpus,), i, options, "states") for i, recipe in enumerate(recipes))
 
     def variants(self, table: str) -> list[Row]:
         """The rows of coders that are trained and measured on the test reports."""

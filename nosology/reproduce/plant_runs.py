@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nosology.config import check
 from nosology.core import SPLITS, Code
-from nosology.corpora.corpus import Corpus, write_corpus
+from nosology.corpora.corpus import Corpus
 from nosology.evaluation import by_frequency
 from nosology.evaluation.measure import measure
 from nosology.explanation.attribution import methods_of, top_words
@@ -27,7 +27,7 @@ from nosology.models.plant.plant_settings import PlantRecipe
 from nosology.models.plant.plant_trainer import PlantPipeline, PlantTrainer, StageCache
 from nosology.models.train import train
 from nosology.reproduce.predictions import save_predictions
-from nosology.reproduce.runner import Task, digest
+from nosology.reproduce.runner import Task, part_with_codes
 from nosology.text.tokens import words_of
 from nosology.training.examples import Examples, train_and_dev
 from nosology.training.run_folder import CURVES
@@ -106,16 +106,6 @@ def count_corpus(task: Task) -> dict[str, Any]:
 def train_counts(corpus: Corpus) -> Counter[Code]:
     """The number of train notes of each code."""
     return Counter(code for note in corpus.notes("train", text=False) for code in set(note.codes))
-
-
-def part_with_codes(corpus: Corpus, codes: Collection[Code], out: Path) -> Corpus:
-    """The notes that have one of these codes, without their other codes; written once."""
-    out = out.with_name(f"{out.name}-{digest(corpus.hash, sorted(map(list, codes)))}")
-    if not out.exists():
-        chosen = ((note, tuple(code for code in note.codes if code in codes)) for note in corpus.notes())
-        notes = (replace(note, codes=kept, evidence=()) for note, kept in chosen if kept)
-        write_corpus(notes, out, source=corpus.manifest["source"], filters=corpus.manifest["filters"], counts={})
-    return Corpus.open(out)
 
 
 def epoch_curves(bundle: Path) -> dict[str, list[float]]:

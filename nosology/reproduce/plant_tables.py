@@ -21,7 +21,7 @@ from nosology.core import ConfigError
 from nosology.corpora.corpus import Corpus
 from nosology.reproduce import runner
 from nosology.reproduce.plant_figures import FIGURES, LANT, figure_2, figure_3, figure_4, figure_5, figure_6
-from nosology.reproduce.plant_runs import FEW, RARE, part_with_codes
+from nosology.reproduce.plant_runs import FEW, RARE
 from nosology.reproduce.plant_study import (
     CODE_SETS,
     FROZEN,
@@ -35,7 +35,7 @@ from nosology.reproduce.plant_study import (
     sources_of,
 )
 from nosology.reproduce.result_tables import Row, Table, randomisation_tests, rows_with_paper_numbers
-from nosology.reproduce.runner import Results, Run, part_of
+from nosology.reproduce.runner import Results, Run, part_of, part_with_codes
 from nosology.training.examples import label_space
 from nosology.training.recipe_settings import LabelSettings, NeuralRecipe, Recipe
 

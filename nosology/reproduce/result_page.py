@@ -7,6 +7,7 @@ the other tables from earlier calls, OUT/sections/<table>.json.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -16,7 +17,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from nosology.core import __version__
+from nosology.core import OutputError, __version__
 from nosology.core.files import atomic_file, write_json
 from nosology.corpora.corpus import Corpus
 from nosology.reproduce.result_tables import (
@@ -50,6 +51,14 @@ class StudyCall:
     settings: Mapping[str, Any]
     corpora: Sequence[Corpus]
     simulated: bool  # whether the corpora are
+
+
+def check_paper(out: Path, title: str) -> None:
+    """Raises OutputError if a folder has the tables of another paper: tables of two papers have the same names."""
+    for path in sorted((out / "sections").glob("*.json")):
+        other = (read_json(path) or {}).get("paper", title)
+        if other != title:
+            raise OutputError(f"will not write to {out}: it has tables of {other}; give another folder")
 
 
 def write_page(
@@ -98,12 +107,12 @@ def _section(
 ) -> dict[str, Any]:
     """The section of a table name with all its corpora, and the state of its runs."""
     name, runs = tables[0].name, {key: run for table in tables for key, run in table.runs.items()}
-    state = f"{len(runs)} runs, {missing(runs, results, failed)}"
+    state = missing(runs, results, failed)
     parts = [f'<section id="{_anchor(name)}"><h2>{escape(label(name))}. {escape(call.tables[name])}</h2>']
     for table in tables:
         if len(tables) > 1 or table.title != call.tables[name] or table.corpus:
             parts.append(f"<h3>{escape(', '.join(filter(None, (table.corpus, table.title))))}</h3>")
-        parts += [_table(table, results), _remarks(table, results)]
+        parts += [_table(table, results) if table.columns else "", _remarks(table, results)]
         parts += [_figure(figure, table, out) for figure in table.figures]
     absent = {key: run.title for key, run in runs.items() if key not in results}
     if absent:
@@ -112,7 +121,13 @@ def _section(
     seconds = sum(results[key].get("seconds", 0.0) for key in runs if key in results)
     made = f"{state}, {_duration(seconds)} of computing. nosology {__version__}:"
     parts.append(f'<p class="made">{made}<br><code>{escape(call.command)}</code></p></section>')
-    return {"state": state, "complete": not absent, "simulated": call.simulated, "html": "\n".join(parts)}
+    return {
+        "paper": call.title,
+        "state": state,
+        "complete": not absent,
+        "simulated": call.simulated,
+        "html": "\n".join(parts),
+    }
 
 
 def _duration(seconds: float) -> str:
@@ -162,7 +177,7 @@ def _remarks(table: Table, results: Results) -> str:
             rows = [(pair, table.columns.get(metric, metric), *others) for pair, metric, *others in lines]
             head = ("comparison", "metric", "difference", "95% interval", "p", "test")
             columns = [j for j in range(len(head)) if any(row[j] for row in rows)]
-            kept = [[row[j].replace("-0.", "−0.") for j in columns] for row in rows]
+            kept = [[re.sub(r"(?<!\w)-(?=\d)", "−", row[j]) for j in columns] for row in rows]
             parts.append(f"<h4>Significance</h4>{_plain_table([head[j] for j in columns], kept, 'plain tests')}")
         else:
             parts += [f'<p class="remark">{escape(line)}</p>' for line in group]

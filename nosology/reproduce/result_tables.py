@@ -189,8 +189,10 @@ class Table:
 
     def markdown(self, results: Results) -> str:
         """The table as Markdown; the best of our means in each column is bold."""
-        lines = [f"## {self.heading}", "", f"| {' | '.join((*self.header, *self.columns.values()))} |"]
-        lines.append("|" + "---|" * len(self.header) + "---:|" * len(self.columns))
+        lines = [f"## {self.heading}", ""]
+        if self.columns:  # a table of corpora that were not given has none
+            lines.append(f"| {' | '.join((*self.header, *self.columns.values()))} |")
+            lines.append("|" + "---|" * len(self.header) + "---:|" * len(self.columns))
         for row, line in zip(self.rows, self.cells(results)):
             shown = [f"**{cell}**" if best else str(cell) for cell, best in line]
             lines.append(f"| {' | '.join((*row.names, *shown))} |")
@@ -232,7 +234,7 @@ class SignificanceLine(str):
         """The line of a test of the first row minus the second; runs: which runs it compares."""
         difference = f"{test.value:+.4f}"
         interval = "" if test.low is None or test.high is None else f"{test.low:+.4f} to {test.high:+.4f}"
-        p = "undefined" if test.p is None else f"{test.p:.4f}"
+        p = "undefined" if test.p is None else f"{test.p:.4f}" if test.p >= 0.00005 else "< 0.0001"
         shown = f"{difference} (95% {interval})" if interval else difference
         line = super().__new__(cls, f"{_minus(*rows)}: {metric} {shown}, {name} p {p}, {runs}")
         line.parts = (_minus(*rows), metric, difference, interval, p, f"{name}, {runs}")
@@ -325,7 +327,7 @@ def write_tables(out: Path, tables: Sequence[Table], results: Results, failed: M
     for name in dict.fromkeys(table.name for table in tables):
         chosen = [table for table in tables if table.name == name]
         runs = {key: run for table in chosen for key, run in table.runs.items()}
-        page = [f"{len(runs)} runs, {missing(runs, results, failed)}. In brackets: the paper's numbers.", ""]
+        page = [f"{missing(runs, results, failed)}. In brackets: the paper's numbers.", ""]
         page += [table.markdown(results) for table in chosen]
         page += [f"- {key} failed: {failed[key]}" for key in sorted(failed.keys() & runs.keys())]
         written.append(out / f"table_{name}.md")
@@ -348,9 +350,10 @@ def write_tables(out: Path, tables: Sequence[Table], results: Results, failed: M
     return written
 
 
-def missing(runs: Iterable[str], results: Results, failed: Mapping[str, str]) -> str:
-    """How many of the runs are missing, in words."""
+def missing(runs: Collection[str], results: Results, failed: Mapping[str, str]) -> str:
+    """The number of runs and how many of them are missing, in words."""
     absent = [key for key in runs if key not in results]
+    count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
     if not absent:
-        return "none missing"
-    return f"{len(absent)} missing ({sum(key in failed for key in absent)} of them failed)"
+        return f"{count}, none missing"
+    return f"{count}, {len(absent)} missing ({sum(key in failed for key in absent)} of them failed)"

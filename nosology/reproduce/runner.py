@@ -31,15 +31,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from nosology.config import load_recipe
-from nosology.core import SPLITS, SYSTEMS, ConfigError, DataError, NosologyError, Note
+from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError, NosologyError, Note
 from nosology.core.files import json_sha256, write_json
 from nosology.core.settings import Settings
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.simulate import simulate_notes
 from nosology.corpora.splits import split_corpus
+from nosology.models.registry import REGISTRY
 from nosology.models.train import software
 from nosology.training.recipe_settings import Recipe
 
@@ -56,6 +57,13 @@ class StudySettings(Settings):
     patients: int = Field(100, ge=1)  # of the simulated hospital
     rows: int | None = Field(None, ge=1)  # of each table that are run, the first ones; None: all
     recipe: dict[str, dict[str, Any]] = Field(default_factory=dict)  # kind of model -> changes to its recipes
+
+    @field_validator("recipe")
+    @classmethod
+    def _has_kinds(cls, changes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        if unknown := ", ".join(sorted(changes.keys() - REGISTRY.keys())):
+            raise ValueError(f"must name kinds of models: {', '.join(REGISTRY)}; got {unknown}")
+        return changes
 
     def load(self, name: str, *settings: str) -> Recipe:
         """The recipe of a name with this study's changes and then the settings of a run."""
@@ -275,6 +283,16 @@ def part_of(corpus: Corpus, out: Path, chosen: Callable[[Note], bool]) -> Corpus
     out = out.with_name(f"{out.name}-{digest(corpus.hash)}")
     if not out.exists():
         notes = (note for note in corpus.notes() if chosen(note))
+        write_corpus(notes, out, source=corpus.manifest["source"], filters=corpus.manifest["filters"], counts={})
+    return Corpus.open(out)
+
+
+def part_with_codes(corpus: Corpus, codes: Collection[Code], out: Path) -> Corpus:
+    """The notes that have one of these codes, without their other codes; written once."""
+    out = out.with_name(f"{out.name}-{digest(corpus.hash, sorted(map(list, codes)))}")
+    if not out.exists():
+        chosen = ((note, tuple(code for code in note.codes if code in codes)) for note in corpus.notes())
+        notes = (replace(note, codes=kept, evidence=()) for note, kept in chosen if kept)
         write_corpus(notes, out, source=corpus.manifest["source"], filters=corpus.manifest["filters"], counts={})
     return Corpus.open(out)
 

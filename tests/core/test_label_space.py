@@ -60,6 +60,8 @@ def test_date_versions_are_those_in_use_at_the_date_whatever_the_codes():
         {"charttime": "2150-03-01"},
         {},
         {"date": ""},
+        {"date": "03/14/2019"},
+        {"date": "20150314"},
     ]
     notes = [Note("", "", codes=(OLD, NEW), extra=extra) for extra in dates]
-    assert date_versions(notes).tolist() == [ICD9, ICD10, ICD9 | ICD10, ICD9 | ICD10, ICD9 | ICD10]
+    assert date_versions(notes).tolist() == [ICD9, ICD10, *[ICD9 | ICD10] * 5]

@@ -160,3 +160,16 @@ def test_count_tokens_equals_embedding(tmp_path):
     texts = ["", "chronic pain", "pain " * 30, " "]
     [batch] = embedder.embed_batches(texts)
     assert embedder.count_tokens(texts)[batch.rows].tolist() == batch.tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    ("embedder", "name"),
+    [
+        ("nomic-v1.5", "nomic-v1.5"),
+        ("/models/gte-Qwen2-1.5B-instruct", "gte-qwen2-1.5b"),
+        ("Snowflake/snowflake-arctic-embed-m-v2.0", "arctic-m-v2"),
+        ("/models/mine", "mine"),
+    ],
+)
+def test_copy_of_an_embedder_stands_in_the_row_of_the_paper(embedder, name):
+    assert inputs.row_name(embedder) == name

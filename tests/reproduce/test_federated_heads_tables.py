@@ -85,6 +85,7 @@ def test_run_keys_change_with_the_files_of_an_embedder_folder(small_runs, tmp_pa
         (["recipe.heads.model.head=mlp"], "model.head must not be set"),
         (["recipe.heads.model.wide=3"], "has no key 'wide'; allowed: head"),
         (["embedders=['minilm','minilm']"], "must name each once"),
+        (["embedders=['arctic-l-v2','/models/snowflake-arctic-embed-l-v2.0']"], "must name each once"),
         (["sites.count=1"], "federation.min_sites must be at most sites.count, 1; got 2"),
     ],
 )

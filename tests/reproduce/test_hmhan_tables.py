@@ -134,6 +134,31 @@ def test_rows_with_the_same_name_are_the_same_run_in_all_tables(tables):
     assert key["3", "without SMOTE"] == key["ablations", "without SMOTE"]
 
 
+def test_reports_without_one_of_the_codes_are_left_out_as_in_the_paper(small_corpus, tmp_path):
+    def runs_of(**settings):
+        study = checked(hmhan.STUDY, hmhan.SMALL | settings, "hmhan")
+        return {name: hmhan.tables(study, [small_corpus], tmp_path, [name])[-1].runs for name in ("1", "ablations")}
+
+    two = {"recipe": {"hmhan": {"labels": {"top_k": 2}}}}
+    codes = set(runs.frequent_codes(small_corpus, load_recipe("hmhan", ["labels.top_k=2"]).labels))
+    chosen = runs_of(**two)
+    assert [run.corpora[0].hash for run in chosen["1"].values()] == [small_corpus.hash]
+    assert {run.recipe.labels.top_k for run in chosen["ablations"].values()} == {2}, "also of other recipes"
+    [notes] = {run.corpora[0].folder: list(run.corpora[0].notes()) for run in chosen["ablations"].values()}.values()
+    expected = {note.id: codes & set(note.codes) for note in small_corpus.notes() if codes & set(note.codes)}
+    assert {note.id: set(note.codes) for note in notes} == expected and len(notes) < len(small_corpus)
+    everything = runs_of(**two, only_coded_reports=False)["ablations"].values()
+    assert {run.corpora[0].hash for run in everything} == {small_corpus.hash}
+
+
+def test_split_without_a_frequent_code_raises(small_corpus, tmp_path):
+    rare = Code("icd10cm", "Z99.89")
+    notes = [n if n.split != "dev" else replace(n, codes=(rare,)) for n in small_corpus.notes()]
+    corpus = corpus_of(notes, tmp_path / "corpus")
+    with pytest.raises(DataError, match="has no dev report with one of"):
+        hmhan.tables(checked(hmhan.STUDY, hmhan.SMALL, "hmhan"), [corpus], tmp_path, ["4"])
+
+
 def test_the_papers_numbers_stand_in_the_rows_of_the_same_things(tables):
     assert tables["1"][0].rows[0].paper == {
         "reports": 73461, "columns": 26, "mean_age": 43, "male": 42027, "female": 31434, "codes": 10,
@@ -151,7 +176,8 @@ def test_corpus_counts(tiny, small_corpus, tmp_path, tables):
     assert metrics[f"{code}.train"] == in_train[0] >= metrics[f"{other}.train"] == in_train[1]
     assert metrics[f"{code}.reports"] == sum(code in note.codes for note in notes)
     assert metrics["frequent.reports"] == sum(bool({code, other} & set(note.codes)) for note in notes)
-    assert metrics["all.reports"] == len(notes) and metrics["frequent.codes"] == 2 < metrics["all.codes"]
+    assert metrics["all.reports"] == sum(bool(note.codes) for note in notes) < len(notes)
+    assert metrics["frequent.codes"] == 2 < metrics["all.codes"]
     [table] = tables["figure-1"]
     counts = [row.cell({key: {"metrics": metrics} for key in table.runs}, "reports") for row in table.rows[:2]]
     assert [cell.mean for cell in counts] == [metrics[f"{code}.reports"], metrics[f"{other}.reports"]]

@@ -84,7 +84,7 @@ def test_killed_study_resumes_and_writes_tables(small_corpus, tmp_path):
     assert not list((out / "work").glob("*/*.run"))
     for name in ("corpora", "figure-2", *"1234567"):
         page = (out / f"table_{name}.md").read_text(encoding="utf-8")
-        assert page.startswith("1 runs, none missing.") and f"## {label(name)}." in page and page in ended.stdout
+        assert page.startswith("1 run, none missing.") and f"## {label(name)}." in page and page in ended.stdout
         assert (out / f"table_{name}.csv").stat().st_size
     assert (out / "figure-2.png").read_bytes().startswith(b"\x89PNG")
 
@@ -106,7 +106,7 @@ def test_study_with_failed_runs_exits_with_1_and_names_the_reason(small_corpus, 
     ended = subprocess.run(arguments, capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
     assert ended.returncode == 1, ended.stderr
     assert ended.stdout.count(": failed: embedder.model") == 1
-    assert "1 runs, 1 missing (1 of them failed)" in ended.stderr
+    assert "1 run, 1 missing (1 of them failed)" in ended.stderr
     assert "failed: embedder.model" in (tmp_path / "out" / "table_3.md").read_text()
 
 
@@ -124,6 +124,7 @@ def test_invalid_input_raises(small_corpus, tmp_path):
             "federated-heads: [sites] has no key 'hospitals'; allowed: count",
         ),
         (["hmhan", "--small", "--set", "nothing=3", *out], "hmhan: a recipe has no key 'nothing'; allowed: seeds"),
+        (["hmhan", "--small", "--set", "recipe.hmhan-paper.seed=3", *out], "kinds of models: linear, lexicon"),
     ):
         refused = CliRunner().invoke(app, ["reproduce", *arguments])
         assert isinstance(refused.exception, ConfigError) and sentence in str(refused.exception), arguments

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import base64
 import re
+from dataclasses import replace
 from html import unescape
 
 import pytest
 
 from nosology.config import load_recipe
-from nosology.reproduce.result_page import StudyCall, write_page
-from nosology.reproduce.result_tables import ResultFigure, Row, Table, rows_with_paper_numbers, write_tables
+from nosology.core import OutputError
+from nosology.evaluation import Difference
+from nosology.reproduce.result_page import StudyCall, check_paper, write_page
+from nosology.reproduce.result_tables import (
+    ResultFigure,
+    Row,
+    SignificanceLine,
+    Table,
+    rows_with_paper_numbers,
+    write_tables,
+)
 from nosology.reproduce.runner import Run
 
 COLUMNS = {"micro_f1": "F1", "hamming_loss": "Hamming loss", "notes": "notes"}
@@ -109,6 +119,22 @@ def test_page_keeps_tables_of_earlier_calls_and_names_those_that_have_not_run(sm
     assert section(second, "table-4").endswith("another command")
     assert second.index('id="table-4"') < second.index('id="figure-7"'), "in the order of the paper"
     assert "Table 'leakage' Protocols <that> leak not run yet" in text_of(second)
+
+
+def test_folder_of_another_paper_is_refused(small_corpus, tables, results, tmp_path):
+    check_paper(tmp_path, "A & B (2025)")
+    written(tmp_path, call(small_corpus), [tables["4"]], results)
+    check_paper(tmp_path, "A & B (2025)")
+    with pytest.raises(OutputError, match=r"it has tables of A & B \(2025\); give another folder"):
+        check_paper(tmp_path, "C (2026)")
+
+
+def test_negative_differences_have_a_minus_sign(small_corpus, runs, tables, results, tmp_path):
+    rows = Row(("ICD-10",)), Row(("no attention",))
+    test = Difference(-0.1, 0.5, -1.25, 1.05)
+    line = SignificanceLine(rows, "micro_f1", test, "paired t-test", "2 seeds")
+    page = written(tmp_path, call(small_corpus), [replace(tables["4"], remarks=lambda results: [line])], results)
+    assert "ICD-10 minus no attention F1 −0.1000 −1.2500 to +1.0500 0.5000" in section(page, "table-4")
 
 
 def test_failed_and_missing_runs_are_listed_with_their_reasons(small_corpus, runs, tables, results, tmp_path):

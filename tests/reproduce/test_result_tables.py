@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nosology.config import load_recipe
-from nosology.evaluation import paired_t_test
+from nosology.evaluation import Difference, paired_t_test
 from nosology.reproduce.result_tables import (
     Cell,
     Row,
+    SignificanceLine,
     Table,
     label,
     missing,
@@ -101,7 +102,7 @@ def test_missing_runs_are_counted_and_shown_as_dashes(small_corpus, tmp_path):
     results = {runs["HMHAN"][0].key: every[runs["HMHAN"][0].key]}
     failed = {runs["HMHAN"][1].key: "it was killed"}
     table = Table("4", "Models", ("model",), COLUMNS, [Row((name,), tuple(runs[name])) for name in runs])
-    assert missing(table.runs, results, failed) == "3 missing (1 of them failed)"
+    assert missing(table.runs, results, failed) == "4 runs, 3 missing (1 of them failed)"
     write_tables(tmp_path, [table], results, failed)
     page = (tmp_path / "table_4.md").read_text(encoding="utf-8")
     assert page.count("(1 of 2)") == 2 and "| no attention | - | - |" in page
@@ -123,5 +124,14 @@ def test_paired_tests_pair_runs_of_equal_seeds(small_corpus):
     expected = paired_t_test([0.1, 0.5, 0.9], [0.0, 0.3, 0.8])
     assert line.startswith(f"a minus b: f1 {expected.value:+.4f} (95% {expected.low:+.4f} to {expected.high:+.4f})")
     assert line.endswith(f"paired t-test p {expected.p:.4f}, 3 seeds")
+    tiny = SignificanceLine((rows[0], rows[1]), "f1", Difference(0.1, 1e-7), "paired t-test", "3 seeds")
+    assert tiny.endswith("paired t-test p < 0.0001, 3 seeds")
     del results[runs["a"][0].key], results[runs["a"][1].key]
     assert list(paired_tests(rows, "f1", results)) == [], "one seed is left"
+
+
+def test_table_without_columns_has_its_remark_only(tmp_path):
+    table = Table("3", "Sizes", (), {}, [], remarks=lambda results: ["Left out."])
+    write_tables(tmp_path, [table], {}, {})
+    page = (tmp_path / "table_3.md").read_text(encoding="utf-8")
+    assert page == "0 runs, none missing. In brackets: the paper's numbers.\n\n## Table 3. Sizes\n\n\nLeft out.\n"
