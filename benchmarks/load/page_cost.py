@@ -19,13 +19,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
+from simulated_notes import simulated_notes, trained_bundle
 from sqlalchemy import update
 from workbench import SEARCHES, add_batch, wait_for_coding
 
 from nosology.workbench.accounts import create_session, create_user, session_user
 from nosology.workbench.app import create_app
 from nosology.workbench.database import open_database, write_transaction
-from nosology.workbench.demo import TRAINING_PATIENTS, demo_bundle, demo_notes
 from nosology.workbench.document_import import add_notes
 from nosology.workbench.security import SESSION_COOKIE
 from nosology.workbench.server_settings import ServerSettings
@@ -40,7 +40,7 @@ def prepare(store: str, size: int) -> str:
     engine = open_database(store)
     with write_transaction(engine) as connection:
         person = create_user(connection, "coder", "coder", None)
-        add_notes(connection, demo_notes(CODED, first=TRAINING_PATIENTS), None)
+        add_notes(connection, simulated_notes(CODED)[:CODED], None)
     add_batch(store, size)
     with write_transaction(engine) as connection:
         connection.execute(update(notes).where(notes.c.id > CODED).values(coding="cancelled"))
@@ -89,7 +89,7 @@ class Desk:
 
 async def measure(store: str, cookie: str, options: argparse.Namespace) -> None:
     """Prints the CPU milliseconds of each page."""
-    app = create_app(ServerSettings(bundle=demo_bundle(), store=store))
+    app = create_app(ServerSettings(bundle=trained_bundle(), store=store))
     async with app.router.lifespan_context(app):
         await asyncio.to_thread(wait_for_coding, store)
         user = session_user(app.state.services.engine, cookie)
