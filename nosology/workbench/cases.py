@@ -185,14 +185,17 @@ def record_decisions(
     user: int | None,
     version: int,
     at: float | None = None,
+    case: Case | None = None,
 ) -> Case:
     """The case after decisions (action, details), all of which are then committed, or none.
 
     ConflictError if `version` is not the note's newest. The new state is computed before the database is locked. If
-    two people decide on the same version, the unique pair (note, version) lets only one of them write.
+    two people decide on the same version, the unique pair (note, version) lets only one of them write. case: the note,
+    if it is loaded already.
     """
     with read_transaction(engine) as connection:
-        case, states = _decide(connection, note_id, taken, user=user, version=version)
+        case = case or load_case(connection, note_id)
+        states = _decide(connection, case, taken, user=user, version=version)
     try:
         with write_transaction(engine) as connection:
             for (action, details), after in zip(taken, states):
@@ -207,15 +210,15 @@ def record_decision_in(
     connection: Connection, note_id: int, action: str, details: Details, *, user: int | None, version: int
 ) -> None:
     """Writes a decision within the caller's transaction."""
-    _, (after,) = _decide(connection, note_id, [(action, details)], user=user, version=version)
+    case = load_case(connection, note_id)
+    (after,) = _decide(connection, case, [(action, details)], user=user, version=version)
     _write_decision(connection, note_id, action, details, after, user=user)
 
 
 def _decide(
-    connection: Connection, note_id: int, taken: Sequence[tuple[str, Details]], *, user: int | None, version: int
-) -> tuple[Case, list[Review]]:
-    """The case before the decisions, and the state after each."""
-    case = load_case(connection, note_id)
+    connection: Connection, case: Case, taken: Sequence[tuple[str, Details]], *, user: int | None, version: int
+) -> list[Review]:
+    """The state after each of the decisions on a case."""
     check_version(connection, case, version)
     after, states = case.review, []
     for action, details in taken:
@@ -227,7 +230,7 @@ def _decide(
                 raise ReviewError("user must be the id of somebody who can sign in and code; got another number")
         if action == "accept" and parse_code(details) not in case.suggested:
             raise ReviewError("only what the coder has suggested can be accepted; add any other code")
-    return case, states
+    return states
 
 
 def _write_decision(

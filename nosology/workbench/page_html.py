@@ -156,7 +156,7 @@ class PageContext:
         return render_page(self.request, template, self.user, status=status, **values)
 
 
-def page_context(request: Request, services: ServicesDep, user: CurrentUser) -> PageContext:
+async def page_context(request: Request, services: ServicesDep, user: CurrentUser) -> PageContext:
     """The context of a request; refuses clients that are not signed in, and API tokens."""
     if user.csrf is None:
         raise Forbidden("an API token opens no pages")
@@ -164,7 +164,7 @@ def page_context(request: Request, services: ServicesDep, user: CurrentUser) -> 
 
 
 def _require_role(role: str) -> Any:
-    def check(page: PageDep) -> PageContext:
+    async def check(page: PageDep) -> PageContext:
         if not page.user.has_role(role):
             raise Forbidden(f"that is for people with the role {role}")
         return page
