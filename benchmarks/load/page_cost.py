@@ -32,6 +32,7 @@ from nosology.workbench.server_settings import ServerSettings
 from nosology.workbench.store_tables import notes
 
 CODED = 30  # notes that are opened and decided on
+PEOPLE = 50  # to whom a note can be assigned
 Request = Callable[[int], Awaitable[httpx.Response]]
 
 
@@ -39,7 +40,7 @@ def prepare(store: str, size: int) -> str:
     """The cookie of a coder, in a store with notes of which only a few are to be coded."""
     engine = open_database(store)
     with write_transaction(engine) as connection:
-        person = create_user(connection, "coder", "coder", None)
+        person, *_ = (create_user(connection, f"coder {number}", "coder", None) for number in range(PEOPLE))
         add_notes(connection, simulated_notes(CODED)[:CODED], None)
     add_batch(store, size)
     with write_transaction(engine) as connection:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, RowMapping, bindparam, func, insert, or_, select, update
+from sqlalchemy import Connection, Engine, Row, RowMapping, Text, bindparam, cast, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from nosology.core import Code, ConflictError, EvidenceSpan, ReviewError, Span, Suggestion
@@ -24,7 +27,12 @@ from nosology.workbench.store_tables import coders, codings, decisions, notes, u
 # Statements of every request are built once: building them takes SQLAlchemy longer than SQLite needs to run them.
 _NOTE = select(notes).where(notes.c.id == bindparam("note"))
 _CODING = (
-    select(codings.c.suggestions, codings.c.made, *(c.label(f"coder_{c.name}") for c in coders.c))
+    select(
+        cast(codings.c.suggestions, Text).label("suggestions"),  # not parsed: see _suggestions
+        cast(codings.c.claim, Text).label("claim"),
+        codings.c.made,
+        *(c.label(f"coder_{c.name}") for c in coders.c),
+    )
     .join(coders, coders.c.id == codings.c.coder_id)
     .where(codings.c.note_id == bindparam("note"))
     .order_by(codings.c.id.desc())
@@ -46,7 +54,7 @@ _SUMMARY = update(notes).where(notes.c.id == bindparam("note"))
 _STATUS_COUNTS = (
     select(notes.c.status, func.count().label("number")).where(notes.c.status != DELETED).group_by(notes.c.status)
 )
-_COPY_COUNTS = _STATUS_COUNTS.where(notes.c.double_of > 0)
+_COPIES = select(notes.c.status).where(notes.c.double_of > 0)  # few; counted by SQLite, it would read all notes
 _CAN_CODE = (users.c.disabled.is_(False), users.c.role.in_(LADDER))
 _ASSIGNEES = select(users.c.id, users.c.name, users.c.role).where(*_CAN_CODE).order_by(users.c.name)
 _SITES = select(notes.c.site).where(notes.c.site.is_not(None)).distinct().order_by(notes.c.site)
@@ -114,8 +122,8 @@ class Case:
         """Whether characters are in no current document."""
         return not any(start < part.end and part.start < end for part in self.current)
 
-    @property
-    def suggested(self) -> dict[Code, Suggestion]:
+    @cached_property
+    def suggested(self) -> Mapping[Code, Suggestion]:
         """The suggestions by code."""
         return {Code(item.system, item.code): item for item in self.suggestions}
 
@@ -134,6 +142,11 @@ class Case:
         return spans
 
 
+@lru_cache(maxsize=256)  # every decision loads the case again
+def _suggestions(stored: str, text: str) -> tuple[Suggestion, ...]:
+    return tuple(suggestion_from_json(value, text) for value in json.loads(stored))
+
+
 def load_case(connection: Connection, note_id: int) -> Case:
     """The case of a note; NotFound if there is no such note."""
     note = connection.execute(_NOTE, {"note": note_id}).mappings().first()
@@ -149,7 +162,7 @@ def load_case(connection: Connection, note_id: int) -> Case:
     review = replay(past, length=length, stored=True)
     text = encounter_text(rows, review.documents)
     parts = tuple(to_document(row, review.documents.get(row["id"], "current")) for row in rows)
-    suggestions = [suggestion_from_json(value, text) for value in coding["suggestions"]] if coding else []
+    suggestions = _suggestions(coding["suggestions"], text) if coding else ()
     gone = [part for part in parts if not part.is_current]
     encounter = complete_encounter({**original["encounter"], **review.encounter})
     shown = [_outside(item, gone) for item in suggestions] if gone else suggestions
@@ -321,13 +334,13 @@ def decision_history(connection: Connection, note_id: int) -> list[RowMapping]:
 def count_by_status(connection: Connection) -> dict[str, int]:
     """The number of notes per status, without copies for double coding."""
     counts = {row.status: row.number for row in connection.execute(_STATUS_COUNTS)}
-    copies = {row.status: row.number for row in connection.execute(_COPY_COUNTS)}
-    return {status: left for status, number in counts.items() if (left := number - copies.get(status, 0))}
+    copies = Counter(connection.scalars(_COPIES))
+    return {status: left for status, number in counts.items() if (left := number - copies[status])}
 
 
-def list_assignees(connection: Connection) -> list[Row]:
+def list_assignees(connection: Connection) -> tuple[Row, ...]:
     """The users to whom a note can be assigned: id, name, role."""
-    return list(connection.execute(_ASSIGNEES))
+    return tuple(connection.execute(_ASSIGNEES))
 
 
 def list_sites(connection: Connection) -> list[str]:

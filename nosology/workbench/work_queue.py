@@ -121,10 +121,13 @@ def select_queue(
     columns = [codes.label("codes") if column is notes.c.codes else column for column in notes.c]
     query = select(*columns, users.c.name.label("assignee"), count.label("documents"), *QUEUE_COLUMNS)
     query = query.join(users, users.c.id == notes.c.assignee_id, isouter=True)
-    query = query.where(*wanted.conditions(user, access.copies))
+    chosen = select(notes.c.id).where(*wanted.conditions(user, access.copies))
     if after is not None:
-        query = query.where(after)
-    return list(connection.execute(query.order_by(*_order_by(wanted.order)).limit(limit).offset(page * limit)))
+        chosen = chosen.where(after)
+    # First the ids: the database would count documents, queries and comments of all notes before it sorts them.
+    ids = connection.scalars(chosen.order_by(*_order_by(wanted.order)).limit(limit).offset(page * limit)).all()
+    rows = {row.id: row for row in connection.execute(query.where(notes.c.id.in_(ids)))} if ids else {}
+    return [rows[note_id] for note_id in ids if note_id in rows]
 
 
 def count_queue(connection: Connection, wanted: QueueFilter, user: int) -> int:
@@ -135,7 +138,8 @@ def count_queue(connection: Connection, wanted: QueueFilter, user: int) -> int:
 
 def _reviewable(wanted: QueueFilter, user: int, access: PairAccess, *, reviewer: bool) -> list[ColumnElement[bool]]:
     """The conditions of the notes that a user can work on now: own and unassigned ones, and second reviews."""
-    own = and_(notes.c.status.in_(("new", "open")), or_(notes.c.assignee_id == user, notes.c.assignee_id.is_(None)))
+    # coalesce: for OR, SQLite would look at the column twice
+    own = and_(notes.c.status.in_(("new", "open")), func.coalesce(notes.c.assignee_id, user) == user)
     if access.barred:  # of two codings, nobody gets both
         own = and_(own, or_(notes.c.assignee_id == user, notes.c.id.not_in(access.barred)))
     # Who asked for a second review, or had finished the note, does not approve it.
