@@ -260,13 +260,14 @@ def apply_rules(draft: Draft, family: str, off: Collection[str] = ()) -> None:
 
 def apply_rule(rule: Rule, draft: Draft) -> None:
     """Applies one rule if the codes of the draft allow it to fire."""
-    if may_fire(rule, tuple(draft.entries)):
+    if _may_fire(rule, _present(tuple(draft.entries))):
         _apply(rule, draft)
 
 
-def may_fire(rule: Rule, codes: tuple[str, ...]) -> bool:
-    """Whether a set of codes allows a rule to fire."""
-    return _may_fire(rule, _present(codes))
+def rules_for(codes: tuple[str, ...], among: Iterable[Rule]) -> list[Rule]:
+    """The rules that a set of codes allows to fire."""
+    present = _present(codes)
+    return [rule for rule in among if _may_fire(rule, present)]
 
 
 def _may_fire(rule: Rule, present: frozenset[str]) -> bool:
