@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from nosology.serving.coder import Coder
 
 log = logging.getLogger("nosology.workbench")
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 BATCHES_PER_PAGE = 100
 CODING_STATES = ("done", "waiting", "failed", "cancelled")
 _CHUNK = 8  # notes per task
