@@ -93,7 +93,6 @@ class Draft:
     ruled_out: frozenset[str] | None = None  # patterns of the codes that the note rules out
     pregnant: bool | None = None  # whether the patient is pregnant or has just given birth
     resolved: frozenset[str] | None = None  # patterns of the codes that a report calls resolved
-    hits: dict[str, list[Span]] | None = None  # where the phrases of the rules occur
     regex_matches: dict[str, list[re.Match[str]]] = field(default_factory=dict)  # by regular expression
 
     @cached_property

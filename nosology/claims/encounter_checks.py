@@ -12,7 +12,7 @@ from nosology.claims.code_issue import LEVELS, CodeIssue
 from nosology.claims.draft import Draft, Entry
 from nosology.claims.encounter import Encounter, with_coding_day
 from nosology.claims.final_set import drop_unspecified
-from nosology.claims.rules import Rule, apply_rule, rules
+from nosology.claims.rules import Rule, apply_rule, rules, rules_for
 from nosology.codes import table
 from nosology.core import Code, ConfigError, Span
 
@@ -58,11 +58,11 @@ def check_combinations(codes: Sequence[Code], encounter: Mapping[str, Any], text
         found = Encounter.of(text, stated)
     except ConfigError:
         return  # no code set is known for the date
-    names = [code.code for code in codes if code.code in table("icd10cm", found.release)]
+    names = tuple(code.code for code in codes if code.code in table("icd10cm", found.release))
     if not names:
         return
     reported: set[str] = set()
-    for rule in _rules_about_codes():
+    for rule in rules_for(names, _rules_about_codes()):
         draft = _draft(text, found, names)
         apply_rule(rule, draft)
         offers = tuple(Code("icd10cm", code) for code in draft.entries if code not in names)

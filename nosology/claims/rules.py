@@ -23,6 +23,7 @@ from nosology.claims.pregnancy import is_pregnant
 from nosology.claims.rule_phrases import PhraseIndex, find_phrases, phrase_index
 from nosology.claims.substances import drug_lists, substances_in
 from nosology.core import Span
+from nosology.text.phrases import tokenized_note
 
 FAMILIES = ("context", "specificity", "combination", "companion", "encounter", "integral", "relevance", "query")
 """The families of rules, in the order in which they are applied; each can be turned off for measurements."""
@@ -180,15 +181,15 @@ def _index() -> PhraseIndex:
     return phrase_index({key: word_list(key[1:]) if key.startswith("@") else (key,) for key in sorted(keys)})
 
 
-def _all_hits(draft: Draft) -> dict[str, list[Span]]:
-    if draft.hits is None:
-        draft.hits = find_phrases(draft.text, draft.tokens, _index())
-    return draft.hits
+@lru_cache(maxsize=128)  # every check of a note's codes asks again
+def _phrase_hits(text: str) -> dict[str, list[Span]]:
+    """Where the phrases of all rules occur in a note."""
+    return find_phrases(text, tokenized_note(text).written, _index())
 
 
 def _hits(draft: Draft, keys: Iterable[str]) -> list[Span]:
     """Where the phrases occur in the note, in order; of overlapping ones only the longest."""
-    hits = _all_hits(draft)
+    hits = _phrase_hits(draft.text)
     found = [span for key in keys if key in hits for span in hits[key]]
     result: list[Span] = []
     for span in sorted(set(found), key=lambda span: (span.start, -span.end)):
@@ -216,7 +217,7 @@ def _triggers(rule: Rule) -> frozenset[str]:
 
 def _triggered(draft: Draft, family: str, off: Collection[str]) -> list[Rule]:
     """The rules of a family, but for those in off, that the words of the note allow to fire."""
-    phrases, words = _all_hits(draft).keys(), draft.places.keys()
+    phrases, words = _phrase_hits(draft.text).keys(), draft.places.keys()
     return [
         rule
         for rule, triggers in _family(family)
@@ -250,7 +251,7 @@ def apply_rules(draft: Draft, family: str, off: Collection[str] = ()) -> None:
         for rule in triggered:
             if number and not (rule.codes or rule.unless or rule.drop):
                 continue  # nothing in the set decides whether it fires
-            if present.issuperset(rule.codes) and present.isdisjoint(rule.unless):
+            if _may_fire(rule, present):
                 _apply(rule, draft)
                 present = _present(tuple(draft.entries))
         if before == (tuple(draft.entries), len(draft.queries)):
@@ -259,8 +260,18 @@ def apply_rules(draft: Draft, family: str, off: Collection[str] = ()) -> None:
 
 def apply_rule(rule: Rule, draft: Draft) -> None:
     """Applies one rule if the codes of the draft allow it to fire."""
-    if all(map(draft.matching, rule.codes)) and not any(map(draft.matching, rule.unless)):
+    if _may_fire(rule, _present(tuple(draft.entries))):
         _apply(rule, draft)
+
+
+def rules_for(codes: tuple[str, ...], among: Iterable[Rule]) -> list[Rule]:
+    """The rules that a set of codes allows to fire."""
+    present = _present(codes)
+    return [rule for rule in among if _may_fire(rule, present)]
+
+
+def _may_fire(rule: Rule, present: frozenset[str]) -> bool:
+    return present.issuperset(rule.codes) and present.isdisjoint(rule.unless)
 
 
 @lru_cache(maxsize=256)

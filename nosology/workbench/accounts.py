@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, RowMapping, delete, func, insert, select, update
+from sqlalchemy import Connection, Engine, Row, RowMapping, bindparam, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from nosology.core import NosologyError, ReviewError
@@ -283,16 +283,21 @@ def end_session(connection: Connection, user: int, session_id: str) -> None:
         raise NotFound("there is no such session of yours")
 
 
+_SESSION = (  # of every request, built once
+    select(sessions.c.csrf, sessions.c.seen, sessions.c.expires, sessions.c.idle, sessions.c.locked, users)
+    .join(users, users.c.id == sessions.c.user_id)
+    .where(sessions.c.id == bindparam("session"))
+)
+
+
 def session_user(engine: Engine, cookie: str, *, is_poll: bool = False) -> User | None:
     """The user of a session cookie; None if the session is unknown, too old, locked, or was idle too long.
 
     is_poll: the request does not count as use of the session.
     """
     now, session_id = time.time(), text_sha256(cookie)
-    columns = (sessions.c.csrf, sessions.c.seen, sessions.c.expires, sessions.c.idle, sessions.c.locked)
-    query = select(*columns, users).join(users, users.c.id == sessions.c.user_id).where(sessions.c.id == session_id)
     with read_transaction(engine) as connection:
-        row = connection.execute(query).mappings().first()
+        row = connection.execute(_SESSION, {"session": session_id}).mappings().first()
     if row is None or row["disabled"] or row["locked"] or now > row["expires"] or now - row["seen"] > row["idle"]:
         return None
     if now - row["seen"] > _WRITE_SECONDS and not is_poll:

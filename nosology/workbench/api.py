@@ -21,7 +21,7 @@ from nosology.workbench.change_feed import changed_notes, queue_page, to_seconds
 from nosology.workbench.coding import batch_progress
 from nosology.workbench.database import read_transaction
 from nosology.workbench.encounter_services import ImportedNotes
-from nosology.workbench.proposals import for_claim, propose_claim
+from nosology.workbench.proposals import propose_claim
 from nosology.workbench.security import (
     MAX_ID,
     AddressDep,
@@ -34,6 +34,7 @@ from nosology.workbench.security import (
     ServicesDep,
 )
 from nosology.workbench.store_tables import notes
+from nosology.workbench.stored_claims import for_claim
 from nosology.workbench.uploads import coder_columns, normalize_encounter, read_documents
 from nosology.workbench.views import build_panel, code_book_page
 from nosology.workbench.work_queue import PAGE_SIZE, QueueFilter

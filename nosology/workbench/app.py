@@ -56,6 +56,7 @@ from nosology.workbench.server_settings import ServerSettings
 from nosology.workbench.services import Services
 from nosology.workbench.store_lock import StoreLock
 from nosology.workbench.store_tables import notes
+from nosology.workbench.warm_up import freeze_tables
 
 log = logging.getLogger("nosology.workbench")
 THREADS = 6  # concurrent requests; more threads would only compete for the interpreter
@@ -222,6 +223,7 @@ def serve(settings: ServerSettings, *, reset_admin: bool = False) -> None:
         prepare_demo(settings.store)
     is_new = "://" not in settings.store and not Path(settings.store).exists()
     services = Services.start(settings)
+    freeze_tables()
     if is_new:
         print(f"Created the store {settings.store}", flush=True)
     with store_errors():

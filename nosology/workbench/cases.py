@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, RowMapping, bindparam, func, insert, or_, select, update
+from sqlalchemy import Connection, Engine, Row, RowMapping, Text, bindparam, cast, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from nosology.core import Code, ConflictError, EvidenceSpan, ReviewError, Span, Suggestion
@@ -24,7 +27,12 @@ from nosology.workbench.store_tables import coders, codings, decisions, notes, u
 # Statements of every request are built once: building them takes SQLAlchemy longer than SQLite needs to run them.
 _NOTE = select(notes).where(notes.c.id == bindparam("note"))
 _CODING = (
-    select(codings.c.suggestions, codings.c.made, *(c.label(f"coder_{c.name}") for c in coders.c))
+    select(
+        cast(codings.c.suggestions, Text).label("suggestions"),  # not parsed: see _suggestions
+        cast(codings.c.claim, Text).label("claim"),
+        codings.c.made,
+        *(c.label(f"coder_{c.name}") for c in coders.c),
+    )
     .join(coders, coders.c.id == codings.c.coder_id)
     .where(codings.c.note_id == bindparam("note"))
     .order_by(codings.c.id.desc())
@@ -46,7 +54,7 @@ _SUMMARY = update(notes).where(notes.c.id == bindparam("note"))
 _STATUS_COUNTS = (
     select(notes.c.status, func.count().label("number")).where(notes.c.status != DELETED).group_by(notes.c.status)
 )
-_COPY_COUNTS = _STATUS_COUNTS.where(notes.c.double_of > 0)
+_COPIES = select(notes.c.status).where(notes.c.double_of > 0)  # few; counted by SQLite, it would read all notes
 _CAN_CODE = (users.c.disabled.is_(False), users.c.role.in_(LADDER))
 _ASSIGNEES = select(users.c.id, users.c.name, users.c.role).where(*_CAN_CODE).order_by(users.c.name)
 _SITES = select(notes.c.site).where(notes.c.site.is_not(None)).distinct().order_by(notes.c.site)
@@ -114,8 +122,8 @@ class Case:
         """Whether characters are in no current document."""
         return not any(start < part.end and part.start < end for part in self.current)
 
-    @property
-    def suggested(self) -> dict[Code, Suggestion]:
+    @cached_property
+    def suggested(self) -> Mapping[Code, Suggestion]:
         """The suggestions by code."""
         return {Code(item.system, item.code): item for item in self.suggestions}
 
@@ -134,6 +142,11 @@ class Case:
         return spans
 
 
+@lru_cache(maxsize=256)  # every decision loads the case again
+def _suggestions(stored: str, text: str) -> tuple[Suggestion, ...]:
+    return tuple(suggestion_from_json(value, text) for value in json.loads(stored))
+
+
 def load_case(connection: Connection, note_id: int) -> Case:
     """The case of a note; NotFound if there is no such note."""
     note = connection.execute(_NOTE, {"note": note_id}).mappings().first()
@@ -149,7 +162,7 @@ def load_case(connection: Connection, note_id: int) -> Case:
     review = replay(past, length=length, stored=True)
     text = encounter_text(rows, review.documents)
     parts = tuple(to_document(row, review.documents.get(row["id"], "current")) for row in rows)
-    suggestions = [suggestion_from_json(value, text) for value in coding["suggestions"]] if coding else []
+    suggestions = _suggestions(coding["suggestions"], text) if coding else ()
     gone = [part for part in parts if not part.is_current]
     encounter = complete_encounter({**original["encounter"], **review.encounter})
     shown = [_outside(item, gone) for item in suggestions] if gone else suggestions
@@ -185,14 +198,17 @@ def record_decisions(
     user: int | None,
     version: int,
     at: float | None = None,
+    case: Case | None = None,
 ) -> Case:
     """The case after decisions (action, details), all of which are then committed, or none.
 
     ConflictError if `version` is not the note's newest. The new state is computed before the database is locked. If
-    two people decide on the same version, the unique pair (note, version) lets only one of them write.
+    two people decide on the same version, the unique pair (note, version) lets only one of them write. case: the note,
+    if it is loaded already.
     """
     with read_transaction(engine) as connection:
-        case, states = _decide(connection, note_id, taken, user=user, version=version)
+        case = case or load_case(connection, note_id)
+        states = _decide(connection, case, taken, user=user, version=version)
     try:
         with write_transaction(engine) as connection:
             for (action, details), after in zip(taken, states):
@@ -207,15 +223,15 @@ def record_decision_in(
     connection: Connection, note_id: int, action: str, details: Details, *, user: int | None, version: int
 ) -> None:
     """Writes a decision within the caller's transaction."""
-    _, (after,) = _decide(connection, note_id, [(action, details)], user=user, version=version)
+    case = load_case(connection, note_id)
+    (after,) = _decide(connection, case, [(action, details)], user=user, version=version)
     _write_decision(connection, note_id, action, details, after, user=user)
 
 
 def _decide(
-    connection: Connection, note_id: int, taken: Sequence[tuple[str, Details]], *, user: int | None, version: int
-) -> tuple[Case, list[Review]]:
-    """The case before the decisions, and the state after each."""
-    case = load_case(connection, note_id)
+    connection: Connection, case: Case, taken: Sequence[tuple[str, Details]], *, user: int | None, version: int
+) -> list[Review]:
+    """The state after each of the decisions on a case."""
     check_version(connection, case, version)
     after, states = case.review, []
     for action, details in taken:
@@ -227,7 +243,7 @@ def _decide(
                 raise ReviewError("user must be the id of somebody who can sign in and code; got another number")
         if action == "accept" and parse_code(details) not in case.suggested:
             raise ReviewError("only what the coder has suggested can be accepted; add any other code")
-    return case, states
+    return states
 
 
 def _write_decision(
@@ -318,13 +334,13 @@ def decision_history(connection: Connection, note_id: int) -> list[RowMapping]:
 def count_by_status(connection: Connection) -> dict[str, int]:
     """The number of notes per status, without copies for double coding."""
     counts = {row.status: row.number for row in connection.execute(_STATUS_COUNTS)}
-    copies = {row.status: row.number for row in connection.execute(_COPY_COUNTS)}
-    return {status: left for status, number in counts.items() if (left := number - copies.get(status, 0))}
+    copies = Counter(connection.scalars(_COPIES))
+    return {status: left for status, number in counts.items() if (left := number - copies[status])}
 
 
-def list_assignees(connection: Connection) -> list[Row]:
+def list_assignees(connection: Connection) -> tuple[Row, ...]:
     """The users to whom a note can be assigned: id, name, role."""
-    return list(connection.execute(_ASSIGNEES))
+    return tuple(connection.execute(_ASSIGNEES))
 
 
 def list_sites(connection: Connection) -> list[str]:

@@ -13,16 +13,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from multiprocessing import get_context, parent_process
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Connection, Engine, bindparam, func, insert, select, update
 
-from nosology.core import NosologyError, Note, Suggestion
+from nosology.core import ConfigError, NosologyError, Note, Suggestion
 from nosology.workbench.append_only import DELETED
 from nosology.workbench.blind_access import load_pair
 from nosology.workbench.cases import record_decision_in, suggestion_to_json
@@ -32,12 +33,16 @@ from nosology.workbench.double_coding import sample_coded_notes
 from nosology.workbench.note_coding import CodedNote, WaitingNote, code_notes
 from nosology.workbench.review import NotFound
 from nosology.workbench.store_tables import batches, codings, notes, users
+from nosology.workbench.stored_claims import ClaimInput
 from nosology.workbench.triage import expected_f1, load_calibration, load_triage_rule
+from nosology.workbench.warm_up import freeze_tables
 
 if TYPE_CHECKING:
     from nosology.serving.coder import Coder
 
 log = logging.getLogger("nosology.workbench")
+T = TypeVar("T")
+R = TypeVar("R")
 BATCHES_PER_PAGE = 100
 CODING_STATES = ("done", "waiting", "failed", "cancelled")
 _CHUNK = 8  # notes per task
@@ -64,6 +69,7 @@ def _load_coder(bundle: str, release: str | None) -> None:
     try:
         load = Coder.for_claims if is_day_one(bundle) else Coder.load
         _coder = load(bundle, release=release)
+        freeze_tables()
     except NosologyError as error:  # an exception here would break the pool and hide the message
         _coder = error
 
@@ -95,6 +101,21 @@ def _code_in_worker(notes: list[Note]) -> list[CodedNote]:
     return code_notes(_coder, notes)
 
 
+def _propose_in_worker(inputs: list[ClaimInput]) -> list[str | None]:
+    return [_claim_json(made_of) for made_of in inputs]
+
+
+def _claim_json(made_of: ClaimInput) -> str | None:
+    """The proposed claim for the database; None if there is none, or if it fails: a page then says why."""
+    try:
+        return made_of.to_json()
+    except ConfigError:
+        return None
+    except Exception as error:  # the suggestions are right all the same
+        log.error("a proposed claim failed: %s", type(error).__name__)
+        return None
+
+
 class CoderPool:
     """Worker processes that load the bundle and code notes; at most `max_pending` tasks wait or run.
 
@@ -117,6 +138,14 @@ class CoderPool:
 
     def code(self, notes: Sequence[Note], *, wait: bool = False) -> list[CodedNote]:
         """The results of `code_notes` in a worker; CoderBusyError if the queue is full and wait is False."""
+        return self._run(_code_in_worker, list(notes), wait=wait)
+
+    def propose(self, inputs: Sequence[ClaimInput]) -> list[str | None]:
+        """The proposed claims as the database stores them, built in a worker."""
+        return self._run(_propose_in_worker, list(inputs), wait=True)
+
+    def _run(self, task: Callable[[list[T]], list[R]], items: list[T], *, wait: bool) -> list[R]:
+        """The results of a task in a worker."""
         if not self._slots.acquire(blocking=wait):
             raise CoderBusyError("the queue of the coder is full; try again in a moment")
         with self._lock:
@@ -124,9 +153,9 @@ class CoderPool:
         try:
             pool = self._pool
             try:
-                return pool.submit(_code_in_worker, list(notes)).result()
+                return pool.submit(task, items).result()
             except BrokenProcessPool:
-                return self._replace(pool).submit(_code_in_worker, list(notes)).result()
+                return self._replace(pool).submit(task, items).result()
         finally:
             with self._lock:
                 self.pending -= 1
@@ -216,7 +245,9 @@ class BackgroundCoder:
             return
         try:
             coded = iter(self.pool.code([note for row in rows for note in row.notes], wait=True))
-            results = [row.merge([next(coded) for _ in row.documents]) for row in rows]
+            merged = [row.merge([next(coded) for _ in row.documents]) for row in rows]
+            claims = self.pool.propose([row.claim_input(result) for row, result in zip(rows, merged)])
+            results = [replace(result, claim=claim) for result, claim in zip(merged, claims)]
         except BrokenProcessPool:
             results = []
         except NosologyError as error:  # not the fault of a note: the bundle cannot be loaded
@@ -279,6 +310,7 @@ def save_codings(
             "made": made,
             "suggestions": SerializedJson(json.dumps([suggestion_to_json(item) for item in result.suggestions])),
             "profile": {**result.profile, "confidence": raw},
+            "claim": None if result.claim is None else SerializedJson(result.claim),
         }
     with write_transaction(engine) as connection:
         lock_documents(connection)

@@ -167,8 +167,10 @@ def _sqlite_engine(store: str, existing: bool) -> Engine:
     def begin(connection: Connection) -> None:
         check_file()
         # A writer takes the lock before it reads. Two writers that had read first would both fail.
-        immediate = connection.get_execution_options().get("writes")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+        if connection.get_execution_options().get("writes"):
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        else:  # which takes no lock and cannot fail
+            connection.connection.cursor().execute("BEGIN")
 
     return engine
 

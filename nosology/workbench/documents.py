@@ -148,6 +148,12 @@ class DocumentText:
     start: int
     title: str
     text: str
+    kind: str = "other"
+
+    @property
+    def end(self) -> int:
+        """The position after its last character."""
+        return self.start + len(self.text)
 
 
 def document_states(connection: Connection, note_ids: Collection[int]) -> dict[int, str]:
@@ -167,7 +173,8 @@ def current_documents(connection: Connection, note_ids: Collection[int]) -> dict
     """The current documents of some encounters, in the order of arrival."""
     gone = document_states(connection, note_ids)
     found: dict[int, list[DocumentText]] = {note_id: [] for note_id in note_ids}
-    query = select(documents.c.note_id, documents.c.id, documents.c.start, documents.c.title, documents.c.text)
+    names = ("note_id", "id", "start", "title", "text", "kind")
+    query = select(*(documents.c[name] for name in names))
     for note_id, *values in connection.execute(
         query.where(documents.c.note_id.in_(note_ids)).order_by(documents.c.start)
     ):

@@ -7,8 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nosology.core import EvidenceSpan, Note, Suggestion
+from nosology.text.borders import join_documents
 from nosology.workbench.cases import EvidenceInContext, UncertainSuggestion
 from nosology.workbench.documents import DocumentText
+from nosology.workbench.encounter_data import complete_encounter
+from nosology.workbench.proposals import claim_input
+from nosology.workbench.stored_claims import ClaimInput
 from nosology.workbench.uploads import coder_columns
 
 if TYPE_CHECKING:
@@ -19,10 +23,14 @@ TOP_K = 24  # suggestions stored per note in addition to all accepted ones
 
 @dataclass(frozen=True)
 class CodedNote:
-    """The result for one note: suggestions, most probable first, and numbers for drift detection."""
+    """The result for one note: suggestions, most probable first, and numbers for drift detection.
+
+    claim: the proposed claim as the database stores it; None: not built yet.
+    """
 
     suggestions: tuple[Suggestion, ...]
     profile: dict[str, float]
+    claim: str | None = None
 
 
 def code_notes(coder: Coder, notes: Sequence[Note]) -> list[CodedNote]:
@@ -65,6 +73,11 @@ class WaitingNote:
             Note("", it.text, extra=coder_columns(self.encounter) | ({"title": it.title} if it.title else {}))
             for it in self.documents
         ]
+
+    def claim_input(self, result: CodedNote) -> ClaimInput:
+        """What the claim of the encounter is made of."""
+        text = join_documents(it.text for it in self.documents)
+        return claim_input(text, complete_encounter(self.encounter), self.documents, result.suggestions)
 
     def merge(self, results: Sequence[CodedNote]) -> CodedNote:
         """The result of the encounter: of each code the highest probability, and the evidence of all documents."""

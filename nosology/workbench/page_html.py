@@ -23,7 +23,7 @@ from fastapi import Depends, Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
 from nosology.claims.encounter import SETTINGS
 from nosology.codes import describe
@@ -34,6 +34,7 @@ from nosology.workbench.audit_log import log_access, log_access_in
 from nosology.workbench.database import read_transaction, write_transaction
 from nosology.workbench.documents import DOCUMENT_KINDS
 from nosology.workbench.encounter_data import DISPOSITIONS, complete_encounter, encounter_words
+from nosology.workbench.html_fragments import FragmentCache
 from nosology.workbench.review import POA, REASONS, STATUSES
 from nosology.workbench.second_review import REVIEW_CHANGES
 from nosology.workbench.security import CurrentUser, ServicesDep, client_address
@@ -81,6 +82,12 @@ def format_duration(seconds: float | None) -> str:
     return f"{int(seconds // 60)} min {int(seconds % 60)} s" if seconds >= 60 else f"{int(seconds)} s"
 
 
+def shown_in_queue(row: Row) -> tuple[Any, ...]:
+    """What a row of the queue shows, in few values: every update of a note changes `changed`."""
+    note = (row.id, row.changed, row.codes, format_age(row.received))
+    return (*note, row.assignee, row.documents, row.open_queries, row.answered_queries, row.comments)
+
+
 def template_environment() -> Environment:
     """The Jinja2 templates, compiled. All values are escaped, and an undefined name is an error."""
     environment = Environment(
@@ -92,8 +99,10 @@ def template_environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(time=format_time, age=format_age, percent=format_percent, duration=format_duration)
+    environment.filters.update(shown_in_queue=shown_in_queue)
     environment.filters.update(axis_end=axis_end, complete=complete_encounter, describe=describe, facts=encounter_words)
     shared: dict[str, Any] = environment.globals
+    shared.update(remember=FragmentCache().render)
     shared.update(STATUSES=STATUSES, REASONS=REASONS, POA=POA, static=static_path())
     shared.update(
         REVIEW_CHANGES=REVIEW_CHANGES, DISPOSITIONS=DISPOSITIONS, DOCUMENT_KINDS=DOCUMENT_KINDS, SETTINGS=SETTINGS
@@ -156,7 +165,7 @@ class PageContext:
         return render_page(self.request, template, self.user, status=status, **values)
 
 
-def page_context(request: Request, services: ServicesDep, user: CurrentUser) -> PageContext:
+async def page_context(request: Request, services: ServicesDep, user: CurrentUser) -> PageContext:
     """The context of a request; refuses clients that are not signed in, and API tokens."""
     if user.csrf is None:
         raise Forbidden("an API token opens no pages")
@@ -164,7 +173,7 @@ def page_context(request: Request, services: ServicesDep, user: CurrentUser) -> 
 
 
 def _require_role(role: str) -> Any:
-    def check(page: PageDep) -> PageContext:
+    async def check(page: PageDep) -> PageContext:
         if not page.user.has_role(role):
             raise Forbidden(f"that is for people with the role {role}")
         return page

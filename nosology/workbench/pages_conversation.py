@@ -28,7 +28,7 @@ OptionalNumber = Annotated[int | None, Form(ge=0, le=MAX_ID)]
 router = APIRouter(include_in_schema=False)
 
 
-def _physician_page(page: PageDep) -> PageContext:
+async def _physician_page(page: PageDep) -> PageContext:
     if page.user.role != "physician":
         raise Forbidden("that is for people with the role physician; queries of coders are on the page of their note")
     return page

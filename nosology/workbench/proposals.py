@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from nosology.claims.claim import Claim, ClaimCode, build_claim
-from nosology.claims.encounter import Encounter
+from nosology.claims.claim import Claim, ClaimCode
 from nosology.core import Code, ConfigError, ReviewError, Span, Suggestion
-from nosology.workbench.cases import Case, UncertainSuggestion
-from nosology.workbench.report_evidence import report_spans, with_left_out, without_reports
+from nosology.workbench.cases import Case
+from nosology.workbench.documents import Document, DocumentText
+from nosology.workbench.report_evidence import report_spans
+from nosology.workbench.stored_claims import ClaimInput
 from nosology.workbench.uploads import claim_fields
 
 
@@ -22,29 +23,24 @@ def propose_claim(case: Case) -> Claim:
     """
     if case.coder is None:
         raise ReviewError("the note is not coded yet")
-    fields = claim_fields(case.note["encounter"])
-    reports = report_spans(case.current)
-    return _build(case.note["ref"], case.note["text"], tuple(case.suggestions), tuple(fields.items()), reports)
+    made_of = claim_input(case.note["text"], case.note["encounter"], case.current, case.suggestions)
+    made_of = replace(made_of, made_by=case.coder["suggestions"])
+    return replace(_build(made_of, case.coder["claim"]), id=case.note["ref"])
 
 
-@lru_cache(maxsize=128)  # every decision shows the panel again
-def _build(
-    ref: str,
+def claim_input(
     text: str,
+    encounter: Mapping[str, Any],
+    documents: Sequence[Document] | Sequence[DocumentText],
     suggestions: Sequence[Suggestion],
-    fields: Sequence[tuple[str, Any]],
-    reports: Sequence[Span],
-) -> Claim:
-    usable, stated = for_claim(suggestions), dict(fields)
-    if not reports or not Encounter.of(text, stated).is_inpatient:
-        return build_claim(ref, text, usable, stated)
-    kept, left_out = without_reports(usable, reports)
-    return with_left_out(build_claim(ref, text, kept, stated), left_out)
+) -> ClaimInput:
+    """What the claim of an encounter is made of; encounter: completed, documents: the current ones."""
+    return ClaimInput(text, tuple(claim_fields(encounter).items()), report_spans(documents), suggestions)
 
 
-def for_claim(suggestions: Sequence[Suggestion]) -> list[Suggestion]:
-    """The suggestions as a claim needs them: it decides itself which uncertain diagnoses count."""
-    return [replace(it, accepted=True) if isinstance(it, UncertainSuggestion) else it for it in suggestions]
+@lru_cache(maxsize=256)  # every decision shows the panel again
+def _build(made_of: ClaimInput, stored: str | None) -> Claim:
+    return (made_of.from_json(stored) if stored else None) or made_of.build()
 
 
 def claim_evidence(case: Case) -> dict[Code, tuple[Span, ...]]:

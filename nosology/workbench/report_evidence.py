@@ -12,14 +12,14 @@ from dataclasses import replace
 from nosology.claims.claim import Claim
 from nosology.claims.draft import LeftOut
 from nosology.core import Span, Suggestion
-from nosology.workbench.documents import Document
+from nosology.workbench.documents import Document, DocumentText
 
 REPORTS = ("radiology", "pathology", "laboratory")
 REASON = "Only a report names it: in a stay, a diagnosis needs the words of a provider."
 RULE = "report-only"
 
 
-def report_spans(documents: Sequence[Document]) -> tuple[Span, ...]:
+def report_spans(documents: Sequence[Document] | Sequence[DocumentText]) -> tuple[Span, ...]:
     """The characters of the reports among current documents; none if there are only reports."""
     reports = tuple(Span(it.start, it.end) for it in documents if it.kind in REPORTS)
     return reports if len(reports) < len(documents) else ()

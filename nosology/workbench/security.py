@@ -73,7 +73,13 @@ def client_address(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
-def get_services(request: Request) -> Services:
+# Dependencies are coroutines: FastAPI runs other functions in a thread, for which a request waits each time.
+async def address_of(request: Request) -> str:
+    """The address from which a request comes, as a dependency."""
+    return client_address(request)
+
+
+async def get_services(request: Request) -> Services:
     """The services of the running server."""
     return request.app.state.services
 
@@ -116,7 +122,7 @@ def _is_for_physicians(path: str) -> bool:
 
 
 def _require_scope(scope: str) -> Any:
-    def check(user: CurrentUser) -> User:
+    async def check(user: CurrentUser) -> User:
         if scope not in user.scopes:
             raise Forbidden(f"the API token does not have the scope {scope}")
         return user
@@ -141,7 +147,7 @@ CodeUser = Annotated[User, _require_scope("code")]
 DecideUser = Annotated[User, _require_scope("decide")]
 ExportUser = Annotated[User, _require_scope("export")]
 ServicesDep = Annotated[Services, Depends(get_services)]
-AddressDep = Annotated[str, Depends(client_address)]
+AddressDep = Annotated[str, Depends(address_of)]
 RowId = Annotated[int, Path(ge=1, le=MAX_ID)]
 
 
@@ -235,7 +241,7 @@ class AuthenticationMiddleware:
         if scope["type"] == "http" and not scope["path"].startswith(PUBLIC_PATHS):
             request = Request(scope)
             try:
-                engine = get_services(request).engine
+                engine = scope["app"].state.services.engine
                 is_poll = scope["path"].endswith(POLLED)
                 scope["nosology.user"] = await find_user(engine, request.headers, request.cookies, is_poll=is_poll)
             except NotAuthenticated as error:

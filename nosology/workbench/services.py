@@ -150,7 +150,7 @@ class Services:
         taken = requested_decisions(case, action, values)
         if is_last:
             check_finished(case, values, is_asked=is_asked)
-        after = cases.record_decisions(self.engine, note_id, taken, user=user.id, version=version)
+        after = cases.record_decisions(self.engine, note_id, taken, user=user.id, version=version, case=case)
         if action == "finish" and pair is not None:
             double_coding.settle(self.engine, pair, user.id)
         if action not in ("withdraw", "encounter"):

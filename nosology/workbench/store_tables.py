@@ -114,7 +114,8 @@ notes = _table(  # encounters, each with one or more documents
     Column("double_of", Integer, ForeignKey("notes.id"), index=True, unique=True),
     # of the row; every insert and update sets it
     Column("changed", Double, nullable=False, index=True, default=change_clock.now, onupdate=change_clock.now),
-    sa.Index("ix_notes_status_received", "status", "received"),
+    # has all columns by which the queue is counted and ordered, so that the table is not read for it
+    sa.Index("ix_notes_status_received", "status", "received", "assignee_id", "double_of", "confidence"),
     sa.Index("ix_notes_coding", "coding"),
     sa.Index("ix_notes_confidence", "confidence"),
     sa.Index("ix_notes_site", "site"),
@@ -144,6 +145,7 @@ codings = _table(
     Column("made", Double, nullable=False),
     Column("suggestions", JSON, nullable=False),  # see cases.suggestion_to_json
     Column("profile", JSON, nullable=False),  # numbers for drift detection, no text: see coding.note_profile
+    Column("claim", JSON(none_as_null=True)),  # the proposed claim, see stored_claims; None: a page builds it
 )
 
 decisions = _table(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from nosology.claims.checks import PROCEDURES, AssignedCode, needs_no_poa, table_on
 from nosology.claims.claim import ClaimCode
@@ -110,7 +111,7 @@ def build_panel(case: Case) -> CodePanel:
             description=(suggestion.description if suggestion else "") or describe(code) or "no description",
             probability=suggestion.probability if suggestion else None,
             accepted=bool(suggestion and suggestion.accepted),
-            quotes=_quotes(text, evidence.get(code, ()), suggestion, names),
+            quotes=_quotes(text, tuple(evidence.get(code, ())), suggestion, names),
             folded=bool(suggestion) and not (suggestion.accepted or isinstance(suggestion, UncertainSuggestion)),
             chosen=item,
             principal=code == principal,
@@ -203,7 +204,7 @@ def build_claim_panel(case: Case) -> ClaimPanel | None:
     )
 
 
-DocumentNames = Sequence[tuple[int, int, str]]  # (start, end, name)
+DocumentNames = tuple[tuple[int, int, str], ...]  # (start, end, name)
 
 
 def document_names(case: Case) -> DocumentNames:
@@ -220,11 +221,12 @@ def document_names(case: Case) -> DocumentNames:
         f"{name} {dated[: place + 1].count(name)}" if dated.count(name) > 1 else name
         for place, name in enumerate(dated)
     ]
-    return [(it.start, it.end, name) for it, name in zip(current, numbered)]
+    return tuple((it.start, it.end, name) for it, name in zip(current, numbered))
 
 
+@lru_cache(maxsize=10_000)  # every decision shows the panel again
 def _quotes(
-    text: str, spans: Sequence[Span], suggestion: Suggestion | None, names: DocumentNames
+    text: str, spans: tuple[Span, ...], suggestion: Suggestion | None, names: DocumentNames
 ) -> tuple[EvidenceQuote, ...]:
     """The evidence of a code as text, each text of a document once; spans that people marked have no context."""
     context = {

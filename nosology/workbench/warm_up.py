@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import ExitStack
 
 from sqlalchemy import Engine, select
@@ -37,6 +38,12 @@ def warm_up(engine: Engine) -> None:
     for system in SYSTEMS:
         search_codes("heart", system)
     search_codes("laparoscopic cholecystectmy", ALL)
+
+
+def freeze_tables() -> None:
+    """Excludes all objects that exist now from garbage collection: a search through the tables takes 0.3 s."""
+    gc.collect()
+    gc.freeze()
 
 
 def _suggestion(words: str, code: str) -> Suggestion:

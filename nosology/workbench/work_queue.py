@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, func, or_, select
 
 from nosology.workbench.append_only import DELETED
 from nosology.workbench.blind_access import PairAccess, load_access
@@ -101,6 +101,21 @@ def _comes_after(order: str, row: Row) -> ColumnElement[bool]:
     return or_(column > value, column.is_(None), and_(column == value, notes.c.id > note_id))
 
 
+_source = func.coalesce(notes.c.double_of, notes.c.id)  # a copy has the documents of its original
+_documents = select(func.count(documents.c.ref.distinct())).where(documents.c.note_id == _source).scalar_subquery()
+_codes = case((notes.c.id.in_(bindparam("hidden", expanding=True)), 0), else_=notes.c.codes).label("codes")
+_ROWS = (  # built once, which takes longer than to run it
+    select(
+        *(_codes if column is notes.c.codes else column for column in notes.c),
+        users.c.name.label("assignee"),
+        _documents.label("documents"),
+        *QUEUE_COLUMNS,
+    )
+    .join(users, users.c.id == notes.c.assignee_id, isouter=True)
+    .where(notes.c.id.in_(bindparam("ids", expanding=True)))
+)
+
+
 def select_queue(
     connection: Connection,
     wanted: QueueFilter,
@@ -114,17 +129,15 @@ def select_queue(
 
     Each row has the name of its assignee, its number of documents, and of queries and comments.
     """
-    source = func.coalesce(notes.c.double_of, notes.c.id)  # a copy has the documents of its original
-    count = select(func.count(documents.c.ref.distinct())).where(documents.c.note_id == source).scalar_subquery()
     access = load_access(connection, user)
-    codes = case((notes.c.id.in_(access.hidden), 0), else_=notes.c.codes) if access.hidden else notes.c.codes
-    columns = [codes.label("codes") if column is notes.c.codes else column for column in notes.c]
-    query = select(*columns, users.c.name.label("assignee"), count.label("documents"), *QUEUE_COLUMNS)
-    query = query.join(users, users.c.id == notes.c.assignee_id, isouter=True)
-    query = query.where(*wanted.conditions(user, access.copies))
+    chosen = select(notes.c.id).where(*wanted.conditions(user, access.copies))
     if after is not None:
-        query = query.where(after)
-    return list(connection.execute(query.order_by(*_order_by(wanted.order)).limit(limit).offset(page * limit)))
+        chosen = chosen.where(after)
+    # First the ids: the database would count documents, queries and comments of all notes before it sorts them.
+    ids = connection.scalars(chosen.order_by(*_order_by(wanted.order)).limit(limit).offset(page * limit)).all()
+    values = {"ids": ids, "hidden": list(access.hidden)}
+    rows = {row.id: row for row in connection.execute(_ROWS, values)} if ids else {}
+    return [rows[note_id] for note_id in ids if note_id in rows]
 
 
 def count_queue(connection: Connection, wanted: QueueFilter, user: int) -> int:
@@ -135,7 +148,8 @@ def count_queue(connection: Connection, wanted: QueueFilter, user: int) -> int:
 
 def _reviewable(wanted: QueueFilter, user: int, access: PairAccess, *, reviewer: bool) -> list[ColumnElement[bool]]:
     """The conditions of the notes that a user can work on now: own and unassigned ones, and second reviews."""
-    own = and_(notes.c.status.in_(("new", "open")), or_(notes.c.assignee_id == user, notes.c.assignee_id.is_(None)))
+    # coalesce: for OR, SQLite would look at the column twice
+    own = and_(notes.c.status.in_(("new", "open")), func.coalesce(notes.c.assignee_id, user) == user)
     if access.barred:  # of two codings, nobody gets both
         own = and_(own, or_(notes.c.assignee_id == user, notes.c.id.not_in(access.barred)))
     # Who asked for a second review, or had finished the note, does not approve it.

@@ -61,6 +61,11 @@ class Server:
         tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
         return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
+    def cpu_seconds(self) -> float:
+        """The CPU time that the server has used, without its workers."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def kill(self) -> None:
         """Kills the server and its workers with SIGKILL."""
         os.killpg(self.process.pid, signal.SIGKILL)

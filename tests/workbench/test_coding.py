@@ -132,6 +132,9 @@ def test_the_coder_gets_the_columns_of_a_note(engine, small_bundle):
             seen.extend(given)
             return [CodedNote((), {}) for _ in given]
 
+        def propose(self, inputs):
+            return [None for _ in inputs]
+
     note = normalize_encounter(
         Note("r", "seen today", extra={"modality": "CT", "Sex": "female", "age": "44", "hits": [1]})
     )

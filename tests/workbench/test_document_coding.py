@@ -13,8 +13,8 @@ from nosology.serving.coder import Coder
 from nosology.text.borders import documents_of, join_documents
 from nosology.workbench.coding import CodedNote, WaitingNote, code_notes
 from nosology.workbench.documents import Document, DocumentText
-from nosology.workbench.proposals import _build, for_claim
 from nosology.workbench.report_evidence import REASON, report_spans
+from nosology.workbench.stored_claims import ClaimInput, for_claim
 
 NOTES = [path.read_text() for path in sorted(Path("examples/notes").glob("*.txt"))]
 CT = "CT CHEST\nTechnique: contrast.\nFindings: consolidation.\nImpression: pneumonia of the right lower lobe."
@@ -63,10 +63,10 @@ def test_a_diagnosis_of_a_stay_that_only_a_report_names_is_left_out(coder):
         for number, (part, kind) in enumerate(zip(documents_of(joined), kinds))
     ]
     suggestions = tuple(coded(coder, joined).suggestions)
-    claim = _build("", joined, suggestions, (), report_spans(parts))
+    claim = ClaimInput(joined, (), report_spans(parts), suggestions).build()
     assert "J18.9" not in [item.code for item in claim.codes]
     (left,) = [item for item in claim.left_out if item.reason == REASON]
     assert left.code == "J18.9" and {"I50.23", "E11.9"} <= {item.code for item in claim.codes}
-    visit = _build("", joined, suggestions, (("setting", "outpatient"),), report_spans(parts))
+    visit = ClaimInput(joined, (("setting", "outpatient"),), report_spans(parts), suggestions).build()
     assert "J18.9" in [item.code for item in visit.codes]
     assert report_spans([part for part in parts if part.kind == "radiology"]) == ()
