@@ -216,10 +216,12 @@ def time_old_way(stages: Stages, coder: Coder, model: NeuralModel, few: Sequence
     stages.run("old: reading and forward pass", len(few), lambda: [old_probabilities(single, b) for b in blocks])
     half = few[: max(1, len(few) // 4)]
     stages.run("old: suggestions", len(half), lambda: old_coding(coder, single, half))
-    rate = {name: row["notes_per_second"] for name, row in stages.rows.items()}
+    # On a CPU, CPU seconds depend less on other load.
+    seconds = "seconds" if model.device.type == "cuda" else "cpu_seconds"
+    cost = {name: row[seconds] / max(1, row["notes"]) for name, row in stages.rows.items()}
     ratios = {
-        "evaluate": rate["reading and forward pass"] / rate["old: reading and forward pass"],
-        "code": rate["nosology code --json"] / rate["old: suggestions"],
+        "evaluate": cost["old: reading and forward pass"] / cost["reading and forward pass"],
+        "code": cost["old: suggestions"] / cost["nosology code --json"],
     }
     print("  ".join(f"{name} {value:.1f} times as fast as old" for name, value in ratios.items()))
     return ratios

@@ -172,7 +172,7 @@ def _logits_by_chunk(
         for start in range(0, total, labels):
             chunk_queries = queries[:, start : start + labels]
             result = _forward(chunk, device_lengths[part], chunk_queries, head)
-            logits[part, start : start + labels] = result.logits
+            logits[part, start : start + labels] = _output(result.hidden, head).view(len(chunk), -1)
     return logits
 
 
@@ -195,8 +195,17 @@ def _logits_by_note(states: Tensor, lengths: Tensor, queries: Tensor, head: Dual
                 torch.softmax(weights, -1, out=weights)
                 torch.mm(weights, words, out=features[:n, i * d : (i + 1) * d])
             torch.ops.aten._addmm_activation.out(head.hidden_bias, features[:n], head.hidden.t(), out=hidden[:n])
-            logits[row, start : start + n] = hidden[:n] @ head.out + head.out_bias
+            logits[row, start : start + n] = _output(hidden[:n], head)
     return logits
+
+
+def _output(hidden: Tensor, head: DualHead) -> Tensor:
+    """Equation 6: the logits (N,) of hidden units (N, C), at least in float32.
+
+    Rounded to bf16, a logit of a batch and that of a single note could be 0.008 apart.
+    """
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    return hidden.to(dtype) @ head.out.to(dtype) + head.out_bias.to(dtype)
 
 
 def _resize(states: Tensor, part: slice, width: int) -> Tensor:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 T = TypeVar("T")
 
-_CPU_TOKENS, _CPU_NOTES = 16_384, 256
+_CPU_TOKENS, _CPU_NOTES = 16_384, 256  # per batch
 _GPU_NOTES = 1024
-_BYTES_PER_TOKEN = 2**18  # on a GPU: memory per token of a batch, half of what training needs
+_BYTES_PER_TOKEN = 2**19  # on a GPU: memory per token of a batch in training
 
 
 def uses_bf16(precision: str, device: torch.device) -> bool:
@@ -24,11 +24,16 @@ def uses_bf16(precision: str, device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_bf16_supported(False)
 
 
-def batch_limits(device: torch.device) -> tuple[int, int]:
-    """The largest number of tokens, padding included, and of notes in a batch."""
+def memory_budget(device: torch.device) -> int:
+    """Tokens of a batch, or of a micro-batch of training, that fit in the memory of the device."""
     if device.type != "cuda":
-        return _CPU_TOKENS, _CPU_NOTES
-    return torch.cuda.get_device_properties(device).total_memory // _BYTES_PER_TOKEN, _GPU_NOTES
+        return _CPU_TOKENS
+    return torch.cuda.get_device_properties(device).total_memory // _BYTES_PER_TOKEN
+
+
+def batch_limits(device: torch.device) -> tuple[int, int]:
+    """The largest number of tokens, padding included, and of notes in a batch that is scored."""
+    return memory_budget(device), _GPU_NOTES if device.type == "cuda" else _CPU_NOTES
 
 
 def by_length(lengths: np.ndarray, tokens: int, notes: int) -> Iterator[np.ndarray]:

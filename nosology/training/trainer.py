@@ -31,7 +31,7 @@ from nosology.training.batch_plan import BatchPlan, StepPlan, derive_seed
 from nosology.training.checkpoint import Checkpoints, TrainingState, named_tensors
 from nosology.training.cuda_graphs import CudaGraphBatchStep
 from nosology.training.data_loader import BatchLoader, DeviceBatch, MakeBatch, PrepareStep, StepBatches
-from nosology.training.inference import uses_bf16
+from nosology.training.inference import memory_budget, uses_bf16
 from nosology.training.recipe_settings import TrainerSettings, resolve_schedule
 from nosology.training.run_folder import ProgressDisplay, TrainingCurves, process_counts
 
@@ -44,8 +44,6 @@ _CPU_MICRO_BATCHES = 2  # per step: one and two processes then compute the same;
 _LOG_SECONDS = 10  # the loss is read at least this often if a single process trains: a step may take minutes
 _CHECKPOINT_FACTOR = 10  # at the end of an epoch, write only if this many times the duration of a write has passed
 _NOT_IN_FINGERPRINT = {"checkpoint_minutes", "log_steps", "micro_tokens", "micro_batches"}  # may change on resume
-_CPU_TOKENS = 16_384  # default tokens per micro-batch on a CPU
-_BYTES_PER_TOKEN = 2**19  # on a GPU: memory per token of a micro-batch
 
 
 @dataclass(frozen=True)
@@ -424,10 +422,3 @@ def seed_device(device: torch.device, seed: int) -> None:
         torch.cuda.manual_seed(seed)
     elif device.type == "mps":
         torch.mps.manual_seed(seed)
-
-
-def memory_budget(device: torch.device) -> int:
-    """Tokens per micro-batch that fit in the memory of the device."""
-    if device.type != "cuda":
-        return _CPU_TOKENS
-    return torch.cuda.get_device_properties(device).total_memory // _BYTES_PER_TOKEN

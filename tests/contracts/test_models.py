@@ -9,6 +9,7 @@ from nosology.config import load_recipe
 from nosology.core import Note
 from nosology.core.model import (
     AttentionWeights,
+    BatchScoring,
     CategoryAttention,
     Embeddings,
     Model,
@@ -48,6 +49,7 @@ RECIPES = {"heads": "heads-mlp"}
 ABILITIES = {
     OpenVocabulary: {"dual_laat"},
     AttentionWeights: {"caml", "laat", "plm_icd", "dual_laat", "plant", "hmhan", "reports"},
+    BatchScoring: {"caml", "laat", "plm_icd", "dual_laat", "plant", "hmhan", "reports"},
     CategoryAttention: {"hmhan", "reports"},
     WordContributions: {"linear"},
     RelevantWords: {"plant"},
