@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from nosology.core.progress import progress
 from nosology.encoders.tokenizers import SPECIALS
 from nosology.models.plant.plant_model import Ranker
 from nosology.models.plant.plant_settings import RankerSettings
@@ -147,7 +148,7 @@ def _mean_ndcg(net: RankerNet, relevance: Relevance, ranked_labels: list[int], s
     values, words = [], torch.arange(len(net.vectors))
     net.eval()
     step = max(1, len(ranked_labels) // 500)  # a sample of the labels: each list has the whole vocabulary
-    for label in ranked_labels[::step]:
+    for label in progress(ranked_labels[::step], "measuring the ranker", unit="codes"):
         relevant, word_grades = grades(relevance, label, settings.levels)
         grade = torch.zeros(1, len(net.vectors))
         grade[0, relevant] = torch.from_numpy(word_grades)

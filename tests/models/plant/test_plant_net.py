@@ -19,6 +19,12 @@ from nosology.training.data_loader import Batch, pad_notes
 WORDS, LABELS = 50, 6
 
 
+@pytest.fixture(autouse=True)
+def narrow_windows(monkeypatch):
+    """A window has as many tokens as the settings say, so that short notes have several."""
+    monkeypatch.setattr("nosology.models.plant.plant_model._WIDE_WINDOW", 1)
+
+
 def net(backward: bool = False, **shape) -> PlantNet:
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
