@@ -54,8 +54,7 @@ class PlantedScores:
 
     def of(self, labels: slice) -> PlantedScores:
         """The scores of some of the labels."""
-        static, scores = (None if values is None else values[labels] for values in (self.static, self.scores))
-        return replace(self, static=static, scores=scores)
+        return replace(self, static=_of_labels(self.static, labels), scores=_of_labels(self.scores, labels))
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class AttentionState:
     @staticmethod
     def join(parts: Sequence[AttentionState]) -> AttentionState:
         """The state of all labels; parts: that of some labels each."""
-        joined = {name: torch.cat([getattr(part, name) for part in parts], dim=1) for name in _BY_LABEL}
+        joined: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts], dim=1) for name in _BY_LABEL}
         return replace(parts[0], **joined)
 
 
@@ -269,7 +268,7 @@ class _PlantedLoss(torch.autograd.Function):
                 own = slice(start, start + block)
                 both = torch.cat([queries[own], weights[own]]).to(states.dtype)  # (2L, D)
                 products = (both @ flat.T).view(2, len(both) // 2, -1, width)
-                prior = tuple(None if by_label is None else by_label[own] for by_label in (static, scores, d_scores))
+                prior = (_of_labels(static, own), _of_labels(scores, own), _of_labels(d_scores, own))
                 inputs = (mask[part], words[part], bias[own], targets[part, own], prior, k, scope, zero)
                 loss, d_logits = attend(products, *inputs, cells)
                 total += loss
@@ -289,6 +288,11 @@ class _PlantedLoss(torch.autograd.Function):
         d_decoder = ((x * grad_outputs[0]).to(dtype) for x, dtype in zip((*d_both, d_bias), ctx.dtypes))
         d_states, d_scores = (None if x is None else x * grad_outputs[0] for x in (d_states, d_scores))
         return d_states, None, None, *d_decoder, None, None, None, d_scores, None, None, None
+
+
+def _of_labels(values: Tensor | None, labels: slice) -> Tensor | None:
+    """The rows of some of the labels, if there are values."""
+    return None if values is None else values[labels]
 
 
 def attend_(
@@ -318,20 +322,20 @@ def attend_(
     if static is not None:
         logit = logit + (weight * value).sum(2)
         weight += learned
-    planted = None
+    d_planted = word = None
     if scores is not None:
         planted = _planted_tokens(_of_words(scores, words).float(), mask, k, scope, literal_zero)
         chosen = value.gather(2, planted.places)
         planted_mean = (planted.weights * chosen).sum(2)
         logit = logit + planted_mean
         weight = weight.scatter_add(2, planted.places, planted.weights)
+        d_planted = planted.weights * (chosen - planted_mean[..., None]) * planted.selected
+        word = words[torch.arange(len(words), device=words.device)[:, None], planted.places].flatten(1)
     target = targets.T
     d_logit = (torch.sigmoid(logit) - target) / cells  # (L, n)
     loss = (torch.nn.functional.softplus(logit) - target * logit).sum()
-    if planted is not None and d_scores is not None:
-        d_chosen = planted.weights * (chosen - planted_mean[..., None]) * planted.selected * d_logit[..., None]
-        word = words[torch.arange(len(words), device=words.device)[:, None], planted.places].flatten(1)
-        d_scores.scatter_add_(1, word, d_chosen.flatten(1).to(d_scores.dtype))
+    if d_scores is not None and d_planted is not None and word is not None:
+        d_scores.scatter_add_(1, word, (d_planted * d_logit[..., None]).flatten(1).to(d_scores.dtype))
     products[0] = value.sub_(mean[..., None]).mul_(learned).mul_(d_logit[..., None])
     products[1] = weight * d_logit[..., None]
     return loss, d_logit

@@ -120,7 +120,6 @@ def code(
         from nosology.serving.ray_engine import code_on_ray
 
         options = {"bundle": bundle, "top": top, "release": release, "codes": codes, "systems": system}
-        options |= {"workers": workers or 2, "address": address}
         for note_id, predictions in code_on_ray(
             read_input_notes(notes), workers=workers or 2, address=address, **options
         ):

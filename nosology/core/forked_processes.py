@@ -95,8 +95,8 @@ def _results(computed: Iterable[tuple[_Block, Exception | None]]) -> Iterator[An
     """The results one by one; raises the errors in their places."""
     for (results, error), failed_reading in computed:
         yield from results
-        if error or failed_reading:
-            raise error or failed_reading
+        if raised := error or failed_reading:
+            raise raised
 
 
 _function: Callable[[Any], Any] | None = None  # of a forked process

@@ -162,7 +162,7 @@ def test_each_attention_can_be_switched_off(off):
 @pytest.mark.parametrize("chunk", [1, 2])
 def test_training_memory_is_limited_by_the_chunk(monkeypatch, chunk):
     """The largest tensor has two values per label and token of a chunk."""
-    monkeypatch.setattr("nosology.attention.planted_attention._TILE", 500)
+    monkeypatch.setattr("nosology.attention.pair_scores._TILE", 500)
     monkeypatch.setattr("nosology.models.plant.plant_model._LONG_NOTE", 160)
     model, batch = net(chunk=chunk).train(), notes([160, 155, 150, 140])
     batch = Batch(batch.tokens, batch.lengths, None, torch.zeros(4, LABELS))
