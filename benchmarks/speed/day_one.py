@@ -1,16 +1,20 @@
 """Speed of the lexicon: python benchmarks/speed/day_one.py [--notes 300]
 
 Start: a fresh process until the first note is coded, with the terms already in the cache; `build` is what the first use
-of a release costs, once. Then notes per second on one core, for short case reports and long discharge notes of the
-simulated hospital, with codes and evidence.
+of a release costs, once. Then notes per second on one core, for discharge notes of the simulated hospital, with codes
+and evidence. Then batches as `nosology code --json` codes them, with 1 and with --workers processes, for whole notes
+and for their first 150 words: notes per second by the clock, CPU milliseconds per note of all processes, and the memory
+that a worker does not share. On a busy machine only the CPU time says something.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
@@ -20,6 +24,7 @@ from pathlib import Path
 
 from nosology.codes import table
 from nosology.codes.terms import terms
+from nosology.core.forked_processes import forked_map
 from nosology.corpora.prepare import prepare
 from nosology.corpora.simulate import simulate
 from nosology.models.lexicon.lexicon_model import day_one
@@ -27,6 +32,7 @@ from nosology.models.lexicon.lexicon_terms import Terms
 from nosology.serving.coder import Coder
 
 RESULTS = Path(__file__).parents[1] / "results" / "speed_day_one.json"
+SHORT = 150  # words
 START = """
 from time import perf_counter, process_time
 began = perf_counter(), process_time()
@@ -42,6 +48,7 @@ print(perf_counter() - began[0], process_time() - began[1])
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--notes", type=int, default=300)
+    parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     coder = Coder(day_one())  # fills the cache
     started = time.process_time()
@@ -55,10 +62,15 @@ def main() -> None:
         "notes": len(texts),
         "words_a_note": sum(len(text.split()) for text in texts) / len(texts),
         "notes_a_second": _rate(coder, texts),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, one used",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, one used but for batches",
     }
+    short = [" ".join(text.split(" ")[:SHORT]) for text in texts]
+    for name, notes in (("long", texts), ("short", short)):
+        for workers in (1, arguments.workers):
+            for key, value in batch(coder, notes, workers).items():
+                results[f"batch_{name}_{workers}_workers_{key}"] = value
     for key, value in results.items():
-        print(f"{key:16}{value:>12.2f}" if isinstance(value, float) else f"{key:16}{value:>12}")
+        print(f"{key:44}{value:>12.2f}" if isinstance(value, float) else f"{key:44}{value:>12}")
     RESULTS.write_text(json.dumps(results, indent=2) + "\n")
 
 
@@ -85,6 +97,37 @@ def _rate(coder: Coder, texts: Sequence[str]) -> float:
     for _ in coder.code_all(texts):
         pass
     return len(texts) / (time.process_time() - started)
+
+
+def batch(coder: Coder, texts: Sequence[str], workers: int) -> dict[str, float]:
+    """The speed of coding texts with some workers, and the memory of a worker that it does not share, in MB."""
+
+    def coded(item: tuple[int, str]) -> float:
+        json.dumps([suggestion.to_json() for suggestion in coder.code(item[1])])
+        return _private_mb() if item[0] >= len(texts) - workers else 0.0
+
+    gc.collect()
+    gc.freeze()  # as the command does: otherwise garbage collection copies the shared pages
+    cpu, started = _cpu_seconds(), time.perf_counter()
+    memory = max(forked_map(coded, enumerate(texts), workers))
+    seconds = time.perf_counter() - started
+    return {
+        "notes_a_second": len(texts) / seconds,
+        "cpu_ms_a_note": 1000 * (_cpu_seconds() - cpu) / len(texts),
+        "private_mb": memory if workers > 1 else 0.0,
+    }
+
+
+def _cpu_seconds() -> float:
+    """CPU seconds of this process and of its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def _private_mb() -> float:
+    """The memory that this process shares with no other (Linux)."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
 
 
 if __name__ == "__main__":

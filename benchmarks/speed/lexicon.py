@@ -2,7 +2,8 @@
 
 Simulated discharge summaries of about 1,500 words without evidence, the recipe as it ships. The last columns are the
 seconds by the clock, all stages together, and the milliseconds to code one of 40 other notes with the trained lexicon.
-With more workers only the clock says something: worker processes that still run are not counted.
+With more workers only the clock says something: worker processes that still run are not counted. --tree NAME=PATH,
+given twice, measures two checkouts one after the other and prints the ratio of their CPU seconds.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import json
 import os
 import platform
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -83,12 +86,36 @@ def stages(notes: Sequence[Note], others: Sequence[Note], workers: int) -> dict[
     }
 
 
+def compared(trees: Sequence[str], sizes: Sequence[int], workers: int) -> dict[str, Any]:
+    """The rows of each checkout, NAME=PATH, and the CPU seconds of training of the first over those of the last."""
+    rows = {}
+    for tree in trees:
+        name, _, path = tree.partition("=")
+        command = [sys.executable, __file__, "--workers", str(workers), "--sizes", *map(str, sizes)]
+        run = subprocess.run(
+            command, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=True
+        )
+        rows[name] = [json.loads(line) for line in run.stdout.splitlines()]
+    first, last = (rows[tree.partition("=")[0]] for tree in (trees[0], trees[-1]))
+    ratio = [round(before["training"] / after["training"], 2) for before, after in zip(first, last)]
+    return {"rows": rows, "training, first over last": dict(zip(map(str, sorted(sizes)), ratio))}
+
+
 def main() -> None:
     """Prints a row per size and writes all of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 200, 400])
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument(
+        "--tree", dest="trees", action="append", metavar="NAME=PATH", help="a checkout; may be repeated"
+    )
     arguments = parser.parse_args()
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {arguments.workers} used"
+    if arguments.trees:
+        results = compared(arguments.trees, arguments.sizes, arguments.workers)
+        print(json.dumps(results, indent=2))
+        RESULTS.write_text(json.dumps(results | {"machine": machine}, indent=2) + "\n")
+        return
     largest = max(arguments.sizes)
     simulated = (note for note in simulate_notes(2 * (largest + CODED), 0, years=(2016, 2019)) if note.codes)
     notes = [replace(note, evidence=()) for note in islice(simulated, largest + CODED)]
@@ -97,7 +124,6 @@ def main() -> None:
     for size in sorted(arguments.sizes):
         rows.append(stages(notes[CODED : CODED + size], notes[:CODED], arguments.workers))
         print(json.dumps(rows[-1]), flush=True)
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, {arguments.workers} used"
     RESULTS.write_text(json.dumps({"rows": rows, "machine": machine}, indent=2) + "\n")
 
 

@@ -7,15 +7,15 @@ tokens have weight 0. S and P depend on the word alone, so they are given as one
 
 `accumulate` reads a note in windows of any size. `AttentionState` holds what is needed of the previous windows; its
 size does not depend on their number, and the result does not depend on the windows. `planted_loss` computes the loss
-of whole notes with its gradients. `pair_scores` computes the scores of the ranker.
-Shapes: B notes, T tokens, D width of a state, L labels, W different words, K features of the ranker.
+of whole notes with its gradients.
+Shapes: B notes, T tokens, D width of a state, L labels, W different words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from nosology.attention import kernels
 
 _NO_TOKEN = torch.iinfo(torch.int64).min
 _TINY = torch.finfo(torch.float32).tiny
-_TILE = 1 << 24  # values of a tile of pair features
+_CPU_BLOCK = 1 << 19  # labels x tokens that a processor scores at once: these values stay in its cache
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,10 @@ class LabelDecoder:
     queries: Tensor  # (L, D) u
     weights: Tensor  # (L, D) w
     bias: Tensor  # (L,)
+
+    def of(self, labels: slice) -> LabelDecoder:
+        """The weights of some of the labels."""
+        return LabelDecoder(self.queries[labels], self.weights[labels], self.bias[labels])
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,10 @@ class PlantedScores:
     scope: int = 0  # tokens of a window, in each of which k tokens are selected; 0: k tokens of the whole note
     # As written in the paper, tokens that are not selected have score 0 before the softmax, and some weight after it.
     literal_zero: bool = False
+
+    def of(self, labels: slice) -> PlantedScores:
+        """The scores of some of the labels."""
+        return replace(self, static=_of_labels(self.static, labels), scores=_of_labels(self.scores, labels))
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,19 @@ class AttentionState:
         peak = torch.full_like(zero, -torch.inf)
         return AttentionState(peak, zero, zero, zero, keys, empty, empty, zero, zero[:, :1], 0)
 
+    def of(self, labels: slice) -> AttentionState:
+        """The state of some of the labels."""
+        return replace(self, **{name: getattr(self, name)[:, labels] for name in _BY_LABEL})
+
+    @staticmethod
+    def join(parts: Sequence[AttentionState]) -> AttentionState:
+        """The state of all labels; parts: that of some labels each."""
+        joined: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts], dim=1) for name in _BY_LABEL}
+        return replace(parts[0], **joined)
+
+
+_BY_LABEL = ("peak", "mass", "value", "static", "keys", "scores", "values", "total")  # of an AttentionState
+
 
 def accumulate(
     states: Tensor, mask: Tensor, words: Tensor, decoder: LabelDecoder, planted: PlantedScores, before: AttentionState
@@ -81,8 +102,20 @@ def accumulate(
     """The state after some more tokens.
 
     states: (B, T, D); mask: (B, T), False at padding; words: (B, T), the columns of `planted` for each token. With
-    `planted.scope`, all but the last call must read whole windows.
+    `planted.scope`, all but the last call must read whole windows. A CPU reads them for some labels after the other.
     """
+    labels = len(decoder.bias)
+    size = labels if states.is_cuda else max(1, _CPU_BLOCK // max(1, mask.numel()))
+    blocks = [slice(first, first + size) for first in range(0, labels, size)]
+    if len(blocks) <= 1:
+        return _accumulate(states, mask, words, decoder, planted, before)
+    of_blocks = [_accumulate(states, mask, words, decoder.of(own), planted.of(own), before.of(own)) for own in blocks]
+    return AttentionState.join(of_blocks)
+
+
+def _accumulate(
+    states: Tensor, mask: Tensor, words: Tensor, decoder: LabelDecoder, planted: PlantedScores, before: AttentionState
+) -> AttentionState:
     score = torch.einsum("btd,ld->blt", states, decoder.queries).float().masked_fill(~mask[:, None], -torch.inf)
     value = torch.einsum("btd,ld->blt", states, decoder.weights).float()
     peak = torch.maximum(before.peak, score.amax(2))
@@ -105,8 +138,15 @@ def accumulate(
                 new = torch.where(selected, new, torch.zeros_like(new))
             else:
                 is_counted = selected
-        keys = torch.cat([keys, _sort_keys(new, is_counted, before.tokens)], 2)
-        scores, values = torch.cat([scores, new], 2), torch.cat([values, value], 2)
+        position = torch.arange(states.shape[1], device=states.device)
+        new_values = value
+        if planted.k and not planted.scope and planted.k < len(position) and not states.is_cuda:
+            # The best of the new tokens by their float scores: on a CPU, sorting all their keys takes much longer.
+            position = first_top_k(new.masked_fill(~is_counted, -torch.inf), planted.k)
+            is_counted = is_counted.expand_as(new).gather(2, position)
+            new, new_values = new.gather(2, position), value.gather(2, position)
+        keys = torch.cat([keys, _sort_keys(new, is_counted, position + before.tokens)], 2)
+        scores, values = torch.cat([scores, new], 2), torch.cat([values, new_values], 2)
         if planted.k and not planted.scope:
             keys, order = keys.topk(min(planted.k, keys.shape[2]), dim=2)
             scores, values = scores.gather(2, order), values.gather(2, order)
@@ -174,17 +214,14 @@ def top_k_mask(scores: Tensor, mask: Tensor, k: int, scope: int = 0) -> Tensor:
     if not k or k >= scores.shape[-1]:
         return inside.clone()
     scores = scores.masked_fill(~inside, -torch.inf)
-    last = scores.topk(k, dim=-1).values[..., -1:]
-    above, ties = scores > last, (scores == last) & inside
-    return above | (ties & (ties.cumsum(-1, dtype=torch.int32) <= k - above.sum(-1, keepdim=True)))
+    return _first_tokens(scores, scores.topk(k, dim=-1).values[..., -1:], k) & inside
 
 
 @torch.no_grad()
-def _sort_keys(scores: Tensor, mask: Tensor, first: int) -> Tensor:
+def _sort_keys(scores: Tensor, mask: Tensor, position: Tensor) -> Tensor:
     """One integer per token (..., T): larger for a higher score; for equal scores, larger for the earlier token."""
     bits = scores.detach().float().contiguous().view(torch.int32).long()
     ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)  # integers in the order of the floats
-    position = torch.arange(scores.shape[-1], device=scores.device) + first
     keys = (ordered << 31) - position
     return keys.masked_fill(~mask, _NO_TOKEN)
 
@@ -214,29 +251,33 @@ def planted_loss(
 class _PlantedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states, mask, words, queries, weights, bias, targets, chunk, static, scores, k, scope, zero):
-        width, cells = states.shape[1], targets.numel()
-        both = torch.cat([queries, weights]).to(states.dtype)  # (2L, D)
+        labels, width, cells = len(bias), states.shape[1], targets.numel()
         # Gradients of frozen inputs are not computed.
         d_states = torch.empty_like(states) if ctx.needs_input_grad[0] else None
         d_scores = torch.zeros_like(scores) if scores is not None and ctx.needs_input_grad[9] else None
-        d_both = torch.zeros(both.shape, device=both.device)
-        d_bias = torch.zeros(len(bias), device=both.device)
-        total = torch.zeros((), device=both.device)
+        d_both = torch.zeros(2, labels, states.shape[2], device=states.device)
+        d_bias = torch.zeros(labels, device=states.device)
+        total = torch.zeros((), device=states.device)
         is_fused = kernels.AVAILABLE and states.is_cuda and width <= kernels.MAX_TOKENS
         attend = kernels.attend_ if is_fused else attend_
         for first in range(0, len(states), chunk):
             part = slice(first, first + chunk)
             flat = states[part].reshape(-1, states.shape[2])
-            products = (both @ flat.T).view(2, len(bias), -1, width)
-            inputs = (mask[part], words[part], bias, targets[part], (static, scores, d_scores), k, scope, zero)
-            loss, d_logits = attend(products, *inputs, cells)
-            total += loss
-            d_bias += d_logits.sum(1)
-            d_products = products.view(len(both), -1)
-            d_both += d_products @ flat
-            if d_states is not None:
-                d_states[part] = (d_products.T @ both).view(-1, *states.shape[1:])
-        ctx.labels = len(bias)
+            block = labels if states.is_cuda else max(1, _CPU_BLOCK // max(1, len(flat)))
+            for start in range(0, labels, block):
+                own = slice(start, start + block)
+                both = torch.cat([queries[own], weights[own]]).to(states.dtype)  # (2L, D)
+                products = (both @ flat.T).view(2, len(both) // 2, -1, width)
+                prior = (_of_labels(static, own), _of_labels(scores, own), _of_labels(d_scores, own))
+                inputs = (mask[part], words[part], bias[own], targets[part, own], prior, k, scope, zero)
+                loss, d_logits = attend(products, *inputs, cells)
+                total += loss
+                d_bias[own] += d_logits.sum(1)
+                d_products = products.view(len(both), -1)
+                d_both[:, own] += (d_products @ flat).view(2, -1, states.shape[2])
+                if d_states is not None:
+                    d_part = (d_products.T @ both).view(-1, *states.shape[1:])
+                    d_states[part] = d_part if start == 0 else d_states[part] + d_part
         ctx.dtypes = queries.dtype, weights.dtype, bias.dtype
         ctx.save_for_backward(d_states, d_both, d_bias, d_scores)
         return total / cells
@@ -244,10 +285,14 @@ class _PlantedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor):
         d_states, d_both, d_bias, d_scores = ctx.saved_tensors
-        d_decoder = (d_both[: ctx.labels], d_both[ctx.labels :], d_bias)
-        d_decoder = ((x * grad_outputs[0]).to(dtype) for x, dtype in zip(d_decoder, ctx.dtypes))
+        d_decoder = ((x * grad_outputs[0]).to(dtype) for x, dtype in zip((*d_both, d_bias), ctx.dtypes))
         d_states, d_scores = (None if x is None else x * grad_outputs[0] for x in (d_states, d_scores))
         return d_states, None, None, *d_decoder, None, None, None, d_scores, None, None, None
+
+
+def _of_labels(values: Tensor | None, labels: slice) -> Tensor | None:
+    """The rows of some of the labels, if there are values."""
+    return None if values is None else values[labels]
 
 
 def attend_(
@@ -270,85 +315,72 @@ def attend_(
     """
     static, scores, d_scores = prior
     score, value = products[0].float(), products[1].float() * mask  # (L, n, T); 0 at padding
-    learned = torch.softmax(score.masked_fill(~mask, -torch.inf), dim=2).nan_to_num()
-    mean = (learned * value).sum(2, keepdim=True)
-    logit = bias.float()[:, None] + mean[..., 0]
-    weight = learned.clone()
+    learned = torch.softmax(score.masked_fill(~mask, -torch.inf), dim=2).nan_to_num_()
+    mean = (learned * value).sum(2)
+    logit = bias.float()[:, None] + mean
+    weight = learned if static is None else _of_words(static, words).float().mul_(mask)
     if static is not None:
-        token_static = static[:, words].float() * mask
-        logit = logit + (token_static * value).sum(2)
-        weight += token_static
-    d_planted = None
+        logit = logit + (weight * value).sum(2)
+        weight += learned
+    d_planted = word = None
     if scores is not None:
-        token_scores = scores[:, words].float()
-        selected = top_k_mask(token_scores, mask, k, scope)
-        rest = torch.full_like(token_scores, 0.0 if literal_zero else -torch.inf)
-        token_scores = torch.where(selected, token_scores, rest).masked_fill(~mask, -torch.inf)
-        planted = torch.softmax(token_scores, dim=2).nan_to_num()
-        planted_mean = (planted * value).sum(2, keepdim=True)
-        logit = logit + planted_mean[..., 0]
-        weight += planted
-        if d_scores is not None:
-            d_planted = planted * (value - planted_mean) * selected
+        planted = _planted_tokens(_of_words(scores, words).float(), mask, k, scope, literal_zero)
+        chosen = value.gather(2, planted.places)
+        planted_mean = (planted.weights * chosen).sum(2)
+        logit = logit + planted_mean
+        weight = weight.scatter_add(2, planted.places, planted.weights)
+        d_planted = planted.weights * (chosen - planted_mean[..., None]) * planted.selected
+        word = words[torch.arange(len(words), device=words.device)[:, None], planted.places].flatten(1)
     target = targets.T
     d_logit = (torch.sigmoid(logit) - target) / cells  # (L, n)
     loss = (torch.nn.functional.softplus(logit) - target * logit).sum()
-    products[0] = learned * (value - mean) * d_logit[..., None]
+    if d_scores is not None and d_planted is not None and word is not None:
+        d_scores.scatter_add_(1, word, (d_planted * d_logit[..., None]).flatten(1).to(d_scores.dtype))
+    products[0] = value.sub_(mean[..., None]).mul_(learned).mul_(d_logit[..., None])
     products[1] = weight * d_logit[..., None]
-    if d_scores is not None and d_planted is not None:
-        d_token_scores = (d_planted * d_logit[..., None]).view(len(bias), -1)
-        d_scores.index_add_(1, words.flatten(), d_token_scores.to(d_scores.dtype))
     return loss, d_logit
 
 
-def pair_scores(labels: Tensor, words: Tensor, weights: Tensor) -> Tensor:
-    """Scores (L, W) of all pairs of labels and words: the sums over k of weights_k relu(labels_lk + words_wk).
+class _PlantedTokens(NamedTuple):
+    """The tokens with a planted weight, (L, n, k), or (L, n, T) where all have one."""
 
-    This is a network with two layers, v . relu(M [label ; word] + c): its first layer is the sum of a label's part (L,
-    K) and a word's part (W, K). The features (L, W, K) of pairs are formed tile by tile, again in the backward pass.
-    """
-    return _PairScores.apply(labels, words, weights)
-
-
-class _PairScores(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, labels: Tensor, words: Tensor, weights: Tensor) -> Tensor:
-        ctx.save_for_backward(labels, words, weights)
-        if _use_fused(labels):
-            return kernels.pair_scores(labels, words, weights)
-        scores = labels.new_empty(len(labels), len(words))
-        for rows, columns in _tiles(labels, words):
-            hidden = (labels[rows, None] + words[None, columns]).relu_()
-            scores[rows, columns] = hidden @ weights
-        return scores
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        labels, words, weights = ctx.saved_tensors
-        gradient = grad_outputs[0]
-        if _use_fused(labels):
-            return kernels.pair_scores_backward(labels, words, weights, gradient)
-        # Sums over many tiles, in float32.
-        d_labels, d_words, d_weights = (torch.zeros_like(x, dtype=torch.float32) for x in (labels, words, weights))
-        for rows, columns in _tiles(labels, words):
-            hidden = labels[rows, None] + words[None, columns]
-            tile = gradient[rows, columns].to(hidden.dtype)
-            active = (hidden > 0).to(hidden.dtype)
-            d_weights += torch.einsum("lw,lwk->k", tile, hidden.relu_()).float()
-            d_labels[rows] += (torch.einsum("lw,lwk->lk", tile, active) * weights).float()
-            d_words[columns] += (torch.einsum("lw,lwk->wk", tile, active) * weights).float()
-        return d_labels.to(labels.dtype), d_words.to(words.dtype), d_weights.to(weights.dtype)
+    places: Tensor
+    weights: Tensor  # 0 at padding
+    selected: Tensor  # whether the weight depends on the score of the ranker
 
 
-def _use_fused(x: Tensor) -> bool:
-    return kernels.AVAILABLE and x.is_cuda and x.dtype is torch.float32
+def _planted_tokens(scores: Tensor, mask: Tensor, k: int, scope: int, literal_zero: bool) -> _PlantedTokens:
+    """The planted attention of tokens with these scores (L, n, T); mask: (n, T)."""
+    scores = scores.masked_fill_(~mask, -torch.inf)
+    if k and not scope and not literal_zero and k < scores.shape[2]:
+        places = first_top_k(scores, k)
+        scores = scores.gather(2, places)
+        return _PlantedTokens(places, torch.softmax(scores, dim=2).nan_to_num_(), scores > -torch.inf)
+    selected = top_k_mask(scores, mask, k, scope)
+    rest = scores.new_full((), 0.0 if literal_zero else -torch.inf)
+    weights = torch.where(selected, scores, rest).masked_fill_(~mask, -torch.inf).softmax(2).nan_to_num_()
+    return _PlantedTokens(torch.arange(scores.shape[2], device=scores.device).expand(scores.shape), weights, selected)
 
 
-def _tiles(labels: Tensor, words: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Tiles of (L, W) whose features (l, w, K) have at most _TILE values."""
-    cells = max(1, _TILE // labels.shape[1])
-    width = max(1, min(len(words), cells // min(64, max(1, len(labels)))))
-    height = max(1, cells // width)
-    for row in range(0, len(labels), height):
-        for column in range(0, len(words), width):
-            yield slice(row, row + height), slice(column, column + width)
+def _of_words(by_word: Tensor, words: Tensor) -> Tensor:
+    """Values by word (L, W) for tokens (n, T) with these words: (L, n, T)."""
+    return by_word.index_select(1, words.flatten()).unflatten(1, words.shape)
+
+
+@torch.no_grad()
+def first_top_k(scores: Tensor, k: int) -> Tensor:
+    """The places (..., k) of the k highest scores (..., T), k < T; of equal scores the first."""
+    best, places = scores.topk(k + 1, dim=-1)
+    last = best[..., k - 1]
+    is_tied = (last == best[..., k]) & (last > -torch.inf)  # then topk may have chosen any of the equal ones
+    places = places[..., :k]
+    if is_tied.any():
+        of_tied = _first_tokens(scores[is_tied], last[is_tied][:, None], k)
+        places[is_tied] = of_tied.nonzero()[:, 1].view(-1, k)
+    return places
+
+
+def _first_tokens(scores: Tensor, last: Tensor, k: int) -> Tensor:
+    """True (..., T) at the scores above `last` (..., 1), and at the first ones equal to it, k in all."""
+    above, ties = scores > last, scores == last
+    return above | (ties & (ties.cumsum(-1, dtype=torch.int32) <= k - above.sum(-1, keepdim=True)))

@@ -98,21 +98,31 @@ def code(
     engine: Annotated[
         str, typer.Option(metavar="local|ray", help="Where to code: in this process, or on a Ray cluster.")
     ] = "local",
-    workers: Annotated[int, typer.Option(min=1, help="ray: how many copies of the coder.")] = 2,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes that code: of day-one and of lexicons, by default as many as there are cores; of Ray, 2.",
+        ),
+    ] = None,
     address: Annotated[str | None, typer.Option(help="ray: a running cluster; without one, this machine.")] = None,
 ) -> None:
     """Code notes and show the evidence for each code."""
     from nosology.codes.code_list import read_code_list
+    from nosology.core.forked_processes import forked_map
     from nosology.core.model import OpenVocabulary
+    from nosology.core.parallel import cores
     from nosology.serving.coder import Coder
 
     if engine != "ray":
-        refuse_unused(("workers", "address"), "without --engine ray")
+        refuse_unused(("address",), "without --engine ray")
     if engine == "ray" and as_json and not settings:
         from nosology.serving.ray_engine import code_on_ray
 
         options = {"bundle": bundle, "top": top, "release": release, "codes": codes, "systems": system}
-        for note_id, predictions in code_on_ray(read_input_notes(notes), workers=workers, address=address, **options):
+        for note_id, predictions in code_on_ray(
+            read_input_notes(notes), workers=workers or 2, address=address, **options
+        ):
             typer.echo(f'{{"id": {json.dumps(note_id, ensure_ascii=False)}, "codes": {predictions}}}')
         return
     if engine != "local":
@@ -121,17 +131,31 @@ def code(
     coder = Coder(loaded, release, codes=None if codes is None else read_code_list(codes), systems=system)
     if codes is not None and isinstance(coder.model, OpenVocabulary):
         warn_of_unreadable_codes(coder.model.unreadable_codes(), codes)
+    if coder.model.kind != "lexicon":
+        refuse_unused(("workers",), f"without --engine ray for a {coder.model.kind} coder")
+
+    def coded(note: Note) -> str:
+        return _shown(note.id, next(coder.code_all([note], top)), as_json, only_accepted=not top)
+
     gc.freeze()  # the tables stay until the end: garbage collection need not visit them again and again
     to_read = read_input_notes(notes)
-    if not sys.stdout.isatty():  # else the output itself shows the progress
-        to_read = progress(to_read, "coding")
-    for_ids, to_code = tee(to_read)
-    for note, suggestions in zip(for_ids, coder.code_all(to_code, top)):
-        if as_json:
-            record = {"id": note.id, "codes": [suggestion.to_json() for suggestion in suggestions]}
-            typer.echo(json.dumps(record, ensure_ascii=False))
-        else:
-            _print_suggestions(note.id, suggestions if top else [item for item in suggestions if item.accepted])
+    if coder.model.kind == "lexicon":
+        shown = forked_map(coded, to_read, workers or cores())
+    else:
+        for_ids, to_code = tee(to_read)
+        shown = (
+            _shown(note.id, suggestions, as_json, only_accepted=not top)
+            for note, suggestions in zip(for_ids, coder.code_all(to_code, top))
+        )
+    for text in shown if sys.stdout.isatty() else progress(shown, "coding"):  # a terminal shows the codes themselves
+        typer.echo(text)
+
+
+def _shown(note_id: str, suggestions: list[Suggestion], as_json: bool, *, only_accepted: bool) -> str:
+    """The suggestions of a note as the command prints them."""
+    if as_json:
+        return json.dumps({"id": note_id, "codes": [item.to_json() for item in suggestions]}, ensure_ascii=False)
+    return _suggestions_text(note_id, [item for item in suggestions if item.accepted or not only_accepted])
 
 
 def _warn_of_leaked_patients(corpora: list[Corpus]) -> None:
@@ -157,13 +181,15 @@ def warn_of_unreadable_codes(codes: Sequence[Code], source: Path) -> None:
         )
 
 
-def _print_suggestions(note_id: str, suggestions: list[Suggestion]) -> None:
-    """Prints suggestions: code, probability, description, and below them the text of the evidence."""
-    typer.echo(f"{printable(note_id)}: {len(suggestions)} code{'' if len(suggestions) == 1 else 's'}")
+def _suggestions_text(note_id: str, suggestions: list[Suggestion]) -> str:
+    """The suggestions of a note: code, probability, description, and below them the text of the evidence."""
+    lines = [f"{printable(note_id)}: {len(suggestions)} code{'' if len(suggestions) == 1 else 's'}"]
     for item in suggestions:
-        typer.echo(f"  {item.code:<9}{item.probability:5.2f} {' ' if item.accepted else '?'} {item.description}")
+        lines.append(f"  {item.code:<9}{item.probability:5.2f} {' ' if item.accepted else '?'} {item.description}")
         words = dict.fromkeys(printable(" ".join(span.text.split())) for span in item.evidence)
-        typer.echo(f"{'':18}{', '.join(words) or '(no word of this note: the code is frequent in the training notes)'}")
+        none = "(no word of this note: the code is frequent in the training notes)"
+        lines.append(f"{'':18}{', '.join(words) or none}")
+    return "\n".join(lines)
 
 
 def read_input_notes(names: list[str], command: str = "code BUNDLE") -> Iterator[Note]:

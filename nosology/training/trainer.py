@@ -131,7 +131,7 @@ class Trainer:
             lr=self.settings.learning_rate,
             betas=(0.9, self.settings.beta),
             weight_decay=self.settings.weight_decay,
-            fused=self._on_gpu,
+            fused=self.fabric.device.type in ("cpu", "cuda"),
         )
         self.checkpoints = Checkpoints(run.run_folder, self._fingerprint())
         self.state = self._load_checkpoint()

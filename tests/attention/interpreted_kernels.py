@@ -12,7 +12,8 @@ import triton
 from torch import Tensor
 
 from nosology.attention import dual_attention, kernels
-from nosology.attention.planted_attention import attend_, pair_scores, top_k_mask
+from nosology.attention.pair_scores import pair_scores
+from nosology.attention.planted_attention import attend_, top_k_mask
 from nosology.encoders.tokenizers import PAD
 from nosology.models.plant.language_model import cross_entropy_
 from tests.attention.test_planted_attention import world

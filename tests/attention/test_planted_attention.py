@@ -1,4 +1,4 @@
-"""Planted attention: the equations of the paper, windows, padding, the loss in chunks, the scores of the ranker."""
+"""Planted attention: the equations of the paper, windows, padding, the loss in chunks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nosology.attention.planted_attention import (
     PlantedScores,
     accumulate,
     accumulated_logits,
-    pair_scores,
+    first_top_k,
     planted_loss,
     top_k_mask,
 )
@@ -195,44 +195,31 @@ def test_top_k_mask_prefers_the_first_of_equal_scores():
     assert top_k_mask(scores, mask, 5).tolist() == [mask.tolist()]
 
 
-def naive_pair_scores(labels: torch.Tensor, words: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The same with the features of every pair in memory, one behind the other."""
-    both = torch.cat([labels[:, None].expand(-1, len(words), -1), words[None].expand(len(labels), -1, -1)], dim=-1)
-    k = labels.shape[1]
-    first = torch.cat([torch.eye(k), torch.eye(k)], dim=1).to(both.dtype)
-    return (both @ first.T).relu() @ weights
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 11), st.integers(0, 12))
+def test_first_top_k_are_the_places_of_top_k_mask(seed, k, padding):
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randint(0, 4, (3, 5, 12), generator=generator).float()
+    mask = torch.arange(12) < 12 - padding
+    scores = scores.masked_fill(~mask, -torch.inf)
+    found = torch.zeros_like(scores, dtype=torch.bool).scatter_(2, first_top_k(scores, k), True)
+    assert torch.equal(found & mask, top_k_mask(scores, mask, k))
 
 
-@pytest.mark.parametrize("tile", [1 << 24, 40, 7])
-def test_pair_scores_and_gradients_equal_the_naive_formula(monkeypatch, tile):
-    monkeypatch.setattr(planted_attention, "_TILE", tile)
-    torch.manual_seed(0)
-    inputs = [torch.randn(9, 5), torch.randn(13, 5), torch.randn(5)]
-    gradient = torch.randn(9, 13)
-    actual, expected = [], []
-    for scores, selected in ((pair_scores, actual), (naive_pair_scores, expected)):
-        inputs = [x.clone().requires_grad_() for x in inputs]
-        outputs = scores(*inputs)
-        selected += [outputs.detach(), *torch.autograd.grad((outputs * gradient).sum(), inputs)]
-    for a, b in zip(actual, expected):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
-
-
-def test_pair_scores_save_only_their_inputs(monkeypatch):
-    """Only the three inputs are saved for the backward pass, and no tile is larger than the limit."""
-    monkeypatch.setattr(planted_attention, "_TILE", 6000)
-    seen = []
-    real = planted_attention._tiles
-    monkeypatch.setattr(planted_attention, "_tiles", lambda a, b: (seen.append((a, b)), real(a, b))[1])
-    inputs = [torch.randn(200, 6, requires_grad=True), torch.randn(300, 6, requires_grad=True), torch.randn(6)]
-    outputs = pair_scores(*inputs)
-    assert sum(x.numel() for x in outputs.grad_fn.saved_tensors) == 200 * 6 + 300 * 6 + 6
-    for rows, columns in real(inputs[0], inputs[1]):
-        assert len(range(*rows.indices(200))) * len(range(*columns.indices(300))) * 6 <= 6000
-    outputs.sum().backward()
-    assert len(seen) == 2
-
-
-def test_pair_scores_of_no_labels_or_words_are_empty():
-    assert pair_scores(torch.randn(0, 3), torch.randn(4, 3), torch.randn(3)).shape == (0, 4)
-    assert pair_scores(torch.randn(2, 3), torch.randn(0, 3), torch.randn(3)).shape == (2, 0)
+@pytest.mark.parametrize("k", [4, 0])
+def test_blocks_of_labels_change_nothing(monkeypatch, k):
+    """A CPU computes loss, gradients and states of a few labels after the other."""
+    results = []
+    for block in (1 << 19, 60, 1):
+        monkeypatch.setattr(planted_attention, "_CPU_BLOCK", block)
+        states, mask, words, decoder, planted = world(5, labels=7)
+        planted = replace(planted, k=k)
+        before = accumulate(states, mask, words, decoder, planted, AttentionState.empty(3, 7, 0, states))
+        logits = accumulated_logits(accumulate(states, mask, words, decoder, planted, before), decoder)
+        leaves = [x.requires_grad_() for x in (states, decoder.queries, decoder.weights, decoder.bias, planted.scores)]
+        targets = torch.randint(0, 2, (3, 7), generator=torch.Generator().manual_seed(0)).float()
+        loss = planted_loss(states, mask, words, decoder, planted, targets, chunk=2)
+        results.append([logits.detach(), loss.detach(), *torch.autograd.grad(loss, leaves)])
+    for other in results[1:]:
+        for actual, expected in zip(other, results[0]):
+            torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-5)

@@ -65,3 +65,26 @@ def test_invalid_settings_are_refused(run, note, words, sentence):
 def test_invalid_index_is_refused(run, note):
     code, _, err = run("codes", "add-index", note)
     assert code == 1 and "must be an order file" in err and SECRET not in err
+
+
+def test_workers_change_nothing(run, tmp_path):
+    texts = [f"Admitted with pneumonia and {name}." for name in ("COPD", "gout", "asthma")] * 10
+    notes = tmp_path / "notes.jsonl"
+    rows = [json.dumps({"id": f"n{i}", "text": text, "codes": []}) for i, text in enumerate(texts)]
+    notes.write_text("\n".join(rows) + "\n")
+    results = {workers: run("code", "day-one", notes, "--json", "--workers", workers) for workers in (1, 2)}
+    assert results[1][:2] == results[2][:2]
+    assert [json.loads(line)["id"] for line in results[2][1].splitlines()] == [f"n{i}" for i in range(30)]
+    shown = run("code", "day-one", notes, "--workers", 2)[1]
+    assert shown == run("code", "day-one", notes, "--workers", 1)[1]
+    assert shown.count("J45.909") == 10
+
+
+def test_a_wrong_row_is_reported_after_the_notes_before_it(run, tmp_path):
+    notes = tmp_path / "notes.jsonl"
+    rows = [json.dumps({"id": f"n{i}", "text": "gout", "codes": []}) for i in range(20)]
+    notes.write_text("\n".join([*rows, "{"]) + "\n")
+    code, out, err = run("code", "day-one", notes, "--workers", 2)
+    assert code == 1
+    assert out.count("Gout") == 20
+    assert "21" in err

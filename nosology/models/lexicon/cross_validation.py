@@ -146,7 +146,9 @@ class CrossValidation:
     def mentions(self) -> list[MentionExamples]:
         """The mentions of each scored note, found with phrases of the other folds."""
         by_fold = [np.flatnonzero(self.folds[:_MAX_NOTES] == fold) for fold in range(self.recipe.learn.folds)]
-        numbers = [(fold, part) for fold, of_fold in enumerate(by_fold) for part in parts(of_fold.tolist(), _PART)]
+        # Each part is sent with the phrases of its fold, which grow with the notes: few parts per process.
+        size = max(_PART, -(-len(self.scored_notes) // (self.recipe.learn.folds * self.n_workers)))
+        numbers = [(fold, part) for fold, of_fold in enumerate(by_fold) for part in parts(of_fold.tolist(), size)]
         arguments = [
             (self.recipe, self.systems, self.has_evidence, self.learned[fold], [self.notes[number] for number in part])
             for fold, part in numbers

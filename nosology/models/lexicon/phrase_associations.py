@@ -193,7 +193,7 @@ class NotePhrases:
         names = self._names(np.unique(np.concatenate([part.phrase for part in pairs])))
         rank = {phrase: i for i, phrase in enumerate(sorted(names, key=names.__getitem__))}
         learned = []
-        for fold, part in enumerate(pairs):
+        for fold, part in enumerate(progress(pairs, "indexing phrases", unit="folds")):
             order = np.array([rank[phrase] for phrase in part.phrase.tolist()], dtype=np.int64)
             best = part.best(ties=False, order=order)
             counts: dict[tuple[str, ...], Counter[Code]] = {}

@@ -11,6 +11,7 @@ import numpy as np
 from scipy import sparse
 
 from nosology.core import Evidence, Note
+from nosology.models.lexicon.logistic_regression import fit_logistic_regressions
 from nosology.text.context import context_flags
 from nosology.text.phrases import TokenizedNote
 from nosology.text.stems import word_keys
@@ -36,17 +37,11 @@ class Tagger:
     @classmethod
     def fit_words(cls, notes: Sequence[TaggedWords]) -> Tagger | None:
         """The tagger trained on the words of notes and their gold tags."""
-        from sklearn.linear_model import LogisticRegression
-
         rows = sparse.vstack([note.features for note in notes]).tocsr()
         targets = np.concatenate([note.tags for note in notes], axis=1)
         if any(target.all() or not target.any() for target in targets):
             return None
-        fitted = [
-            LogisticRegression(solver="liblinear", tol=0.02, max_iter=1000).fit(rows, target) for target in targets
-        ]
-        weights = np.concatenate([one.coef_ for one in fitted]).astype(np.float32)
-        return cls(weights, np.concatenate([one.intercept_ for one in fitted]).astype(np.float32))
+        return cls(*fit_logistic_regressions(rows, targets))
 
     def probabilities(self, tokenized: TokenizedNote, text: str) -> np.ndarray:
         """Probabilities (TAGS, T) of a note's T words."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
 
@@ -61,7 +62,7 @@ class LinearTrainer(CalibratedTrainer[LinearRecipe, Linear]):
         recipe = self.recipe
         labels = label_space(recipe.labels, train_notes.codes)
         gold, dev_gold = labels.encode(train_notes.codes), labels.encode(dev_notes.codes)
-        tfidf, vectors = Tfidf.fit(train_notes.texts(), recipe.features)
+        tfidf, vectors = Tfidf.fit(_counted(train_notes), recipe.features)
         dev_vectors = tfidf.transform(dev_notes.texts())
         choice = choose(recipe, vectors, gold, dev_vectors, dev_gold)
         model = fit_linear(recipe, labels, tfidf, vectors, gold, choice)
@@ -73,8 +74,13 @@ class LinearTrainer(CalibratedTrainer[LinearRecipe, Linear]):
     def refit(self, notes: Examples, fitted: Fit[Linear]) -> Linear:
         """A model fitted on all notes with the settings of an earlier fit."""
         labels = label_space(self.recipe.labels, notes.codes)
-        tfidf, vectors = Tfidf.fit(notes.texts(), self.recipe.features)
+        tfidf, vectors = Tfidf.fit(_counted(notes), self.recipe.features)
         return fit_linear(self.recipe, labels, tfidf, vectors, labels.encode(notes.codes), fitted.choice)
+
+
+def _counted(examples: Examples) -> Iterator[str]:
+    """The texts, while the progress of counting their words is shown."""
+    return progress(examples.texts(), "counting words", total=len(examples))
 
 
 def fit_linear(

@@ -20,6 +20,7 @@ from nosology.encoders.word_encoders import AwdLstm, LstmState, WeightDropLstm, 
 from nosology.training.batch_plan import derive_seed
 
 _CHUNK = 8192  # positions whose logits are in memory at once
+_CPU_LOGITS = 1 << 20  # logits that a processor computes at once: these values stay in its cache
 _MULTIPLE = 8  # bf16 matrix products are faster with aligned rows
 
 
@@ -186,6 +187,8 @@ class _NextWordLoss(torch.autograd.Function):
         d_x = torch.empty_like(x)
         d_words = torch.zeros(words.shape, device=words.device)
         total = torch.zeros((), device=words.device)
+        if not words.is_cuda:
+            chunk = max(1, min(chunk, _CPU_LOGITS // len(words)))
         for first in range(0, len(x), chunk):
             part = slice(first, first + chunk)
             logits = x[part] @ words.T
@@ -213,5 +216,5 @@ def cross_entropy_(logits: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
     logs = torch.log_softmax(logits.float(), dim=1)
     of_target = logs.gather(1, targets[:, None])
     gradient = logs.exp_().scatter_add_(1, targets[:, None], torch.full_like(of_target, -1))
-    logits.copy_(gradient * predicted * scale)
+    logits.copy_(gradient.mul_(predicted * scale))
     return -(of_target * predicted).sum() * scale

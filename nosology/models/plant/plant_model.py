@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import embedding, linear
 
+from nosology.attention.pair_scores import pair_scores
 from nosology.attention.planted_attention import (
     AttentionState,
     LabelDecoder,
     PlantedScores,
     accumulate,
     accumulated_logits,
-    pair_scores,
     planted_loss,
     top_k_mask,
 )
@@ -37,7 +37,7 @@ from nosology.training.data_loader import Batch, token_mask
 _WORD_VECTOR_STD = 0.3  # initial standard deviation of the ranker's word vectors
 _LONG_NOTE = 2048  # tokens; `chunk` is the number of such notes per chunk of the loss
 _MAX_LABELS = 4096  # whose attention is in memory at once during inference
-_GPU_WINDOW = 16_384  # tokens of all notes per window on a GPU: wider windows are faster
+_WIDE_WINDOW = 16_384  # tokens of all notes per window: wider windows are faster
 _MAX_SELECTED = 1 << 26  # notes x labels x tokens that planted attention carries from window to window
 _RELEVANCE = "relevance."
 
@@ -71,7 +71,7 @@ class Ranker(nn.Module):
             left = linear(chosen, self.of_label.weight.to(dtype), self.of_label.bias.to(dtype))
             right = linear(vectors.to(dtype), self.of_word.weight.to(dtype))
             if self.words is not None:
-                right = right + self.words[words].to(dtype)
+                right = right + embedding(words, self.words).to(dtype)
             weights = self.weights.to(dtype)
             scores = (left * weights) @ right.T if self.scorer == "dot" else pair_scores(left, right, weights)
         return scores.float()
@@ -205,8 +205,8 @@ class PlantNet(LabelNet):
         decoders = [self._decoder(labels) for labels in parts]
         sums = [AttentionState.empty(len(tokens), len(labels), 0, self.bias) for labels in parts]
         window = self.settings.window
-        if tokens.is_cuda:  # a multiple: `window` may be the scope of inattention
-            window *= max(1, _GPU_WINDOW // (len(tokens) * window))
+        # A multiple: `window` may be the scope of inattention.
+        window *= max(1, _WIDE_WINDOW // (len(tokens) * window))
         for first in range(0, tokens.shape[1], window):
             part = tokens[:, first : first + window]
             states, lstm_state = self.encoder(part, lstm_state)

@@ -8,6 +8,8 @@ from typing import Literal
 import numpy as np
 from scipy import sparse
 
+from nosology.core.progress import progress
+
 Kind = Literal["mutual_information", "normalised"]  # normalised: divided by the joint entropy
 
 _CELLS = 12_000_000  # codes x words that are dense in memory at once
@@ -51,7 +53,7 @@ class Relevance:
         bounds = [0]
         step = max(1, _CELLS // max(1, size))
         present = words.astype(np.int32)
-        for first in range(0, codes.shape[1], step):
+        for first in progress(range(0, codes.shape[1], step), "mutual information", unit=f"parts of {step} codes"):
             joint = (of_code[first : first + step].astype(np.int32) @ present).toarray()
             for together, with_code in zip(joint, code_notes[first : first + step]):
                 is_positive = together * float(n) > with_code * word_notes  # int32 would overflow

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifier
 
 from nosology.models.lexicon.trees import TreeEnsemble, Trees
 
@@ -49,7 +49,7 @@ def test_no_rows_give_no_probabilities(data):
 
 def test_forest_predicts_as_scikit_learn(data):
     rows, target = data
-    fitted = RandomForestClassifier(20, max_leaf_nodes=50, min_samples_leaf=3, max_features=0.3, random_state=0)
+    fitted = ExtraTreesClassifier(20, max_leaf_nodes=50, min_samples_leaf=3, max_features=0.3, random_state=0)
     expected = fitted.fit(rows, target).predict_proba(rows)[:, 1]
     forest = Trees.forest(rows, target, trees=20, leaves=50, min_leaf=3, seed=0)
     np.testing.assert_allclose(forest.probabilities(rows), expected, atol=1e-9)

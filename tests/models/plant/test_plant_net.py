@@ -19,6 +19,12 @@ from nosology.training.data_loader import Batch, pad_notes
 WORDS, LABELS = 50, 6
 
 
+@pytest.fixture(autouse=True)
+def narrow_windows(monkeypatch):
+    """A window has as many tokens as the settings say, so that short notes have several."""
+    monkeypatch.setattr("nosology.models.plant.plant_model._WIDE_WINDOW", 1)
+
+
 def net(backward: bool = False, **shape) -> PlantNet:
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
@@ -156,7 +162,7 @@ def test_each_attention_can_be_switched_off(off):
 @pytest.mark.parametrize("chunk", [1, 2])
 def test_training_memory_is_limited_by_the_chunk(monkeypatch, chunk):
     """The largest tensor has two values per label and token of a chunk."""
-    monkeypatch.setattr("nosology.attention.planted_attention._TILE", 500)
+    monkeypatch.setattr("nosology.attention.pair_scores._TILE", 500)
     monkeypatch.setattr("nosology.models.plant.plant_model._LONG_NOTE", 160)
     model, batch = net(chunk=chunk).train(), notes([160, 155, 150, 140])
     batch = Batch(batch.tokens, batch.lengths, None, torch.zeros(4, LABELS))

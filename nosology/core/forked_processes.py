@@ -1,0 +1,113 @@
+"""Work by processes that are forked from this one, and so share what it has loaded."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import chain, islice
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+from nosology.core.errors import ConfigError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_BLOCK = 8  # items that a process takes at a time
+_BLOCKS_PER_WORKER = 4  # in memory, waiting or done
+
+
+def forked_map(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
+    """function(item) for each item, in order, by processes that are forked from this one; items are read lazily.
+
+    Forked processes share the memory of this one: what the function has loaded is not loaded again, and nothing but
+    items and results passes between processes. A few items, and all on systems other than Linux, are computed in this
+    process. An exception is raised in the place of its item, after the results before it. The processes start before
+    this function returns, so that threads of the caller that begin later do not matter.
+    """
+    items = iter(items)
+    blocks = _blocks(items)
+    first = list(islice(blocks, 2))
+    if workers == 1 or len(first) < 2 or sys.platform != "linux":
+        return _results((_compute(function, block), error) for block, error in chain(first, blocks))
+    pool = ProcessPoolExecutor(workers, get_context("fork"), _set_function, (function,))
+    pool.submit(int).result()  # starts all processes
+    return _results(_computed(pool, chain(first, blocks), workers * _BLOCKS_PER_WORKER))
+
+
+_Block = tuple[list[Any], Exception | None]  # items or results, and what was raised after them
+
+
+def _blocks(items: Iterator[Any]) -> Iterator[_Block]:
+    """The items in blocks; the last one has the error that ended the reading."""
+    block: list[Any] = []
+    try:
+        for item in items:
+            block.append(item)
+            if len(block) == _BLOCK:
+                yield block, None
+                block = []
+    except Exception as error:
+        yield block, error
+        return
+    if block:
+        yield block, None
+
+
+def _compute(function: Callable[[Any], Any], items: list[Any]) -> _Block:
+    """The results of some items up to the first error."""
+    results = []
+    for item in items:
+        try:
+            results.append(function(item))
+        except Exception as error:
+            return results, error
+    return results, None
+
+
+def _computed(
+    pool: ProcessPoolExecutor, blocks: Iterable[_Block], limit: int
+) -> Iterator[tuple[_Block, Exception | None]]:
+    """The results of each block and the error in reading it; at most `limit` blocks are in memory."""
+    waiting: deque[tuple[Future[_Block], Exception | None]] = deque()
+    try:
+        for block, error in blocks:
+            waiting.append((pool.submit(_compute_forked, block), error))
+            if len(waiting) >= limit:
+                future, failed = waiting.popleft()
+                yield future.result(), failed
+        while waiting:
+            future, failed = waiting.popleft()
+            yield future.result(), failed
+    except BrokenProcessPool as broken:
+        raise ConfigError(
+            "a worker process was killed, perhaps for lack of memory: the number of workers must be lower"
+        ) from broken
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _results(computed: Iterable[tuple[_Block, Exception | None]]) -> Iterator[Any]:
+    """The results one by one; raises the errors in their places."""
+    for (results, error), failed_reading in computed:
+        yield from results
+        if raised := error or failed_reading:
+            raise raised
+
+
+_function: Callable[[Any], Any] | None = None  # of a forked process
+
+
+def _set_function(function: Callable[[Any], Any]) -> None:
+    global _function
+    _function = function
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
+
+
+def _compute_forked(items: list[Any]) -> _Block:
+    assert _function is not None
+    return _compute(_function, items)
