@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 PAD, UNKNOWN = 0, 1  # ids of padding and of words outside the vocabulary
 SPECIALS = 2
 ID_SHIFT = 1  # subword p of the transformer has the id p + ID_SHIFT, so that 0 is padding for every tokenizer
+_TEXTS = 256  # of notes that are tokenized at a time
 _BENCHMARK_WORD = re.compile(r"[a-z0-9]+")
 _DIGIT_OR_REST = re.compile(r"\d|[^\d]+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -213,8 +214,19 @@ class SubwordTokenizer:
             return tokenized
         return Encoding(tokenized.ids, view.starts[tokenized.starts], view.ends[tokenized.ends - 1])
 
+    def token_ids(self, texts: Iterable[str]) -> Iterator[TokenIds]:
+        """The subwords of notes as in `tokenize`, without their places; on all cores, some notes at a time."""
+        texts = iter(texts)
+        while some := list(islice(texts, _TEXTS)):
+            cleaned = [self._lowered(clean(text, BENCHMARK).text if self.benchmark else text) for text in some]
+            for encoding in self._tokenizer.encode_batch_fast(cleaned, add_special_tokens=False):
+                yield TokenIds(np.array(encoding.ids[: self.limit], dtype=np.int32) + np.int32(ID_SHIFT))
+
+    def _lowered(self, text: str) -> str:
+        return replace_surrogates(lower(text) if self.lower_case else text)
+
     def _subwords(self, text: str) -> Encoding:
-        text = replace_surrogates(lower(text) if self.lower_case else text)
+        text = self._lowered(text)
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         ids = np.array(encoding.ids[: self.limit], dtype=np.int32) + np.int32(ID_SHIFT)
         return Encoding(ids, *_word_offsets(text, encoding.offsets[: self.limit]))

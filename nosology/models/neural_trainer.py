@@ -21,7 +21,7 @@ from nosology.core.files import file_lock, json_sha256
 from nosology.core.label_space import ICD9, ICD10, LabelSpace, label_versions, mask_other_versions, note_versions
 from nosology.core.progress import activity, progress
 from nosology.corpora.corpus import Corpus
-from nosology.encoders.tokenizers import TokenIds, Vocabulary, WordTokenizer
+from nosology.encoders.tokenizers import SubwordTokenizer, TokenIds, Vocabulary, WordTokenizer
 from nosology.encoders.word_vectors import train_word_vectors
 from nosology.evaluation import brief
 from nosology.models.neural import NeuralModel, Tokenizer
@@ -61,7 +61,9 @@ class TokenizedNotes:
         if isinstance(tokenizer, WordTokenizer):
             reads = examples.words(tokenizer.cleaning).encoded(tokenizer)
         else:
-            reads = [tokenizer.tokenize(text) for text in progress(examples.texts(), "reading", total=len(examples))]
+            texts = progress(examples.texts(), "reading", total=len(examples))
+            is_subword = isinstance(tokenizer, SubwordTokenizer)
+            reads = list(tokenizer.token_ids(texts) if is_subword else map(tokenizer.tokenize, texts))
         codes = codes_in_labels(settings, labels, examples.codes)
         return TokenizedNotes(reads, codes, labels.encode(codes), note_versions(examples.codes))
 

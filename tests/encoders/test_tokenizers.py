@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nosology.encoders import tokenizers as module
 from nosology.encoders.tokenizers import (
     ID_SHIFT,
     PAD,
@@ -180,6 +181,17 @@ def test_subwords_equal_the_tokenizer_and_have_word_offsets():
         *("with", "pneumococcal", "pneumonia", ";", "Sjögren", "'", "s", "."),
     ]
     assert words.count("Hyperkalaemia") > 1, "a long word is split into subwords"
+
+
+@pytest.mark.parametrize("changes", [{}, {"lower_case": True}, {"benchmark": True}, {"limit": 3}])
+def test_ids_of_many_notes_are_those_of_each(tokenizers, changes, monkeypatch):
+    monkeypatch.setattr(module, "_TEXTS", 2)
+    texts = ["Chest PAIN, 5 days", "", "Fever\ud83d 39 and a cough", "no", "x 7"]
+    for tokenizer in tokenizers.values():
+        tokenizer = replace(tokenizer, **changes)
+        expected = [tokenizer.tokenize(text).ids.tolist() for text in texts]
+        assert [read.ids.tolist() for read in tokenizer.token_ids(iter(texts))] == expected
+        assert any(expected) and not expected[1]
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])
