@@ -126,6 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tree", metavar="NAME=PATH", help="another checkout to compare with")
     parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=STAGES, default=list(STAGES))
     parser.add_argument("--stage", choices=STAGES, help="print the milliseconds of this stage alone")
     arguments = parser.parse_args()
     if arguments.stage:
@@ -135,8 +136,8 @@ def main() -> None:
     if arguments.tree:
         name, _, path = arguments.tree.partition("=")
         trees = {name: path} | trees
-    rows = {}
-    for stage in STAGES:
+    rows = json.loads(RESULT.read_text())["cpu_ms"] if RESULT.exists() else {}
+    for stage in arguments.only:
         command = [sys.executable, __file__, "--stage", stage, "--times", str(arguments.times)]
         rows[stage] = {}
         for name, path in trees.items():
@@ -146,8 +147,8 @@ def main() -> None:
         if arguments.tree:
             rows[stage]["ratio"] = round(rows[stage][next(iter(trees))] / rows[stage]["this"], 2)
         print(f"{stage:12}" + "".join(f"  {key} {value}" for key, value in rows[stage].items()), flush=True)
-    result = {"machine": f"{platform.machine()}, one thread", "torch": torch.__version__, "cpu_ms": rows}
-    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+        result = {"machine": f"{platform.machine()}, one thread", "torch": torch.__version__, "cpu_ms": rows}
+        RESULT.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":
