@@ -120,9 +120,8 @@ def code(
         from nosology.serving.ray_engine import code_on_ray
 
         options = {"bundle": bundle, "top": top, "release": release, "codes": codes, "systems": system}
-        for note_id, predictions in code_on_ray(
-            read_input_notes(notes), workers=workers or 2, address=address, **options
-        ):
+        coded_notes = code_on_ray(read_input_notes(notes), workers=workers or 2, address=address, **options)
+        for note_id, predictions in coded_notes if sys.stdout.isatty() else progress(coded_notes, "coding"):
             typer.echo(f'{{"id": {json.dumps(note_id, ensure_ascii=False)}, "codes": {predictions}}}')
         return
     if engine != "local":

@@ -7,17 +7,19 @@ import logging
 import os
 import socket
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 from nosology.core import ConfigError, Note
 from nosology.models.bundle import is_day_one
 from nosology.serving.coder import Coder
 
-_BATCH = 64  # notes per task of a worker
+_BATCH = 64  # notes that a worker codes together
+_TASK = 256  # notes of a task, at most, if there are many: it is what is repeated if a worker fails
 _BLOCK = 16_384  # notes in memory here, passed to Ray together
 
 
@@ -37,21 +39,34 @@ class RayCoder:
             json.dumps([suggestion.to_json() for suggestion in suggestions], ensure_ascii=False)
             for suggestions in self.coder.code_all(notes, self.top)
         ]
-        return {"position": list(block["position"]), "id": list(block["id"]), "codes": predictions}
+        return {"id": list(block["id"]), "codes": predictions}
+
+
+class _StreamOfThread:
+    """A stream that discards what other threads than that of its construction write."""
+
+    def __init__(self, stream: TextIO):
+        self._stream, self._thread = stream, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        return self._stream.write(text) if threading.get_ident() == self._thread else len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 @contextmanager
-def _native_messages_discarded() -> Iterator[None]:
-    """Discards what the C++ parts of Ray print to standard error. Python still prints there."""
+def _ray_messages_discarded() -> Iterator[None]:
+    """Discards what Ray prints: its C++ parts to standard error, its threads to standard output, among our results."""
     sys.stderr.flush()
     with os.fdopen(os.dup(2), "w") as stream, Path(os.devnull).open("w") as null:
-        before, sys.stderr = sys.stderr, stream
+        before, sys.stderr, sys.stdout = (sys.stderr, sys.stdout), stream, cast("TextIO", _StreamOfThread(sys.stdout))
         os.dup2(null.fileno(), 2)
         try:
             yield
         finally:
             os.dup2(stream.fileno(), 2)
-            sys.stderr = before
+            sys.stderr, sys.stdout = before
 
 
 def code_on_ray(
@@ -85,7 +100,7 @@ def code_on_ray(
     }
     Coder.load(**options)  # wrong options must not fail in a worker
     starts_ray = not ray.is_initialized()
-    with _native_messages_discarded():
+    with _ray_messages_discarded():
         if starts_ray:
             _start_ray(address, workers)
         try:
@@ -112,27 +127,29 @@ def _start_ray(address: str | None, workers: int) -> None:
         raise ConfigError(f"{what} ({type(error).__name__})") from error
 
 
-def note_row(position: int, note: Note) -> dict[str, Any]:
+def note_row(note: Note) -> dict[str, Any]:
     """A note as a row of a block; its columns are JSON, because notes may have different columns."""
-    return {"position": position, "id": note.id, "text": note.text, "extra": json.dumps(dict(note.extra), default=str)}
+    return {"id": note.id, "text": note.text, "extra": json.dumps(dict(note.extra), default=str)}
 
 
 def _code_blocks(
     notes: Iterator[Note], options: dict[str, Any], top: int | None, workers: int
 ) -> Iterator[tuple[str, str]]:
+    """(id, predictions) of each note, as soon as it and all before it are coded; Ray repeats tasks of a lost worker."""
     import ray
 
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
+    context.execution_options.preserve_order = True
     while block := list(islice(notes, _BLOCK)):
-        rows = [note_row(position, note) for position, note in enumerate(block)]
-        data = ray.data.from_items(rows, override_num_blocks=max(1, min(len(rows), 4 * workers)))
+        tasks = max(min(len(block), 4 * workers), len(block) // _TASK)
+        data = ray.data.from_items([note_row(note) for note in block], override_num_blocks=tasks)
         predictions = data.map_batches(
             RayCoder,
             fn_constructor_args=(options, top),
             batch_size=_BATCH,
             compute=ray.data.ActorPoolStrategy(size=workers),
             num_cpus=1,
-        ).take_all()
-        for row in sorted(predictions, key=lambda row: row["position"]):
+        )
+        for row in predictions.iter_rows():
             yield row["id"], row["codes"]

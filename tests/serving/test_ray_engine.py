@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -40,6 +41,41 @@ def test_two_workers_give_the_predictions_of_one_process_in_order(small_bundle):
     coder = Coder.load(small_bundle)
     for (_, codes), suggestions in zip(predictions, coder.code_all((note.text for note in notes), 3)):
         assert codes == [json.loads(json.dumps(item.to_json())) for item in suggestions]
+
+
+KILLING = """
+import json, os, signal, sys
+from pathlib import Path
+from nosology.core import Note
+from nosology.serving import ray_engine
+ray_engine._TASK = ray_engine._BATCH = 8
+class Killed(ray_engine.RayCoder):
+    def __call__(self, block):
+        if "n37" in list(block["id"]) and not Path(sys.argv[2]).exists():
+            Path(sys.argv[2]).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(block)
+ray_engine.RayCoder = Killed
+notes = [Note(**row) for row in map(json.loads, sys.stdin)]
+for note_id, codes in ray_engine.code_on_ray(notes, bundle=sys.argv[1], top=3, workers=2):
+    print(json.dumps([note_id, len(json.loads(codes))]))
+"""
+
+
+@pytest.mark.timeout(240)
+def test_task_of_a_killed_worker_is_repeated(small_bundle, tmp_path):
+    notes = [replace(note, id=f"n{number}") for number, note in enumerate(small_notes(60, seed=3))]
+    killed = tmp_path / "killed"
+    run = subprocess.run(
+        [sys.executable, "-c", KILLING.replace("sys.argv[2]", repr(str(killed))), str(small_bundle)],
+        input="\n".join(json.dumps({"id": note.id, "text": note.text}) for note in notes),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0"},
+        timeout=230,
+    )
+    assert (run.returncode, run.stderr) == (0, "") and killed.exists()
+    assert [json.loads(line)[0] for line in run.stdout.splitlines()] == [note.id for note in notes]
 
 
 @pytest.mark.parametrize(
