@@ -642,6 +642,8 @@ def test_the_change_dialog_offers_codes_of_the_date(chromium, address):
     expect(page.locator("#book")).to_contain_text("not in the code set of the encounter's date")
     page.keyboard.press("Enter")
     expect(page.locator(".chosen .card")).to_contain_text("instead of N18.30")
+    expect(page.locator("#book")).not_to_be_visible()
+    go(page, "icd10cm:N18.3")
     missing = {"detail": "The code book has no such line."}
     page.route("**/codes/icd10cm/*", lambda route: route.fulfill(status=404, json=missing))
     page.keyboard.press("d")
