@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -171,6 +172,8 @@ class _Lines:
 
 
 _lines = _Lines()
+# The thread that prints is not forked, and may have held the lock.
+os.register_at_fork(after_in_child=_lines.__init__)
 
 
 def print_progress(line: str) -> None:
