@@ -24,7 +24,7 @@ from nosology.core.files import text_sha256
 from nosology.workbench.cases import UncertainSuggestion
 from nosology.workbench.report_evidence import with_left_out, without_reports
 
-_PACKAGES = ("claims", "codes", "text")  # of which a claim is made
+_PACKAGES = ("claims", "codes", "core", "text")  # of which a claim is made
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ def _claims() -> TypeAdapter[Claim]:
 def _program() -> str:
     """A hash of the version, the files and the code sets on which claims depend."""
     root = Path(nosology.__file__).parent
-    paths = sorted(path for name in _PACKAGES for path in (root / name).rglob("*") if path.suffix != ".pyc")
-    stats = [(str(path.relative_to(root)), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    files = [it for path, it in zip(paths, stats) if path.is_file()]
+    found = (path for name in _PACKAGES for path in sorted((root / name).rglob("*")))
+    # Other processes write to __pycache__ at the same time.
+    paths = [path for path in found if "__pycache__" not in path.parts and path.is_file()]
+    files = [(str(path.relative_to(root)), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     return text_sha256(repr((__version__, files, [tuple(releases(system)) for system in SYSTEMS])))
