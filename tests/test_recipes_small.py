@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nosology.config import load_recipe
-from nosology.encoders.word_encoders import random_vectors
+from nosology.encoders.word_vectors import random_vectors
 from nosology.models.dual_laat.dual_laat_model import DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatSettings
 from nosology.training.data_loader import Batch, pad_notes
