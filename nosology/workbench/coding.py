@@ -120,8 +120,12 @@ class CoderPool:
         return self._run(_code_in_worker, list(notes), wait=wait)
 
     def propose(self, inputs: Sequence[ClaimInput]) -> list[str | None]:
-        """The proposed claims as the database stores them, built in a worker."""
-        return self._run(_propose_in_worker, list(inputs), wait=True)
+        """The proposed claims as the database stores them, built in a worker; None for all if they kill it."""
+        try:
+            return self._run(_propose_in_worker, list(inputs), wait=True)
+        except BrokenProcessPool:  # the suggestions are right all the same
+            log.error("the worker died of %d proposed claims", len(inputs))
+            return [None for _ in inputs]
 
     def _run(self, task: Callable[[list[T]], list[R]], items: list[T], *, wait: bool) -> list[R]:
         """The results of a task in a worker."""
