@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -102,19 +101,17 @@ def _gpu_use() -> float | None:
 
 def measure(name: str, *arguments: str) -> Stage:
     """The cost of a nosology command; an audit may find near-duplicates (exit code 3)."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.monotonic()
     process = subprocess.Popen([sys.executable, "-m", "nosology", *arguments], stdout=subprocess.DEVNULL)
     sampler = Sampler(process.pid)
-    code = process.wait()
+    _, status, usage = os.wait4(process.pid, 0)  # of this process and its children, without those of the sampler
+    process.returncode = code = os.waitstatus_to_exitcode(status)
     seconds = time.monotonic() - started
     sampler.close()
     if code not in ((0, 3) if "audit" in arguments else (0,)):
         raise SystemExit(f"nosology {' '.join(arguments)} ended with exit code {code}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     used = round(sum(sampler.used) / len(sampler.used), 1) if sampler.used else None
-    stage = Stage(name, round(seconds, 1), round(cpu, 1), round(sampler.peak, 2), used)
+    stage = Stage(name, round(seconds, 1), round(usage.ru_utime + usage.ru_stime, 1), round(sampler.peak, 2), used)
     print(json.dumps(asdict(stage)), flush=True)
     return stage
 
@@ -164,8 +161,8 @@ def projection(result: dict[str, Any]) -> dict[str, float]:
     train_notes = sum(sizes["train"] for sizes in result["written"].values())
     seconds = {stage["name"]: stage["seconds"] for stage in result["stages"]}
     steps = training["notes"] / training["notes_per_second"]
-    validation = training["validation_seconds"]
-    start = seconds["train"] - steps - validation
+    validation = training["validation_seconds"] / training["epochs"]
+    start = seconds["train"] - steps - training["validation_seconds"]
     growing = sum(s for name, s in seconds.items() if name not in ("train", "simulate")) + start
     growing += EPOCHS * train_notes / training["notes_per_second"]
     factor = MIMIC_NOTES / result["notes"]

@@ -67,7 +67,7 @@ for _name in REMOVED:
 
 
 _ENDLESS = {"serve", "workbench", "federate"}  # commands that wait for others: they show no progress of their own
-_PATIENCE = 5.0  # seconds after which a command shows that it goes on, if nothing inside of it does
+_EXTRA_SECONDS = 5.0  # beyond the usual ones, before a command shows that it goes on: something inside of it may
 
 
 def main() -> None:
@@ -78,7 +78,7 @@ def main() -> None:
     logging.getLogger().addHandler(logging.NullHandler())  # else Python prints messages of libraries to standard error
     command = " ".join(sys.argv[1:2])
     is_shown = command not in _ENDLESS
-    shown = activity(command, spinner=False, patience=_PATIENCE) if is_shown else nullcontext()
+    shown = activity(command, spinner=False, extra_seconds=_EXTRA_SECONDS) if is_shown else nullcontext()
     try:
         with shown:
             app()

@@ -13,6 +13,7 @@ from multiprocessing import get_context
 from typing import Any, TypeVar
 
 from nosology.core.errors import ConfigError
+from nosology.core.parallel import end_with_parent
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -105,6 +106,7 @@ _function: Callable[[Any], Any] | None = None  # of a forked process
 def _set_function(function: Callable[[Any], Any]) -> None:
     global _function
     _function = function
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
 
 

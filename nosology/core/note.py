@@ -79,5 +79,5 @@ class Suggestion:
     def to_json(self) -> dict[str, Any]:
         """The suggestion in the format of predictions files."""
         # asdict would copy every value; thousands of notes are written
-        evidence = [{name: getattr(span, name) for name in span.__slots__} for span in self.evidence]
-        return {name: getattr(self, name) for name in self.__slots__} | {"evidence": evidence}
+        evidence = [{name: getattr(span, name) for name in span.__dataclass_fields__} for span in self.evidence]
+        return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"evidence": evidence}

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import parent_process
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -33,3 +38,25 @@ def parallel_map(function: Callable[..., R], arguments: Sequence[tuple[Any, ...]
 
     with Parallel(n_jobs=min(workers, len(arguments)), return_as="generator") as pool:
         yield from pool(delayed(function)(*items) for items in arguments)
+
+
+def end_with_parent() -> None:
+    """Makes this process of multiprocessing end when the one that started it is gone, even if it was killed.
+
+    The sentinel is a pipe whose other end only the parent has, and forked processes that started later and end first.
+    The kernel signals its end, and the signal ends the process, even in a long call that holds the interpreter's lock.
+    The thread is for a parent that was gone before.
+    """
+    parent = parent_process()
+    if parent is None:
+        return
+    pipe = int(parent.sentinel)
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()

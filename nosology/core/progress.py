@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -102,10 +103,10 @@ def time_left(seconds: float) -> str:
 
 
 @contextmanager
-def activity(title: str, *, spinner: bool = True, patience: float = 0.0) -> Iterator[None]:
+def activity(title: str, *, spinner: bool = True, extra_seconds: float = 0.0) -> Iterator[None]:
     """Shows that the work of the block goes on: a spinner on a terminal, elsewhere a line every 30 seconds.
 
-    spinner: False if the block shows bars of its own. patience: further seconds, for lines that others may print.
+    spinner: False if the block shows bars of its own. extra_seconds: before each line, for lines that others may print.
     """
     if sys.stderr.isatty():
         if not spinner:
@@ -117,7 +118,7 @@ def activity(title: str, *, spinner: bool = True, patience: float = 0.0) -> Iter
             yield
         return
     started = time.monotonic()
-    with _reported(title, lambda: f"{timedelta(seconds=round(time.monotonic() - started))} so far", patience):
+    with _reported(title, lambda: f"{timedelta(seconds=round(time.monotonic() - started))} so far", extra_seconds):
         yield
 
 
@@ -144,8 +145,8 @@ class _Lines:
     def add(self, report: _Report) -> None:
         with self.lock:
             now = time.monotonic()
-            is_patient = report[2] > 0  # a new command continues no work
-            if not self.reports and (is_patient or now - self.idle_since > _PAUSE_SECONDS):
+            is_command = report[2] > 0  # a new command continues no work
+            if not self.reports and (is_command or now - self.idle_since > _PAUSE_SECONDS):
                 self.since = now
             self.reports.append(report)
             if not self.is_printing:
@@ -164,13 +165,15 @@ class _Lines:
                 if not self.reports:
                     self.is_printing = False
                     return
-                title, status, patience = self.reports[-1]
-                is_due = time.monotonic() - self.since >= LOG_SECONDS + patience
+                title, status, extra_seconds = self.reports[-1]
+                is_due = time.monotonic() - self.since >= LOG_SECONDS + extra_seconds
             if is_due:
                 print_progress(f"{title}: {status()}")
 
 
 _lines = _Lines()
+# The thread that prints is not forked, and may have held the lock.
+os.register_at_fork(after_in_child=_lines.__init__)
 
 
 def print_progress(line: str) -> None:
@@ -180,9 +183,9 @@ def print_progress(line: str) -> None:
 
 
 @contextmanager
-def _reported(title: str, status: Callable[[], str], patience: float = 0.0) -> Iterator[None]:
+def _reported(title: str, status: Callable[[], str], extra_seconds: float = 0.0) -> Iterator[None]:
     """Prints a line with title and status every 30 seconds while this is the innermost work."""
-    report = (title, status, patience)
+    report = (title, status, extra_seconds)
     _lines.add(report)
     try:
         yield

@@ -182,9 +182,12 @@ def _backward(
     tl.store(d_first + own, d_h, mask=inside)
 
 
-def can_run(x: Tensor, notes: int, hidden: int) -> bool:
-    """Whether the kernels exist for these inputs."""
-    return AVAILABLE and x.is_cuda and notes <= MAX_NOTES and hidden % _CHUNK == 0
+def can_run(x: Tensor, dtype: torch.dtype, hidden: int) -> bool:
+    """Whether the kernels exist for inputs (B, T, E) that are computed in this type, and fit on the GPU."""
+    if not AVAILABLE or not x.is_cuda or dtype.itemsize != 2 or len(x) > MAX_NOTES or hidden % _CHUNK:
+        return False
+    # All programs run at the same time, for which one on each multiprocessor is surely possible.
+    return 2 * (hidden // _UNITS) <= torch.cuda.get_device_properties(x.device).multi_processor_count
 
 
 def bidirectional_gru(gates: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

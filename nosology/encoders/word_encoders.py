@@ -36,10 +36,14 @@ def word_embedding(words: int, size: int, vectors: Tensor | None) -> nn.Embeddin
 @contextmanager
 def _rnn_precision(x: Tensor) -> Iterator[torch.dtype]:
     """The dtype in which an RNN computes, with autocast off: autocast would run RNNs in float16 also for bfloat16."""
-    dtype = torch.get_autocast_dtype("cuda") if x.is_cuda and torch.is_autocast_enabled("cuda") else x.dtype
+    dtype = _rnn_dtype(x)
     with torch.autocast(x.device.type, enabled=False), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
         yield dtype
+
+
+def _rnn_dtype(x: Tensor) -> torch.dtype:
+    return torch.get_autocast_dtype("cuda") if x.is_cuda and torch.is_autocast_enabled("cuda") else x.dtype
 
 
 def _rnn_options(training: bool) -> tuple[bool, int, float, bool, bool, bool]:
@@ -80,7 +84,7 @@ class RecurrentEncoder(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """States (B, T, D) of embedded tokens (B, T, E); lengths: (B,) on the CPU. States of padding are 0."""
-        use_kernel = gru_kernel.can_run(x, len(x), self.cell.hidden_size)
+        use_kernel = gru_kernel.can_run(x, _rnn_dtype(x), self.cell.hidden_size)
         if x.is_cuda and not use_kernel:
             return self._run_packed(x, lengths)
         forward, backward, reversal, ends = self._run_padded(x, lengths, use_kernel=use_kernel)
@@ -106,7 +110,7 @@ class RecurrentEncoder(nn.Module):
         reversal = (ends[:, None] - 1 - torch.arange(x.shape[1], device=x.device)).clamp(min=0)
         reversed_x = x.gather(1, reversal[..., None].expand_as(x))
         with _rnn_precision(x) as dtype:
-            if use_kernel and dtype.itemsize == 2:
+            if use_kernel:
                 return *self._run_kernel(x.to(dtype), reversed_x.to(dtype)), reversal, ends
             zero = x.new_zeros(1, len(x), self.width // 2, dtype=dtype)
             forward, backward = (

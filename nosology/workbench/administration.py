@@ -12,9 +12,8 @@ from nosology.core import NosologyError
 from nosology.workbench.accounts import apply_session_limits
 from nosology.workbench.double_coding import load_double_coding_rule
 from nosology.workbench.page_html import AdminPage, PageContext
-from nosology.workbench.retention import count_deleted, delete_expired, delete_note
+from nosology.workbench.retention import count_deleted, delete_expired, delete_note, forget_deleted
 from nosology.workbench.review import NotFound
-from nosology.workbench.store_health import shrink_log
 from nosology.workbench.store_settings import (
     RetentionRule,
     SessionLimits,
@@ -85,5 +84,5 @@ def delete_one(
             delete_note(connection, note_id or 0, page.user.id, page.address, "by an admin")
     except NotFound as error:
         return _render(page, error=f"{error}.")
-    shrink_log(page.services.engine)
+    forget_deleted(page.services.engine)
     return _render(page, message="The note was deleted.")

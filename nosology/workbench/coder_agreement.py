@@ -76,9 +76,8 @@ def load_double_codings(connection: Connection) -> list[DoubleCoding]:
     query = select(decisions, users.c.name.label("user")).join(users, users.c.id == decisions.c.user_id, isouter=True)
     query = query.where(decisions.c.note_id.in_([*originals, *(row.id for row in rows)]))
     decided = rows_by_note(connection, query.order_by(decisions.c.version))
-    coded = rows_by_note(
-        connection, select(codings).where(codings.c.note_id.in_(originals)).order_by(codings.c.id.desc())
-    )
+    query = select(codings.c.note_id, codings.c.suggestions).where(codings.c.note_id.in_(originals))
+    coded = rows_by_note(connection, query.order_by(codings.c.id.desc()))
     found = []
     for row in rows:
         closing = next((item for item in decided[row.id] if item["action"] == "close"), None)

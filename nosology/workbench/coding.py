@@ -6,7 +6,6 @@ note whose result was not committed is coded again.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -17,13 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Connection, Engine, bindparam, func, insert, select, update
 
 from nosology.core import ConfigError, NosologyError, Note, Suggestion
+from nosology.core.parallel import end_with_parent
 from nosology.workbench.append_only import DELETED
 from nosology.workbench.blind_access import load_pair
 from nosology.workbench.cases import record_decision_in, suggestion_to_json
@@ -58,7 +58,7 @@ class CoderBusyError(NosologyError):
 def _load_coder(bundle: str, release: str | None) -> None:
     """Loads the coder of this worker process, which runs at a lower priority than the server."""
     global _coder
-    _end_with_server()
+    end_with_parent()
     from nosology.models.bundle import is_day_one
     from nosology.serving.coder import Coder
 
@@ -72,27 +72,6 @@ def _load_coder(bundle: str, release: str | None) -> None:
         freeze_tables()
     except NosologyError as error:  # an exception here would break the pool and hide the message
         _coder = error
-
-
-def _end_with_server() -> None:
-    """Makes this worker process end when the server process is gone, even if it was killed.
-
-    The sentinel is a pipe whose other end only the server has. The kernel signals its end, and the signal ends the
-    process, even in a long call that holds the interpreter's lock. The thread is for a server that was gone before.
-    """
-    server = parent_process()
-    if server is None:
-        return
-    pipe = int(server.sentinel)
-    signal.signal(signal.SIGIO, signal.SIG_DFL)
-    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
-
-    def wait() -> None:
-        server.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def _code_in_worker(notes: list[Note]) -> list[CodedNote]:
@@ -141,8 +120,12 @@ class CoderPool:
         return self._run(_code_in_worker, list(notes), wait=wait)
 
     def propose(self, inputs: Sequence[ClaimInput]) -> list[str | None]:
-        """The proposed claims as the database stores them, built in a worker."""
-        return self._run(_propose_in_worker, list(inputs), wait=True)
+        """The proposed claims as the database stores them, built in a worker; None for all if they kill it."""
+        try:
+            return self._run(_propose_in_worker, list(inputs), wait=True)
+        except BrokenProcessPool:  # the suggestions are right all the same
+            log.error("the worker died of %d proposed claims", len(inputs))
+            return [None for _ in inputs]
 
     def _run(self, task: Callable[[list[T]], list[R]], items: list[T], *, wait: bool) -> list[R]:
         """The results of a task in a worker."""

@@ -60,7 +60,8 @@ def load_reviewed_notes(connection: Connection) -> list[ReviewedNote]:
     for first in range(0, len(rows), 500):
         part = rows[first : first + 500]
         ids = [row.id for row in part]
-        coded = rows_by_note(connection, select(codings).where(codings.c.note_id.in_(ids)).order_by(codings.c.id))
+        query = select(codings.c.note_id, codings.c.suggestions, codings.c.profile)
+        coded = rows_by_note(connection, query.where(codings.c.note_id.in_(ids)).order_by(codings.c.id))
         query = select(decisions).where(decisions.c.note_id.in_(ids)).order_by(decisions.c.version)
         decided = rows_by_note(connection, query)
         opened = rows_by_note(connection, select(audit).where(audit.c.note_id.in_(ids), audit.c.what == "note"))

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Engine, delete, func, select, update
 from nosology.workbench.append_only import DELETED, DELETION
 from nosology.workbench.audit_log import log_access_in
 from nosology.workbench.database import read_transaction, write_transaction
+from nosology.workbench.html_fragments import forget_texts
 from nosology.workbench.review import NotFound
 from nosology.workbench.store_health import shrink_log
 from nosology.workbench.store_settings import load_retention
@@ -75,8 +76,14 @@ def delete_expired(engine: Engine, now: float | None = None) -> int:
         if len(ids) < _CHUNK:
             break
     if number:
-        shrink_log(engine)
+        forget_deleted(engine)
     return number
+
+
+def forget_deleted(engine: Engine) -> None:
+    """Removes the text of deleted notes from the log of SQLite and from the memory of this process."""
+    shrink_log(engine)
+    forget_texts()
 
 
 def count_deleted(connection: Connection) -> int:

@@ -19,12 +19,13 @@ import nosology
 from nosology.claims.claim import Claim, build_claim
 from nosology.claims.encounter import Encounter
 from nosology.codes import releases
+from nosology.codes.installed import installed_files
 from nosology.core import SYSTEMS, Span, Suggestion, __version__
 from nosology.core.files import text_sha256
 from nosology.workbench.cases import UncertainSuggestion
 from nosology.workbench.report_evidence import with_left_out, without_reports
 
-_PACKAGES = ("claims", "codes", "text")  # of which a claim is made
+_PACKAGES = ("claims", "codes", "core", "text")  # of which a claim is made
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,12 @@ def _claims() -> TypeAdapter[Claim]:
 
 @cache
 def _program() -> str:
-    """A hash of the version, the files and the code sets on which claims depend."""
+    """A hash of the version, and of sizes and times of the files and installed code sets on which claims depend."""
     root = Path(nosology.__file__).parent
-    paths = sorted(path for name in _PACKAGES for path in (root / name).rglob("*") if path.suffix != ".pyc")
-    stats = [(str(path.relative_to(root)), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    files = [it for path, it in zip(paths, stats) if path.is_file()]
-    return text_sha256(repr((__version__, files, [tuple(releases(system)) for system in SYSTEMS])))
+    found = (path for name in _PACKAGES for path in sorted((root / name).rglob("*")))
+    # Other processes write to __pycache__ at the same time.
+    paths = [path for path in found if "__pycache__" not in path.parts and path.is_file()]
+    names = [str(path.relative_to(root)) for path in paths]
+    stats = [path.stat() for path in (*paths, *(file.path for file in installed_files()))]
+    files = [(status.st_size, status.st_mtime_ns) for status in stats]
+    return text_sha256(repr((__version__, names, files, [tuple(releases(system)) for system in SYSTEMS])))

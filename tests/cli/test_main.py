@@ -304,7 +304,7 @@ def test_output_into_a_closed_pipe_ends_quietly(small_bundle, notes_file):
 
 def test_long_command_says_that_it_goes_on(monkeypatch, capsys):
     monkeypatch.setattr("nosology.core.progress.LOG_SECONDS", 0.01)
-    monkeypatch.setattr(cli, "_PATIENCE", 0.0)
+    monkeypatch.setattr(cli, "_EXTRA_SECONDS", 0.0)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # `main` replaces it
     monkeypatch.setattr(cli, "app", lambda: time.sleep(0.3))
     for words, expected in (("compare", True), ("serve", False)):

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -65,3 +70,45 @@ def test_what_was_loaded_is_not_pickled():
 def test_a_killed_process_is_reported():
     with pytest.raises(ConfigError, match="number of workers must be lower"):
         list(forked_map(lambda _: os.kill(os.getpid(), 9), range(40), 2))
+
+
+ENDLESS = """
+import os, time
+from nosology.core.forked_processes import forked_map
+
+def work(number):
+    if number:
+        time.sleep(600)
+    return os.getpid()
+
+for process in forked_map(work, (number // 8 % 2 for number in range(40)), 2):
+    print(process, flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_processes_end_when_the_first_one_is_killed(number):
+    with subprocess.Popen([sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        first.stdout.readline()  # the next items wait in both processes
+        workers = {int(pid) for pid in _children(first.pid)}
+        assert len(workers) == 2
+        first.send_signal(number)
+        first.wait()
+        end = time.monotonic() + 20
+        while (left := [pid for pid in workers if _is_running(pid)]) and time.monotonic() < end:
+            time.sleep(0.05)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

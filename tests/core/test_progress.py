@@ -1,5 +1,6 @@
 """Progress of long work without a terminal, with a short interval between lines."""
 
+import os
 import re
 import time
 
@@ -73,3 +74,12 @@ def test_counter_may_be_advanced_elsewhere(stream):
 
     with counting("word vectors", total=9, counter=Shared()):
         stream.wait_for(r"word vectors: 7 of 9 notes, \S+ notes/s, 0:00:00 left, until ")
+
+
+@pytest.mark.filterwarnings("ignore:This process")  # is multi-threaded
+def test_a_forked_process_does_not_wait_for_the_lock_of_the_first():
+    with progress_module._lines.lock:
+        child = os.fork()
+        if not child:
+            os._exit(0 if progress_module._lines.lock.acquire(timeout=5) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -20,7 +20,7 @@ from nosology.cli import app
 from nosology.core import ConfigError, ConflictError, NosologyError, Note, OutputError
 from nosology.workbench import database
 from nosology.workbench.audit_log import log_access, read_log
-from nosology.workbench.cases import count_by_status, load_case, record_decision
+from nosology.workbench.cases import _suggestions, count_by_status, load_case, record_decision
 from nosology.workbench.coding import cancel_batch, resume_batch
 from nosology.workbench.database import open_database, postgres_url, read_transaction, write_transaction
 from nosology.workbench.document_import import add_notes, create_batch
@@ -93,14 +93,18 @@ def test_notes_are_deleted_a_number_of_days_after_they_were_finished(finished, p
         assert add_notes(connection, [Note("MRN-1", "new")], None) == (1, 0)
 
 
-def test_deleted_text_is_not_in_the_file(finished, tmp_path):
+def test_deleted_text_is_neither_in_the_file_nor_in_memory(finished, tmp_path):
     if finished.dialect.name != "sqlite":
         return  # PostgreSQL's vacuum removes it
     with write_transaction(finished) as connection:
         save_setting(connection, "retention", RetentionRule(1))
     record_decision(finished, 2, "finish", {}, user=None, version=1, at=1.0)
     assert any(SECRET.encode() in path.read_bytes() for path in tmp_path.glob("workbench.db*"))
+    with read_transaction(finished) as connection:
+        load_case(connection, 2)
+    assert _suggestions.cache_info().currsize
     assert delete_expired(finished) == 2
+    assert not _suggestions.cache_info().currsize
     assert not any(SECRET.encode() in path.read_bytes() for path in tmp_path.glob("workbench.db*"))
 
 

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import func, select, update
 
 from nosology.core import Note, ReviewError
+from nosology.workbench import coding
 from nosology.workbench.coding import (
     BackgroundCoder,
     CodedNote,
@@ -152,6 +153,16 @@ def test_the_coder_gets_the_columns_of_a_note(engine, small_bundle):
 def test_a_worker_that_is_killed_is_replaced(pool):
     (pid,) = pool._pool._processes
     os.kill(pid, signal.SIGKILL)
+    assert pool.code([Note("", "type 2 diabetes")], wait=True)[0].suggestions
+
+
+def _die(_inputs):
+    os._exit(1)
+
+
+def test_a_worker_that_dies_of_a_claim_costs_only_the_claim(pool, monkeypatch):
+    monkeypatch.setattr(coding, "_propose_in_worker", _die)
+    assert pool.propose([None, None]) == [None, None]
     assert pool.code([Note("", "type 2 diabetes")], wait=True)[0].suggestions
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from jinja2 import Environment
 
-from nosology.workbench.html_fragments import FragmentCache
+from nosology.claims.encounter import guess_setting
+from nosology.text.stems import stem
+from nosology.workbench.html_fragments import FragmentCache, forget_texts
 
 TEMPLATE = "{% macro part(word, n) %}<b>{{ word }}{{ n }}</b>{% endmacro %}{{ remember(part, word, n) }}"
 
@@ -45,3 +47,20 @@ def test_a_key_stands_for_arguments_without_a_hash():
 
     cache = FragmentCache()
     assert [cache.render(Row(), {"id": n}, key=n) for n in (1, 2, 1)] == ["1", "2", "1"]
+
+
+def test_texts_are_forgotten_and_tables_are_kept():
+    class Part:
+        name = "part"
+
+        def __call__(self, word):
+            return word
+
+    cache = FragmentCache()
+    cache.render(Part(), "Mr. Smith")
+    guess_setting("Mr. Smith was discharged home.")
+    stem("admissions")
+    assert cache._parts and guess_setting.cache_info().currsize
+    forget_texts()
+    assert not cache._parts and not guess_setting.cache_info().currsize
+    assert stem.cache_info().currsize

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import select
 
 from nosology.claims.claim import build_claim
+from nosology.codes.installed import InstalledFile
 from nosology.core import EvidenceSpan, Suggestion
 from nosology.workbench import stored_claims
 from nosology.workbench.database import read_transaction
@@ -49,11 +50,26 @@ def test_a_claim_of_other_words_fields_reports_or_another_program_is_not_used(ma
     assert made_of.from_json(stored) is None
 
 
-def test_the_program_is_that_of_its_files(monkeypatch):
-    before = stored_claims._program.__wrapped__()
-    assert before == stored_claims._program.__wrapped__()
-    monkeypatch.setattr(stored_claims, "__version__", "0")
-    assert before != stored_claims._program.__wrapped__()
+def test_the_program_is_that_of_its_version_files_and_installed_code_sets(monkeypatch, tmp_path):
+    program = stored_claims._program.__wrapped__
+    before = program()
+    assert before == program()
+    with monkeypatch.context() as patch:
+        patch.setattr(stored_claims, "__version__", "0")
+        assert before != program()
+    (tmp_path / "claims").mkdir()
+    rules = tmp_path / "claims" / "rules.toml"
+    rules.write_text("one")
+    monkeypatch.setattr(stored_claims.nosology, "__file__", str(tmp_path / "__init__.py"))
+    before = program()
+    (tmp_path / "claims" / "__pycache__").mkdir()
+    (tmp_path / "claims" / "__pycache__" / "rules.pyc.123").touch()
+    assert before == program()
+    rules.write_text("three")
+    assert before != program()
+    before = program()
+    monkeypatch.setattr(stored_claims, "installed_files", lambda: [InstalledFile("icd10cm", "2026", "tabular", rules)])
+    assert before != program()
 
 
 def test_the_background_coder_stores_the_claim_that_pages_show(ann):  # noqa: F811
