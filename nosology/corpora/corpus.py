@@ -94,7 +94,8 @@ class Corpus:
         state = f"{status.st_size} {status.st_mtime_ns} {self.hash} {self.manifest.get('sha256')}"
         name, cache = str(path.resolve()), cache_folder() / "verified_corpora.json"
         try:
-            verified = dict(read_json(cache))
+            known = dict(read_json(cache)).items()
+            verified = {key: value for key, value in known if isinstance(key, str) and isinstance(value, str)}
         except (OSError, ValueError, TypeError):
             verified = {}
         if verified.pop(name, None) == state:

@@ -84,10 +84,10 @@ class Bundle:
         model_class = load_class(kind, "model")
         try:
             model: Model = model_class.load(folder)
-            decision = Decision.from_json(manifest["decision"])
+            decision, labels_hash = Decision.from_json(manifest["decision"]), model.labels.hash
         except Exception as error:  # a damaged file can make a loader raise nearly anything
             raise BundleError(f"the bundle {folder} cannot be read: {type(error).__name__}") from error
-        if model.labels.hash != manifest["labels_hash"]:
+        if labels_hash != manifest["labels_hash"]:
             raise BundleError(f"the bundle {folder} is damaged: its codes are not those of {MANIFEST}")
         # Older bundles have no digest. A changed name of the digest is an unknown key.
         if manifest.get(_DIGEST, _digest(manifest)) != _digest(manifest) or manifest.keys() - _KEYS:
